@@ -1,0 +1,123 @@
+# One door for everything: `make help`. CI runs `make test`, and so should you.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# kind where Docker answers, else local; CLUSTER=local|kind decides by hand.
+export CLUSTER ?= auto
+# Nothing directly below the repository may shadow the standard library (operator/ would).
+export PYTHONSAFEPATH := 1
+
+UV_COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header
+PACKAGES := drakit nodeplugin operator
+PY := $(PACKAGES) proto tests e2e bench tools
+
+.PHONY: help
+help: ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
+
+# ---------------------------------------------------------------- set-up
+
+$(VENV)/.done: requirements/dev.txt pyproject.toml
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { echo "Python's venv module is missing: run 'make deps' as root, or install python3-venv" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --require-hashes --requirement requirements/dev.txt
+	$(BIN)/pip install --quiet --no-deps --no-build-isolation --editable .
+	touch $@
+
+.PHONY: venv
+venv: $(VENV)/.done ## the development environment, from pinned requirements
+
+DEBIAN_PACKAGES := python3-venv runc iptables iproute2 conntrack ethtool socat openssl mmdebstrap buildah busybox-static
+
+.PHONY: deps
+deps: ## the Debian packages that a new machine lacks (root)
+	@missing=$$(for p in $(DEBIAN_PACKAGES); do dpkg-query -W -f='$${Status}' $$p 2>/dev/null | grep -q 'ok installed' || echo $$p; done); \
+	if [ -z "$$missing" ]; then exit 0; fi; \
+	if [ "$$(id -u)" != 0 ]; then echo "these Debian packages are missing:" $$missing "- run 'make deps' as root" >&2; exit 1; fi; \
+	echo "installing" $$missing; \
+	apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends $$missing
+
+# ---------------------------------------------------------------- checks without a cluster
+
+.PHONY: format
+format: venv ## let ruff write the code's form
+	$(BIN)/ruff format $(PY)
+	$(BIN)/ruff check --fix $(PY)
+
+.PHONY: lint
+lint: venv ## form, lint, types and the arrows of the design
+	$(BIN)/ruff format --check $(PY)
+	$(BIN)/ruff check $(PY)
+	$(BIN)/lint-imports --no-cache
+	$(BIN)/pyright
+	$(BIN)/pyright --verifytypes drakit --ignoreexternal | tail -1
+	@test -z "$$(ls operator/*.py 2>/dev/null)" || { echo "operator/ holds a module: it shadows the standard library" >&2; exit 1; }
+
+.PHONY: proto
+proto: venv ## regenerate the stubs of proto/
+	$(BIN)/python tools/generate_proto.py
+
+.PHONY: check-generated
+check-generated: venv ## generated files equal the committed ones
+	$(BIN)/python tools/generate_proto.py --check
+
+.PHONY: unit
+unit: venv ## unit tests
+	$(BIN)/pytest tests
+
+.PHONY: check
+check: lint check-generated unit ## everything that needs no cluster
+
+.PHONY: requirements
+requirements: venv ## pin the requirements anew
+	$(UV_COMPILE) --extra nodeplugin -o requirements/nodeplugin.txt pyproject.toml
+	$(UV_COMPILE) --extra operator -o requirements/operator.txt pyproject.toml
+	$(UV_COMPILE) --extra nodeplugin --extra operator --group dev -o requirements/dev.txt pyproject.toml
+
+# ---------------------------------------------------------------- clusters
+
+.PHONY: cluster-up
+cluster-up: deps venv ## a real cluster: kind where Docker is, else a local one (root)
+	$(BIN)/python -m e2e.cluster up
+
+.PHONY: cluster-down
+cluster-down: venv ## stop it and leave nothing behind
+	$(BIN)/python -m e2e.cluster down
+
+.PHONY: kubectl
+kubectl: venv ## make kubectl ARGS="get pods -A"
+	@$(BIN)/python -m e2e.cluster kubectl -- $(ARGS)
+
+.PHONY: images
+images: deps venv ## build the images that the cluster runs
+	$(BIN)/python -m e2e.images
+
+.PHONY: demo
+demo: deps venv ## everything at once: cluster, images, helm install, a pod with a device
+	$(BIN)/python -m e2e.demo
+
+# ---------------------------------------------------------------- tests
+
+.PHONY: e2e
+e2e: deps venv ## the tests on a real cluster
+	$(BIN)/pytest e2e -m "e2e and not slow"
+
+.PHONY: test
+test: deps check e2e ## all that CI runs
+
+.PHONY: test-all
+test-all: deps check ## also the tests that wait out kubelet periods
+	$(BIN)/pytest e2e -m e2e
+
+.PHONY: bench
+bench: deps venv ## measure memory and start-up
+	$(BIN)/python -m bench.footprint
+
+.PHONY: clean
+clean: ## remove what the targets above made in this folder
+	rm -rf $(VENV) dist build .pytest_cache .ruff_cache .import_linter_cache .hypothesis

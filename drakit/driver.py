@@ -1,0 +1,128 @@
+"""
+The driver contract: what a vendor's class says of its devices, and does for a claim.
+
+The docstrings here are the manual. How a driver is run (a thread and loop of its own, so that one
+that blocks harms nobody else), how claims are stored and slices written, is the node plugin's
+business; a driver need not know Kubernetes.
+
+It must not know Kubernetes clients, gRPC, or either daemon.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Collection, Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Generic, Protocol, TypeVar
+
+from pydantic import BaseModel, ConfigDict
+
+from drakit.device import AllocatedDevice, ClaimReference, Device, Edits
+
+__all__ = ("Driver", "DriverConfig", "DriverError", "Node")
+
+
+class DriverConfig(BaseModel):
+    """
+    Base of a driver's typed configuration; an unknown key is an error that names it.
+
+    Field names are snake_case in Python and camelCase in files.
+    """
+
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        use_attribute_docstrings=True,
+        alias_generator=lambda name: (
+            name.split("_")[0] + "".join(part.capitalize() for part in name.split("_")[1:])
+        ),
+        populate_by_name=True,
+    )
+
+
+class DriverError(Exception):
+    """A device cannot be prepared, unprepared or listed. The text ends in a pod's Event.
+
+    Write a sentence that names what is wrong and what to do. Text without times and counters lets
+    Events be deduplicated.
+    """
+
+
+class Node(Protocol):
+    """The node on which the driver runs."""
+
+    @property
+    def name(self) -> str:
+        """``metadata.name`` of the Node."""
+        ...
+
+    @property
+    def labels(self) -> Mapping[str, str] | None:
+        """The Node's labels as last read; None until the API server has answered once."""
+        ...
+
+
+ConfigT = TypeVar("ConfigT", bound=DriverConfig)
+
+
+class Driver(ABC, Generic[ConfigT]):
+    """
+    Devices of one kind on one node.
+
+    One object is made per node plugin; all its methods are called in one thread and event loop
+    that nothing else uses, so state needs no lock, and blocking briefly is allowed.
+    """
+
+    name: ClassVar[str]
+    """The driver's name: a DNS subdomain of at most 63 characters (``camera.example.com``). It is in
+    every slice, allocation and DeviceClass, so it never changes."""
+
+    config_type: ClassVar[type[DriverConfig]] = DriverConfig
+    """The type of the driver's configuration. What fails its validation stops the plugin at start,
+    with file, key and reason."""
+
+    def __init__(self, config: ConfigT, node: Node) -> None:
+        self.config = config
+        self.node = node
+
+    @abstractmethod
+    def devices(self) -> AsyncIterator[Collection[Device]]:
+        """
+        Say which devices there are: all of them at once, and all again at every change.
+
+        An async generator that runs until it is closed. What is yielded replaces what was yielded
+        before; an equal collection costs nothing. If it ends or raises, the driver counts as
+        stopped: its devices are not prepared any more until it is started again, with a delay
+        that grows from 1 s to 1 min.
+        """
+
+    @abstractmethod
+    async def prepare(self, claim: ClaimReference, device: AllocatedDevice) -> Edits:
+        """
+        Make a device ready for a claim, and say what its containers get.
+
+        Called once per allocated device, those of a pod's claims concurrently, at most 40 s long.
+        It is called again for the same claim and device after a failure, a crash or a reboot, and
+        must then give the same result and make sure that all side effects are there. If it raises,
+        the claim is not prepared, and the text of a :class:`DriverError` is shown to the user.
+        """
+
+    async def unprepare(self, claim: ClaimReference, device: AllocatedDevice) -> None:
+        """
+        Undo `prepare`. The claim object may be gone, the device as well.
+
+        Called once all containers are gone, also for a device whose prepare failed halfway or
+        never ran. It may be called again; nothing to do is success. If it raises, the device stays
+        reserved and the call is repeated. The default does nothing.
+        """
+
+    def close(self) -> None:
+        """Release what `__init__` took. Prepared devices stay as they are: the plugin only restarts."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StaticNode:
+    """A :class:`Node` that does not change; for tests."""
+
+    name: str
+    labels: Mapping[str, str] | None = None

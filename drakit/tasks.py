@@ -1,0 +1,48 @@
+"""
+Owners of background tasks: a part of a daemon that ends without being asked to ends the daemon.
+
+``asyncio.TaskGroup`` notices exceptions only. It does not notice a loop that returns, or a
+cancellation that a library raises of itself (closing a ``grpc.aio`` channel does that to its
+reader). What to do when a part has ended is the composition root's decision.
+
+It must not know what the parts do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+
+__all__ = ("TaskEndedError", "cancelled_by_owner", "run", "until_stopped")
+
+
+class TaskEndedError(Exception):
+    """A part that must run until it is stopped has ended."""
+
+    def __init__(self, name: str, how: str) -> None:
+        super().__init__(f"{name} {how}")
+        self.name = name
+
+
+def cancelled_by_owner() -> bool:
+    """Tell our own stop from a cancellation that came out of a library."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+async def until_stopped(name: str, part: Callable[[], Awaitable[None]]) -> None:
+    """Run one part of a daemon; any end but our stop is an error."""
+    try:
+        await part()
+    except asyncio.CancelledError:
+        if cancelled_by_owner():
+            raise
+        raise TaskEndedError(name, "was cancelled, but not by us") from None
+    raise TaskEndedError(name, "returned, but must run until it is stopped")
+
+
+async def run(parts: Mapping[str, Callable[[], Awaitable[None]]]) -> None:
+    """Run parts side by side; the first that ends stops the others and is raised."""
+    async with asyncio.TaskGroup() as group:
+        for name, part in parts.items():
+            group.create_task(until_stopped(name, part), name=name)
