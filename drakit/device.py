@@ -34,7 +34,7 @@ class Version:
 
 
 AttributeValue = str | int | bool | Version
-"""The scalar types of an attribute (API: ``DeviceAttribute``); a string has at most 64 characters."""
+"""The scalar types of an attribute (API: ``DeviceAttribute``); strings up to 64 characters."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,8 +46,8 @@ class Device:
     be the same after a restart: it is what an allocation names."""
 
     attributes: Mapping[str, AttributeValue] = field(default_factory=dict[str, AttributeValue])
-    """What CEL selectors can ask for. A name is a C identifier of at most 32 characters, or one with
-    a domain before it (``resource.kubernetes.io/pciBusID``)."""
+    """What CEL selectors can ask for. A name is a C identifier of at most 32 characters, or one
+    with a domain before it (``resource.kubernetes.io/pciBusID``)."""
 
     capacity: Mapping[str, str] = field(default_factory=dict[str, str])
     """Amounts as Kubernetes quantities (``"8Gi"``)."""

@@ -74,8 +74,8 @@ class Driver(ABC, Generic[ConfigT]):
     """
 
     name: ClassVar[str]
-    """The driver's name: a DNS subdomain of at most 63 characters (``camera.example.com``). It is in
-    every slice, allocation and DeviceClass, so it never changes."""
+    """The driver's name: a DNS subdomain of at most 63 characters (``camera.example.com``). It is
+    in every slice, allocation and DeviceClass, so it never changes."""
 
     config_type: ClassVar[type[DriverConfig]] = DriverConfig
     """The type of the driver's configuration. What fails its validation stops the plugin at start,
@@ -117,7 +117,7 @@ class Driver(ABC, Generic[ConfigT]):
         """
 
     def close(self) -> None:
-        """Release what `__init__` took. Prepared devices stay as they are: the plugin only restarts."""
+        """Release what `__init__` took. Prepared devices stay: the plugin only restarts."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,7 +14,7 @@ import json
 import logging
 import secrets
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime
@@ -33,7 +33,7 @@ def new_request_id() -> str:
 
 
 @contextmanager
-def request_scope(identifier: str) -> Iterator[None]:
+def request_scope(identifier: str) -> Generator[None]:
     """Stamp all that is logged within, and in tasks begun within, with this id."""
     token = request_id.set(identifier)
     try:
