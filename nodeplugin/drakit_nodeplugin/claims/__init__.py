@@ -1,1 +1,1 @@
-"""To be written."""
+"""One claim's life on this node: allocation, batch prepare and unprepare, checkpoint, CDI files."""
