@@ -1,1 +1,1 @@
-"""To be written."""
+"""Live connections to sources of devices; today Python drivers, each in a thread of its own."""

@@ -1,1 +1,1 @@
-"""To be written."""
+"""From devices to ResourceSlices: packing and publishing."""

@@ -1,0 +1,83 @@
+"""
+The stored form of a prepared claim: what a checkpoint row is made of, and how it becomes bytes.
+
+A small set of types apart from the engine's, so that no change of the engine changes a row or its
+checksum. A new field gets a default here, so that rows written before it are still read.
+
+It must not know SQLite, or what the states lead to.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+__all__ = ("DamagedRowError", "State", "StoredClaim", "StoredDevice", "checksum", "dump", "load")
+
+State = Literal["preparing", "prepared", "unpreparing"]
+
+
+class DamagedRowError(Exception):
+    """A row's bytes are not those that were written."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoredDevice:
+    """A device of a claim, as the allocation names it."""
+
+    pool: str
+    device: str
+    request: str
+    share_id: str | None = None
+    admin_access: bool = False
+
+    @property
+    def exclusive(self) -> bool:
+        """Whether no other claim may hold the device: neither a share nor admin access."""
+        return self.share_id is None and not self.admin_access
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoredClaim:
+    """A claim that this node has begun to prepare, of one driver."""
+
+    uid: str
+    namespace: str
+    name: str
+    state: State
+    boot_id: str
+    """The boot in which it was prepared: what is not on disk is gone after another one."""
+
+    allocation: str
+    """Digest of the results: one UID can be deallocated, and allocated anew with other devices."""
+
+    devices: tuple[StoredDevice, ...]
+    cdi_spec: str | None = None
+    """The claim's CDI spec (JSON) once it is prepared, so that a lost file needs no driver."""
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+def dump(claim: StoredClaim) -> bytes:
+    """Write a claim as the bytes of its row."""
+    return json.dumps(asdict(claim), sort_keys=True, separators=(",", ":")).encode()
+
+
+def checksum(body: bytes) -> int:
+    """CRC-32 of a row's bytes, as the kubelet's own checkpoint uses it."""
+    return zlib.crc32(body)
+
+
+def load(body: bytes, *, expected: int) -> StoredClaim:
+    """Read a row's bytes; raise :class:`DamagedRowError` if they are not what was written."""
+    if checksum(body) != expected:
+        raise DamagedRowError("its checksum does not match")
+    try:
+        fields: dict[str, Any] = json.loads(body)
+        devices = tuple(StoredDevice(**device) for device in fields.pop("devices"))
+        return StoredClaim(devices=devices, **fields)
+    except (ValueError, TypeError, KeyError) as error:
+        raise DamagedRowError(f"it cannot be read: {error}") from error
