@@ -1,0 +1,68 @@
+"""
+CDI's names: kinds (``vendor.example.com/class``), devices, and both together.
+
+A runtime refuses the whole file for one bad name, so they are checked before anything is written.
+
+It must not know files, or what is behind a name.
+"""
+
+from __future__ import annotations
+
+import re
+
+__all__ = (
+    "InvalidNameError",
+    "check_device_name",
+    "qualified_name",
+    "split_kind",
+    "transient_file_name",
+)
+
+_KIND_PART = re.compile(r"[A-Za-z](?:[A-Za-z0-9_.-]*[A-Za-z0-9])?")
+_DEVICE_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.:-]*[A-Za-z0-9])?")
+_FILE_ID = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.-]*[A-Za-z0-9])?")
+
+
+class InvalidNameError(ValueError):
+    """A kind, device or file name that CDI does not allow; the text is a sentence."""
+
+
+def split_kind(kind: str) -> tuple[str, str]:
+    """Take a kind apart into vendor and class, both checked."""
+    vendor, slash, class_ = kind.partition("/")
+    if not slash:
+        raise InvalidNameError(f"CDI kind {kind!r} must have the form vendor/class")
+    for part, what in ((vendor, "vendor"), (class_, "class")):
+        if not _KIND_PART.fullmatch(part):
+            raise InvalidNameError(
+                f"the {what} {part!r} of CDI kind {kind!r} must begin with a letter, end with a "
+                "letter or digit, and have only letters, digits, '_', '-' and '.' between"
+            )
+    return vendor, class_
+
+
+def check_device_name(name: str) -> None:
+    """Refuse a name that no runtime would accept."""
+    if not _DEVICE_NAME.fullmatch(name):
+        raise InvalidNameError(
+            f"CDI device name {name!r} must begin and end with a letter or digit, and have only "
+            "letters, digits, '_', '-', '.' and ':' between"
+        )
+
+
+def qualified_name(kind: str, name: str) -> str:
+    """Name a device as the kubelet passes it to the runtime: ``vendor/class=name``."""
+    split_kind(kind)
+    check_device_name(name)
+    return f"{kind}={name}"
+
+
+def transient_file_name(kind: str, identifier: str) -> str:
+    """Name the file of a spec that is generated, and goes: ``vendor-class_identifier.json``."""
+    vendor, class_ = split_kind(kind)
+    if not _FILE_ID.fullmatch(identifier):
+        raise InvalidNameError(
+            f"the identifier {identifier!r} of a CDI file must begin and end with a letter or "
+            "digit, and have only letters, digits, '_', '-' and '.' between"
+        )
+    return f"{vendor}-{class_}_{identifier}.json"
