@@ -1,0 +1,107 @@
+"""
+Why a claim cannot be prepared or unprepared, as sentences: they end in a pod's Event.
+
+The class is the decision, the attributes hold the facts, and the same cause gives the same text, so
+that Events can be deduplicated.
+
+It must not know gRPC, HTTP, or how a claim is prepared.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+__all__ = (
+    "CheckpointFailedError",
+    "ClaimError",
+    "ClaimFetchError",
+    "ClaimNotAllocatedError",
+    "ClaimReplacedError",
+    "DeviceTakenError",
+    "DriverFailedError",
+    "NoResultError",
+    "SpecFailedError",
+    "WrongNodeError",
+)
+
+
+class ClaimError(Exception):
+    """A claim cannot be prepared or unprepared; the rest of its batch goes on."""
+
+    reason: ClassVar[str] = "ClaimError"
+    """For metrics: a closed set of words, without data."""
+
+
+class ClaimFetchError(ClaimError):
+    reason = "ClaimNotRead"
+
+    def __init__(self, *, claim: str, cause: str) -> None:
+        super().__init__(f"claim {claim}: it cannot be read from the API server: {cause}")
+
+
+class ClaimReplacedError(ClaimError):
+    reason = "ClaimReplaced"
+
+    def __init__(self, *, claim: str, uid: str, found: str) -> None:
+        super().__init__(
+            f"claim {claim}: the pod wants UID {uid}, but the claim of this name now has UID "
+            f"{found}; delete the pod, and it is created anew with the new claim"
+        )
+
+
+class ClaimNotAllocatedError(ClaimError):
+    reason = "ClaimNotAllocated"
+
+    def __init__(self, *, claim: str) -> None:
+        super().__init__(
+            f"claim {claim}: it is not allocated; the scheduler must allocate it first"
+        )
+
+
+class WrongNodeError(ClaimError):
+    reason = "WrongNode"
+
+    def __init__(self, *, claim: str, node: str) -> None:
+        super().__init__(
+            f"claim {claim}: its allocation is for another node, not for {node}; delete the pod, "
+            f"so that it is scheduled where its devices are"
+        )
+
+
+class NoResultError(ClaimError):
+    reason = "NoResult"
+
+    def __init__(self, *, claim: str, driver: str) -> None:
+        super().__init__(f"claim {claim}: its allocation holds no device of driver {driver}")
+
+
+class DeviceTakenError(ClaimError):
+    reason = "DeviceTaken"
+
+    def __init__(self, *, claim: str, request: str, device: str, holder: str) -> None:
+        super().__init__(
+            f"claim {claim}, request {request}: device {device} is still prepared for claim "
+            f"{holder}; once the pod that uses {holder} is gone, this pod starts by itself"
+        )
+        self.device, self.holder = device, holder
+
+
+class DriverFailedError(ClaimError):
+    reason = "DriverFailed"
+
+    def __init__(self, *, claim: str, request: str, device: str, cause: str) -> None:
+        super().__init__(f"claim {claim}, request {request}, device {device}: {cause}")
+
+
+class SpecFailedError(ClaimError):
+    reason = "CDISpecFailed"
+
+    def __init__(self, *, claim: str, cause: str) -> None:
+        super().__init__(f"claim {claim}: its CDI spec cannot be written: {cause}")
+
+
+class CheckpointFailedError(ClaimError):
+    reason = "CheckpointFailed"
+
+    def __init__(self, *, claim: str, cause: str) -> None:
+        super().__init__(f"claim {claim}: {cause}; nothing was changed, it is tried again")

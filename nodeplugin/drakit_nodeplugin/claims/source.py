@@ -1,0 +1,61 @@
+"""
+Where claims are read: the API server, with an answer within the time that a kubelet's call has.
+
+What a claim must look like is checked in :mod:`.allocation`.
+
+It must not know the checkpoint, drivers or gRPC.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+
+from drakit.device import ClaimReference
+from drakit.kube import ApiError, NotFoundError, Session, UnavailableError, resource_path
+from drakit.resource.claim import Claim, parse_claim
+from drakit_nodeplugin.claims.errors import ClaimFetchError
+
+__all__ = ("ApiClaims", "ClaimSource", "NoAnswerError")
+
+
+class NoAnswerError(ClaimFetchError):
+    """The API server gave no answer: what the checkpoint knows may be used instead."""
+
+
+class ClaimSource(Protocol):
+    """What the engine needs to read claims."""
+
+    async def fetch(self, reference: ClaimReference, *, timeout_seconds: float) -> Claim:
+        """Read a claim; raise :class:`NoAnswerError` or another :class:`ClaimFetchError`."""
+        ...
+
+
+class ApiClaims:
+    """Reads claims through a session that may not be there yet."""
+
+    def __init__(self, session: asyncio.Future[Session]) -> None:
+        self._session = session
+
+    async def fetch(self, reference: ClaimReference, *, timeout_seconds: float) -> Claim:
+        """Read a claim of ``resource.k8s.io/v1``."""
+        path = resource_path(
+            "resource.k8s.io/v1",
+            "resourceclaims",
+            namespace=reference.namespace,
+            name=reference.name,
+        )
+        name = str(reference)
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                session = await asyncio.shield(self._session)
+                body = await session.get(path, timeout_seconds=timeout_seconds)
+        except (UnavailableError, TimeoutError):
+            raise NoAnswerError(claim=name, cause="it gives no answer") from None
+        except NotFoundError:
+            raise ClaimFetchError(
+                claim=name, cause="it does not exist any more; delete the pod"
+            ) from None
+        except ApiError as error:
+            raise ClaimFetchError(claim=name, cause=str(error)) from error
+        return parse_claim(body)

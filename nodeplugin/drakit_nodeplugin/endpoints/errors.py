@@ -1,0 +1,20 @@
+"""
+What an endpoint cannot do.
+
+It must not know claims, slices or gRPC.
+"""
+
+from __future__ import annotations
+
+__all__ = ("EndpointStoppedError",)
+
+
+class EndpointStoppedError(Exception):
+    """The source of a driver's devices is away: nothing can be prepared or confirmed."""
+
+    def __init__(self, *, driver: str, reason: str) -> None:
+        super().__init__(
+            f"driver {driver} is stopped: {reason}; it is started again by itself, and the pod "
+            f"is tried again"
+        )
+        self.driver, self.reason = driver, reason
