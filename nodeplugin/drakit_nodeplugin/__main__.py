@@ -1,0 +1,71 @@
+"""
+``drakit-nodeplugin``: reads flags and environment, and runs the daemon.
+
+It must not know what the daemon does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import sys
+import uuid
+from pathlib import Path
+
+__all__ = ("main",)
+
+
+def main() -> None:
+    """Run the node plugin; exit with 2 and a sentence a problem if it is not set up rightly."""
+    # grpc reads it at import: we never fork, and its fork handlers cost threads and time.
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
+    arguments = _parser().parse_args()
+
+    from drakit import logs
+    from drakit_nodeplugin.app import Launch, serve
+    from drakit_nodeplugin.config import ConfigError, load_config
+
+    node_name = arguments.node_name or os.environ.get("NODE_NAME")
+    if not node_name:
+        sys.exit("the node's name is not known: set NODE_NAME, or give --node-name")
+    try:
+        config = load_config(
+            arguments.config,
+            kubeletRoot=arguments.kubelet_root,
+            cdiDirectory=arguments.cdi_dir,
+        )
+        logs.configure(level=config.logging.level, form=config.logging.format)
+        launch = Launch(
+            config_file=arguments.config,
+            node_name=node_name,
+            instance_uid=os.environ.get("POD_UID") or str(uuid.uuid4()),
+            kubeconfig=arguments.kubeconfig,
+        )
+        asyncio.run(serve(config, launch))
+    except ConfigError as error:
+        sys.exit(_refuse(str(error)))
+    except ExceptionGroup as group:
+        for error in group.exceptions:
+            logging.getLogger(__name__).critical("node plugin failed", exc_info=error)
+        sys.exit(1)
+
+
+def _refuse(text: str) -> int:
+    sys.stderr.write(text + "\n")
+    return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="drakit-nodeplugin", description=__doc__)
+    parser.add_argument("--config", type=Path, required=True, help="configuration file (YAML)")
+    parser.add_argument("--kubeconfig", type=Path, help="for running outside of a cluster")
+    parser.add_argument("--kubelet-root", type=Path, help="kubelet's root, before the file's")
+    parser.add_argument("--cdi-dir", type=Path, help="directory of CDI specs, before the file's")
+    parser.add_argument("--node-name", help="name of the Node, before $NODE_NAME")
+    return parser
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""
+The composition root of the node plugin: what starts, in which order, and what stops.
+
+1. drivers are loaded and their configurations checked; a mistake ends the start here
+2. per driver: checkpoint, CDI files, the driver itself, sockets (within a second of the start)
+3. the API session, which nothing above waits for: slices, labels, claims
+4. on SIGTERM: sockets drain first, then everything else stops
+
+It must not know how any of the parts does its work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from drakit import tasks
+from drakit.kube import Session, connect
+from drakit_nodeplugin.config import ConfigError, NodePluginConfig
+from drakit_nodeplugin.endpoints.loading import load_drivers
+from drakit_nodeplugin.hosted import Environment, HostedDriver
+from drakit_nodeplugin.http import HttpServer
+from drakit_nodeplugin.metrics import Metrics
+from drakit_nodeplugin.node import PluginNode, read_boot_id
+
+__all__ = ("Launch", "serve")
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Launch:
+    """How the process was called, beside its configuration file."""
+
+    config_file: Path
+    node_name: str
+    instance_uid: str
+    """The pod's UID in a cluster: two instances of a rolling update have different sockets."""
+
+    kubeconfig: Path | None = None
+
+
+async def serve(config: NodePluginConfig, launch: Launch) -> None:
+    """Run until SIGTERM or SIGINT; raise :class:`ConfigError` if the start is refused."""
+    loop = asyncio.get_running_loop()
+    stopping = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    node = PluginNode(launch.node_name)
+    try:
+        boot_id = read_boot_id(config.boot_id_file)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{launch.config_file}: bootIDFile: {error}") from error
+    session: asyncio.Future[Session] = loop.create_future()
+    metrics = Metrics()
+    environment = Environment(
+        config=config,
+        node=node,
+        boot_id=boot_id,
+        instance_uid=launch.instance_uid,
+        session=session,
+        metrics=metrics,
+    )
+    loaded = load_drivers(config.drivers, file=launch.config_file, node=node)
+    drivers = [HostedDriver(driver, environment) for driver in loaded]
+    http = HttpServer(listen=config.listen, probed=drivers, registry=metrics.registry)
+    try:
+        for driver in drivers:
+            await driver.start()
+        await http.start()
+        logger.info(
+            "node plugin serves",
+            extra={"node": node.name, "drivers": [driver.name for driver in drivers]},
+        )
+        parts: dict[str, Callable[[], Awaitable[None]]] = {
+            "API session": lambda: _connect(session, launch.kubeconfig),
+            "node labels": lambda: node.run(session),
+        }
+        for driver in drivers:
+            parts |= driver.parts()
+        await _run_until(stopping, parts)
+    finally:
+        logger.info("node plugin stops", extra={"node": node.name})
+        await asyncio.gather(*(driver.stop() for driver in drivers))
+        await http.stop()
+        if session.done() and not session.cancelled() and session.exception() is None:
+            await session.result().close()
+
+
+async def _connect(session: asyncio.Future[Session], kubeconfig: Path | None) -> None:
+    session.set_result(await connect(kubeconfig, user_agent="drakit-nodeplugin"))
+    await asyncio.Event().wait()
+
+
+async def _run_until(
+    stopping: asyncio.Event, parts: dict[str, Callable[[], Awaitable[None]]]
+) -> None:
+    """Run the parts until the stop is asked for, or one of them fails, which is raised."""
+    running = asyncio.create_task(tasks.run(parts))
+    asked = asyncio.create_task(stopping.wait())
+    await asyncio.wait({running, asked}, return_when=asyncio.FIRST_COMPLETED)
+    asked.cancel()
+    if running.done():
+        await running
+    running.cancel()
+    await asyncio.wait({running})

@@ -1,0 +1,115 @@
+"""
+The node plugin's configuration: one file, some flags, some of the pod's environment.
+
+Read once, by the composition root. An unknown key, or a value that cannot be, stops the plugin at
+start with file, key and reason.
+
+It must not know what the values are used for.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal, cast
+
+import yaml
+from pydantic import BeforeValidator, Field, ValidationError
+
+from drakit.driver import DriverConfig
+
+__all__ = ("ConfigError", "DriverEntry", "Logging", "NodePluginConfig", "describe", "load_config")
+
+
+class ConfigError(Exception):
+    """A configuration cannot be used; the text names file, key and reason, a line a problem."""
+
+
+class Logging(DriverConfig):
+    """How the plugin logs."""
+
+    level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    """Least severe lines to write."""
+
+    format: Literal["json", "text"] = "json"
+    """JSON for machines, text for people."""
+
+
+class DriverEntry(DriverConfig):
+    """A driver that the plugin hosts."""
+
+    driver: str
+    """Name of an entry point of group ``drakit.drivers``, or ``module:Class``."""
+
+    config: dict[str, Any] = Field(default_factory=dict[str, Any])
+    """The driver's own configuration; the driver says what may stand in it."""
+
+
+def _absolute(path: Any) -> Any:
+    if not str(path).startswith("/"):
+        raise ValueError("must be an absolute path")
+    return path
+
+
+AbsolutePath = Annotated[Path, BeforeValidator(_absolute)]
+
+
+class NodePluginConfig(DriverConfig):
+    """The configuration file of ``drakit-nodeplugin``."""
+
+    kubelet_root: AbsolutePath = Path("/var/lib/kubelet")
+    """The kubelet's root directory. The plugin must see it under the same path as the kubelet,
+    because the path of its socket is told to the kubelet."""
+
+    cdi_directory: AbsolutePath = Path("/var/run/cdi")
+    """Where CDI specs are written: one of the runtime's directories for generated specs."""
+
+    boot_id_file: Annotated[AbsolutePath, Field(alias="bootIDFile")] = Path(
+        "/proc/sys/kernel/random/boot_id"
+    )
+    """A file that holds another text after each boot of the node."""
+
+    listen: str = "[::]:8080"
+    """Address of ``/healthz``, ``/readyz`` and ``/metrics``."""
+
+    drain_seconds: Annotated[float, Field(gt=0, le=44)] = 40.0
+    """How long calls in flight may take at a stop; the kubelet itself waits 45 s."""
+
+    logging: Logging = Logging()
+    drivers: Annotated[tuple[DriverEntry, ...], Field(min_length=1)]
+    """The drivers that this plugin hosts."""
+
+
+def load_config(path: Path, **overrides: Any) -> NodePluginConfig:
+    """
+    Read a configuration file; what is given beside it (and is not None) comes first.
+
+    Raises :class:`ConfigError`.
+    """
+    try:
+        body: Any = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: is not YAML: {error}") from error
+    if not isinstance(body, dict):
+        raise ConfigError(f"{path}: must be a mapping with the key 'drivers'")
+    values = cast("dict[str, Any]", body)
+    values.update({key: value for key, value in overrides.items() if value is not None})
+    try:
+        return NodePluginConfig.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(describe(error, file=str(path))) from error
+
+
+def describe(error: ValidationError, *, file: str, below: str = "") -> str:
+    """Write a validation's problems for people: file, key, reason, a line each."""
+    lines: list[str] = []
+    for problem in error.errors(include_url=False, include_input=False):
+        key = below
+        for part in problem["loc"]:
+            key += f"[{part}]" if isinstance(part, int) else f".{part}" if key else str(part)
+        reason = problem["msg"].removeprefix("Value error, ")
+        if problem["type"] == "extra_forbidden":
+            reason = "is no key that is known here"
+        lines.append(f"{file}: {key}: {reason}")
+    return "\n".join(lines)
