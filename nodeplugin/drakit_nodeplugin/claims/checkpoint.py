@@ -154,9 +154,11 @@ class Checkpoint:
             raise CheckpointError(f"the checkpoint {self.path} failed: {error}") from error
 
     def _open(self) -> None:
-        self.path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
         try:
+            self.path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
             self._connection = self._connect()
+        except OSError as error:
+            raise CheckpointError(f"the folder of {self.path} cannot be made: {error}") from error
         except (sqlite3.DatabaseError, DamagedRowError) as error:
             if isinstance(error, sqlite3.OperationalError):
                 raise CheckpointError(

@@ -71,9 +71,9 @@ def checksum(body: bytes) -> int:
     return zlib.crc32(body)
 
 
-def load(body: bytes, *, expected: int) -> StoredClaim:
+def load(body: object, *, expected: int) -> StoredClaim:
     """Read a row's bytes; raise :class:`DamagedRowError` if they are not what was written."""
-    if checksum(body) != expected:
+    if not isinstance(body, bytes) or checksum(body) != expected:
         raise DamagedRowError("its checksum does not match")
     try:
         fields: dict[str, Any] = json.loads(body)

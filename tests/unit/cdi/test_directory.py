@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+
 from drakit.cdi import DamagedSpecError, SpecDirectory, build_spec
 from drakit.device import Edits
 

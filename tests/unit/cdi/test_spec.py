@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from drakit.cdi import (
     InvalidEditsError,
     InvalidNameError,
@@ -12,8 +15,6 @@ from drakit.cdi import (
     transient_file_name,
 )
 from drakit.device import DeviceNode, Edits, Mount
-from hypothesis import given
-from hypothesis import strategies as st
 
 KIND = "hostdev.drakit.dev/claim"
 UID = "3f0d9a52-7c1c-4ad3-a7de-0f6bb5d1fd7e"

@@ -1,0 +1,244 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from drakit_nodeplugin.endpoints.errors import EndpointStoppedError
+from tests.fakes.claims import DRIVER, NODE, claim_body, reference
+
+A, B, C = "uid-a", "uid-b", "uid-c"
+
+
+def away() -> EndpointStoppedError:
+    return EndpointStoppedError(driver=DRIVER, reason="its stream ended")
+
+
+async def test_a_prepared_claim_has_its_devices_its_file_and_its_row(start, claims):
+    plugin = await start()
+    claims.store(claim_body(A, "cam-0", {"device": "cam-1", "request": "spare/small"}))
+
+    answer = (await plugin.engine.prepare([reference(A)]))[A]
+
+    assert answer.error is None
+    first, second = answer.devices
+    assert (first.requests, first.pool, first.device) == (("main",), NODE, "cam-0")
+    assert second.requests == ("spare",), "pods refer to base names"
+    assert first.cdi_ids == (f"{DRIVER}/claim={A}-0",)
+    spec = json.loads((plugin.cdi / f"{DRIVER}-claim_{A}.json").read_text())
+    assert [device["name"] for device in spec["devices"]] == [f"{A}-0", f"{A}-1"]
+    assert await plugin.states() == {A: "prepared"}
+
+
+async def test_a_repeat_is_answered_without_the_driver_and_writes_a_lost_file(
+    start, claims, devices
+):
+    plugin = await start()
+    claims.store(claim_body(A, "cam-0"))
+    first = await plugin.engine.prepare([reference(A)])
+    (plugin.cdi / f"{DRIVER}-claim_{A}.json").unlink()
+
+    assert await plugin.engine.prepare([reference(A)]) == first
+    assert devices.prepares == 1
+    assert plugin.files() == {f"{DRIVER}-claim_{A}.json"}
+
+
+async def test_after_a_reboot_the_driver_is_asked_again(start, claims, devices):
+    await (await start()).engine.prepare([reference(A)])
+    claims.store(claim_body(A, "cam-0"))
+    await (await start()).engine.prepare([reference(A)])
+    plugin = await start(boot_id="boot-2")
+
+    await plugin.engine.prepare([reference(A)])
+
+    assert devices.prepares == 2
+
+
+async def test_a_known_claim_is_answered_from_the_checkpoint_while_the_api_server_is_away(
+    start, claims
+):
+    plugin = await start()
+    claims.store(claim_body(A, "cam-0"))
+    first = await plugin.engine.prepare([reference(A)])
+    claims.answers = False
+
+    assert await plugin.engine.prepare([reference(A)]) == first
+    assert "gives no answer" in (await plugin.engine.prepare([reference(B)]))[B].error
+
+
+async def test_a_claim_that_was_allocated_anew_gets_its_new_device_and_frees_the_old(
+    start, claims, devices
+):
+    plugin = await start()
+    claims.store(claim_body(A, "cam-0"))
+    await plugin.engine.prepare([reference(A)])
+    claims.store(claim_body(A, "cam-1"))
+
+    answer = (await plugin.engine.prepare([reference(A)]))[A]
+
+    assert [device.device for device in answer.devices] == ["cam-1"]
+    assert devices.prepared == {"cam-1": A}
+
+
+@pytest.mark.parametrize(
+    ("body", "sentence"),
+    [
+        pytest.param(None, "does not exist any more", id="gone"),
+        pytest.param(
+            claim_body("uid-other", "cam-9", name=f"claim-{B}"),
+            "now has UID uid-other",
+            id="replaced",
+        ),
+        pytest.param(claim_body(B, allocated=False), "is not allocated", id="not-allocated"),
+        pytest.param(claim_body(B, "cam-9", node="node-2"), "is for another node", id="other-node"),
+        pytest.param(
+            claim_body(B, {"device": "gpu-0", "driver": "gpu.example.com"}),
+            f"holds no device of driver {DRIVER}",
+            id="no-result-of-ours",
+        ),
+        pytest.param(claim_body(B, "broken"), "broken is broken; unplug it", id="driver-refuses"),
+        pytest.param(claim_body(B, "cam-0"), f"still prepared for claim lab/claim-{A}", id="taken"),
+    ],
+)
+async def test_a_bad_claim_fails_alone(start, claims, devices, body, sentence):
+    plugin = await start()
+    devices.failing.add("broken")
+    claims.store(claim_body(A, "cam-0"), claim_body(C, "cam-2"))
+    await plugin.engine.prepare([reference(A)])
+    if body is not None:
+        claims.store(body)
+
+    answers = await plugin.engine.prepare([reference(B), reference(C)])
+
+    assert sentence in answers[B].error
+    assert answers[B].devices == ()
+    assert answers[C].error is None
+    assert plugin.files() == {f"{DRIVER}-claim_{A}.json", f"{DRIVER}-claim_{C}.json"}
+
+
+async def test_two_claims_of_one_pod_cannot_have_one_device(start, claims):
+    plugin = await start()
+    claims.store(claim_body(A, "cam-0"), claim_body(B, "cam-0"))
+
+    answers = await plugin.engine.prepare([reference(A), reference(B)])
+
+    assert [answers[A].error is None, answers[B].error is None] == [True, False]
+
+
+async def test_admin_access_and_shares_may_hold_a_device_beside_its_owner(start, claims):
+    plugin = await start()
+    claims.store(
+        claim_body(A, "cam-0"),
+        claim_body(B, {"device": "cam-0", "adminAccess": True}),
+        claim_body(C, {"device": "cam-1", "shareID": "s1"}),
+        claim_body("uid-d", {"device": "cam-1", "shareID": "s2"}),
+    )
+
+    answers = await plugin.engine.prepare([reference(uid) for uid in (A, B, C, "uid-d")])
+
+    assert {uid: answer.error for uid, answer in answers.items()} == dict.fromkeys(answers)
+    assert answers[C].devices[0].share_id == "s1"
+
+
+async def test_unprepare_needs_neither_claim_nor_api_server_and_frees_the_device(
+    start, claims, devices
+):
+    plugin = await start()
+    claims.store(claim_body(A, "cam-0"), claim_body(B, "cam-0"))
+    await plugin.engine.prepare([reference(A)])
+    claims.bodies.clear()
+    claims.answers = False
+    plugin = await start()
+
+    assert await plugin.engine.unprepare([reference(A)]) == {A: None}
+
+    assert devices.prepared == {}
+    assert plugin.files() == set()
+    claims.answers = True
+    claims.store(claim_body(B, "cam-0"))
+    assert (await plugin.engine.prepare([reference(B)]))[B].error is None
+
+
+async def test_unprepare_of_an_unknown_claim_is_success_and_removes_a_stray_file(start, claims):
+    plugin = await start()
+    claims.store(claim_body(A, "cam-0"))
+    await plugin.engine.prepare([reference(A)])
+    await plugin.checkpoint.delete([A])
+
+    assert await plugin.engine.unprepare([reference(A), reference(B)]) == {A: None, B: None}
+    assert plugin.files() == set()
+
+
+async def test_an_unprepare_that_the_driver_refuses_keeps_the_device_and_can_be_repeated(
+    start, claims, devices
+):
+    plugin = await start()
+    claims.store(claim_body(A, "cam-0"))
+    await plugin.engine.prepare([reference(A)])
+    devices.failing.add("cam-0")
+
+    error = (await plugin.engine.unprepare([reference(A)]))[A]
+    assert "lab/claim-uid-a, request main, device cam-0: cam-0 is broken" in error
+    assert await plugin.states() == {A: "unpreparing"}
+
+    devices.failing.clear()
+    assert await plugin.engine.unprepare([reference(A)]) == {A: None}
+    assert await plugin.states() == {}
+
+
+async def test_with_the_driver_away_the_pod_may_go_but_its_device_is_kept_until_confirmed(
+    start, claims, devices
+):
+    plugin = await start()
+    claims.store(claim_body(A, "cam-0"), claim_body(B, "cam-0"))
+    await plugin.engine.prepare([reference(A)])
+    devices.away = away
+
+    assert await plugin.engine.unprepare([reference(A)]) == {A: None}
+    assert plugin.files() == set()
+    assert await plugin.engine.finish() == 1
+    assert "still prepared for" in (await plugin.engine.prepare([reference(B)]))[B].error
+
+    devices.away = None
+    assert await plugin.engine.finish() == 0
+    assert (await plugin.engine.prepare([reference(B)]))[B].error is None
+
+
+async def test_a_prepare_that_failed_halfway_is_undone_by_unprepare(start, claims, devices):
+    plugin = await start()
+    devices.failing.add("broken")
+    claims.store(claim_body(A, "cam-0", "broken"))
+    assert (await plugin.engine.prepare([reference(A)]))[A].error is not None
+    assert devices.prepared == {"cam-0": A}
+    devices.failing.clear()
+
+    assert await plugin.engine.unprepare([reference(A)]) == {A: None}
+    assert (devices.prepared, await plugin.states()) == ({}, {})
+
+
+async def test_lost_files_are_restored_for_claims_of_this_boot_only(start, claims):
+    plugin = await start()
+    claims.store(claim_body(A, "cam-0"), claim_body(B, "cam-1"))
+    await plugin.engine.prepare([reference(A), reference(B)])
+    (plugin.cdi / f"{DRIVER}-claim_{A}.json").unlink()
+    (plugin.cdi / "foreign.json").write_text("{}")
+
+    plugin = await start()
+    assert await plugin.restorer.restore() == 1
+    assert len(plugin.files()) == 3
+
+    (plugin.cdi / f"{DRIVER}-claim_{A}.json").unlink()
+    plugin = await start(boot_id="boot-2")
+    assert await plugin.restorer.restore() == 0
+
+
+async def test_a_cdi_directory_that_cannot_be_written_is_an_error_of_the_claim(start, claims):
+    plugin = await start()
+    plugin.cdi.parent.mkdir(exist_ok=True)
+    plugin.cdi.write_text("a file where the directory should be")
+    claims.store(claim_body(A, "cam-0"))
+
+    error = (await plugin.engine.prepare([reference(A)]))[A].error
+
+    assert "its CDI spec cannot be written" in error
+    assert await plugin.states() == {A: "preparing"}
