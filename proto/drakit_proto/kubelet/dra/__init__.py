@@ -1,0 +1,1 @@
+"""What the kubelet asks a DRA driver to do for claims."""

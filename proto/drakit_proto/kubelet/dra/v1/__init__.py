@@ -1,0 +1,1 @@
+"""The DRA service of kubelets from 1.34 on."""

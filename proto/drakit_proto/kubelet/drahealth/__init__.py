@@ -1,0 +1,1 @@
+"""What the kubelet asks a DRA driver about the health of its devices."""

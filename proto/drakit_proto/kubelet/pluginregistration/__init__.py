@@ -1,0 +1,1 @@
+"""How a plugin makes itself known to the kubelet."""

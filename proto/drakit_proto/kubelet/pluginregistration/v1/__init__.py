@@ -1,0 +1,1 @@
+"""Registration, the only version that kubelets speak."""
