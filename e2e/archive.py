@@ -1,0 +1,133 @@
+"""
+Container images without a container engine: one layer of given files, as a docker-archive tar.
+
+`ctr images import`, `docker load` and `kind load image-archive` all read this form. The bytes
+depend on the arguments alone (no time, no user name), so an archive's digest tells whether an
+image changed. It must not know what the images are for, nor who loads them.
+"""
+
+import hashlib
+import io
+import json
+import os
+import platform
+import tarfile
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import IO
+
+Content = bytes | Path
+"""A file's content, or the file of this machine that has it."""
+
+ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+
+
+def architecture() -> str:
+    """Return this machine's architecture in the words of image configurations."""
+    return ARCHITECTURES.get(platform.machine(), platform.machine())
+
+
+def write_image(
+    path: Path,
+    *,
+    name: str,
+    files: Mapping[str, tuple[Content, int]],
+    links: Mapping[str, str] | None = None,
+    entrypoint: Sequence[str] = (),
+    env: Mapping[str, str] | None = None,
+    user: str = "",
+) -> None:
+    """
+    Write the image `name` (repository:tag) of one layer to `path`, whole or not at all.
+
+    :param files: path in the container -> (content, permission bits); parents are made.
+    :param links: path in the container -> target of a symbolic link.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
+        layer = Path(folder, "layer.tar")
+        with layer.open("wb") as stream:
+            _write_layer(stream, files=files, links=links or {})
+        with layer.open("rb") as stream:
+            digest = hashlib.file_digest(stream, "sha256").hexdigest()
+        config = _config(digest, entrypoint=entrypoint, env=env or {}, user=user)
+        whole = Path(folder, "image.tar")
+        _write_archive(whole, name=name, config=config, layer=layer, digest=digest)
+        whole.replace(path)
+
+
+def _config(
+    layer_digest: str, *, entrypoint: Sequence[str], env: Mapping[str, str], user: str
+) -> bytes:
+    process: dict[str, object] = {"Env": [f"{key}={value}" for key, value in sorted(env.items())]}
+    if entrypoint:
+        process["Entrypoint"] = list(entrypoint)
+    if user:
+        process["User"] = user
+    config = {
+        "architecture": architecture(),
+        "os": "linux",
+        "config": process,
+        "rootfs": {"type": "layers", "diff_ids": [f"sha256:{layer_digest}"]},
+    }
+    return json.dumps(config, sort_keys=True).encode()
+
+
+def _write_archive(path: Path, *, name: str, config: bytes, layer: Path, digest: str) -> None:
+    config_name = f"{hashlib.sha256(config).hexdigest()}.json"
+    layer_name = f"{digest}.tar"
+    manifest = [{"Config": config_name, "RepoTags": [name], "Layers": [layer_name]}]
+    with tarfile.open(path, "w") as archive:
+        _add_file(archive, layer_name, layer, mode=0o644)
+        _add_file(archive, config_name, config, mode=0o644)
+        _add_file(archive, "manifest.json", json.dumps(manifest).encode(), mode=0o644)
+
+
+def _write_layer(
+    stream: IO[bytes], *, files: Mapping[str, tuple[Content, int]], links: Mapping[str, str]
+) -> None:
+    contents = {path.strip("/"): content for path, content in files.items()}
+    targets = {path.strip("/"): target for path, target in links.items()}
+    with tarfile.open(fileobj=stream, mode="w") as layer:
+        for folder in _folders([*contents, *targets]):
+            entry = tarfile.TarInfo(folder)
+            entry.type = tarfile.DIRTYPE
+            # Everybody may write to /tmp, as everywhere.
+            entry.mode = 0o1777 if folder == "tmp" else 0o755
+            layer.addfile(entry)
+        for path, (content, mode) in sorted(contents.items()):
+            _add_file(layer, path, content, mode=mode)
+        for path, target in sorted(targets.items()):
+            entry = tarfile.TarInfo(path)
+            entry.type, entry.linkname, entry.mode = tarfile.SYMTYPE, target, 0o777
+            layer.addfile(entry)
+
+
+def _folders(paths: Sequence[str]) -> Iterator[str]:
+    """Every parent of the paths, and /tmp; a parent before its children."""
+    parents = {"tmp"}
+    for path in paths:
+        parents.update(str(parent) for parent in PurePosixPath(path).parents)
+    yield from sorted(parents - {"."})
+
+
+def _add_file(archive: tarfile.TarFile, name: str, content: Content, *, mode: int) -> None:
+    entry = tarfile.TarInfo(name)
+    entry.mode = mode
+    if isinstance(content, bytes):
+        entry.size = len(content)
+        archive.addfile(entry, io.BytesIO(content))
+        return
+    with content.open("rb") as stream:
+        entry.size = os.fstat(stream.fileno()).st_size
+        archive.addfile(entry, stream)
+
+
+def image_names(path: Path) -> list[str]:
+    """Return the names (repository:tag) of the images in a docker-archive tar."""
+    with tarfile.open(path) as archive:
+        stream = archive.extractfile("manifest.json")
+        if stream is None:
+            raise ValueError(f"{path} is not a docker-archive: its manifest.json is no file")
+        return [name for image in json.load(stream) for name in image.get("RepoTags") or ()]
