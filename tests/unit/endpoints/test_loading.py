@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from drakit import Driver
+from drakit.driver import DriverConfig, StaticNode
+from drakit_nodeplugin.config import ConfigError, DriverEntry, load_config
+from drakit_nodeplugin.endpoints.loading import load_drivers
+
+FILE = Path("plugin.yaml")
+HERE = __name__
+
+
+class LensConfig(DriverConfig):
+    focal_length: int = 50
+
+
+class Lens(Driver[LensConfig]):
+    name = "lens.example.com"
+    config_type = LensConfig
+
+    async def devices(self):
+        yield []
+
+    async def prepare(self, claim, device):
+        raise NotImplementedError
+
+
+class BadName(Lens):
+    name = "Lens_Of_Mine"
+
+
+def load(*entries: dict):
+    node = StaticNode(name="node-1")
+    return load_drivers([DriverEntry(**entry) for entry in entries], file=FILE, node=node)
+
+
+def test_a_class_is_found_by_module_and_made_with_its_config():
+    (loaded,) = load({"driver": f"{HERE}:Lens", "config": {"focalLength": 35}})
+    driver = loaded.make()
+    assert (loaded.name, driver.config, driver.node.name) == (
+        "lens.example.com",
+        LensConfig(focal_length=35),
+        "node-1",
+    )
+
+
+def test_the_drivers_that_ship_are_found_by_name():
+    (loaded,) = load({"driver": "hostdev", "config": {"policies": []}})
+    assert loaded.name == "hostdev.drakit.dev"
+
+
+@pytest.mark.parametrize(
+    ("entries", "sentence"),
+    [
+        pytest.param(
+            [{"driver": "missing"}],
+            r"plugin.yaml: drivers\[0\].driver: there is no driver 'missing'; installed are: .*hostdev",
+            id="unknown",
+        ),
+        pytest.param(
+            [{"driver": "no_such_module:Thing"}],
+            "cannot be loaded: No module named",
+            id="no-module",
+        ),
+        pytest.param(
+            [{"driver": f"{HERE}:LensConfig"}], "is no class derived from", id="no-driver"
+        ),
+        pytest.param([{"driver": f"{HERE}:BadName"}], "is not a DNS subdomain", id="bad-name"),
+        pytest.param(
+            [{"driver": f"{HERE}:Lens"}, {"driver": f"{HERE}:Lens"}],
+            r"drivers\[1\].driver: driver lens.example.com is configured twice",
+            id="twice",
+        ),
+        pytest.param(
+            [{"driver": f"{HERE}:Lens", "config": {"focalLenght": 3}}],
+            r"drivers\[0\].config.focalLenght: is no key that is known here",
+            id="unknown-key",
+        ),
+        pytest.param(
+            [{"driver": f"{HERE}:Lens", "config": {"focalLength": "long"}}],
+            r"drivers\[0\].config.focalLength: Input should be a valid integer",
+            id="wrong-type",
+        ),
+    ],
+)
+def test_a_mistake_is_named_by_file_key_and_reason(entries, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        load(*entries)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        pytest.param(None, "cannot be read: No such file", id="no-file"),
+        pytest.param("drivers: [", "is not YAML", id="no-yaml"),
+        pytest.param("- a list", "must be a mapping", id="no-mapping"),
+        pytest.param("drivers: []", "drivers: Tuple should have at least 1 item", id="no-drivers"),
+        pytest.param(
+            "drivers: [{driver: hostdev}]\nkubeletRot: /x",
+            "kubeletRot: is no key that is known here",
+            id="unknown-key",
+        ),
+        pytest.param(
+            "drivers: [{driver: hostdev}]\ncdiDirectory: cdi",
+            "cdiDirectory: must be an absolute path",
+            id="relative-path",
+        ),
+        pytest.param(
+            "drivers: [{driver: hostdev, name: x}]",
+            r"drivers\[0\].name: is no key",
+            id="unknown-key-of-a-driver",
+        ),
+    ],
+)
+def test_a_bad_file_is_refused(tmp_path, text, sentence):
+    path = tmp_path / "plugin.yaml"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(ConfigError, match=sentence):
+        load_config(path)
+
+
+def test_flags_come_before_the_file(tmp_path):
+    path = tmp_path / "plugin.yaml"
+    path.write_text("drivers: [{driver: hostdev}]\nkubeletRoot: /var/lib/kubelet\n")
+    config = load_config(path, kubeletRoot=Path("/data/kubelet"), cdiDirectory=None)
+    assert config.kubelet_root == Path("/data/kubelet")
+    assert config.cdi_directory == Path("/var/run/cdi")
