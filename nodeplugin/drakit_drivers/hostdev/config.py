@@ -1,0 +1,177 @@
+"""
+What an admin writes: which devices of the host are published, and where the host is seen.
+
+Every refusal says which key, and what to write instead. Whether a path exists is looked at where
+the host is read (:mod:`.driver`, at start).
+
+It must not know the host: a config is checked without one.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
+
+from drakit import DriverConfig
+from drakit_drivers.hostdev.globs import check_glob, has_wildcard
+
+__all__ = ("Duration", "HostDevicesConfig", "Policy")
+
+_DURATION = re.compile(r"(?=\d)(?:(?P<h>\d+)h)?(?:(?P<m>\d+)m)?(?:(?P<s>\d+(?:\.\d+)?)s)?")
+_PAST_THE_DISK_RULES = ("bsg", "nvme", "nvme-generic", "scsi_generic")
+"""Character devices that reach the blocks of a disk, mounted or not."""
+
+
+def _parse_duration(value: Any) -> Any:
+    if isinstance(value, timedelta):
+        return value
+    if not isinstance(value, str):
+        raise ValueError("must be a duration like 10s, 1m or 1m30s, with its unit")
+    match = _DURATION.fullmatch(value)
+    if not match:
+        raise ValueError(f"{value!r} is no duration like 10s, 1m or 1m30s")
+    hours, minutes, seconds = (float(match[unit] or 0) for unit in "hms")
+    return timedelta(hours=hours, minutes=minutes, seconds=seconds)
+
+
+Duration = Annotated[
+    timedelta,
+    BeforeValidator(_parse_duration),
+    WithJsonSchema({"type": "string", "pattern": r"^([0-9]+h)?([0-9]+m)?([0-9]+(\.[0-9]+)?s)?$"}),
+]
+"""A duration as Kubernetes' own files have it: ``10s``, ``1m30s``, ``1h``."""
+
+
+def _parse_mode(value: Any) -> int:
+    # A number is refused: YAML reads 0660 as 432, and 660 as something that nobody means.
+    if not isinstance(value, str) or not re.fullmatch(r"0?[0-7]{3}", value):
+        raise ValueError('must be octal digits in quotes, like "0660"')
+    return int(value, 8)
+
+
+def _check_absolute(path: Path) -> Path:
+    if not path.is_absolute():
+        raise ValueError(f"{path} must be an absolute path")
+    return path
+
+
+Mode = Annotated[
+    int,
+    BeforeValidator(_parse_mode),
+    WithJsonSchema({"type": "string", "pattern": "^0?[0-7]{3}$"}),
+]
+Glob = Annotated[str, AfterValidator(check_glob)]
+AbsolutePath = Annotated[Path, AfterValidator(_check_absolute)]
+Id = Annotated[int, Field(ge=0, lt=2**32 - 1)]
+
+
+class Policy(DriverConfig):
+    """Devices that are published, and how a container gets them."""
+
+    name: str = Field(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max_length=40)
+    """Names the policy in the device attribute ``policy``, and begins its devices' names: lower
+    case letters, digits and hyphens. At most 40 characters, so that room is left for the device."""
+
+    subsystem: str = Field(pattern=r"^[A-Za-z0-9_-]+$")
+    """The kernel's subsystem (``misc``, ``tty``, ``video4linux``, ``block``): a directory of
+    ``/sys/class`` or ``/sys/bus``."""
+
+    paths: tuple[Glob, ...] = Field(min_length=1, max_length=64)
+    """Paths below ``/dev`` of the device or of a link that udev made for it; ``*``, ``?``, ``[ab]``
+    and ``[!ab]`` match within one part of a path."""
+
+    count: int | None = Field(default=None, ge=1, le=1024)
+    """Publish the one device this many times; for what the kernel shares by itself, like KVM."""
+
+    permissions: str = Field(default="rw", pattern=r"^[rwm]{1,3}$")
+    """What the container may do: letters of ``rwm`` (read, write, make nodes)."""
+
+    node_selector: dict[str, str] = Field(default_factory=dict)
+    """Labels that the Node must have; none means every node."""
+
+    uid: Id | None = None
+    """Owner of the node in the container; the runtime decides if none is given."""
+
+    gid: Id | None = None
+    """Group of the node in the container; the runtime decides if none is given."""
+
+    mode: Mode | None = None
+    """Mode of the node in the container (``"0660"``); the runtime decides if none is given."""
+
+    @field_validator("subsystem")
+    @classmethod
+    def _not_past_the_disk_rules(cls, subsystem: str) -> str:
+        if subsystem in _PAST_THE_DISK_RULES:
+            raise ValueError(
+                f"devices of {subsystem} write to disks that are mounted; publish the block device"
+            )
+        return subsystem
+
+    @field_validator("permissions")
+    @classmethod
+    def _each_letter_once(cls, permissions: str) -> str:
+        if len(set(permissions)) != len(permissions):
+            raise ValueError(f"{permissions!r} has a letter twice")
+        return permissions
+
+    @model_validator(mode="after")
+    def _count_is_for_one_shared_node(self) -> Self:
+        if self.count is None:
+            return self
+        if len(self.paths) != 1 or has_wildcard(self.paths[0]):
+            raise ValueError("with count, paths must be exactly one path without wildcards")
+        if self.subsystem == "block":
+            raise ValueError("count is not for block devices: two pods would write to one disk")
+        return self
+
+
+class HostDevicesConfig(DriverConfig):
+    """The config of the driver ``hostdev``."""
+
+    policies: tuple[Policy, ...] = Field(max_length=256)
+    """What is published. A device that two policies match belongs to the first of them."""
+
+    allow_disks: bool = False
+    """Also publish disks, partitions, volumes and loop devices with a backing file, if they are
+    not in use. Without it the only block devices are zram and free loop devices."""
+
+    rescan_interval: Duration = Field(
+        default=timedelta(seconds=10), ge=timedelta(seconds=1), le=timedelta(hours=1)
+    )
+    """How long a device that is plugged in or out may go unnoticed."""
+
+    sys_root: AbsolutePath = Path("/sys")
+    """Where sysfs is mounted."""
+
+    udev_root: AbsolutePath = Path("/run/udev")
+    """Where the host's udev database is seen; it may be missing."""
+
+    dev_root: AbsolutePath = Path("/dev")
+    """Where the host's ``/dev`` is seen. Containers get ``/dev`` paths whatever it is."""
+
+    mountinfo: AbsolutePath = Path("/proc/1/mountinfo")
+    """Mounts of the host. If it cannot be read, no block device is published at all."""
+
+    swaps: AbsolutePath = Path("/proc/swaps")
+    """Swap areas of the host. If it cannot be read, no block device is published at all."""
+
+    @field_validator("policies")
+    @classmethod
+    def _names_are_unique(cls, policies: tuple[Policy, ...]) -> tuple[Policy, ...]:
+        names = [policy.name for policy in policies]
+        for index, name in enumerate(names):
+            first = names.index(name)
+            if first != index:
+                raise ValueError(f"policies[{first}] and policies[{index}] have one name, {name!r}")
+        return policies

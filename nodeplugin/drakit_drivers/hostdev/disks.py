@@ -1,0 +1,232 @@
+"""
+Which block devices may be published: never one that the host uses, for that would lose its data.
+
+A block device is in use if it, its disk, one of its partitions, or anything that is built on one
+of them (the ``holders`` in sysfs, followed upwards) is mounted, swapped to or part of a mounted
+btrfs; or if a mount's source names it. Beyond that, whatever something is built on counts as in
+use, mounted or not: device mapper and md hold it open, and so does a member of a volume that udev
+recognized (LVM, RAID, ZFS, which is in no list of mounts by device).
+
+What cannot be found out counts as in use: :class:`UsageUnknownError` means that no block device is
+published. Without ``allowDisks`` only zram and free loop devices pass: a loop device with a
+backing file is a disk with somebody's data.
+
+It must not know policies, claims or names of published devices.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from drakit_drivers.hostdev.mounts import MountEntry, parse_mountinfo, parse_swaps
+from drakit_drivers.hostdev.sysfs import HostDevice, Sysfs, read_attribute
+
+__all__ = ("DiskUsage", "UsageUnknownError", "read_usage", "reason_not_to_publish")
+
+_MEMORY_OR_LOOP = re.compile(r"(zram|loop)\d+")
+T = TypeVar("T")
+_ANONYMOUS = "0:"
+"""Major of file systems that belong to no single device (btrfs, overlay, tmpfs)."""
+
+_ANSWERED_OTHERWISE = frozenset(
+    ("btrfs", "9p", "virtiofs", "nfs", "nfs4", "fuse", "overlay", "tmpfs", "ramfs", "rootfs")
+)
+"""Anonymous file systems whose sources may stay riddles (``/dev/root``): sysfs has the devices of a
+btrfs, the others have none."""
+
+
+class UsageUnknownError(Exception):
+    """It cannot be said which block devices are in use; the text is the reason."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DiskUsage:
+    """The host's block devices, and what is known of their use at one moment."""
+
+    directories: Mapping[str, Path]
+    """Kernel name to directory in sysfs, partitions included."""
+
+    used: Mapping[str, str]
+    """``MAJOR:MINOR`` to a few words on its use: ``mounted at /``."""
+
+
+def reason_not_to_publish(device: HostDevice, usage: DiskUsage, *, allow_disks: bool) -> str | None:
+    """Say in a few words why a block device must not be given away; None if it may be."""
+    block = device.block
+    if block is None:
+        return None
+    if not allow_disks and not _MEMORY_OR_LOOP.fullmatch(block.disk):
+        return "it is a disk, and allowDisks is not set"
+    if not allow_disks and block.has_backing_file:
+        return "it is a loop device with a backing file, and allowDisks is not set"
+    if block.size_bytes == 0 and not block.disk.startswith("loop"):
+        return "it has no size (a zram device without disksize, or a drive without medium)"
+    return _use_in_tree(device, usage)
+
+
+def _use_in_tree(device: HostDevice, usage: DiskUsage) -> str | None:
+    tree = list(dict.fromkeys(_tree(device, usage)))
+    for name in tree:
+        directory = usage.directories.get(name)
+        use = usage.used.get(_number(directory) or "") if directory else None
+        if use:
+            return f"{'it' if name == device.kernel_name else name} is {use}"
+    # A holder that nobody mounts (yet) holds its devices open all the same.
+    held = next((name for name in tree if _holders(usage.directories.get(name))), None)
+    if held:
+        holder = _holders(usage.directories.get(held))[0]
+        return f"{holder} is built on {'it' if held == device.kernel_name else held}"
+    return None
+
+
+def _tree(device: HostDevice, usage: DiskUsage) -> Iterator[str]:
+    """Name the device, its disk, its partitions, and everything built on one of them."""
+    due = [device.kernel_name]
+    if device.block and device.block.disk != device.kernel_name:
+        # Of the disk only its own use counts: its other partitions are other devices.
+        disk = device.block.disk
+        yield disk
+        due += _holders(usage.directories.get(disk))
+    seen: set[str] = set()
+    while due:
+        name = due.pop(0)
+        if name in seen:
+            continue
+        seen.add(name)
+        yield name
+        directory = usage.directories.get(name)
+        due += _partitions(directory) + _holders(directory)
+
+
+def _entries(directory: Path) -> list[Path]:
+    try:
+        return sorted(directory.iterdir())
+    except OSError:
+        return []
+
+
+def _holders(directory: Path | None) -> list[str]:
+    return [entry.name for entry in _entries(directory / "holders")] if directory else []
+
+
+def _partitions(directory: Path | None) -> list[str]:
+    if directory is None:
+        return []
+    return [entry.name for entry in _entries(directory) if (entry / "partition").exists()]
+
+
+def _number(directory: Path) -> str | None:
+    return read_attribute(directory, "dev")
+
+
+def read_usage(sysfs: Sysfs, *, dev_root: Path, mountinfo: Path, swaps: Path) -> DiskUsage:
+    """Look at the host's mounts and swap areas now."""
+    mounts = _parse(mountinfo, parse_mountinfo)
+    swapped = _parse(swaps, parse_swaps)
+    sources = _Sources(sysfs, dev_root)
+    used: dict[str, str] = {}
+    for mount in mounts:
+        for number in _numbers_of_mount(mount, sources):
+            used.setdefault(number, f"mounted at {mount.mount_point}")
+    for path in swapped:
+        if path.startswith("/dev/"):  # else a file, on a file system that is mounted
+            for number in sources.numbers(path, what="a swap area"):
+                used.setdefault(number, "a swap area")
+    for number in _btrfs_members(sysfs):
+        used.setdefault(number, "part of a mounted btrfs")
+    for directory in sources.directories.values():
+        number = _number(directory)
+        member = sysfs.udev_entry("b", number).properties if number else None
+        if number and member and member.get("ID_FS_USAGE") == "raid":
+            kind = member.get("ID_FS_TYPE", "of unknown type")
+            used.setdefault(number, f"member of a volume ({kind})")
+    return DiskUsage(directories=sources.directories, used=used)
+
+
+def _parse(path: Path, parse: Callable[[str], list[T]]) -> list[T]:
+    try:
+        return parse(path.read_text(errors="surrogateescape"))
+    except (OSError, ValueError) as error:
+        raise UsageUnknownError(f"{path} cannot be read: {error}") from error
+
+
+def _numbers_of_mount(mount: MountEntry, sources: _Sources) -> Iterator[str]:
+    anonymous = mount.number.startswith(_ANONYMOUS)
+    if not anonymous:
+        yield mount.number
+    if mount.fs_type == "devtmpfs" and mount.root != "/":
+        # A device node mounted over a file: a raw volume of a pod, for example.
+        yield from sources.find(f"/dev{mount.root}") or ()
+    elif not mount.source.startswith("/dev/"):
+        return
+    elif anonymous and mount.fs_type not in _ANSWERED_OTHERWISE:
+        # Nothing but the source says which device this is, so it must be found.
+        yield from sources.numbers(mount.source, what=f"mounted at {mount.mount_point}")
+    else:
+        yield from sources.find(mount.source) or ()
+
+
+def _btrfs_members(sysfs: Sysfs) -> Iterator[str]:
+    # A btrfs has an anonymous number, and its mount names one device of several.
+    for volume in _entries(sysfs.root / "fs" / "btrfs"):
+        for member in _entries(volume / "devices"):
+            number = _number(member)
+            if number:
+                yield number
+
+
+class _Sources:
+    """Finds the block devices that a path stands for, be it a node, a link or a kernel's name."""
+
+    def __init__(self, sysfs: Sysfs, dev_root: Path) -> None:
+        self.directories = sysfs.block_directories()
+        self._sysfs = sysfs
+        self._dev_root = dev_root
+
+    def numbers(self, path: str, *, what: str) -> tuple[str, ...]:
+        """Find them, or say that nobody knows."""
+        found = self.find(path)
+        if found is None:
+            raise UsageUnknownError(f"{path} ({what}) is no device that can be found")
+        return found
+
+    def find(self, path: str) -> tuple[str, ...] | None:
+        """Find them; none for a path that is no block device, None for one that is unknown."""
+        whole = self._find_one(path)
+        if whole is not None or ":" not in path:
+            return whole
+        # bcachefs names all its devices in one source.
+        parts = [self._find_one(part) for part in path.split(":")]
+        return None if None in parts else tuple(n for part in parts if part for n in part)
+
+    def _find_one(self, path: str) -> tuple[str, ...] | None:
+        try:
+            node = (self._dev_root / path.removeprefix("/dev/")).stat()
+        except OSError:
+            return self._find_by_name(path)
+        if not stat.S_ISBLK(node.st_mode):
+            return ()
+        return (f"{os.major(node.st_rdev)}:{os.minor(node.st_rdev)}",)
+
+    def _find_by_name(self, path: str) -> tuple[str, ...] | None:
+        name = path.removeprefix("/dev/")
+        # In sysfs a '!' stands for a '/' of the device's name.
+        directory = self.directories.get(name.replace("/", "!"))
+        if directory:
+            number = _number(directory)
+            return (number,) if number else None
+        for directory in self.directories.values():
+            number = _number(directory)
+            mapped = read_attribute(directory / "dm", "name")
+            if number and (
+                (mapped and name == f"mapper/{mapped}")
+                or path in self._sysfs.udev_entry("b", number).links
+            ):
+                return (number,)
+        return None

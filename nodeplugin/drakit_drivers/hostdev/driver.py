@@ -1,0 +1,142 @@
+"""
+The driver: looks at the host every few seconds, and again for each claim.
+
+A claim is prepared from a fresh look, never from the last scan: in between a stick may have been
+replugged under another number, or a disk mounted. The node's selector counts for what is
+published, not for what is prepared: a claim's device was published to it, and after a restart
+without API server the labels are not known.
+
+It must not know how devices are found, named or described.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import AsyncIterator, Collection
+from typing import ClassVar
+
+from drakit import (
+    AllocatedDevice,
+    ClaimReference,
+    Device,
+    DeviceNode,
+    Driver,
+    DriverConfig,
+    DriverError,
+    Edits,
+    Node,
+)
+from drakit_drivers.hostdev.attributes import attributes, capacity
+from drakit_drivers.hostdev.config import HostDevicesConfig
+from drakit_drivers.hostdev.host import Host, Look
+from drakit_drivers.hostdev.remarks import Remark, remarks
+from drakit_drivers.hostdev.selection import Published, policies_of_node
+
+__all__ = ("HostDevices",)
+
+logger = logging.getLogger(__name__)
+
+_LABELS_SECONDS = 1.0
+"""How often the node's labels are looked at: they come soon after the start, and a policy that
+waits for them should not wait out a whole rescan."""
+
+
+class HostDevices(Driver[HostDevicesConfig]):
+    """
+    Publishes device nodes of the host as its config's policies say.
+
+    A container gets the node at its path on the host, and environment variables with that path:
+    ``HOSTDEV_<REQUEST>__<DEVICE>`` for each device, and ``HOSTDEV_<REQUEST>``, which is all that
+    an application needs whose request asks for one device (of several it names one).
+    """
+
+    name: ClassVar[str] = "hostdev.drakit.dev"
+    config_type: ClassVar[type[DriverConfig]] = HostDevicesConfig
+
+    def __init__(self, config: HostDevicesConfig, node: Node) -> None:
+        super().__init__(config, node)
+        self._host = Host(config)
+        self._host.check()
+        self._told = frozenset[Remark]()
+
+    async def devices(self) -> AsyncIterator[Collection[Device]]:
+        last: list[Device] | None = None
+        while True:
+            labels = self.node.labels
+            policies = policies_of_node(self.config.policies, labels)
+            look = await asyncio.to_thread(self._host.look, policies)
+            self._tell(look)
+            current = [_described(published) for published in look.selection.devices.values()]
+            if current != last:
+                last = current
+                yield current
+            await self._pause(labels)
+
+    async def prepare(self, claim: ClaimReference, device: AllocatedDevice) -> Edits:
+        published = await asyncio.to_thread(self._find, device.name)
+        host, policy = published.host, published.policy
+        node = DeviceNode(
+            path=host.path,
+            type=host.type,
+            major=host.major,
+            minor=host.minor,
+            permissions=policy.permissions,
+            file_mode=policy.mode,
+            uid=policy.uid,
+            gid=policy.gid,
+        )
+        return Edits(env=_environment(device, path=host.path), device_nodes=(node,))
+
+    def _find(self, name: str) -> Published:
+        """Find a device by a fresh look; first as it is published now, then by any policy."""
+        here = policies_of_node(self.config.policies, self.node.labels)
+        for policies in (here, self.config.policies):
+            selection = self._host.look(policies).selection
+            if name in selection.devices:
+                return selection.devices[name]
+            if name in selection.refused:
+                refused = selection.refused[name]
+                raise DriverError(
+                    f"device {name} ({refused.published.host.path}) cannot be given to a pod: "
+                    f"{refused.reason}; release it on node {self.node.name}, or delete the pod so "
+                    "that another device is found for it"
+                )
+        raise DriverError(
+            f"device {name} is not on node {self.node.name} any more: plug it in again, or delete "
+            "the pod so that another device is found for it"
+        )
+
+    async def _pause(self, labels: object) -> None:
+        left = self.config.rescan_interval.total_seconds()
+        while left > 0 and self.node.labels == labels:
+            await asyncio.sleep(min(left, _LABELS_SECONDS))
+            left -= _LABELS_SECONDS
+
+    def _tell(self, look: Look) -> None:
+        now = frozenset(remarks(look))
+        for remark in now - self._told:
+            logger.log(remark.level, remark.message, extra=dict(remark.facts))
+        self._told = now
+
+
+def _described(published: Published) -> Device:
+    return Device(
+        name=published.name,
+        attributes=attributes(published.host, policy=published.policy.name),
+        capacity=capacity(published.host),
+    )
+
+
+def _environment(device: AllocatedDevice, *, path: str) -> dict[str, str]:
+    # Of a subrequest the request's own name: which alternative it got is nothing to a program.
+    request = _variable(device.request.partition("/")[0])
+    return {
+        f"HOSTDEV_{request}": path,
+        f"HOSTDEV_{request}__{_variable(device.name)}": path,
+    }
+
+
+def _variable(name: str) -> str:
+    return re.sub(r"[^A-Z0-9]", "_", name.upper())

@@ -1,0 +1,158 @@
+"""
+One look at the host: sysfs, its device nodes and its disks, put together for the selection.
+
+It must not know claims, or what is said of a device.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from drakit import DriverError
+from drakit_drivers.hostdev.config import HostDevicesConfig, Policy
+from drakit_drivers.hostdev.disks import (
+    DiskUsage,
+    UsageUnknownError,
+    read_usage,
+    reason_not_to_publish,
+)
+from drakit_drivers.hostdev.globs import has_wildcard, matches
+from drakit_drivers.hostdev.selection import Selection, select
+from drakit_drivers.hostdev.sysfs import HostDevice, Sysfs
+from drakit_drivers.hostdev.udev import UdevDatabase
+
+__all__ = ("Host", "Look", "Misplaced")
+
+
+@dataclass(frozen=True, slots=True)
+class Misplaced:
+    """A path that a policy names, of a device that is in another subsystem than the policy says."""
+
+    policy: str
+    path: str
+    subsystem: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Look:
+    """What was found."""
+
+    selection: Selection
+    misplaced: tuple[Misplaced, ...]
+    usage_unknown: str | None
+    """Why no block device is published, if that is so."""
+
+
+class Host:
+    """The host as a config lets us see it. Calls read files, and so block for a moment."""
+
+    def __init__(self, config: HostDevicesConfig) -> None:
+        self._config = config
+        self._sysfs = Sysfs(config.sys_root, UdevDatabase(config.udev_root))
+
+    def check(self) -> None:
+        """Refuse a config that cannot be right on this host; what is merely missing is fine."""
+        config = self._config
+        for key, root in (("sysRoot", config.sys_root), ("devRoot", config.dev_root)):
+            if not root.is_dir():
+                raise DriverError(f"{key}: {root} is no directory: mount the host's there")
+        for index, policy in enumerate(config.policies):
+            for number, path in enumerate(policy.paths):
+                if has_wildcard(path):
+                    continue
+                reason = self._reason_against_path(path)
+                if reason:
+                    raise DriverError(f"policies[{index}].paths[{number}]: {path} {reason}")
+
+    def look(self, policies: Sequence[Policy]) -> Look:
+        """Find the devices of some policies, as they are now."""
+        found = [
+            host
+            for subsystem in dict.fromkeys(policy.subsystem for policy in policies)
+            for host in self._sysfs.devices(subsystem, wanted=_wanted(policies, subsystem))
+        ]
+        usage: DiskUsage | str | None = None
+        if any(host.block for host in found):
+            usage = self._usage()
+
+        def refuse(host: HostDevice) -> str | None:
+            reason = self._reason_against_node(host)
+            if reason or not host.block:
+                return reason
+            if not isinstance(usage, DiskUsage):
+                return f"it is not known which block devices are in use: {usage}"
+            return reason_not_to_publish(host, usage, allow_disks=self._config.allow_disks)
+
+        return Look(
+            selection=select(policies, found, refuse=refuse),
+            misplaced=tuple(self._misplaced(policies, found)),
+            usage_unknown=usage if isinstance(usage, str) else None,
+        )
+
+    def _usage(self) -> DiskUsage | str:
+        config = self._config
+        try:
+            return read_usage(
+                self._sysfs,
+                dev_root=config.dev_root,
+                mountinfo=config.mountinfo,
+                swaps=config.swaps,
+            )
+        except UsageUnknownError as error:
+            return str(error)
+
+    def _node(self, path: str) -> Path:
+        return self._config.dev_root / path.removeprefix("/dev/")
+
+    def _reason_against_path(self, path: str) -> str | None:
+        # A device is not opened to see whether it can be: for some, opening does something.
+        try:
+            mode = self._node(path).stat().st_mode
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            return f"cannot be read: {error.strerror}"
+        if stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
+            return None
+        return f"is no device node, but a {'directory' if stat.S_ISDIR(mode) else 'file'}"
+
+    def _reason_against_node(self, host: HostDevice) -> str | None:
+        try:
+            node = self._node(host.path).stat()
+        except OSError as error:
+            return f"its device node cannot be read: {error.strerror}"
+        is_type = stat.S_ISBLK if host.type == "b" else stat.S_ISCHR
+        if is_type(node.st_mode) and node.st_rdev == os.makedev(host.major, host.minor):
+            return None
+        return f"its device node does not have the number {host.number} that sysfs has"
+
+    def _misplaced(
+        self, policies: Sequence[Policy], found: Collection[HostDevice]
+    ) -> Iterator[Misplaced]:
+        known = {(host.subsystem, path) for host in found for path in host.paths}
+        for policy in policies:
+            for path in policy.paths:
+                if has_wildcard(path) or (policy.subsystem, path) in known:
+                    continue
+                subsystem = self._subsystem_of_node(path)
+                if subsystem and subsystem != policy.subsystem:
+                    yield Misplaced(policy.name, path, subsystem)
+
+    def _subsystem_of_node(self, path: str) -> str | None:
+        try:
+            node = self._node(path).stat()
+        except OSError:
+            return None
+        kind: Literal["block", "char"] = "block" if stat.S_ISBLK(node.st_mode) else "char"
+        number = f"{os.major(node.st_rdev)}:{os.minor(node.st_rdev)}"
+        return self._sysfs.subsystem_of(kind, number)
+
+
+def _wanted(policies: Sequence[Policy], subsystem: str) -> Callable[[str], bool]:
+    globs = [glob for p in policies if p.subsystem == subsystem for glob in p.paths]
+    return lambda path: any(matches(glob, path) for glob in globs)

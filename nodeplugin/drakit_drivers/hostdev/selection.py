@@ -1,0 +1,174 @@
+"""
+Which of the host's devices are published, under which names.
+
+A name must stand for the same thing after a restart, a reboot or a replug: a USB device goes by
+its ids and serial number (its port, if it has none), everything else by the kernel's name for it.
+Where two devices would get one name, or it would be too long, a hash of what tells them apart is
+added to all of them: no name ever passes from one device to another one that is there too.
+
+Pure: it must not know files, sysfs or the API's types.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from drakit_drivers.hostdev.config import Policy
+from drakit_drivers.hostdev.globs import matches
+from drakit_drivers.hostdev.sysfs import HostDevice
+
+__all__ = ("Overlap", "Published", "Refused", "Selection", "policies_of_node", "select")
+
+_MAX_NAME = 63
+_HASH_DIGITS = 8
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Published:
+    """A device under its published name."""
+
+    name: str
+    policy: Policy
+    host: HostDevice
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A device that a policy matches, and why it is not published all the same."""
+
+    published: Published
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Overlap:
+    """A device that two policies match; it belongs to the first."""
+
+    path: str
+    first: str
+    second: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Selection:
+    """What a look at the host came to; all names of devices and refused devices differ."""
+
+    devices: Mapping[str, Published]
+    refused: Mapping[str, Refused]
+    overlaps: tuple[Overlap, ...] = ()
+
+
+def policies_of_node(
+    policies: Iterable[Policy], labels: Mapping[str, str] | None
+) -> tuple[Policy, ...]:
+    """Give the policies that hold on a node; while its labels are unknown, those without any."""
+    return tuple(
+        policy
+        for policy in policies
+        if not policy.node_selector
+        or (labels is not None and policy.node_selector.items() <= labels.items())
+    )
+
+
+def select(
+    policies: Sequence[Policy],
+    found: Collection[HostDevice],
+    *,
+    refuse: Callable[[HostDevice], str | None],
+) -> Selection:
+    """Decide what is published; the first policy that matches a device has it."""
+    overlaps: list[Overlap] = []
+    owners: dict[str, Policy] = {}
+    owned: list[tuple[Policy, HostDevice]] = []
+    for policy in policies:
+        for host in sorted(_matching(policy, found), key=_natural_order):
+            owner = owners.setdefault(host.path, policy)
+            if owner is policy:
+                owned.append((policy, host))
+            else:
+                overlaps.append(Overlap(host.path, first=owner.name, second=policy.name))
+    # Refused devices are named as well: whether a neighbour is in use must not change a name.
+    devices = _named(owned)
+    refused: dict[str, Refused] = {}
+    for name, published in list(devices.items()):
+        if reason := refuse(published.host):
+            refused[name] = Refused(devices.pop(name), reason)
+    disks = {p.host.kernel_name for p in devices.values() if _is_whole_disk(p.host)}
+    for name, published in list(devices.items()):
+        block = published.host.block
+        if block and block.disk in disks and not _is_whole_disk(published.host):
+            # Both would be the same sectors twice, for two pods.
+            refused[name] = Refused(
+                devices.pop(name), f"it is a part of {block.disk}, which is published as a whole"
+            )
+    return Selection(devices=devices, refused=refused, overlaps=tuple(overlaps))
+
+
+def _is_whole_disk(host: HostDevice) -> bool:
+    return host.block is not None and host.block.disk == host.kernel_name
+
+
+def _matching(policy: Policy, found: Collection[HostDevice]) -> list[HostDevice]:
+    return [
+        host
+        for host in found
+        if host.subsystem == policy.subsystem
+        and any(matches(glob, path) for glob in policy.paths for path in host.paths)
+    ]
+
+
+def _natural_order(host: HostDevice) -> tuple[list[tuple[int, str]], str]:
+    # video10 after video9.
+    parts = re.findall(r"\d+|\D+", host.path)
+    return [(int(part), "") if part.isdecimal() else (0, part) for part in parts], host.path
+
+
+def _named(chosen: Sequence[tuple[Policy, HostDevice]]) -> dict[str, Published]:
+    wanted: list[tuple[str, str, Published]] = []
+    siblings = Counter[tuple[str, str, str]]()
+    for policy, host in chosen:
+        published = Published(name="", policy=policy, host=host)
+        if policy.count is not None:
+            wanted += [
+                (f"{policy.name}-{i}", f"{host.path} {i}", published) for i in range(policy.count)
+            ]
+            continue
+        identity, place = _identity(host)
+        siblings[policy.name, identity, place] += 1
+        nth = siblings[policy.name, identity, place]
+        # A camera has several nodes on one interface; its driver makes them in the same order.
+        suffix = f"-{nth - 1}" if nth > 1 else ""
+        wanted.append((_label(f"{policy.name}-{identity}{suffix}"), f"{place}{suffix}", published))
+    used = Counter(name for name, _, _ in wanted)
+    named: dict[str, Published] = {}
+    for name, distinct, published in wanted:
+        if used[name] > 1 or len(name) > _MAX_NAME:
+            name = _with_hash(name, f"{published.policy.name} {distinct}")
+        named[name] = replace(published, name=name)
+    return named
+
+
+def _identity(host: HostDevice) -> tuple[str, str]:
+    """Say who a device is, and where: two that give the same identity differ in their places."""
+    usb = host.usb
+    if usb is None:
+        name = host.path.removeprefix("/dev/")
+        return name, name
+    who = usb.serial or f"port-{usb.port}"
+    interface = "" if usb.interface is None else f"-i{usb.interface}"
+    # Serial numbers of cheap devices are all the same: then the port tells them apart.
+    return f"{usb.vendor_id}-{usb.product_id}-{who}{interface}", f"{usb.port}{interface}"
+
+
+def _label(text: str) -> str:
+    """Make a DNS label of a text, apart from its length."""
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+
+
+def _with_hash(name: str, distinct: str) -> str:
+    digest = hashlib.sha256(f"{name} {distinct}".encode()).hexdigest()[:_HASH_DIGITS]
+    return f"{name[: _MAX_NAME - _HASH_DIGITS - 1].rstrip('-')}-{digest}"

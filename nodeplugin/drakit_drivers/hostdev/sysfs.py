@@ -1,0 +1,258 @@
+"""
+Devices as sysfs shows them: number, path, driver, and the USB or PCI device that they belong to.
+
+Attributes may vanish or fail to be read at any moment (the device is being unplugged): what cannot
+be read is missing, never an error.
+
+It must not know policies, what may be published, or where the device nodes are seen from here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from drakit_drivers.hostdev.udev import UdevDatabase, UdevEntry
+
+__all__ = ("BlockFacts", "HostDevice", "PciParent", "Sysfs", "UsbParent", "read_attribute")
+
+_PCI_ADDRESS = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+_PCI_ROOT = re.compile(r"pci[0-9a-f]{4,}:[0-9a-f]{2}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UsbParent:
+    """The USB device behind a device."""
+
+    vendor_id: str
+    product_id: str
+    port: str
+    """Bus and ports on the way to it: ``1-2.3``."""
+
+    manufacturer: str | None
+    product: str | None
+    serial: str | None
+    interface: int | None
+    """Number of the interface, where the device belongs to one."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PciParent:
+    """The PCI function behind a device."""
+
+    bus_id: str
+    root: str | None
+    vendor_id: str | None
+    device_id: str | None
+    class_id: str | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BlockFacts:
+    """What only block devices have."""
+
+    size_bytes: int
+    read_only: bool
+    removable: bool
+    rotational: bool | None
+    model: str | None
+    disk: str
+    """Kernel name of the whole disk; the device's own name unless it is a partition."""
+
+    has_backing_file: bool
+    """A loop device that is set up."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HostDevice:
+    """One device that has a device node."""
+
+    subsystem: str
+    kernel_name: str
+    path: str
+    """Where the host has its node: ``/dev/net/tun``."""
+
+    type: Literal["b", "c"]
+    major: int
+    minor: int
+    directory: Path
+    """The device's own directory in sysfs, without symbolic links."""
+
+    devtype: str | None = None
+    links: tuple[str, ...] = ()
+    serial: str | None = None
+    """As udev read it; USB devices have their own."""
+
+    driver: str | None = None
+    numa_node: int | None = None
+    usb: UsbParent | None = None
+    pci: PciParent | None = None
+    block: BlockFacts | None = None
+
+    @property
+    def number(self) -> str:
+        return f"{self.major}:{self.minor}"
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """All paths under which the host has it."""
+        return (self.path, *self.links)
+
+
+def read_attribute(directory: Path, name: str) -> str | None:
+    """Read an attribute; None if it is missing, empty or fails."""
+    try:
+        text = (directory / name).read_bytes().decode(errors="replace")
+    except OSError:
+        return None
+    return text.strip().strip("\0") or None
+
+
+def _link_name(link: Path) -> str | None:
+    try:
+        return link.readlink().name
+    except OSError:
+        return None
+
+
+class Sysfs:
+    """Reads devices below one mount of sysfs."""
+
+    def __init__(self, root: Path, udev: UdevDatabase) -> None:
+        self.root = root.resolve()
+        self._udev = udev
+
+    def devices(self, subsystem: str, *, wanted: Callable[[str], bool]) -> Iterator[HostDevice]:
+        """Find a subsystem's devices that have a node, by a look at each of their paths."""
+        for entry in sorted(self._listing(subsystem) or ()):
+            device = self.device(entry, wanted=wanted)
+            if device:
+                yield device
+
+    def device(self, entry: Path, *, wanted: Callable[[str], bool]) -> HostDevice | None:
+        """Read one device; None if it has no node, is not wanted, or is just going away."""
+        uevent = _uevent(entry)
+        try:
+            major, minor = int(uevent["MAJOR"]), int(uevent["MINOR"])
+            path = f"/dev/{uevent['DEVNAME']}"
+            directory = entry.resolve(strict=True)
+        except (KeyError, ValueError, OSError):
+            return None
+        subsystem = _link_name(directory / "subsystem") or entry.parent.name
+        node_type: Literal["b", "c"] = "b" if subsystem == "block" else "c"
+        udev = self._udev.entry(node_type, f"{major}:{minor}")
+        if not any(wanted(name) for name in (path, *udev.links)):
+            return None
+        family = [directory, *self._ancestors(directory)]
+        return HostDevice(
+            subsystem=subsystem,
+            kernel_name=directory.name,
+            path=path,
+            type=node_type,
+            major=major,
+            minor=minor,
+            directory=directory,
+            devtype=uevent.get("DEVTYPE"),
+            links=udev.links,
+            serial=udev.properties.get("ID_SERIAL_SHORT") or read_attribute(directory, "serial"),
+            driver=next(filter(None, (_link_name(part / "driver") for part in family)), None),
+            numa_node=_numa_node(family),
+            usb=_usb_parent(family, udev),
+            pci=_pci_parent(family),
+            block=_block_facts(directory) if node_type == "b" else None,
+        )
+
+    def block_directories(self) -> dict[str, Path]:
+        """Every block device and partition of the host: kernel name to its own directory."""
+        return {entry.name: entry.resolve() for entry in self._listing("block") or ()}
+
+    def subsystem_of(self, kind: Literal["block", "char"], number: str) -> str | None:
+        """Say to which subsystem a device number belongs."""
+        return _link_name(self.root / "dev" / kind / number / "subsystem")
+
+    def udev_entry(self, node_type: str, number: str) -> UdevEntry:
+        return self._udev.entry(node_type, number)
+
+    def _listing(self, subsystem: str) -> list[Path] | None:
+        for directory in (
+            self.root / "class" / subsystem,
+            self.root / "bus" / subsystem / "devices",
+            self.root / subsystem,  # /sys/block, where there is no /sys/class/block
+        ):
+            try:
+                return list(directory.iterdir())
+            except OSError:
+                continue
+        return None
+
+    def _ancestors(self, directory: Path) -> Iterator[Path]:
+        for parent in directory.parents:
+            if parent == self.root or parent.parent == self.root:  # /sys/devices is no device
+                return
+            yield parent
+
+
+def _uevent(directory: Path) -> dict[str, str]:
+    lines = (read_attribute(directory, "uevent") or "").splitlines()
+    return {key: value for key, _, value in (line.partition("=") for line in lines)}
+
+
+def _numa_node(family: list[Path]) -> int | None:
+    text = next(filter(None, (read_attribute(part, "numa_node") for part in family)), None)
+    # -1 stands for "the firmware does not say".
+    return int(text) if text and text.isdigit() else None
+
+
+def _usb_parent(family: list[Path], udev: UdevEntry) -> UsbParent | None:
+    interface = next(filter(None, (read_attribute(p, "bInterfaceNumber") for p in family)), None)
+    for part in family:
+        vendor_id = read_attribute(part, "idVendor")
+        product_id = read_attribute(part, "idProduct")
+        if vendor_id and product_id:
+            return UsbParent(
+                vendor_id=vendor_id,
+                product_id=product_id,
+                port=part.name,
+                manufacturer=read_attribute(part, "manufacturer"),
+                product=read_attribute(part, "product"),
+                serial=read_attribute(part, "serial") or udev.properties.get("ID_USB_SERIAL_SHORT"),
+                interface=int(interface, 16) if interface else None,
+            )
+    return None
+
+
+def _pci_parent(family: list[Path]) -> PciParent | None:
+    for part in family:
+        if _PCI_ADDRESS.fullmatch(part.name) and _link_name(part / "subsystem") == "pci":
+            # The outermost bridge's directory: pci0000:00.
+            roots = [name for name in part.parts if _PCI_ROOT.fullmatch(name)]
+            return PciParent(
+                bus_id=part.name,
+                root=roots[0] if roots else None,
+                vendor_id=_without_prefix(read_attribute(part, "vendor")),
+                device_id=_without_prefix(read_attribute(part, "device")),
+                class_id=_without_prefix(read_attribute(part, "class")),
+            )
+    return None
+
+
+def _without_prefix(number: str | None) -> str | None:
+    return number.removeprefix("0x") if number else None
+
+
+def _block_facts(directory: Path) -> BlockFacts:
+    disk = directory.parent if (directory / "partition").exists() else directory
+    sectors = read_attribute(directory, "size") or "0"
+    rotational = read_attribute(disk / "queue", "rotational")
+    return BlockFacts(
+        size_bytes=int(sectors) * 512 if sectors.isdigit() else 0,  # sysfs counts 512 bytes always
+        read_only=read_attribute(directory, "ro") == "1",
+        removable=read_attribute(disk, "removable") == "1",
+        rotational=None if rotational is None else rotational == "1",
+        model=read_attribute(disk / "device", "model"),
+        disk=disk.name,
+        has_backing_file=(disk / "loop" / "backing_file").exists(),
+    )

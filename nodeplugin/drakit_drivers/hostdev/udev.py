@@ -1,0 +1,48 @@
+"""
+The host's udev database: what its rules found out about a device (serial, stable links).
+
+It is there on most hosts, missing on minimal ones, and never needed. One file a device,
+``data/{b,c}MAJOR:MINOR``, with lines ``E:KEY=VALUE`` and ``S:LINK`` (below ``/dev``).
+
+It must not know sysfs, or what the properties are used for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+__all__ = ("UdevDatabase", "UdevEntry")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UdevEntry:
+    """What udev knows of one device."""
+
+    properties: Mapping[str, str] = field(default_factory=dict[str, str])
+    links: tuple[str, ...] = ()
+    """Symbolic links to the device node, as absolute paths on the host, in order."""
+
+
+class UdevDatabase:
+    """Reads entries; a device that udev does not know has an empty one."""
+
+    def __init__(self, root: Path) -> None:
+        self._data = root / "data"
+
+    def entry(self, node_type: str, number: str) -> UdevEntry:
+        """Look up a device by its type (``b`` or ``c``) and ``MAJOR:MINOR``."""
+        try:
+            text = (self._data / f"{node_type}{number}").read_text(errors="replace")
+        except OSError:
+            return UdevEntry()
+        properties: dict[str, str] = {}
+        links: list[str] = []
+        for line in text.splitlines():
+            if line.startswith("S:"):
+                links.append(f"/dev/{line[2:]}")
+            elif line.startswith("E:") and "=" in line:
+                key, _, value = line[2:].partition("=")
+                properties[key] = value
+        return UdevEntry(properties=properties, links=tuple(sorted(links)))
