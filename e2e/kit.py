@@ -1,0 +1,276 @@
+"""
+What the tests on a real cluster share: objects to apply, things to wait for, zram devices.
+
+It must not know how a cluster is run; that is `e2e.cluster`'s.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from e2e.cluster import Cluster
+
+DRIVER = "hostdev.drakit.dev"
+NAMESPACE = "drakit-system"
+TEST_IMAGE = "localhost/drakit-test:dev"
+
+ResultT = TypeVar("ResultT")
+
+
+def wait_for(
+    what: str, look: Callable[[], ResultT | None], *, seconds: float = 60, period: float = 0.2
+) -> ResultT:
+    """Look again and again until there is something true; fail with the sentence `what`."""
+    end = time.monotonic() + seconds
+    last: object = None
+    while time.monotonic() < end:
+        last = look()
+        if last:
+            return last  # type: ignore[return-value]
+        time.sleep(period)
+    raise AssertionError(f"waited {seconds:g} s for: {what} (last look: {last!r})")
+
+
+def holds_for(what: str, look: Callable[[], object], *, seconds: float) -> None:
+    """Look until the time is over; fail at the first look that is not true."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        assert look(), what
+        time.sleep(0.3)
+
+
+# ------------------------------------------------------------ objects
+
+
+def device_class(name: str, policy: str) -> dict[str, Any]:
+    """A class of all hostdev devices of one policy."""
+    expression = (
+        f'device.driver == "{DRIVER}" && device.attributes["{DRIVER}"].policy == "{policy}"'
+    )
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "DeviceClass",
+        "metadata": {"name": name},
+        "spec": {"selectors": [{"cel": {"expression": expression}}]},
+    }
+
+
+def claim_spec(*requests: tuple[str, str] | tuple[str, str, str]) -> dict[str, Any]:
+    """A claim's spec of (request, class) or (request, class, CEL selector)."""
+    bodies: list[dict[str, Any]] = []
+    for request in requests:
+        exactly: dict[str, Any] = {"deviceClassName": request[1]}
+        if len(request) == 3:
+            exactly["selectors"] = [{"cel": {"expression": request[2]}}]
+        bodies.append({"name": request[0], "exactly": exactly})
+    return {"devices": {"requests": bodies}}
+
+
+def claim(name: str, *requests: Any) -> dict[str, Any]:
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaim",
+        "metadata": {"name": name},
+        "spec": claim_spec(*requests),
+    }
+
+
+def template(name: str, *requests: Any) -> dict[str, Any]:
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaimTemplate",
+        "metadata": {"name": name},
+        "spec": {"spec": claim_spec(*requests)},
+    }
+
+
+def pod(
+    name: str,
+    *claims: tuple[str, dict[str, str]],
+    command: Sequence[str] = ("sleep", "3600"),
+    node: str | None = None,
+    restart: str = "Never",
+    grace: int = 1,
+) -> dict[str, Any]:
+    """A pod of one container that uses all its claims, each (name, source)."""
+    spec: dict[str, Any] = {
+        "restartPolicy": restart,
+        "terminationGracePeriodSeconds": grace,
+        "containers": [
+            {
+                "name": "main",
+                "image": TEST_IMAGE,
+                "imagePullPolicy": "Never",
+                "command": list(command),
+                "resources": {"claims": [{"name": claim_name} for claim_name, _ in claims]},
+            }
+        ],
+        "resourceClaims": [{"name": claim_name, **source} for claim_name, source in claims],
+    }
+    if node is not None:
+        spec["nodeSelector"] = {"kubernetes.io/hostname": node}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
+
+
+def from_template(name: str) -> dict[str, str]:
+    return {"resourceClaimTemplateName": name}
+
+
+def from_claim(name: str) -> dict[str, str]:
+    return {"resourceClaimName": name}
+
+
+# ------------------------------------------------------------ one namespace of a test
+
+
+@dataclass
+class Space:
+    """A namespace, and what tests do in it."""
+
+    cluster: Cluster
+    name: str
+    classes: list[str] = field(default_factory=list)
+
+    def kubectl(self, *arguments: str, **options: Any) -> str:
+        return self.cluster.kubectl("-n", self.name, *arguments, **options)
+
+    def apply(self, *bodies: dict[str, Any]) -> None:
+        listing = {"apiVersion": "v1", "kind": "List", "items": list(bodies)}
+        self.kubectl("apply", "-f", "-", input=json.dumps(listing))
+
+    def get(self, kind: str, name: str) -> dict[str, Any] | None:
+        text = self.kubectl("get", kind, name, "-o", "json", "--ignore-not-found")
+        return json.loads(text) if text.strip() else None
+
+    def items(self, kind: str) -> list[dict[str, Any]]:
+        return json.loads(self.kubectl("get", kind, "-o", "json"))["items"]
+
+    def phase(self, name: str) -> str:
+        body = self.get("pod", name)
+        return body["status"].get("phase", "") if body else "Gone"
+
+    def wait_phase(self, name: str, *phases: str, seconds: float = 60) -> str:
+        def look() -> str | None:
+            phase = self.phase(name)
+            return phase if phase in phases else None
+
+        try:
+            return wait_for(f"pod {name} to be {' or '.join(phases)}", look, seconds=seconds)
+        except AssertionError as error:
+            described = self.kubectl("describe", "pod", name)
+            raise AssertionError(f"{error}\n{described}") from None
+
+    def delete(self, kind: str, name: str, *, force: bool = False, wait: bool = True) -> None:
+        options = ["--grace-period=0", "--force"] if force else []
+        self.kubectl("delete", kind, name, f"--wait={str(wait).lower()}", *options)
+
+    def logs(self, name: str) -> str:
+        return self.kubectl("logs", name)
+
+    def claim_of(self, pod_name: str, claim_name: str) -> dict[str, Any]:
+        """The claim that a pod uses under a name of its own."""
+        body = self.get("pod", pod_name)
+        assert body is not None
+        for status in body["status"].get("resourceClaimStatuses", []):
+            if status["name"] == claim_name:
+                found = self.get("resourceclaim", status["resourceClaimName"])
+                assert found is not None
+                return found
+        for entry in body["spec"]["resourceClaims"]:
+            if entry["name"] == claim_name:
+                found = self.get("resourceclaim", entry["resourceClaimName"])
+                assert found is not None
+                return found
+        raise AssertionError(f"pod {pod_name} has no claim {claim_name}")
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        """Events about an object, newest last."""
+        text = self.kubectl(
+            "get", "events", "-o", "json", f"--field-selector=involvedObject.name={name}"
+        )
+        return json.loads(text)["items"]
+
+
+def devices_of(claim_body: dict[str, Any]) -> list[str]:
+    """The devices that are allocated to a claim."""
+    allocation = claim_body.get("status", {}).get("allocation") or {}
+    return [result["device"] for result in allocation.get("devices", {}).get("results", [])]
+
+
+# ------------------------------------------------------------ the node plugin and its traces
+
+
+def slices(cluster: Cluster, node: str | None = None) -> list[dict[str, Any]]:
+    """The ResourceSlices of hostdev, of one node or of all."""
+    items = json.loads(cluster.kubectl("get", "resourceslices", "-o", "json"))["items"]
+    return [
+        item
+        for item in items
+        if item["spec"]["driver"] == DRIVER and node in (None, item["spec"].get("nodeName"))
+    ]
+
+
+def published(cluster: Cluster, node: str | None = None) -> set[str]:
+    """The names of the devices that hostdev publishes."""
+    return {
+        device["name"]
+        for item in slices(cluster, node)
+        for device in item["spec"].get("devices") or []
+    }
+
+
+def cdi_files(cluster: Cluster, node: str) -> set[str]:
+    """The CDI files of hostdev's claims on a node."""
+    folder = cluster.node_path(node, "/var/run/cdi")
+    return {path.name for path in folder.glob(f"{DRIVER}-claim_*")} if folder.exists() else set()
+
+
+def plugin_pod(cluster: Cluster, node: str) -> dict[str, Any] | None:
+    """The node plugin's pod on a node."""
+    selector = "app.kubernetes.io/component=nodeplugin"
+    text = cluster.kubectl("-n", NAMESPACE, "get", "pods", "-l", selector, "-o", "json")
+    for item in json.loads(text)["items"]:
+        if item["spec"].get("nodeName") == node and "deletionTimestamp" not in item["metadata"]:
+            return item
+    return None
+
+
+def plugin_log(cluster: Cluster, node: str, *, previous: bool = False) -> list[dict[str, Any]]:
+    """The node plugin's log, a dictionary a line."""
+    found = plugin_pod(cluster, node)
+    assert found is not None
+    options = ["--previous"] if previous else []
+    text = cluster.kubectl("-n", NAMESPACE, "logs", found["metadata"]["name"], *options)
+    return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+
+
+def ready(body: dict[str, Any] | None) -> bool:
+    """Whether a pod is ready."""
+    conditions = (body or {}).get("status", {}).get("conditions", [])
+    return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
+
+
+# ------------------------------------------------------------ zram: real block devices to give away
+
+ZRAM_CONTROL = Path("/sys/class/zram-control")
+ZRAM_BYTES = 16 * 1024 * 1024
+
+
+@contextlib.contextmanager
+def zram_devices(count: int) -> Iterator[list[str]]:
+    """Make zram devices on the host (all nodes see them) and give their names."""
+    numbers = [int((ZRAM_CONTROL / "hot_add").read_text()) for _ in range(count)]
+    try:
+        for number in numbers:
+            Path(f"/sys/block/zram{number}/disksize").write_text(str(ZRAM_BYTES))
+        yield [f"zram{number}" for number in numbers]
+    finally:
+        for number in numbers:
+            with contextlib.suppress(OSError):
+                (ZRAM_CONTROL / "hot_remove").write_text(str(number))

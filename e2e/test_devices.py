@@ -1,0 +1,142 @@
+"""Pods get real devices, and do real input and output on them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from e2e.kit import (
+    cdi_files,
+    claim,
+    device_class,
+    devices_of,
+    from_claim,
+    from_template,
+    holds_for,
+    plugin_log,
+    pod,
+    template,
+    wait_for,
+)
+
+pytestmark = [pytest.mark.e2e, pytest.mark.feature("core")]
+
+
+def test_a_pod_with_a_template_claim_writes_and_reads_a_block_device(space, release):
+    space.apply(
+        template("disk", ("disk", "zram.test")),
+        pod(
+            "writer",
+            ("disk", from_template("disk")),
+            command=["sh", "-c", "blockio $HOSTDEV_DISK && blockio $HOSTDEV_DISK"],
+        ),
+    )
+    space.wait_phase("writer", "Succeeded")
+
+    assert space.logs("writer").splitlines()[-1].endswith("ok")
+    node = release.nodes[0]
+    wait_for("the CDI file to be removed", lambda: not cdi_files(release, node))
+
+
+@pytest.mark.skipif(not Path("/dev/kvm").exists(), reason="this machine has no /dev/kvm")
+def test_a_pod_asks_kvm_for_its_version(space):
+    space.apply(
+        template("kvm", ("kvm", "kvm.drakit.dev")),
+        pod("asks", ("kvm", from_template("kvm")), command=["kvm-version"]),
+    )
+    space.wait_phase("asks", "Succeeded")
+    assert "12" in space.logs("asks").split()
+
+
+def test_a_pod_without_the_claim_has_no_device(space, zram):
+    space.apply(pod("bare", command=["sh", "-c", f"test ! -e /dev/{zram.first[0]}"]))
+    space.wait_phase("bare", "Succeeded")
+
+
+def test_the_second_of_two_pods_runs_once_the_first_is_gone(space, zram):
+    wanted = f'device.attributes["hostdev.drakit.dev"].path == "/dev/{zram.first[0]}"'
+    space.apply(template("disk", ("disk", "zram.test", wanted)))
+    space.apply(pod("first", ("disk", from_template("disk"))))
+    space.wait_phase("first", "Running")
+    space.apply(pod("second", ("disk", from_template("disk"))))
+
+    holds_for("second waits", lambda: space.phase("second") == "Pending", seconds=4)
+    space.delete("pod", "first")
+    space.wait_phase("second", "Running")
+
+
+def test_one_claim_with_two_requests_gives_two_devices(space):
+    space.apply(
+        template("pair", ("left", "zram.test"), ("right", "zram.test")),
+        pod(
+            "both",
+            ("pair", from_template("pair")),
+            command=["sh", "-c", "blockio $HOSTDEV_LEFT && blockio $HOSTDEV_RIGHT && sleep 3600"],
+        ),
+    )
+    space.wait_phase("both", "Running")
+    assert len(set(devices_of(space.claim_of("both", "pair")))) == 2
+    wait_for("both devices to be used", lambda: space.logs("both").count("ok") == 2)
+
+
+def test_two_pods_share_one_claim_until_the_last_is_gone(space, release):
+    node = release.nodes[0]
+    space.apply(claim("shared", ("disk", "zram.test")))
+    for name in ("one", "two"):
+        space.apply(pod(name, ("disk", from_claim("shared"))))
+        space.wait_phase(name, "Running")
+
+    space.delete("pod", "one")
+    holds_for("the claim stays prepared", lambda: len(cdi_files(release, node)) == 1, seconds=3)
+    space.delete("pod", "two")
+    wait_for("the claim to be unprepared", lambda: not cdi_files(release, node))
+
+
+def test_three_claims_of_a_pod_are_one_batch(space, release):
+    space.apply(template("disk", ("disk", "zram.test")))
+    names = ("a", "b", "c")
+    space.apply(pod("three", *((name, from_template("disk")) for name in names)))
+    space.wait_phase("three", "Running")
+
+    uids = {space.claim_of("three", name)["metadata"]["uid"] for name in names}
+    lines = plugin_log(release, release.nodes[0])
+    calls = [
+        line
+        for line in lines
+        if line.get("method") == "NodePrepareResources" and line.get("claims") == 3
+    ]
+    assert len(calls) == 1, "one call with three claims, and no second one"
+    assert calls[0]["request_id"] != "-"
+    assert uids <= set(json.dumps(calls[0]).replace('"', " ").replace(",", " ").split()) or all(
+        space.claim_of("three", name)["metadata"]["name"] in json.dumps(calls[0]) for name in names
+    )
+
+
+def test_a_pod_lands_where_its_device_is(space, release, zram):
+    first, second = release.nodes[:2]
+    space.apply(
+        template("here", ("disk", "zram.test")), template("there", ("disk", "zram-second.test"))
+    )
+    space.apply(
+        pod("here", ("disk", from_template("here"))), pod("there", ("disk", from_template("there")))
+    )
+    for name, node in (("here", first), ("there", second)):
+        space.wait_phase(name, "Running")
+        body = space.get("pod", name)
+        assert body["spec"]["nodeName"] == node
+
+
+def test_a_class_that_comes_later_lets_the_pod_start(space, release):
+    name = "late.test"
+    space.apply(
+        template("late", ("disk", name)),
+        pod("late", ("disk", from_template("late")), command=["true"]),
+    )
+    holds_for("the pod waits", lambda: space.phase("late") == "Pending", seconds=2)
+    space.apply(device_class(name, "zram"))
+    try:
+        space.wait_phase("late", "Succeeded")
+    finally:
+        release.kubectl("delete", "deviceclass", name)

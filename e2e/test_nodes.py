@@ -1,0 +1,113 @@
+"""Two nodes: each plugin speaks for its own node, and can speak for no other."""
+
+from __future__ import annotations
+
+import copy
+import json
+
+import pytest
+
+from e2e.kit import DRIVER, NAMESPACE, holds_for, plugin_pod, published, slices, wait_for
+
+pytestmark = [pytest.mark.e2e, pytest.mark.feature("core")]
+
+
+def test_each_plugin_publishes_the_slices_of_its_own_node(release, zram):
+    for node, own, foreign in zip(
+        release.nodes[:2], (zram.first, zram.second), (zram.second, zram.first), strict=True
+    ):
+        names = published(release, node)
+        assert all(any(name.endswith(disk) for name in names) for disk in own)
+        assert not any(name.endswith(disk) for name in names for disk in foreign)
+        (body,) = slices(release, node)
+        (owner,) = body["metadata"]["ownerReferences"]
+        uid = release.kubectl("get", "node", node, "-o", "jsonpath={.metadata.uid}")
+        assert (owner["kind"], owner["uid"]) == ("Node", uid)
+        assert body["spec"]["pool"]["name"] == node
+
+
+def test_a_slice_that_somebody_deletes_is_back_and_an_untouched_one_is_not_written(release):
+    first, second = release.nodes[:2]
+    (gone,), (kept,) = slices(release, first), slices(release, second)
+    release.kubectl("delete", "resourceslice", gone["metadata"]["name"])
+    wait_for(
+        "the slice to be back",
+        lambda: {b["metadata"]["uid"] for b in slices(release, first)} - {gone["metadata"]["uid"]},
+        seconds=5,
+    )
+
+    def untouched() -> bool:
+        (body,) = slices(release, second)
+        return body["metadata"]["resourceVersion"] == kept["metadata"]["resourceVersion"]
+
+    # Longer than a rescan: without a change nothing is written.
+    holds_for("the other slice stays as it is", untouched, seconds=12)
+
+
+def token_of(release, node: str) -> str:
+    """A token that is bound to the plugin's pod on a node, as the kubelet mounts one."""
+    body = plugin_pod(release, node)
+    assert body is not None
+    return release.kubectl(
+        "-n",
+        NAMESPACE,
+        "create",
+        "token",
+        "drakit-nodeplugin",
+        "--bound-object-kind=Pod",
+        f"--bound-object-name={body['metadata']['name']}",
+        f"--bound-object-uid={body['metadata']['uid']}",
+    ).strip()
+
+
+@pytest.fixture
+def as_first_node(release, tmp_path):
+    """kubectl with the token of the first node's plugin."""
+    config = json.loads(
+        release.kubectl("config", "view", "--raw", "--minify", "--flatten", "-o", "json")
+    )
+    config["users"] = [{"name": "plugin", "user": {"token": token_of(release, release.nodes[0])}}]
+    config["contexts"][0]["context"]["user"] = "plugin"
+    path = tmp_path / "kubeconfig"
+    path.write_text(json.dumps(config))
+    path.chmod(0o600)
+
+    def kubectl(*arguments: str, **options) -> str:
+        return release.kubectl("--kubeconfig", str(path), *arguments, **options)
+
+    return kubectl
+
+
+def refused(call, *arguments, **options) -> str:
+    with pytest.raises(Exception) as caught:  # noqa: PT011  (whatever the rig raises)
+        call(*arguments, **options)
+    return str(caught.value)
+
+
+def test_a_token_of_one_nodes_plugin_cannot_write_the_others_slice(release, as_first_node):
+    (own,), (foreign,) = (slices(release, node) for node in release.nodes[:2])
+
+    as_first_node("annotate", "resourceslice", own["metadata"]["name"], "drakit.dev/test=own")
+    as_first_node("annotate", "resourceslice", own["metadata"]["name"], "drakit.dev/test-")
+
+    name = foreign["metadata"]["name"]
+    told = refused(as_first_node, "annotate", "resourceslice", name, "drakit.dev/test=foreign")
+    assert "own node" in told
+    assert "own node" in refused(as_first_node, "delete", "resourceslice", name)
+    copied = copy.deepcopy(foreign)
+    copied["metadata"] = {"name": f"00099-{DRIVER}-stolen"}
+    told = refused(as_first_node, "create", "-f", "-", input=json.dumps(copied))
+    assert "own node" in told
+    assert slices(release, release.nodes[1])
+
+
+def test_the_plugin_may_do_no_more_than_it_needs(as_first_node):
+    for verb, resource in (
+        ("list", "secrets"),
+        ("patch", "resourceclaims"),
+        ("update", "resourceclaims/status"),
+        ("create", "pods"),
+        ("update", "nodes"),
+    ):
+        told = refused(as_first_node, "auth", "can-i", verb, resource, "-A")
+        assert "no" in told.lower()

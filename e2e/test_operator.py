@@ -1,0 +1,124 @@
+"""The operator says why a pod waits, writes to nothing that is not its own, and has a standby."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from e2e.kit import NAMESPACE, from_template, pod, template, wait_for
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240), pytest.mark.feature("core")]
+
+LEASE = "drakit-operator"
+
+
+def told(space, name: str) -> list[dict]:
+    """The operator's Events about an object."""
+    return [
+        event
+        for event in space.events(name)
+        if "drakit"
+        in (event.get("reportingComponent") or event.get("source", {}).get("component", ""))
+    ]
+
+
+def first_event(space, name: str, *, since: float, within: float = 3.0) -> dict:
+    wait_for(f"an Event about {name}", lambda: told(space, name), seconds=within + 5, period=0.1)
+    seconds = time.monotonic() - since
+    assert seconds <= within, f"the Event came after {seconds:.1f} s"
+    return told(space, name)[0]
+
+
+def holder(release) -> str:
+    return release.kubectl(
+        "-n", NAMESPACE, "get", "lease", LEASE, "-o", "jsonpath={.spec.holderIdentity}"
+    )
+
+
+def test_a_pod_whose_class_is_missing_is_told_so(space, release):
+    wait_for("a leader", lambda: holder(release))
+    space.apply(template("gone", ("gpu", "missing.test")))
+    since = time.monotonic()
+    space.apply(pod("waits", ("gpu", from_template("gone"))))
+
+    event = first_event(space, "waits", since=since)
+
+    assert "missing.test" in event["message"]
+    assert event["type"] == "Warning"
+    wait_for("the template's Event", lambda: told(space, "gone"), seconds=10)
+    assert "missing.test" in told(space, "gone")[0]["message"]
+
+
+def test_a_pod_whose_devices_are_all_taken_is_told_who_has_them(space, release, zram):
+    space.apply(template("disk", ("disk", "zram-second.test")))
+    for number in range(len(zram.second)):
+        space.apply(pod(f"holder-{number}", ("disk", from_template("disk"))))
+        space.wait_phase(f"holder-{number}", "Running")
+    since = time.monotonic()
+    space.apply(pod("waits", ("disk", from_template("disk"))))
+
+    event = first_event(space, "waits", since=since)
+
+    assert "holder-0" in event["message"]
+    time.sleep(3)
+    assert len(told(space, "waits")) == 1, "one Event, however often it is looked at"
+    space.delete("pod", "holder-0")
+    space.wait_phase("waits", "Running")
+
+
+@pytest.mark.disruptive
+def test_when_the_leader_is_killed_the_second_replica_goes_on(space, release):
+    leader = wait_for("a leader", lambda: holder(release))
+    pods = json.loads(
+        release.kubectl(
+            "-n",
+            NAMESPACE,
+            "get",
+            "pods",
+            "-l",
+            "app.kubernetes.io/component=operator",
+            "-o",
+            "json",
+        )
+    )["items"]
+    assert len(pods) == 2
+    (body,) = [item for item in pods if leader.startswith(item["metadata"]["name"])]
+    killed = time.monotonic()
+    # Its node kills it at once: no time to release the lease.
+    release.exec_on_node(
+        body["spec"]["nodeName"],
+        [
+            "sh",
+            "-c",
+            f"kill -KILL $(grep -l {body['metadata']['uid']} /proc/[0-9]*/cgroup "
+            "| cut -d/ -f3 | xargs -I{} sh -c 'grep -l drakit-operator /proc/{}/cmdline' "
+            "| cut -d/ -f3)",
+        ],
+    )
+    wait_for("another leader", lambda: holder(release) not in ("", leader), seconds=30)
+    space.apply(
+        template("gone", ("gpu", "missing.test")), pod("waits", ("gpu", from_template("gone")))
+    )
+    wait_for("an Event of the new leader", lambda: told(space, "waits"), seconds=20)
+    seconds = time.monotonic() - killed
+    print(f"the second replica wrote its first Event {seconds:.1f} s after the kill")
+    assert seconds < 15
+
+
+def test_the_operator_writes_to_nothing_but_events_and_its_lease(space, release):
+    space.apply(
+        template("gone", ("gpu", "missing.test")), pod("waits", ("gpu", from_template("gone")))
+    )
+    wait_for("an Event", lambda: told(space, "waits"), seconds=10)
+    user = f"system:serviceaccount:{NAMESPACE}:drakit-operator"
+    written = {
+        (record["verb"], record["objectRef"].get("resource"))
+        for record in release.audit()
+        if record["user"]["username"] == user
+        and record["verb"] in ("create", "update", "patch", "delete", "deletecollection")
+    }
+    assert written
+    allowed = {"events", "leases", "selfsubjectaccessreviews"}
+    assert {resource for _, resource in written} <= allowed

@@ -1,0 +1,78 @@
+"""Installing, stopping and removing: nothing is left that should not be."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from e2e.release import install, uninstall
+
+from e2e.fixtures import release_values, wait_settled
+from e2e.kit import DRIVER, NAMESPACE, cdi_files, plugin_pod, ready, slices, wait_for
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.serial,
+    pytest.mark.disruptive,
+    pytest.mark.timeout(300),
+    pytest.mark.feature("core"),
+]
+
+
+def files_below(release, node: str, path: str) -> set[str]:
+    folder = release.node_path(node, path)
+    return {entry.name for entry in folder.iterdir()} if folder.exists() else set()
+
+
+def registry(release, node: str) -> set[str]:
+    names = files_below(release, node, "/var/lib/kubelet/plugins_registry")
+    return {name for name in names if DRIVER in name}
+
+
+def data(release, node: str) -> set[str]:
+    return files_below(release, node, f"/var/lib/kubelet/plugins/{DRIVER}")
+
+
+def test_a_restart_of_the_plugin_leaves_slices_as_they_are(release, zram):
+    node = release.nodes[0]
+    (before,) = slices(release, node)
+    old = plugin_pod(release, node)
+    release.kubectl("-n", NAMESPACE, "delete", "pod", old["metadata"]["name"], "--wait=true")
+
+    def replaced() -> bool:
+        new = plugin_pod(release, node)
+        return ready(new) and new["metadata"]["uid"] != old["metadata"]["uid"]
+
+    wait_for("a new plugin", replaced, seconds=90)
+    (after,) = slices(release, node)
+    assert after["metadata"]["resourceVersion"] == before["metadata"]["resourceVersion"]
+
+
+def test_the_plugin_is_not_privileged(release):
+    body = plugin_pod(release, release.nodes[0])
+    (container,) = body["spec"]["containers"]
+    context = container["securityContext"]
+    assert not context.get("privileged")
+    assert context["readOnlyRootFilesystem"] is True
+    assert context["capabilities"] == {"drop": ["ALL"]}
+    assert not body["spec"].get("hostNetwork")
+    assert not body["spec"].get("hostPID")
+
+
+def test_a_removed_release_leaves_no_file_and_after_the_kubelets_wipe_no_slice(release, zram):
+    nodes = release.nodes[:2]
+    for node in nodes:
+        assert registry(release, node)
+    uninstall(release)
+
+    for node in nodes:
+        wait_for("the plugin to be gone", lambda: plugin_pod(release, node) is None)  # noqa: B023
+        assert registry(release, node) == set()
+        assert data(release, node) <= {"checkpoint.db"}
+        assert cdi_files(release, node) == set()
+    wait_for("the kubelet's wipe, 30 s after the plugin", lambda: not slices(release), seconds=60)
+    left = json.loads(release.kubectl("get", "deviceclasses", "-o", "json"))["items"]
+    assert not [body for body in left if body["metadata"]["name"].endswith(".drakit.dev")]
+
+    install(release, values=release_values(release, zram))
+    wait_settled(release, zram)
