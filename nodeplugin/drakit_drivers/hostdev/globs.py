@@ -40,7 +40,7 @@ def _check_brackets(part: str, glob: str) -> None:
         if sign not in "[]":
             continue
         # A ']' that stands first is one of the characters, not the end.
-        inside = re.match(r"!?\]?[^\]]*(?=\])", rest)
+        inside = re.match(r"!?+(?:\][^\]]*|[^\]]+)(?=\])", rest)
         if sign == "]" or not inside:
             raise ValueError(f"{glob!r} has a bracket without its counterpart in the same part")
         if inside[0].startswith("^"):

@@ -1,0 +1,161 @@
+"""A host in a temporary directory: sysfs, udev's database, device nodes, mounts, swap areas."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from drakit_drivers.hostdev.config import HostDevicesConfig
+from drakit_drivers.hostdev.sysfs import HostDevice, Sysfs
+from drakit_drivers.hostdev.udev import UdevDatabase
+
+_SWAPS_HEADER = "Filename\t\t\t\tType\t\tSize\t\tUsed\t\tPriority\n"
+
+
+class FakeHost:
+    """Builds what the kernel would show; paths of devices are relative to ``devices/``."""
+
+    def __init__(self, root: Path) -> None:
+        self.sys = root / "sys"
+        self.udev = root / "udev"
+        self.dev = root / "dev"
+        self.mountinfo = root / "mountinfo"
+        self.swaps = root / "swaps"
+        for directory in (self.sys / "class", self.sys / "devices", self.udev / "data", self.dev):
+            directory.mkdir(parents=True)
+        self.mount_lines: list[str] = []
+        self.mount("0:5", "/proc", fs_type="proc", source="proc")
+        self.swap()
+
+    def node(self, path: str, kind: str, number: str) -> None:
+        """Make a device node; a test that needs one is skipped where nobody may make any."""
+        major, minor = map(int, number.split(":"))
+        target = self.dev / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        mode = stat.S_IFBLK if kind == "b" else stat.S_IFCHR
+        try:
+            os.mknod(target, mode | 0o600, os.makedev(major, minor))
+        except PermissionError:
+            pytest.skip("making device nodes needs root")
+
+    def link(self, path: str, target: str) -> None:
+        (self.dev / path).parent.mkdir(parents=True, exist_ok=True)
+        (self.dev / path).symlink_to(target)
+
+    def device(
+        self,
+        where: str,
+        number: str,
+        *,
+        subsystem: str = "misc",
+        devname: str | None = None,
+        devtype: str | None = None,
+        node: bool = False,
+        **attributes: str,
+    ) -> Path:
+        """Add a device with a number, and its node where one is asked for."""
+        directory = self.sys / "devices" / where
+        directory.mkdir(parents=True, exist_ok=True)
+        devname = devname or directory.name
+        major, minor = number.split(":")
+        uevent = f"MAJOR={major}\nMINOR={minor}\nDEVNAME={devname}\n"
+        (directory / "uevent").write_text(uevent + (f"DEVTYPE={devtype}\n" if devtype else ""))
+        self.write(directory, dev=number, **attributes)
+        self.subsystem(directory, subsystem)
+        entry = self.sys / "class" / subsystem / directory.name
+        if not entry.is_symlink():
+            entry.symlink_to(os.path.relpath(directory, entry.parent))
+        kind = "b" if subsystem == "block" else "c"
+        by_number = self.sys / "dev" / ("block" if kind == "b" else "char")
+        by_number.mkdir(parents=True, exist_ok=True)
+        if not (by_number / number).is_symlink():
+            (by_number / number).symlink_to(directory)
+        if node:
+            self.node(devname, kind, number)
+        return directory
+
+    def block(self, where: str, number: str, *, size: int = 2048, **options) -> Path:
+        """Add a block device; one below another block device is its partition."""
+        directory = self.device(
+            where, number, subsystem="block", **{"size": str(size), "ro": "0", **options}
+        )
+        (directory / "holders").mkdir(exist_ok=True)
+        if (directory.parent / "dev").exists():
+            self.write(directory, partition="1")
+        return directory
+
+    def holder(self, lower: Path, upper: Path) -> None:
+        """Say that one block device is built on another."""
+        (lower / "holders" / upper.name).symlink_to(upper)
+
+    def parent(
+        self, where: str, subsystem: str, *, driver: str | None = None, **attributes
+    ) -> Path:
+        """Add a device without a node: a USB interface, a PCI function."""
+        directory = self.sys / "devices" / where
+        directory.mkdir(parents=True, exist_ok=True)
+        self.write(directory, **attributes)
+        self.subsystem(directory, subsystem)
+        if driver:
+            target = self.sys / "bus" / subsystem / "drivers" / driver
+            target.mkdir(parents=True, exist_ok=True)
+            (directory / "driver").symlink_to(target)
+        return directory
+
+    def subsystem(self, directory: Path, name: str) -> None:
+        target = self.sys / "class" / name
+        target.mkdir(parents=True, exist_ok=True)
+        if not (directory / "subsystem").is_symlink():
+            (directory / "subsystem").symlink_to(target)
+
+    def write(self, directory: Path, **attributes: str) -> None:
+        """Write attributes; a double underscore stands for a slash."""
+        for name, value in attributes.items():
+            path = directory / name.replace("__", "/")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(f"{value}\n")
+
+    def udev_entry(self, key: str, *lines: str) -> None:
+        (self.udev / "data" / key).write_text("".join(f"{line}\n" for line in lines))
+
+    def mount(
+        self,
+        number: str,
+        point: str = "/",
+        *,
+        fs_type: str = "ext4",
+        source: str = "/dev/root",
+        root: str = "/",
+    ) -> None:
+        self.mount_lines.append(
+            f"{22 + len(self.mount_lines)} 1 {number} {root} {point} rw,relatime shared:1"
+            f" - {fs_type} {source} rw\n"
+        )
+        self.mountinfo.write_text("".join(self.mount_lines))
+
+    def swap(self, *paths: str) -> None:
+        lines = [f"{path}                               partition\t1024\t0\t-2\n" for path in paths]
+        self.swaps.write_text(_SWAPS_HEADER + "".join(lines))
+
+    def sysfs(self) -> Sysfs:
+        return Sysfs(self.sys, UdevDatabase(self.udev))
+
+    def find(self, subsystem: str) -> dict[str, HostDevice]:
+        found = self.sysfs().devices(subsystem, wanted=lambda path: True)
+        return {device.kernel_name: device for device in found}
+
+    def config(self, *policies: dict, **options) -> HostDevicesConfig:
+        return HostDevicesConfig.model_validate(
+            {
+                "policies": list(policies),
+                "sysRoot": self.sys,
+                "udevRoot": self.udev,
+                "devRoot": self.dev,
+                "mountinfo": self.mountinfo,
+                "swaps": self.swaps,
+                **options,
+            }
+        )

@@ -1,0 +1,265 @@
+"""The driver on a host: publishing, preparing, and what it says when it cannot."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import aclosing
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import pytest
+
+from drakit import AllocatedDevice, ClaimReference, DeviceNode, DriverError
+from drakit.driver import StaticNode
+from drakit_drivers.hostdev import HostDevices, HostDevicesConfig
+from tests.fakes.sysfs import FakeHost
+
+CLAIM = ClaimReference(namespace="default", name="c", uid="u")
+KVM = {"name": "kvm", "subsystem": "misc", "paths": ["/dev/kvm"], "count": 2}
+ZRAM = {"name": "zram", "subsystem": "block", "paths": ["/dev/zram*"]}
+
+
+@dataclass
+class Node:
+    name: str = "node-1"
+    labels: dict[str, str] | None = None
+
+
+def allocated(name: str, request: str = "main") -> AllocatedDevice:
+    return AllocatedDevice(name=name, pool="node-1", request=request)
+
+
+def driver(host: FakeHost, *policies: dict, node: Node | None = None, **options) -> HostDevices:
+    return HostDevices(host.config(*policies, **options), node or Node())
+
+
+async def published(made: HostDevices) -> list[str]:
+    async with aclosing(made.devices()) as stream:
+        async for devices in stream:
+            return [device.name for device in devices]
+    raise AssertionError("nothing was said")
+
+
+def test_the_entry_point_leads_here():
+    (entry,) = entry_points(group="drakit.drivers", name="hostdev")
+    assert entry.load() is HostDevices
+    assert HostDevices.name == "hostdev.drakit.dev"
+
+
+async def test_devices_are_published_with_attributes_and_size(host):
+    host.device("virtual/misc/kvm", "10:232", node=True)
+    host.block("virtual/block/zram0", "253:0", size=32768, node=True)
+    async with aclosing(driver(host, KVM, ZRAM).devices()) as stream:
+        devices = {device.name: device for device in await anext(stream)}
+    assert list(devices) == ["kvm-0", "kvm-1", "zram-zram0"]
+    assert devices["kvm-0"].attributes["policy"] == "kvm"
+    assert devices["zram-zram0"].capacity == {"size": "16777216"}
+
+
+async def test_a_host_without_the_device_publishes_nothing(host):
+    assert await published(driver(host, KVM)) == []
+
+
+@pytest.mark.looptime
+async def test_only_changes_are_said(host):
+    async with aclosing(driver(host, ZRAM).devices()) as stream:
+        assert await anext(stream) == []
+        change = asyncio.create_task(anext(stream))
+        await asyncio.sleep(60)
+        assert not change.done()
+        host.block("virtual/block/zram0", "253:0", node=True)
+        assert [device.name for device in await change] == ["zram-zram0"]
+        host.mount("253:0", "/mnt", source="/dev/zram0")
+        assert await anext(stream) == []
+
+
+@pytest.mark.looptime
+async def test_a_change_is_noticed_within_the_rescan_interval(host, looptime):
+    async with aclosing(driver(host, KVM, rescanInterval="10s").devices()) as stream:
+        await anext(stream)
+        host.device("virtual/misc/kvm", "10:232", node=True)
+        assert await anext(stream)
+    assert looptime == 10
+
+
+@pytest.mark.looptime
+async def test_labels_that_become_known_are_noticed_within_a_second(host, looptime):
+    host.device("virtual/misc/kvm", "10:232", node=True)
+    node = Node()
+    made = driver(host, KVM | {"nodeSelector": {"kvm": "yes"}}, node=node, rescanInterval="1h")
+    async with aclosing(made.devices()) as stream:
+        assert await anext(stream) == []
+        node.labels = {"kvm": "yes"}
+        assert len(await anext(stream)) == 2
+    assert looptime <= 1.5
+
+
+async def test_a_device_is_prepared_with_its_node_and_its_path_in_the_environment(host):
+    host.device("virtual/misc/tun", "10:200", devname="net/tun", node=True)
+    made = driver(
+        host,
+        {
+            "name": "tun", "subsystem": "misc", "paths": ["/dev/net/tun"],
+            "permissions": "r", "uid": 1, "gid": 2, "mode": "0640",
+        },
+    )  # fmt: skip
+    edits = await made.prepare(CLAIM, allocated("tun-net-tun", request="vpn-dev/fast"))
+    assert edits.device_nodes == (
+        DeviceNode(
+            path="/dev/net/tun",
+            type="c",
+            major=10,
+            minor=200,
+            permissions="r",
+            file_mode=0o640,
+            uid=1,
+            gid=2,
+        ),
+    )
+    assert edits.env == {
+        "HOSTDEV_VPN_DEV": "/dev/net/tun",
+        "HOSTDEV_VPN_DEV__TUN_NET_TUN": "/dev/net/tun",
+    }
+    assert edits == await made.prepare(CLAIM, allocated("tun-net-tun", request="vpn-dev/fast"))
+
+
+async def test_two_devices_of_one_request_have_a_variable_each(host):
+    for index in (0, 1):
+        host.block(f"virtual/block/zram{index}", f"253:{index}", node=True)
+    made = driver(host, ZRAM)
+    merged: dict[str, str] = {}
+    for index in (0, 1):
+        merged |= (await made.prepare(CLAIM, allocated(f"zram-zram{index}"))).env
+    assert merged["HOSTDEV_MAIN__ZRAM_ZRAM0"] == "/dev/zram0"
+    assert merged["HOSTDEV_MAIN__ZRAM_ZRAM1"] == "/dev/zram1"
+
+
+async def test_a_replugged_device_is_prepared_under_its_new_number(host):
+    host.device("virtual/misc/kvm", "10:232", node=True)
+    made = driver(host, KVM)
+    await published(made)
+    (host.dev / "kvm").unlink()
+    host.device("virtual/misc/kvm", "10:99", node=True)
+    edits = await made.prepare(CLAIM, allocated("kvm-1"))
+    assert edits.device_nodes[0].minor == 99
+
+
+async def test_a_selector_does_not_hinder_preparing(host):
+    """After a restart without API server the labels are not known."""
+    host.device("virtual/misc/kvm", "10:232", node=True)
+    made = driver(host, KVM | {"nodeSelector": {"kvm": "yes"}}, node=Node(labels=None))
+    assert await published(made) == []
+    assert (await made.prepare(CLAIM, allocated("kvm-0"))).device_nodes
+
+
+async def test_a_device_that_is_gone_is_named(host):
+    with pytest.raises(DriverError, match="device kvm-0 is not on node node-1 any more: plug"):
+        await driver(host, KVM).prepare(CLAIM, allocated("kvm-0"))
+
+
+async def test_a_disk_that_was_mounted_since_is_not_prepared(host):
+    host.block("virtual/block/zram0", "253:0", node=True)
+    made = driver(host, ZRAM)
+    assert await published(made) == ["zram-zram0"]
+    host.mount("253:0", "/mnt", source="/dev/zram0")
+    with pytest.raises(DriverError) as caught:
+        await made.prepare(CLAIM, allocated("zram-zram0"))
+    assert "device zram-zram0 (/dev/zram0)" in str(caught.value)
+    assert "it is mounted at /mnt" in str(caught.value)
+
+
+async def test_without_mountinfo_no_block_device_is_published_and_the_log_says_so_once(
+    host, caplog
+):
+    host.block("virtual/block/zram0", "253:0", node=True)
+    host.device("virtual/misc/kvm", "10:232", node=True)
+    host.mountinfo.unlink()
+    made = driver(host, ZRAM, KVM)
+    with caplog.at_level(logging.INFO):
+        assert await published(made) == ["kvm-0", "kvm-1"]
+        assert await published(made) == ["kvm-0", "kvm-1"]
+    assert caplog.messages.count("no block device is published") == 1
+    assert caplog.messages.count("device is not published") == 1
+    with pytest.raises(DriverError, match="not known which block devices are in use"):
+        await made.prepare(CLAIM, allocated("zram-zram0"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "number"),
+    [
+        pytest.param("c", "10:1", id="another-number"),
+        pytest.param("b", "10:232", id="another-type"),
+        pytest.param(None, "", id="no-node"),
+    ],
+)
+async def test_a_node_that_is_not_the_device_is_not_published(host, kind, number):
+    host.device("virtual/misc/kvm", "10:232")
+    made = driver(host, KVM)
+    if kind:
+        host.node("kvm", kind, number)
+    assert await published(made) == []
+    with pytest.raises(DriverError, match="its device node"):
+        await made.prepare(CLAIM, allocated("kvm-0"))
+
+
+async def test_conflicts_and_mistakes_are_said_once_with_names(host, caplog):
+    host.device("virtual/misc/kvm", "10:232", node=True)
+    made = driver(
+        host,
+        KVM,
+        {"name": "all", "subsystem": "misc", "paths": ["/dev/*"]},
+        {"name": "wrong", "subsystem": "tty", "paths": ["/dev/kvm"]},
+    )
+    await published(made)
+    await published(made)
+    said = [record for record in caplog.records if record.levelno == logging.WARNING]
+    facts = [
+        {k: vars(r).get(k) for k in ("path", "first", "second", "policy", "subsystem")}
+        for r in said
+    ]
+    assert {"path": "/dev/kvm", "first": "kvm", "second": "all"}.items() <= facts[
+        [r.getMessage() for r in said].index("two policies match a device, the first has it")
+    ].items()
+    assert {"path": "/dev/kvm", "policy": "wrong", "subsystem": "misc"}.items() <= facts[
+        [r.getMessage() for r in said].index("path is of another subsystem than its policy")
+    ].items()
+    assert len(said) == 2
+
+
+@pytest.mark.parametrize(
+    ("path", "reason"),
+    [
+        pytest.param("/dev/file", "is no device node, but a file", id="file"),
+        pytest.param("/dev/dir", "is no device node, but a directory", id="directory"),
+        pytest.param("/dev/ring", "cannot be read: Too many levels", id="unreadable"),
+    ],
+)
+def test_a_path_that_cannot_be_a_device_is_refused_at_start(host, path, reason):
+    (host.dev / "file").touch()
+    (host.dev / "dir").mkdir()
+    host.link("ring", "ring")
+    with pytest.raises(DriverError) as caught:
+        driver(host, KVM, {"name": "a", "subsystem": "misc", "paths": ["/dev/*", path]})
+    assert str(caught.value).startswith(f"policies[1].paths[1]: {path} {reason}")
+
+
+@pytest.mark.parametrize("key", ["sysRoot", "devRoot"])
+def test_a_root_that_is_not_there_is_refused_at_start(host, key):
+    with pytest.raises(DriverError, match=f"{key}: /nowhere is no directory"):
+        driver(host, KVM, **{key: "/nowhere"})
+
+
+async def test_this_machines_root_disk_is_never_published():
+    """Whatever there is here: nothing that is mounted, not even where disks are allowed."""
+    everything = {"name": "all", "subsystem": "block", "paths": ["/dev/*", "/dev/*/*"]}
+    config = HostDevicesConfig.model_validate(
+        {"policies": [everything], "allowDisks": True, "mountinfo": "/proc/self/mountinfo"}
+    )
+    made = HostDevices(config, StaticNode(name="here"))
+    mounts = await asyncio.to_thread(Path("/proc/self/mountinfo").read_text)
+    mounted = {line.split()[2] for line in mounts.splitlines()}
+    async with aclosing(made.devices()) as stream:
+        for device in await anext(stream):
+            assert f"{device.attributes['major']}:{device.attributes['minor']}" not in mounted
