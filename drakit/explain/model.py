@@ -1,0 +1,189 @@
+"""
+What must be known of a cluster to say why a claim is pending: small frozen types, no raw objects.
+
+They hold a fraction of an object, because the operator keeps one for every claim and device of the
+cluster. How they are read out of JSON is in :mod:`.projection`.
+
+It must not know clients, JSON, or any decision that is taken over these facts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+__all__ = (
+    "ClaimFacts",
+    "ClassFacts",
+    "DeviceFacts",
+    "DeviceID",
+    "ObjectReference",
+    "PodClaim",
+    "PodFacts",
+    "Request",
+    "SliceFacts",
+    "TemplateFacts",
+)
+
+
+class DeviceID(NamedTuple):
+    """A device by the three names that make it unique in a cluster."""
+
+    driver: str
+    pool: str
+    device: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ObjectReference:
+    """What an Event regards."""
+
+    api_version: str
+    kind: str
+    name: str
+    uid: str
+    namespace: str = ""
+
+    def body(self) -> dict[str, str]:
+        """Write it as ``core/v1 ObjectReference``."""
+        body = {
+            "apiVersion": self.api_version,
+            "kind": self.kind,
+            "namespace": self.namespace,
+            "name": self.name,
+            "uid": self.uid,
+        }
+        return {key: value for key, value in body.items() if value}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PodClaim:
+    """A claim of a pod: by name, or made for the pod from a template."""
+
+    name: str
+    """The pod's own word for it (API: ``spec.resourceClaims[].name``)."""
+
+    claim: str | None = None
+    template: str | None = None
+    generated: str | None = None
+    """The claim that was made from the template; None until it is made."""
+
+    needless: bool = False
+    """The template's claim was found not to be needed (a status without a claim's name)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PodFacts:
+    namespace: str
+    name: str
+    uid: str
+    claims: tuple[PodClaim, ...] = ()
+    node: str | None = None
+    phase: str = "Pending"
+    gated: bool = False
+    """Scheduling gates hold it: nobody looks for devices yet."""
+
+    deleting: bool = False
+    scheduling_message: str = ""
+    """What the scheduler says in condition PodScheduled."""
+
+    @property
+    def reference(self) -> ObjectReference:
+        return ObjectReference(
+            api_version="v1", kind="Pod", namespace=self.namespace, name=self.name, uid=self.uid
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Request:
+    """One request of a claim, or one alternative of a request that is a prioritized list."""
+
+    name: str
+    device_class: str
+    count: int = 1
+    """How many devices; 0 means all that match (allocation mode All)."""
+
+    selectors: tuple[str, ...] = ()
+    """CEL expressions that a device must fulfil besides those of its class."""
+
+    admin_access: bool = False
+    alternatives: tuple[Request, ...] = ()
+    """If not empty (API: ``firstAvailable``), one of these is allocated, and the rest is unused."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClaimFacts:
+    namespace: str
+    name: str
+    uid: str
+    requests: tuple[Request, ...] = ()
+    allocated: bool = False
+    devices: tuple[DeviceID, ...] = ()
+    """The devices that the allocation takes from others; none of admin access."""
+
+    reserved_for: tuple[str, ...] = ()
+    """Names of the pods that may use it; they live in the claim's namespace."""
+
+    owner_pod: str | None = None
+    """The pod for which it was made from a template."""
+
+    @property
+    def reference(self) -> ObjectReference:
+        return ObjectReference(
+            api_version="resource.k8s.io/v1",
+            kind="ResourceClaim",
+            namespace=self.namespace,
+            name=self.name,
+            uid=self.uid,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TemplateFacts:
+    namespace: str
+    name: str
+    uid: str
+    requests: tuple[Request, ...] = ()
+
+    @property
+    def reference(self) -> ObjectReference:
+        return ObjectReference(
+            api_version="resource.k8s.io/v1",
+            kind="ResourceClaimTemplate",
+            namespace=self.namespace,
+            name=self.name,
+            uid=self.uid,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClassFacts:
+    name: str
+    uid: str
+    selectors: tuple[str, ...] = ()
+
+
+AttributeFact = str | int | bool | None
+"""A string, an integer or a bool; None for a type that the simple selectors do not compare."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeviceFacts:
+    name: str
+    attributes: Mapping[str, AttributeFact]
+    """By full name, ``domain/identifier``: the driver's name where the slice names no domain."""
+
+    shareable: bool = False
+    """Several claims may have it at once, or parts of it: a holder does not make it unavailable."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SliceFacts:
+    name: str
+    uid: str
+    driver: str
+    pool: str
+    generation: int = 1
+    node: str | None = None
+    devices: tuple[DeviceFacts, ...] = ()
