@@ -18,6 +18,7 @@ from pydantic import (
     AfterValidator,
     BeforeValidator,
     Field,
+    PlainSerializer,
     WithJsonSchema,
     field_validator,
     model_validator,
@@ -45,9 +46,14 @@ def _parse_duration(value: Any) -> Any:
     return timedelta(hours=hours, minutes=minutes, seconds=seconds)
 
 
+def _duration_text(duration: timedelta) -> str:
+    return f"{duration.total_seconds():g}s"
+
+
 Duration = Annotated[
     timedelta,
     BeforeValidator(_parse_duration),
+    PlainSerializer(_duration_text, when_used="json"),
     WithJsonSchema({"type": "string", "pattern": r"^([0-9]+h)?([0-9]+m)?([0-9]+(\.[0-9]+)?s)?$"}),
 ]
 """A duration as Kubernetes' own files have it: ``10s``, ``1m30s``, ``1h``."""
@@ -60,6 +66,10 @@ def _parse_mode(value: Any) -> int:
     return int(value, 8)
 
 
+def _mode_text(mode: int) -> str:
+    return f"{mode:04o}"
+
+
 def _check_absolute(path: Path) -> Path:
     if not path.is_absolute():
         raise ValueError(f"{path} must be an absolute path")
@@ -69,6 +79,7 @@ def _check_absolute(path: Path) -> Path:
 Mode = Annotated[
     int,
     BeforeValidator(_parse_mode),
+    PlainSerializer(_mode_text, when_used="json"),
     WithJsonSchema({"type": "string", "pattern": "^0?[0-7]{3}$"}),
 ]
 Glob = Annotated[str, AfterValidator(check_glob)]

@@ -38,7 +38,7 @@ def test_defaults():
             }
         ],
         "allow_disks": False,
-        "rescan_interval": "PT10S",
+        "rescan_interval": "10s",
         "sys_root": "/sys",
         "udev_root": "/run/udev",
         "dev_root": "/dev",
@@ -57,6 +57,13 @@ def test_all_that_can_be_said_in_camel_case():
     assert made.rescan_interval == timedelta(seconds=90)
     assert made.policies[0].mode == 0o660
     assert made.policies[0].node_selector == {"a.b/c": "d"}
+
+
+def test_what_is_written_out_can_be_read_again():
+    made = config(policy(mode="0660"), rescanInterval="1m30s")
+    written = made.model_dump_json(by_alias=True)
+    assert '"rescanInterval":"90s"' in written
+    assert HostDevicesConfig.model_validate_json(written) == made
 
 
 @pytest.mark.parametrize(
