@@ -207,12 +207,12 @@ def _devices(origin: str, name: str, request: Request, cluster: ClusterFacts) ->
         )
     if total - len(holders) >= max(request.count, 1):
         return None
+    verb = "is" if len(holders) == 1 else "are"
     return _Blocked(
         code=Code.DEVICES_ALLOCATED,
-        what=f"{_taken(total, len(holders))} of DeviceClass "
-        f'"{request.device_class}" that {name} of {origin} could use '
-        f"{'is' if len(holders) == 1 else 'are'} allocated, to {_names(holders.values())}; it goes on "
-        f"when enough of them are released",
+        what=f'{_taken(total, len(holders))} of DeviceClass "{request.device_class}" that {name} '
+        f"of {origin} could use {verb} allocated, to {_names(holders.values())}; it goes on when "
+        f"enough of them are released",
     )
 
 
