@@ -1,1 +1,10 @@
-"""To be written."""
+"""
+The front door of a driver: what the kubelet sees, and nothing behind it.
+
+:mod:`.server` puts it together: :mod:`.sockets` and :mod:`.ownership` (files),
+:mod:`.registration`, :mod:`.service` and :mod:`.health` (the kubelet's three contracts),
+:mod:`.calls` and :mod:`.inflight` (how a call meets work in flight), :mod:`.probe` (liveness).
+
+It translates and decides nothing; what is done for claims is behind
+:class:`drakit_nodeplugin.claims.answers.ClaimService`.
+"""

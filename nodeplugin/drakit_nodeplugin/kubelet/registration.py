@@ -1,0 +1,124 @@
+"""
+Registration: what the kubelet is told of a driver, and what it said to that.
+
+A kubelet that refuses a driver does not ask again until the socket is made anew; when that is due
+is decided here, done in :mod:`.server`. A kubelet that restarts asks again by itself.
+
+It must not know claims or devices.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import grpc.aio
+
+from drakit_proto.kubelet.pluginregistration.v1 import registration_pb2, registration_pb2_grpc
+
+__all__ = ("Registration", "RegistrationStatus")
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RegistrationStatus:
+    """What the kubelet said last."""
+
+    state: Literal["never asked", "registered", "rejected"] = "never asked"
+    reason: str | None = None
+    """Why it was rejected, in the kubelet's words."""
+
+    registered_at: float | None = None
+    """Time of the last success, loop clock; kept over later rejections."""
+
+    def unready(self) -> str | None:
+        """Say what keeps the kubelet from calling the driver; None if it is registered."""
+        match self.state:
+            case "registered":
+                return None
+            case "rejected":
+                return f"the kubelet rejected the registration: {self.reason}"
+            case "never asked":
+                return "the kubelet has not registered the driver yet"
+
+
+class Registration(registration_pb2_grpc.RegistrationServicer):
+    """Answers the kubelet for one driver, and keeps what it was told."""
+
+    def __init__(
+        self,
+        driver: str,
+        *,
+        dra_socket: Path,
+        versions: Sequence[str],
+        first_retry_seconds: float,
+        max_retry_seconds: float,
+    ) -> None:
+        self.status = RegistrationStatus()
+        self._driver = driver
+        self._first_retry_seconds = first_retry_seconds
+        self._max_retry_seconds = max_retry_seconds
+        self._retry_seconds = first_retry_seconds
+        self._retry_at: float | None = None
+        self._info = registration_pb2.PluginInfo(
+            type="DRAPlugin", name=driver, endpoint=str(dra_socket), supported_versions=versions
+        )
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        registration_pb2_grpc.add_RegistrationServicer_to_server(self, server)
+
+    def retry_due(self) -> bool:
+        """Whether the socket must be made anew now, so that the kubelet asks again."""
+        return self._retry_at is not None and asyncio.get_running_loop().time() >= self._retry_at
+
+    def made_anew(self, *, lost: bool) -> None:
+        """Note that the socket is a new one. A lost socket took the registration with it; after a
+        rejection the reason stands until the kubelet has spoken again."""
+        self._retry_at = None
+        if lost:
+            self.status = RegistrationStatus(registered_at=self.status.registered_at)
+
+    async def GetInfo(
+        self,
+        request: registration_pb2.InfoRequest,
+        context: grpc.aio.ServicerContext[Any, Any],
+    ) -> registration_pb2.PluginInfo:
+        return self._info
+
+    async def NotifyRegistrationStatus(
+        self,
+        request: registration_pb2.RegistrationStatus,
+        context: grpc.aio.ServicerContext[Any, Any],
+    ) -> registration_pb2.RegistrationStatusResponse:
+        if request.plugin_registered:
+            self._registered()
+        else:
+            self._rejected(request.error or "it gave no reason")
+        return registration_pb2.RegistrationStatusResponse()
+
+    def _registered(self) -> None:
+        now = asyncio.get_running_loop().time()
+        self.status = RegistrationStatus(state="registered", registered_at=now)
+        self._retry_seconds = self._first_retry_seconds
+        self._retry_at = None
+        logger.info("the kubelet registered the driver", extra={"driver": self._driver})
+
+    def _rejected(self, reason: str) -> None:
+        self.status = RegistrationStatus(
+            state="rejected", reason=reason, registered_at=self.status.registered_at
+        )
+        self._retry_at = asyncio.get_running_loop().time() + self._retry_seconds
+        logger.error(
+            "the kubelet rejected the driver; its registration socket will be made anew",
+            extra={
+                "driver": self._driver,
+                "error": reason,
+                "retry_seconds": self._retry_seconds,
+            },
+        )
+        self._retry_seconds = min(self._retry_seconds * 2, self._max_retry_seconds)

@@ -1,0 +1,201 @@
+"""
+The front door of one driver, put together: its sockets, in their order, for as long as it lives.
+
+Start: DRA socket listens, then the registration socket appears, for the kubelet calls at once.
+Stop: the registration socket goes first (no new pods), calls and work in flight drain, then the
+DRA socket goes, then the lock. In between, a socket that got lost is made anew.
+
+It must not know what is done for claims.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import grpc.aio
+
+from drakit_nodeplugin.claims.answers import ClaimService
+from drakit_nodeplugin.kubelet.calls import ClaimCalls
+from drakit_nodeplugin.kubelet.health import SilentHealth
+from drakit_nodeplugin.kubelet.ownership import Ownership
+from drakit_nodeplugin.kubelet.probe import probe_sockets
+from drakit_nodeplugin.kubelet.registration import Registration, RegistrationStatus
+from drakit_nodeplugin.kubelet.service import SUPPORTED_VERSIONS, add_dra_services
+from drakit_nodeplugin.kubelet.sockets import SocketError, SocketGuard, socket_paths
+
+__all__ = ("DriverServer",)
+
+logger = logging.getLogger(__name__)
+
+ANSWER_SECONDS = 40.0
+"""After that a call is answered, whatever its work does: the kubelet hangs up at 45 s."""
+
+DRAIN_SECONDS = 40.0
+"""How long a stop waits for calls and work in flight."""
+
+GUARD_SECONDS = 1.0
+"""How often sockets are looked after."""
+
+FIRST_RETRY_SECONDS = 1.0
+MAX_RETRY_SECONDS = 60.0
+"""Between two attempts to be registered, or to make a socket anew; doubling."""
+
+_CUT_SECONDS = 1.0
+"""What calls get to end when only their server is replaced: their work goes on in any case."""
+
+_MAX_CALLS = 1024
+"""Calls at once on one socket; the kubelet makes a few per pod that starts or stops."""
+
+
+class _SocketServer:
+    """A gRPC server on a unix socket that can be made anew."""
+
+    def __init__(self, path: Path, add_services: Callable[[grpc.aio.Server], None]) -> None:
+        self.guard = SocketGuard(path)
+        self._path = path
+        self._add_services = add_services
+        self._server: grpc.aio.Server | None = None
+
+    async def start(self) -> None:
+        """Listen. Raises :class:`SocketError`."""
+        server = grpc.aio.server(maximum_concurrent_rpcs=_MAX_CALLS)
+        self._add_services(server)
+        self._server = server
+        try:
+            server.add_insecure_port(f"unix:{self._path}")
+            await asyncio.to_thread(self.guard.remember)
+        except (RuntimeError, OSError) as error:
+            await self.stop(grace_seconds=0)
+            raise SocketError(f"socket {self._path} cannot be made: {error}") from error
+        await server.start()
+
+    async def stop(self, *, grace_seconds: float) -> None:
+        """Take no more calls, let those under way end, remove the socket."""
+        server, self._server = self._server, None
+        if server is not None:
+            await server.stop(grace_seconds)
+
+    async def make_anew(self) -> None:
+        """
+        Listen on a new socket of the same path.
+
+        The old server must have stopped before: in stopping, it removes whatever is at the path.
+        """
+        await self.stop(grace_seconds=_CUT_SECONDS)
+        await self.start()
+
+
+class DriverServer:
+    """Serves the kubelet for one driver: `start`, then `run` until cancelled, then `stop`."""
+
+    def __init__(
+        self,
+        driver_name: str,
+        claims: ClaimService,
+        *,
+        kubelet_root: Path,
+        instance_uid: str,
+        answer_seconds: float = ANSWER_SECONDS,
+        drain_seconds: float = DRAIN_SECONDS,
+        guard_seconds: float = GUARD_SECONDS,
+        first_retry_seconds: float = FIRST_RETRY_SECONDS,
+        max_retry_seconds: float = MAX_RETRY_SECONDS,
+    ) -> None:
+        """Raises :class:`SocketError` if no socket path fits."""
+        self.name = driver_name
+        self.paths = socket_paths(driver_name, kubelet_root=kubelet_root, instance_uid=instance_uid)
+        self._drain_seconds = drain_seconds
+        self._guard_seconds = guard_seconds
+        self._max_retry_seconds = max_retry_seconds
+        self._ownership = Ownership(driver_name, self.paths)
+        self._calls = ClaimCalls(driver_name, claims, answer_seconds=answer_seconds)
+        self._health = SilentHealth()
+        self._registration = Registration(
+            driver_name,
+            dra_socket=self.paths.dra,
+            versions=SUPPORTED_VERSIONS,
+            first_retry_seconds=first_retry_seconds,
+            max_retry_seconds=max_retry_seconds,
+        )
+        self._dra_server = _SocketServer(self.paths.dra, self._add_services)
+        self._registration_server = _SocketServer(
+            self.paths.registration, self._registration.add_to
+        )
+
+    @property
+    def status(self) -> RegistrationStatus:
+        """What the kubelet said to the registration."""
+        return self._registration.status
+
+    async def start(self) -> None:
+        """Serve. After a failure, which raises :class:`SocketError`, `stop` cleans up."""
+        await asyncio.to_thread(self._ownership.acquire)
+        await self._dra_server.start()
+        await self._registration_server.start()
+        logger.info(
+            "driver serves the kubelet",
+            extra={"driver": self.name, "path": str(self.paths.registration)},
+        )
+
+    async def run(self) -> None:
+        """Look after the sockets until cancelled."""
+        pause_seconds = self._guard_seconds
+        while True:
+            await asyncio.sleep(pause_seconds)
+            try:
+                await self._look_after_sockets()
+                pause_seconds = self._guard_seconds
+            except (SocketError, OSError) as error:
+                pause_seconds = min(pause_seconds * 2, self._max_retry_seconds)
+                logger.error(
+                    "socket cannot be made anew",
+                    extra={
+                        "driver": self.name,
+                        "error": str(error),
+                        "retry_seconds": pause_seconds,
+                    },
+                )
+
+    async def stop(self) -> None:
+        """Leave the kubelet in good order, and no file behind. May be called at any time."""
+        until = asyncio.get_running_loop().time() + self._drain_seconds
+        await self._registration_server.stop(grace_seconds=_CUT_SECONDS)
+        self._health.end()
+        await self._dra_server.stop(grace_seconds=self._drain_seconds)
+        # Work whose call the kubelet gave up is in no call's grace.
+        left_seconds = until - asyncio.get_running_loop().time()
+        await self._calls.in_flight.drain(timeout_seconds=left_seconds)
+        await asyncio.to_thread(self._ownership.release)
+
+    async def probe(self) -> str | None:
+        """Say what the kubelet could not do at our sockets; None if they answer."""
+        return await probe_sockets(
+            self.name, registration=self.paths.registration, dra=self.paths.dra
+        )
+
+    def _add_services(self, server: grpc.aio.Server) -> None:
+        add_dra_services(server, self._calls)
+        self._health.add_to(server)
+
+    async def _look_after_sockets(self) -> None:
+        if await self._lost(self._dra_server):
+            # The kubelet's connection finds the new socket by itself.
+            await self._dra_server.make_anew()
+        if await self._lost(self._registration_server):
+            await self._registration_server.make_anew()
+            self._registration.made_anew(lost=True)
+        elif self._registration.retry_due():
+            await self._registration_server.make_anew()
+            self._registration.made_anew(lost=False)
+
+    async def _lost(self, server: _SocketServer) -> bool:
+        how = await asyncio.to_thread(server.guard.lost)
+        if how is not None:
+            logger.warning(
+                "socket is lost and is made anew",
+                extra={"driver": self.name, "path": str(server.guard.path), "error": how},
+            )
+        return how is not None
