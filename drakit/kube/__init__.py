@@ -1,1 +1,48 @@
-"""To be written."""
+"""
+One session to the Kubernetes API: configuration, requests, lists, watches, queue, lease, events.
+
+Objects are plain dictionaries, as the server sent them; what a claim or a slice is, is known in
+:mod:`drakit.resource`. Reflector, queue, lease and events are opt-in modules of their own.
+
+It must not know drivers, devices, or which daemon uses it. Only :mod:`.lean` may import the client
+library, which never loads its models: they cost 30 MiB on every node.
+"""
+
+from __future__ import annotations
+
+from drakit.kube.config import ConfigError
+from drakit.kube.errors import (
+    AlreadyExistsError,
+    ApiError,
+    ConflictError,
+    ForbiddenError,
+    GoneError,
+    InvalidError,
+    NotFoundError,
+    TooManyRequestsError,
+    UnauthorizedError,
+    UnavailableError,
+)
+from drakit.kube.listing import Listing
+from drakit.kube.paths import resource_path
+from drakit.kube.session import Session, connect
+from drakit.kube.watch import WatchEvent
+
+__all__ = (
+    "AlreadyExistsError",
+    "ApiError",
+    "ConfigError",
+    "ConflictError",
+    "ForbiddenError",
+    "GoneError",
+    "InvalidError",
+    "Listing",
+    "NotFoundError",
+    "Session",
+    "TooManyRequestsError",
+    "UnauthorizedError",
+    "UnavailableError",
+    "WatchEvent",
+    "connect",
+    "resource_path",
+)

@@ -238,7 +238,7 @@ class FakeCluster:
 
     def _patch(self, target: Target, body: Object, *, upsert: bool) -> tuple[int, Object]:
         if upsert and target.key not in self.objects:
-            return 201, self._create(target, body | {"metadata": body.get("metadata", {})})
+            return 201, self._create(target, merge(body, {"metadata": {"name": target.name}}))
         old = self._found(target)
         return 200, self._update(target, merge(old, body), old)
 

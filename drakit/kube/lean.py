@@ -1,0 +1,245 @@
+"""
+The only door to kubernetes-asyncio, which is used for what is tedious to write: the rules of
+in-cluster and kubeconfig files, exec plugins, OIDC, TLS settings and proxies.
+
+Importing any of its modules the usual way imports all of its models: 32 MiB more on every node, and
+up to two seconds. So its packages are registered as empty ones that only know their folder, and the
+few modules that we need are imported below them. This leans on the library's private layout: if
+that has changed, it is imported as usual, and one log line says so.
+
+It must not know requests, errors and objects. All that is untyped in the library ends here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import importlib.util
+import logging
+import sys
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+
+if TYPE_CHECKING:
+    # For the reader and for import-linter; at run time see _library().
+    import kubernetes_asyncio as kubernetes_asyncio
+
+__all__ = ("ClusterAccess", "ConfigError", "Connection", "load_in_cluster", "load_kubeconfig")
+
+logger = logging.getLogger(__name__)
+
+_ROOT = "kubernetes_asyncio"
+_EMPTY_PACKAGES = (_ROOT, f"{_ROOT}.client", f"{_ROOT}.client.models", f"{_ROOT}.config")
+_LOAD_TIMEOUT_SECONDS = 30.0
+"""An exec plugin may ask a cloud for a token; one that hangs must not hang the daemon."""
+
+_import_lock = threading.Lock()
+"""Two loops in two threads may connect at the same time."""
+
+
+class ConfigError(Exception):
+    """There is no usable way to the API server; the text says where it was looked for."""
+
+
+@dataclass(kw_only=True)
+class ClusterAccess:
+    """Where the API server is and how it is reached, as one configuration said."""
+
+    server: str
+    authorization: str | None
+    """The value of the Authorization header; None with client certificates or without users."""
+    configuration: Any
+    loader: Any = None
+    """The library's kubeconfig loader; None in a cluster."""
+
+    async def renew(self, *, refused: bool) -> str | None:
+        """
+        Ask the kubeconfig's source for credentials: file, exec plugin or OIDC.
+
+        A plugin whose token has no time of expiry runs again only if that token was refused.
+        """
+        loader = self.loader
+        if loader is None:
+            return self.authorization
+        if not refused and _has_endless_token(loader):
+            return self.authorization
+        if refused and hasattr(loader, "exec_plugin_expiry"):
+            del loader.exec_plugin_expiry  # else it is answered from the loader's memory
+        await _in_thread(loader._load_authentication)
+        self.authorization = getattr(loader, "token", None)
+        return self.authorization
+
+
+class Connection:
+    """A pool of connections with the TLS and proxy settings of a configuration."""
+
+    def __init__(
+        self,
+        access: ClusterAccess,
+        *,
+        headers: Mapping[str, str],
+        middlewares: tuple[aiohttp.ClientMiddlewareType, ...],
+    ) -> None:
+        """Open nothing yet; needs a running loop."""
+        self.server = access.server
+        self._pool: Any = _library().rest.RESTClientObject(access.configuration)
+        # A session of our own on the library's pool: it needs headers and middlewares.
+        self.http = aiohttp.ClientSession(
+            connector=self._pool.pool_manager.connector,
+            connector_owner=False,
+            headers=dict(headers),
+            middlewares=middlewares,
+            trust_env=True,
+            proxy=self._pool.proxy,
+        )
+        self.server_hostname: str | None = self._pool.server_hostname
+
+    async def close(self) -> None:
+        await self.http.close()
+        await self._pool.close()
+
+
+async def load_in_cluster(token: Path, ca: Path, environ: Mapping[str, str]) -> ClusterAccess:
+    """Use a pod's service account. Its token is not kept here: it is replaced every hour."""
+    return await asyncio.to_thread(_load_in_cluster, token, ca, environ)
+
+
+async def load_kubeconfig(path: str) -> ClusterAccess:
+    """Use a kubeconfig's current context; ``path`` may be a list, as in ``$KUBECONFIG``."""
+    library = await asyncio.to_thread(_library)
+    kube_config = await asyncio.to_thread(library.import_config, "kube_config")
+    configuration = library.configuration.Configuration()
+
+    async def load() -> Any:
+        return await kube_config.load_kube_config(
+            config_file=path, client_configuration=configuration
+        )
+
+    try:
+        loader = await _in_thread(load)
+    except TimeoutError:
+        raise ConfigError(
+            f"kubeconfig {path}: no credentials within {_LOAD_TIMEOUT_SECONDS:.0f} s; "
+            f"run its exec plugin by hand to see what it waits for"
+        ) from None
+    except Exception as error:  # the library raises anything from AssertionError to YAMLError
+        raise ConfigError(f"kubeconfig {path}: {_reason(error)}") from None
+    return ClusterAccess(
+        server=configuration.host,
+        authorization=getattr(loader, "token", None),
+        configuration=configuration,
+        loader=loader,
+    )
+
+
+def _load_in_cluster(token: Path, ca: Path, environ: Mapping[str, str]) -> ClusterAccess:
+    library = _library()
+    incluster_config = library.import_config("incluster_config")
+    configuration = library.configuration.Configuration()
+    loader = incluster_config.InClusterConfigLoader(
+        token_filename=str(token),
+        cert_filename=str(ca),
+        try_refresh_token=False,
+        environ=dict(environ),
+    )
+    try:
+        loader.load_and_set(configuration)
+    except Exception as error:
+        raise ConfigError(f"service account in {token.parent}: {_reason(error)}") from None
+    return ClusterAccess(server=configuration.host, authorization=None, configuration=configuration)
+
+
+async def _in_thread(work: Any) -> Any:
+    """
+    Run a coroutine of the library in a loop and thread of its own.
+
+    It reads and writes files and starts programs, which must not stop the caller's loop.
+    """
+
+    async def bounded() -> Any:
+        return await asyncio.wait_for(work(), _LOAD_TIMEOUT_SECONDS)
+
+    def run_apart() -> Any:
+        return asyncio.run(bounded())
+
+    return await asyncio.to_thread(run_apart)
+
+
+def _has_endless_token(loader: Any) -> bool:
+    user = getattr(loader, "_user", None)
+    return user is not None and "exec" in user and not hasattr(loader, "exec_plugin_expiry")
+
+
+def _reason(error: Exception) -> str:
+    # YAML errors quote the file, tokens and all: only their type is told.
+    if type(error).__name__ == "ConfigException" or isinstance(error, OSError):
+        return str(error)
+    return f"it cannot be read ({type(error).__name__})"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Library:
+    configuration: Any
+    rest: Any
+
+    @staticmethod
+    def import_config(name: str) -> Any:
+        """Import a module of the library's ``config``, when it is first needed."""
+        with _import_lock:
+            return importlib.import_module(f"{_ROOT}.config.{name}")
+
+
+_loaded: _Library | None = None
+
+
+def _library() -> _Library:
+    """Import what we need of the library, once."""
+    global _loaded
+    with _import_lock:
+        if _loaded is None:
+            try:
+                _loaded = _import_lean() if _ROOT not in sys.modules else _import_usual()
+            except Exception as error:
+                logger.warning(
+                    "kubernetes-asyncio cannot be imported lean, memory will be higher",
+                    extra={"error": repr(error)},
+                )
+                for name in [name for name in sys.modules if name.partition(".")[0] == _ROOT]:
+                    del sys.modules[name]
+                _loaded = _import_usual()
+        return _loaded
+
+
+def _import_lean() -> _Library:
+    spec = importlib.util.find_spec(_ROOT)
+    if spec is None or not spec.submodule_search_locations:
+        raise ImportError(f"{_ROOT} is not installed, or is no package")
+    folder = Path(spec.submodule_search_locations[0])
+    packages: dict[str, Any] = {}
+    for name in _EMPTY_PACKAGES:
+        package = ModuleType(name, "Registered empty by drakit.kube.lean.")
+        package.__path__ = [str(folder.joinpath(*name.split(".")[1:]))]
+        packages[name] = sys.modules[name] = package
+        parent, _, child = name.rpartition(".")
+        if parent:
+            setattr(packages[parent], child, package)
+    configuration: Any = importlib.import_module(f"{_ROOT}.client.configuration")
+    rest = importlib.import_module(f"{_ROOT}.client.rest")
+    # The config modules import these two names of the package. ApiClient is only an annotation
+    # there, and the real one would cost 2 MiB.
+    packages[f"{_ROOT}.client"].Configuration = configuration.Configuration
+    packages[f"{_ROOT}.client"].ApiClient = object
+    return _Library(configuration=configuration, rest=rest)
+
+
+def _import_usual() -> _Library:
+    return _Library(
+        configuration=importlib.import_module(f"{_ROOT}.client.configuration"),
+        rest=importlib.import_module(f"{_ROOT}.client.rest"),
+    )

@@ -1,0 +1,316 @@
+"""
+One session to one API server: requests on paths, answered with plain dictionaries or typed errors.
+
+Every request has a timeout, sends the current credentials, and reads them anew once if the server
+refuses them. It retries nothing else: whether and when to ask again is the caller's decision.
+Lists and watches for ever are :mod:`.reflector`'s.
+
+It must not know kinds. It belongs to the loop that opened it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import aiohttp
+import orjson
+
+from drakit.kube.config import Credentials, find_cluster
+from drakit.kube.errors import UnavailableError, error_of_response
+from drakit.kube.lean import ClusterAccess, Connection
+from drakit.kube.listing import Listing, list_pages
+from drakit.kube.watch import WatchEvent, read_events
+
+__all__ = ("Session", "Timeouts", "connect")
+
+MergePatch = Literal["application/merge-patch+json"]
+PatchType = (
+    MergePatch
+    | Literal[
+        "application/json-patch+json",
+        "application/strategic-merge-patch+json",
+        "application/apply-patch+yaml",
+    ]
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Timeouts:
+    """How long the session waits; nothing in it waits longer."""
+
+    connect_seconds: float = 3.0
+    """For a connection: a node that is cut off must know it before the kubelet gives up."""
+
+    request_seconds: float = 10.0
+    """For a whole request with its answer, if the caller names no other time."""
+
+    watch_seconds: int = 300
+    """After this the server ends a watch; watches then spread anew over its replicas."""
+
+    watch_silence_seconds: float = 70.0
+    """Bookmarks come once a minute: a watch that is silent for longer is a dead connection."""
+
+
+async def connect(
+    kubeconfig: Path | None = None, *, user_agent: str, timeouts: Timeouts | None = None
+) -> Session:
+    """
+    Make a session: with the kubeconfig, else as the pod's service account, else as the user.
+
+    Nothing is sent yet. ConfigError if there is no usable configuration.
+    """
+    access, credentials = await find_cluster(kubeconfig)
+    return Session(access, credentials, user_agent=user_agent, timeouts=timeouts)
+
+
+class Session:
+    """Requests to one API server. Close it, or use it as an async context manager."""
+
+    def __init__(
+        self,
+        access: ClusterAccess,
+        credentials: Credentials,
+        *,
+        user_agent: str,
+        timeouts: Timeouts | None = None,
+    ) -> None:
+        self.timeouts = timeouts or Timeouts()
+        self._credentials = credentials
+        self._connection = Connection(
+            access,
+            headers={"User-Agent": user_agent, "Accept": "application/json"},
+            middlewares=(self._authorize,),
+        )
+
+    @property
+    def server(self) -> str:
+        """The API server's URL."""
+        return self._connection.server
+
+    @property
+    def http(self) -> aiohttp.ClientSession:
+        """The HTTP client below, for frameworks that bring their own requests (Kopf)."""
+        return self._connection.http
+
+    async def close(self) -> None:
+        await self._connection.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def get(
+        self,
+        path: str,
+        *,
+        params: Mapping[str, str] | None = None,
+        timeout_seconds: float | None = None,
+    ) -> dict[str, Any]:
+        """Get what is at a path: an object, or one page of a collection."""
+        return await self._request("GET", path, params=params, timeout_seconds=timeout_seconds)
+
+    async def create(
+        self, path: str, body: Mapping[str, Any], *, timeout_seconds: float | None = None
+    ) -> dict[str, Any]:
+        """Create an object in a collection."""
+        return await self._request("POST", path, body=body, timeout_seconds=timeout_seconds)
+
+    async def replace(
+        self, path: str, body: Mapping[str, Any], *, timeout_seconds: float | None = None
+    ) -> dict[str, Any]:
+        """Replace an object; ConflictError if its resourceVersion is given and is not current."""
+        return await self._request("PUT", path, body=body, timeout_seconds=timeout_seconds)
+
+    async def patch(
+        self,
+        path: str,
+        body: Mapping[str, Any] | list[Any],
+        *,
+        content_type: PatchType = "application/merge-patch+json",
+        params: Mapping[str, str] | None = None,
+        timeout_seconds: float | None = None,
+    ) -> dict[str, Any]:
+        """Change parts of an object."""
+        return await self._request(
+            "PATCH",
+            path,
+            params=params,
+            body=body,
+            content_type=content_type,
+            timeout_seconds=timeout_seconds,
+        )
+
+    async def apply(
+        self,
+        path: str,
+        body: Mapping[str, Any],
+        *,
+        field_manager: str,
+        force: bool = True,
+        timeout_seconds: float | None = None,
+    ) -> dict[str, Any]:
+        """Apply on the server: own exactly these fields; the object is created if need be."""
+        return await self.patch(
+            path,
+            body,
+            content_type="application/apply-patch+yaml",  # JSON is YAML
+            params={"fieldManager": field_manager, "force": "true" if force else "false"},
+            timeout_seconds=timeout_seconds,
+        )
+
+    async def delete(
+        self,
+        path: str,
+        *,
+        uid: str | None = None,
+        resource_version: str | None = None,
+        timeout_seconds: float | None = None,
+    ) -> dict[str, Any]:
+        """Delete an object; ConflictError if it is another one than the caller has seen."""
+        wanted = {"uid": uid, "resourceVersion": resource_version}
+        preconditions = {name: value for name, value in wanted.items() if value is not None}
+        body = {"kind": "DeleteOptions", "apiVersion": "v1", "preconditions": preconditions}
+        return await self._request(
+            "DELETE",
+            path,
+            body=body if preconditions else None,
+            timeout_seconds=timeout_seconds,
+        )
+
+    async def list(
+        self,
+        path: str,
+        *,
+        params: Mapping[str, str] | None = None,
+        page_size: int = 500,
+        timeout_seconds: float | None = None,
+    ) -> Listing:
+        """List a collection in pages. The timeout is that of one page."""
+
+        async def fetch(page_params: Mapping[str, str]) -> dict[str, Any]:
+            return await self.get(path, params=page_params, timeout_seconds=timeout_seconds)
+
+        return await list_pages(fetch, params=params or {}, page_size=page_size)
+
+    async def watch(
+        self, path: str, *, resource_version: str, params: Mapping[str, str] | None = None
+    ) -> AsyncGenerator[WatchEvent]:
+        """
+        Watch a collection over one connection, until the server ends it (in order: it returns).
+
+        GoneError: the resource version is too old, list again. UnavailableError: the connection
+        broke or is silent; go on from the last version that was seen.
+        """
+        query = {
+            **(params or {}),
+            "watch": "true",
+            "allowWatchBookmarks": "true",
+            "resourceVersion": resource_version,
+            "timeoutSeconds": str(self.timeouts.watch_seconds),
+        }
+        silence = self.timeouts.watch_silence_seconds
+        timeout = aiohttp.ClientTimeout(
+            total=None, sock_connect=self.timeouts.connect_seconds, sock_read=silence
+        )
+        async with self._opened("WATCH", path, params=query, timeout=timeout) as response:
+            async for event in read_events(response.content.iter_any(), path=path):
+                yield event
+
+    async def _request(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, str] | None = None,
+        body: Mapping[str, Any] | list[Any] | None = None,
+        content_type: str = "application/json",
+        timeout_seconds: float | None = None,
+    ) -> dict[str, Any]:
+        timeout = aiohttp.ClientTimeout(
+            total=timeout_seconds or self.timeouts.request_seconds,
+            sock_connect=self.timeouts.connect_seconds,
+        )
+        data = None if body is None else orjson.dumps(body)
+        async with self._opened(
+            method, path, params=params, data=data, content_type=content_type, timeout=timeout
+        ) as response:
+            answer = await response.read()
+            try:
+                return orjson.loads(answer) if answer else {}
+            except orjson.JSONDecodeError:
+                why = "the answer is not JSON; is a proxy in between?"
+                raise UnavailableError.no_answer(method, path, why=why) from None
+
+    @asynccontextmanager
+    async def _opened(
+        self,
+        method: str,
+        path: str,
+        *,
+        timeout: aiohttp.ClientTimeout,
+        params: Mapping[str, str] | None = None,
+        data: bytes | None = None,
+        content_type: str | None = None,
+    ) -> AsyncGenerator[aiohttp.ClientResponse]:
+        """Send a request; give the answer if it is a success, else raise what it means."""
+        try:
+            async with asyncio.timeout(timeout.total or self.timeouts.request_seconds):
+                response = await self.http.request(
+                    "GET" if method == "WATCH" else method,
+                    self.server + path,
+                    params=params,
+                    data=data,
+                    headers={"Content-Type": content_type} if data and content_type else None,
+                    timeout=timeout,
+                    allow_redirects=False,  # there are none, and a token is not to follow one
+                    server_hostname=self._connection.server_hostname,
+                )
+            async with response:
+                if response.status >= 300:
+                    raise error_of_response(
+                        response.status,
+                        await response.read(),
+                        method=method,
+                        path=path,
+                        retry_after=response.headers.get("Retry-After"),
+                    )
+                yield response
+        except TimeoutError:
+            seconds = timeout.total or timeout.sock_read or 0
+            why = f"nothing within {seconds:g} s"
+            raise UnavailableError.no_answer(method, path, why=why) from None
+        except (aiohttp.ClientError, OSError) as error:
+            # Without its cause: the representation of some aiohttp errors holds our headers.
+            why = f"{type(error).__name__}: {error}".rstrip(": ")
+            raise UnavailableError.no_answer(method, path, why=why) from None
+
+    async def _authorize(
+        self, request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType
+    ) -> aiohttp.ClientResponse:
+        """Middleware of every request: the current token, and once more with a new one if 401."""
+        value = await self._credentials.current()
+        _set_authorization(request, value)
+        response = await send(request)
+        if response.status == 401 and await self._credentials.replace(value):
+            response.release()
+            _set_authorization(request, await self._credentials.current())
+            response = await send(request)
+        return response
+
+
+def _set_authorization(request: aiohttp.ClientRequest, value: str | None) -> None:
+    if value is not None:
+        request.headers["Authorization"] = value

@@ -1,0 +1,61 @@
+"""What all tests share: no blocking call in an event loop, and an API server in memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from blockbuster import BlockBuster, BlockBusterFunction
+
+from tests.fakes.kube import FakeApiServer
+
+if TYPE_CHECKING:
+    from drakit.kube import Session
+
+# Only calls that our own packages make, directly or through a library, count: tests may write their
+# files in the loop.
+_PACKAGES = ["drakit", "drakit_nodeplugin", "drakit_drivers", "drakit_operator"]
+
+
+def _detector() -> BlockBuster:
+    detector = BlockBuster(_PACKAGES)
+    for name in ("fsync", "fdatasync"):  # what a checkpoint or a CDI file waits for
+        function = BlockBusterFunction(os, name, scanned_modules=_PACKAGES)
+        detector.functions[f"os.{name}"] = function
+    for function in detector.functions.values():
+        # A loop of its own in a thread, for the client library's reading of kubeconfigs.
+        function.can_block_in("drakit/kube/lean.py", {"run_apart"})
+    # A log line takes the handler's lock and may write to a terminal or file: the cost of logging.
+    for name in ("io.TextIOWrapper.write", "io.BufferedWriter.write", "os.write"):
+        detector.functions[name].can_block_in("logging/__init__.py", {"emit", "flush"})
+    return detector
+
+
+_blocking = _detector()
+
+
+@pytest.fixture(autouse=True)
+def no_blocking_calls() -> Iterator[None]:
+    """Fail where our code blocks the loop that it runs in."""
+    _blocking.activate()
+    yield
+    _blocking.deactivate()
+
+
+@pytest.fixture
+async def api_server() -> AsyncIterator[FakeApiServer]:
+    async with FakeApiServer() as server:
+        yield server
+
+
+@pytest.fixture
+async def session(api_server: FakeApiServer, tmp_path: Path) -> AsyncIterator[Session]:
+    """A session with the API server in memory, through a kubeconfig."""
+    from drakit.kube import connect
+
+    kubeconfig = api_server.write_kubeconfig(tmp_path)
+    async with await connect(kubeconfig, user_agent="drakit-tests") as connected:
+        yield connected
