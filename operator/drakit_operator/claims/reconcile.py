@@ -1,0 +1,27 @@
+"""
+What is the matter with one pod or one claim, over the facts of the store.
+
+Pure: the sentences are made by :mod:`drakit.explain`, told by :mod:`drakit_operator.announcing`.
+
+It must not know queues, clocks, Kopf or sessions.
+"""
+
+from __future__ import annotations
+
+from drakit.explain import Reason, explain, missing_classes_of_claim
+from drakit_operator.kinds import Name
+from drakit_operator.store import Store
+
+__all__ = ("judge_claim", "judge_pod")
+
+
+def judge_pod(name: Name, store: Store) -> tuple[str, list[Reason]] | None:
+    """Give a pod's UID and why it waits; None if there is no such pending pod."""
+    pod = store.pod(name.namespace, name.name)
+    return None if pod is None else (pod.uid, explain(pod, store))
+
+
+def judge_claim(name: Name, store: Store) -> tuple[str, list[Reason]] | None:
+    """Give a claim's UID and why nobody can allocate it; None if there is no such claim."""
+    claim = store.claim(name.namespace, name.name)
+    return None if claim is None else (claim.uid, missing_classes_of_claim(claim, store))

@@ -1,0 +1,70 @@
+"""
+The way in: from Kopf's thread to the main loop, without a queue that could grow for ever.
+
+Kopf's thread puts what it saw; the main loop takes all of it at once. Only an object's last word is
+kept, so that what waits here is bounded by the number of objects, however far the main loop lags.
+Each run of Kopf gets its own intake: once closed, a thread that lingers can say nothing any more.
+
+It must not know Kopf, the store, or what the facts mean.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from drakit_operator.kinds import Fact, Kind, Name
+
+__all__ = ("Intake", "Seen")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Seen:
+    """What a watch said of an object: its facts, or None if it is gone."""
+
+    kind: Kind
+    name: Name
+    uid: str
+    fact: Fact | None
+    listed: bool = False
+    """It came out of a list: the first one, or one after a gap in which deletions got lost."""
+
+
+class Intake:
+    """Hands over what was seen. ``put`` is for any thread; all else is the loop's own."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, take: Callable[[list[Seen]], None]) -> None:
+        self._loop = loop
+        self._take = take
+        self._lock = threading.Lock()
+        self._waiting: dict[tuple[str, str], Seen] = {}
+        self._open = True
+
+    def close(self) -> None:
+        """Take no more, for ever, and drop what waits."""
+        with self._lock:
+            self._open = False
+            self._waiting.clear()
+
+    def put(self, seen: Seen) -> None:
+        """Keep an object's last word until the loop takes it."""
+        key = (seen.kind.plural, seen.uid)
+        with self._lock:
+            if not self._open:
+                return
+            idle = not self._waiting
+            # Taken out first, so that the new word stands last: a name deleted and made again
+            # has two UIDs, and their order is the order of events.
+            self._waiting.pop(key, None)
+            self._waiting[key] = seen
+            if idle:
+                self._loop.call_soon_threadsafe(self._flush)
+
+    def _flush(self) -> None:
+        with self._lock:
+            batch = list(self._waiting.values())
+            self._waiting.clear()
+        if batch:
+            self._take(batch)

@@ -1,0 +1,93 @@
+"""
+The kinds that the operator looks at: where they are served, and how they are read.
+
+One table for everybody who lists or watches; what is done with the facts is decided elsewhere.
+
+It must not know Kopf, sessions, or the store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from drakit.explain import ClaimFacts, ClassFacts, PodFacts, SliceFacts, TemplateFacts
+from drakit.explain.projection import (
+    project_claim,
+    project_class,
+    project_pod,
+    project_slice,
+    project_template,
+)
+from drakit.resource.raw import Object
+
+__all__ = (
+    "CLAIMS",
+    "CLASSES",
+    "KINDS",
+    "PODS",
+    "SLICES",
+    "TEMPLATES",
+    "Fact",
+    "Kind",
+    "Name",
+    "name_of",
+)
+
+Fact = PodFacts | ClaimFacts | TemplateFacts | ClassFacts | SliceFacts
+
+
+class Name(NamedTuple):
+    """An object within its kind; the namespace of cluster-wide objects is empty."""
+
+    namespace: str
+    name: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Kind:
+    """A watched kind, by the word that the API uses in paths."""
+
+    group: str
+    version: str
+    plural: str
+    project: Callable[[Object], Fact]
+    field_selector: str = ""
+
+    @property
+    def group_version(self) -> str:
+        return f"{self.group}/{self.version}" if self.group else self.version
+
+    @property
+    def params(self) -> dict[str, str]:
+        """Query parameters that a list must have to see the same objects as the watch."""
+        return {"fieldSelector": self.field_selector} if self.field_selector else {}
+
+    def __str__(self) -> str:
+        return f"{self.plural}.{self.group}" if self.group else self.plural
+
+
+PODS = Kind(
+    group="",
+    version="v1",
+    plural="pods",
+    project=project_pod,
+    # A pod that stops pending leaves the watch as a deletion: the API server sends it as one.
+    field_selector="status.phase=Pending",
+)
+CLAIMS = Kind(group="resource.k8s.io", version="v1", plural="resourceclaims", project=project_claim)
+TEMPLATES = Kind(
+    group="resource.k8s.io", version="v1", plural="resourceclaimtemplates", project=project_template
+)
+CLASSES = Kind(group="resource.k8s.io", version="v1", plural="deviceclasses", project=project_class)
+SLICES = Kind(group="resource.k8s.io", version="v1", plural="resourceslices", project=project_slice)
+
+# Pods last: whoever lists the kinds one by one then knows what a pod's claims refer to.
+KINDS = (CLASSES, SLICES, TEMPLATES, CLAIMS, PODS)
+
+
+def name_of(body: Object) -> Name:
+    """Give an object's name within its kind."""
+    metadata = body["metadata"]
+    return Name(metadata.get("namespace") or "", metadata["name"])

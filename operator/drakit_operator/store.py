@@ -1,0 +1,261 @@
+"""
+The typed store: what the operator knows of the cluster, with the indexes that its questions need.
+
+It takes facts and deletions, says what changed, and answers as
+:class:`drakit.explain.ClusterFacts`. It lives in the main loop and is never touched from another
+thread. Who must look again after a change is decided by the concerns (their ``handlers``).
+
+It must not know Kopf, sessions, queues, or what is written to whom.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from drakit.explain import (
+    ClaimFacts,
+    ClassFacts,
+    DeviceFacts,
+    DeviceID,
+    Matches,
+    PodFacts,
+    Request,
+    SliceFacts,
+    TemplateFacts,
+    current_devices,
+    match_devices,
+)
+from drakit_operator.kinds import CLAIMS, CLASSES, PODS, SLICES, TEMPLATES, Fact, Kind, Name
+
+__all__ = ("Change", "Store")
+
+CACHED_SELECTIONS = 256
+"""Selections of devices kept until a slice changes: one for each class and set of selectors."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Change:
+    """One object as it was and as it is; None where there is none."""
+
+    kind: Kind
+    name: Name
+    old: Fact | None
+    new: Fact | None
+
+
+def classes_of(requests: Iterable[Request]) -> Iterator[str]:
+    """Name the classes that requests ask for, those of alternatives included."""
+    for request in requests:
+        if request.alternatives:
+            yield from classes_of(request.alternatives)
+        else:
+            yield request.device_class
+
+
+@dataclass(slots=True)
+class _Index:
+    """From a key to the objects that refer to it."""
+
+    entries: dict[Name, set[Name]] = field(default_factory=dict[Name, set[Name]])
+
+    def add(self, keys: Iterable[Name], name: Name) -> None:
+        for key in keys:
+            self.entries.setdefault(key, set()).add(name)
+
+    def discard(self, keys: Iterable[Name], name: Name) -> None:
+        for key in keys:
+            names = self.entries.get(key)
+            if names is not None:
+                names.discard(name)
+                if not names:
+                    del self.entries[key]
+
+    def find(self, key: Name) -> frozenset[Name]:
+        return frozenset(self.entries.get(key, ()))
+
+
+def _fact_name(fact: Fact) -> Name:
+    if isinstance(fact, (ClassFacts, SliceFacts)):
+        return Name("", fact.name)
+    return Name(fact.namespace, fact.name)
+
+
+class Store:
+    """Facts by kind and name. Not for threads."""
+
+    def __init__(self) -> None:
+        self._pods: dict[Name, PodFacts] = {}
+        self._claims: dict[Name, ClaimFacts] = {}
+        self._templates: dict[Name, TemplateFacts] = {}
+        self._classes: dict[Name, ClassFacts] = {}
+        self._slices: dict[Name, SliceFacts] = {}
+        self._pods_of_claim = _Index()
+        self._pods_of_template = _Index()
+        self._templates_of_class = _Index()
+        self._claims_of_class = _Index()
+        self._holders: dict[DeviceID, Name] = {}
+        self._devices: list[tuple[SliceFacts, DeviceFacts]] | None = None
+        self._selections: dict[tuple[str, ...], Matches] = {}
+
+    # ---- what goes in
+
+    def apply(self, kind: Kind, fact: Fact) -> Change | None:
+        """Take an object as it is now; None if that is no news to us."""
+        name = _fact_name(fact)
+        if isinstance(fact, PodFacts) and not fact.claims:
+            return self.remove(kind, name, uid=None)  # most pods: not worth their memory
+        old = self._objects(kind).get(name)
+        if old == fact:
+            return None
+        self._put(name, old, fact)
+        return Change(kind=kind, name=name, old=old, new=fact)
+
+    def remove(self, kind: Kind, name: Name, *, uid: str | None) -> Change | None:
+        """Take a deletion; of a UID that has been replaced by another it means nothing."""
+        old = self._objects(kind).get(name)
+        if old is None or (uid is not None and old.uid != uid):
+            return None
+        self._put(name, old, None)
+        return Change(kind=kind, name=name, old=old, new=None)
+
+    def replace(self, kind: Kind, facts: Iterable[Fact]) -> list[Change]:
+        """Take a complete list: what it does not hold is gone."""
+        listed = {_fact_name(fact): fact for fact in facts}
+        gone = [name for name in self._objects(kind) if name not in listed]
+        changes = [self.remove(kind, name, uid=None) for name in gone]
+        changes += [self.apply(kind, fact) for fact in listed.values()]
+        return [change for change in changes if change is not None]
+
+    def clear(self) -> None:
+        """Forget everything: another replica leads, and what we know grows old."""
+        self.__init__()
+
+    # ---- what comes out
+
+    def uids(self, kind: Kind) -> dict[Name, str]:
+        """Name what is known of a kind, as it is now."""
+        return {name: fact.uid for name, fact in self._objects(kind).items()}
+
+    def size(self, kind: Kind) -> int:
+        return len(self._objects(kind))
+
+    def pod(self, namespace: str, name: str) -> PodFacts | None:
+        return self._pods.get(Name(namespace, name))
+
+    def claim(self, namespace: str, name: str) -> ClaimFacts | None:
+        return self._claims.get(Name(namespace, name))
+
+    def template(self, namespace: str, name: str) -> TemplateFacts | None:
+        return self._templates.get(Name(namespace, name))
+
+    def device_class(self, name: str) -> ClassFacts | None:
+        return self._classes.get(Name("", name))
+
+    def holder(self, device: DeviceID) -> ClaimFacts | None:
+        name = self._holders.get(device)
+        return self._claims.get(name) if name is not None else None
+
+    def matches(self, expressions: tuple[str, ...]) -> Matches:
+        """Select published devices; the answer is kept until a slice changes."""
+        known = self._selections.get(expressions)
+        if known is not None:
+            return known
+        if self._devices is None:
+            self._devices = current_devices(self._slices.values())
+        if len(self._selections) >= CACHED_SELECTIONS:
+            self._selections.clear()
+        selection = match_devices(self._devices, expressions)
+        self._selections[expressions] = selection
+        return selection
+
+    def waiting_pods(self) -> Iterator[Name]:
+        """Name the pending pods that have claims and no node yet."""
+        return (name for name, pod in self._pods.items() if pod.node is None)
+
+    def pods_of_claim(self, name: Name) -> frozenset[Name]:
+        return self._pods_of_claim.find(name)
+
+    def pods_of_template(self, name: Name) -> frozenset[Name]:
+        return self._pods_of_template.find(name)
+
+    def templates_of_class(self, name: str) -> frozenset[Name]:
+        return self._templates_of_class.find(Name("", name))
+
+    def claims_of_class(self, name: str) -> frozenset[Name]:
+        return self._claims_of_class.find(Name("", name))
+
+    # ---- bookkeeping
+
+    def _objects(self, kind: Kind) -> Mapping[Name, Fact]:
+        tables: dict[str, Mapping[Name, Fact]] = {
+            PODS.plural: self._pods,
+            CLAIMS.plural: self._claims,
+            TEMPLATES.plural: self._templates,
+            CLASSES.plural: self._classes,
+            SLICES.plural: self._slices,
+        }
+        return tables[kind.plural]
+
+    def _put(self, name: Name, old: Fact | None, new: Fact | None) -> None:
+        if old is not None:
+            self._unlink(name, old)
+        if new is not None:
+            self._link(name, new)
+
+    def _link(self, name: Name, fact: Fact) -> None:
+        match fact:
+            case PodFacts():
+                self._pods[name] = fact
+                self._pods_of_claim.add(_claim_names(fact), name)
+                self._pods_of_template.add(_template_names(fact), name)
+            case ClaimFacts():
+                self._claims[name] = fact
+                self._claims_of_class.add(_class_names(fact.requests), name)
+                self._holders.update(dict.fromkeys(fact.devices, name))
+            case TemplateFacts():
+                self._templates[name] = fact
+                self._templates_of_class.add(_class_names(fact.requests), name)
+            case ClassFacts():
+                self._classes[name] = fact
+            case SliceFacts():
+                self._slices[name] = fact
+                self._slices_changed()
+
+    def _unlink(self, name: Name, fact: Fact) -> None:
+        match fact:
+            case PodFacts():
+                del self._pods[name]
+                self._pods_of_claim.discard(_claim_names(fact), name)
+                self._pods_of_template.discard(_template_names(fact), name)
+            case ClaimFacts():
+                del self._claims[name]
+                self._claims_of_class.discard(_class_names(fact.requests), name)
+                for device in fact.devices:
+                    if self._holders.get(device) == name:
+                        del self._holders[device]
+            case TemplateFacts():
+                del self._templates[name]
+                self._templates_of_class.discard(_class_names(fact.requests), name)
+            case ClassFacts():
+                del self._classes[name]
+            case SliceFacts():
+                del self._slices[name]
+                self._slices_changed()
+
+    def _slices_changed(self) -> None:
+        self._devices = None
+        self._selections.clear()
+
+
+def _claim_names(pod: PodFacts) -> list[Name]:
+    names = [each.claim or each.generated for each in pod.claims]
+    return [Name(pod.namespace, name) for name in names if name is not None]
+
+
+def _template_names(pod: PodFacts) -> list[Name]:
+    return [Name(pod.namespace, each.template) for each in pod.claims if each.template is not None]
+
+
+def _class_names(requests: Iterable[Request]) -> list[Name]:
+    return [Name("", name) for name in classes_of(requests)]

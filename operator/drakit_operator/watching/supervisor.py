@@ -1,0 +1,89 @@
+"""
+Keeps Kopf running while we lead: an error that ends it begins it anew, with everything still known.
+
+One odd event on a watch ends the whole of Kopf (any error but 410), so that is expected, not
+exceptional. Before each run everything is listed; the store and the queue outlive the runs.
+
+It must not know leases, or what is done with changes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from drakit.kube.errors import ApiError
+from drakit_operator.watching.thread import KopfThread
+
+__all__ = ("Pauses", "Watcher")
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pauses:
+    """Seconds on the loop's clock."""
+
+    first_seconds: float = 1.0
+    """Before Kopf is begun anew; doubled with each run that ended early."""
+
+    longest_seconds: float = 30.0
+    stop_seconds: float = 3.0
+    """Longest wait for its end: less than what is left of a Lease that was lost."""
+
+    settled_seconds: float = 60.0
+    """A run of that length was a good one: the pauses begin anew with the first."""
+
+
+class Watcher:
+    """Runs Kopf until it is cancelled."""
+
+    def __init__(
+        self,
+        *,
+        prepare: Callable[[], Awaitable[None]],
+        make_thread: Callable[[], KopfThread],
+        on_restart: Callable[[], None],
+        pauses: Pauses | None = None,
+    ) -> None:
+        self._prepare = prepare
+        self._make_thread = make_thread
+        self._on_restart = on_restart
+        self._pauses = pauses or Pauses()
+        self._thread: KopfThread | None = None
+
+    @property
+    def silent_seconds(self) -> float:
+        """For how long Kopf's loop has given no sign of life; 0 between two runs."""
+        return self._thread.silent_seconds if self._thread is not None else 0.0
+
+    async def run(self) -> None:
+        """Run Kopf, and again, until cancelled."""
+        clock = asyncio.get_running_loop().time
+        pause = self._pauses.first_seconds
+        while True:
+            began = clock()
+            await self._run_once()
+            if clock() - began >= self._pauses.settled_seconds:
+                pause = self._pauses.first_seconds
+            self._on_restart()
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, self._pauses.longest_seconds)
+
+    async def _run_once(self) -> None:
+        try:
+            await self._prepare()
+        except ApiError as error:
+            logger.warning("cannot list what is to be watched", extra={"error": str(error)})
+            return
+        thread = self._thread = self._make_thread()
+        thread.start()
+        try:
+            # Shielded: our own cancellation must not look like the end of Kopf.
+            error = await asyncio.shield(thread.ended)
+            logger.warning("kopf ended and is begun anew", extra={"error": repr(error)})
+        finally:
+            self._thread = None
+            await thread.stop(timeout_seconds=self._pauses.stop_seconds)

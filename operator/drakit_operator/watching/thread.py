@@ -1,0 +1,148 @@
+"""
+One run of Kopf: a thread with its own event loop, started once, stopped through its flag.
+
+Kopf cancels every task of its loop when it ends, and takes over the signals of a main thread;
+neither may happen to ours. Its handlers only hand over what they saw. When it has ended, for
+whatever reason, ``ended`` says so in our loop; what is then done is the supervisor's decision.
+
+It must not know the store, queues, or leadership.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import AsyncExitStack
+from typing import Any
+
+from drakit.kube import Session
+from drakit_operator.intake import Intake, Seen
+from drakit_operator.kinds import Kind, name_of
+from drakit_operator.watching.kopf_import import kopf
+from drakit_operator.watching.settings import operator_settings
+
+__all__ = ("KopfThread",)
+
+logger = logging.getLogger(__name__)
+
+BEAT_SECONDS = 1.0
+"""Pause between two signs of life of Kopf's loop."""
+
+
+class KopfThread:
+    """Start it once; ``ended`` is done when Kopf is no more, with its error if there was one."""
+
+    def __init__(
+        self, *, connect: Callable[[], Awaitable[Session]], kinds: Iterable[Kind], intake: Intake
+    ) -> None:
+        """``connect`` is called in Kopf's loop: a session belongs to the loop that opened it."""
+        self._connect = connect
+        self._kinds = tuple(kinds)
+        self._intake = intake
+        self._owner = asyncio.get_running_loop()
+        self.ended: asyncio.Future[BaseException | None] = self._owner.create_future()
+        self._loop = asyncio.new_event_loop()
+        self._stop = asyncio.Event()  # touched in Kopf's loop only
+        self._beat = time.monotonic()
+        # A daemon thread: whatever Kopf still does, it cannot keep the process from ending.
+        self._thread = threading.Thread(target=self._main, name="kopf", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    async def stop(self, *, timeout_seconds: float) -> bool:
+        """Stop it; nothing that it sees is heard from this moment. Say whether it ended in time."""
+        self._intake.close()
+        if not self.ended.done():
+            self._call(self._stop.set)
+        done, _ = await asyncio.wait((self.ended,), timeout=timeout_seconds)
+        if not done:
+            logger.warning("kopf did not stop in time and is left behind")
+        return bool(done)
+
+    @property
+    def silent_seconds(self) -> float:
+        """For how long its loop has given no sign of life."""
+        return time.monotonic() - self._beat
+
+    def _call(self, function: Callable[[], object]) -> None:
+        try:
+            self._loop.call_soon_threadsafe(function)
+        except RuntimeError:  # its loop has just been closed: it has ended by itself
+            logger.debug("kopf has already ended")
+
+    # ---- in Kopf's thread
+
+    def _main(self) -> None:
+        error: BaseException | None = None
+        try:
+            with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+                runner.run(self._operate())
+        except BaseException as problem:  # also Kopf's own cancellation: the supervisor must hear
+            error = problem
+        try:
+            self._owner.call_soon_threadsafe(self._report, error)
+        except RuntimeError:  # our loop is closed: nobody is left to hear it
+            logger.debug("kopf ended after its owner")
+
+    def _report(self, error: BaseException | None) -> None:
+        if not self.ended.done():
+            self.ended.set_result(error)
+
+    async def _operate(self) -> None:
+        # Begun before Kopf, which cancels at its end the tasks that were begun after it.
+        beating = asyncio.create_task(self._give_signs_of_life())
+        try:
+            async with AsyncExitStack() as sessions:
+                await kopf.operator(
+                    registry=self._registry(sessions),
+                    settings=operator_settings(self._kinds),
+                    clusterwide=True,
+                    stop_flag=self._stop,
+                )
+        finally:
+            beating.cancel()
+
+    async def _give_signs_of_life(self) -> None:
+        while True:
+            self._beat = time.monotonic()
+            await asyncio.sleep(BEAT_SECONDS)
+
+    def _registry(self, sessions: AsyncExitStack) -> kopf.OperatorRegistry:
+        """Register a handler a kind: only ``event``, the one sort that writes nothing."""
+        registry = kopf.OperatorRegistry()
+
+        async def login(**_: Any) -> kopf.AiohttpSession:
+            # Ours puts the current token into each request, so a rotated token costs nothing: a
+            # new login would close the session and with it all watches. Kopf asks for one only
+            # after a 401, and closes the HTTP client of the old.
+            session = await sessions.enter_async_context(await self._connect())
+            return kopf.AiohttpSession(server=session.server, aiohttp_session=session.http)
+
+        kopf.on.login(registry=registry)(login)
+        for kind in self._kinds:
+            register = kopf.on.event(
+                kind.group, kind.version, kind.plural, id=kind.plural, registry=registry
+            )
+            register(self._handler(kind))
+        return registry
+
+    def _handler(self, kind: Kind) -> Callable[..., Any]:
+        async def seen(*, event: Any, **_: Any) -> None:
+            # It returns None: Kopf would write any other value into the object's status.
+            body: dict[str, Any] = event["object"]
+            gone = event["type"] == "DELETED"
+            self._intake.put(
+                Seen(
+                    kind=kind,
+                    name=name_of(body),
+                    uid=body["metadata"]["uid"],
+                    fact=None if gone else kind.project(body),
+                    listed=event["type"] is None,
+                )
+            )
+
+        return seen

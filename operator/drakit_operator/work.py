@@ -1,0 +1,162 @@
+"""
+The work: from changes to keys in the queue, from keys to judgements, from judgements to Events.
+
+What a change touches and what is the matter with an object is the concerns' business; when it is
+told is the announcer's. Everything here runs in the main loop.
+
+It must not know Kopf, leases, or sessions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from drakit.explain import Reason
+from drakit.kube import ApiError
+from drakit.kube.queue import QueueFullError, WorkQueue
+from drakit.logs import new_request_id, request_scope
+from drakit_operator.announcing import Announcer
+from drakit_operator.claims.handlers import claims_touched, pods_touched
+from drakit_operator.claims.reconcile import judge_claim, judge_pod
+from drakit_operator.intake import Seen
+from drakit_operator.kinds import CLAIMS, PODS, TEMPLATES, Kind, Name
+from drakit_operator.metrics import Metrics
+from drakit_operator.store import Change, Store
+from drakit_operator.templates.handlers import templates_touched
+from drakit_operator.templates.reconcile import judge_template
+
+__all__ = ("CONCERNS", "Concern", "Key", "Work")
+
+logger = logging.getLogger(__name__)
+
+
+class Key(NamedTuple):
+    """What waits in the queue: an object of a concern."""
+
+    concern: str
+    name: Name
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Concern:
+    """One sort of objects that we judge."""
+
+    kind: Kind
+    touched: Callable[[Change, Store], Iterable[Name]]
+    judge: Callable[[Name, Store], tuple[str, list[Reason]] | None]
+
+
+CONCERNS = {
+    "pod": Concern(kind=PODS, touched=pods_touched, judge=judge_pod),
+    "claim": Concern(kind=CLAIMS, touched=claims_touched, judge=judge_claim),
+    "template": Concern(kind=TEMPLATES, touched=templates_touched, judge=judge_template),
+}
+
+
+class Work:
+    """Store, queue and announcer of one term of leadership; they outlive the runs of Kopf."""
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        queue: WorkQueue[Key],
+        announcer: Announcer,
+        metrics: Metrics,
+        debounce_seconds: float,
+    ) -> None:
+        self._store = store
+        self._queue = queue
+        self._announcer = announcer
+        self._metrics = metrics
+        self._debounce_seconds = debounce_seconds
+        self._dropped = False
+        self.listed = asyncio.Event()
+        """A watch has listed anew: deletions may have been lost, somebody must look."""
+
+    def take(self, batch: Sequence[Seen]) -> None:
+        """Take what a watch has seen."""
+        changes: list[Change] = []
+        for seen in batch:
+            if seen.listed:
+                self.listed.set()
+            if seen.fact is None:
+                change = self._store.remove(seen.kind, seen.name, uid=seen.uid)
+            else:
+                change = self._store.apply(seen.kind, seen.fact)
+            if change is not None:
+                changes.append(change)
+        self.changed(changes)
+
+    def changed(self, changes: Iterable[Change]) -> None:
+        """Queue what these changes touch; whole batches cost one look an object."""
+        keys: set[Key] = set()
+        for change in changes:
+            self._follow_ages(change)
+            for word, concern in CONCERNS.items():
+                keys.update(Key(word, name) for name in concern.touched(change, self._store))
+        for key in keys:
+            # Not at once: what changes, changes in bursts, and the scheduler may be about to act.
+            self._add(key, self._debounce_seconds)
+
+    def add_dropped(self) -> None:
+        """If the queue was full, have everything looked at again: nobody knows what was dropped."""
+        if self._dropped:
+            self._dropped = False
+            for word, concern in CONCERNS.items():
+                for name in self._store.uids(concern.kind):
+                    self._add(Key(word, name), self._debounce_seconds)
+
+    def _add(self, key: Key, seconds: float) -> None:
+        try:
+            self._queue.add_after(key, seconds)
+        except QueueFullError as error:
+            if not self._dropped:
+                logger.warning("what is too much is looked at later", extra={"error": str(error)})
+            self._dropped = True
+
+    def _follow_ages(self, change: Change) -> None:
+        if all(concern.kind is not change.kind for concern in CONCERNS.values()):
+            return
+        if change.old is not None and (change.new is None or change.new.uid != change.old.uid):
+            self._announcer.forget(change.old.uid)
+        if change.new is not None:
+            self._announcer.known(change.new.uid)
+
+    async def work(self) -> None:
+        """Judge one object after the other, until cancelled."""
+        while True:
+            key = await self._queue.get()
+            with request_scope(new_request_id()):
+                await self._judge(key)
+            await asyncio.sleep(0)  # a long queue must not keep probes and the Lease waiting
+
+    async def _judge(self, key: Key) -> None:
+        began = asyncio.get_running_loop().time()
+        outcome = "ok"
+        try:
+            judged = CONCERNS[key.concern].judge(key.name, self._store)
+            again = await self._announcer.announce(*judged) if judged is not None else None
+        except Exception as error:
+            outcome = "error"
+            if isinstance(error, ApiError):
+                logger.warning("cannot tell", extra={**_facts(key), "error": str(error)})
+            else:  # a defect of ours in one object must not stop the others
+                logger.exception("cannot judge", extra=_facts(key))
+            self._queue.retry(key)
+        else:
+            self._queue.forget(key)
+            if again is not None:
+                self._add(key, again)
+        finally:
+            self._queue.done(key)
+        seconds = asyncio.get_running_loop().time() - began
+        self._metrics.reconcile_seconds.labels(key.concern, outcome).observe(seconds)
+
+
+def _facts(key: Key) -> dict[str, str]:
+    return {"concern": key.concern, "object": f"{key.name.namespace}/{key.name.name}"}

@@ -1,0 +1,67 @@
+"""The operator's settings: promised defaults, and what is refused."""
+
+import pytest
+
+from drakit_operator.config import Config, ConfigError, parse_listen, read_config
+
+
+def test_the_promised_defaults():
+    config = read_config(None)
+    assert config == Config()
+    assert config.listen == "[::]:8080"
+    election = config.election
+    assert (election.lease_name, election.lease_duration) == ("drakit-operator", 8.0)
+    assert (election.renew_deadline, election.retry_period) == (5.0, 1.0)
+    assert config.sweep_period == 300
+
+
+def test_a_file_is_read(tmp_path):
+    path = tmp_path / "c.yaml"
+    path.write_text(
+        "logging: {level: DEBUG, format: text}\nsweepPeriod: 2m\nevents: {debounce: 500ms}\n"
+    )
+    config = read_config(path)
+    assert (config.logging.level, config.sweep_period, config.events.debounce) == (
+        "DEBUG",
+        120,
+        0.5,
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        pytest.param("sweeps: 3", "sweeps", id="unknown-key"),
+        pytest.param("election: {lease: x}", "election.lease", id="unknown-nested-key"),
+        pytest.param("sweepPeriod: soon", "soon", id="no-duration"),
+        pytest.param("sweepPeriod: 0s", "sweepPeriod", id="zero-duration"),
+        pytest.param("listen: here", "host:port", id="no-address"),
+        pytest.param("[1, 2]", "top level", id="a-list"),
+        pytest.param("{", "is not YAML", id="no-yaml"),
+        pytest.param("election: {renewDeadline: 9s}", "leaseDuration", id="deadline-after-lease"),
+    ],
+)
+def test_what_is_refused_is_named(tmp_path, text, told):
+    path = tmp_path / "c.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as refused:
+        read_config(path)
+    assert str(refused.value).startswith(f"{path}: ")
+    assert told in str(refused.value)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"gone\.yaml: cannot be read"):
+        read_config(tmp_path / "gone.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "pair"),
+    [
+        ("[::]:8080", ("::", 8080)),
+        ("127.0.0.1:0", ("127.0.0.1", 0)),
+        (":9", ("", 9)),
+    ],
+)
+def test_addresses(text, pair):
+    assert parse_listen(text) == pair
