@@ -1,0 +1,175 @@
+"""
+A work queue of keys: many changes of one object are one piece of work, and failures wait their turn.
+
+A key that is worked on is not given to another worker; if it is added meanwhile, it comes again
+afterwards. Time is the loop's. The work itself, and what a key means, is the workers' business.
+
+It must not know Kubernetes. It belongs to one loop; from elsewhere use ``call_soon_threadsafe``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from drakit.kube.backoff import Backoff
+
+__all__ = ("QueueFullError", "WorkQueue")
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+class QueueFullError(Exception):
+    """There are more keys than the queue holds; the one that was added is not in it."""
+
+    def __init__(self, capacity: int) -> None:
+        super().__init__(f"the work queue is full ({capacity} keys)")
+        self.capacity = capacity
+
+
+@dataclass(slots=True)
+class _Waiting:
+    due: float
+    timer: asyncio.TimerHandle
+
+
+class WorkQueue(Generic[Key]):
+    """
+    Keys to be worked on, each once.
+
+        while True:
+            key = await queue.get()
+            try:
+                await reconcile(key)
+            except Exception:
+                queue.retry(key)
+            else:
+                queue.forget(key)
+            finally:
+                queue.done(key)
+    """
+
+    def __init__(
+        self,
+        *,
+        capacity: int = 100_000,
+        retry_seconds: float = 0.5,
+        retry_limit_seconds: float = 300.0,
+    ) -> None:
+        """``capacity`` bounds all keys: waiting, ready and worked on."""
+        self._capacity = capacity
+        self._retry_seconds = retry_seconds
+        self._retry_limit_seconds = retry_limit_seconds
+        self._ready: dict[Key, float] = {}  # in order; the value is when it became so
+        self._waiting: dict[Key, _Waiting] = {}
+        self._working: set[Key] = set()
+        self._again: set[Key] = set()  # added while they were worked on
+        self._backoffs: dict[Key, Backoff] = {}
+        self._getters: deque[asyncio.Future[None]] = deque()
+
+    def __len__(self) -> int:
+        """How many keys are ready or waiting."""
+        return len(self._ready) + len(self._waiting) + len(self._again)
+
+    def add(self, key: Key) -> None:
+        """Have a key worked on soon; QueueFullError if there is no room for another."""
+        self._check_room(key)
+        self._cancel_timer(key)
+        if key in self._working:
+            self._again.add(key)
+        elif key not in self._ready:
+            self._ready[key] = asyncio.get_running_loop().time()
+            self._wake_getter()
+
+    def add_after(self, key: Key, seconds: float) -> None:
+        """Have a key worked on in some time, or before if it is added otherwise."""
+        if seconds <= 0:
+            self.add(key)
+            return
+        if key in self._ready or key in self._again:
+            return
+        self._check_room(key)
+        loop = asyncio.get_running_loop()
+        due = loop.time() + seconds
+        old = self._waiting.get(key)
+        if old is not None and old.due <= due:
+            return
+        self._cancel_timer(key)
+        self._waiting[key] = _Waiting(due, loop.call_at(due, self.add, key))
+
+    def retry(self, key: Key) -> float:
+        """Have a key worked on again after a failure; return in how many seconds."""
+        backoff = self._backoffs.get(key)
+        if backoff is None:
+            backoff = self._backoffs[key] = Backoff(
+                first_seconds=self._retry_seconds, limit_seconds=self._retry_limit_seconds
+            )
+        seconds = backoff.next_seconds()
+        self.add_after(key, seconds)
+        return seconds
+
+    def forget(self, key: Key) -> None:
+        """Forget a key's failures. Needed after success, and when its object is gone."""
+        self._backoffs.pop(key, None)
+
+    def failures(self, key: Key) -> int:
+        backoff = self._backoffs.get(key)
+        return backoff.failures if backoff else 0
+
+    async def get(self) -> Key:
+        """Wait for a key; nobody else gets it until :meth:`done`."""
+        while not self._ready:
+            getter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._getters.append(getter)
+            try:
+                await getter
+            except asyncio.CancelledError:
+                # We may have been woken and cancelled in one go: the key is for somebody else.
+                if getter.done() and not getter.cancelled() and self._ready:
+                    self._wake_getter()
+                raise
+        key = next(iter(self._ready))
+        del self._ready[key]
+        self._working.add(key)
+        return key
+
+    def done(self, key: Key) -> None:
+        """Say that the work on a key has ended, however it did."""
+        self._working.discard(key)
+        if key in self._again:
+            self._again.discard(key)
+            self.add(key)
+
+    def oldest_seconds(self) -> float:
+        """How long the first ready key has been waiting for a worker; for health checks."""
+        if not self._ready:
+            return 0.0
+        return asyncio.get_running_loop().time() - next(iter(self._ready.values()))
+
+    def close(self) -> None:
+        """Forget everything, timers included. Workers are cancelled by their owner."""
+        for waiting in self._waiting.values():
+            waiting.timer.cancel()
+        for keys in (self._ready, self._waiting, self._again, self._backoffs):
+            keys.clear()
+
+    def _check_room(self, key: Key) -> None:
+        if any(key in keys for keys in (self._ready, self._waiting, self._working)):
+            return
+        if len(self._ready) + len(self._waiting) + len(self._working) >= self._capacity:
+            raise QueueFullError(self._capacity)
+
+    def _cancel_timer(self, key: Key) -> None:
+        waiting = self._waiting.pop(key, None)
+        if waiting is not None:
+            waiting.timer.cancel()
+
+    def _wake_getter(self) -> None:
+        while self._getters:
+            getter = self._getters.popleft()
+            if not getter.done():
+                getter.set_result(None)
+                return

@@ -1,0 +1,163 @@
+"""
+A collection, followed for ever: everything that is there, then every change, whatever happens.
+
+A watch that ends is resumed at the last version that was seen (bookmarks included); one that cannot
+be resumed (410) begins with a new list. Errors are waited out, for longer and longer. What the
+objects mean, and how much of them is kept, is the consumer's business.
+
+It must not know kinds, nor who else watches.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from drakit.kube.backoff import Backoff
+from drakit.kube.errors import ApiError, GoneError, TooManyRequestsError, UnavailableError
+from drakit.kube.listing import Listing
+from drakit.kube.watch import WatchEvent
+
+__all__ = ("Applied", "Change", "Collection", "Deleted", "Reflector", "Replaced")
+
+logger = logging.getLogger(__name__)
+
+HEALTHY_SECONDS = 5.0
+"""A watch that lasted this long, or brought anything, is resumed at once when it ends: servers end
+watches every few minutes. One that ends before is a failure, or it would be asked in a hot loop."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Replaced:
+    """All there is: what the consumer knows and is not in it has been deleted meanwhile."""
+
+    items: list[dict[str, Any]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Applied:
+    """An object is new, or has changed. It may be told twice."""
+
+    object: dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Deleted:
+    """An object is gone, or no longer matches the selectors; this is its last state."""
+
+    object: dict[str, Any]
+
+
+Change = Replaced | Applied | Deleted
+
+
+class Collection(Protocol):
+    """What the reflector needs of a session."""
+
+    async def list(self, path: str, *, params: Mapping[str, str] | None = None) -> Listing: ...
+
+    def watch(
+        self, path: str, *, resource_version: str, params: Mapping[str, str] | None = None
+    ) -> AsyncGenerator[WatchEvent]: ...
+
+
+class Reflector:
+    """Follows one collection of one session. One consumer reads its changes."""
+
+    def __init__(
+        self,
+        session: Collection,
+        path: str,
+        *,
+        params: Mapping[str, str] | None = None,
+        retry_seconds: float = 0.5,
+        retry_limit_seconds: float = 30.0,
+    ) -> None:
+        self._session = session
+        self._path = path
+        self._params = dict(params or {})
+        self._backoff = Backoff(first_seconds=retry_seconds, limit_seconds=retry_limit_seconds)
+        self._version: str | None = None
+        self._heard_at: float | None = None
+        self.synced = False
+        """Whether everything has been listed once."""
+        self.last_error: ApiError | None = None
+        """Why it is not watching at the moment; None if it is, or is about to begin."""
+
+    def silent_seconds(self) -> float:
+        """Seconds since the server last told anything, bookmarks included; for health checks."""
+        if self._heard_at is None:
+            return float("inf")
+        return asyncio.get_running_loop().time() - self._heard_at
+
+    async def changes(self) -> AsyncGenerator[Change]:
+        """Give :class:`Replaced` first and after each gap, else one change after the other."""
+        while True:
+            try:
+                if self._version is None:
+                    listing = await self._session.list(self._path, params=self._params)
+                    self._heard(listing.resource_version)
+                    self.synced = True
+                    yield Replaced(items=listing.items)
+                async with aclosing(self._watched()) as watched:
+                    async for change in watched:
+                        yield change
+            except GoneError as error:
+                self._version = None
+                await self._wait(error)
+            except ApiError as error:
+                await self._wait(error)
+
+    async def _watched(self) -> AsyncGenerator[Change]:
+        """One watch; ends in order if it may be resumed at once, else raises why not."""
+        assert self._version is not None
+        loop = asyncio.get_running_loop()
+        began, events = loop.time(), 0
+        try:
+            stream = self._session.watch(
+                self._path, resource_version=self._version, params=self._params
+            )
+            async with aclosing(stream):
+                async for event in stream:
+                    events += 1
+                    self._recovered()
+                    self._heard(event.object["metadata"]["resourceVersion"])
+                    if event.type == "DELETED":
+                        yield Deleted(object=event.object)
+                    elif event.type != "BOOKMARK":
+                        yield Applied(object=event.object)
+        finally:
+            if events or loop.time() - began >= HEALTHY_SECONDS:
+                self._recovered()
+        if not events and loop.time() - began < HEALTHY_SECONDS:
+            why = "the watch ended at once, without an event"
+            raise UnavailableError.no_answer("WATCH", self._path, why=why)
+
+    def _heard(self, version: str) -> None:
+        self._version = version
+        self._heard_at = asyncio.get_running_loop().time()
+
+    def _recovered(self) -> None:
+        self._backoff.succeeded()
+        if self.last_error is not None:
+            logger.info("watching again", extra={"path": self._path})
+            self.last_error = None
+
+    async def _wait(self, error: ApiError) -> None:
+        seconds = self._backoff.next_seconds()
+        if isinstance(error, TooManyRequestsError | UnavailableError):
+            seconds = max(seconds, min(error.retry_after_seconds or 0, 60))
+        # The first failure of a watch is everyday: a server restarts, a balancer cuts an idle
+        # connection. It is worth a warning when the next attempt fails too.
+        level = logging.WARNING if self._backoff.failures == 2 else logging.DEBUG
+        logger.log(
+            level,
+            "cannot list or watch, trying again",
+            extra={"path": self._path, "error": str(error), "seconds": round(seconds, 1)},
+        )
+        self.last_error = error
+        await asyncio.sleep(seconds)
