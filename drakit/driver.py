@@ -69,8 +69,9 @@ class Driver(ABC, Generic[ConfigT]):
     """
     Devices of one kind on one node.
 
-    One object is made per node plugin; all its methods are called in one thread and event loop
-    that nothing else uses, so state needs no lock, and blocking briefly is allowed.
+    One object is made per node plugin; all its methods are called in one thread that nothing else
+    uses, so state needs no lock. `__init__` and `close` run outside of the thread's event loop and
+    may block; the others run in it, and may block briefly.
     """
 
     name: ClassVar[str]

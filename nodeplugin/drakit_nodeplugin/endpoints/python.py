@@ -72,16 +72,17 @@ class PythonEndpoint:
         Raises :class:`DriverError` if the driver refuses its configuration. Any other failure
         is treated as a stop, and :meth:`run` starts it again.
         """
-        run = _DriverThread(self.name, self._make, self._listener)
+        run = self._run = _DriverThread(self.name, self._make, self._listener)
         try:
             await run.start()
-        except DriverError:
-            raise
         except Exception as error:
-            self._stopped(f"it could not be started: {error}")
+            run.abandon()
+            self._run = None
+            if isinstance(error, DriverError):
+                raise
+            reason = "it does not start" if isinstance(error, TimeoutError) else str(error)
+            self._stopped(f"it could not be started: {reason}")
             logger.exception("driver could not be started", extra={"driver": self.name})
-        else:
-            self._run = run
 
     async def run(self) -> None:
         """Keep the driver running until cancelled."""
@@ -158,6 +159,7 @@ class _DriverThread:
         )
         self._ended: asyncio.Future[str] = self._home.create_future()
         self._main: asyncio.Task[None] | None = None
+        self._abandoned = False
         self.yielded = False
         """Whether it ever said what it has: one that did not is restarted ever more slowly."""
 
@@ -166,6 +168,12 @@ class _DriverThread:
         threading.Thread(target=self._thread, name=f"driver-{self._name}", daemon=True).start()
         async with asyncio.timeout(START_SECONDS):
             await asyncio.shield(self._started)
+
+    def abandon(self) -> None:
+        """Hear no more of it: should it start after all, it is ended."""
+        self._abandoned = True
+        if not self._started.done():
+            self._started.cancel()
 
     async def ended(self) -> str:
         return await asyncio.shield(self._ended)
@@ -197,7 +205,11 @@ class _DriverThread:
     def _thread(self) -> None:
         reason = "its stream ended"
         try:
-            asyncio.run(self._serve())
+            driver = self._make()
+            try:
+                asyncio.run(self._serve(driver))
+            finally:
+                driver.close()
         except asyncio.CancelledError:
             reason = "the node plugin stops"
         except DriverError as error:
@@ -209,15 +221,11 @@ class _DriverThread:
             self._tell(self._fail_start, DriverFailedToStartError(reason))
         self._tell(self._end, reason)
 
-    async def _serve(self) -> None:
-        driver = self._make()
+    async def _serve(self, driver: AnyDriver) -> None:
         self._main = asyncio.current_task()
         self._tell(self._succeed_start, driver, asyncio.get_running_loop())
-        try:
-            async for inventory in driver.devices():
-                self._tell(self._replace, tuple(inventory))
-        finally:
-            driver.close()
+        async for inventory in driver.devices():
+            self._tell(self._replace, tuple(inventory))
 
     def _tell(self, function: Callable[..., None], *values: Any) -> None:
         try:
@@ -228,7 +236,9 @@ class _DriverThread:
     # ------------------------------------------------------------ in the daemon's loop again
 
     def _succeed_start(self, driver: AnyDriver, loop: asyncio.AbstractEventLoop) -> None:
-        if not self._started.done():
+        if self._abandoned and self._main is not None:
+            loop.call_soon_threadsafe(self._main.cancel)
+        elif not self._started.done():
             self._started.set_result((driver, loop))
 
     def _fail_start(self, error: Exception) -> None:
@@ -236,6 +246,8 @@ class _DriverThread:
             self._started.set_exception(error)
 
     def _replace(self, inventory: tuple[Device, ...]) -> None:
+        if self._abandoned:
+            return
         self.yielded = True
         self._listener.replaced(inventory)
 

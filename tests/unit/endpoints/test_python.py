@@ -193,3 +193,24 @@ async def test_closing_ends_the_thread_and_closes_the_driver(behaviour, listener
     assert behaviour.closed == 1
     with pytest.raises(EndpointStoppedError, match="the node plugin stops"):
         await endpoint.prepare(CLAIM, DEVICE)
+
+
+async def test_a_driver_that_does_not_start_in_time_is_left_alone(behaviour, listener, monkeypatch):
+    monkeypatch.setattr(endpoints, "START_SECONDS", 0.05)
+    go = threading.Event()
+
+    def make() -> Camera:
+        go.wait(5)
+        return Camera(behaviour)
+
+    endpoint = PythonEndpoint(Camera.name, make, listener=listener)
+    await endpoint.start()
+    assert listener.reasons == ["it could not be started: it does not start"]
+
+    go.set()
+    while not behaviour.closed:
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.05)
+    assert listener.inventories == []
+    with pytest.raises(EndpointStoppedError, match="it does not start"):
+        await endpoint.prepare(CLAIM, DEVICE)
