@@ -1,5 +1,5 @@
 """
-A work queue of keys: many changes of one object are one piece of work, and failures wait their turn.
+A work queue of keys: many changes of one object are one piece of work; failures wait their turn.
 
 A key that is worked on is not given to another worker; if it is added meanwhile, it comes again
 afterwards. Time is the loop's. The work itself, and what a key means, is the workers' business.

@@ -1,0 +1,261 @@
+"""
+Kubernetes Events: sentences for people, at the object that they are about.
+
+The same sentence about the same object is one Event that counts (``series``), also after a restart
+and from another replica: its name is made of what it says. Events are a courtesy: a write that
+fails is logged, and never the caller's trouble; an object that causes many is cut short.
+
+It must not know why something is said.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Generic, Literal, Protocol, TypeVar
+
+from drakit.kube.errors import AlreadyExistsError, ApiError, NotFoundError
+from drakit.kube.paths import resource_path
+
+__all__ = ("EventRecorder", "EventTimings", "Events")
+
+logger = logging.getLogger(__name__)
+
+_API_VERSION = "events.k8s.io/v1"
+_MAX_NOTE_CHARACTERS = 1024
+_MAX_WORD_CHARACTERS = 128
+_MAX_OBJECT_NAME_CHARACTERS = 230
+"""Of the API's 253 for an Event's name, which ends in a digest."""
+
+Value = TypeVar("Value")
+
+
+class Events(Protocol):
+    """What a recorder needs of a session."""
+
+    async def get(self, path: str, *, timeout_seconds: float | None = None) -> dict[str, Any]: ...
+    async def create(
+        self, path: str, body: Mapping[str, Any], *, timeout_seconds: float | None = None
+    ) -> dict[str, Any]: ...
+    async def patch(
+        self, path: str, body: Mapping[str, Any], *, timeout_seconds: float | None = None
+    ) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EventTimings:
+    """Seconds, loop clock, and numbers that bound what is written and kept."""
+
+    same_seconds: float = 600.0
+    """How long a sentence is remembered; after that the server is asked whether it is there."""
+
+    count_seconds: float = 30.0
+    """Between two writes of a count: who repeats himself each second need not be quoted so."""
+
+    burst: int = 10
+    """New sentences about one object before it is cut short."""
+
+    refill_seconds: float = 60.0
+    """After so long an object may have one more."""
+
+    request_seconds: float = 5.0
+    """For a write; the caller waits for it."""
+
+    capacity: int = 2048
+    """Sentences, and objects, that are remembered; the oldest are forgotten first."""
+
+
+@dataclass(slots=True)
+class _Series:
+    path: str
+    said_at: float
+    written_at: float
+    count: int = 1
+
+
+@dataclass(slots=True)
+class _Bucket:
+    tokens: float
+    filled_at: float
+
+
+@dataclass(slots=True)
+class _Bounded(Generic[Value]):
+    """A mapping that forgets what was not used for longest."""
+
+    capacity: int
+    items: OrderedDict[tuple[str, ...], Value] = field(
+        default_factory=lambda: OrderedDict[tuple[str, ...], Value]()
+    )
+
+    def get(self, key: tuple[str, ...]) -> Value | None:
+        if key not in self.items:
+            return None
+        self.items.move_to_end(key)
+        return self.items[key]
+
+    def put(self, key: tuple[str, ...], value: Value) -> None:
+        self.items[key] = value
+        self.items.move_to_end(key)
+        while len(self.items) > self.capacity:
+            self.items.popitem(last=False)
+
+
+class EventRecorder:
+    """Says things about objects, in the name of one controller."""
+
+    def __init__(
+        self,
+        session: Events,
+        *,
+        controller: str,
+        instance: str,
+        timings: EventTimings | None = None,
+    ) -> None:
+        """``controller`` is a qualified name (``drakit.dev/operator``), ``instance`` the pod's."""
+        self._session = session
+        self._controller = controller
+        self._instance = instance[:_MAX_WORD_CHARACTERS]
+        self._timings = timings or EventTimings()
+        self._series: _Bounded[_Series] = _Bounded(self._timings.capacity)
+        self._buckets: _Bounded[_Bucket] = _Bounded(self._timings.capacity)
+
+    async def record(
+        self,
+        regarding: Mapping[str, Any],
+        *,
+        reason: str,
+        action: str,
+        note: str,
+        type: Literal["Normal", "Warning"] = "Warning",
+    ) -> None:
+        """
+        Say ``note`` about an object; never raises because of the API server.
+
+        ``regarding`` is the object, or a reference to it (kind, apiVersion, name, namespace, uid);
+        objects out of a list need their kind and apiVersion added. ``reason`` is one of few words
+        in CamelCase, ``action`` what was attempted. The same cause must have the same note.
+        """
+        reference = _reference(regarding)
+        said = (reference.get("uid") or reference["name"], reference["kind"], type, reason, note)
+        now = asyncio.get_running_loop().time()
+        try:
+            series = self._series.get(said)
+            if series is not None and now < series.said_at + self._timings.same_seconds:
+                await self._repeat(series, now)
+            elif self._may_say_more(said[:2], now):
+                event = self._event(reference, type=type, reason=reason, action=action, note=note)
+                await self._say(said, event, now)
+            else:
+                logger.info("too many events about one object", extra=_facts(reference, reason))
+        except ApiError as error:
+            facts = _facts(reference, reason) | {"error": str(error)}
+            logger.warning("an event could not be written", extra=facts)
+
+    async def _say(self, said: tuple[str, ...], event: dict[str, Any], now: float) -> None:
+        metadata, seconds = event["metadata"], self._timings.request_seconds
+        namespace = metadata["namespace"]
+        path = resource_path(_API_VERSION, "events", namespace=namespace, name=metadata["name"])
+        series = _Series(path, said_at=now, written_at=now)
+        self._series.put(said, series)  # before the write: the same may be said during it
+        try:
+            collection = resource_path(_API_VERSION, "events", namespace=namespace)
+            try:
+                await self._session.create(collection, event, timeout_seconds=seconds)
+            except AlreadyExistsError:  # we have said so before we were restarted, or long ago
+                there = await self._session.get(path, timeout_seconds=seconds)
+                counted: dict[str, Any] = there.get("series") or {}
+                series.count = int(counted.get("count") or 1) + 1
+                await self._write_count(series, now)
+        except BaseException:
+            self._series.items.pop(said, None)  # it was not said: the next attempt may
+            raise
+
+    async def _repeat(self, series: _Series, now: float) -> None:
+        series.count += 1
+        series.said_at = now
+        if now >= series.written_at + self._timings.count_seconds:
+            await self._write_count(series, now)
+
+    async def _write_count(self, series: _Series, now: float) -> None:
+        series.written_at = now
+        body = {"series": {"count": max(series.count, 2), "lastObservedTime": _timestamp()}}
+        try:
+            await self._session.patch(
+                series.path, body, timeout_seconds=self._timings.request_seconds
+            )
+        except NotFoundError:
+            # The server has forgotten it (after an hour, by default): the next time it is new.
+            series.said_at = -self._timings.same_seconds
+
+    def _may_say_more(self, about: tuple[str, ...], now: float) -> bool:
+        bucket = self._buckets.get(about)
+        if bucket is None:
+            bucket = _Bucket(tokens=self._timings.burst, filled_at=now)
+            self._buckets.put(about, bucket)
+        refill = (now - bucket.filled_at) / self._timings.refill_seconds
+        bucket.tokens = min(self._timings.burst, bucket.tokens + refill)
+        bucket.filled_at = now
+        if bucket.tokens < 1:
+            return False
+        bucket.tokens -= 1
+        return True
+
+    def _event(
+        self, reference: Mapping[str, str], *, type: str, reason: str, action: str, note: str
+    ) -> dict[str, Any]:
+        # Everything that makes two Events different, so that the same cause finds the same name.
+        parts = (self._controller, reference["kind"], reference.get("uid", ""), type, reason, note)
+        digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+        return {
+            "apiVersion": _API_VERSION,
+            "kind": "Event",
+            "metadata": {
+                "name": f"{reference['name'][:_MAX_OBJECT_NAME_CHARACTERS].rstrip('.-')}.{digest}",
+                # Events about what has no namespace live in "default".
+                "namespace": reference.get("namespace") or "default",
+            },
+            "eventTime": _timestamp(),
+            "type": type,
+            "reason": reason[:_MAX_WORD_CHARACTERS],
+            "action": action[:_MAX_WORD_CHARACTERS],
+            "note": _shortened(note),
+            "regarding": reference,
+            "reportingController": self._controller,
+            "reportingInstance": self._instance,
+        }
+
+
+def _reference(regarding: Mapping[str, Any]) -> dict[str, str]:
+    """Make an object reference of an object or of a reference."""
+    metadata: Mapping[str, Any] = regarding.get("metadata") or regarding
+    found = {
+        "apiVersion": regarding.get("apiVersion"),
+        "kind": regarding.get("kind"),
+        **{k: metadata.get(k) for k in ("name", "namespace", "uid", "resourceVersion")},
+    }
+    if not found["kind"] or not found["name"]:
+        raise ValueError(f"an event needs the kind and name of its object: {found}")
+    return {name: value for name, value in found.items() if value}
+
+
+def _shortened(note: str) -> str:
+    # The API's limit counts bytes.
+    encoded = note.encode()
+    if len(encoded) <= _MAX_NOTE_CHARACTERS:
+        return note
+    return encoded[: _MAX_NOTE_CHARACTERS - 3].decode(errors="ignore") + "…"
+
+
+def _facts(reference: Mapping[str, str], reason: str) -> dict[str, str]:
+    name = "/".join(filter(None, (reference.get("namespace"), reference["name"])))
+    return {"object": f"{reference['kind']} {name}", "reason": reason}
+
+
+def _timestamp() -> str:
+    return datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")

@@ -1,0 +1,316 @@
+"""
+Leader election with a Lease: at most one of several processes does the work.
+
+The holder renews its Lease; a candidate takes it over once it has seen no renewal for the Lease's
+duration. Both measure with the loop's clock from what they did and saw themselves: times in the
+Lease are for people, since the clocks of two nodes differ. The holder stops its work well before
+any candidate may begin: it has ``lease - renew_deadline`` seconds for it.
+
+It does not fence: a process that is frozen for longer than the lease finds out when it wakes.
+Whoever writes what must not be written twice asks ``is_leader`` right before.
+
+It must not know what the work is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Protocol
+
+from drakit.kube.errors import AlreadyExistsError, ApiError, ConflictError, NotFoundError
+from drakit.kube.paths import resource_path
+
+__all__ = ("LeaseElection", "LeaseTimings", "WorkNotStoppedError")
+
+logger = logging.getLogger(__name__)
+
+_API_VERSION = "coordination.k8s.io/v1"
+_RELEASE_TIMEOUT_SECONDS = 2.0
+"""Releasing saves the others the wait; it is not worth to hold up our own end for long."""
+
+_STOP_TIMEOUT_SECONDS = 30.0
+"""How long the work may take to stop while the Lease is still ours; Kubernetes waits as long."""
+
+
+class WorkNotStoppedError(Exception):
+    """The leader's work did not end when it was cancelled: only the process's end can stop it."""
+
+
+class _LostError(Exception):
+    """Somebody else holds the Lease."""
+
+
+class Leases(Protocol):
+    """What an election needs of a session."""
+
+    async def get(self, path: str, *, timeout_seconds: float | None = None) -> dict[str, Any]: ...
+    async def create(
+        self, path: str, body: Mapping[str, Any], *, timeout_seconds: float | None = None
+    ) -> dict[str, Any]: ...
+    async def replace(
+        self, path: str, body: Mapping[str, Any], *, timeout_seconds: float | None = None
+    ) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LeaseTimings:
+    """Seconds; a candidate leads at most ``lease + 2 * retry`` after the holder's last renewal."""
+
+    lease_seconds: int = 8
+    """How long a Lease holds after its last renewal."""
+
+    renew_deadline_seconds: float = 5.0
+    """After so long without a renewal the holder stops its work; the rest is for stopping."""
+
+    retry_seconds: float = 1.0
+    """Between two renewals, and between two looks of a candidate."""
+
+    def __post_init__(self) -> None:
+        if not self.retry_seconds < self.renew_deadline_seconds < self.lease_seconds:
+            raise ValueError(
+                f"retry, renew deadline and lease must each be longer than the one before: "
+                f"{self.retry_seconds}, {self.renew_deadline_seconds}, {self.lease_seconds} s"
+            )
+
+
+class LeaseElection:
+    """One candidate of an election. ``run`` it once."""
+
+    def __init__(
+        self,
+        session: Leases,
+        *,
+        namespace: str,
+        name: str,
+        identity: str,
+        timings: LeaseTimings | None = None,
+    ) -> None:
+        """``identity`` is for people (the pod's name); each candidate adds something of its own, as
+        a container that is restarted in its pod is another candidate."""
+        self._session = session
+        self._collection = resource_path(_API_VERSION, "leases", namespace=namespace)
+        self._path = resource_path(_API_VERSION, "leases", namespace=namespace, name=name)
+        self._metadata = {"name": name, "namespace": namespace}
+        self._timings = timings or LeaseTimings()
+        self.identity = f"{identity}_{secrets.token_hex(4)}"
+        self.holder: str | None = None
+        """Who holds the Lease, as last seen; "" if nobody does, None before the first look."""
+        self._lease: dict[str, Any] | None = None
+        self._seen: tuple[Any, ...] = ()
+        self._seen_at = 0.0
+        self._complaint = ""
+        self._renewed_at: float | None = None
+        """When the last successful renewal was sent; None if we do not hold the Lease."""
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether we hold the Lease and its renewal is not overdue."""
+        return self._renewed_at is not None and _now() < self._deadline()
+
+    async def run(
+        self,
+        on_started: Callable[[], Awaitable[None]],
+        on_stopped: Callable[[], None] | None = None,
+    ) -> None:
+        """
+        Take part in the election until cancelled.
+
+        ``on_started`` is the leader's work: it runs in a task that is cancelled when the Lease may
+        be lost, and again when we lead again. ``on_stopped`` is called each time it has ended. If
+        the work ends of itself, or fails, the Lease is released and so does this.
+        """
+        while True:
+            await self._acquire()
+            logger.info("leading", extra={"lease": self._path, "identity": self.identity})
+            try:
+                ended = await self._lead(on_started)
+            finally:
+                if on_stopped is not None:
+                    on_stopped()
+                logger.info("not leading any more", extra={"lease": self._path})
+                await self._release()
+            if ended:
+                return
+
+    async def _acquire(self) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(self._timings.renew_deadline_seconds):
+                    await self._look()
+                    if self._free():
+                        await self._write()
+                        if self.is_leader:
+                            return
+            except (ConflictError, AlreadyExistsError):
+                pass  # another candidate was faster
+            except (ApiError, TimeoutError) as error:
+                self._complain(error)
+            await asyncio.sleep(self._timings.retry_seconds)
+
+    async def _lead(self, on_started: Callable[[], Awaitable[None]]) -> bool:
+        """Work and renew until one of them ends. Return whether it was the work."""
+
+        async def work() -> None:
+            await on_started()
+
+        working = asyncio.create_task(work(), name="leader's work")
+        renewing = asyncio.create_task(self._renew_until_lost(), name="lease renewal")
+        try:
+            await asyncio.wait({working, renewing}, return_when=asyncio.FIRST_COMPLETED)
+            ended = working.done()
+            if renewing.done():
+                renewing.result()
+        finally:
+            await self._stop(working, renewing)
+        if ended and not working.cancelled():
+            working.result()
+        return ended
+
+    async def _stop(self, working: asyncio.Task[None], renewing: asyncio.Task[None]) -> None:
+        # The work is stopped first, under a lease that is renewed as long as it can be: then it may
+        # take its time. If the lease can no more be renewed, the lease's end is the limit.
+        working.cancel()
+        began, timings = _now(), self._timings
+        while not working.done():
+            grace = began + timings.lease_seconds - timings.renew_deadline_seconds
+            held = (self._renewed_at or 0.0) + timings.lease_seconds
+            seconds = min(max(grace, held), began + _STOP_TIMEOUT_SECONDS) - _now()
+            if seconds <= 0:
+                break
+            await asyncio.wait({working}, timeout=seconds)
+        renewing.cancel()
+        await asyncio.wait({renewing})
+        if not working.done():
+            self._renewed_at = None  # not to be released: it is still in use
+            raise WorkNotStoppedError(
+                "the leader's work did not end when it was cancelled, and its lease ends; this "
+                "process must end before another one leads"
+            )
+        if not working.cancelled() and working.exception() is not None:
+            logger.debug("the leader's work failed", extra={"error": repr(working.exception())})
+
+    async def _renew_until_lost(self) -> None:
+        while True:
+            try:
+                async with asyncio.timeout_at(self._deadline()):
+                    await asyncio.sleep(self._timings.retry_seconds)
+                    await self._renew_persistently()
+            except TimeoutError:
+                logger.warning("the lease was not renewed in time", extra={"lease": self._path})
+                return
+            except _LostError:
+                logger.warning("the lease was taken", extra={"holder": self.holder})
+                return
+
+    async def _renew_persistently(self) -> None:
+        """Renew once, with as many attempts as the caller has time for."""
+        while True:
+            try:
+                await self._write()
+                return
+            except (ConflictError, NotFoundError, AlreadyExistsError):
+                # A renewal of ours whose answer was lost, an edit by hand, or another holder.
+                pass
+            except ApiError as error:
+                logger.debug("cannot renew the lease", extra={"error": str(error)})
+                await asyncio.sleep(self._timings.retry_seconds)
+            try:
+                await self._look()
+            except ApiError:
+                await asyncio.sleep(self._timings.retry_seconds)
+            if self.holder not in (self.identity, ""):
+                raise _LostError
+
+    async def _look(self) -> None:
+        """Read the Lease, and note when it was last seen to change."""
+        timeout = self._timings.renew_deadline_seconds
+        try:
+            self._lease = await self._session.get(self._path, timeout_seconds=timeout)
+        except NotFoundError:
+            self._lease = None
+        spec = self._spec()
+        self.holder = spec.get("holderIdentity") or ""
+        seen = (self.holder, spec.get("renewTime"), spec.get("leaseTransitions"))
+        if seen != self._seen:
+            self._seen, self._seen_at = seen, _now()
+
+    def _free(self) -> bool:
+        if not self.holder or self.holder == self.identity:
+            return True
+        # The holder's own duration counts: it may be of another version than we are.
+        lease_seconds = self._spec().get("leaseDurationSeconds") or self._timings.lease_seconds
+        return _now() >= self._seen_at + lease_seconds
+
+    async def _write(self) -> None:
+        """Take or renew the Lease; nothing but what we last saw is overwritten."""
+        sent_at = _now()  # what others see is later, so we are the first to think it has expired
+        old, now = self._spec(), _timestamp()
+        ours = old.get("holderIdentity") == self.identity
+        transitions = int(old.get("leaseTransitions") or 0)
+        spec = {
+            "holderIdentity": self.identity,
+            "leaseDurationSeconds": self._timings.lease_seconds,
+            "acquireTime": old.get("acquireTime") if ours else now,
+            "renewTime": now,
+            "leaseTransitions": transitions if ours or self._lease is None else transitions + 1,
+        }
+        self._lease = await self._put(spec, timeout_seconds=self._timings.renew_deadline_seconds)
+        self.holder = self.identity
+        self._renewed_at = sent_at
+
+    async def _release(self) -> None:
+        """Give the Lease up, so that the next holder need not wait for its end."""
+        held, self._renewed_at = self._renewed_at, None
+        if held is None or self._spec().get("holderIdentity") != self.identity:
+            return  # what we last saw is somebody else's
+        spec = self._spec() | {
+            "holderIdentity": "",
+            "leaseDurationSeconds": 1,
+            "renewTime": _timestamp(),
+        }
+        try:
+            async with asyncio.timeout(_RELEASE_TIMEOUT_SECONDS):
+                await self._put(spec, timeout_seconds=_RELEASE_TIMEOUT_SECONDS)
+                self.holder = ""
+        except (ApiError, TimeoutError) as error:
+            # Conflict: somebody else has it already. Else it ends by itself.
+            logger.info("the lease was not released", extra={"error": str(error)})
+
+    async def _put(self, spec: Mapping[str, Any], *, timeout_seconds: float) -> dict[str, Any]:
+        if self._lease is None:
+            body = {
+                "apiVersion": _API_VERSION,
+                "kind": "Lease",
+                "metadata": self._metadata,
+                "spec": spec,
+            }
+            return await self._session.create(
+                self._collection, body, timeout_seconds=timeout_seconds
+            )
+        body = {**self._lease, "spec": spec}
+        return await self._session.replace(self._path, body, timeout_seconds=timeout_seconds)
+
+    def _complain(self, error: Exception) -> None:
+        """Warn once of what keeps us from leading: it may be for ever (a missing permission)."""
+        level = logging.DEBUG if str(error) == self._complaint else logging.WARNING
+        self._complaint = str(error)
+        logger.log(level, "cannot take the lease", extra={"error": str(error)})
+
+    def _spec(self) -> dict[str, Any]:
+        return (self._lease or {}).get("spec") or {}
+
+    def _deadline(self) -> float:
+        return (self._renewed_at or 0.0) + self._timings.renew_deadline_seconds
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def _timestamp() -> str:
+    return datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
