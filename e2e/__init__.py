@@ -1,0 +1,1 @@
+"""Tests on a real cluster, and what they stand on: clusters, images, the demo."""

@@ -1,0 +1,118 @@
+"""`python -m e2e.cluster`: what make's cluster targets do. Errors are one sentence and code 1."""
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+from .api import Cluster, ClusterError, Options
+from .choice import cluster
+
+
+def main() -> int:
+    arguments = _parser().parse_args()
+    action: Callable[[Cluster, argparse.Namespace], int] = arguments.action
+    try:
+        return action(cluster(arguments.name), arguments)
+    except ClusterError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def up(chosen: Cluster, arguments: argparse.Namespace) -> int:
+    started = time.monotonic()
+    chosen.start(Options(nodes=arguments.nodes, kept=True))
+    seconds = time.monotonic() - started
+    print(f"cluster {chosen.name} ({chosen.provider}) is up after {seconds:.1f} s")
+    print(f"export KUBECONFIG={chosen.kubeconfig}")
+    return 0
+
+
+def down(chosen: Cluster, arguments: argparse.Namespace) -> int:
+    started = time.monotonic()
+    chosen.stop()
+    left = chosen.leftovers()
+    for sentence in left:
+        print(f"error: after the stop, {sentence}", file=sys.stderr)
+    if not left:
+        print(f"cluster {chosen.name} is gone after {time.monotonic() - started:.1f} s")
+    return 1 if left else 0
+
+
+def status(chosen: Cluster, arguments: argparse.Namespace) -> int:
+    if not chosen.is_up():
+        print(f"cluster {chosen.name} ({chosen.provider}) is not up")
+        return 1
+    print(
+        f"cluster {chosen.name} ({chosen.provider}) is up: {', '.join(chosen.nodes) or 'no node'}"
+    )
+    print(f"logs: {chosen.logs}")
+    print(f"export KUBECONFIG={chosen.kubeconfig}")
+    return 0
+
+
+def kubeconfig(chosen: Cluster, arguments: argparse.Namespace) -> int:
+    print(chosen.kubeconfig)
+    return 0
+
+
+def program(chosen: Cluster, arguments: argparse.Namespace) -> int:
+    """kubectl and helm: with our own input and output, as if they were called directly."""
+    words = arguments.words[1:] if arguments.words[:1] == ["--"] else arguments.words
+    env = {**os.environ, "KUBECONFIG": str(chosen.kubeconfig)}
+    return subprocess.run(
+        [chosen.program(arguments.command), *words], env=env, check=False
+    ).returncode
+
+
+def load_image(chosen: Cluster, arguments: argparse.Namespace) -> int:
+    for archive in arguments.archives:
+        chosen.load_image(archive)
+    return 0
+
+
+def restart_kubelet(chosen: Cluster, arguments: argparse.Namespace) -> int:
+    chosen.restart_kubelet(arguments.node)
+    return 0
+
+
+def reboot_node(chosen: Cluster, arguments: argparse.Namespace) -> int:
+    chosen.reboot_node(arguments.node)
+    chosen.wait_for_nodes()
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    from pathlib import Path
+
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--name", help="the cluster's name; by default, this clone's own")
+    parser = argparse.ArgumentParser(prog="python -m e2e.cluster", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+
+    def command(name: str, action: Callable[[Cluster, argparse.Namespace], int], text: str):
+        found = commands.add_parser(name, parents=[common], help=text)
+        found.set_defaults(action=action)
+        return found
+
+    starter = command("up", up, "start it, and wait until its nodes are ready")
+    default_nodes = int(os.environ.get("CLUSTER_NODES") or 1)
+    starter.add_argument("--nodes", type=int, default=default_nodes, help="0: the control plane")
+    command("down", down, "stop it and leave nothing behind")
+    command("status", status, "say whether it is up")
+    command("kubeconfig", kubeconfig, "print the path of the administrator's kubeconfig")
+    for name in ("kubectl", "helm"):
+        command(name, program, f"run {name}: ... {name} -- ARGS").add_argument("words", nargs="*")
+    loader = command("load-image", load_image, "give its nodes the images of docker-archive tars")
+    loader.add_argument("archives", nargs="+", type=Path)
+    for name, action in (("restart-kubelet", restart_kubelet), ("reboot-node", reboot_node)):
+        command(name, action, f"{name.replace('-', ' ')}").add_argument("node")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,326 @@
+"""
+What a test may want of a cluster, whoever provides it.
+
+Tests use :class:`Cluster` alone. A provider that cannot do something says so in `capabilities`
+and raises :class:`UnsupportedError` where it is asked all the same. What is installed into a
+cluster, and the images' contents, are not known here.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+
+class ClusterError(Exception):
+    """Something of the cluster failed; the text is a sentence for whoever called make."""
+
+
+class UnsupportedError(ClusterError):
+    """This provider cannot do that."""
+
+    def __init__(self, provider: str, action: str) -> None:
+        super().__init__(f"the provider {provider} cannot {action}; CLUSTER=local can")
+
+
+class CommandError(ClusterError):
+    """A program ended with an error."""
+
+    def __init__(self, argv: Sequence[str], *, code: int, output: str) -> None:
+        super().__init__(
+            f"{' '.join(argv)} ended with code {code}: {output.strip() or 'no output'}"
+        )
+        self.code, self.output = code, output
+
+
+class Capability(StrEnum):
+    """What not every provider can do."""
+
+    CONTROL_PLANE_ALONE = "control-plane-alone"
+    AUDIT = "audit"
+    CUT = "cut"
+    FREEZE = "freeze"
+    REBOOT = "reboot"
+    STOP_API_SERVER = "stop-api-server"
+
+
+class Component(StrEnum):
+    """The programs of a cluster that can be killed and frozen."""
+
+    ETCD = "etcd"
+    API_SERVER = "kube-apiserver"
+    CONTROLLER_MANAGER = "kube-controller-manager"
+    SCHEDULER = "kube-scheduler"
+    CONTAINERD = "containerd"
+    KUBELET = "kubelet"
+    KUBE_PROXY = "kube-proxy"
+
+
+CONTROL_PLANE = "control-plane"
+"""Stands in the place of a node's name for the components that no node runs."""
+
+DEFAULT_GATES: Mapping[str, bool] = {"DRADeviceTaintRules": True}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """How a cluster is started."""
+
+    nodes: int = 1
+    """Number of nodes; 0 is the control plane alone."""
+
+    gates: Mapping[str, bool] = field(default_factory=lambda: dict(DEFAULT_GATES))
+    """Feature gates, for every component."""
+
+    kept: bool = False
+    """Whether the cluster outlives the process that started it. If not, and that process died,
+    the cluster is a remain: the next start removes it."""
+
+    images: Sequence[Path] = ()
+    """docker-archive tars that every node gets before its kubelet starts."""
+
+
+class Cluster(ABC):
+    """A running or startable cluster. Nodes are called by the names that Kubernetes knows."""
+
+    provider: str
+    capabilities: frozenset[Capability]
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    # -- life
+
+    @abstractmethod
+    def is_up(self) -> bool:
+        """Whether it runs as recorded: no part of it is missing."""
+
+    @abstractmethod
+    def start(self, options: Options) -> None:
+        """Start it and wait until its nodes are ready. One that is up gets the nodes it lacks."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Stop and remove all of it; nothing to stop is no error."""
+
+    @abstractmethod
+    def leftovers(self) -> list[str]:
+        """What is left of a stopped cluster on this machine, a sentence each."""
+
+    # -- use
+
+    @property
+    @abstractmethod
+    def kubeconfig(self) -> Path:
+        """The administrator's kubeconfig."""
+
+    @property
+    @abstractmethod
+    def nodes(self) -> list[str]:
+        """The nodes' names, the first one first."""
+
+    @property
+    @abstractmethod
+    def gates(self) -> Mapping[str, bool]:
+        """The feature gates that the cluster was started with."""
+
+    @property
+    @abstractmethod
+    def logs(self) -> Path:
+        """The folder of the components' logs."""
+
+    @abstractmethod
+    def program(self, name: str) -> str:
+        """The path of `kubectl` or `helm`."""
+
+    @abstractmethod
+    def load_image(self, archive: Path) -> None:
+        """Give every node the images of a docker-archive tar."""
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        input: str | None = None,
+        timeout_seconds: float = 60,
+        check: bool = True,
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a program of this machine against the cluster (KUBECONFIG is set)."""
+        return run(
+            argv,
+            input=input,
+            timeout_seconds=timeout_seconds,
+            check=check,
+            env={"KUBECONFIG": str(self.kubeconfig)},
+        )
+
+    def kubectl(
+        self, *args: str, input: str | None = None, timeout: float = 60, check: bool = True
+    ) -> subprocess.CompletedProcess[str]:
+        """Run kubectl; a failure raises :class:`CommandError` unless `check` is off."""
+        argv = [self.program("kubectl"), *args]
+        return self.run(argv, input=input, timeout_seconds=timeout, check=check)
+
+    def helm(
+        self, *args: str, timeout: float = 180, check: bool = True
+    ) -> subprocess.CompletedProcess[str]:
+        """Run helm; a failure raises :class:`CommandError` unless `check` is off."""
+        return self.run([self.program("helm"), *args], timeout_seconds=timeout, check=check)
+
+    def get(self, *args: str) -> dict[str, Any]:
+        """`kubectl get ARGS`, parsed."""
+        parsed: dict[str, Any] = json.loads(self.kubectl("get", *args, "-o", "json").stdout)
+        return parsed
+
+    def apply(self, manifest: str) -> None:
+        """`kubectl apply` of YAML or JSON text."""
+        self.kubectl("apply", "-f", "-", input=manifest)
+
+    def server_metrics(self) -> str:
+        """The API server's metrics, in Prometheus' text format."""
+        return self.kubectl("get", "--raw", "/metrics").stdout
+
+    def audit(self) -> list[dict[str, Any]]:
+        """The API server's audit records so far: DRA's resources, and all writes."""
+        raise UnsupportedError(self.provider, "show audit records")
+
+    # -- faults
+
+    @abstractmethod
+    def exec_on_node(
+        self, node: str, argv: Sequence[str], *, timeout: float = 60, check: bool = True
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a program on a node, outside every container."""
+
+    def node_path(self, node: str, path: str) -> Path:
+        """The path under which this machine sees a file or folder of the node."""
+        raise UnsupportedError(self.provider, "look into a node's file system from outside")
+
+    @abstractmethod
+    def kill(self, node: str, component: Component, signal_number: int = signal.SIGKILL) -> None:
+        """Send a signal to a component of a node (or of CONTROL_PLANE); nothing restarts it."""
+
+    def freeze(self, node: str, component: Component) -> None:
+        """Stop a component where it stands: its sockets stay open and nobody answers."""
+        self.kill(node, component, signal.SIGSTOP)
+
+    def thaw(self, node: str, component: Component) -> None:
+        """Let a frozen component go on."""
+        self.kill(node, component, signal.SIGCONT)
+
+    @abstractmethod
+    def stop_kubelet(self, node: str) -> None:
+        """End the kubelet of a node as its service manager would; containers go on."""
+
+    @abstractmethod
+    def start_kubelet(self, node: str) -> None:
+        """Start it again, and wait until it answers its health check."""
+
+    def restart_kubelet(self, node: str) -> None:
+        """Stop and start it; returns when it answers its health check."""
+        self.stop_kubelet(node)
+        self.start_kubelet(node)
+
+    def stop_api_server(self) -> None:
+        """End the API server; etcd keeps all objects."""
+        raise UnsupportedError(self.provider, "stop the API server")
+
+    def start_api_server(self) -> None:
+        """Start it again, and wait until it is ready."""
+        raise UnsupportedError(self.provider, "start the API server")
+
+    def cut_node(self, node: str) -> None:
+        """Drop every packet between a node (its pods included) and the API server."""
+        raise UnsupportedError(self.provider, "cut a node from the API server")
+
+    def heal_node(self, node: str) -> None:
+        """Undo :meth:`cut_node`."""
+        raise UnsupportedError(self.provider, "cut a node from the API server")
+
+    def cut_pod(self, node: str, pod_ip: str) -> None:
+        """Drop every packet between one pod and the API server; kubelet and others go on."""
+        raise UnsupportedError(self.provider, "cut a pod from the API server")
+
+    def heal_pod(self, node: str, pod_ip: str) -> None:
+        """Undo :meth:`cut_pod`."""
+        raise UnsupportedError(self.provider, "cut a pod from the API server")
+
+    def reboot_node(self, node: str) -> None:
+        """End everything on a node at once, empty /run, change the boot id, start it again."""
+        raise UnsupportedError(self.provider, "reboot a node")
+
+    def boot_id_file(self) -> str:
+        """The file on a node that has its boot id."""
+        return "/proc/sys/kernel/random/boot_id"
+
+    def wait_for_nodes(self, *, timeout_seconds: float = 90) -> None:
+        """Wait until every node is Ready."""
+        expected = set(self.nodes)
+        wait_until(
+            f"the nodes {', '.join(sorted(expected))} are Ready",
+            lambda: expected <= set(self._ready_nodes()),
+            timeout_seconds=timeout_seconds,
+        )
+
+    def _ready_nodes(self) -> list[str]:
+        found = self.kubectl("get", "nodes", "-o", "json", check=False)
+        if found.returncode != 0:
+            return []
+        return [
+            node["metadata"]["name"]
+            for node in json.loads(found.stdout)["items"]
+            for condition in node["status"].get("conditions", ())
+            if condition["type"] == "Ready" and condition["status"] == "True"
+        ]
+
+
+def wait_until(
+    what: str,
+    condition: Callable[[], object],
+    *,
+    timeout_seconds: float,
+    interval_seconds: float = 0.2,
+) -> None:
+    """Wait until a condition holds; `what` is the sentence of it, for the error."""
+    deadline = time.monotonic() + timeout_seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            raise ClusterError(f"waited {timeout_seconds:g} s, but not: {what}")
+        time.sleep(interval_seconds)
+
+
+def run(
+    argv: Sequence[str],
+    *,
+    input: str | None = None,
+    timeout_seconds: float = 60,
+    check: bool = True,
+    env: Mapping[str, str] | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """Run a program to its end, with its output as text; `env` is added to ours."""
+    try:
+        done = subprocess.run(
+            argv,
+            input=input,
+            stdin=None if input is not None else subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout_seconds,
+            env={**os.environ, **(env or {})},
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise ClusterError(f"{' '.join(argv)} did not end within {timeout_seconds:g} s") from error
+    except FileNotFoundError as error:
+        raise ClusterError(f"the program {argv[0]} is missing: run `make deps` as root") from error
+    if check and done.returncode != 0:
+        raise CommandError(argv, code=done.returncode, output=done.stderr or done.stdout)
+    return done

@@ -1,0 +1,3 @@
+module drakit.dev/e2e/pause
+
+go 1.26.6

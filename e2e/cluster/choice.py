@@ -1,0 +1,40 @@
+"""Which provider gives the cluster: kind where Docker answers, else this machine; or by hand."""
+
+import os
+import subprocess
+from pathlib import Path
+
+from .api import Cluster, ClusterError
+from .local.names import default_cluster
+
+REPOSITORY = Path(__file__).parent.parent.parent
+
+DOCKER_SECONDS = 5
+
+
+def cluster(name: str | None = None) -> Cluster:
+    """The cluster of that name (by default, this clone's), running or not."""
+    name = name or os.environ.get("CLUSTER_NAME") or default_cluster(REPOSITORY)
+    provider = os.environ.get("CLUSTER") or "auto"
+    if provider == "auto":
+        provider = "kind" if docker_answers() else "local"
+    if provider == "local":
+        from .local.provider import LocalCluster
+
+        return LocalCluster(name)
+    if provider == "kind":
+        from .kind import KindProvider
+
+        return KindProvider(name)
+    raise ClusterError(f"CLUSTER={provider} is none of auto, kind, local")
+
+
+def docker_answers() -> bool:
+    """Whether a Docker engine answers; one that hangs does not."""
+    try:
+        done = subprocess.run(
+            ["docker", "info"], capture_output=True, timeout=DOCKER_SECONDS, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return done.returncode == 0

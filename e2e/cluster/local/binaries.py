@@ -1,0 +1,258 @@
+"""
+The programs of a local cluster, built from the Go modules in `binaries/` into a cache.
+
+The cache's key is what the programs are made of: the modules' files, the Go version, and the way
+they are built. The first build takes about twelve minutes on two processors, so it always says how
+far it is; two clones that need the same programs build them once.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Generator, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..api import ClusterError, run
+
+SOURCES = Path(__file__).parent.parent / "binaries"
+
+KUBERNETES_PROGRAMS = (
+    "kube-apiserver",
+    "kube-controller-manager",
+    "kube-scheduler",
+    "kubelet",
+    "kube-proxy",
+    "kubectl",
+)
+
+FORM = "1"
+"""Changes with the way programs are built or laid out, so that caches do not."""
+
+ENVIRONMENT = {"CGO_ENABLED": "0"}
+"""No C compiler is needed, and a program runs in an image without libraries."""
+
+DEFAULT_CACHE = "~/.cache"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Module:
+    """One Go module, and how it is built."""
+
+    folder: str
+    title: str
+    arguments: tuple[str, ...]
+    packages: str
+    """What `go list` calls the packages to build."""
+
+
+def cache_folder() -> Path:
+    """Where drakit keeps what is dear to make and can be made again."""
+    if own := os.environ.get("DRAKIT_CACHE"):
+        return Path(own)
+    return Path(os.environ.get("XDG_CACHE_HOME") or DEFAULT_CACHE).expanduser() / "drakit"
+
+
+def kubernetes_version(sources: Path = SOURCES) -> str:
+    """The version that the module asks for, such as v1.36.3."""
+    text = (sources / "kubernetes" / "go.mod").read_text()
+    found = re.search(r"^\s*(?:require\s+)?k8s\.io/kubernetes (v\S+)", text, re.MULTILINE)
+    if found is None:
+        raise ClusterError(f"{sources}/kubernetes/go.mod does not require k8s.io/kubernetes")
+    return found[1]
+
+
+def cache_key(go_version: str, sources: Path = SOURCES) -> str:
+    """The key of the programs: a digest of all that they are made of."""
+    digest = hashlib.sha256(f"{FORM} {go_version} {sorted(ENVIRONMENT.items())}".encode())
+    for path in sorted(sources.glob("*/*")):
+        content = path.read_bytes()
+        digest.update(f"\n{path.relative_to(sources)} {len(content)}\n".encode() + content)
+    return digest.hexdigest()[:16]
+
+
+def programs() -> Path:
+    """Return the folder of the programs; build them first where they are missing."""
+    go_version = _go_version()
+    folder = cache_folder() / "programs" / cache_key(go_version)
+    if folder.is_dir():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(folder.with_suffix(".lock")):
+        if not folder.is_dir():
+            _build_all(folder)
+    return folder
+
+
+def _build_all(folder: Path) -> None:
+    # The lock is ours, so what others left half done is nobody's.
+    for remains in folder.parent.glob(f"{folder.name}.building.*"):
+        shutil.rmtree(remains)
+    partial = folder.with_suffix(f".building.{os.getpid()}")
+    partial.mkdir()
+    started = time.monotonic()
+    version = kubernetes_version()
+    print(
+        f"building Kubernetes {version} and its tools into {folder}: about 12 minutes the first "
+        "time on a machine of two processors, seconds ever after",
+        flush=True,
+    )
+    for module in _modules(version, partial):
+        _build(module)
+    for name in KUBERNETES_PROGRAMS:
+        (partial / name).symlink_to("kubernetes")
+    (partial / "server").rename(partial / "etcd")  # the last part of its package's path
+    partial.replace(folder)
+    print(f"built all programs in {time.monotonic() - started:.0f} s", flush=True)
+
+
+def _modules(version: str, into: Path) -> Iterator[Module]:
+    major, minor, *_ = version.removeprefix("v").split(".")
+    package = "k8s.io/component-base/version"
+    # Without these, the servers call themselves v0.0.0, and clients do not know what they can.
+    values = {"gitVersion": version, "gitMajor": major, "gitMinor": minor}
+    stamp = " ".join(f"-X {package}.{key}={value}" for key, value in values.items())
+    common = ("build", "-trimpath", "-v", "-ldflags")
+    yield Module(
+        folder="pause",
+        title="the sandbox program",
+        arguments=(*common, "-s -w", "-o", f"{into}/pause", "."),
+        packages=".",
+    )
+    yield Module(
+        folder="tools",
+        title="etcd, containerd, CNI plugins and helm",
+        arguments=(*common, "-s -w", "-o", f"{into}/", "tool"),
+        packages="tool",
+    )
+    yield Module(
+        folder="kubernetes",
+        title=f"Kubernetes {version}",
+        arguments=(*common, f"-s -w {stamp}", "-o", f"{into}/kubernetes", "."),
+        packages=".",
+    )
+
+
+def _build(module: Module) -> None:
+    progress = Progress(module.title)
+    env = {**os.environ, **ENVIRONMENT}
+    folder = SOURCES / module.folder
+    if (folder / "go.sum").exists():
+        with progress.step("downloading modules"):
+            run(["go", "-C", str(folder), "mod", "download"], timeout_seconds=1800, env=env)
+    with progress.step("listing packages"):
+        argv = ["go", "-C", str(folder), "list", "-deps", module.packages]
+        total = len(run(argv, timeout_seconds=600, env=env).stdout.split())
+    _compile(module, folder, total=total, progress=progress, env=env)
+
+
+def _compile(
+    module: Module, folder: Path, *, total: int, progress: "Progress", env: Mapping[str, str]
+) -> None:
+    said: list[str] = []
+    compiled = 0
+    with (
+        progress.step(f"compiling at most {total} packages") as tell,
+        subprocess.Popen(
+            ["go", "-C", str(folder), *module.arguments],
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=dict(env),
+        ) as build,
+    ):
+        assert build.stderr is not None
+        for line in build.stderr:
+            said = [*said[-30:], line]
+            compiled += 1
+            # Packages of earlier builds are not named again, so this is a lower bound.
+            tell(f"compiling, {compiled} of at most {total} packages ({100 * compiled // total} %)")
+    if build.returncode != 0:
+        raise ClusterError(f"building {module.title} failed:\n{''.join(said)}")
+
+
+class Progress:
+    """Says what is being done and for how long: a line that changes, or on no terminal, lines."""
+
+    def __init__(self, title: str) -> None:
+        self._title = title
+        self._terminal = sys.stdout.isatty()
+        self._every_seconds = 1.0 if self._terminal else 15.0
+
+    @contextlib.contextmanager
+    def step(self, text: str) -> Generator["Tell"]:
+        started, ended = time.monotonic(), threading.Event()
+        tell = Tell(text)
+
+        def show() -> None:
+            seconds = time.monotonic() - started
+            line = f"  {self._title}: {tell.text}, {seconds:.0f} s"
+            print(f"\r{line}\033[K" if self._terminal else line, end="", flush=True)
+            if not self._terminal:
+                print(flush=True)
+
+        def keep_showing() -> None:
+            while not ended.wait(self._every_seconds):
+                show()
+
+        thread = threading.Thread(target=keep_showing, daemon=True)
+        thread.start()
+        try:
+            yield tell
+        finally:
+            ended.set()
+            thread.join()
+            show()
+            if self._terminal:
+                print(flush=True)
+
+
+class Tell:
+    """Called with a new text, it changes what the progress shows."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __call__(self, text: str) -> None:
+        self.text = text
+
+
+def _go_version() -> str:
+    if shutil.which("go") is None:
+        raise ClusterError(
+            f"Go is missing: install Go {_needed_go()} or newer, and put it on the PATH"
+        )
+    found = run(["go", "-C", str(SOURCES / "kubernetes"), "env", "GOVERSION"], check=False)
+    version = found.stdout.strip()
+    if found.returncode != 0 or _numbers(version) < _numbers(_needed_go()):
+        installed = run(["go", "env", "GOVERSION"], check=False).stdout.strip() or "unknown"
+        raise ClusterError(f"Go {_needed_go()} or newer is needed, this is {installed}: install it")
+    return version
+
+
+def _needed_go() -> str:
+    found = re.search(r"^go (\S+)", (SOURCES / "kubernetes" / "go.mod").read_text(), re.MULTILINE)
+    assert found is not None
+    return found[1]
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", version)[:3])
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Generator[None]:
+    with path.open("a") as holder:
+        try:
+            fcntl.flock(holder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print("another process builds the same programs: waiting for it", flush=True)
+            fcntl.flock(holder, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,163 @@
+"""
+Boxes: a PID namespace each, with everything in it, that one signal to its init ends.
+
+A program in a box is started so that it has no parent outside of it, and is known by the process id
+that this machine sees. Which programs run, and what a node's file system holds, is decided
+elsewhere (:mod:`.control_plane`, :mod:`.node`, :mod:`.init`).
+"""
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ..api import ClusterError
+from . import init
+from .records import Process, write_json
+
+NODE_NAMESPACES = ("--mount", "--net", "--uts")
+
+# The shell forks into the new namespace, tells the child's id as this machine sees it, and ends:
+# the child is left to the box's init.
+LAUNCH = 'setsid "$@" >&2 & echo $!'
+
+
+class Box:
+    """One box of a cluster, running or not."""
+
+    def __init__(self, state: Path, name: str, *, is_node: bool) -> None:
+        self.state, self.name = state, name
+        self._namespaces = NODE_NAMESPACES if is_node else ()
+        self._is_node = is_node
+
+    @property
+    def init(self) -> Process | None:
+        """The box's init, alive or not; None if it never ran."""
+        return _read(self.state / "boxes" / f"{self.name}.json")
+
+    @property
+    def running(self) -> bool:
+        return (found := self.init) is not None and found.alive
+
+    @property
+    def pid(self) -> int:
+        """The process whose namespaces are the box's."""
+        if (found := self.init) is None or not found.alive:
+            raise ClusterError(f"{self.name} does not run")
+        return found.pid
+
+    def start(self, *, timeout_seconds: float = 15) -> None:
+        """Start the init; what the box is made of is complete when this returns."""
+        for name in ("boxes", "components", "logs"):
+            (self.state / name).mkdir(exist_ok=True)
+        propagation = ("--propagation", "slave") if self._is_node else ()
+        argv = ["unshare", "--pid", *self._namespaces, *propagation, "--", "sh", "-c"]
+        argv += ['"$@" & echo $!', "sh", sys.executable, "-I", "-S", init.__file__]
+        argv += [init.MARK, str(self.state), self.name]
+        log = self.state / "logs" / f"{self.name}-init.log"
+        with (
+            log.open("ab") as errors,
+            subprocess.Popen(
+                argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors
+            ) as starter,
+        ):
+            assert starter.stdout is not None
+            said = _read_until(starter.stdout.fileno(), b"ready\n", timeout_seconds)
+        if not said:
+            self.end()
+            raise ClusterError(f"{self.name} could not be set up: {log.read_text().strip()}")
+
+    def end(self, *, timeout_seconds: float = 20) -> None:
+        """
+        End the init, and with it everything in the box.
+
+        SIGKILL at once: what a cluster holds is thrown away, and the kernel waits for each process.
+        """
+        found = self.init
+        if found is not None:
+            found.signal(signal.SIGKILL)
+            if not found.wait(timeout_seconds):
+                raise ClusterError(
+                    f"{self.name} (process {found.pid}) did not end within {timeout_seconds:g} s "
+                    "of SIGKILL: one of its processes hangs in the kernel"
+                )
+            (self.state / "boxes" / f"{self.name}.json").unlink(missing_ok=True)
+        for component in self.state.glob(f"components/{self.name}.*.json"):
+            component.unlink()
+
+    def enter(self, *options: str) -> list[str]:
+        """The beginning of a command line that runs the rest in the box."""
+        return ["nsenter", "--target", str(self.pid), "--pid", *self._namespaces, *options, "--"]
+
+    def spawn(self, name: str, argv: Sequence[str], *, env: Mapping[str, str]) -> Process:
+        """Start a program that stays; its output is appended to its log."""
+        with self.log(name).open("ab") as log:
+            done = subprocess.run(
+                [*self.enter("--no-fork"), "sh", "-c", LAUNCH, "sh", *argv],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=dict(env),
+                timeout=10,
+                check=False,
+            )
+        if done.returncode != 0:
+            raise ClusterError(f"{argv[0]} could not be started: see {self.log(name)}")
+        try:
+            process = Process.of(int(done.stdout))
+        except FileNotFoundError as error:
+            raise ClusterError(f"{name} ended at once: {self.tail(name)}") from error
+        write_json(self._component(name), {"pid": process.pid, "started": process.started})
+        return process
+
+    def component(self, name: str) -> Process | None:
+        """A program that was started in the box, alive or not."""
+        return _read(self._component(name))
+
+    def stop(self, name: str, *, timeout_seconds: float) -> None:
+        """End a program: SIGTERM, and SIGKILL when the time is over."""
+        process = self.component(name)
+        if process is None:
+            return
+        process.signal(signal.SIGCONT)
+        process.signal(signal.SIGTERM)
+        if not process.wait(timeout_seconds):
+            process.signal(signal.SIGKILL)
+            process.wait(5)
+        self._component(name).unlink(missing_ok=True)
+
+    def log(self, name: str) -> Path:
+        return self.state / "logs" / f"{self.name}-{name}.log"
+
+    def tail(self, name: str, *, lines: int = 15) -> str:
+        """The end of a program's log."""
+        try:
+            return "\n".join(self.log(name).read_text(errors="replace").splitlines()[-lines:])
+        except FileNotFoundError:
+            return "(no log)"
+
+    def _component(self, name: str) -> Path:
+        return self.state / "components" / f"{self.name}.{name}.json"
+
+
+def _read(path: Path) -> Process | None:
+    try:
+        return Process(**json.loads(path.read_text()))
+    except FileNotFoundError:
+        return None
+
+
+def _read_until(descriptor: int, end: bytes, timeout_seconds: float) -> bool:
+    """Read until the last bytes are `end`; say whether they came before the stream's end."""
+    said = b""
+    while not said.endswith(end):
+        readable, _, _ = select.select([descriptor], [], [], timeout_seconds)
+        chunk = os.read(descriptor, 1024) if readable else b""
+        if not chunk:
+            return False
+        said += chunk
+    return True

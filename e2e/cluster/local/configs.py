@@ -1,0 +1,143 @@
+"""
+The configuration files of a local cluster's programs, as text: pure functions of its names.
+
+What fails without a setting, and why the setting is as it is, stands beside it. Files in JSON are
+read as YAML by their programs.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from .names import Names
+
+CONTAINERD_SOCKET = "/run/containerd/containerd.sock"
+
+# A node's cluster DNS: none is run. Pods reach services by address.
+RESOLV_CONF = "# the local cluster runs no DNS\n"
+
+
+def containerd(*, folder: Path, programs: Path, runc: str, sandbox_image: str) -> str:
+    return f"""\
+version = 3
+root = "{folder}/containerd"
+state = "/run/containerd"
+# NRI would make folders below /opt, which is the machine's; nothing here uses it.
+disabled_plugins = ["io.containerd.nri.v1.nri"]
+
+[grpc]
+  address = "{CONTAINERD_SOCKET}"
+
+[plugins.'io.containerd.internal.v1.opt']
+  path = "{folder}/containerd-opt"
+
+[plugins.'io.containerd.cri.v1.images']
+  snapshotter = "overlayfs"
+  [plugins.'io.containerd.cri.v1.images'.pinned_images]
+    sandbox = "{sandbox_image}"
+
+[plugins.'io.containerd.cri.v1.runtime']
+  enable_cdi = true
+  cdi_spec_dirs = ["/etc/cdi", "/var/run/cdi"]
+  # Without CAP_SYS_RESOURCE a sandbox cannot lower its score, and would not start.
+  restrict_oom_score_adj = true
+  [plugins.'io.containerd.cri.v1.runtime'.cni]
+    bin_dirs = ["{programs}"]
+    conf_dir = "{folder}/net.d"
+  [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc]
+    runtime_type = "io.containerd.runc.v2"
+    [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc.options]
+      BinaryName = "{runc}"
+      SystemdCgroup = false
+"""
+
+
+def network(names: Names, node: int) -> str:
+    bridge = {
+        "type": "bridge",
+        "bridge": "cni0",
+        "isGateway": True,
+        # Every address that a pod may reach knows the way back.
+        "ipMasq": False,
+        "hairpinMode": True,
+        "ipam": {
+            "type": "host-local",
+            "ranges": [[{"subnet": str(names.node_pods(node))}]],
+            "routes": [{"dst": "0.0.0.0/0"}],
+        },
+    }
+    return json.dumps({"cniVersion": "1.0.0", "name": "drakit", "plugins": [bridge]})
+
+
+def kubelet(names: Names, node: int, *, folder: Path, gates: Mapping[str, bool]) -> str:
+    pki = names.folder / "pki"
+    name = names.node(node)
+    config: dict[str, Any] = {
+        "apiVersion": "kubelet.config.k8s.io/v1beta1",
+        "kind": "KubeletConfiguration",
+        "authentication": {
+            "anonymous": {"enabled": False},
+            "webhook": {"enabled": True},
+            "x509": {"clientCAFile": f"{pki}/ca.crt"},
+        },
+        "authorization": {"mode": "Webhook"},
+        "cgroupDriver": "cgroupfs",
+        "cgroupRoot": f"/{names.cgroup(node)}",
+        "failCgroupV1": False,
+        "failSwapOn": False,
+        "containerRuntimeEndpoint": f"unix://{CONTAINERD_SOCKET}",
+        "tlsCertFile": f"{pki}/kubelet-{name}.crt",
+        "tlsPrivateKeyFile": f"{pki}/kubelet-{name}.key",
+        "resolvConf": f"{folder}/resolv.conf",
+        "clusterDomain": "cluster.local",
+        # The default folder lies below /usr, which is the machine's.
+        "volumePluginDir": "/var/lib/kubelet/volume-plugins",
+        # Images cannot be pulled again: never collect them, however full the disk is.
+        "imageGCHighThresholdPercent": 100,
+        "evictionHard": {
+            "memory.available": "100Mi",
+            "nodefs.available": "1%",
+            "imagefs.available": "1%",
+        },
+        "localStorageCapacityIsolation": False,
+        "nodeStatusUpdateFrequency": "5s",
+        "syncFrequency": "10s",
+        "featureGates": dict(gates),
+    }
+    return json.dumps(config, indent=1)
+
+
+def kube_proxy(names: Names, node: int, *, folder: Path) -> str:
+    config: dict[str, Any] = {
+        "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
+        "kind": "KubeProxyConfiguration",
+        "clientConnection": {"kubeconfig": f"{folder}/kube-proxy.kubeconfig"},
+        "clusterCIDR": str(names.pod_subnet),
+        "mode": "iptables",
+        "hostnameOverride": names.node(node),
+        # The sysctls of connection tracking are not ours to write.
+        "conntrack": {"maxPerCore": 0},
+    }
+    return json.dumps(config, indent=1)
+
+
+def audit_policy() -> str:
+    """Who wrote what, and every use of DRA's resources: tests count them."""
+    writes = ["create", "update", "patch", "delete", "deletecollection"]
+    policy: dict[str, Any] = {
+        "apiVersion": "audit.k8s.io/v1",
+        "kind": "Policy",
+        "omitStages": ["RequestReceived"],
+        "rules": [
+            {"level": "Metadata", "resources": [{"group": "resource.k8s.io"}]},
+            {"level": "Metadata", "verbs": writes},
+            {"level": "None"},
+        ],
+    }
+    return json.dumps(policy, indent=1)
+
+
+def gates_flag(gates: Mapping[str, bool]) -> str:
+    """The value of `--feature-gates`."""
+    return ",".join(f"{gate}={str(on).lower()}" for gate, on in sorted(gates.items()))

@@ -1,0 +1,114 @@
+"""
+The network of a local cluster: a bridge of this machine, and a pair of links for each node.
+
+The machine's firewall is not touched, nor is it made to forward: the API server talks to pods along
+routes, and nodes talk to each other through the bridge. What a node's own rules and links are made
+of lies in its network namespace and dies with it.
+"""
+
+import ipaddress
+import json
+import socket
+from collections.abc import Sequence
+
+from ..api import run
+from .boxes import Box
+from .names import Names
+
+CUT = "drakit-cut"
+"""The comment of the rules that cut something off."""
+
+
+def ports_free(ports: range) -> bool:
+    """Whether nobody on this machine listens on any of the ports."""
+    for port in ports:
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+            # As servers do: connections that are still being closed do not count.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("0.0.0.0", port))
+            except OSError:
+                return False
+    return True
+
+
+def used_subnets() -> list[ipaddress.IPv4Network]:
+    """The IPv4 subnets that this machine has routes to, the default route excepted."""
+    routes = json.loads(_ip("-4", "-json", "route", "show", "table", "all") or "[]")
+    destinations = (str(route.get("dst", "default")) for route in routes)
+    return [ipaddress.IPv4Network(dst, strict=False) for dst in destinations if dst != "default"]
+
+
+def make_bridge(names: Names) -> None:
+    """Make the cluster's bridge, which is also where pods find the API server."""
+    _ip("link", "add", names.bridge, "type", "bridge")
+    _ip("addr", "add", f"{names.gateway}/{names.node_subnet.prefixlen}", "dev", names.bridge)
+    _ip("link", "set", names.bridge, "up")
+
+
+def remove_bridge(names: Names) -> None:
+    """Remove the bridge, its links and the routes that lead there."""
+    for link in [*links(names), names.bridge]:
+        run(["ip", "link", "del", link], check=False)
+
+
+def links(names: Names) -> list[str]:
+    """The links of this machine that are the cluster's nodes'."""
+    found = json.loads(_ip("-json", "link", "show") or "[]")
+    return [str(link["ifname"]) for link in found if link["ifname"].startswith(f"{names.bridge}n")]
+
+
+def join(names: Names, node: int, box: Box, *, others: Sequence[tuple[int, Box]]) -> None:
+    """Join a node to the bridge, and make the routes between it, this machine and the others."""
+    link = names.link(node)
+    run(["ip", "link", "del", link], check=False)
+    _ip("link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", str(box.pid))
+    _ip("link", "set", link, "master", names.bridge, "up")
+    address = names.node_ip(node)
+    commands = [
+        "link set lo up",
+        f"addr add {address}/{names.node_subnet.prefixlen} dev eth0",
+        "link set eth0 up",
+        f"route add default via {names.gateway}",
+        *(f"route replace {names.node_pods(j)} via {names.node_ip(j)}" for j, _ in others),
+    ]
+    _ip_batch(commands, box)
+    for _, other in others:
+        _ip_batch([f"route replace {names.node_pods(node)} via {address}"], other)
+    _ip("route", "replace", str(names.node_pods(node)), "via", str(address), "dev", names.bridge)
+
+
+def cut(names: Names, box: Box, *, pod_ip: str | None = None) -> None:
+    """
+    Drop what passes between the API server's machine and a node, or one pod of it.
+
+    In the table `mangle`, for kube-proxy does not write there. After routing, the service's address
+    has become the API server's already, and the pod's is still its own; before routing, both are.
+    """
+    for rule in _cut_rules(names, pod_ip):
+        if run([*box.enter(), *_IPTABLES, "-C", *rule], check=False).returncode != 0:
+            run([*box.enter(), *_IPTABLES, "-I", *rule])
+
+
+def heal(names: Names, box: Box, *, pod_ip: str | None = None) -> None:
+    """Undo a cut; nothing to undo is no error."""
+    for rule in _cut_rules(names, pod_ip):
+        run([*box.enter(), *_IPTABLES, "-D", *rule], check=False)
+
+
+_IPTABLES = ("iptables", "-w", "5", "-t", "mangle")
+
+
+def _cut_rules(names: Names, pod_ip: str | None) -> list[list[str]]:
+    to = ["POSTROUTING", "-d", str(names.gateway), *(["-s", pod_ip] if pod_ip else [])]
+    back = ["PREROUTING", "-s", str(names.gateway), *(["-d", pod_ip] if pod_ip else [])]
+    drop = ["-m", "comment", "--comment", CUT, "-j", "DROP"]
+    return [[*to, *drop], [*back, *drop]]
+
+
+def _ip(*arguments: str) -> str:
+    return run(["ip", *arguments]).stdout
+
+
+def _ip_batch(commands: Sequence[str], box: Box) -> None:
+    run([*box.enter(), "ip", "-batch", "-"], input="\n".join(commands) + "\n")

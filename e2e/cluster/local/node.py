@@ -1,0 +1,165 @@
+"""
+One node of a local cluster: containerd, kubelet and kube-proxy in a box with a file system and a
+network of its own.
+
+What survives a reboot (images, the kubelet's folder, /etc/cdi) lies in the node's part of the
+cluster's folder; what does not lies in the box.
+"""
+
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ..api import ClusterError, Component, run, wait_until
+from . import cgroups, configs, network
+from .boxes import Box
+from .names import Names
+from .pki import Authority
+
+FOLDERS = (
+    "kubelet", "cni", "net.d", "log", "lib", "run", "etc-upper/cdi", "etc-work", "containerd",
+)  # fmt: skip
+
+KUBELET_STOP_SECONDS = 10
+
+
+class Node:
+    """A node by its number, counted from 1."""
+
+    def __init__(
+        self,
+        names: Names,
+        number: int,
+        *,
+        programs: Path,
+        server: str,
+        gates: Mapping[str, bool],
+        sandbox_image: str,
+    ) -> None:
+        self.names, self.number, self.name = names, number, names.node(number)
+        self.folder = names.folder / self.name
+        self.box = Box(names.folder, self.name, is_node=True)
+        self._programs, self._server, self._gates = programs, server, gates
+        self._sandbox_image = sandbox_image
+
+    @property
+    def _env(self) -> dict[str, str]:
+        # Nothing of the caller's environment, least of all its proxies.
+        return {"PATH": f"{self._programs}:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root"}
+
+    def boot(self, *, others: Sequence["Node"]) -> None:
+        """Make the box and its network, and start containerd."""
+        self._write_files()
+        cgroups.make(self.names.cgroup(self.number))
+        self.box.start()
+        neighbours = [(other.number, other.box) for other in others]
+        network.join(self.names, self.number, self.box, others=neighbours)
+        config = f"{self.folder}/containerd.toml"
+        self._spawn(Component.CONTAINERD, ["containerd", "--config", config])
+        wait_until(
+            f"containerd answers on {self.name}",
+            lambda: self._ctr("version", check=False).returncode == 0,
+            timeout_seconds=30,
+        )
+
+    def start_kubernetes(self) -> None:
+        """Start kubelet and kube-proxy; the node joins the cluster soon after."""
+        self.start_kubelet()
+        proxy = ["kube-proxy", f"--config={self.folder}/kube-proxy.json"]
+        self._spawn(Component.KUBE_PROXY, proxy)
+
+    def end(self) -> None:
+        """End all of the node at once, as if its power was cut."""
+        self.box.end()
+        cgroups.remove(self.names.cgroup(self.number))
+
+    def start_kubelet(self) -> None:
+        argv = [
+            "kubelet",
+            f"--config={self.folder}/kubelet.json",
+            f"--kubeconfig={self.folder}/kubelet.kubeconfig",
+            f"--hostname-override={self.name}",
+            f"--node-ip={self.names.node_ip(self.number)}",
+            "--root-dir=/var/lib/kubelet",
+            "--v=2",
+        ]
+        self._spawn(Component.KUBELET, argv)
+
+    def stop_kubelet(self) -> None:
+        self.box.stop(Component.KUBELET, timeout_seconds=KUBELET_STOP_SECONDS)
+
+    def wait_kubelet(self) -> None:
+        """Wait until the kubelet answers its health check; its end is an error at once."""
+
+        def healthy() -> bool:
+            process = self.box.component(Component.KUBELET)
+            if process is None or not process.alive:
+                raise ClusterError(f"the kubelet ended: {self.box.tail(Component.KUBELET)}")
+            probe = (
+                "import urllib.request as r; r.urlopen('http://127.0.0.1:10248/healthz', timeout=2)"
+            )
+            argv = [*self.box.enter(), "python3", "-I", "-S", "-c", probe]
+            return run(argv, check=False, env=self._env).returncode == 0
+
+        wait_until(f"the kubelet of {self.name} answers", healthy, timeout_seconds=60)
+
+    def load_image(self, archive: Path) -> None:
+        """Import a docker-archive; through a pipe, for the node may not see the file's folder."""
+        argv = [*self.box.enter(), "ctr", "--namespace", "k8s.io", "images", "import", "-"]
+        with archive.open("rb") as stream:
+            done = subprocess.run(
+                argv, stdin=stream, capture_output=True, env=self._env, timeout=300, check=False
+            )
+        if done.returncode != 0:
+            said = done.stderr.decode(errors="replace").strip()
+            raise ClusterError(f"{archive} could not be imported on {self.name}: {said}")
+
+    def path(self, path: str) -> Path:
+        return Path(f"/proc/{self.box.pid}/root", path.lstrip("/"))
+
+    def _ctr(self, *args: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        return run([*self.box.enter(), "ctr", *args], check=check, env=self._env)
+
+    def _spawn(self, component: Component, argv: list[str]) -> None:
+        argv[0] = str(self._programs / argv[0])
+        self.box.spawn(component, argv, env=self._env)
+
+    def _write_files(self) -> None:
+        for folder in FOLDERS:
+            (self.folder / folder).mkdir(parents=True, exist_ok=True)
+        (self.folder / "is-node").touch()
+        (self.folder / "containerd.toml").write_text(
+            configs.containerd(
+                folder=self.folder,
+                programs=self._programs,
+                runc=shutil.which("runc", path="/usr/sbin:/usr/bin:/usr/local/sbin") or "runc",
+                sandbox_image=self._sandbox_image,
+            )
+        )
+        (self.folder / "net.d" / "10-bridge.conflist").write_text(
+            configs.network(self.names, self.number)
+        )
+        (self.folder / "kubelet.json").write_text(
+            configs.kubelet(self.names, self.number, folder=self.folder, gates=self._gates)
+        )
+        (self.folder / "kube-proxy.json").write_text(
+            configs.kube_proxy(self.names, self.number, folder=self.folder)
+        )
+        (self.folder / "resolv.conf").write_text(configs.RESOLV_CONF)
+        self._write_credentials()
+
+    def _write_credentials(self) -> None:
+        authority = Authority.load(self.names.folder / "pki")
+        kubelet = f"kubelet-{self.name}"
+        authority.issue(
+            kubelet,
+            common_name=f"system:node:{self.name}",
+            organization="system:nodes",
+            dns=[self.name],
+            addresses=[self.names.node_ip(self.number)],
+        )
+        authority.issue("kube-proxy", common_name="system:kube-proxy")
+        for file, path in ((kubelet, "kubelet"), ("kube-proxy", "kube-proxy")):
+            kubeconfig = self.folder / f"{path}.kubeconfig"
+            authority.kubeconfig(kubeconfig, server=self._server, file=file)

@@ -1,0 +1,350 @@
+"""
+The local cluster as a whole: its start, its end, its faults.
+
+It puts the parts together and decides their order; how a part is made is the part's own affair.
+All that changes a cluster happens under the cluster's lock, and the record is written before what
+it tells of exists.
+"""
+
+import contextlib
+import ipaddress
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from ..api import (
+    CONTROL_PLANE,
+    Capability,
+    Cluster,
+    ClusterError,
+    Component,
+    Options,
+    run,
+    wait_until,
+)
+from . import binaries, cgroups, network, pause, records, requirements
+from .boxes import Box
+from .control_plane import ControlPlane
+from .leftovers import leftovers
+from .names import MAX_NODES, ROOT, Names, choose
+from .node import Node
+from .records import Process, Record
+
+LOCK_SECONDS = 300
+
+
+class LocalCluster(Cluster):
+    """A cluster of this machine, known by its name."""
+
+    provider = "local"
+    capabilities = frozenset(Capability)
+
+    # -- life
+
+    def is_up(self) -> bool:
+        record = records.find(self.name)
+        return record is not None and _intact(record)
+
+    def start(self, options: Options) -> None:
+        requirements.check()
+        if options.nodes > MAX_NODES:
+            raise ClusterError(f"a local cluster has {MAX_NODES} nodes at most")
+        _ = self._programs  # built before anybody waits for a lock
+        with records.lock(self.name, timeout_seconds=LOCK_SECONDS):
+            _remove_remains(except_for=self.name)
+            record = records.find(self.name)
+            if record is not None and not _intact(record):
+                print(f"removing the remains of cluster {self.name}", flush=True)
+                _remove(record)
+                record = None
+            if record is None:
+                record = self._start_anew(options)
+            elif dict(record.gates) != dict(options.gates):
+                raise ClusterError(
+                    f"cluster {self.name} is up with other feature gates: stop it first"
+                )
+            self._add_nodes(record, options)
+
+    def stop(self) -> None:
+        requirements.check()
+        with records.lock(self.name, timeout_seconds=LOCK_SECONDS):
+            if (record := records.find(self.name)) is not None:
+                _remove(record)
+
+    def leftovers(self) -> list[str]:
+        return leftovers(self.name)
+
+    # -- use
+
+    @property
+    def kubeconfig(self) -> Path:
+        return self._record.names.folder / "admin.kubeconfig"
+
+    @property
+    def nodes(self) -> list[str]:
+        record = self._record
+        return [record.names.node(number) for number in range(1, record.nodes + 1)]
+
+    @property
+    def gates(self) -> Mapping[str, bool]:
+        return self._record.gates
+
+    @property
+    def logs(self) -> Path:
+        return self._record.names.folder / "logs"
+
+    def program(self, name: str) -> str:
+        return str(self._programs / name)
+
+    def load_image(self, archive: Path) -> None:
+        for name in self.nodes:
+            self._node(name).load_image(archive)
+
+    def audit(self) -> list[dict[str, Any]]:
+        text = (self.logs / "audit.json").read_text()
+        # The last line may be half written.
+        return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+    # -- faults
+
+    def exec_on_node(
+        self, node: str, argv: Sequence[str], *, timeout: float = 60, check: bool = True
+    ) -> subprocess.CompletedProcess[str]:
+        box = self._node(node).box
+        path = f"{self._programs}:/usr/sbin:/usr/bin:/sbin:/bin"
+        return run([*box.enter(), *argv], timeout_seconds=timeout, check=check, env={"PATH": path})
+
+    def node_path(self, node: str, path: str) -> Path:
+        return self._node(node).path(path)
+
+    def kill(self, node: str, component: Component, signal_number: int = signal.SIGKILL) -> None:
+        process = self._box(node).component(component)
+        if process is None or not process.signal(signal_number):
+            raise ClusterError(f"{component} does not run on {node}")
+        if signal_number == signal.SIGKILL:
+            process.wait(10)
+
+    def stop_kubelet(self, node: str) -> None:
+        self._node(node).stop_kubelet()
+
+    def start_kubelet(self, node: str) -> None:
+        found = self._node(node)
+        found.start_kubelet()
+        found.wait_kubelet()
+
+    def stop_api_server(self) -> None:
+        self._control_plane(self._record).stop_api_server()
+
+    def start_api_server(self) -> None:
+        self._control_plane(self._record).start_api_server()
+
+    def cut_node(self, node: str) -> None:
+        network.cut(self._record.names, self._node(node).box)
+
+    def heal_node(self, node: str) -> None:
+        network.heal(self._record.names, self._node(node).box)
+
+    def cut_pod(self, node: str, pod_ip: str) -> None:
+        network.cut(self._record.names, self._node(node).box, pod_ip=pod_ip)
+
+    def heal_pod(self, node: str, pod_ip: str) -> None:
+        network.heal(self._record.names, self._node(node).box, pod_ip=pod_ip)
+
+    def reboot_node(self, node: str) -> None:
+        with records.lock(self.name, timeout_seconds=LOCK_SECONDS):
+            record = self._record
+            rebooted = self._node(node)
+            rebooted.end()
+            others = [other for other in self._nodes(record) if other.name != node]
+            rebooted.boot(others=others)
+            rebooted.start_kubernetes()
+            rebooted.wait_kubelet()
+
+    def boot_id_file(self) -> str:
+        return "/run/boot_id"
+
+    # -- parts
+
+    @cached_property
+    def _programs(self) -> Path:
+        return binaries.programs()
+
+    @property
+    def _record(self) -> Record:
+        record = records.find(self.name)
+        if record is None:
+            raise ClusterError(f"cluster {self.name} is not up: `make cluster-up` starts it")
+        return record
+
+    def _control_plane(self, record: Record) -> ControlPlane:
+        return ControlPlane(record.names, programs=self._programs, gates=record.gates)
+
+    def _nodes(self, record: Record) -> list[Node]:
+        server = self._control_plane(record).server
+        return [
+            Node(
+                record.names,
+                number,
+                programs=self._programs,
+                server=server,
+                gates=record.gates,
+                sandbox_image=pause.NAME,
+            )
+            for number in range(1, record.nodes + 1)
+        ]
+
+    def _node(self, name: str) -> Node:
+        for node in self._nodes(self._record):
+            if node.name == name:
+                return node
+        raise ClusterError(f"cluster {self.name} has no node {name}: {', '.join(self.nodes)}")
+
+    def _box(self, node: str) -> Box:
+        if node == CONTROL_PLANE:
+            return self._control_plane(self._record).box
+        return self._node(node).box
+
+    # -- order
+
+    def _start_anew(self, options: Options) -> Record:
+        record = self._claim(options)
+        with _removed_on_failure(record):
+            started = time.monotonic()
+            network.make_bridge(record.names)
+            self._control_plane(record).start()
+            print(f"the API server is ready after {time.monotonic() - started:.1f} s", flush=True)
+        return record
+
+    def _claim(self, options: Options) -> Record:
+        """Choose the cluster's places on this machine, and write them down before others look."""
+        with records.lock("places", timeout_seconds=30):
+            taken = [record.names for record in records.all_records()]
+            ports = {names.port_place for names in taken}
+            subnets = [*network.used_subnets(), *(names.subnet for names in taken)]
+            base = Names(cluster=self.name, port_place=0, subnet_place=0)
+
+            def subnet_free(subnet: ipaddress.IPv4Network) -> bool:
+                return not any(subnet.overlaps(used) for used in subnets)
+
+            def ports_free(wanted: range) -> bool:
+                first = base.ports.api_server
+                place = (wanted.start - first) // len(wanted)
+                return place not in ports and network.ports_free(wanted)
+
+            record = Record(
+                names=choose(self.name, ports_free=ports_free, subnet_free=subnet_free),
+                phase="starting",
+                kept=options.kept,
+                owner=Process.of(os.getpid()),
+                nodes=0,
+                gates=dict(options.gates),
+                version=binaries.kubernetes_version(),
+            )
+            record.write()
+        return record
+
+    def _add_nodes(self, record: Record, options: Options) -> None:
+        """Start the nodes that are missing, give all of them the images, and say that it is up."""
+        with _removed_on_failure(record):
+            started = time.monotonic()
+            wanted = replace(
+                record, nodes=max(record.nodes, options.nodes), kept=record.kept or options.kept
+            )
+            replace(wanted, phase="starting", owner=Process.of(os.getpid())).write()
+            nodes = self._nodes(wanted)
+            new = nodes[record.nodes :]
+            for node in new:
+                node.boot(others=nodes[: node.number - 1])
+            archives = [pause.archive(self._programs), *options.images]
+            for node in new:
+                for archive in archives:
+                    node.load_image(archive)
+                node.start_kubernetes()
+            for node in new:
+                node.wait_kubelet()
+            if new:
+                self.wait_for_nodes()
+                seconds = time.monotonic() - started
+                print(f"{len(new)} nodes are ready after {seconds:.1f} s more", flush=True)
+            replace(wanted, phase="up").write()
+
+
+def _intact(record: Record) -> bool:
+    """Whether a cluster is whole and somebody's: not left half made, broken, or by a dead owner."""
+    if record.phase != "up" or not (record.kept or record.owner.alive):
+        return False
+    boxes = [CONTROL_PLANE, *(record.names.node(n) for n in range(1, record.nodes + 1))]
+    return all(Box(record.names.folder, name, is_node=False).running for name in boxes)
+
+
+def _remove_remains(*, except_for: str) -> None:
+    """Remove the clusters of dead owners, whatever their names; those in work are not ours."""
+    for record in records.all_records():
+        if record.names.cluster == except_for or _intact(record):
+            continue
+        # Held by whoever starts, stops or reboots it right now.
+        with (
+            contextlib.suppress(ClusterError),
+            records.lock(record.names.cluster, timeout_seconds=0),
+        ):
+            now = records.read(record.names.folder)
+            if now is not None and not _intact(now):
+                print(f"removing the remains of cluster {now.names.cluster}", flush=True)
+                _remove(now)
+
+
+def _remove(record: Record) -> None:
+    """Remove everything of a cluster, whatever state it is in; can be done again."""
+    names = record.names
+    replace(record, phase="stopping").write()
+    found = sorted(path.stem for path in (names.folder / "boxes").glob("*.json"))
+    # Nodes first: nobody writes to an API server that is gone.
+    for name in sorted(found, key=lambda name: name == CONTROL_PLANE):
+        Box(names.folder, name, is_node=name != CONTROL_PLANE).end()
+    network.remove_bridge(names)
+    for group in {group.name for group in cgroups.found(names.cgroup_prefix)}:
+        cgroups.remove(group)
+    _remove_folder(names.folder)
+    with contextlib.suppress(OSError):
+        ROOT.rmdir()  # the last cluster takes the room with it
+
+
+def _remove_folder(folder: Path) -> None:
+    """Remove the cluster's folder, its record last."""
+
+    def gone() -> bool:
+        for path in folder.iterdir():
+            if path.name == records.RECORD:
+                continue
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+        return {path.name for path in folder.iterdir()} <= {records.RECORD}
+
+    # The mounts of a namespace go a moment after its last process.
+    wait_until(f"{folder} can be removed", gone, timeout_seconds=20)
+    shutil.rmtree(folder)
+
+
+class _removed_on_failure(contextlib.AbstractContextManager[None]):
+    """Removes a cluster whose start fails; its logs are kept where the variable says."""
+
+    def __init__(self, record: Record) -> None:
+        self._record = record
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            return
+        if kept := os.environ.get("DRAKIT_LOGS"):
+            logs = self._record.names.folder / "logs"
+            shutil.copytree(logs, Path(kept, self._record.names.cluster), dirs_exist_ok=True)
+        _remove(self._record)

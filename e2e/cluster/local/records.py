@@ -1,0 +1,150 @@
+"""
+What a local cluster writes down about itself, and the locks that keep two starters apart.
+
+A record lives in the cluster's folder from before anything else exists until everything else is
+gone: whoever finds a folder knows all that may be left. A process is known by its id and its start
+time, so that an id that was given anew is never mistaken. Locks are abstract sockets: the kernel
+frees them however their holder ends, and they leave no file.
+"""
+
+import json
+import os
+import signal
+import socket
+import time
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from ..api import ClusterError
+from .names import ROOT, Names, cluster_id
+
+RECORD = "cluster.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Process:
+    """A process that existed once; `alive` says whether it still does."""
+
+    pid: int
+    started: int
+    """Clock ticks from boot to its start, field 22 of /proc/PID/stat."""
+
+    @classmethod
+    def of(cls, pid: int) -> "Process":
+        return cls(pid=pid, started=_stat(pid)[1])
+
+    @property
+    def alive(self) -> bool:
+        """A zombie is dead: it only waits for its parent to look."""
+        try:
+            state, started = _stat(self.pid)
+        except (FileNotFoundError, ProcessLookupError):
+            return False
+        return started == self.started and state not in "ZX"
+
+    def signal(self, number: int) -> bool:
+        """Send a signal if it is still the same process; say whether it was."""
+        try:
+            # The descriptor pins the process: between look and signal the id cannot change hands.
+            descriptor = os.pidfd_open(self.pid)
+        except ProcessLookupError:
+            return False
+        try:
+            if not self.alive:
+                return False
+            signal.pidfd_send_signal(descriptor, number)
+        except ProcessLookupError:
+            return False
+        finally:
+            os.close(descriptor)
+        return True
+
+    def wait(self, timeout_seconds: float) -> bool:
+        """Wait for its end; say whether it came."""
+        deadline = time.monotonic() + timeout_seconds
+        while self.alive:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.02)
+        return True
+
+
+def _stat(pid: int) -> tuple[str, int]:
+    # The second field is the program's name, which may hold spaces and brackets.
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return fields[0], int(fields[19])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """One cluster, as its folder tells."""
+
+    names: Names
+    phase: Literal["starting", "up", "stopping"]
+    kept: bool
+    owner: Process
+    nodes: int
+    gates: Mapping[str, bool] = field(default_factory=dict[str, bool])
+    version: str = ""
+
+    def write(self) -> None:
+        self.names.folder.mkdir(parents=True, exist_ok=True)
+        write_json(self.names.folder / RECORD, asdict(self))
+
+
+def read(folder: Path) -> Record | None:
+    """Read the record in a folder; None if there is none."""
+    try:
+        raw = json.loads((folder / RECORD).read_text())
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return Record(names=Names(**raw.pop("names")), owner=Process(**raw.pop("owner")), **raw)
+
+
+def find(cluster: str) -> Record | None:
+    """Read the record of a cluster by its name."""
+    record = read(ROOT / cluster_id(cluster))
+    if record is not None and record.names.cluster != cluster:
+        raise ClusterError(
+            f"the names {cluster} and {record.names.cluster} give the same id: choose another name"
+        )
+    return record
+
+
+def all_records() -> list[Record]:
+    """Every cluster of this machine that left a record."""
+    if not ROOT.is_dir():
+        return []
+    return [record for folder in ROOT.iterdir() if (record := read(folder)) is not None]
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write a file, whole or not at all."""
+    partial = path.with_name(f".{path.name}.part")
+    partial.write_text(json.dumps(content))
+    partial.replace(path)
+
+
+@contextmanager
+def lock(what: str, *, timeout_seconds: float) -> Generator[None]:
+    """Hold the lock of that name on this machine; wait for another holder, and say so."""
+    deadline = time.monotonic() + timeout_seconds
+    told = False
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as holder:
+        while True:
+            try:
+                holder.bind(f"\0drakit-rig/{what}")
+                break
+            except OSError as error:
+                if time.monotonic() > deadline:
+                    raise ClusterError(
+                        f"another process still works on {what} after {timeout_seconds:g} s"
+                    ) from error
+            if not told and timeout_seconds:
+                print(f"another process works on {what}: waiting for it", flush=True)
+                told = True
+            time.sleep(0.2)
+        yield

@@ -1,0 +1,39 @@
+"""What this machine must have for a local cluster, told in one sentence where it is missing."""
+
+import os
+import platform
+import shutil
+
+from ..api import ClusterError
+
+PROGRAMS = {
+    "runc": "runc",
+    "iptables": "iptables",
+    "ip": "iproute2",
+    "conntrack": "conntrack",
+    "ethtool": "ethtool",
+    "socat": "socat",
+    "nsenter": "util-linux",
+    "unshare": "util-linux",
+    "mount": "mount",
+}
+"""Program -> the Debian package that has it."""
+
+SYSTEM_PATH = "/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin"
+
+
+def check() -> None:
+    """Raise :class:`ClusterError` where something is missing, with what to install."""
+    if platform.system() != "Linux":
+        raise ClusterError("a local cluster needs Linux: install Docker and use CLUSTER=kind")
+    if os.geteuid() != 0:
+        raise ClusterError("a local cluster needs root: use sudo, or Docker with CLUSTER=kind")
+    missing = sorted({package for program, package in PROGRAMS.items() if not _has(program)})
+    if missing:
+        raise ClusterError(
+            f"these Debian packages are missing: {', '.join(missing)}; `make deps` installs them"
+        )
+
+
+def _has(program: str) -> bool:
+    return shutil.which(program, path=SYSTEM_PATH) is not None
