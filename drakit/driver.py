@@ -103,9 +103,10 @@ class Driver(ABC, Generic[ConfigT]):
         Make a device ready for a claim, and say what its containers get.
 
         Called once per allocated device, those of a pod's claims concurrently. The pod waits; a
-        call that takes longer than 5 min is cancelled. It is called again for the same claim and device after a failure, a crash or a reboot, and
-        must then give the same result and make sure that all side effects are there. If it raises,
-        the claim is not prepared, and the text of a :class:`DriverError` is shown to the user.
+        call that takes longer than 5 min is cancelled. It is called again for the same claim and
+        device after a failure, a crash or a reboot, and must then give the same result and make
+        sure that all side effects are there. If it raises, the claim is not prepared, and the text
+        of a :class:`DriverError` is shown to the user.
         """
 
     async def unprepare(self, claim: ClaimReference, device: AllocatedDevice) -> None:

@@ -12,6 +12,7 @@ import logging
 import os
 import sys
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 
 __all__ = ("main",)
@@ -45,15 +46,18 @@ def main() -> None:
         )
         asyncio.run(serve(config, launch))
     except ConfigError as error:
-        sys.exit(_refuse(str(error)))
+        sys.exit(_refuse([error]))
     except ExceptionGroup as group:
-        for error in group.exceptions:
-            logging.getLogger(__name__).critical("node plugin failed", exc_info=error)
+        refused, failed = group.split(ConfigError)
+        if failed is None and refused is not None:
+            sys.exit(_refuse(refused.exceptions))
+        logging.getLogger(__name__).critical("node plugin failed", exc_info=group)
         sys.exit(1)
 
 
-def _refuse(text: str) -> int:
-    sys.stderr.write(text + "\n")
+def _refuse(errors: Sequence[Exception]) -> int:
+    for error in errors:
+        sys.stderr.write(f"{error}\n")
     return 2
 
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from drakit import tasks
+from drakit.kube import ConfigError as KubeConfigError
 from drakit.kube import Session, connect
 from drakit_nodeplugin.config import ConfigError, NodePluginConfig
 from drakit_nodeplugin.endpoints.loading import load_drivers
@@ -92,7 +93,10 @@ async def serve(config: NodePluginConfig, launch: Launch) -> None:
 
 
 async def _connect(session: asyncio.Future[Session], kubeconfig: Path | None) -> None:
-    session.set_result(await connect(kubeconfig, user_agent="drakit-nodeplugin"))
+    try:
+        session.set_result(await connect(kubeconfig, user_agent="drakit-nodeplugin"))
+    except KubeConfigError as error:
+        raise ConfigError(str(error)) from error
     await asyncio.Event().wait()
 
 

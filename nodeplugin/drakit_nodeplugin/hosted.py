@@ -14,10 +14,9 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
-from drakit.kube.events import EventRecorder
-
 from drakit.driver import DriverError
 from drakit.kube import Session
+from drakit.kube.events import EventRecorder
 from drakit_nodeplugin.claims.checkpoint import Checkpoint, CheckpointError
 from drakit_nodeplugin.claims.engine import ClaimEngine
 from drakit_nodeplugin.claims.restore import SpecRestorer
@@ -169,7 +168,9 @@ class HostedDriver:
         """Tell the cluster once that a damaged checkpoint was set aside."""
         if self._checkpoint.damage is not None:
             session = await asyncio.shield(self._environment.session)
-            recorder = EventRecorder(session, component="drakit-nodeplugin")
+            recorder = EventRecorder(
+                session, controller="drakit.dev/nodeplugin", instance=self._environment.node.name
+            )
             await recorder.record(
                 regarding={"apiVersion": "v1", "kind": "Node", "name": self._environment.node.name},
                 type="Warning",

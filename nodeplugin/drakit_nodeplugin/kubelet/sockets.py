@@ -63,8 +63,9 @@ def socket_paths(driver: str, *, kubelet_root: Path, instance_uid: str) -> Socke
     The names of the registration socket are those of upstream's helper, so that people find what
     they know. Raises :class:`SocketError`.
     """
-    root = Path(os.path.abspath(kubelet_root))
-    registry, plugins = root / "plugins_registry", root / "plugins"
+    if not kubelet_root.is_absolute():
+        raise SocketError(f"the kubelet root must be an absolute path, not {kubelet_root}")
+    registry, plugins = kubelet_root / "plugins_registry", kubelet_root / "plugins"
     short = _hash(instance_uid.encode(), 8)
     long = _hash(f"{driver}\0{instance_uid}".encode(), 16)
     plain = [instance_uid] if _PLAIN_UID.fullmatch(instance_uid) else []

@@ -15,8 +15,6 @@ import logging
 import random
 from typing import Any
 
-from drakit.kube.reflector import Applied, Deleted, Reflector, Replaced
-
 from drakit.kube import (
     AlreadyExistsError,
     ApiError,
@@ -25,6 +23,7 @@ from drakit.kube import (
     Session,
     resource_path,
 )
+from drakit.kube.reflector import Applied, Deleted, Reflector, Replaced
 from drakit.resource.raw import Object, text
 from drakit_nodeplugin.devices.manager import DeviceManager
 from drakit_nodeplugin.slices.desired import API_VERSION, Plan, PoolIdentity, plan

@@ -1,0 +1,34 @@
+"""A driver for processes that tests start: devices are the files of a directory."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from drakit import Device, Driver, DriverConfig, DriverError, Edits
+
+
+class ShelfConfig(DriverConfig):
+    directory: Path
+
+
+class Shelf(Driver[ShelfConfig]):
+    """Preparing takes a file that is named ``slow-…`` a second."""
+
+    name = "shelf.example.com"
+    config_type = ShelfConfig
+
+    def __init__(self, config, node) -> None:
+        super().__init__(config, node)
+        if not config.directory.is_dir():
+            raise DriverError(f"directory: {config.directory} is no directory")
+
+    async def devices(self):
+        while True:
+            yield [Device(name=path.name) for path in sorted(self.config.directory.iterdir())]
+            await asyncio.sleep(0.05)
+
+    async def prepare(self, claim, device):
+        if device.name.startswith("slow"):
+            await asyncio.sleep(1)
+        return Edits(env={"BOOK": device.name})

@@ -1,0 +1,226 @@
+"""The node plugin as a process of its own, between a fake kubelet and an API server in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.fakes.kubelet import FakeKubelet, reference
+
+DRIVER = "shelf.example.com"
+NODE = "node-1"
+ROOT = Path(__file__).parents[2]
+SLICES = "/apis/resource.k8s.io/v1/resourceslices"
+CLAIMS = "/apis/resource.k8s.io/v1/namespaces/lab/resourceclaims"
+
+
+class Rig:
+    """A node's directories, and the plugin's process on them."""
+
+    def __init__(self, root: Path, api_server) -> None:
+        self.root, self.api_server = root, api_server
+        self.shelf, self.cdi = root / "shelf", root / "cdi"
+        self.config: dict = {
+            "listen": "127.0.0.1:0",
+            "bootIDFile": str(root / "boot_id"),
+            "drivers": [
+                {"driver": "tests.fakes.shelf:Shelf", "config": {"directory": str(self.shelf)}}
+            ],
+        }
+        (root / "boot_id").write_text("boot-1\n")
+        (root / "plugins_registry").mkdir()
+        self.shelf.mkdir()
+        api_server.store(f"/api/v1/nodes/{NODE}", {"metadata": {"uid": "node-uid"}})
+
+    @contextlib.asynccontextmanager
+    async def plugin(self) -> AsyncIterator[asyncio.subprocess.Process]:
+        config = self.root / "plugin.yaml"
+        config.write_text(yaml.safe_dump(self.config))
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-W", "error", "-m", "drakit_nodeplugin", "--config", str(config)),
+            *("--kubeconfig", str(self.api_server.write_kubeconfig(self.root))),
+            *("--node-name", NODE, "--kubelet-root", str(self.root), "--cdi-dir", str(self.cdi)),
+            env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONSAFEPATH": "1"},
+            stderr=asyncio.subprocess.PIPE,
+        )
+        try:
+            yield process
+        finally:
+            if process.returncode is None:
+                process.kill()
+            await process.communicate()
+
+    async def until(self, look) -> None:
+        async with asyncio.timeout(10):
+            while not look():
+                await asyncio.sleep(0.02)
+
+    def allocate(self, uid: str, *devices: str) -> None:
+        results = [
+            {"driver": DRIVER, "pool": NODE, "request": "main", "device": device}
+            for device in devices
+        ]
+        self.api_server.store(
+            f"{CLAIMS}/claim-{uid}",
+            {
+                "metadata": {"uid": uid},
+                "status": {"allocation": {"devices": {"results": results}}},
+            },
+        )
+
+    def published(self) -> list[str]:
+        return [
+            d["name"] for body in self.api_server.objects(SLICES) for d in body["spec"]["devices"]
+        ]
+
+    def files(self) -> set[str]:
+        return {path.name for path in self.cdi.glob("*")}
+
+    def left(self) -> set[str]:
+        data = self.root / "plugins" / DRIVER
+        return {p.name for d in (data, self.root / "plugins_registry") for p in d.glob("*")}
+
+
+@pytest.fixture
+def rig(api_server):
+    # Unix socket paths have at most 107 bytes: pytest's own directories are too deep.
+    folder = Path(tempfile.mkdtemp(prefix="drakit-", dir="/tmp"))
+    (folder / "shelf").parent.mkdir(exist_ok=True)
+    yield Rig(folder, api_server)
+    shutil.rmtree(folder)
+
+
+async def stop(process) -> tuple[int, str]:
+    process.send_signal(signal.SIGTERM)
+    async with asyncio.timeout(20):
+        _, errors = await process.communicate()
+    return process.returncode, errors.decode()
+
+
+async def test_the_way_of_a_claim(rig):
+    (rig.shelf / "atlas").touch()
+    rig.allocate("uid-a", "atlas")
+    claim = reference("uid-a")
+    async with FakeKubelet(rig.root) as kubelet, rig.plugin() as process:
+        await rig.until(lambda: kubelet.sockets() and rig.published() == ["atlas"])
+        dra = await kubelet.register()
+        for version in ("v1", "v1beta1"):
+            answer = (await kubelet.prepare(dra, claim, version=version))["uid-a"]
+            assert (answer.error, answer.devices[0].device_name) == ("", "atlas")
+        (file,) = rig.files()
+        spec = json.loads((rig.cdi / file).read_text())
+        assert spec["devices"][0]["containerEdits"]["env"] == ["BOOK=atlas"]
+
+        (rig.cdi / file).unlink()
+        await rig.until(lambda: rig.files() == {file})
+
+        assert await kubelet.unprepare(dra, claim) == {"uid-a": ""}
+        assert rig.files() == set()
+        code, errors = await stop(process)
+    assert code == 0, errors
+    assert rig.left() == {"checkpoint.db"}
+    assert rig.published() == ["atlas"], "a stop leaves the slices to the next start"
+
+
+async def test_a_restart_writes_no_slice_and_knows_what_was_prepared(rig):
+    (rig.shelf / "atlas").touch()
+    rig.allocate("uid-a", "atlas")
+    async with FakeKubelet(rig.root) as kubelet, rig.plugin() as process:
+        await rig.until(lambda: kubelet.sockets() and rig.published())
+        await kubelet.prepare(await kubelet.register(), reference("uid-a"))
+        process.kill()
+        await process.communicate()
+    (file,) = rig.files()
+    (rig.cdi / file).unlink()
+    writes = len(rig.api_server.writes())
+
+    rig.api_server.fail("GET", CLAIMS, disconnect=True, times=1000)
+    async with FakeKubelet(rig.root) as kubelet, rig.plugin() as process:
+        await rig.until(lambda: rig.files() == {file} and len(kubelet.sockets()) == 1)
+        dra = await kubelet.register()
+        assert (await kubelet.prepare(dra, reference("uid-a")))["uid-a"].error == ""
+        assert await kubelet.unprepare(dra, reference("uid-a")) == {"uid-a": ""}
+        await stop(process)
+    assert len(rig.api_server.writes()) == writes
+    assert rig.left() == {"checkpoint.db"}
+
+
+async def test_a_stop_lets_a_call_in_flight_end(rig):
+    (rig.shelf / "slow-atlas").touch()
+    rig.allocate("uid-a", "slow-atlas")
+    async with FakeKubelet(rig.root) as kubelet, rig.plugin() as process:
+        await rig.until(lambda: kubelet.sockets() and rig.published())
+        dra = await kubelet.register()
+        call = asyncio.create_task(kubelet.prepare(dra, reference("uid-a")))
+        await rig.until(lambda: ("GET", f"{CLAIMS}/claim-uid-a") in rig.api_server.requests)
+        code, _ = await stop(process)
+        assert (await call)["uid-a"].error == ""
+    assert code == 0
+    assert len(rig.files()) == 1
+
+
+async def test_a_damaged_checkpoint_is_set_aside_and_an_event_says_so(rig):
+    data = rig.root / "plugins" / DRIVER
+    data.mkdir(parents=True)
+    (data / "checkpoint.db").write_text("not a database, but long enough to be taken for one" * 99)
+    async with FakeKubelet(rig.root) as kubelet, rig.plugin() as process:
+        await rig.until(lambda: any("events" in path for _, path in rig.api_server.writes()))
+        assert kubelet.sockets()
+        code, _ = await stop(process)
+    assert code == 0
+    assert any(name.startswith("checkpoint.db.damaged-") for name in rig.left())
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        pytest.param({"kubletRoot": "/x"}, "kubletRoot: is no key", id="unknown-key"),
+        pytest.param(
+            {"bootIDFile": "/no/such/file"}, "bootIDFile: [Errno 2] No such file", id="no-boot-id"
+        ),
+        pytest.param(
+            {
+                "drivers": [
+                    {"driver": "tests.fakes.shelf:Shelf", "config": {"directory": "/no/such"}}
+                ]
+            },
+            "drivers[0].config: directory: /no/such is no directory",
+            id="driver-refuses",
+        ),
+        pytest.param(
+            {
+                "drivers": [
+                    {
+                        "driver": "hostdev",
+                        "config": {
+                            "policies": [{"name": "x", "subsystem": "misc", "paths": ["/dev/[a"]}]
+                        },
+                    }
+                ]
+            },
+            "drivers[0].config.policies[0].paths[0]",
+            id="bad-glob",
+        ),
+    ],
+)
+async def test_a_mistake_in_the_configuration_is_refused_with_file_key_and_reason(
+    rig, change, sentence
+):
+    rig.config |= change
+    async with rig.plugin() as process:
+        _, errors = await process.communicate()
+    assert process.returncode == 2
+    assert f"{rig.root}/plugin.yaml: " in errors.decode()
+    assert sentence in errors.decode()
+    assert rig.left() <= {"checkpoint.db"}
