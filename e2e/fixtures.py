@@ -12,10 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
-from e2e.images import build_images
-from e2e.release import install, uninstall
 
-from e2e.cluster import Cluster
+from e2e.cluster.api import Cluster
+from e2e.images import build_images
 from e2e.kit import (
     NAMESPACE,
     Space,
@@ -26,6 +25,7 @@ from e2e.kit import (
     wait_for,
     zram_devices,
 )
+from e2e.release import install, uninstall
 
 DEVICES_OF_FIRST_NODE = 4
 DEVICES_OF_SECOND_NODE = 2
@@ -108,7 +108,7 @@ def space(release: Cluster, zram: Zram, request: pytest.FixtureRequest) -> Itera
     release.kubectl("create", "namespace", name)
     yield Space(release, name)
     if request.session.testsfailed:
-        print(release.kubectl("-n", name, "get", "pods,resourceclaims", "-o", "wide"))
-        print(release.kubectl("-n", name, "get", "events", "--sort-by=.lastTimestamp"))
-        print(release.kubectl("-n", NAMESPACE, "get", "pods", "-o", "wide"))
+        print(release.kubectl("-n", name, "get", "pods,resourceclaims", "-o", "wide").stdout)
+        print(release.kubectl("-n", name, "get", "events", "--sort-by=.lastTimestamp").stdout)
+        print(release.kubectl("-n", NAMESPACE, "get", "pods", "-o", "wide").stdout)
     release.kubectl("delete", "namespace", name, "--wait=true", "--timeout=120s", timeout=150)

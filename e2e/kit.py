@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from e2e.cluster import Cluster
+from e2e.cluster.api import Cluster
 
 DRIVER = "hostdev.drakit.dev"
 NAMESPACE = "drakit-system"
@@ -138,7 +138,7 @@ class Space:
     classes: list[str] = field(default_factory=list)
 
     def kubectl(self, *arguments: str, **options: Any) -> str:
-        return self.cluster.kubectl("-n", self.name, *arguments, **options)
+        return self.cluster.kubectl("-n", self.name, *arguments, **options).stdout
 
     def apply(self, *bodies: dict[str, Any]) -> None:
         listing = {"apiVersion": "v1", "kind": "List", "items": list(bodies)}
@@ -208,7 +208,7 @@ def devices_of(claim_body: dict[str, Any]) -> list[str]:
 
 def slices(cluster: Cluster, node: str | None = None) -> list[dict[str, Any]]:
     """The ResourceSlices of hostdev, of one node or of all."""
-    items = json.loads(cluster.kubectl("get", "resourceslices", "-o", "json"))["items"]
+    items = cluster.get("resourceslices")["items"]
     return [
         item
         for item in items
@@ -234,8 +234,7 @@ def cdi_files(cluster: Cluster, node: str) -> set[str]:
 def plugin_pod(cluster: Cluster, node: str) -> dict[str, Any] | None:
     """The node plugin's pod on a node."""
     selector = "app.kubernetes.io/component=nodeplugin"
-    text = cluster.kubectl("-n", NAMESPACE, "get", "pods", "-l", selector, "-o", "json")
-    for item in json.loads(text)["items"]:
+    for item in cluster.get("pods", "-n", NAMESPACE, "-l", selector)["items"]:
         if item["spec"].get("nodeName") == node and "deletionTimestamp" not in item["metadata"]:
             return item
     return None
@@ -246,7 +245,7 @@ def plugin_log(cluster: Cluster, node: str, *, previous: bool = False) -> list[d
     found = plugin_pod(cluster, node)
     assert found is not None
     options = ["--previous"] if previous else []
-    text = cluster.kubectl("-n", NAMESPACE, "logs", found["metadata"]["name"], *options)
+    text = cluster.kubectl("-n", NAMESPACE, "logs", found["metadata"]["name"], *options).stdout
     return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
 
 

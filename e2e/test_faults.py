@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from e2e.cluster.api import Component
 from e2e.kit import (
     DRIVER,
     cdi_files,
@@ -161,12 +162,12 @@ def test_cdi_files_deleted_under_a_stopped_plugin_are_back_at_its_start(
     space, release, node, kubelet_too
 ):
     claim = run_pod(space, command=["sleep", "3602"], restart="Always")
-    release.kill(node, "kubelet", "STOP")  # or it would start the plugin at once
+    release.freeze(node, Component.KUBELET)  # or it would start the plugin at once
     try:
         release.exec_on_node(node, ["pkill", "-KILL", "-f", "--", "drakit-nodeplugin --config"])
         cdi_file(release, node, claim).unlink()
     finally:
-        release.kill(node, "kubelet", "CONT")
+        release.thaw(node, Component.KUBELET)
     if kubelet_too:
         release.restart_kubelet(node)
     wait_for("the CDI file", cdi_file(release, node, claim).exists, seconds=90)

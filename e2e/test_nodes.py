@@ -21,7 +21,7 @@ def test_each_plugin_publishes_the_slices_of_its_own_node(release, zram):
         assert not any(name.endswith(disk) for name in names for disk in foreign)
         (body,) = slices(release, node)
         (owner,) = body["metadata"]["ownerReferences"]
-        uid = release.kubectl("get", "node", node, "-o", "jsonpath={.metadata.uid}")
+        uid = release.kubectl("get", "node", node, "-o", "jsonpath={.metadata.uid}").stdout
         assert (owner["kind"], owner["uid"]) == ("Node", uid)
         assert body["spec"]["pool"]["name"] == node
 
@@ -57,14 +57,14 @@ def token_of(release, node: str) -> str:
         "--bound-object-kind=Pod",
         f"--bound-object-name={body['metadata']['name']}",
         f"--bound-object-uid={body['metadata']['uid']}",
-    ).strip()
+    ).stdout.strip()
 
 
 @pytest.fixture
 def as_first_node(release, tmp_path):
     """kubectl with the token of the first node's plugin."""
     config = json.loads(
-        release.kubectl("config", "view", "--raw", "--minify", "--flatten", "-o", "json")
+        release.kubectl("config", "view", "--raw", "--minify", "--flatten", "-o", "json").stdout
     )
     config["users"] = [{"name": "plugin", "user": {"token": token_of(release, release.nodes[0])}}]
     config["contexts"][0]["context"]["user"] = "plugin"
@@ -73,7 +73,7 @@ def as_first_node(release, tmp_path):
     path.chmod(0o600)
 
     def kubectl(*arguments: str, **options) -> str:
-        return release.kubectl("--kubeconfig", str(path), *arguments, **options)
+        return release.kubectl("--kubeconfig", str(path), *arguments, **options).stdout
 
     return kubectl
 

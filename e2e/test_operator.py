@@ -33,8 +33,8 @@ def first_event(space, name: str, *, since: float, within: float = 3.0) -> dict:
 
 def holder(release) -> str:
     return release.kubectl(
-        "-n", NAMESPACE, "get", "lease", LEASE, "-o", "jsonpath={.spec.holderIdentity}"
-    )
+        "-n", NAMESPACE, "get", "lease", LEASE, "-o", "jsonpath={.spec.holderIdentity}", check=False
+    ).stdout
 
 
 def test_a_pod_whose_class_is_missing_is_told_so(space, release):

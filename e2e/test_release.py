@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
-from e2e.release import install, uninstall
 
 from e2e.fixtures import release_values, wait_settled
 from e2e.kit import DRIVER, NAMESPACE, cdi_files, plugin_pod, ready, slices, wait_for
+from e2e.release import install, uninstall
 
 pytestmark = [
     pytest.mark.e2e,
@@ -71,7 +69,7 @@ def test_a_removed_release_leaves_no_file_and_after_the_kubelets_wipe_no_slice(r
         assert data(release, node) <= {"checkpoint.db"}
         assert cdi_files(release, node) == set()
     wait_for("the kubelet's wipe, 30 s after the plugin", lambda: not slices(release), seconds=60)
-    left = json.loads(release.kubectl("get", "deviceclasses", "-o", "json"))["items"]
+    left = release.get("deviceclasses")["items"]
     assert not [body for body in left if body["metadata"]["name"].endswith(".drakit.dev")]
 
     install(release, values=release_values(release, zram))
