@@ -1,0 +1,219 @@
+"""Following a collection: what is resumed, what is listed anew, how long is waited."""
+
+import asyncio
+from contextlib import aclosing
+from itertools import pairwise
+
+import pytest
+
+from drakit.kube import GoneError, Listing, UnavailableError, WatchEvent
+from drakit.kube.reflector import Applied, Deleted, Reflector, Replaced
+
+PATH = "/apis/resource.k8s.io/v1/resourceslices"
+
+
+def slice_(name, version):
+    return {"metadata": {"name": name, "resourceVersion": str(version)}}
+
+
+def event(kind, name, version):
+    return WatchEvent(type=kind, object=slice_(name, version))
+
+
+def gone():
+    return GoneError(status=410, reason="Expired", message="old", method="WATCH", path=PATH)
+
+
+def lost():
+    return UnavailableError.no_answer("WATCH", PATH, why="it broke")
+
+
+class Scripted:
+    """A session whose lists and watches go as written; when the script ends, watches hang."""
+
+    def __init__(self, *script):
+        self.script = list(script)
+        self.calls = []  # ("list" or the version a watch began at, loop time)
+
+    async def list(self, path, *, params=None):
+        self.calls.append(("list", asyncio.get_running_loop().time()))
+        step = self.script.pop(0)
+        if isinstance(step, Exception):
+            raise step
+        return Listing(items=[slice_("a", step)], resource_version=str(step))
+
+    async def watch(self, path, *, resource_version, params=None):
+        self.calls.append((resource_version, asyncio.get_running_loop().time()))
+        if not self.script:
+            await asyncio.Event().wait()
+        for step in self.script.pop(0):
+            if isinstance(step, Exception):
+                raise step
+            if isinstance(step, float):
+                await asyncio.sleep(step)
+            else:
+                yield step
+
+
+async def follow(session, changes):
+    """Read so many changes, and 600 s more to see that nothing else happens."""
+    reflector, seen = Reflector(session, PATH), []
+    try:
+        async with asyncio.timeout(600), aclosing(reflector.changes()) as stream:
+            async for change in stream:
+                seen.append(change)  # noqa: PERF401 - what came before the timeout counts
+    except TimeoutError:
+        pass
+    assert len(seen) == changes
+    return reflector, seen
+
+
+def calls(session):
+    return [call for call, _ in session.calls]
+
+
+pytestmark = pytest.mark.looptime
+
+
+async def test_first_everything_then_every_change():
+    session = Scripted(
+        10, [event("ADDED", "b", 11), event("MODIFIED", "b", 12), event("DELETED", "b", 13)]
+    )
+    reflector, seen = await follow(session, 4)
+    assert seen == [
+        Replaced(items=[slice_("a", 10)]),
+        Applied(object=slice_("b", 11)),
+        Applied(object=slice_("b", 12)),
+        Deleted(object=slice_("b", 13)),
+    ]
+    assert calls(session) == ["list", "10", "13"]
+    assert reflector.synced
+
+
+async def test_a_watch_that_ends_is_resumed_at_once():
+    session = Scripted(10, [event("ADDED", "b", 11), 299.0], [299.0])
+    await follow(session, 2)
+    assert session.calls == [("list", 0), ("10", 0), ("11", 299), ("11", 598)]
+
+
+async def test_a_bookmark_is_where_the_next_watch_begins():
+    session = Scripted(10, [event("BOOKMARK", "", 90)])
+    reflector, _ = await follow(session, 1)
+    assert calls(session) == ["list", "10", "90"]
+    assert reflector.silent_seconds() == 600
+
+
+async def test_a_version_that_is_too_old_begins_with_a_new_list():
+    session = Scripted(10, [event("ADDED", "b", 11), gone()], 20)
+    _, seen = await follow(session, 3)
+    assert seen[-1] == Replaced(items=[slice_("a", 20)])
+    assert calls(session) == ["list", "10", "list", "20"]
+    assert session.calls[2][1] < 2
+
+
+async def test_a_broken_connection_is_resumed_without_a_list():
+    session = Scripted(10, [event("ADDED", "b", 11), lost()])
+    reflector, _ = await follow(session, 2)
+    assert calls(session) == ["list", "10", "11"]
+    assert session.calls[2][1] < 1
+    assert reflector.last_error is not None or reflector.synced
+
+
+async def test_an_api_server_that_is_away_is_asked_less_and_less(caplog):
+    session = Scripted(*(lost() for _ in range(200)))
+    reflector, _ = await follow(session, 0)
+    times = [at for _, at in session.calls]
+    gaps = [b - a for a, b in pairwise(times)]
+    assert gaps[0] <= 0.5
+    assert all(15 <= gap <= 30 for gap in gaps[7:])
+    assert 600 / 30 <= len(times) <= 600 / 15 + 7
+    assert not reflector.synced
+    assert "it broke" in str(reflector.last_error)
+    assert len([r for r in caplog.records if r.levelname == "WARNING"]) == 1
+
+
+async def test_watches_that_end_at_once_are_no_hot_loop():
+    session = Scripted(10, *([] for _ in range(200)))
+    await follow(session, 1)
+    assert len(session.calls) < 60
+
+
+async def test_too_old_again_and_again_is_no_hot_loop():
+    steps = [step for n in range(100) for step in (n + 1, [gone()])]
+    session = Scripted(*steps)
+    reflector = Reflector(session, PATH)
+    async with asyncio.timeout(600), aclosing(reflector.changes()) as stream:
+        async for _ in stream:
+            if asyncio.get_running_loop().time() > 300:
+                break
+    assert len(session.calls) < 80
+
+
+async def test_after_a_success_waiting_begins_anew():
+    fails = [lost() for _ in range(6)]
+    session = Scripted(10, [fails[0]], [fails[1]], [fails[2]], [event("ADDED", "b", 11), lost()])
+    await follow(session, 2)
+    assert session.calls[-1][1] - session.calls[-2][1] <= 0.5
+
+
+class TestAgainstTheServer:
+    """The same over HTTP, in real time."""
+
+    pytestmark = pytest.mark.looptime(False)
+
+    @pytest.fixture
+    async def changes(self, session, api_server):
+        api_server.store(f"{PATH}/a", {"spec": {}})
+        reflector = Reflector(session, PATH, retry_seconds=0.01)
+        async with aclosing(reflector.changes()) as stream:
+            first = await anext(stream)
+            assert [item["metadata"]["name"] for item in first.items] == ["a"]
+            yield stream
+
+    async def test_changes_arrive(self, changes, api_server):
+        api_server.store(f"{PATH}/b", {"spec": {"big": "x" * 3_000_000}})
+        change = await anext(changes)
+        assert len(change.object["spec"]["big"]) == 3_000_000
+        api_server.remove(f"{PATH}/b")
+        assert isinstance(await anext(changes), Deleted)
+
+    async def test_nothing_is_missed_between_two_watches(self, changes, api_server):
+        api_server.store(f"{PATH}/b", {})
+        assert isinstance(await anext(changes), Applied)
+        api_server.drop_watches()
+        api_server.store(f"{PATH}/c", {})
+        assert (await anext(changes)).object["metadata"]["name"] == "c"
+        assert api_server.requests.count(("GET", PATH)) == 1
+
+    async def test_an_expired_history_is_listed_anew(self, changes, api_server):
+        api_server.store(f"{PATH}/b", {})
+        assert isinstance(await anext(changes), Applied)
+        api_server.remove(f"{PATH}/b")
+        api_server.expire_history()
+        api_server.drop_watches()
+        change = await anext(changes)
+        while isinstance(change, Deleted):  # told before the watch ended
+            change = await anext(changes)
+        assert [item["metadata"]["name"] for item in change.items] == ["a"]
+
+    async def test_an_error_event_is_survived(self, changes, api_server):
+        api_server.store(f"{PATH}/b", {})
+        await anext(changes)
+        broken = {"kind": "Status", "code": 500, "reason": "InternalError", "message": "etcd"}
+        api_server.send_to_watches({"type": "ERROR", "object": broken})
+        api_server.store(f"{PATH}/c", {})
+        assert (await anext(changes)).object["metadata"]["name"] == "c"
+        assert api_server.requests.count(("GET", PATH)) == 1
+
+    async def test_a_bookmark_moves_the_place_to_resume(self, changes, api_server):
+        api_server.store(f"{PATH}/b", {})
+        await anext(changes)
+        api_server.expire_history()
+        api_server.send_bookmark()
+        api_server.drop_watches()
+        reading = asyncio.ensure_future(anext(changes))
+        while api_server.requests.count(("WATCH", PATH)) < 2:
+            await asyncio.sleep(0.01)
+        api_server.store(f"{PATH}/c", {})
+        assert (await reading).object["metadata"]["name"] == "c"
+        assert api_server.requests.count(("GET", PATH)) == 1
