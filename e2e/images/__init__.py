@@ -1,0 +1,12 @@
+"""
+The images of drakit, built without a container engine, and the image of the test pods.
+
+`build_images` is all that others need: docker-archive tars, built anew only where something
+changed. The Dockerfile is the one that is used with an engine, too; `python -m e2e.images context`
+makes its build context.
+"""
+
+from e2e.images.build import build_images
+from e2e.images.cache import ImageError
+
+__all__ = ("ImageError", "build_images")

@@ -1,0 +1,37 @@
+"""
+`python -m e2e.images`: builds what changed, and says where it is.
+
+`python -m e2e.images context DIR` only writes the Dockerfile's build context, for an engine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from e2e.images.build import build_images, cache_note
+from e2e.images.cache import ImageError
+from e2e.images.context import TARGETS, write_context
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m e2e.images", description=__doc__)
+    commands = parser.add_subparsers(dest="command")
+    context = commands.add_parser("context", help="write the build context of the Dockerfile")
+    context.add_argument("folder", type=Path)
+    arguments = parser.parse_args()
+    try:
+        if arguments.command == "context":
+            write_context(arguments.folder)
+            print(f"now: docker build --target {TARGETS[0]} {arguments.folder}")
+            return
+        for archive in build_images():
+            print(archive)
+        print(cache_note())
+    except ImageError as error:
+        sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    main()

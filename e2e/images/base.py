@@ -1,0 +1,75 @@
+"""
+The base of our images where no public one can be pulled: a small Debian with Python 3.13.
+
+It comes from the mirror that this machine's apt uses. It must not know what is built on it.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+from e2e.images.cache import digest, kept, run
+
+SUITE = "trixie"
+"""The Debian release whose Python is 3.13, the version that the Dockerfile's default base has."""
+
+UNNEEDED = ("doc", "man", "locale", "info", "zoneinfo", "i18n", "lintian")
+"""Folders of /usr/share that nothing in a container reads."""
+
+RECIPE = (
+    "--variant=essential",
+    "--include=python3",
+    *(f"--dpkgopt=path-exclude=/usr/share/{folder}/*" for folder in UNNEEDED),
+    "--dpkgopt=path-exclude=/usr/lib/*/gconv/*",
+)
+
+
+def base_archive() -> Path:
+    """Return the base's file system as a tar; made if it is not in the cache."""
+    key = digest(SUITE, *RECIPE)
+    return kept("bases", key, _make) / "base.tar"
+
+
+def base_key() -> str:
+    """A name for the base's content."""
+    return base_archive().parent.name
+
+
+def _make(folder: Path) -> None:
+    mirror = _mirror()
+    run(
+        [
+            "mmdebstrap",
+            "--quiet",
+            *RECIPE,
+            SUITE,
+            folder / "base.tar",
+            *([mirror] if mirror else []),
+        ],
+        what="making the base image (mmdebstrap)",
+        timeout_seconds=900,
+    )
+
+
+def _mirror() -> str | None:
+    """The mirror of Debian that this machine's apt uses; None leaves the choice to mmdebstrap."""
+    if not shutil.which("apt-get"):
+        return None
+    told = subprocess.run(
+        [
+            *("apt-get", "indextargets"),
+            *("--format", "$(LABEL) $(REPO_URI)", "Created-By: Packages"),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    for line in told.stdout.splitlines():
+        label, _, address = line.partition(" ")
+        # Debian's own archive, not its security updates, which lie beside it.
+        if label == "Debian" and address:
+            return address
+    return None

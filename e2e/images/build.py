@@ -1,0 +1,123 @@
+"""
+Builds the images of the Dockerfile with buildah, layer by layer, and writes them as archives.
+
+The layers of the dependencies stay in buildah's storage, in the cache: a change of our own sources
+costs one small layer. It must not know clusters.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from e2e.images.base import base_archive
+from e2e.images.cache import cache_folder, digest, kept, locked, run
+from e2e.images.context import TARGETS, Context, write_context
+from e2e.images.testimage import test_image
+
+REPOSITORY_NAME = "localhost/drakit"
+TAG = "dev"
+
+
+def image_name(target: str) -> str:
+    """The name under which a cluster knows an image of ours."""
+    return f"{REPOSITORY_NAME}-{target}:{TAG}"
+
+
+def build_images(progress: Callable[[str], None] = print) -> list[Path]:
+    """
+    Return docker-archive tars of all images, which are built if something changed.
+
+    Needs root (mmdebstrap, buildah) only where something is to be built.
+    """
+    started = time.monotonic()
+
+    def tell(text: str) -> None:
+        progress(f"images: {text} ({time.monotonic() - started:.1f} s)")
+
+    with tempfile.TemporaryDirectory(prefix="drakit-images-") as scratch:
+        context = write_context(Path(scratch, "context"))
+        tell("wheels are there")
+        archives = [_built(target, context, tell) for target in TARGETS]
+    archives.append(test_image())
+    for archive in archives:
+        tell(f"{archive.name}, {archive.stat().st_size / 1e6:.0f} MB")
+    return archives
+
+
+def _built(target: str, context: Context, tell: Callable[[str], None]) -> Path:
+    base = base_archive()
+    dockerfile = context.folder / "Dockerfile"
+    key = digest(base.parent.name, dockerfile, context.dependencies[target], context.drakit)
+
+    def make(folder: Path) -> None:
+        tell(f"building the image of the {target}")
+        with locked("buildah") as storage:
+            store = Store(storage)
+            store.build_base(base)
+            store.build(target, context, base=store.base_name(base))
+            store.save(image_name(target), folder / f"{target}.tar")
+            store.prune()
+
+    return kept("images", f"{target}-{key}", make, keep=6) / f"{target}.tar"
+
+
+class Store:
+    """A storage of buildah in a folder of ours; nobody else's images are seen or touched."""
+
+    def __init__(self, folder: Path) -> None:
+        # The storage driver and the isolation that need nothing of the machine's kernel.
+        self._buildah = [
+            *("buildah", "--storage-driver=vfs"),
+            *("--root", str(folder / "root"), "--runroot", str(folder / "run")),
+        ]
+
+    def base_name(self, base: Path) -> str:
+        return f"localhost/drakit-base:{base.parent.name}"
+
+    def build_base(self, base: Path) -> None:
+        """Make an image of the base's file system, unless there is one."""
+        name = self.base_name(base)
+        if name in self._run("images", "--format", "{{.Name}}:{{.Tag}}", what="listing").split():
+            return
+        self._run(
+            *(
+                "bud",
+                "--quiet",
+                "--isolation=chroot",
+                "--tag",
+                name,
+                "--file",
+                "-",
+                str(base.parent),
+            ),
+            what="turning the base into an image",
+            input=f"FROM scratch\nADD {base.name} /\n",
+        )
+
+    def build(self, target: str, context: Context, *, base: str) -> None:
+        self._run(
+            *("bud", "--quiet", "--layers", "--isolation=chroot", "--pull-never"),
+            *("--build-arg", f"BASE={base}"),
+            *("--build-arg", f"DEPENDENCIES={context.dependencies[target]}"),
+            *("--build-arg", f"DRAKIT={context.drakit}"),
+            *("--target", target, "--tag", image_name(target), str(context.folder)),
+            what=f"building the image of the {target}",
+        )
+
+    def save(self, name: str, path: Path) -> None:
+        self._run("push", "--quiet", name, f"docker-archive:{path}:{name}", what=f"saving {name}")
+
+    def prune(self) -> None:
+        """Drop what an older build left; the layers below the named images stay for the next."""
+        self._run("rmi", "--prune", "--force", what="removing old layers")
+
+    def _run(self, *arguments: str, what: str, input: str | None = None) -> str:
+        return run([*self._buildah, *arguments], what=what, timeout_seconds=600, input=input)
+
+
+def cache_note() -> str:
+    """Where all this is kept, for people who want their disk back."""
+    return f"images, wheels and layers are kept in {cache_folder()}"

@@ -1,0 +1,122 @@
+"""
+Where things are kept that take long to make: folders named after the content they were made from.
+
+It must not know what is kept. A folder appears whole or not at all, under a lock, so that two
+clones may build at once.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+class ImageError(Exception):
+    """An image cannot be built; the text is a sentence for whoever called make."""
+
+
+def cache_folder() -> Path:
+    """The cache of this user: `DRAKIT_CACHE`, else as the XDG rules say."""
+    if chosen := os.environ.get("DRAKIT_CACHE"):
+        return Path(chosen).absolute()
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(home, "drakit")
+
+
+def digest(*parts: str | bytes | Path) -> str:
+    """A name for what is made of these texts and files."""
+    state = hashlib.sha256()
+    for part in parts:
+        if isinstance(part, Path):
+            part = part.read_bytes()
+        elif isinstance(part, str):
+            part = part.encode()
+        # The length keeps ("ab", "c") and ("a", "bc") apart.
+        state.update(f"{len(part)}:".encode() + part)
+    return state.hexdigest()[:20]
+
+
+@contextmanager
+def locked(kind: str) -> Iterator[Path]:
+    """The folder of one kind of things, and nobody else changes it."""
+    folder = cache_folder() / kind
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield folder
+
+
+def kept(kind: str, key: str, make: Callable[[Path], None], *, keep: int = 3) -> Path:
+    """
+    Return the folder `kind`/`key`, which `make` fills if it is not there.
+
+    :param keep: how many folders of the kind stay; those not used for the longest time go first.
+    """
+    with locked(kind) as folder:
+        place = folder / key
+        if not place.exists():
+            with tempfile.TemporaryDirectory(dir=folder, prefix=".new-") as unfinished:
+                content = Path(unfinished, "content")
+                content.mkdir()
+                make(content)
+                content.replace(place)
+        os.utime(place)
+        _forget_oldest(folder, keep=keep)
+        return place
+
+
+def _forget_oldest(folder: Path, *, keep: int) -> None:
+    places = sorted(
+        (place for place in folder.iterdir() if not place.name.startswith(".")),
+        key=lambda place: place.stat().st_mtime,
+        reverse=True,
+    )
+    for place in places[keep:]:
+        # Another clone may just be loading from it.
+        if time.time() - place.stat().st_mtime > 3600:
+            shutil.rmtree(place)
+
+
+def run(
+    argv: Sequence[str | Path],
+    *,
+    what: str,
+    timeout_seconds: float,
+    input: str | None = None,
+    env: dict[str, str] | None = None,
+    cwd: Path | None = None,
+) -> str:
+    """Run a program to its end and return its output; a failure quotes its last lines."""
+    try:
+        done = subprocess.run(
+            [str(part) for part in argv],
+            input=input,
+            stdin=None if input is not None else subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout_seconds,
+            env={**os.environ, **(env or {})},
+            cwd=cwd,
+            check=False,
+        )
+    except FileNotFoundError:
+        raise ImageError(
+            f"{what} failed: the program {argv[0]} is missing; run `make deps` as root"
+        ) from None
+    except subprocess.TimeoutExpired:
+        raise ImageError(f"{what} failed: not done within {timeout_seconds:g} s") from None
+    if done.returncode != 0:
+        told = "\n  ".join((done.stderr or done.stdout).strip().splitlines()[-12:])
+        raise ImageError(f"{what} failed (code {done.returncode}):\n  {told}")
+    return done.stdout

@@ -1,0 +1,105 @@
+"""
+The build context of the Dockerfile: wheels of the pinned requirements, pip, and our own wheel.
+
+With it the build needs no network. It must not know who builds.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from e2e.images.cache import REPOSITORY, ImageError, digest, kept, run
+
+TARGETS = ("nodeplugin", "operator")
+PYTHON_VERSION = "3.13"
+REQUIREMENTS = REPOSITORY / "requirements"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Context:
+    """A build context, and what it was made from."""
+
+    folder: Path
+    dependencies: dict[str, str]
+    """Target -> a name for the wheels that are installed in its image beside ours."""
+
+    drakit: str
+    """A name for our own wheel."""
+
+
+def write_context(folder: Path) -> Context:
+    """Write the context to a folder that does not exist or is empty."""
+    if folder.exists() and any(folder.iterdir()):
+        raise ImageError(f"{folder} is not empty: name a folder for the build context alone")
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.copy(REPOSITORY / "Dockerfile", folder)
+    (folder / "pip").mkdir()
+    pip = _wheels("image")
+    for wheel in pip.glob("pip-*.whl"):
+        shutil.copy(wheel, folder / "pip" / "pip.whl")
+    dependencies: dict[str, str] = {}
+    for target in TARGETS:
+        wheels = _wheels(target)
+        shutil.copytree(wheels, folder / target)
+        shutil.copy(REQUIREMENTS / f"{target}.txt", folder / target / "requirements.txt")
+        dependencies[target] = digest(pip.name, wheels.name)
+    return Context(folder=folder, dependencies=dependencies, drakit=_own_wheel(folder / "drakit"))
+
+
+def _wheels(name: str) -> Path:
+    """The folder with the wheels of one requirements file, for the images' Python."""
+    requirements = REQUIREMENTS / f"{name}.txt"
+    platforms = _platforms()
+
+    def download(folder: Path) -> None:
+        run(
+            [
+                *(sys.executable, "-m", "pip", "download", "--quiet", "--dest", folder),
+                *("--no-deps", "--only-binary=:all:", "--require-hashes"),
+                *("--implementation", "cp", "--python-version", PYTHON_VERSION),
+                *(
+                    "--abi",
+                    f"cp{PYTHON_VERSION.replace('.', '')}",
+                    "--abi",
+                    "abi3",
+                    "--abi",
+                    "none",
+                ),
+                *(f"--platform={name}" for name in platforms),
+                *("--requirement", requirements),
+            ],
+            what=f"downloading the wheels of {requirements.relative_to(REPOSITORY)}",
+            timeout_seconds=900,
+        )
+
+    return kept("wheels", digest(requirements, PYTHON_VERSION, *platforms), download, keep=9)
+
+
+def _platforms() -> list[str]:
+    """The wheel platforms that both bases can run: glibc 2.36 and newer, on this processor."""
+    machine = platform.machine()
+    return ["any", f"manylinux2014_{machine}"] + [
+        f"manylinux_2_{minor}_{machine}" for minor in range(17, 37)
+    ]
+
+
+def _own_wheel(folder: Path) -> str:
+    """Build the wheel of this clone; the same sources give the same bytes."""
+    with tempfile.TemporaryDirectory() as scratch:
+        run(
+            [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", scratch],
+            what="building the wheel of drakit",
+            timeout_seconds=120,
+            cwd=REPOSITORY,
+            env={"SOURCE_DATE_EPOCH": os.environ.get("SOURCE_DATE_EPOCH", "1704067200")},
+        )
+        (wheel,) = Path(scratch).glob("*.whl")
+        folder.mkdir()
+        shutil.copy(wheel, folder)
+        return digest(wheel)

@@ -1,0 +1,64 @@
+"""
+The image of the test pods: busybox, and small static programs that use a device.
+
+It must not know the tests.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+from e2e.archive import write_image
+from e2e.images.cache import REPOSITORY, ImageError, digest, kept, run
+
+NAME = "localhost/drakit-test:dev"
+SOURCES = REPOSITORY / "e2e" / "testimage"
+TOOLS = ("kvm-version", "blockio")
+"""The names under which the helper program does something; see its `main.go`."""
+
+
+def test_image() -> Path:
+    """Return the archive of the test image; built if it is not in the cache."""
+    busybox = _busybox()
+    sources = [*sorted(SOURCES.glob("*.go")), SOURCES / "go.mod"]
+    key = digest(NAME, busybox, *sources, Path(__file__), REPOSITORY / "e2e" / "archive.py")
+    return kept("images", f"test-{key}", lambda folder: _make(folder, busybox), keep=6) / "test.tar"
+
+
+def _busybox() -> Path:
+    found = shutil.which("busybox")
+    if found is None:
+        raise ImageError("busybox is missing: run `make deps` as root, or install busybox-static")
+    path = Path(found).resolve()
+    # A dynamic busybox would want libraries that the image does not have.
+    told = subprocess.run(["ldd", path], capture_output=True, text=True, timeout=10, check=False)
+    if told.returncode == 0 and "statically linked" not in told.stdout:
+        raise ImageError(f"{path} is not static: install Debian's busybox-static")
+    return path
+
+
+def _make(folder: Path, busybox: Path) -> None:
+    with tempfile.TemporaryDirectory() as scratch:
+        helper = Path(scratch, "helper")
+        run(
+            ["go", "build", "-trimpath", "-ldflags=-s -w", "-o", helper, "."],
+            what="building the helper programs of the test image",
+            timeout_seconds=300,
+            cwd=SOURCES,
+            env={"CGO_ENABLED": "0", "GOFLAGS": "-mod=mod -buildvcs=false"},
+        )
+        applets = run(
+            [busybox, "--list"], what="asking busybox for its commands", timeout_seconds=10
+        )
+        links = {f"bin/{applet}": "busybox" for applet in applets.split() if applet != "busybox"}
+        links |= {f"bin/{tool}": "device-tools" for tool in TOOLS}
+        write_image(
+            folder / "test.tar",
+            name=NAME,
+            files={"bin/busybox": (busybox, 0o755), "bin/device-tools": (helper, 0o755)},
+            links=links,
+            env={"PATH": "/bin"},
+        )

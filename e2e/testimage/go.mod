@@ -1,0 +1,3 @@
+module drakit.dev/testimage
+
+go 1.24
