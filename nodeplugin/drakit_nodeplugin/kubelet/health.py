@@ -39,6 +39,8 @@ class SilentHealth(health_pb2_grpc.DRAResourceHealthServicer):
         request: health_pb2.NodeWatchResourcesRequest,
         context: grpc.aio.ServicerContext[Any, Any],
     ) -> AsyncIterator[health_pb2.NodeWatchResourcesResponse]:
+        # Without it nothing at all would be sent, and a client cannot tell that the stream is open.
+        await context.send_initial_metadata(())
         # A cancellation (the kubelet hung up) must leave this function as one: grpc.aio leaks
         # the call of a stream that swallows it (github.com/grpc/grpc/issues/43360).
         await self._ended.wait()

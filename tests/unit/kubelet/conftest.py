@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import shutil
+import tempfile
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from drakit_nodeplugin.kubelet.server import DriverServer
+from tests.conftest import _detector as blocking_call_detector
+from tests.fakes.kubelet import FakeKubelet, HeldClaims
+
+DRIVER = "camera.example.com"
+
+
+@pytest.fixture(autouse=True)
+def no_blocking_calls():
+    """As everywhere, but gRPC may join its poller thread when its last object is freed."""
+    detector = blocking_call_detector()
+    join = detector.functions["threading.Lock.acquire"]
+    join.can_block_in("threading.py", {"_wait_for_tstate_lock"})
+    detector.activate()
+    yield
+    detector.deactivate()
+
+
+@pytest.fixture
+def root():
+    """A kubelet root with a path that is short enough for sockets, which `tmp_path` may not be."""
+    folder = Path(tempfile.mkdtemp(prefix="dk", dir="/tmp"))
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def claims() -> HeldClaims:
+    return HeldClaims()
+
+
+@pytest.fixture
+async def kubelet(root):
+    async with FakeKubelet(root) as kubelet:
+        yield kubelet
+
+
+@pytest.fixture
+def serve(root, claims):
+    """Serve a driver within a block: ``async with serve() as server``; stopped at its end."""
+
+    @asynccontextmanager
+    async def serve(**options):
+        values = {"kubelet_root": root, "instance_uid": "pod-1", "drain_seconds": 2.0}
+        server = DriverServer(DRIVER, claims, **{**values, **options})
+        try:
+            await server.start()
+            yield server
+        finally:
+            await server.stop()
+
+    return serve

@@ -1,0 +1,284 @@
+"""Who joins, waits and gives up; in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+
+from drakit import logs
+from drakit_nodeplugin.claims.answers import PrepareAnswer
+from drakit_nodeplugin.kubelet.calls import ClaimCalls
+from tests.fakes.kubelet import HeldClaims, reference
+
+pytestmark = pytest.mark.looptime
+
+A, B, C = reference("a"), reference("b"), reference("c")
+
+
+class SlowClaims(HeldClaims):
+    """Every call takes its claims' seconds."""
+
+    def __init__(self, **seconds: float) -> None:
+        super().__init__()
+        self.seconds = seconds
+
+    async def _work(self, operation, claims):
+        self.batches.append(len(claims))
+        self.begun += [f"{operation} {claim.uid}" for claim in claims]
+        await asyncio.sleep(max(self.seconds.get(claim.uid, 0) for claim in claims))
+        if self.failure is not None:
+            raise self.failure
+        self.done += [f"{operation} {claim.uid}" for claim in claims]
+
+
+def calls_of(claims: HeldClaims) -> ClaimCalls:
+    return ClaimCalls("camera.example.com", claims, answer_seconds=40)
+
+
+async def prepare(calls, *claims):
+    return await calls.answer("prepare", claims, method="v1.NodePrepareResources")
+
+
+async def unprepare(calls, *claims):
+    answers = await calls.answer("unprepare", claims, method="v1.NodeUnprepareResources")
+    return {uid: answer.error for uid, answer in answers.items()}
+
+
+async def test_a_batch_is_one_call_of_the_engine():
+    claims = SlowClaims()
+    answers = await prepare(calls_of(claims), A, B, C)
+    assert answers.keys() == {"a", "b", "c"}
+    assert claims.batches == [3]
+
+
+async def test_a_caller_that_hangs_up_does_not_stop_the_work(looptime):
+    claims = SlowClaims(a=50)
+    calls = calls_of(claims)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(prepare(calls, A), 30)
+    answers = await prepare(calls, A)
+    assert answers["a"].error is None
+    assert looptime == 50
+    assert claims.begun == ["prepare a"]
+
+
+async def test_after_40_seconds_the_answer_is_that_it_goes_on(looptime):
+    claims = SlowClaims(a=50)
+    calls = calls_of(claims)
+    answers = await prepare(calls, A)
+    assert looptime == 40
+    assert "still preparing it; the work goes on, and the kubelet asks again" in answers["a"].error
+    assert answers["a"].devices == ()
+    answers = await prepare(calls, A)
+    assert looptime == 50
+    assert answers["a"].devices[0].device == "cam-a"
+    assert claims.batches == [1]
+
+
+async def test_a_claim_that_joins_slow_work_does_not_spoil_the_others(looptime):
+    claims = SlowClaims(a=100)
+    calls = calls_of(claims)
+    first = asyncio.create_task(prepare(calls, A))
+    await asyncio.sleep(1)
+    answers = await prepare(calls, A, B)
+    assert "still preparing" in answers["a"].error
+    assert answers["b"].error is None
+    assert "still preparing" in (await first)["a"].error
+
+
+async def test_ended_work_is_forgotten():
+    claims = SlowClaims()
+    calls = calls_of(claims)
+    await prepare(calls, A)
+    await prepare(calls, A)
+    assert claims.begun == ["prepare a", "prepare a"]
+    assert not calls.in_flight._newest
+
+
+async def test_an_unprepare_waits_for_the_prepare_and_runs_then(looptime):
+    claims = SlowClaims(a=20)
+    calls = calls_of(claims)
+    first = asyncio.create_task(prepare(calls, A))
+    await asyncio.sleep(10)
+    # The one that waits does not hold up its batch: b is done at once.
+    second = asyncio.create_task(unprepare(calls, A, B))
+    await asyncio.sleep(1)
+    assert claims.begun == ["prepare a", "unprepare b"]
+    assert await second == {"a": None, "b": None}
+    assert looptime == 40
+    assert (await first)["a"].error is None
+    assert claims.done == ["unprepare b", "prepare a", "unprepare a"]
+
+
+async def test_a_prepare_waits_for_the_unprepare_and_a_retry_joins_the_one_that_waits():
+    claims = SlowClaims(a=15)
+    calls = calls_of(claims)
+    works = [asyncio.create_task(unprepare(calls, A))]
+    for _ in range(3):
+        await asyncio.sleep(1)
+        works.append(asyncio.create_task(prepare(calls, A)))
+    await asyncio.gather(*works)
+    assert claims.begun == ["unprepare a", "prepare a"]
+
+
+async def test_works_for_one_claim_never_overlap():
+    running = 0
+
+    class Watched(SlowClaims):
+        async def _work(self, operation, claims):
+            nonlocal running
+            running += 1
+            assert running == 1
+            await super()._work(operation, claims)
+            running -= 1
+
+    claims = Watched(a=5)
+    calls = calls_of(claims)
+    works = []
+    for call in (prepare, unprepare, prepare, unprepare):
+        works.append(asyncio.create_task(call(calls, A)))
+        await asyncio.sleep(1)
+    await asyncio.gather(*works)
+    assert claims.done == ["prepare a", "unprepare a", "prepare a", "unprepare a"]
+
+
+async def test_a_line_that_does_not_move_does_not_grow_for_ever():
+    claims = SlowClaims(a=10_000)
+    calls = calls_of(claims)
+    answers = []
+    for _ in range(4):
+        answers += [(await prepare(calls, A))["a"].error, (await unprepare(calls, A))["a"]]
+    assert "too many calls wait" in answers[-1]
+    assert len(calls.in_flight._tasks) == 5
+    await calls.in_flight.drain(timeout_seconds=0)
+
+
+async def test_an_engine_that_raises_answers_every_claim_without_its_words(caplog):
+    claims = SlowClaims()
+    claims.failure = ValueError("password=hunter2")
+    answers = await prepare(calls_of(claims), A, B)
+    assert answers.keys() == {"a", "b"}
+    for answer in answers.values():
+        assert "a fault of the node plugin (ValueError)" in answer.error
+        assert "hunter2" not in answer.error
+    (record,) = [r for r in caplog.records if r.levelno == logging.ERROR]
+    assert record.exc_info[1] is claims.failure
+
+
+async def test_a_claim_that_the_engine_forgot_gets_an_error_and_surplus_is_dropped(caplog):
+    claims = SlowClaims()
+    claims.forgotten = {"a"}
+    claims.surplus = {"z"}
+    answers = await prepare(calls_of(claims), A, B)
+    assert answers.keys() == {"a", "b"}
+    assert "no answer" in answers["a"].error
+    assert answers["b"].error is None
+    assert {r.getMessage() for r in caplog.records if r.levelno == logging.ERROR} == {
+        "engine gave no answer for a claim",
+        "engine answered for claims that nobody asked for",
+    }
+
+
+async def test_an_engine_that_cancels_itself_is_an_answer():
+    class Cancelled(SlowClaims):
+        async def _work(self, operation, claims):
+            raise asyncio.CancelledError
+
+    answers = await prepare(calls_of(Cancelled()), A)
+    assert "interrupted" in answers["a"].error
+
+
+async def test_a_drain_waits_for_work_and_then_cuts_it(looptime):
+    claims = SlowClaims(a=10, b=100)
+    calls = calls_of(claims)
+    works = [asyncio.create_task(prepare(calls, claim)) for claim in (A, B)]
+    await asyncio.sleep(1)
+    await calls.in_flight.drain(timeout_seconds=20)
+    assert looptime == 21
+    assert claims.done == ["prepare a"]
+    answers = await asyncio.gather(*works)
+    assert "interrupted by a stop" in answers[1]["b"].error
+
+
+async def test_a_retry_logs_both_ids_once_and_work_keeps_the_first(caplog):
+    seen = []
+
+    class Telling(SlowClaims):
+        async def _work(self, operation, claims):
+            await super()._work(operation, claims)
+            seen.append(logs.request_id.get())
+
+    caplog.set_level(logging.INFO)
+    caplog.handler.addFilter(logs.RequestIdFilter())
+    calls = calls_of(Telling(a=10, b=10))
+    first = asyncio.create_task(prepare(calls, A, B))
+    await asyncio.sleep(1)
+    await prepare(calls, A, B)
+    await first
+    (joined,) = [r for r in caplog.records if r.getMessage() == "call joins work in flight"]
+    assert seen == [joined.began_by]
+    answered = {r.request_id for r in caplog.records if r.getMessage() == "call answered"}
+    assert answered == {joined.began_by, joined.request_id}
+
+
+async def test_one_info_line_a_call(caplog):
+    caplog.set_level(logging.INFO)
+    claims = SlowClaims()
+    claims.errors = {"b": "broken"}
+    await prepare(calls_of(claims), A, B)
+    (record,) = caplog.records
+    facts = (record.method, record.claims, record.claim, record.errors)
+    assert facts == ("v1.NodePrepareResources", 2, "lab/claim-a, lab/claim-b", 1)
+
+
+async def test_a_call_without_claims_is_answered_and_not_logged(caplog):
+    caplog.set_level(logging.INFO)
+    claims = SlowClaims()
+    assert await prepare(calls_of(claims)) == {}
+    assert caplog.records == []
+    assert claims.begun == []
+
+
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [
+        pytest.param(reference("", name="n"), "without a UID", id="no-uid"),
+        pytest.param(reference("../x", name="n"), "impossible UID", id="slash-in-uid"),
+        pytest.param(reference("a\n", name="n"), "impossible UID", id="newline-in-uid"),
+        pytest.param(reference("ä", name="n"), "impossible UID", id="umlaut-in-uid"),
+        pytest.param(reference("u" * 129, name="n"), "impossible UID", id="long-uid"),
+        pytest.param(reference("u", namespace="", name="n"), "without a namespace", id="no-ns"),
+        pytest.param(reference("u", name="a/b"), "impossible name", id="slash-in-name"),
+        pytest.param(reference("u", name="a" * 254), "impossible name", id="long-name"),
+    ],
+)
+@pytest.mark.parametrize("call", [prepare, unprepare])
+async def test_a_malformed_claim_gets_its_own_error_and_stays_outside(bad, words, call):
+    claims = SlowClaims()
+    answers = await call(calls_of(claims), A, bad)
+    errors = {
+        uid: answer.error if isinstance(answer, PrepareAnswer) else answer
+        for uid, answer in answers.items()
+    }
+    assert errors.keys() == {"a", bad.uid}
+    assert errors["a"] is None
+    assert words in errors[bad.uid]
+    assert len(errors[bad.uid]) < 300
+    assert claims.begun == [f"{call.__name__} a"]
+
+
+async def test_a_claim_without_a_name_is_refused():
+    claims = SlowClaims()
+    bad = type(A)(namespace="lab", name="", uid="u")
+    answers = await prepare(calls_of(claims), bad)
+    assert "without a name" in answers["u"].error
+
+
+async def test_a_claim_that_is_sent_twice_is_refused_once():
+    claims = SlowClaims()
+    answers = await prepare(calls_of(claims), A, B, A)
+    assert answers.keys() == {"a", "b"}
+    assert "2 times in one call" in answers["a"].error
+    assert claims.begun == ["prepare b"]

@@ -1,0 +1,439 @@
+"""The front door on real sockets, with a kubelet of our own in front and a held engine behind."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from dataclasses import replace
+from pathlib import Path
+
+import grpc
+import grpc.aio
+import pytest
+
+from drakit_nodeplugin.claims.answers import PrepareAnswer
+from drakit_nodeplugin.kubelet.health import SilentHealth
+from drakit_nodeplugin.kubelet.probe import local_channel
+from drakit_nodeplugin.kubelet.server import DriverServer
+from drakit_nodeplugin.kubelet.sockets import SocketError
+from drakit_proto.kubelet.dra.v1 import dra_pb2, dra_pb2_grpc
+from tests.fakes.kubelet import HeldClaims, device, reference
+
+A, B = reference("a"), reference("b")
+
+
+async def until(condition) -> None:
+    """Wait for something that only a file system or another task shows."""
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+def files(root: Path) -> list[str]:
+    return sorted(str(p.relative_to(root)) for p in root.rglob("*") if not p.is_dir())
+
+
+async def test_a_kubelet_registers_the_driver_and_prepares(serve, kubelet):
+    async with serve() as server:
+        assert server.status.unready() == "the kubelet has not registered the driver yet"
+        (path,) = kubelet.sockets()
+        info = await kubelet.get_info(path)
+        assert (info.type, info.name) == ("DRAPlugin", "camera.example.com")
+        assert list(info.supported_versions) == ["v1.DRAPlugin", "v1beta1.DRAPlugin"]
+        assert Path(info.endpoint).is_absolute()
+        await kubelet.notify(path)
+        assert server.status.state == "registered"
+        assert server.status.unready() is None
+        answers = await kubelet.prepare(Path(info.endpoint), A)
+        (got,) = answers["a"].devices
+        assert list(got.request_names) == ["main"]
+        assert (got.pool_name, got.device_name) == ("node-1", "cam-a")
+        assert list(got.cdi_device_ids) == ["camera.example.com/claim=a-0"]
+        assert got.share_id == "share-1"
+        assert await kubelet.unprepare(Path(info.endpoint), A) == {"a": ""}
+
+
+async def test_v1beta1_is_the_same_without_shares(serve, kubelet, claims):
+    claims.errors = {"b": "it is broken"}
+    async with serve():
+        dra = await kubelet.register()
+        answers = await kubelet.prepare(dra, A, B, version="v1beta1")
+        (got,) = answers["a"].devices
+        assert got.device_name == "cam-a"
+        assert not got.DESCRIPTOR.fields_by_name.get("share_id")
+        assert (answers["b"].error, list(answers["b"].devices)) == ("it is broken", [])
+        errors = await kubelet.unprepare(dra, A, B, version="v1beta1")
+        assert errors == {"a": "", "b": "it is broken"}
+
+
+async def test_a_device_without_share_has_no_share_id(serve, kubelet, claims):
+    async def prepare(batch):
+        return {"a": PrepareAnswer(devices=(replace(device("a"), share_id=None),))}
+
+    claims.prepare = prepare
+    async with serve():
+        answers = await kubelet.prepare(await kubelet.register(), A)
+        assert not answers["a"].devices[0].HasField("share_id")
+
+
+async def test_calls_are_answered_as_soon_as_the_registration_socket_is_there(
+    root, claims, kubelet
+):
+    server = DriverServer("camera.example.com", claims, kubelet_root=root, instance_uid="pod-1")
+    starting = asyncio.create_task(server.start())
+    while not kubelet.sockets():
+        await asyncio.sleep(0)
+    assert server.paths.dra.exists()
+    assert (await kubelet.prepare(server.paths.dra, A))["a"].error == ""
+    await starting
+    await server.stop()
+
+
+async def test_without_a_dra_socket_no_registration_appears(root, claims, kubelet):
+    server = DriverServer("camera.example.com", claims, kubelet_root=root, instance_uid="pod-1")
+    server.paths.dra.mkdir(parents=True)
+    with pytest.raises(SocketError, match=r"dra-pod-1\.sock cannot be made"):
+        await server.start()
+    assert kubelet.sockets() == []
+    await server.stop()
+    assert files(root) == []
+
+
+async def test_a_stop_removes_the_registration_drains_and_leaves_no_file(
+    serve, kubelet, claims, root
+):
+    claims.hold("a")
+    async with serve(drain_seconds=5.0) as server:
+        dra = await kubelet.register()
+        call = asyncio.create_task(kubelet.prepare(dra, A))
+        await claims.until_begun("prepare a")
+        stop = asyncio.create_task(server.stop())
+        await until(lambda: kubelet.sockets() == [])
+        with pytest.raises(grpc.aio.AioRpcError):
+            async with local_channel(dra) as channel:
+                await dra_pb2_grpc.DRAPluginStub(channel).NodePrepareResources(
+                    dra_pb2.NodePrepareResourcesRequest(), timeout=1
+                )
+        assert not stop.done()
+        claims.let_go("a")
+        assert (await call)["a"].error == ""
+        await stop
+    assert files(root) == []
+
+
+async def test_work_that_the_kubelet_gave_up_is_drained_too(serve, kubelet, claims):
+    claims.hold("a")
+    async with serve(drain_seconds=5.0) as server:
+        dra = await kubelet.register()
+        with pytest.raises(grpc.aio.AioRpcError):
+            await kubelet.prepare(dra, A, timeout_seconds=0.2)
+        stop = asyncio.create_task(server.stop())
+        await until(lambda: not dra.exists())
+        claims.let_go("a")
+        await stop
+    assert claims.done == ["prepare a"]
+
+
+async def test_a_stop_does_not_wait_for_ever(serve, kubelet, claims, root):
+    claims.hold("a")
+    async with serve(drain_seconds=0.2) as server:
+        dra = await kubelet.register()
+        call = asyncio.create_task(kubelet.prepare(dra, A))
+        await claims.until_begun("prepare a")
+        await server.stop()
+        with pytest.raises(grpc.aio.AioRpcError):
+            await call
+    assert claims.done == []
+    assert files(root) == []
+
+
+async def test_the_kubelets_deadline_leaves_the_work_going_and_its_retry_joins(
+    serve, kubelet, claims
+):
+    claims.hold("a")
+    async with serve():
+        dra = await kubelet.register()
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await kubelet.prepare(dra, A, timeout_seconds=0.2)
+        assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        # v1 and v1beta1 share the work.
+        retry = asyncio.create_task(kubelet.prepare(dra, A, B, version="v1beta1"))
+        await claims.until_done("prepare b")
+        claims.let_go("a")
+        answers = await retry
+        assert answers["a"].devices[0].device_name == "cam-a"
+        assert answers["b"].error == ""
+    assert claims.begun == ["prepare a", "prepare b"]
+
+
+async def test_the_answer_comes_before_the_kubelets_deadline(serve, kubelet, claims):
+    claims.hold("a")
+    async with serve(answer_seconds=0.2):
+        dra = await kubelet.register()
+        answers = await kubelet.prepare(dra, A)
+        assert "the kubelet asks again" in answers["a"].error
+        claims.let_go("a")
+        await claims.until_done("prepare a")
+
+
+async def test_an_unprepare_waits_for_the_prepare_in_flight(serve, kubelet, claims):
+    claims.hold("a")
+    async with serve():
+        dra = await kubelet.register()
+        first = asyncio.create_task(kubelet.prepare(dra, A))
+        await claims.until_begun("prepare a")
+        second = asyncio.create_task(kubelet.unprepare(dra, A, B))
+        await claims.until_begun("unprepare b")
+        assert "unprepare a" not in claims.begun
+        claims.let_go("a")
+        assert (await first)["a"].error == ""
+        assert await second == {"a": "", "b": ""}
+    assert claims.done == ["unprepare b", "prepare a", "unprepare a"]
+
+
+async def test_malformed_and_doubled_claims_leave_the_others_alone(serve, kubelet, claims):
+    async with serve():
+        dra = await kubelet.register()
+        answers = await kubelet.prepare(dra, A, reference("../b"), B, B, reference("", name="c"))
+        errors = {uid: bool(answer.error) for uid, answer in answers.items()}
+        assert errors == {"a": False, "../b": True, "b": True, "": True}
+    assert claims.begun == ["prepare a"]
+
+
+async def test_64_claims_are_one_batch(serve, kubelet, claims):
+    batch = [reference(f"uid-{n}") for n in range(64)]
+    async with serve():
+        dra = await kubelet.register()
+        answers = await kubelet.prepare(dra, *batch)
+        assert answers.keys() == {claim.uid for claim in batch}
+        assert all(len(answer.devices) == 1 for answer in answers.values())
+    assert claims.batches == [64]
+
+
+@pytest.mark.parametrize(
+    ("size", "code"),
+    [
+        pytest.param(4 * 2**20 - 1024, None, id="below-4-MiB-is-answered"),
+        pytest.param(4 * 2**20, grpc.StatusCode.RESOURCE_EXHAUSTED, id="above-is-refused"),
+    ],
+)
+async def test_a_huge_request(serve, kubelet, size, code):
+    huge = reference("huge", name="x" * size)
+    async with serve():
+        dra = await kubelet.register()
+        if code is None:
+            answers = await kubelet.prepare(dra, huge, A)
+            assert answers["a"].error == ""
+            assert len(answers["huge"].error) < 300
+        else:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await kubelet.prepare(dra, huge, A)
+            assert caught.value.code() is code
+        assert (await kubelet.prepare(dra, B))["b"].error == ""
+
+
+async def test_the_health_stream_stays_open_and_silent(serve, kubelet):
+    async with serve() as server:
+        dra = await kubelet.register()
+        call = kubelet.watch_health(dra)
+        await call.wait_for_connection()
+        reading = asyncio.create_task(call.read())
+        await kubelet.prepare(dra, A)
+        done, _ = await asyncio.wait({reading}, timeout=0.2)
+        assert not done
+        await server.stop()
+        assert await reading is grpc.aio.EOF
+        assert await call.code() is grpc.StatusCode.OK
+
+
+async def test_a_health_stream_does_not_hold_up_the_stop(serve, kubelet):
+    loop = asyncio.get_running_loop()
+    async with serve(drain_seconds=20.0) as server:
+        call = kubelet.watch_health(await kubelet.register())
+        await call.wait_for_connection()
+        began = loop.time()
+        await server.stop()
+        assert loop.time() - began < 5
+
+
+async def test_a_health_stream_that_the_kubelet_cancels_ends(serve, kubelet):
+    def streams():
+        return [task for task in asyncio.all_tasks() if "_handle_rpc" in repr(task)]
+
+    async with serve():
+        dra = await kubelet.register()
+        calls = [kubelet.watch_health(dra) for _ in range(5)]
+        for call in calls:
+            await call.wait_for_connection()
+        assert len(streams()) == 5
+        for call in calls:
+            call.cancel()
+        await until(lambda: not streams())
+
+
+async def test_a_cancelled_health_stream_passes_the_cancellation_on():
+    """Whoever swallows it leaks the call in grpc.aio."""
+
+    class Context:
+        async def send_initial_metadata(self, _):
+            pass
+
+    stream = SilentHealth().NodeWatchResources(None, Context())
+    reading = asyncio.create_task(anext(stream))
+    await asyncio.sleep(0)
+    reading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reading
+
+
+async def test_a_rejection_is_told_and_the_socket_made_anew(serve, kubelet, caplog):
+    async with serve(guard_seconds=0.01, first_retry_seconds=0.05) as server:
+        running = asyncio.create_task(server.run())
+        (path,) = kubelet.sockets()
+        first = path.stat().st_ino, path.stat().st_ctime_ns
+        await kubelet.notify(path, error="the driver is already registered")
+        assert server.status.state == "rejected"
+        assert "the driver is already registered" in server.status.unready()
+        assert "the driver is already registered" in caplog.records[-1].error
+        await until(
+            lambda: path.exists() and (path.stat().st_ino, path.stat().st_ctime_ns) != first
+        )
+        # The reason stands until the kubelet has spoken again.
+        assert server.status.state == "rejected"
+        await kubelet.register()
+        assert server.status.unready() is None
+        running.cancel()
+
+
+async def test_retries_of_a_rejection_back_off(serve, kubelet):
+    async with serve(first_retry_seconds=1, max_retry_seconds=60) as server:
+        (path,) = kubelet.sockets()
+        waits = []
+        for _ in range(8):
+            await kubelet.notify(path, error="no")
+            waits.append(server._registration._retry_at - asyncio.get_running_loop().time())
+        assert [round(wait) for wait in waits] == [1, 2, 4, 8, 16, 32, 60, 60]
+        await kubelet.notify(path)
+        assert not server._registration.retry_due()
+
+
+async def test_a_kubelet_that_restarts_registers_again(serve, kubelet):
+    async with serve() as server:
+        await kubelet.register()
+        before = server.status.registered_at
+        await asyncio.sleep(0.01)
+        await kubelet.register()
+        assert server.status.registered_at > before
+
+
+@pytest.mark.parametrize("which", ["registration", "dra"])
+async def test_a_removed_socket_is_made_anew(serve, kubelet, which):
+    async with serve(guard_seconds=0.01) as server:
+        running = asyncio.create_task(server.run())
+        await kubelet.register()
+        path = getattr(server.paths, which)
+        await asyncio.to_thread(path.unlink)
+        await until(path.exists)
+        assert (await kubelet.prepare(await kubelet.register(), A))["a"].error == ""
+        assert await server.probe() is None
+        running.cancel()
+
+
+async def test_a_replaced_socket_is_taken_back(serve, kubelet):
+    async with serve(guard_seconds=0.01) as server:
+        await kubelet.register()
+        path = server.paths.registration
+        path.unlink()
+        with socket.socket(socket.AF_UNIX) as thief:
+            thief.bind(str(path))
+            running = asyncio.create_task(server.run())
+            await until(lambda: server.status.state == "never asked")
+            await kubelet.register()
+        assert server.status.state == "registered"
+        running.cancel()
+
+
+async def test_a_socket_that_cannot_be_made_anew_is_tried_again(serve, kubelet, caplog):
+    async with serve(guard_seconds=0.01) as server:
+        await kubelet.register()
+        path = server.paths.registration
+        path.unlink()
+        path.mkdir()
+        running = asyncio.create_task(server.run())
+        await until(lambda: "socket cannot be made anew" in caplog.messages)
+        path.rmdir()
+        await until(lambda: kubelet.sockets() == [path])
+        await kubelet.register()
+        running.cancel()
+
+
+async def test_calls_in_flight_survive_the_loss_of_the_socket(serve, kubelet, claims):
+    claims.hold("a")
+    async with serve(guard_seconds=0.01) as server:
+        dra = await kubelet.register()
+        call = asyncio.create_task(kubelet.prepare(dra, A))
+        await claims.until_begun("prepare a")
+        running = asyncio.create_task(server.run())
+        await asyncio.to_thread(dra.unlink)
+        await until(dra.exists)
+        with pytest.raises(grpc.aio.AioRpcError):
+            await call
+        retry = asyncio.create_task(kubelet.prepare(dra, A, B))
+        await claims.until_done("prepare b")
+        claims.let_go("a")
+        assert (await retry)["a"].error == ""
+        running.cancel()
+    assert claims.begun == ["prepare a", "prepare b"]
+
+
+async def test_two_instances_serve_side_by_side(serve, kubelet, root):
+    """A rolling update: neither start nor stop of one touches the other."""
+    async with serve() as old:
+        async with serve(instance_uid="pod-2") as new:
+            assert len(kubelet.sockets()) == 2
+            assert await old.probe() is None
+            assert await new.probe() is None
+        assert kubelet.sockets() == [old.paths.registration]
+        assert await old.probe() is None
+    assert files(root) == []
+
+
+async def test_two_drivers_of_one_process(root, kubelet):
+    servers = [
+        DriverServer(name, HeldClaims(), kubelet_root=root, instance_uid="pod-1")
+        for name in ("a.example.com", "b.example.com")
+    ]
+    try:
+        for server in servers:
+            await server.start()
+        names = [(await kubelet.get_info(path)).name for path in kubelet.sockets()]
+        assert names == ["a.example.com", "b.example.com"]
+    finally:
+        for server in servers:
+            await server.stop()
+
+
+async def test_the_probe_says_what_is_wrong(serve, caplog):
+    async with serve() as server:
+        assert await server.probe() is None
+        server.paths.dra.rename(server.paths.dra.with_name("away"))
+        assert "the DRA socket" in await server.probe()
+        server.paths.registration.rename(server.paths.registration.with_name("away"))
+        assert "the registration socket" in await server.probe()
+        assert server.status.state == "never asked"
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+async def test_only_root_can_use_the_sockets(serve):
+    async with serve() as server:
+        for path in server.paths.sockets:
+            assert path.stat().st_mode & 0o077 == 0
+
+
+async def test_a_start_that_fails_can_be_stopped(serve, root):
+    (root / "plugins_registry").mkdir()
+    (root / "plugins_registry/camera.example.com-pod-1-reg.sock").mkdir()
+    with pytest.raises(SocketError, match=r"reg\.sock cannot be made"):
+        async with serve():
+            raise AssertionError("it must not start")
+    assert files(root) == []
