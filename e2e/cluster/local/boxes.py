@@ -144,6 +144,15 @@ class Box:
         return self.state / "components" / f"{self.name}.{name}.json"
 
 
+def end_all(boxes: Sequence[Box]) -> None:
+    """End several boxes: all are told before one is waited for."""
+    for box in boxes:
+        if (found := box.init) is not None:
+            found.signal(signal.SIGKILL)
+    for box in boxes:
+        box.end()
+
+
 def _read(path: Path) -> Process | None:
     try:
         return Process(**json.loads(path.read_text()))

@@ -19,8 +19,8 @@ LOOPBACK = ipaddress.IPv4Address("127.0.0.1")
 
 RUNTIME_CONFIG = "resource.k8s.io/v1beta1=true,resource.k8s.io/v1beta2=true"
 
-STOP_SECONDS = 10
-"""Time for an orderly end; the API server wants up to a minute for its open watches."""
+STOP_SECONDS = 3
+"""Time for an orderly end; the API server would wait up to a minute for watches to close."""
 
 
 class ControlPlane:

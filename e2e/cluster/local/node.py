@@ -6,6 +6,7 @@ What survives a reboot (images, the kubelet's folder, /etc/cdi) lies in the node
 cluster's folder; what does not lies in the box.
 """
 
+import os
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -116,7 +117,7 @@ class Node:
             raise ClusterError(f"{archive} could not be imported on {self.name}: {said}")
 
     def path(self, path: str) -> Path:
-        return Path(f"/proc/{self.box.pid}/root", path.lstrip("/"))
+        return _inside(Path(f"/proc/{self.box.pid}/root"), path)
 
     def _ctr(self, *args: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         return run([*self.box.enter(), "ctr", *args], check=check, env=self._env)
@@ -163,3 +164,23 @@ class Node:
         for file, path in ((kubelet, "kubelet"), ("kube-proxy", "kube-proxy")):
             kubeconfig = self.folder / f"{path}.kubeconfig"
             authority.kubeconfig(kubeconfig, server=self._server, file=file)
+
+
+def _inside(root: Path, path: str) -> Path:
+    """Resolve a path below a root as if it was the root: its absolute links stay below, too."""
+    found, left = root, [part for part in reversed(path.split("/")) if part]
+    for _ in range(40):  # as many links as the kernel follows
+        while left:
+            part = left.pop()
+            if part == "..":
+                found = found if found == root else found.parent
+                continue
+            if (found / part).is_symlink():
+                break
+            found = found / part
+        else:
+            return found
+        target = os.readlink(found / part)
+        found = root if target.startswith("/") else found
+        left += [word for word in reversed(target.split("/")) if word not in ("", ".")]
+    raise ClusterError(f"{path} leads through too many links")

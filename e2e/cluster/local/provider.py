@@ -31,7 +31,7 @@ from ..api import (
     wait_until,
 )
 from . import binaries, cgroups, network, pause, records, requirements
-from .boxes import Box
+from .boxes import Box, end_all
 from .control_plane import ControlPlane
 from .leftovers import leftovers
 from .names import MAX_NODES, ROOT, Names, choose
@@ -67,6 +67,11 @@ class LocalCluster(Cluster):
                 record = None
             if record is None:
                 record = self._start_anew(options)
+            elif not record.kept and record.owner.pid != os.getpid():
+                raise ClusterError(
+                    f"process {record.owner.pid} uses cluster {self.name} and will stop it: wait "
+                    "for its end, or choose another name (CLUSTER_NAME)"
+                )
             elif dict(record.gates) != dict(options.gates):
                 raise ClusterError(
                     f"cluster {self.name} is up with other feature gates: stop it first"
@@ -305,10 +310,8 @@ def _remove(record: Record) -> None:
     """Remove everything of a cluster, whatever state it is in; can be done again."""
     names = record.names
     replace(record, phase="stopping").write()
-    found = sorted(path.stem for path in (names.folder / "boxes").glob("*.json"))
-    # Nodes first: nobody writes to an API server that is gone.
-    for name in sorted(found, key=lambda name: name == CONTROL_PLANE):
-        Box(names.folder, name, is_node=name != CONTROL_PLANE).end()
+    found = [path.stem for path in (names.folder / "boxes").glob("*.json")]
+    end_all([Box(names.folder, name, is_node=name != CONTROL_PLANE) for name in found])
     network.remove_bridge(names)
     for group in {group.name for group in cgroups.found(names.cgroup_prefix)}:
         cgroups.remove(group)

@@ -1,0 +1,77 @@
+"""
+The tests' cluster: one for the session, started where none is up, stopped at the end.
+
+A cluster that `make cluster-up` started is used and left up; KEEP_CLUSTER=1 leaves ours up as well.
+"""
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from e2e.cluster.api import DEFAULT_GATES, Cluster, Options
+from e2e.cluster.choice import cluster as choose_cluster
+
+TIMEOUT_SECONDS = 180
+"""Of a test on a cluster that does not set its own."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("cluster")
+    nodes = int(os.environ.get("CLUSTER_NODES") or 2)
+    group.addoption("--cluster-nodes", type=int, default=nodes, help="nodes of the tests' cluster")
+    group.addoption(
+        "--gate",
+        action="append",
+        default=[],
+        metavar="NAME[=false]",
+        help="a feature gate of the tests' cluster; tests of gates that are off are left out",
+    )
+    group.addoption(
+        "--exclude-feature",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="leave out the tests marked with this DRA feature",
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    gates = cluster_gates(config)
+    excluded = set(config.getoption("--exclude-feature"))
+    left_out = [item for item in items if not _wanted(item, gates=gates, excluded=excluded)]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
+    for item in items:
+        if item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(TIMEOUT_SECONDS))
+
+
+def cluster_gates(config: pytest.Config) -> dict[str, bool]:
+    """The gates that the session's cluster has, or will be started with."""
+    gates = dict(DEFAULT_GATES)
+    for text in config.getoption("--gate"):
+        name, _, value = text.partition("=")
+        gates[name] = value != "false"
+    return gates
+
+
+def _wanted(item: pytest.Item, *, gates: dict[str, bool], excluded: set[str]) -> bool:
+    needed = {marker.args[0] for marker in item.iter_markers("gate")}
+    features = {marker.args[0] for marker in item.iter_markers("feature")}
+    return all(gates.get(gate, False) for gate in needed) and not features & excluded
+
+
+@pytest.fixture(scope="session")
+def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """The session's cluster, with its nodes ready."""
+    chosen = choose_cluster()
+    found_up = chosen.is_up()
+    keep = os.environ.get("KEEP_CLUSTER") == "1"
+    nodes: int = request.config.getoption("--cluster-nodes")
+    chosen.start(Options(nodes=nodes, gates=cluster_gates(request.config), kept=keep))
+    yield chosen
+    if not found_up and not keep:
+        chosen.stop()
+        assert chosen.leftovers() == []
