@@ -258,7 +258,7 @@ async def test_a_health_stream_does_not_hold_up_the_stop(serve, kubelet):
 
 async def test_a_health_stream_that_the_kubelet_cancels_ends(serve, kubelet):
     def streams():
-        return [task for task in asyncio.all_tasks() if "_handle_rpc" in repr(task)]
+        return [t for t in asyncio.all_tasks() if "NodeWatchResources" in t.get_name()]
 
     async with serve():
         dra = await kubelet.register()
