@@ -232,7 +232,10 @@ class LeaseElection:
         try:
             self._lease = await self._session.get(self._path, timeout_seconds=timeout)
         except NotFoundError:
-            self._lease = None
+            # If it was deleted by hand, its holder goes on until its next renewal: it counts as
+            # the holder for as long as if the Lease were still there.
+            self._lease, self.holder = None, self.holder or ""
+            return
         spec = self._spec()
         self.holder = spec.get("holderIdentity") or ""
         seen = (self.holder, spec.get("renewTime"), spec.get("leaseTransitions"))
