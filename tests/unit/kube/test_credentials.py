@@ -1,0 +1,184 @@
+"""Tokens: read anew when old or refused, and kept when their source fails."""
+
+import asyncio
+import json
+
+import pytest
+
+from drakit.kube import UnauthorizedError, connect
+from drakit.kube.config import Credentials, ServiceAccount, find_cluster
+from drakit.kube.session import Session
+
+PATH = "/api/v1/nodes"
+
+
+def answering(*answers):
+    left, asked = list(answers), []
+
+    async def fetch(refused):
+        asked.append(refused)
+        answer = left.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    return fetch, asked
+
+
+@pytest.mark.looptime
+async def test_a_token_is_read_again_when_it_is_old():
+    fetch, asked = answering("one", "two")
+    credentials = Credentials(fetch)
+    for _ in range(29):
+        assert await credentials.current() == "one"
+        await asyncio.sleep(1)
+    await asyncio.sleep(1)
+    assert await credentials.current() == "two"
+    assert asked == [False, False]
+
+
+@pytest.mark.looptime
+async def test_an_old_token_is_better_than_none(caplog):
+    fetch, asked = answering("one", OSError("secret"), "two")
+    credentials = Credentials(fetch)
+    await credentials.current()
+    await asyncio.sleep(31)
+    assert await credentials.current() == "one"
+    assert await credentials.current() == "one"
+    assert len(asked) == 2, "a source that fails is not asked on each request"
+    assert "secret" not in caplog.text
+    await asyncio.sleep(31)
+    assert await credentials.current() == "two"
+
+
+async def test_a_refused_token_is_replaced_once_by_many_requests():
+    fetch, asked = answering("one", "two")
+    credentials = Credentials(fetch)
+    await credentials.current()
+    results = await asyncio.gather(*(credentials.replace("one") for _ in range(5)))
+    assert results == [True] * 5
+    assert asked == [False, True]
+
+
+@pytest.fixture
+def account(tmp_path):
+    """A pod's service account; its CA is of no use here, but must be a certificate."""
+    from cryptography.hazmat.primitives.serialization import Encoding
+
+    (tmp_path / "token").write_text("one\n")
+    (tmp_path / "ca.crt").write_bytes(certificate().public_bytes(Encoding.PEM))
+    return ServiceAccount(folder=tmp_path)
+
+
+def certificate():
+    from datetime import UTC, datetime, timedelta
+
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "test")])
+    now = datetime.now(UTC)
+    builder = x509.CertificateBuilder(
+        name, name, key.public_key(), x509.random_serial_number(), now, now + timedelta(days=1)
+    )
+    return builder.sign(key, hashes.SHA256())
+
+
+@pytest.fixture
+async def in_pod(account, api_server):
+    """A session as of a pod, led to the API server in memory."""
+    environ = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "KUBERNETES_SERVICE_PORT": "443"}
+    access, credentials = await find_cluster(None, environ=environ, account=account)
+    assert access.server == "https://10.0.0.1:443"
+    access.server = api_server.url
+    async with Session(access, credentials, user_agent="t") as session:
+        yield session
+
+
+async def test_a_pods_token_that_was_replaced_is_read_at_once(in_pod, account, api_server):
+    api_server.token = "one"
+    await in_pod.get(PATH)
+    api_server.token = "two"
+    account.token.write_text("two")
+    await in_pod.create(PATH, {"metadata": {"name": "n"}, "spec": {"x": 1}})
+    assert api_server.requests == [("GET", PATH), ("POST", PATH), ("POST", PATH)]
+    assert api_server.object(f"{PATH}/n")["spec"] == {"x": 1}, "its body was sent again"
+    await in_pod.get(PATH)
+    assert len(api_server.requests) == 4, "the new token is kept"
+
+
+async def test_a_watch_gets_the_new_token_too(in_pod, account, api_server):
+    api_server.token = "two"
+    account.token.write_text("two")
+    api_server.end_watches_at_once = True
+    assert [e async for e in in_pod.watch(PATH, resource_version="1")] == []
+
+
+async def test_a_token_that_stays_wrong_is_told_after_one_look(in_pod, api_server):
+    api_server.token = "another"
+    with pytest.raises(UnauthorizedError, match="does not accept our credentials"):
+        await in_pod.get(PATH)
+    assert len(api_server.requests) == 1, "there was no other token to try"
+
+
+async def test_a_token_file_that_is_gone_leaves_the_last_token(in_pod, account, api_server):
+    api_server.token = "one"
+    await in_pod.get(PATH)
+    account.token.unlink()
+    await in_pod.get(PATH)
+
+
+def kubeconfig_with(user, api_server, folder):
+    path = api_server.write_kubeconfig(folder)
+    config = json.loads(path.read_text())
+    config["users"][0]["user"] = user
+    path.write_text(json.dumps(config))
+    return path
+
+
+async def test_a_token_file_of_a_kubeconfig_is_read_again(api_server, tmp_path):
+    token = tmp_path / "token"
+    token.write_text("one")
+    path = kubeconfig_with({"tokenFile": str(token)}, api_server, tmp_path)
+    api_server.token = "one"
+    async with await connect(path, user_agent="t") as session:
+        await session.get(PATH)
+        token.write_text("two")
+        api_server.token = "two"
+        await session.get(PATH)
+
+
+async def test_an_exec_plugin_is_asked_again_when_its_token_is_refused(api_server, tmp_path):
+    """Its token is said to be good until 2099, so only the refusal can be the reason."""
+    answer = {
+        "apiVersion": "client.authentication.k8s.io/v1",
+        "kind": "ExecCredential",
+        "status": {"token": "TOKEN", "expirationTimestamp": "2099-01-01T00:00:00Z"},
+    }
+    plugin, count, token = tmp_path / "plugin", tmp_path / "count", tmp_path / "token"
+    token.write_text("one")
+    plugin.write_text(
+        f"#!/bin/sh\necho x >> {count}\n"
+        f"sed \"s/TOKEN/$(cat {token})/\" <<'END'\n{json.dumps(answer)}\nEND\n"
+    )
+    plugin.chmod(0o755)
+    user = {"exec": {"apiVersion": answer["apiVersion"], "command": str(plugin)}}
+    path = kubeconfig_with(user, api_server, tmp_path)
+    api_server.token = "one"
+    async with await connect(path, user_agent="t") as session:
+        for _ in range(3):
+            await session.get(PATH)
+        calls = len(count.read_text().split())
+        token.write_text("two")
+        api_server.token = "two"
+        await session.get(PATH)
+    assert (calls, len(count.read_text().split())) == (1, 2)
+
+
+async def test_outside_of_a_pod_the_users_kubeconfig_is_used(api_server, tmp_path):
+    path = api_server.write_kubeconfig(tmp_path)
+    absent = ServiceAccount(folder=tmp_path / "absent")
+    access, _ = await find_cluster(None, environ={"KUBECONFIG": str(path)}, account=absent)
+    assert access.server == api_server.url

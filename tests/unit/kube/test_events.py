@@ -1,0 +1,205 @@
+"""Events: the same sentence counts, a flood is cut short, a failure is nobody's trouble."""
+
+import asyncio
+
+import pytest
+
+from drakit.kube import UnavailableError
+from drakit.kube.errors import error_of_status
+from drakit.kube.events import EventRecorder, EventTimings
+from tests.fakes.kube import FakeCluster, StatusError
+
+POD = {
+    "apiVersion": "v1",
+    "kind": "Pod",
+    "metadata": {"name": "cam", "namespace": "lab", "uid": "u-1", "resourceVersion": "7"},
+}
+NODE = {"apiVersion": "v1", "kind": "Node", "name": "node-1", "uid": "u-2"}
+EVENTS = "/apis/events.k8s.io/v1/namespaces/lab/events"
+
+pytestmark = pytest.mark.looptime
+
+
+class Objects:
+    """A session on objects in memory that counts its writes."""
+
+    def __init__(self, cluster):
+        self.cluster = cluster
+        self.writes = []
+        self.error = None
+
+    async def ask(self, method, path, body=None):
+        await asyncio.sleep(0.01)
+        if method != "GET":
+            self.writes.append(method)
+        if self.error:
+            raise self.error
+        try:
+            return self.cluster.request(method, path, {}, body)[1]
+        except StatusError as error:
+            raise error_of_status(error.body, method=method, path=path) from None
+
+    async def get(self, path, *, timeout_seconds=None):
+        return await self.ask("GET", path)
+
+    async def create(self, path, body, *, timeout_seconds=None):
+        return await self.ask("POST", path, body)
+
+    async def patch(self, path, body, *, timeout_seconds=None):
+        return await self.ask("PATCH", path, body)
+
+    def events(self, namespace="lab"):
+        path = f"/apis/events.k8s.io/v1/namespaces/{namespace}/events"
+        return self.cluster.request("GET", path)[1]["items"]
+
+
+@pytest.fixture
+def objects():
+    return Objects(FakeCluster())
+
+
+def recorder_on(objects, **timings):
+    return EventRecorder(
+        objects,
+        controller="drakit.dev/operator",
+        instance="drakit-operator-0",
+        timings=EventTimings(**timings),
+    )
+
+
+async def say(recorder, note="no such class", regarding=POD, **changed):
+    said = {"reason": "DeviceClassMissing", "action": "Explain", "note": note} | changed
+    await recorder.record(regarding, **said)
+
+
+async def test_an_event_says_what_about_what(objects):
+    await say(recorder_on(objects))
+    (event,) = objects.events()
+    assert event["regarding"] == {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "name": "cam",
+        "namespace": "lab",
+        "uid": "u-1",
+        "resourceVersion": "7",
+    }
+    assert (event["type"], event["reason"], event["action"], event["note"]) == (
+        "Warning",
+        "DeviceClassMissing",
+        "Explain",
+        "no such class",
+    )
+    assert event["reportingController"] == "drakit.dev/operator"
+    assert event["reportingInstance"] == "drakit-operator-0"
+    assert event["eventTime"].endswith("Z")
+
+
+async def test_an_object_without_namespace_has_its_events_in_default(objects):
+    await say(recorder_on(objects), regarding=NODE, type="Normal")
+    (event,) = objects.events("default")
+    assert event["regarding"] == NODE
+    assert event["type"] == "Normal"
+
+
+async def test_the_same_sentence_counts(objects):
+    recorder = recorder_on(objects)
+    for _ in range(10):
+        await say(recorder)
+        await asyncio.sleep(60)
+    (event,) = objects.events()
+    assert event["series"]["count"] == 10
+    assert objects.writes == ["POST"] + ["PATCH"] * 9
+
+
+async def test_who_repeats_himself_each_second_is_quoted_now_and_then(objects):
+    recorder = recorder_on(objects)
+    for _ in range(100):
+        await say(recorder)
+        await asyncio.sleep(1)
+    assert len(objects.writes) <= 5
+    assert objects.events()[0]["series"]["count"] >= 80
+
+
+async def test_another_sentence_or_object_is_another_event(objects):
+    recorder = recorder_on(objects)
+    await say(recorder)
+    await say(recorder, note="no device")
+    await say(recorder, reason="NoDevice")
+    await say(recorder, regarding={**POD, "metadata": {**POD["metadata"], "uid": "u-9"}})
+    assert len(objects.events()) == 4
+
+
+async def test_a_restarted_recorder_goes_on_counting(objects):
+    for _ in range(3):
+        await say(recorder_on(objects))
+    (event,) = objects.events()
+    assert event["series"]["count"] == 3
+
+
+async def test_an_event_that_the_server_forgot_is_said_anew(objects):
+    recorder = recorder_on(objects)
+    await say(recorder)
+    await asyncio.sleep(60)
+    objects.cluster.objects.clear()
+    await say(recorder)
+    await say(recorder)
+    assert len(objects.events()) == 1
+
+
+@pytest.mark.parametrize("status", [403, 404, 429, 500])
+async def test_a_write_that_fails_is_not_the_callers_trouble(objects, caplog, status):
+    recorder = recorder_on(objects)
+    body = {"code": status, "reason": "No", "message": "not today"}
+    objects.error = error_of_status(body, method="POST", path=EVENTS)
+    await say(recorder)
+    assert "an event could not be written" in caplog.text
+    objects.error = None
+    await say(recorder)
+    assert len(objects.events()) == 1, "what was not said is said at the next occasion"
+
+
+async def test_a_failing_count_is_not_the_callers_trouble(objects):
+    recorder = recorder_on(objects)
+    await say(recorder)
+    objects.error = UnavailableError.no_answer("PATCH", EVENTS, why="cut")
+    await asyncio.sleep(60)
+    await say(recorder)
+    objects.error = None
+    await asyncio.sleep(60)
+    await say(recorder)
+    assert objects.events()[0]["series"]["count"] == 3
+
+
+async def test_a_flood_about_one_object_is_cut_short_for_that_object_alone(objects):
+    recorder = recorder_on(objects, burst=3, refill_seconds=60)
+    for n in range(50):
+        await say(recorder, note=f"at {n}")
+    assert len(objects.events()) == 3
+    await say(recorder, regarding=NODE)
+    assert len(objects.events("default")) == 1
+    await asyncio.sleep(61)
+    await say(recorder, note="later")
+    assert len(objects.events()) == 4
+
+
+async def test_what_is_remembered_is_bounded(objects):
+    recorder = recorder_on(objects, capacity=5)
+    for n in range(20):
+        await say(recorder, regarding={**NODE, "uid": f"u-{n}"})
+    assert len(recorder._series.items) == len(recorder._buckets.items) == 5
+
+
+async def test_the_limits_of_the_api_are_kept(objects):
+    long = {**NODE, "name": "n" * 229 + "." + "x" * 23}
+    await say(recorder_on(objects), regarding=long, note="ä" * 3000, reason="R" * 200)
+    (event,) = objects.events("default")
+    assert len(event["note"].encode()) <= 1024
+    assert event["note"].endswith("ä…")
+    assert len(event["reason"]) == 128
+    assert len(event["metadata"]["name"]) <= 253
+    assert ".." not in event["metadata"]["name"]
+
+
+async def test_an_object_without_kind_is_refused(objects):
+    with pytest.raises(ValueError, match="kind and name"):
+        await say(recorder_on(objects), regarding={"metadata": {"name": "x"}})

@@ -1,0 +1,100 @@
+"""The client library is imported without its models; the usual way if its layout has changed."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+LOOK = """
+import asyncio, json, logging, sys
+from pathlib import Path
+logging.basicConfig()
+{before}
+import drakit.kube
+assert "kubernetes_asyncio" not in sys.modules or {imported}
+async def main():
+    async with await drakit.kube.connect(Path(sys.argv[1]), user_agent="test") as session:
+        return session.server
+server = asyncio.run(main())
+names = [name for name in sys.modules if name.startswith("kubernetes_asyncio")]
+print(json.dumps([server, names]))
+"""
+
+
+def look(kubeconfig, *, before="", imported=False):
+    """What a fresh interpreter has loaded of the library after it has made a session."""
+    program = LOOK.format(before=before, imported=imported)
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program, str(kubeconfig)],
+        capture_output=True,
+        text=True,
+        timeout=25,
+    )
+    assert done.returncode == 0, done.stderr
+    server, names = json.loads(done.stdout)
+    assert server == "https://example.test:6443"
+    return names, done.stderr
+
+
+@pytest.fixture
+def kubeconfig(tmp_path):
+    path = tmp_path / "kubeconfig"
+    named = {
+        "current-context": "a",
+        "clusters": [{"name": "a", "cluster": {"server": "https://example.test:6443"}}],
+        "users": [{"name": "a", "user": {"token": "t"}}],
+        "contexts": [{"name": "a", "context": {"cluster": "a", "user": "a"}}],
+    }
+    path.write_text(json.dumps(named))
+    return path
+
+
+def models(names):
+    return [name for name in names if name.startswith("kubernetes_asyncio.client.models.")]
+
+
+def test_no_model_is_loaded(kubeconfig):
+    names, told = look(kubeconfig)
+    assert "kubernetes_asyncio.config.kube_config" in names
+    assert models(names) == []
+    assert not [name for name in names if ".client.api." in name]
+    assert len(names) < 20
+    assert told == ""
+
+
+def test_a_changed_layout_is_imported_the_usual_way(kubeconfig):
+    hide = """
+import importlib
+real, hidden = importlib.import_module, ["kubernetes_asyncio.client.rest"]
+def import_module(name, *rest):
+    if name in hidden:
+        hidden.remove(name)
+        raise ImportError(name + " has moved")
+    return real(name, *rest)
+importlib.import_module = import_module
+"""
+    names, told = look(kubeconfig, before=hide)
+    assert len(models(names)) > 100
+    assert told.count("WARNING:drakit.kube.lean:") == 1
+    assert "cannot be imported lean" in told
+
+
+def test_a_library_that_is_already_loaded_is_used_as_it_is(kubeconfig):
+    names, told = look(kubeconfig, before="import kubernetes_asyncio", imported=True)
+    assert len(models(names)) > 100
+    assert told == ""
+
+
+def test_importing_the_package_loads_no_client_library():
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import drakit.kube, sys; print('kubernetes_asyncio' in sys.modules)",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=25,
+    )
+    assert done.stdout.strip() == "False"
