@@ -10,11 +10,20 @@ It must not know what is done with a setting.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self, cast
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 from pydantic.alias_generators import to_camel
 
 __all__ = ("Config", "ConfigError", "parse_listen", "read_config")
@@ -35,6 +44,19 @@ def _seconds(value: Any) -> Any:
     if form is None:
         raise ValueError(f"{value!r} is not a duration (such as 500ms, 10s or 5m)")
     return float(form["number"]) * _UNIT_SECONDS[form["unit"]]
+
+
+def _address(text: str) -> str:
+    parse_listen(text)
+    return text
+
+
+def parse_listen(text: str) -> tuple[str, int]:
+    """Split ``host:port``; IPv6 addresses stand in brackets."""
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isdigit() or int(port) > 65535:
+        raise ValueError(f"{text!r} is not host:port (such as [::]:8080 or 127.0.0.1:8080)")
+    return host.removeprefix("[").removesuffix("]"), int(port)
 
 
 Seconds = Annotated[float, BeforeValidator(_seconds), Field(gt=0)]
@@ -62,14 +84,23 @@ class Election(_Model):
     lease_name: str = "drakit-operator"
     """Name of the Lease, in the operator's own namespace."""
 
-    lease_duration: Annotated[Seconds, Field(ge=1)] = 8.0
-    """How long a leader that gives no sign of life keeps the others waiting."""
+    lease_duration: Annotated[Seconds, Field(ge=1, multiple_of=1)] = 8.0
+    """How long a leader that gives no sign of life keeps the others waiting; whole seconds."""
 
     renew_deadline: Seconds = 5.0
     """A leader that could not renew for so long stops; must be less than leaseDuration."""
 
     retry_period: Seconds = 1.0
     """Pause between two attempts to renew or to acquire."""
+
+    @model_validator(mode="after")
+    def _leaders_do_not_overlap(self) -> Self:
+        if not self.retry_period < self.renew_deadline < self.lease_duration:
+            raise ValueError(
+                "retryPeriod, renewDeadline and leaseDuration must each be longer than the one "
+                "before, else a leader goes on while another begins"
+            )
+        return self
 
 
 class Events(_Model):
@@ -86,7 +117,7 @@ class Events(_Model):
 class Config(_Model):
     """Settings of ``drakit-operator``."""
 
-    listen: str = "[::]:8080"
+    listen: Annotated[str, AfterValidator(_address)] = "[::]:8080"
     """Address of /healthz, /readyz and /metrics."""
 
     logging: Logging = Logging()
@@ -103,38 +134,39 @@ class Config(_Model):
     """Most objects that wait to be judged."""
 
 
-def read_config(path: Path | None) -> Config:
-    """Read the file, if there is one; a ConfigError names file, key and reason."""
-    if path is None:
-        return Config()
+def read_config(path: Path | None, *, arguments: Mapping[str, Any] | None = None) -> Config:
+    """
+    Read the file, if there is one; arguments (nested as the file) win over it.
+
+    A ConfigError names file, key and reason.
+    """
+    source = str(path) if path is not None else "arguments"
+    content: Any = None
+    if path is not None:
+        try:
+            content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+        except yaml.YAMLError as error:
+            raise ConfigError(f"{path}: is not YAML: {error}") from error
+    content = {} if content is None else content
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path}: the top level must be a mapping of settings")
     try:
-        content: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: is not YAML: {error}") from error
-    try:
-        config = Config.model_validate({} if content is None else content)
-        parse_listen(config.listen)
+        return Config.model_validate(_merged(cast("dict[str, Any]", content), arguments or {}))
     except ValidationError as error:
         told = "; ".join(
-            f"{'.'.join(str(part) for part in each['loc']) or 'top level'}: {each['msg']}"
+            f"{'.'.join(str(part) for part in each['loc'])}: {each['msg']}"
             for each in error.errors(include_url=False)
         )
-        raise ConfigError(f"{path}: {told}") from None
-    except ValueError as error:
-        raise ConfigError(f"{path}: listen: {error}") from None
-    if config.election.renew_deadline >= config.election.lease_duration:
-        raise ConfigError(
-            f"{path}: election.renewDeadline must be less than election.leaseDuration, else a "
-            f"leader goes on while another begins"
-        )
-    return config
+        raise ConfigError(f"{source}: {told}") from None
 
 
-def parse_listen(text: str) -> tuple[str, int]:
-    """Split ``host:port``; IPv6 addresses stand in brackets."""
-    host, colon, port = text.rpartition(":")
-    if not colon or not port.isdigit() or int(port) > 65535:
-        raise ValueError(f"{text!r} is not host:port (such as [::]:8080 or 127.0.0.1:8080)")
-    return host.removeprefix("[").removesuffix("]"), int(port)
+def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(below)
+    for key, value in above.items():
+        old = merged.get(key)
+        if isinstance(value, Mapping) and isinstance(old, Mapping):
+            value = _merged(cast("dict[str, Any]", old), cast("dict[str, Any]", value))
+        merged[key] = value
+    return merged

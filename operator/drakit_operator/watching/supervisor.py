@@ -30,8 +30,8 @@ class Pauses:
     """Before Kopf is begun anew; doubled with each run that ended early."""
 
     longest_seconds: float = 30.0
-    stop_seconds: float = 3.0
-    """Longest wait for its end: less than what is left of a Lease that was lost."""
+    stop_seconds: float = 2.0
+    """Longest wait for its end: less than what is left of a Lease that cannot be renewed (3 s)."""
 
     settled_seconds: float = 60.0
     """A run of that length was a good one: the pauses begin anew with the first."""

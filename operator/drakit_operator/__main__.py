@@ -1,0 +1,92 @@
+"""
+``drakit-operator``: arguments, settings, logging, signals; then the app.
+
+Exit code 0 after SIGTERM or SIGINT, 1 if a part failed, 2 if the settings cannot be used.
+
+It must not know what the app does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from drakit import logs
+from drakit.kube import ConfigError as ConnectionConfigError
+from drakit_operator.app import App, Identity
+from drakit_operator.config import Config, ConfigError, Logging, read_config
+
+__all__ = ("main",)
+
+logger = logging.getLogger("drakit_operator")
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the operator until it is told to stop."""
+    options = _parser().parse_args(arguments)
+    try:
+        config = read_config(options.config, arguments=_settings(options))
+    except ConfigError as error:
+        sys.exit(_refuse(str(error)))
+    _configure_logging(config.logging)
+    try:
+        asyncio.run(_run(config, options.kubeconfig))
+    except ConnectionConfigError as error:
+        sys.exit(_refuse(str(error)))
+    except Exception:
+        logger.exception("a part failed, the operator ends")
+        sys.exit(1)
+
+
+async def _run(config: Config, kubeconfig: Path | None) -> None:
+    app = App(config=config, kubeconfig=kubeconfig, identity=Identity.from_environment(os.environ))
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, app.stop.set)
+    await app.run()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="drakit-operator",
+        description="Says why a pod's claim is pending, warns of templates nobody can allocate.",
+    )
+    parser.add_argument("--config", type=Path, help="settings (YAML); default: none needed")
+    parser.add_argument(
+        "--kubeconfig", type=Path, help="default: the pod's service account, else the user's"
+    )
+    parser.add_argument("--listen", help="address of /healthz, /readyz, /metrics")
+    parser.add_argument("--log-level", choices=("DEBUG", "INFO", "WARNING", "ERROR"))
+    parser.add_argument("--log-format", choices=("json", "text"))
+    return parser
+
+
+def _settings(options: argparse.Namespace) -> dict[str, Any]:
+    """Nest the arguments that were given as the settings file nests them."""
+    given = {"level": options.log_level, "format": options.log_format}
+    logging_ = {name: value for name, value in given.items() if value is not None}
+    settings: dict[str, Any] = {"logging": logging_} if logging_ else {}
+    return settings | ({"listen": options.listen} if options.listen is not None else {})
+
+
+def _configure_logging(settings: Logging) -> None:
+    logs.configure(level=settings.level, form=settings.format)
+    # Kopf tells each handled event at INFO, and warns at each start that signals are not its own:
+    # we want that.
+    logging.getLogger("kopf").setLevel(logging.WARNING)
+    logging.getLogger("kopf._core.reactor.running").setLevel(logging.ERROR)
+
+
+def _refuse(text: str) -> int:
+    print(f"drakit-operator: {text}", file=sys.stderr)  # noqa: T201 - before logging is set up
+    return 2
+
+
+if __name__ == "__main__":
+    main()

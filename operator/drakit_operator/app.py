@@ -1,0 +1,172 @@
+"""
+The composition root: what starts, in which order, and what stops.
+
+Start: session, probes, election; while we lead, a :class:`~drakit_operator.term.Term`.
+Stop (SIGTERM): 1. the term: workers at once, Kopf by its flag; 2. the Lease is released, so that
+the next replica need not wait for its end; 3. probes; 4. session.
+
+It must not know what is found about pods and claims.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from drakit import tasks
+from drakit.kube import ApiError, NotFoundError, Session, connect, resource_path
+from drakit.kube.lease import LeaseElection, LeaseTimings
+from drakit_operator.config import Config, parse_listen
+from drakit_operator.metrics import Metrics
+from drakit_operator.probes import serve_probes
+from drakit_operator.recording import EventWriter
+from drakit_operator.term import Term
+
+__all__ = ("App", "Identity")
+
+logger = logging.getLogger(__name__)
+
+USER_AGENT = "drakit-operator"
+
+CHECK_SECONDS = 10.0
+"""Pause between two looks whether the API server answers us, for readiness."""
+
+CHECK_LIMIT_SECONDS = 35.0
+"""Without an answer for so long we are not ready: three looks failed."""
+
+STOP_SECONDS = 5.0
+"""Longest stop: Kopf's end (2 s) and the release of the Lease (2 s), and some."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Identity:
+    """Who we are among the replicas, and where our Lease is."""
+
+    name: str
+    namespace: str
+
+    @staticmethod
+    def from_environment(environ: Mapping[str, str]) -> Identity:
+        """Read what the chart sets; outside a cluster, the host's name and ``default``."""
+        return Identity(
+            name=environ.get("POD_NAME") or os.uname().nodename,
+            namespace=environ.get("POD_NAMESPACE") or "default",
+        )
+
+
+class App:
+    """One replica. Run it once; set ``stop`` to end it."""
+
+    def __init__(self, *, config: Config, kubeconfig: Path | None, identity: Identity) -> None:
+        self._config = config
+        self._kubeconfig = kubeconfig
+        self._identity = identity
+        self._metrics = Metrics()
+        self._term: Term | None = None
+        self._answered_at: float | None = None
+        self.stop = asyncio.Event()
+        self.port: int | None = None
+        """Where the probes are served; None before they are."""
+
+    async def run(self) -> None:
+        """Run until stopped; raises what ended the replica otherwise."""
+        host, port = parse_listen(self._config.listen)
+        async with await self._connect() as session:
+            probes = serve_probes(
+                host=host,
+                port=port,
+                healthy=self._unhealthy,
+                ready=self._unready,
+                metrics=self._metrics.render,
+            )
+            async with probes as self.port:
+                logger.info("started", extra={"server": session.server, "port": self.port})
+                await self._run_parts(session)
+        logger.info("stopped")
+
+    async def _run_parts(self, session: Session) -> None:
+        election = self._election(session)
+
+        async def campaign() -> None:
+            await election.run(lambda: self._lead(session, election))
+
+        parts = asyncio.create_task(
+            tasks.run({"election": campaign, "check": lambda: self._check_for_ever(session)}),
+            name="parts",
+        )
+        stopping = asyncio.create_task(self.stop.wait(), name="stop")
+        try:
+            await asyncio.wait({parts, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stopping.cancel()
+            parts.cancel()
+            await asyncio.wait({parts}, timeout=STOP_SECONDS)
+        if not parts.done():
+            logger.error("parts did not stop in time and are left behind")
+        elif not parts.cancelled():
+            parts.result()
+
+    async def _lead(self, session: Session, election: LeaseElection) -> None:
+        self._term = Term(
+            config=self._config,
+            session=session,
+            connect=self._connect,
+            recorder=EventWriter(
+                session, instance=self._identity.name, may_write=lambda: election.is_leader
+            ),
+            metrics=self._metrics,
+        )
+        try:
+            await self._term.run()
+        finally:
+            self._term = None
+
+    def _election(self, session: Session) -> LeaseElection:
+        settings = self._config.election
+        return LeaseElection(
+            session,
+            namespace=self._identity.namespace,
+            name=settings.lease_name,
+            identity=self._identity.name,
+            timings=LeaseTimings(
+                lease_seconds=int(settings.lease_duration),
+                renew_deadline_seconds=settings.renew_deadline,
+                retry_seconds=settings.retry_period,
+            ),
+        )
+
+    async def _connect(self) -> Session:
+        """Open a session in the running loop: the main one, or Kopf's."""
+        return await connect(self._kubeconfig, user_agent=USER_AGENT)
+
+    async def _check_for_ever(self, session: Session) -> None:
+        """Ask for our Lease now and then: whether it is there or not, that is an answer."""
+        path = resource_path(
+            "coordination.k8s.io/v1",
+            "leases",
+            namespace=self._identity.namespace,
+            name=self._config.election.lease_name,
+        )
+        while True:
+            try:
+                await session.get(path)
+            except NotFoundError:
+                self._answered_at = asyncio.get_running_loop().time()
+            except ApiError as error:
+                logger.warning("the API server does not answer us", extra={"error": str(error)})
+            else:
+                self._answered_at = asyncio.get_running_loop().time()
+            await asyncio.sleep(CHECK_SECONDS)
+
+    def _unhealthy(self) -> str | None:
+        return self._term.wrong() if self._term is not None else None
+
+    def _unready(self) -> str | None:
+        now = asyncio.get_running_loop().time()
+        if self._answered_at is None or now - self._answered_at > CHECK_LIMIT_SECONDS:
+            return "the API server does not answer us"
+        return None

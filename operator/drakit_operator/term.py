@@ -1,0 +1,137 @@
+"""
+One term of leadership: what runs while this replica leads, and ends with it.
+
+Store, queue and memory of what was told begin empty with each term: what another leader did
+meanwhile is not known, and the API server is asked anew. Within a term they outlive all else.
+
+It must not know how leadership is won or lost, signals, or the probes' port.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from drakit import tasks
+from drakit.kube import ApiError, Session
+from drakit.kube.queue import WorkQueue
+from drakit_operator.announcing import Announcer, Recorder, Timing
+from drakit_operator.config import Config
+from drakit_operator.intake import Intake
+from drakit_operator.kinds import KINDS
+from drakit_operator.metrics import Metrics
+from drakit_operator.store import Store
+from drakit_operator.watching.census import relist, sweep
+from drakit_operator.watching.supervisor import Watcher
+from drakit_operator.watching.thread import KopfThread
+from drakit_operator.work import Key, Work
+
+__all__ = ("Term",)
+
+logger = logging.getLogger(__name__)
+
+SETTLE_SECONDS = 5.0
+"""From the sight of a new list to our own: Kopf then has reported all that it listed."""
+
+RETRY_LIMIT_SECONDS = 30.0
+"""Longest pause between two attempts to write an Event."""
+
+SILENT_LIMIT_SECONDS = 30.0
+"""Kopf's loop gives a sign of life every second; after this it hangs."""
+
+OLDEST_LIMIT_SECONDS = 300.0
+"""Longest wait for a worker; an API server that is away for a while must not look like a hang."""
+
+
+class Term:
+    """Runs once, until it is cancelled."""
+
+    def __init__(
+        self,
+        *,
+        config: Config,
+        session: Session,
+        connect: Callable[[], Awaitable[Session]],
+        recorder: Recorder,
+        metrics: Metrics,
+    ) -> None:
+        self._config = config
+        self._session = session
+        self._connect = connect
+        self._metrics = metrics
+        self._store = Store()
+        self._queue: WorkQueue[Key] = WorkQueue(
+            capacity=config.queue_size, retry_limit_seconds=RETRY_LIMIT_SECONDS
+        )
+        timing = Timing(
+            debounce_seconds=config.events.debounce,
+            change_seconds=config.events.change_pause,
+            repeat_seconds=config.events.repeat_pause,
+        )
+        self._work = Work(
+            store=self._store,
+            queue=self._queue,
+            announcer=Announcer(
+                recorder,
+                timing=timing,
+                on_told=lambda code: metrics.events.labels(str(code)).inc(),
+            ),
+            metrics=metrics,
+            debounce_seconds=config.events.debounce,
+        )
+        self._watcher = Watcher(
+            prepare=self._relist,
+            make_thread=self._make_thread,
+            on_restart=metrics.kopf_restarts.inc,
+        )
+
+    async def run(self) -> None:
+        """Watch, judge and sweep until cancelled."""
+        self._metrics.leader.set(1)
+        self._metrics.queue_depth.set_function(lambda: len(self._queue))
+        parts: dict[str, Callable[[], Awaitable[None]]] = {
+            "watcher": self._watcher.run,
+            "sweeper": self._sweep_for_ever,
+        }
+        workers = {f"worker {number}": self._work.work for number in range(self._config.workers)}
+        try:
+            await tasks.run(parts | workers)
+        finally:
+            self._queue.close()
+            self._metrics.leader.set(0)
+
+    def wrong(self) -> str | None:
+        """Say what is so wrong that only a new process helps."""
+        if self._watcher.silent_seconds > SILENT_LIMIT_SECONDS:
+            return "kopf's event loop hangs"
+        if self._queue.oldest_seconds() > OLDEST_LIMIT_SECONDS:
+            return "the work queue is not worked on"
+        return None
+
+    def _make_thread(self) -> KopfThread:
+        intake = Intake(asyncio.get_running_loop(), self._work.take)
+        return KopfThread(connect=self._connect, kinds=KINDS, intake=intake)
+
+    async def _relist(self) -> None:
+        self._work.changed(await relist(self._session, self._store, KINDS))
+
+    async def _sweep_for_ever(self) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(self._config.sweep_period):
+                    await self._work.listed.wait()
+                    await asyncio.sleep(SETTLE_SECONDS)
+            except TimeoutError:
+                logger.debug("nothing was listed for a while, sweeping nevertheless")
+            self._work.listed.clear()
+            try:
+                changes = await sweep(self._session, self._store, KINDS)
+            except ApiError as error:
+                logger.warning("cannot look for missed deletions", extra={"error": str(error)})
+                await asyncio.sleep(SETTLE_SECONDS)
+                self._work.listed.set()  # what was missed is still to be found
+                continue
+            self._metrics.missed_deletions.inc(len(changes))
+            self._work.changed(changes)
+            self._work.add_dropped()

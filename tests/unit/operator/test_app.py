@@ -1,0 +1,227 @@
+"""The operator as a whole, with Kopf, against an API server in memory. Seconds are real here."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import aiohttp
+import pytest
+
+from drakit_operator.app import App, Identity
+from drakit_operator.config import Config
+
+LEASE = "/apis/coordination.k8s.io/v1/namespaces/sys/leases/drakit-operator"
+WRITTEN = ("/apis/coordination.k8s.io/v1/", "/apis/events.k8s.io/v1/")
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def config(**changes) -> Config:
+    settings = {
+        "listen": "127.0.0.1:0",
+        "election": {"leaseDuration": 2, "renewDeadline": 1, "retryPeriod": 0.2},
+        "events": {"debounce": 0.3},
+    }
+    return Config.model_validate(settings | changes)
+
+
+@asynccontextmanager
+async def replica(cluster, folder, name, **changes) -> AsyncIterator[App]:
+    app = App(
+        config=config(**changes),
+        kubeconfig=cluster.write_kubeconfig(folder),
+        identity=Identity(name=name, namespace="sys"),
+    )
+    running = asyncio.create_task(app.run())
+    try:
+        yield app
+    finally:
+        app.stop.set()
+        await asyncio.wait_for(running, 10)
+
+
+@asynccontextmanager
+async def process(cluster, folder, name) -> AsyncIterator[asyncio.subprocess.Process]:
+    """A replica as it is deployed: a process with arguments and environment."""
+    settings = folder / "config.yaml"
+    settings.write_text(config().model_dump_json(by_alias=True))
+    arguments = ["--config", settings, "--kubeconfig", cluster.write_kubeconfig(folder)]
+    running = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "drakit_operator",
+        *arguments,
+        env=os.environ | {"POD_NAME": name, "POD_NAMESPACE": "sys"},
+    )
+    try:
+        yield running
+    finally:
+        if running.returncode is None:
+            running.kill()
+        await running.wait()
+
+
+async def until(condition: Callable[[], object], *, seconds: float = 10) -> None:
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.02)
+
+
+def watched(cluster) -> Callable[[], bool]:
+    return lambda: cluster.watch_count == 5
+
+
+async def probe(app: App, path: str) -> tuple[int, str]:
+    async with (
+        aiohttp.ClientSession() as client,
+        client.get(f"http://127.0.0.1:{app.port}{path}") as answer,
+    ):
+        return answer.status, await answer.text()
+
+
+def holder(cluster) -> str:
+    lease = cluster.object(LEASE)
+    return lease["spec"].get("holderIdentity", "").split("_")[0] if lease else ""
+
+
+def writes_elsewhere(cluster) -> list:
+    return [write for write in cluster.writes() if not write[1].startswith(WRITTEN)]
+
+
+async def test_pods_and_templates_are_told_what_is_the_matter(cluster, tmp_path):
+    cluster.add_class("gpu.example", "d")
+    cluster.add_slice("s1", "d", "g0")
+    cluster.add_claim("taken", "gpu.example", allocated="g0", pod="first")
+    cluster.add_pod("old", "gone")
+    async with replica(cluster, tmp_path, "one") as app:
+        await until(watched(cluster))
+        cluster.add_claim("wants-gpu", "gpu.example")
+        cluster.add_claim("wants-none", "none.example")
+        cluster.add_template("tpl", "none.example")
+        cluster.add_pod("second", "wants-gpu")
+        cluster.add_pod("third", "wants-none")
+        cluster.add_pod("runs", "wants-none", phase="Running")
+        expected = {
+            ("Pod", "old", "ResourceClaimMissing"),
+            ("Pod", "second", "DevicesAllocated"),
+            ("Pod", "third", "DeviceClassMissing"),
+            ("ResourceClaim", "wants-none", "DeviceClassMissing"),
+            ("ResourceClaimTemplate", "tpl", "DeviceClassMissing"),
+        }
+        await until(lambda: cluster.told() == expected, seconds=3)
+        notes = {event["regarding"]["name"]: event["note"] for event in cluster.events()}
+        assert "claim lab/taken (pod first)" in notes["second"]
+
+        # Passes that find the same write nothing more.
+        written = len(cluster.writes_of_events())
+        for generation in range(3):
+            cluster.add_slice(f"other-{generation}", "elsewhere", "x")
+            await asyncio.sleep(0.5)
+        assert len(cluster.writes_of_events()) == written
+        assert cluster.told() == expected
+
+        assert (await probe(app, "/healthz"))[0] == 200
+        assert (await probe(app, "/readyz"))[0] == 200
+        _, numbers = await probe(app, "/metrics")
+        assert "drakit_operator_leader 1.0" in numbers
+        assert 'drakit_operator_events_total{reason="DeviceClassMissing"} 3.0' in numbers
+    assert writes_elsewhere(cluster) == []
+    assert holder(cluster) == "", "the Lease was not released"
+
+
+async def test_a_pod_that_is_scheduled_at_once_is_told_nothing(cluster, tmp_path):
+    async with replica(cluster, tmp_path, "one"):
+        await until(watched(cluster))
+        cluster.add_pod("quick", "late")
+        await asyncio.sleep(0.1)
+        cluster.add_claim("late", "gpu.example", allocated="g0", pod="quick")
+        cluster.add_pod("quick", "late", phase="Running")
+        await asyncio.sleep(1)
+    assert cluster.events() == []
+
+
+async def test_the_second_replica_goes_on_at_once_when_the_leader_stops(cluster, tmp_path):
+    cluster.add_pod("waits", "gone")
+    async with replica(cluster, tmp_path, "one") as first:
+        await until(lambda: len(cluster.told()) == 1)
+        async with replica(cluster, tmp_path, "two") as second:
+            await until(lambda: second.port is not None)
+            await asyncio.sleep(0.5)
+            assert (await probe(second, "/readyz"))[0] == 200, "a replica that waits is ready"
+            assert holder(cluster) == "one"
+            first.stop.set()
+            await until(lambda: holder(cluster) == "two", seconds=3)
+            cluster.add_pod("late", "gone")
+            await until(lambda: len(cluster.told()) == 2, seconds=3)
+    # Not a second Event for what the first leader had told: it is counted up where it stands.
+    assert len(cluster.events()) == 2
+    assert writes_elsewhere(cluster) == []
+
+
+async def test_the_second_process_goes_on_when_the_first_is_killed(cluster, tmp_path):
+    cluster.add_pod("waits", "gone")
+    async with process(cluster, tmp_path, "one") as first:
+        await until(lambda: len(cluster.told()) == 1)
+        async with process(cluster, tmp_path, "two") as second:
+            await asyncio.sleep(0.5)
+            assert holder(cluster) == "one"
+            first.kill()
+            cluster.add_pod("late", "gone")
+            await until(lambda: len(cluster.told()) == 2)
+            assert holder(cluster) == "two"
+            second.terminate()
+            assert await asyncio.wait_for(second.wait(), 5) == 0
+    assert holder(cluster) == "", "the Lease was not released"
+    assert len(cluster.events()) == 2
+    assert writes_elsewhere(cluster) == []
+
+
+async def test_an_error_that_ends_kopf_begins_it_anew(cluster, tmp_path):
+    async with replica(cluster, tmp_path, "one") as app:
+        await until(watched(cluster))
+        cluster.send_to_watches({"type": "ERROR", "object": {"code": 500, "message": "odd"}})
+        await until(lambda: sum(method == "WATCH" for method, _ in cluster.requests) == 10)
+        cluster.add_pod("later", "gone")
+        await until(lambda: cluster.told() == {("Pod", "later", "ResourceClaimMissing")})
+        _, numbers = await probe(app, "/metrics")
+        assert "drakit_operator_kopf_restarts_total 1.0" in numbers
+        assert "drakit_operator_leader 1.0" in numbers
+
+
+async def test_a_deletion_that_no_watch_reported_is_found(cluster, tmp_path):
+    cluster.add_class("gpu.example", "d")
+    cluster.add_slice("s1", "d", "g0")
+    cluster.add_claim("taken", "gpu.example", allocated="g0", pod="first")
+    async with replica(cluster, tmp_path, "one", sweepPeriod=0.5):
+        await until(watched(cluster))
+        cluster.forget("/apis/resource.k8s.io/v1/deviceclasses/gpu.example")
+        cluster.add_claim("wants", "gpu.example")
+        cluster.add_pod("second", "wants")
+        await until(lambda: ("Pod", "second", "DeviceClassMissing") in cluster.told())
+
+
+async def test_an_event_that_could_not_be_written_is_written_later(cluster, tmp_path):
+    async with replica(cluster, tmp_path, "one"):
+        await until(watched(cluster))
+        cluster.fail("POST", "/apis/events.k8s.io", status=503, times=2)
+        cluster.add_pod("waits", "gone")
+        await until(lambda: cluster.told() == {("Pod", "waits", "ResourceClaimMissing")})
+
+
+async def test_a_leader_that_cannot_renew_stops_writing(cluster, tmp_path):
+    async with replica(cluster, tmp_path, "one") as app:
+        await until(watched(cluster))
+        cluster.fail("*", LEASE, status=503, times=1000)
+        async with asyncio.timeout(5):
+            while "drakit_operator_leader 0.0" not in (await probe(app, "/metrics"))[1]:
+                await asyncio.sleep(0.05)
+        cluster.add_pod("waits", "gone")
+        await asyncio.sleep(1)
+        assert cluster.events() == []
+        assert (await probe(app, "/healthz"))[0] == 200
+        cluster.heal()
+        await until(lambda: cluster.told() == {("Pod", "waits", "ResourceClaimMissing")})
