@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass
 from importlib.metadata import entry_points
@@ -31,8 +32,14 @@ def allocated(name: str, request: str = "main") -> AllocatedDevice:
     return AllocatedDevice(name=name, pool="node-1", request=request)
 
 
+def made_outside(config: HostDevicesConfig, node: Node | StaticNode) -> HostDevices:
+    """Make a driver as the node plugin does: in a thread without an event loop."""
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        return thread.submit(HostDevices, config, node).result()
+
+
 def driver(host: FakeHost, *policies: dict, node: Node | None = None, **options) -> HostDevices:
-    return HostDevices(host.config(*policies, **options), node or Node())
+    return made_outside(host.config(*policies, **options), node or Node())
 
 
 async def published(made: HostDevices) -> list[str]:
@@ -257,7 +264,7 @@ async def test_this_machines_root_disk_is_never_published():
     config = HostDevicesConfig.model_validate(
         {"policies": [everything], "allowDisks": True, "mountinfo": "/proc/self/mountinfo"}
     )
-    made = HostDevices(config, StaticNode(name="here"))
+    made = made_outside(config, StaticNode(name="here"))
     mounts = await asyncio.to_thread(Path("/proc/self/mountinfo").read_text)
     mounted = {line.split()[2] for line in mounts.splitlines()}
     async with aclosing(made.devices()) as stream:
