@@ -38,7 +38,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     gates = cluster_gates(config)
-    excluded = set(config.getoption("--exclude-feature"))
+    excluded = set(config.option.exclude_feature)
     left_out = [item for item in items if not _wanted(item, gates=gates, excluded=excluded)]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
@@ -51,7 +51,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def cluster_gates(config: pytest.Config) -> dict[str, bool]:
     """The gates that the session's cluster has, or will be started with."""
     gates = dict(DEFAULT_GATES)
-    for text in config.getoption("--gate"):
+    for text in config.option.gate:
         name, _, value = text.partition("=")
         gates[name] = value != "false"
     return gates
@@ -69,7 +69,7 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     chosen = choose_cluster()
     found_up = chosen.is_up()
     keep = os.environ.get("KEEP_CLUSTER") == "1"
-    nodes: int = request.config.getoption("--cluster-nodes")
+    nodes: int = request.config.option.cluster_nodes
     chosen.start(Options(nodes=nodes, gates=cluster_gates(request.config), kept=keep))
     yield chosen
     if not found_up and not keep:

@@ -1,9 +1,9 @@
 """
 The provider `kind`: Kubernetes in Docker, through pytest-kind's KindCluster.
 
-It is for machines whose Docker engine answers, and takes `kind`, `kubectl` and `helm` from the PATH.
-It was written on machines without Docker and was never seen running on one: where it fails, its
-error names CLUSTER=local. It cannot do everything that :mod:`.local` can; `capabilities` says what.
+It is for machines whose Docker engine answers, and takes `kind`, `kubectl` and `helm` from the
+PATH. It was written on a machine without Docker and was never seen running: where it fails, its
+error names CLUSTER=local. `capabilities` says what it can do of what :mod:`.local` can.
 """
 
 import contextlib

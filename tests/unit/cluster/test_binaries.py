@@ -1,0 +1,63 @@
+"""The cache of programs: what its key hangs on, and the configurations that go with them."""
+
+import json
+
+import pytest
+
+from e2e.cluster.api import Options
+from e2e.cluster.kind import kind_config
+from e2e.cluster.local import binaries, configs
+from e2e.cluster.local.names import Names
+
+
+@pytest.fixture
+def sources(tmp_path):
+    module = tmp_path / "kubernetes"
+    module.mkdir()
+    (module / "go.mod").write_text("go 1.26.6\nrequire (\n\tk8s.io/kubernetes v1.36.3\n)\n")
+    (module / "main.go").write_text("package main\n")
+    return tmp_path
+
+
+def test_the_version_is_that_of_the_module(sources):
+    assert binaries.kubernetes_version(sources) == "v1.36.3"
+
+
+def test_the_key_hangs_on_files_and_go_version(sources):
+    key = binaries.cache_key("go1.26.6", sources)
+    assert binaries.cache_key("go1.26.6", sources) == key
+    assert binaries.cache_key("go1.26.7", sources) != key
+    (sources / "kubernetes" / "main.go").write_text("package main // changed\n")
+    assert binaries.cache_key("go1.26.6", sources) != key
+
+
+def test_the_cache_is_where_the_environment_says(monkeypatch, tmp_path):
+    monkeypatch.delenv("DRAKIT_CACHE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert binaries.cache_folder() == tmp_path / "drakit"
+    monkeypatch.setenv("DRAKIT_CACHE", "/elsewhere")
+    assert str(binaries.cache_folder()) == "/elsewhere"
+
+
+def test_go_that_is_missing_is_one_sentence(monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(binaries.ClusterError, match=r"Go is missing: install Go 1\.\d+"):
+        binaries._go_version()
+
+
+def test_a_kubelet_has_its_own_cgroup_and_the_gates(tmp_path):
+    names = Names(cluster="a", port_place=0, subnet_place=0)
+    config = json.loads(configs.kubelet(names, 2, folder=tmp_path, gates={"Gate": False}))
+    assert config["cgroupRoot"] == f"/drakit-{names.id}-node-2"
+    assert config["featureGates"] == {"Gate": False}
+
+
+def test_gates_are_a_flag():
+    assert configs.gates_flag({"B": False, "A": True}) == "A=true,B=false"
+
+
+@pytest.mark.parametrize(("nodes", "roles"), [(0, 1), (1, 1), (2, 3)])
+def test_kind_gets_workers_where_several_nodes_are_asked_for(nodes, roles):
+    config = kind_config(Options(nodes=nodes))
+    assert len(config["nodes"]) == roles
+    assert config["featureGates"] == {"DRADeviceTaintRules": True}

@@ -1,0 +1,74 @@
+"""Which provider gives the cluster, and what is said where none can."""
+
+import stat
+
+import pytest
+
+from e2e.cluster import choice
+from e2e.cluster.api import Capability, ClusterError, UnsupportedError, wait_until
+from e2e.cluster.local import requirements
+
+
+@pytest.fixture
+def docker(tmp_path, monkeypatch):
+    """Put a `docker` on the PATH that answers with the given code."""
+    monkeypatch.setenv("CLUSTER", "auto")
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+
+    def make(script: str) -> None:
+        program = tmp_path / "docker"
+        program.write_text(f"#!/bin/sh\n{script}\n")
+        program.chmod(program.stat().st_mode | stat.S_IXUSR)
+
+    return make
+
+
+def test_kind_is_chosen_where_docker_answers(docker):
+    docker("exit 0")
+    assert choice.cluster("a").provider == "kind"
+
+
+def test_the_machine_is_chosen_where_docker_does_not_answer(docker):
+    docker("exit 1")
+    assert choice.cluster("a").provider == "local"
+
+
+def test_a_docker_that_hangs_does_not_answer(docker, monkeypatch):
+    monkeypatch.setattr(choice, "DOCKER_SECONDS", 0.1)
+    docker("exec sleep 60")
+    assert not choice.docker_answers()
+
+
+def test_the_choice_by_hand_wins(docker, monkeypatch):
+    docker("exit 0")
+    monkeypatch.setenv("CLUSTER", "local")
+    assert choice.cluster("a").provider == "local"
+    monkeypatch.setenv("CLUSTER", "minikube")
+    with pytest.raises(ClusterError, match="none of auto, kind, local"):
+        choice.cluster("a")
+
+
+def test_what_kind_cannot_do_names_the_provider_that_can(docker):
+    docker("exit 0")
+    kind = choice.cluster("a")
+    assert Capability.REBOOT not in kind.capabilities
+    with pytest.raises(UnsupportedError, match="CLUSTER=local can"):
+        kind.reboot_node("node-1")
+
+
+def test_missing_root_is_one_sentence(monkeypatch):
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    with pytest.raises(ClusterError, match="a local cluster needs root"):
+        requirements.check()
+
+
+def test_missing_packages_are_named_with_the_remedy(monkeypatch):
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    monkeypatch.setattr(requirements, "PROGRAMS", {"no-such-program": "no-such-package"})
+    with pytest.raises(ClusterError, match="no-such-package; `make deps` installs them"):
+        requirements.check()
+
+
+def test_a_wait_that_is_over_says_for_what():
+    with pytest.raises(ClusterError, match="waited 0 s, but not: the moon is full"):
+        wait_until("the moon is full", lambda: False, timeout_seconds=0)
