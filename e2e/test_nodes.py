@@ -92,12 +92,12 @@ def test_a_token_of_one_nodes_plugin_cannot_write_the_others_slice(release, as_f
 
     name = foreign["metadata"]["name"]
     told = refused(as_first_node, "annotate", "resourceslice", name, "drakit.dev/test=foreign")
-    assert "own node" in told
-    assert "own node" in refused(as_first_node, "delete", "resourceslice", name)
+    assert "of that node" in told
+    assert "of that node" in refused(as_first_node, "delete", "resourceslice", name)
     copied = copy.deepcopy(foreign)
     copied["metadata"] = {"name": f"00099-{DRIVER}-stolen"}
     told = refused(as_first_node, "create", "-f", "-", input=json.dumps(copied))
-    assert "own node" in told
+    assert "of that node" in told
     assert slices(release, release.nodes[1])
 
 

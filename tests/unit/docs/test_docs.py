@@ -54,7 +54,9 @@ async def test_the_driver_of_the_page_works(lamps, tmp_path):
     await lamps.unprepare(claim, desk)
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/node-plugin.md", "docs/drivers.md"])
+@pytest.mark.parametrize(
+    "page", ["README.md", *sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md"))]
+)
 def test_yaml_of_the_pages_is_yaml_and_their_links_lead_somewhere(page):
     for listing in listings(page, "yaml"):
         assert list(yaml.safe_load_all(listing))
