@@ -4,9 +4,10 @@ import asyncio
 import json
 
 import pytest
+from blockbuster import BlockingError
 
 from drakit.kube import UnauthorizedError, connect
-from drakit.kube.config import Credentials, ServiceAccount, find_cluster
+from drakit.kube.config import Credentials, ServiceAccount, _read_token, find_cluster
 from drakit.kube.session import Session
 
 PATH = "/api/v1/nodes"
@@ -182,3 +183,10 @@ async def test_outside_of_a_pod_the_users_kubeconfig_is_used(api_server, tmp_pat
     absent = ServiceAccount(folder=tmp_path / "absent")
     access, _ = await find_cluster(None, environ={"KUBECONFIG": str(path)}, account=absent)
     assert access.server == api_server.url
+
+
+async def test_the_detector_would_notice_a_token_that_is_read_in_the_loop(tmp_path):
+    """The other tests of this file rely on it."""
+    (tmp_path / "token").write_text("one")
+    with pytest.raises(BlockingError):
+        _read_token(tmp_path / "token")
