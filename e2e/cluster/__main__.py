@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from .api import Cluster, ClusterError, Options
 from .choice import cluster
@@ -87,8 +88,6 @@ def reboot_node(chosen: Cluster, arguments: argparse.Namespace) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    from pathlib import Path
-
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--name", help="the cluster's name; by default, this clone's own")
     parser = argparse.ArgumentParser(prog="python -m e2e.cluster", description=__doc__)

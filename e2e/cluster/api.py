@@ -66,6 +66,8 @@ class Component(StrEnum):
 CONTROL_PLANE = "control-plane"
 """Stands in the place of a node's name for the components that no node runs."""
 
+SBIN = "/usr/local/sbin:/usr/sbin:/sbin"
+
 DEFAULT_GATES: Mapping[str, bool] = {"DRADeviceTaintRules": True}
 
 
@@ -205,7 +207,11 @@ class Cluster(ABC):
 
     @abstractmethod
     def kill(self, node: str, component: Component, signal_number: int = signal.SIGKILL) -> None:
-        """Send a signal to a component of a node (or of CONTROL_PLANE); nothing restarts it."""
+        """Send a signal to a component of a node (or of CONTROL_PLANE)."""
+
+    @abstractmethod
+    def start_component(self, node: str, component: Component) -> None:
+        """Start a component that was killed; where something restarts it by itself, do nothing."""
 
     def freeze(self, node: str, component: Component) -> None:
         """Stop a component where it stands: its sockets stay open and nobody answers."""
@@ -314,7 +320,8 @@ def run(
             text=True,
             errors="replace",
             timeout=timeout_seconds,
-            env={**os.environ, **(env or {})},
+            # Root's PATH has no /usr/sbin where `su` was called without `-`.
+            env={**os.environ, "PATH": f"{os.environ.get('PATH', '')}:{SBIN}", **(env or {})},
             check=False,
         )
     except subprocess.TimeoutExpired as error:

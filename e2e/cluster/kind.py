@@ -120,6 +120,9 @@ class KindProvider(Cluster):
         name = component.value[:COMM_LENGTH]
         self.exec_on_node(node, ["pkill", f"-{int(signal_number)}", "-x", name])
 
+    def start_component(self, node: str, component: Component) -> None:
+        """Nothing to do: systemd and the kubelet start again what was killed."""
+
     def stop_kubelet(self, node: str) -> None:
         self.exec_on_node(node, ["systemctl", "stop", "kubelet"])
 

@@ -41,19 +41,20 @@ class ControlPlane:
         """Start everything, and return when the API server is ready."""
         self._write_files()
         self.box.start()
-        self._spawn(Component.ETCD, self._etcd())
-        self._spawn(Component.API_SERVER, self._api_server())
-        self.wait_ready()
-        self._spawn(Component.CONTROLLER_MANAGER, self._controller_manager())
-        self._spawn(Component.SCHEDULER, self._scheduler())
+        self._spawn(Component.ETCD)
+        self.start_component(Component.API_SERVER)
+        self._spawn(Component.CONTROLLER_MANAGER)
+        self._spawn(Component.SCHEDULER)
         self._wait_service_account()
 
     def stop_api_server(self) -> None:
         self.box.stop(Component.API_SERVER, timeout_seconds=STOP_SECONDS)
 
-    def start_api_server(self) -> None:
-        self._spawn(Component.API_SERVER, self._api_server())
-        self.wait_ready()
+    def start_component(self, component: Component) -> None:
+        """Start one component that does not run; the API server is ready when this returns."""
+        self._spawn(component)
+        if component is Component.API_SERVER:
+            self.wait_ready()
 
     def wait_ready(self, *, timeout_seconds: float = 90) -> None:
         """Wait until the API server says that it is ready; its end is an error at once."""
@@ -79,10 +80,18 @@ class ControlPlane:
         argv = [str(self.programs / "kubectl"), "--kubeconfig", str(self.kubeconfig), *args]
         return run([*argv, "--request-timeout=5s"], check=False).returncode == 0
 
-    def _spawn(self, component: Component, argv: list[str]) -> None:
-        argv[0] = str(self.programs / argv[0])
+    def _spawn(self, component: Component) -> None:
+        commands = {
+            Component.ETCD: self._etcd,
+            Component.API_SERVER: self._api_server,
+            Component.CONTROLLER_MANAGER: self._controller_manager,
+            Component.SCHEDULER: self._scheduler,
+        }
+        if component not in commands:
+            raise ClusterError(f"{component} is no component of the control plane")
+        name, *flags = commands[component]()
         env = {"PATH": f"{self.programs}:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root"}
-        self.box.spawn(component, argv, env=env)
+        self.box.spawn(component, [str(self.programs / name), *flags], env=env)
 
     def _write_files(self) -> None:
         names, folder = self.names, self.names.folder

@@ -9,6 +9,7 @@ cluster's folder; what does not lies in the box.
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -56,27 +57,38 @@ class Node:
         self.box.start()
         neighbours = [(other.number, other.box) for other in others]
         network.join(self.names, self.number, self.box, others=neighbours)
-        config = f"{self.folder}/containerd.toml"
-        self._spawn(Component.CONTAINERD, ["containerd", "--config", config])
-        wait_until(
-            f"containerd answers on {self.name}",
-            lambda: self._ctr("version", check=False).returncode == 0,
-            timeout_seconds=30,
-        )
+        self.start(Component.CONTAINERD)
 
     def start_kubernetes(self) -> None:
         """Start kubelet and kube-proxy; the node joins the cluster soon after."""
-        self.start_kubelet()
-        proxy = ["kube-proxy", f"--config={self.folder}/kube-proxy.json"]
-        self._spawn(Component.KUBE_PROXY, proxy)
+        for component in (Component.KUBELET, Component.KUBE_PROXY):
+            self._spawn(component)
+
+    def start(self, component: Component) -> None:
+        """Start one component that does not run, and wait until it answers where it can."""
+        self._spawn(component)
+        if component is Component.CONTAINERD:
+            wait_until(
+                f"containerd answers on {self.name}",
+                lambda: self._ctr("version", check=False).returncode == 0,
+                timeout_seconds=30,
+            )
+        if component is Component.KUBELET:
+            self.wait_kubelet()
 
     def end(self) -> None:
         """End all of the node at once, as if its power was cut."""
         self.box.end()
         cgroups.remove(self.names.cgroup(self.number))
 
-    def start_kubelet(self) -> None:
-        argv = [
+    def _argv(self, component: Component) -> list[str]:
+        if component is Component.CONTAINERD:
+            return ["containerd", "--config", f"{self.folder}/containerd.toml"]
+        if component is Component.KUBE_PROXY:
+            return ["kube-proxy", f"--config={self.folder}/kube-proxy.json"]
+        if component is not Component.KUBELET:
+            raise ClusterError(f"{component} is no component of a node")
+        return [
             "kubelet",
             f"--config={self.folder}/kubelet.json",
             f"--kubeconfig={self.folder}/kubelet.kubeconfig",
@@ -85,7 +97,6 @@ class Node:
             "--root-dir=/var/lib/kubelet",
             "--v=2",
         ]
-        self._spawn(Component.KUBELET, argv)
 
     def stop_kubelet(self) -> None:
         self.box.stop(Component.KUBELET, timeout_seconds=KUBELET_STOP_SECONDS)
@@ -100,7 +111,7 @@ class Node:
             probe = (
                 "import urllib.request as r; r.urlopen('http://127.0.0.1:10248/healthz', timeout=2)"
             )
-            argv = [*self.box.enter(), "python3", "-I", "-S", "-c", probe]
+            argv = [*self.box.enter(), sys.executable, "-I", "-S", "-c", probe]
             return run(argv, check=False, env=self._env).returncode == 0
 
         wait_until(f"the kubelet of {self.name} answers", healthy, timeout_seconds=60)
@@ -122,9 +133,9 @@ class Node:
     def _ctr(self, *args: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         return run([*self.box.enter(), "ctr", *args], check=check, env=self._env)
 
-    def _spawn(self, component: Component, argv: list[str]) -> None:
-        argv[0] = str(self._programs / argv[0])
-        self.box.spawn(component, argv, env=self._env)
+    def _spawn(self, component: Component) -> None:
+        name, *flags = self._argv(component)
+        self.box.spawn(component, [str(self._programs / name), *flags], env=self._env)
 
     def _write_files(self) -> None:
         for folder in FOLDERS:

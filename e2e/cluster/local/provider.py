@@ -14,7 +14,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -34,7 +34,7 @@ from . import binaries, cgroups, network, pause, records, requirements
 from .boxes import Box, end_all
 from .control_plane import ControlPlane
 from .leftovers import leftovers
-from .names import MAX_NODES, ROOT, Names, choose
+from .names import MAX_NODES, ROOT, Names, choose, cluster_id
 from .node import Node
 from .records import Process, Record
 
@@ -83,6 +83,9 @@ class LocalCluster(Cluster):
         with records.lock(self.name, timeout_seconds=LOCK_SECONDS):
             if (record := records.find(self.name)) is not None:
                 _remove(record)
+            else:
+                # A starter that was killed before it wrote its record.
+                shutil.rmtree(ROOT / cluster_id(self.name), ignore_errors=True)
 
     def leftovers(self) -> list[str]:
         return leftovers(self.name)
@@ -137,19 +140,26 @@ class LocalCluster(Cluster):
         if signal_number == signal.SIGKILL:
             process.wait(10)
 
+    def start_component(self, node: str, component: Component) -> None:
+        process = self._box(node).component(component)
+        if process is not None and process.alive:
+            raise ClusterError(f"{component} runs on {node} already")
+        if node == CONTROL_PLANE:
+            self._control_plane(self._record).start_component(component)
+        else:
+            self._node(node).start(component)
+
     def stop_kubelet(self, node: str) -> None:
         self._node(node).stop_kubelet()
 
     def start_kubelet(self, node: str) -> None:
-        found = self._node(node)
-        found.start_kubelet()
-        found.wait_kubelet()
+        self._node(node).start(Component.KUBELET)
 
     def stop_api_server(self) -> None:
         self._control_plane(self._record).stop_api_server()
 
     def start_api_server(self) -> None:
-        self._control_plane(self._record).start_api_server()
+        self._control_plane(self._record).start_component(Component.API_SERVER)
 
     def cut_node(self, node: str) -> None:
         network.cut(self._record.names, self._node(node).box)
@@ -278,7 +288,7 @@ class LocalCluster(Cluster):
             if new:
                 self.wait_for_nodes()
                 seconds = time.monotonic() - started
-                print(f"{len(new)} nodes are ready after {seconds:.1f} s more", flush=True)
+                print(f"nodes are ready: {len(new)}, after {seconds:.1f} s more", flush=True)
             replace(wanted, phase="up").write()
 
 
@@ -338,16 +348,14 @@ def _remove_folder(folder: Path) -> None:
     shutil.rmtree(folder)
 
 
-class _removed_on_failure(contextlib.AbstractContextManager[None]):
-    """Removes a cluster whose start fails; its logs are kept where the variable says."""
-
-    def __init__(self, record: Record) -> None:
-        self._record = record
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            return
+@contextlib.contextmanager
+def _removed_on_failure(record: Record) -> Generator[None]:
+    """Remove a cluster whose start fails; its logs are kept where DRAKIT_LOGS says."""
+    try:
+        yield
+    except BaseException:
         if kept := os.environ.get("DRAKIT_LOGS"):
-            logs = self._record.names.folder / "logs"
-            shutil.copytree(logs, Path(kept, self._record.names.cluster), dirs_exist_ok=True)
-        _remove(self._record)
+            logs = record.names.folder / "logs"
+            shutil.copytree(logs, Path(kept, record.names.cluster), dirs_exist_ok=True)
+        _remove(record)
+        raise
