@@ -12,6 +12,8 @@ import pytest
 from e2e.cluster.api import DEFAULT_GATES, Cluster, Options
 from e2e.cluster.choice import cluster as choose_cluster
 
+pytest_plugins = ["e2e.fixtures"]
+
 TIMEOUT_SECONDS = 180
 """Of a test on a cluster that does not set its own."""
 

@@ -25,6 +25,7 @@ from drakit_nodeplugin.config import ConfigError, NodePluginConfig
 from drakit_nodeplugin.endpoints.loading import load_drivers
 from drakit_nodeplugin.hosted import Environment, HostedDriver
 from drakit_nodeplugin.http import HttpServer
+from drakit_nodeplugin.kubelet.sockets import SocketError
 from drakit_nodeplugin.metrics import Metrics
 from drakit_nodeplugin.node import PluginNode, read_boot_id
 
@@ -67,7 +68,10 @@ async def serve(config: NodePluginConfig, launch: Launch) -> None:
         metrics=metrics,
     )
     loaded = load_drivers(config.drivers, file=launch.config_file, node=node)
-    drivers = [HostedDriver(driver, environment) for driver in loaded]
+    try:
+        drivers = [HostedDriver(driver, environment) for driver in loaded]
+    except SocketError as error:
+        raise ConfigError(f"{launch.config_file}: kubeletRoot: {error}") from error
     http = HttpServer(listen=config.listen, probed=drivers, registry=metrics.registry)
     try:
         for driver in drivers:

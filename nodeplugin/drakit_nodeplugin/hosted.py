@@ -27,6 +27,7 @@ from drakit_nodeplugin.devices.manager import DeviceManager
 from drakit_nodeplugin.endpoints.loading import LoadedDriver
 from drakit_nodeplugin.endpoints.python import PythonEndpoint
 from drakit_nodeplugin.kubelet.server import DriverServer
+from drakit_nodeplugin.kubelet.sockets import SocketError
 from drakit_nodeplugin.metrics import MeteredClaims, Metrics
 from drakit_nodeplugin.node import PluginNode
 from drakit_nodeplugin.slices.publisher import SlicePublisher
@@ -109,7 +110,10 @@ class HostedDriver:
             await self._endpoint.start()
         except DriverError as error:
             raise ConfigError(f"{self._where}: {error}") from error
-        await self._server.start()
+        try:
+            await self._server.start()
+        except SocketError as error:
+            raise ConfigError(f"driver {self.name}: {error}") from error
 
     def parts(self) -> Mapping[str, Callable[[], Awaitable[None]]]:
         """Give what runs until the daemon stops, by name."""
