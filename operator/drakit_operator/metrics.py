@@ -43,7 +43,7 @@ class Metrics:
         )
         self.missed_deletions = Counter(
             "drakit_operator_missed_deletions",
-            "Changes found by listing, not by watching",
+            "Deletions found by listing, which no watch had reported",
             registry=self._registry,
         )
 

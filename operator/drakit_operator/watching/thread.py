@@ -32,6 +32,10 @@ BEAT_SECONDS = 1.0
 """Pause between two signs of life of Kopf's loop."""
 
 
+FLAG_SECONDS = 0.7
+"""How long Kopf may take to end by its flag (it usually needs a tenth) before it is cancelled."""
+
+
 class KopfThread:
     """Start it once; ``ended`` is done when Kopf is no more, with its error if there was one."""
 
@@ -94,35 +98,59 @@ class KopfThread:
 
     async def _operate(self) -> None:
         # Begun before Kopf, which cancels at its end the tasks that were begun after it.
-        beating = asyncio.create_task(self._give_signs_of_life())
+        helpers = [
+            asyncio.create_task(self._give_signs_of_life(), name="beat"),
+            asyncio.create_task(self._stop.wait(), name="stop"),
+        ]
         try:
             async with AsyncExitStack() as sessions:
-                await kopf.operator(
-                    registry=self._registry(sessions),
-                    settings=operator_settings(self._kinds),
-                    clusterwide=True,
-                    stop_flag=self._stop,
-                )
+                # Opened here, not at Kopf's first login: if it cannot be, that is known at once.
+                session = await sessions.enter_async_context(await self._connect())
+                operating = asyncio.create_task(self._run_kopf(session, sessions), name="kopf")
+                await asyncio.wait({operating, helpers[1]}, return_when=asyncio.FIRST_COMPLETED)
+                await self._end(operating)
         finally:
-            beating.cancel()
+            for helper in helpers:
+                helper.cancel()
+
+    async def _run_kopf(self, session: Session, sessions: AsyncExitStack) -> None:
+        await kopf.operator(
+            registry=self._registry(session, sessions),
+            settings=operator_settings(self._kinds),
+            clusterwide=True,
+            stop_flag=self._stop,
+        )
+
+    async def _end(self, operating: asyncio.Task[None]) -> None:
+        """Let Kopf end by its flag; where it waits for tasks of its own (5 s), end those, too."""
+        await asyncio.wait({operating}, timeout=FLAG_SECONDS)
+        while not operating.done():
+            operating.cancel()
+            await asyncio.wait({operating}, timeout=FLAG_SECONDS)
+        if not operating.cancelled():
+            operating.result()
 
     async def _give_signs_of_life(self) -> None:
         while True:
             self._beat = time.monotonic()
             await asyncio.sleep(BEAT_SECONDS)
 
-    def _registry(self, sessions: AsyncExitStack) -> kopf.OperatorRegistry:
+    def _registry(self, session: Session, sessions: AsyncExitStack) -> kopf.OperatorRegistry:
         """Register a handler a kind: only ``event``, the one sort that writes nothing."""
         registry = kopf.OperatorRegistry()
+        unused = [session]
 
         async def login(**_: Any) -> kopf.AiohttpSession:
             # Ours puts the current token into each request, so a rotated token costs nothing: a
-            # new login would close the session and with it all watches. Kopf asks for one only
-            # after a 401, and closes the HTTP client of the old.
-            session = await sessions.enter_async_context(await self._connect())
-            return kopf.AiohttpSession(server=session.server, aiohttp_session=session.http)
+            # new login would close the session and with it all watches. Kopf asks for another
+            # only after a 401, and closes the HTTP client of the first.
+            if not unused:
+                unused.append(await sessions.enter_async_context(await self._connect()))
+            current = unused.pop()
+            return kopf.AiohttpSession(server=current.server, aiohttp_session=current.http)
 
-        kopf.on.login(registry=registry)(login)
+        # A failure is final for this run: Kopf would wait a minute, its supervisor waits a second.
+        kopf.on.login(errors=kopf.ErrorsMode.PERMANENT, registry=registry)(login)
         for kind in self._kinds:
             register = kopf.on.event(
                 kind.group, kind.version, kind.plural, id=kind.plural, registry=registry

@@ -1,0 +1,132 @@
+"""From what a watch saw to what is told, on a virtual clock."""
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import pytest
+
+from drakit.kube.queue import WorkQueue
+from drakit_operator.announcing import Announcer, Timing
+from drakit_operator.intake import Seen
+from drakit_operator.kinds import CLASSES, PODS, TEMPLATES, name_of
+from drakit_operator.metrics import Metrics
+from drakit_operator.store import Store
+from drakit_operator.work import Work
+
+pytestmark = pytest.mark.looptime
+
+
+class Bench:
+    """The work with one worker; ``told`` is what was told, and when."""
+
+    def __init__(self, *, capacity=100, failures=0):
+        self.told = []
+        self.failures = failures
+        self.store = Store()
+        self.queue = WorkQueue(capacity=capacity)
+        metrics = Metrics()
+        self.work = Work(
+            store=self.store,
+            queue=self.queue,
+            announcer=Announcer(self.record, timing=Timing(), on_told=lambda code: None),
+            metrics=metrics,
+            debounce_seconds=1.0,
+        )
+
+    async def record(self, announcement):
+        if self.failures:
+            self.failures -= 1
+            raise OSError("the API server is away")
+        now = asyncio.get_running_loop().time()
+        self.told.append((now, announcement.regarding.name, str(announcement.code)))
+
+    @asynccontextmanager
+    async def running(self):
+        worker = asyncio.create_task(self.work.work())
+        try:
+            yield self
+        finally:
+            worker.cancel()
+            self.queue.close()
+
+    def see(self, kind, body, *, gone=False, listed=False):
+        fact = None if gone else kind.project(body)
+        uid = body["metadata"]["uid"]
+        self.work.take([Seen(kind=kind, name=name_of(body), uid=uid, fact=fact, listed=listed)])
+
+
+def pod(name="train", claim="gone"):
+    return {
+        "metadata": {"namespace": "lab", "name": name, "uid": name},
+        "spec": {"resourceClaims": [{"name": "gpu", "resourceClaimName": claim}]},
+        "status": {"phase": "Pending"},
+    }
+
+
+def template(device_class):
+    request = {"name": "gpu", "exactly": {"deviceClassName": device_class}}
+    return {
+        "metadata": {"namespace": "lab", "name": "tpl", "uid": "t"},
+        "spec": {"spec": {"devices": {"requests": [request]}}},
+    }
+
+
+GPU = {"metadata": {"name": "gpu.example", "uid": "k"}, "spec": {}}
+
+
+async def test_a_pod_is_told_after_a_second_however_often_it_is_seen():
+    async with Bench().running() as bench:
+        for _ in range(5):
+            bench.see(PODS, pod())
+            await asyncio.sleep(0.1)
+        await asyncio.sleep(100)
+    assert bench.told == [(1.0, "train", "ResourceClaimMissing")]
+
+
+async def test_a_pod_that_is_gone_within_a_second_is_told_nothing():
+    async with Bench().running() as bench:
+        bench.see(PODS, pod())
+        await asyncio.sleep(0.9)
+        bench.see(PODS, pod(), gone=True)
+        await asyncio.sleep(100)
+    assert bench.told == []
+
+
+async def test_a_template_that_comes_before_its_class_is_told_nothing():
+    async with Bench().running() as bench:
+        bench.see(TEMPLATES, template("gpu.example"))
+        await asyncio.sleep(0.5)
+        bench.see(CLASSES, GPU)
+        await asyncio.sleep(10)
+        assert bench.told == []
+        bench.see(CLASSES, GPU, gone=True)
+        await asyncio.sleep(10)
+    assert bench.told == [(11.5, "tpl", "DeviceClassMissing")]
+
+
+async def test_an_event_that_fails_is_tried_again():
+    async with Bench(failures=3).running() as bench:
+        bench.see(PODS, pod())
+        await asyncio.sleep(20)
+    assert [told[1:] for told in bench.told] == [("train", "ResourceClaimMissing")]
+
+
+async def test_what_a_full_queue_dropped_is_looked_at_later():
+    async with Bench(capacity=1).running() as bench:
+        for name in ("first", "second"):
+            bench.see(PODS, pod(name))
+        await asyncio.sleep(5)
+        assert [name for _, name, _ in bench.told] == ["first"]
+        bench.see(PODS, pod("first"), gone=True)
+        await asyncio.sleep(1800)  # its last look makes room
+        bench.work.add_dropped()
+        await asyncio.sleep(5)
+    assert [name for _, name, _ in bench.told] == ["first", "second"]
+
+
+async def test_a_list_wakes_who_looks_for_missed_deletions():
+    async with Bench().running() as bench:
+        bench.see(PODS, pod())
+        assert not bench.work.listed.is_set()
+        bench.see(PODS, pod(), listed=True)
+        assert bench.work.listed.is_set()
