@@ -276,6 +276,26 @@ def test_a_node_is_rebooted(cluster: Cluster, pod: str):
 # ------------------------------------------------------------ clusters come and go
 
 
+@pytest.mark.disruptive
+def test_a_start_mends_what_a_failed_test_left_behind(cluster: Cluster):
+    needs(cluster, Capability.CONTROL_PLANE_ALONE)
+    node = cluster.nodes[0]
+    cluster.stop_api_server()
+    cluster.freeze(CONTROL_PLANE, Component.SCHEDULER)
+    cluster.kill(CONTROL_PLANE, Component.CONTROLLER_MANAGER)
+    cluster.kill(node, Component.CONTAINERD)
+    cluster.kill(node, Component.KUBELET)
+    cluster.cut_node(node)
+    # A cluster of the session belongs to it, as this process does.
+    cluster.start(Options(nodes=len(cluster.nodes), gates=cluster.gates))
+    cluster.kubectl("create", "namespace", "rig-mended")
+    cluster.kubectl("delete", "namespace", "rig-mended")
+    running = cluster.exec_on_node(node, ["ps", "-e", "-o", "comm="]).stdout.split()
+    assert {"containerd", "kubelet"} <= set(running)
+    rules = cluster.exec_on_node(node, ["iptables", "-t", "mangle", "-S"]).stdout
+    assert "DROP" not in rules
+
+
 @pytest.fixture
 def other(cluster: Cluster) -> Iterator[Cluster]:
     """A second cluster, not started: beside the session's."""

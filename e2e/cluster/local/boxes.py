@@ -118,6 +118,11 @@ class Box:
         """A program that was started in the box, alive or not."""
         return _read(self._component(name))
 
+    def wake(self, name: str) -> bool:
+        """Let a program go on if it was frozen; say whether it runs."""
+        process = self.component(name)
+        return process is not None and process.signal(signal.SIGCONT)
+
     def stop(self, name: str, *, timeout_seconds: float) -> None:
         """End a program: SIGTERM, and SIGKILL when the time is over."""
         process = self.component(name)

@@ -26,6 +26,14 @@ STOP_SECONDS = 3
 class ControlPlane:
     """The four programs, and the folder that they share."""
 
+    COMPONENTS = (
+        Component.ETCD,
+        Component.API_SERVER,
+        Component.CONTROLLER_MANAGER,
+        Component.SCHEDULER,
+    )
+    """In the order of their start."""
+
     def __init__(self, names: Names, *, programs: Path, gates: Mapping[str, bool]) -> None:
         self.names, self.programs, self.gates = names, programs, gates
         self.box = Box(names.folder, CONTROL_PLANE, is_node=False)

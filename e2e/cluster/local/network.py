@@ -96,6 +96,12 @@ def heal(names: Names, box: Box, *, pod_ip: str | None = None) -> None:
         run([*box.enter(), *_IPTABLES, "-D", *rule], check=False)
 
 
+def heal_all(box: Box) -> None:
+    """Undo every cut of a node: nobody else has rules in these chains."""
+    for chain in ("PREROUTING", "POSTROUTING"):
+        run([*box.enter(), *_IPTABLES, "-F", chain])
+
+
 _IPTABLES = ("iptables", "-w", "5", "-t", "mangle")
 
 

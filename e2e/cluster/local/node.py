@@ -29,6 +29,9 @@ KUBELET_STOP_SECONDS = 10
 class Node:
     """A node by its number, counted from 1."""
 
+    COMPONENTS = (Component.CONTAINERD, Component.KUBELET, Component.KUBE_PROXY)
+    """In the order of their start."""
+
     def __init__(
         self,
         names: Names,

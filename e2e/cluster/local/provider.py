@@ -76,6 +76,8 @@ class LocalCluster(Cluster):
                 raise ClusterError(
                     f"cluster {self.name} is up with other feature gates: stop it first"
                 )
+            else:
+                self._revive(record)
             self._add_nodes(record, options)
 
     def stop(self) -> None:
@@ -265,6 +267,18 @@ class LocalCluster(Cluster):
             )
             record.write()
         return record
+
+    def _revive(self, record: Record) -> None:
+        """Undo what a test that failed left killed, stopped, frozen or cut."""
+        control_plane, nodes = self._control_plane(record), self._nodes(record)
+        for component in control_plane.COMPONENTS:
+            if not control_plane.box.wake(component):
+                control_plane.start_component(component)
+        for node in nodes:
+            network.heal_all(node.box)
+            for component in node.COMPONENTS:
+                if not node.box.wake(component):
+                    node.start(component)
 
     def _add_nodes(self, record: Record, options: Options) -> None:
         """Start the nodes that are missing, give all of them the images, and say that it is up."""
