@@ -57,5 +57,7 @@ RUN --mount=type=bind,source=pip,target=/build/pip \
         --no-index --no-deps /build/wheels/drakit-*.whl \
     && python3 -m compileall -q --invalidation-mode=unchecked-hash \
         /opt/drakit/lib/python3.*/site-packages/drakit*/
+# Kopf asks for the user's name, and no passwd file knows this user.
+ENV USER=drakit
 USER 65532:65532
 ENTRYPOINT ["/opt/drakit/bin/drakit-operator"]

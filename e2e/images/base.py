@@ -20,7 +20,8 @@ UNNEEDED = ("doc", "man", "locale", "info", "zoneinfo", "i18n", "lintian")
 
 RECIPE = (
     "--variant=essential",
-    "--include=python3",
+    # grpcio needs the C++ library; public Python images have it.
+    "--include=python3,libstdc++6",
     *(f"--dpkgopt=path-exclude=/usr/share/{folder}/*" for folder in UNNEEDED),
     "--dpkgopt=path-exclude=/usr/lib/*/gconv/*",
 )

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from e2e.images.base import base_archive
-from e2e.images.cache import cache_folder, digest, kept, locked, run
+from e2e.images.cache import ImageError, cache_folder, digest, kept, locked, run
 from e2e.images.context import TARGETS, Context, write_context
 from e2e.images.testimage import test_image
 
@@ -68,11 +68,16 @@ class Store:
     """A storage of buildah in a folder of ours; nobody else's images are seen or touched."""
 
     def __init__(self, folder: Path) -> None:
-        # The storage driver and the isolation that need nothing of the machine's kernel.
-        self._buildah = [
-            *("buildah", "--storage-driver=vfs"),
-            *("--root", str(folder / "root"), "--runroot", str(folder / "run")),
-        ]
+        self._buildah = _buildah(folder, "overlay")
+        try:
+            self.names()
+        except ImageError:
+            # overlay is six times faster, but not every file system can carry it; vfs copies.
+            self._buildah = _buildah(folder, "vfs")
+
+    def names(self) -> list[str]:
+        """The names of the images in this storage."""
+        return self._run("images", "--format", "{{.Name}}:{{.Tag}}", what="listing").split()
 
     def base_name(self, base: Path) -> str:
         return f"localhost/drakit-base:{base.parent.name}"
@@ -80,7 +85,7 @@ class Store:
     def build_base(self, base: Path) -> None:
         """Make an image of the base's file system, unless there is one."""
         name = self.base_name(base)
-        if name in self._run("images", "--format", "{{.Name}}:{{.Tag}}", what="listing").split():
+        if name in self.names():
             return
         self._run(
             *(
@@ -116,6 +121,14 @@ class Store:
 
     def _run(self, *arguments: str, what: str, input: str | None = None) -> str:
         return run([*self._buildah, *arguments], what=what, timeout_seconds=600, input=input)
+
+
+def _buildah(folder: Path, driver: str) -> list[str]:
+    storage = folder / driver
+    return [
+        *("buildah", f"--storage-driver={driver}"),
+        *("--root", str(storage / "root"), "--runroot", str(storage / "run")),
+    ]
 
 
 def cache_note() -> str:

@@ -36,7 +36,7 @@ cdiDirectory: {{ .Values.nodeplugin.cdiDirectory }}
 {{- if .Values.nodeplugin.bootIDFile }}
 bootIDFile: /host/boot_id
 {{- end }}
-listen: "[::]:8080"
+listen: ":8080"  # every address, of either family
 logging: {{ toJson .Values.logging }}
 drivers:
 {{- if .Values.hostdev.enabled }}
@@ -50,7 +50,7 @@ drivers:
 {{- end }}
 
 {{- define "drakit.operator.config" -}}
-{{- toYaml (merge (dict "listen" "[::]:8080" "logging" .Values.logging) .Values.operator.config) }}
+{{- toYaml (merge (dict "listen" ":8080" "logging" .Values.logging) .Values.operator.config) }}
 {{- end }}
 
 {{/* drakit.probes: live once it has started, ready when it can do its work. */}}

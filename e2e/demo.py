@@ -1,0 +1,172 @@
+"""
+`make demo`: everything once, from nothing to a pod that uses a device of its node.
+
+A cluster, the images, `helm install`, one of `examples/`; then it shows what was allocated and what
+the container did. The cluster stays, to look around.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from e2e.cluster.api import Cluster, ClusterError, Options, wait_until
+from e2e.cluster.choice import cluster as this_cluster
+from e2e.images import ImageError, build_images
+from e2e.images.testimage import NAME as TEST_IMAGE
+from e2e.release import NAMESPACE, install
+
+EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+DEMO_NAMESPACE = "drakit-demo"
+STAY = " && echo done && exec sleep 86400"
+"""A pod that has ended gives its claim back, and there would be no device to show."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Example:
+    """One of `examples/`, and the device that a node must have for it."""
+
+    name: str
+    device: str
+    also: str = ""
+    """What the container does beside the example's own command, with the test image's programs."""
+
+    @property
+    def file(self) -> Path:
+        return EXAMPLES / f"{self.name}-pod.yaml"
+
+    def objects(self) -> list[dict[str, Any]]:
+        """The example as it stands in its file, but with an image that needs no pull."""
+        objects = list(yaml.safe_load_all(self.file.read_text()))
+        for body in objects:
+            for container in body["spec"].get("containers", []):
+                shell, option, script = container["command"]
+                container["command"] = [shell, option, f"{script}{self.also}{STAY}"]
+                container |= {"image": TEST_IMAGE, "imagePullPolicy": "Never"}
+                body["spec"]["terminationGracePeriodSeconds"] = 1
+        return objects
+
+
+CHOICES = (
+    Example(
+        name="kvm",
+        device="/dev/kvm",
+        also=' && echo "KVM tells the version of its interface: $(kvm-version)"',
+    ),
+    Example(name="fuse", device="/dev/fuse"),
+    Example(name="tun", device="/dev/net/tun"),
+)
+
+
+class Steps:
+    """Numbered steps with their times, for somebody who waits."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._number = 0
+        self._began = time.monotonic()
+
+    @contextmanager
+    def step(self, title: str) -> Iterator[None]:
+        self._number += 1
+        print(f"\n[{self._number}/{self._count}] {title}", flush=True)
+        began = time.monotonic()
+        yield
+        print(f"      {time.monotonic() - began:.1f} s", flush=True)
+
+    def total_seconds(self) -> float:
+        return time.monotonic() - self._began
+
+
+def main() -> None:
+    steps = Steps(5)
+    try:
+        cluster = this_cluster()
+        with steps.step(f"a Kubernetes cluster ({cluster.provider})"):
+            cluster.start(Options(kept=True))
+        with steps.step("images of node plugin and operator, and of a test pod"):
+            archives = build_images(lambda text: print(f"      {text}", flush=True))
+            for archive in archives:
+                cluster.load_image(archive)
+        with steps.step(f"helm upgrade --install drakit charts/drakit -n {NAMESPACE}"):
+            install(cluster, build=archives[0].parent.name)
+        example = _choose(cluster)
+        with steps.step(f"a pod that asks for {example.device} (examples/{example.file.name})"):
+            _run(cluster, example)
+        with steps.step("what became of it"):
+            _show(cluster, example)
+    except (ClusterError, ImageError) as error:
+        sys.exit(f"\nmake demo: {error}")
+    print(f"\nDone in {steps.total_seconds():.0f} s. The cluster stays. To look around:")
+    for arguments in (
+        "get resourceslices",
+        f"-n {NAMESPACE} get pods -o wide",
+        f"-n {NAMESPACE} logs ds/drakit-nodeplugin",
+        f"-n {DEMO_NAMESPACE} get pods,resourceclaims",
+    ):
+        print(f'  make kubectl ARGS="{arguments}"')
+    print("To remove it without a trace:\n  make cluster-down")
+
+
+def _choose(cluster: Cluster) -> Example:
+    """The first example whose device the node has."""
+    node = cluster.nodes[0]
+    for example in CHOICES:
+        if cluster.exec_on_node(node, ["test", "-c", example.device], check=False).returncode == 0:
+            return example
+    raise ClusterError(
+        f"node {node} has none of {', '.join(example.device for example in CHOICES)}: "
+        "there is nothing to give to a pod"
+    )
+
+
+def _run(cluster: Cluster, example: Example) -> None:
+    """Apply the example in a namespace of its own, and wait until its pod has done its work."""
+    namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": DEMO_NAMESPACE}}
+    cluster.apply(json.dumps(namespace))
+    _in_demo(cluster, "delete", "pod", example.name, "--ignore-not-found", "--wait=true")
+    for body in example.objects():
+        body["metadata"]["namespace"] = DEMO_NAMESPACE
+        cluster.apply(json.dumps(body))
+    wait_until(
+        f"the pod {example.name} has used {example.device}",
+        lambda: _finished(cluster, example),
+        timeout_seconds=90,
+    )
+
+
+def _finished(cluster: Cluster, example: Example) -> bool:
+    phase = _in_demo(cluster, "get", "pod", example.name, "-o", "jsonpath={.status.phase}")
+    if phase == "Pending":
+        return False
+    log = _in_demo(cluster, "logs", example.name)
+    if phase == "Failed":
+        raise ClusterError(f"the example's pod failed: {log}")
+    return "done" in log.splitlines()
+
+
+def _show(cluster: Cluster, example: Example) -> None:
+    """Print what the scheduler allocated, and what the container saw and did with it."""
+    for claim in cluster.get("resourceclaims", "-n", DEMO_NAMESPACE)["items"]:
+        print(f"      claim      {claim['metadata']['name']}")
+        for result in claim["status"]["allocation"]["devices"]["results"]:
+            for key in ("driver", "pool", "device"):
+                print(f"      {key:<10} {result[key]}")
+    for line in _in_demo(cluster, "logs", example.name).splitlines()[:-1]:
+        print(f"      container  {line}")
+
+
+def _in_demo(cluster: Cluster, *arguments: str) -> str:
+    return cluster.kubectl("-n", DEMO_NAMESPACE, *arguments, timeout=120).stdout
+
+
+if __name__ == "__main__":
+    main()
