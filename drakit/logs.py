@@ -92,3 +92,6 @@ def configure(*, level: str = "INFO", form: Literal["json", "text"] = "json") ->
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level)
+    # At DEBUG these say every turn of their own machinery.
+    for name in ("grpc", "asyncio"):
+        logging.getLogger(name).setLevel(max(root.level, logging.INFO))

@@ -54,7 +54,9 @@ class HttpServer:
         """Listen; raises OSError if the address is taken."""
         await self._runner.setup()
         host, _, port = self._listen.rpartition(":")
-        await web.TCPSite(self._runner, host.strip("[]") or None, int(port)).start()
+        # asyncio would serve "::" to IPv6 alone; no host is every address of both families.
+        address = None if host in ("", "[::]") else host.strip("[]")
+        await web.TCPSite(self._runner, address, int(port)).start()
 
     async def stop(self) -> None:
         """Stop listening; requests under way are cut after a second."""

@@ -18,7 +18,16 @@ from typing import Protocol
 
 from drakit.explain import Code, ObjectReference, Reason
 
-__all__ = ("Announcement", "Announcer", "Decision", "Recorder", "Timing", "Told", "decide")
+__all__ = (
+    "Announcement",
+    "Announcer",
+    "Decision",
+    "NotToldError",
+    "Recorder",
+    "Timing",
+    "Told",
+    "decide",
+)
 
 logger = logging.getLogger(__name__)
 
@@ -94,8 +103,12 @@ def decide(
     return Decision(tell=True, again_seconds=timing.repeat_seconds)
 
 
+class NotToldError(Exception):
+    """Something was not written; the text says why. It is to be tried again."""
+
+
 class Recorder(Protocol):
-    """What writes Events: :class:`drakit.kube.events.EventRecorder`, or a test's list."""
+    """What writes an announcement, or raises NotToldError."""
 
     async def __call__(self, announcement: Announcement) -> None: ...
 

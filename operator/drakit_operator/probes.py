@@ -48,7 +48,8 @@ async def serve_probes(
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
     await runner.setup()
     try:
-        site = web.TCPSite(runner, host or None, port)
+        # asyncio would serve "::" to IPv6 alone; no host is every address of both families.
+        site = web.TCPSite(runner, None if host in ("", "::") else host, port)
         await site.start()
         yield runner.addresses[0][1]
     finally:

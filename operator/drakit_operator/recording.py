@@ -14,15 +14,11 @@ from typing import Any
 
 from drakit.kube import AlreadyExistsError, ApiError, NotFoundError, Session
 from drakit.kube.events import EventRecorder
-from drakit_operator.announcing import Announcement
+from drakit_operator.announcing import Announcement, NotToldError
 
-__all__ = ("EventWriter", "NotToldError")
+__all__ = ("EventWriter",)
 
 CONTROLLER = "drakit.dev/operator"
-
-
-class NotToldError(Exception):
-    """An Event was not written; the text says why."""
 
 
 class EventWriter:

@@ -16,10 +16,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from drakit.explain import Reason
-from drakit.kube import ApiError
 from drakit.kube.queue import QueueFullError, WorkQueue
 from drakit.logs import new_request_id, request_scope
-from drakit_operator.announcing import Announcer
+from drakit_operator.announcing import Announcer, NotToldError
 from drakit_operator.claims.handlers import claims_touched, pods_touched
 from drakit_operator.claims.reconcile import judge_claim, judge_pod
 from drakit_operator.intake import Seen
@@ -143,7 +142,7 @@ class Work:
             again = await self._announcer.announce(*judged) if judged is not None else None
         except Exception as error:
             outcome = "error"
-            if isinstance(error, ApiError):
+            if isinstance(error, NotToldError):
                 logger.warning("cannot tell", extra={**_facts(key), "error": str(error)})
             else:  # a defect of ours in one object must not stop the others
                 logger.exception("cannot judge", extra=_facts(key))

@@ -38,9 +38,11 @@ __all__ = ("HostDevices",)
 
 logger = logging.getLogger(__name__)
 
+_FIRST_LABELS_SECONDS = 0.1
+"""How often the node's labels are looked for at the start: they come with the API session."""
+
 _LABELS_SECONDS = 1.0
-"""How often the node's labels are looked at: they come soon after the start, and a policy that
-waits for them should not wait out a whole rescan."""
+"""How often they are compared later: a policy that asks for them should not wait out a rescan."""
 
 
 class HostDevices(Driver[HostDevicesConfig]):
@@ -63,6 +65,7 @@ class HostDevices(Driver[HostDevicesConfig]):
 
     async def devices(self) -> AsyncIterator[Collection[Device]]:
         last: list[Device] | None = None
+        await self._labels_known()
         while True:
             labels = self.node.labels
             policies = policies_of_node(self.config.policies, labels)
@@ -107,6 +110,17 @@ class HostDevices(Driver[HostDevicesConfig]):
             f"device {name} is not on node {self.node.name} any more: plug it in again, or delete "
             "the pod so that another device is found for it"
         )
+
+    async def _labels_known(self) -> None:
+        """
+        Wait for the node's labels if a policy asks for them.
+
+        Publishing without those policies first would take their devices away for a moment at every
+        restart. Nothing is lost: without the API server nothing could be published.
+        """
+        if any(policy.node_selector for policy in self.config.policies):
+            while self.node.labels is None:
+                await asyncio.sleep(_FIRST_LABELS_SECONDS)
 
     async def _pause(self, labels: object) -> None:
         left = self.config.rescan_interval.total_seconds()

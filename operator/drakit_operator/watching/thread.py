@@ -114,10 +114,13 @@ class KopfThread:
                 helper.cancel()
 
     async def _run_kopf(self, session: Session, sessions: AsyncExitStack) -> None:
+        # Unused without peering. Of itself Kopf asks who the user is, and in an image that is nobody.
+        identity: Any = "drakit"
         await kopf.operator(
             registry=self._registry(session, sessions),
             settings=operator_settings(self._kinds),
             clusterwide=True,
+            identity=identity,
             stop_flag=self._stop,
         )
 
