@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,7 +75,7 @@ class Steps:
         self._began = time.monotonic()
 
     @contextmanager
-    def step(self, title: str) -> Iterator[None]:
+    def step(self, title: str) -> Generator[None]:
         self._number += 1
         print(f"\n[{self._number}/{self._count}] {title}", flush=True)
         began = time.monotonic()

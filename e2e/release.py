@@ -52,7 +52,10 @@ def install(
                 timeout=WAIT_SECONDS + 60,
             )
         except CommandError as error:
-            raise ClusterError(f"{error}\n{_why_not_ready(cluster)}") from error
+            told = error.output.strip()
+            raise ClusterError(
+                f"helm could not install drakit: {told}\n{_why_not_ready(cluster)}"
+            ) from error
 
 
 def uninstall(cluster: Cluster) -> None:
@@ -84,7 +87,7 @@ def _why_not_ready(cluster: Cluster) -> str:
     commands = (
         ("get", "pods", "-o", "wide"),
         ("get", "events", "--sort-by=.lastTimestamp"),
-        ("logs", "-l", "app.kubernetes.io/name=drakit", "--tail=15", "--prefix"),
+        ("logs", "-l", "app.kubernetes.io/name=drakit", "--tail=5", "--prefix"),
     )
     told = [
         cluster.kubectl(*command, f"--namespace={NAMESPACE}", check=False) for command in commands

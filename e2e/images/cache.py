@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -47,7 +47,7 @@ def digest(*parts: str | bytes | Path) -> str:
 
 
 @contextmanager
-def locked(kind: str) -> Iterator[Path]:
+def locked(kind: str) -> Generator[Path]:
     """The folder of one kind of things, and nobody else changes it."""
     folder = cache_folder() / kind
     folder.mkdir(parents=True, exist_ok=True)

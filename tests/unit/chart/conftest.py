@@ -1,0 +1,58 @@
+"""The chart as text, and rendered where there is a helm."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from e2e.images.cache import cache_folder
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+CHART = REPOSITORY / "charts" / "drakit"
+
+Render = Callable[..., list[dict[str, Any]]]
+
+
+@pytest.fixture(scope="session")
+def values() -> dict[str, Any]:
+    return yaml.safe_load((CHART / "values.yaml").read_text())
+
+
+@pytest.fixture(scope="session")
+def schema() -> dict[str, Any]:
+    return json.loads((CHART / "values.schema.json").read_text())
+
+
+@pytest.fixture(scope="session")
+def render(tmp_path_factory: pytest.TempPathFactory) -> Render:
+    """Render the chart with some values; skips where no helm was built or installed yet."""
+    helm = shutil.which("helm") or next(
+        (str(path) for path in cache_folder().glob("programs/*/helm")), None
+    )
+    if helm is None:
+        pytest.skip("no helm: `make cluster-up` builds one")
+
+    def rendered(overrides: dict[str, Any] | None = None) -> list[dict[str, Any]]:
+        file = tmp_path_factory.mktemp("values") / "values.yaml"
+        file.write_text(json.dumps(overrides or {}))
+        done = subprocess.run(
+            [
+                *(helm, "template", "drakit", str(CHART), "--namespace", "drakit-system"),
+                *("--kube-version", "1.36.3", "--values", str(file)),
+            ],
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return [body for body in yaml.safe_load_all(done.stdout) if body]
+
+    return rendered

@@ -1,0 +1,180 @@
+"""The rendered chart: what the daemons read, what they may do, and what they are given."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import yaml
+
+from drakit_drivers.hostdev.config import HostDevicesConfig
+from drakit_nodeplugin.config import load_config
+from drakit_operator.config import read_config
+
+READING = {"get", "list", "watch"}
+
+
+def the(objects: list[dict[str, Any]], kind: str, name: str) -> dict[str, Any]:
+    (found,) = [
+        body for body in objects if body["kind"] == kind and body["metadata"]["name"] == name
+    ]
+    return found
+
+
+def pod_spec(objects: list[dict[str, Any]], kind: str, name: str) -> dict[str, Any]:
+    return the(objects, kind, name)["spec"]["template"]["spec"]
+
+
+def written(objects, tmp_path, component: str):
+    """The configuration file of a component, as its container has it."""
+    data = the(objects, "ConfigMap", f"drakit-{component}")["data"]
+    file = tmp_path / f"{component}.yaml"
+    file.write_text(data[file.name])
+    return file
+
+
+def test_the_node_plugin_reads_its_configuration(render, tmp_path):
+    objects = render({"nodeplugin": {"bootIDFile": "/run/boot_id", "kubeletRoot": "/data/kubelet"}})
+    config = load_config(written(objects, tmp_path, "nodeplugin"))
+    assert str(config.kubelet_root) == "/data/kubelet"
+    assert str(config.boot_id_file) == "/host/boot_id"
+    (entry,) = config.drivers
+    hostdev = HostDevicesConfig.model_validate(entry.config)
+    assert {policy.name for policy in hostdev.policies} == {"kvm", "tun", "fuse"}
+    mounts = pod_spec(objects, "DaemonSet", "drakit-nodeplugin")["containers"][0]["volumeMounts"]
+    seen = {mount["mountPath"] for mount in mounts}
+    used = {hostdev.dev_root, hostdev.udev_root, hostdev.mountinfo, config.boot_id_file}
+    assert {str(path) for path in used} | {"/data/kubelet/plugins"} <= seen
+
+
+def test_further_drivers_stand_beside_hostdev(render, tmp_path):
+    camera = {"driver": "camera:Camera", "config": {"model": "x"}}
+    objects = render({"nodeplugin": {"drivers": [camera]}})
+    config = load_config(written(objects, tmp_path, "nodeplugin"))
+    assert [entry.driver for entry in config.drivers] == ["hostdev", "camera:Camera"]
+    assert config.drivers[1].config == {"model": "x"}
+
+
+def test_the_operator_reads_its_configuration(render, tmp_path):
+    objects = render(
+        {"operator": {"config": {"sweepPeriod": "10s", "election": {"leaseName": "l"}}}}
+    )
+    config = read_config(written(objects, tmp_path, "operator"))
+    assert config.sweep_period == 10
+    assert config.election.lease_name == "l"
+
+
+def test_the_kubelets_directories_are_mounted_at_their_own_paths(render):
+    objects = render({"nodeplugin": {"kubeletRoot": "/data/kubelet", "cdiDirectory": "/data/cdi"}})
+    spec = pod_spec(objects, "DaemonSet", "drakit-nodeplugin")
+    sources = {volume["name"]: volume.get("hostPath", {}).get("path") for volume in spec["volumes"]}
+    same = {
+        mount["mountPath"]
+        for mount in spec["containers"][0]["volumeMounts"]
+        if sources[mount["name"]] == mount["mountPath"]
+    }
+    assert same == {"/data/kubelet/plugins", "/data/kubelet/plugins_registry", "/data/cdi"}
+
+
+def test_what_the_plugin_sees_of_the_host_beside_them_is_read_only(render):
+    spec = pod_spec(render(), "DaemonSet", "drakit-nodeplugin")
+    writable = {
+        mount["mountPath"]
+        for mount in spec["containers"][0]["volumeMounts"]
+        if not mount.get("readOnly")
+    }
+    assert writable == {
+        "/var/lib/kubelet/plugins",
+        "/var/lib/kubelet/plugins_registry",
+        "/var/run/cdi",
+    }
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        pytest.param("DaemonSet", "drakit-nodeplugin", id="nodeplugin"),
+        pytest.param("Deployment", "drakit-operator", id="operator"),
+    ],
+)
+def test_no_container_has_more_power_than_it_needs(render, kind, name):
+    spec = pod_spec(render(), kind, name)
+    assert not {"hostNetwork", "hostPID", "hostIPC"} & set(spec)
+    assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    (container,) = spec["containers"]
+    context = container["securityContext"]
+    assert not context.get("privileged")
+    assert context["allowPrivilegeEscalation"] is False
+    assert context["readOnlyRootFilesystem"] is True
+    assert context["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_the_operator_is_not_root(render):
+    context = pod_spec(render(), "Deployment", "drakit-operator")["securityContext"]
+    assert context["runAsNonRoot"] is True
+
+
+def test_the_operator_changes_nothing_but_events_and_its_lease(render):
+    rules = the(render(), "ClusterRole", "drakit-operator")["rules"]
+    writes = {
+        resource for rule in rules if set(rule["verbs"]) - READING for resource in rule["resources"]
+    }
+    assert writes == {"events", "selfsubjectaccessreviews"}
+
+
+def test_the_plugins_account_is_the_one_that_the_policy_holds(render):
+    objects = render()
+    policy = the(objects, "ValidatingAdmissionPolicy", "drakit-nodeplugin")["spec"]
+    account = pod_spec(objects, "DaemonSet", "drakit-nodeplugin")["serviceAccountName"]
+    (condition,) = policy["matchConditions"]
+    assert f'"system:serviceaccount:drakit-system:{account}"' in condition["expression"]
+    assert policy["failurePolicy"] == "Fail"
+    (rule,) = policy["matchConstraints"]["resourceRules"]
+    assert rule["apiVersions"] == ["*"]
+    assert set(rule["operations"]) == {"CREATE", "UPDATE", "DELETE"}
+
+
+def test_each_policy_has_its_class(render):
+    overrides = {"policies": [{"name": "zram", "subsystem": "block", "paths": ["/dev/zram*"]}]}
+    (found,) = [body for body in render({"hostdev": overrides}) if body["kind"] == "DeviceClass"]
+    assert found["metadata"]["name"] == "zram.drakit.dev"
+    assert 'policy == "zram"' in found["spec"]["selectors"][0]["cel"]["expression"]
+
+
+def test_classes_can_be_left_to_the_admin(render):
+    objects = render({"hostdev": {"deviceClasses": False}})
+    assert not [body for body in objects if body["kind"] == "DeviceClass"]
+
+
+def test_without_hostdev_the_host_is_not_mounted(render):
+    objects = render({"hostdev": {"enabled": False}, "nodeplugin": {"drivers": [{"driver": "x"}]}})
+    spec = pod_spec(objects, "DaemonSet", "drakit-nodeplugin")
+    assert {volume["name"] for volume in spec["volumes"]} == {
+        "config",
+        "plugins",
+        "registry",
+        "cdi",
+    }
+
+
+def test_the_images_have_one_repository_and_tag(render):
+    objects = render({"image": {"repository": "my/drakit", "tag": "1"}})
+    images = [
+        pod_spec(objects, kind, name)["containers"][0]["image"]
+        for kind, name in (("DaemonSet", "drakit-nodeplugin"), ("Deployment", "drakit-operator"))
+    ]
+    assert images == ["my/drakit-nodeplugin:1", "my/drakit-operator:1"]
+
+
+def test_new_configuration_replaces_the_pods(render):
+    def checksum(overrides: dict[str, Any]) -> str:
+        template = the(render(overrides), "DaemonSet", "drakit-nodeplugin")["spec"]["template"]
+        return template["metadata"]["annotations"]["checksum/config"]
+
+    assert checksum({}) == checksum({"operator": {"replicas": 2}})
+    assert checksum({}) != checksum({"hostdev": {"allowDisks": True}})
+
+
+def test_every_rendered_document_has_our_labels(render):
+    for body in render():
+        assert body["metadata"]["labels"]["app.kubernetes.io/name"] == "drakit", yaml.dump(body)

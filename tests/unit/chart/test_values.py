@@ -1,0 +1,71 @@
+"""Default values and their schema: what the drivers and daemons themselves accept, no more."""
+
+from __future__ import annotations
+
+import copy
+
+import jsonschema
+import pytest
+
+from drakit_drivers.hostdev.config import HostDevicesConfig, Policy
+
+
+def test_the_defaults_satisfy_the_schema(values, schema):
+    jsonschema.Draft7Validator.check_schema(schema)
+    jsonschema.validate(values, schema)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param((), id="top-level"),
+        pytest.param(("image",), id="image"),
+        pytest.param(("logging",), id="logging"),
+        pytest.param(("hostdev",), id="hostdev"),
+        pytest.param(("hostdev", "policies", 0), id="policy"),
+        pytest.param(("nodeplugin",), id="nodeplugin"),
+        pytest.param(("operator",), id="operator"),
+    ],
+)
+def test_an_unknown_key_is_refused(values, schema, path):
+    changed = copy.deepcopy(values)
+    place = changed
+    for part in path:
+        place = place[part]
+    place["misspelt"] = "value"
+    with pytest.raises(jsonschema.ValidationError, match="misspelt"):
+        jsonschema.validate(changed, schema)
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value"),
+    [
+        pytest.param("nodeplugin", "kubeletRoot", "var/lib/kubelet", id="relative-kubelet-root"),
+        pytest.param("nodeplugin", "cdiDirectory", "", id="no-cdi-directory"),
+        pytest.param("image", "pullPolicy", "Sometimes", id="unknown-pull-policy"),
+        pytest.param("hostdev", "rescanInterval", 10, id="duration-without-unit"),
+        pytest.param("logging", "level", "LOUD", id="unknown-log-level"),
+        pytest.param("operator", "replicas", -1, id="fewer-than-no-replicas"),
+    ],
+)
+def test_a_value_that_cannot_be_is_refused(values, schema, section, key, value):
+    changed = copy.deepcopy(values)
+    changed[section][key] = value
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(changed, schema)
+
+
+def test_policies_have_the_keys_that_hostdev_knows(schema):
+    known = {field.alias or name for name, field in Policy.model_fields.items()}
+    assert set(schema["definitions"]["policy"]["properties"]) == known
+
+
+def test_the_default_policies_are_what_hostdev_accepts(values):
+    config = HostDevicesConfig.model_validate({"policies": values["hostdev"]["policies"]})
+    assert [policy.name for policy in config.policies] == ["kvm", "tun", "fuse"]
+    assert all(policy.count for policy in config.policies)
+
+
+def test_the_default_devices_fit_into_one_slice(values):
+    # 112 devices are placed in a slice of devices without taints.
+    assert sum(policy["count"] for policy in values["hostdev"]["policies"]) <= 112
