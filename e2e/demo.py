@@ -97,7 +97,7 @@ def main() -> None:
             for archive in archives:
                 cluster.load_image(archive)
         with steps.step(f"helm upgrade --install drakit charts/drakit -n {NAMESPACE}"):
-            install(cluster, build=archives[0].parent.name)
+            install(cluster, build="_".join(archive.parent.name for archive in archives))
         example = _choose(cluster)
         with steps.step(f"a pod that asks for {example.device} (examples/{example.file.name})"):
             _run(cluster, example)
