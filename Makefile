@@ -76,6 +76,7 @@ check: lint check-generated unit ## everything that needs no cluster
 .PHONY: requirements
 requirements: venv ## pin the requirements anew
 	$(UV_COMPILE) --extra nodeplugin -o requirements/nodeplugin.txt pyproject.toml
+	echo pip | $(UV_COMPILE) -o requirements/image.txt -
 	$(UV_COMPILE) --extra operator -o requirements/operator.txt pyproject.toml
 	$(UV_COMPILE) --extra nodeplugin --extra operator --group dev -o requirements/dev.txt pyproject.toml
 
@@ -96,6 +97,10 @@ kubectl: venv ## make kubectl ARGS="get pods -A"
 .PHONY: images
 images: deps venv ## build the images that the cluster runs
 	$(BIN)/python -m e2e.images
+
+.PHONY: image-context
+image-context: venv ## what `docker build` needs, in build/image
+	$(BIN)/python -m e2e.images context build/image
 
 .PHONY: demo
 demo: deps venv ## everything at once: cluster, images, helm install, a pod with a device

@@ -7,6 +7,7 @@ It must not know how a cluster is run, or how images are built.
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -84,6 +85,8 @@ def release(cluster: Cluster, zram: Zram) -> Iterator[Cluster]:
     cluster.kubectl("apply", "-f", "-", input=json.dumps(listing))
     wait_settled(cluster, zram)
     yield cluster
+    if os.environ.get("KEEP_CLUSTER") == "1":
+        return
     cluster.kubectl("delete", "-f", "-", "--ignore-not-found", input=json.dumps(listing))
     uninstall(cluster)
 

@@ -119,7 +119,7 @@ class HostDevices(Driver[HostDevicesConfig]):
         restart. Nothing is lost: without the API server nothing could be published.
         """
         if any(policy.node_selector for policy in self.config.policies):
-            while self.node.labels is None:
+            while self.node.labels is None:  # noqa: ASYNC110  (set from another thread)
                 await asyncio.sleep(_FIRST_LABELS_SECONDS)
 
     async def _pause(self, labels: object) -> None:

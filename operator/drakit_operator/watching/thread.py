@@ -98,40 +98,47 @@ class KopfThread:
 
     async def _operate(self) -> None:
         # Begun before Kopf, which cancels at its end the tasks that were begun after it.
-        helpers = [
-            asyncio.create_task(self._give_signs_of_life(), name="beat"),
-            asyncio.create_task(self._stop.wait(), name="stop"),
-        ]
+        beating = asyncio.create_task(self._give_signs_of_life(), name="beat")
+        stopping = asyncio.create_task(self._stop.wait(), name="stop")
+        operating = asyncio.create_task(self._run_kopf(), name="kopf")
         try:
-            async with AsyncExitStack() as sessions:
-                # Opened here, not at Kopf's first login: if it cannot be, that is known at once.
-                session = await sessions.enter_async_context(await self._connect())
-                operating = asyncio.create_task(self._run_kopf(session, sessions), name="kopf")
-                await asyncio.wait({operating, helpers[1]}, return_when=asyncio.FIRST_COMPLETED)
-                await self._end(operating)
-        finally:
-            for helper in helpers:
-                helper.cancel()
-
-    async def _run_kopf(self, session: Session, sessions: AsyncExitStack) -> None:
-        # Unused without peering. Of itself Kopf asks who the user is, and in an image that is nobody.
-        identity: Any = "drakit"
-        await kopf.operator(
-            registry=self._registry(session, sessions),
-            settings=operator_settings(self._kinds),
-            clusterwide=True,
-            identity=identity,
-            stop_flag=self._stop,
-        )
-
-    async def _end(self, operating: asyncio.Task[None]) -> None:
-        """Let Kopf end by its flag; where it waits for tasks of its own (5 s), end those, too."""
-        await asyncio.wait({operating}, timeout=FLAG_SECONDS)
-        while not operating.done():
-            operating.cancel()
+            await asyncio.wait({operating, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            # Its flag has told Kopf to end. Where it waits for tasks of its own, up to 5 s, or for
+            # a session, it is cancelled.
             await asyncio.wait({operating}, timeout=FLAG_SECONDS)
-        if not operating.cancelled():
-            operating.result()
+            while not operating.done():
+                operating.cancel()
+                await asyncio.wait({operating}, timeout=FLAG_SECONDS)
+            if not operating.cancelled():
+                operating.result()
+        finally:
+            beating.cancel()
+            stopping.cancel()
+
+    async def _run_kopf(self) -> None:
+        before = asyncio.all_tasks()
+        async with AsyncExitStack() as sessions:
+            # Opened here, not at Kopf's first login: if it cannot be, that is known at once.
+            session = await sessions.enter_async_context(await self._connect())
+            if self._stop.is_set():
+                return
+            # Unused without peering. Of itself Kopf asks for the user's name, and images have none.
+            identity: Any = "drakit"
+            try:
+                await kopf.operator(
+                    registry=self._registry(session, sessions),
+                    settings=operator_settings(self._kinds),
+                    clusterwide=True,
+                    identity=identity,
+                    stop_flag=self._stop,
+                )
+            finally:
+                # Requests that Kopf has left behind, before their session is closed.
+                strays = asyncio.all_tasks() - before
+                for stray in strays:
+                    stray.cancel()
+                if strays:
+                    await asyncio.wait(strays, timeout=FLAG_SECONDS)
 
     async def _give_signs_of_life(self) -> None:
         while True:
