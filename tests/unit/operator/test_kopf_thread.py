@@ -20,6 +20,7 @@ async def test_it_stops_when_told_to(cluster, tmp_path):
     thread.start()
     async with asyncio.timeout(5):
         while not seen:
+            assert not thread.ended.done(), repr(thread.ended.result())
             await asyncio.sleep(0.02)
     assert [(each.kind.plural, each.name.name, each.listed) for each in seen] == [
         ("deviceclasses", "gpu.example", True)
@@ -32,15 +33,15 @@ async def test_it_stops_when_told_to(cluster, tmp_path):
     assert len(seen) == 1
 
 
-async def test_it_can_be_stopped_before_it_has_begun(cluster, tmp_path):
-    kubeconfig = cluster.write_kubeconfig(tmp_path)
-    thread = KopfThread(
-        connect=lambda: connect(kubeconfig, user_agent="test"),
-        kinds=KINDS,
-        intake=Intake(asyncio.get_running_loop(), print),
-    )
+async def test_it_can_be_stopped_while_it_waits_for_its_session():
+    async def hang():
+        await asyncio.sleep(3600)
+        raise AssertionError("nobody has stopped it")
+
+    thread = KopfThread(connect=hang, kinds=KINDS, intake=Intake(asyncio.get_running_loop(), print))
     thread.start()
     assert await thread.stop(timeout_seconds=5)
+    assert await thread.ended is None
 
 
 async def test_without_a_session_it_ends_at_once():
