@@ -87,12 +87,14 @@ def refused(call, *arguments, **options) -> str:
 def test_a_token_of_one_nodes_plugin_cannot_write_the_others_slice(release, as_first_node):
     (own,), (foreign,) = (slices(release, node) for node in release.nodes[:2])
 
-    as_first_node("annotate", "resourceslice", own["metadata"]["name"], "drakit.dev/test=own")
-    as_first_node("annotate", "resourceslice", own["metadata"]["name"], "drakit.dev/test-")
-
-    name = foreign["metadata"]["name"]
-    told = refused(as_first_node, "annotate", "resourceslice", name, "drakit.dev/test=foreign")
+    # The plugin itself may write its slice meanwhile: no resourceVersion, no conflict.
+    for body in (own, foreign):
+        body["metadata"].pop("resourceVersion")
+        body["metadata"]["annotations"] = {"drakit.dev/test": "written"}
+    as_first_node("replace", "-f", "-", input=json.dumps(own))
+    told = refused(as_first_node, "replace", "-f", "-", input=json.dumps(foreign))
     assert "of that node" in told
+    name = foreign["metadata"]["name"]
     assert "of that node" in refused(as_first_node, "delete", "resourceslice", name)
     copied = copy.deepcopy(foreign)
     copied["metadata"] = {"name": f"00099-{DRIVER}-stolen"}
