@@ -29,7 +29,7 @@ class DriverConfig(BaseModel):
     Field names are snake_case in Python and camelCase in files.
     """
 
-    model_config = ConfigDict(
+    model_config: ClassVar[ConfigDict] = ConfigDict(
         extra="forbid",
         frozen=True,
         use_attribute_docstrings=True,

@@ -20,7 +20,7 @@ from drakit.kube.lean import ClusterAccess, ConfigError, load_in_cluster, load_k
 
 __all__ = ("ConfigError", "Credentials", "ServiceAccount", "find_cluster")
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 REFRESH_SECONDS = 30.0
 """How old credentials get before their source is asked; the kubelet replaces a token when a fifth

@@ -62,7 +62,7 @@ class ApiError(Exception):
         """The HTTP status; 0 if there was no answer."""
         self.reason = reason
         """The server's word for it, such as ``NotFound``."""
-        self.message = message[:_MAX_MESSAGE_CHARACTERS]
+        self.message: str = message[:_MAX_MESSAGE_CHARACTERS]
         self.method = method
         self.path = path
         self.details: Mapping[str, Any] = details or {}

@@ -24,7 +24,7 @@ from drakit.kube.paths import resource_path
 
 __all__ = ("EventRecorder", "EventTimings", "Events")
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 _API_VERSION = "events.k8s.io/v1"
 _MAX_NOTE_CHARACTERS = 1024

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ("ClusterAccess", "ConfigError", "Connection", "load_in_cluster", "load_kubeconfig")
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 _ROOT = "kubernetes_asyncio"
 _EMPTY_PACKAGES = (_ROOT, f"{_ROOT}.client", f"{_ROOT}.client.models", f"{_ROOT}.config")
@@ -87,10 +87,10 @@ class Connection:
         middlewares: tuple[aiohttp.ClientMiddlewareType, ...],
     ) -> None:
         """Open nothing yet; needs a running loop."""
-        self.server = access.server
+        self.server: str = access.server
         self._pool: Any = _library().rest.RESTClientObject(access.configuration)
         # A session of our own on the library's pool: it needs headers and middlewares.
-        self.http = aiohttp.ClientSession(
+        self.http: aiohttp.ClientSession = aiohttp.ClientSession(
             connector=self._pool.pool_manager.connector,
             connector_owner=False,
             headers=dict(headers),

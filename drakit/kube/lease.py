@@ -27,7 +27,7 @@ from drakit.kube.paths import resource_path
 
 __all__ = ("LeaseElection", "LeaseTimings", "WorkNotStoppedError")
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 _API_VERSION = "coordination.k8s.io/v1"
 _RELEASE_TIMEOUT_SECONDS = 2.0
@@ -97,7 +97,7 @@ class LeaseElection:
         self._path = resource_path(_API_VERSION, "leases", namespace=namespace, name=name)
         self._metadata = {"name": name, "namespace": namespace}
         self._timings = timings or LeaseTimings()
-        self.identity = f"{identity}_{secrets.token_hex(4)}"
+        self.identity: str = f"{identity}_{secrets.token_hex(4)}"
         self.holder: str | None = None
         """Who holds the Lease, as last seen; "" if nobody does, None before the first look."""
         self._lease: dict[str, Any] | None = None

@@ -24,7 +24,7 @@ from drakit.kube.watch import WatchEvent
 
 __all__ = ("Applied", "Change", "Collection", "Deleted", "Reflector", "Replaced")
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 HEALTHY_SECONDS = 5.0
 """A watch that lasted this long, or brought anything, is resumed at once when it ends: servers end
@@ -83,7 +83,7 @@ class Reflector:
         self._backoff = Backoff(first_seconds=retry_seconds, limit_seconds=retry_limit_seconds)
         self._version: str | None = None
         self._heard_at: float | None = None
-        self.synced = False
+        self.synced: bool = False
         """Whether everything has been listed once."""
         self.last_error: ApiError | None = None
         """Why it is not watching at the moment; None if it is, or is about to begin."""

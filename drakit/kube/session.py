@@ -80,7 +80,7 @@ class Session:
         user_agent: str,
         timeouts: Timeouts | None = None,
     ) -> None:
-        self.timeouts = timeouts or Timeouts()
+        self.timeouts: Timeouts = timeouts or Timeouts()
         self._credentials = credentials
         self._connection = Connection(
             access,
