@@ -11,9 +11,11 @@ It must not know claims beyond their identity, slices, gRPC or the kubelet.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import threading
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Callable, Collection, Coroutine, Iterable
+from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 
 from drakit.device import AllocatedDevice, ClaimReference, Device, Edits
@@ -70,18 +72,23 @@ class PythonEndpoint:
         Start the driver once, before anything is served.
 
         Raises :class:`DriverError` if the driver refuses its configuration. Any other failure
-        is treated as a stop, and :meth:`run` starts it again.
+        is treated as a stop, and :meth:`run` starts it again; a driver that is only slow is
+        taken when it is ready.
         """
         run = self._run = _DriverThread(self.name, self._make, self._listener)
         try:
             await run.start()
-        except Exception as error:
-            run.abandon()
+        except DriverError:
             self._run = None
-            if isinstance(error, DriverError):
-                raise
-            reason = "it does not start" if isinstance(error, TimeoutError) else str(error)
-            self._stopped(f"it could not be started: {reason}")
+            raise
+        except TimeoutError:
+            # Nothing can end its thread. Another beside it would hang as well, and a driver that
+            # takes longer than this would never be there.
+            self._stopped(f"it is still starting after {START_SECONDS:.0f} s")
+            logger.error("driver is slow to start", extra={"driver": self.name})
+        except Exception as error:
+            self._run = None
+            self._stopped(f"it could not be started: {error}")
             logger.exception("driver could not be started", extra={"driver": self.name})
 
     async def run(self) -> None:
@@ -114,7 +121,8 @@ class PythonEndpoint:
 
     async def prepare(self, claim: ClaimReference, device: AllocatedDevice) -> Edits:
         """Call the driver; raises DriverError and EndpointStoppedError, and nothing else."""
-        return await self._call("prepare", lambda driver: driver.prepare(claim, device))
+        answer = await self._call("prepare", lambda driver: driver.prepare(claim, device))
+        return _checked_edits(answer, driver=self.name)
 
     async def unprepare(self, claim: ClaimReference, device: AllocatedDevice) -> None:
         """Call the driver; raises DriverError and EndpointStoppedError, and nothing else."""
@@ -123,25 +131,49 @@ class PythonEndpoint:
     async def _call(
         self, what: str, call: Callable[[AnyDriver], Coroutine[Any, Any, ResultT]]
     ) -> ResultT:
-        if self._run is None:
+        run = self._run
+        if run is None or not run.started:
             raise EndpointStoppedError(driver=self.name, reason=self._reason)
+        limit = asyncio.timeout(CALL_SECONDS)
         try:
-            async with asyncio.timeout(CALL_SECONDS):
-                return await self._run.call(call)
-        except DriverError:
+            async with limit:
+                return await run.call(call)
+        except (DriverError, EndpointStoppedError):
             raise
-        except TimeoutError:
-            raise DriverError(
-                f"driver {self.name} gave no answer to {what} within {CALL_SECONDS:.0f} s"
-            ) from None
         except asyncio.CancelledError:
             if cancelled_by_owner():
                 raise
             raise EndpointStoppedError(driver=self.name, reason="it ended meanwhile") from None
         except Exception as error:
+            # A driver may run into timeouts of its own.
+            if isinstance(error, TimeoutError) and limit.expired():
+                raise DriverError(
+                    f"driver {self.name} gave no answer to {what} within {CALL_SECONDS:.0f} s"
+                ) from None
             logger.exception("driver failed", extra={"driver": self.name, "call": what})
             text = f"driver {self.name} failed in {what}: {type(error).__name__}: {error}"
             raise DriverError(text) from error
+
+
+def _checked_edits(answer: object, *, driver: str) -> Edits:
+    if not isinstance(answer, Edits):
+        raise DriverError(
+            f"driver {driver} answered prepare with {type(answer).__name__}, which is no Edits; "
+            f"this is a fault of the driver"
+        )
+    return answer
+
+
+def _checked_inventory(inventory: Iterable[object]) -> tuple[Device, ...]:
+    devices: list[Device] = []
+    for device in inventory:
+        if not isinstance(device, Device):
+            raise DriverError(
+                f"it listed {type(device).__name__}, which is no Device; this is a fault of the "
+                f"driver"
+            )
+        devices.append(device)
+    return tuple(devices)
 
 
 class _DriverThread:
@@ -159,7 +191,7 @@ class _DriverThread:
         )
         self._ended: asyncio.Future[str] = self._home.create_future()
         self._main: asyncio.Task[None] | None = None
-        self._abandoned = False
+        self._stopping = False
         self.yielded = False
         """Whether it ever said what it has: one that did not is restarted ever more slowly."""
 
@@ -169,21 +201,17 @@ class _DriverThread:
         async with asyncio.timeout(START_SECONDS):
             await asyncio.shield(self._started)
 
-    def abandon(self) -> None:
-        """Hear no more of it: should it start after all, it is ended."""
-        self._abandoned = True
-        if not self._started.done():
-            self._started.cancel()
+    @property
+    def started(self) -> bool:
+        """Whether it can be called."""
+        return self._started.done() and self._started.exception() is None
 
     async def ended(self) -> str:
         return await asyncio.shield(self._ended)
 
     async def stop(self) -> None:
-        if self._ended.done():
-            return
-        _, loop = await asyncio.shield(self._started)
-        if self._main is not None:
-            loop.call_soon_threadsafe(self._main.cancel)
+        self._stopping = True  # one that is only just starting is ended once it has started
+        self._cancel()
         try:
             async with asyncio.timeout(CLOSE_SECONDS):
                 await self.ended()
@@ -191,14 +219,31 @@ class _DriverThread:
             logger.warning("driver does not end and is left", extra={"driver": self._name})
 
     async def call(self, call: Callable[[AnyDriver], Coroutine[Any, Any, ResultT]]) -> ResultT:
-        driver, loop = await asyncio.shield(self._started)
+        driver, loop = self._started.result()
         if self._ended.done():
             raise EndpointStoppedError(driver=self._name, reason=self._ended.result())
+
+        async def call_there() -> ResultT:
+            # Not before: a method that is no coroutine function would run in the daemon's loop.
+            return await call(driver)
+
+        work = call_there()
         try:
-            future = asyncio.run_coroutine_threadsafe(call(driver), loop)
+            future = asyncio.run_coroutine_threadsafe(work, loop)
         except RuntimeError as error:  # its loop was closed a moment ago
+            work.close()
             raise EndpointStoppedError(driver=self._name, reason="it ended") from error
-        return await asyncio.wrap_future(future)
+        answer = asyncio.wrap_future(future)
+        try:
+            await asyncio.wait({answer, self._ended}, return_when=asyncio.FIRST_COMPLETED)
+            if answer.done():
+                return answer.result()
+        finally:
+            answer.cancel()
+        # It came when the loop was about to be closed, and nobody will ever run it.
+        if inspect.getcoroutinestate(work) == inspect.CORO_CREATED:
+            work.close()
+        raise EndpointStoppedError(driver=self._name, reason=self._ended.result())
 
     # ------------------------------------------------------------ in the driver's thread
 
@@ -225,7 +270,7 @@ class _DriverThread:
         self._main = asyncio.current_task()
         self._tell(self._succeed_start, driver, asyncio.get_running_loop())
         async for inventory in driver.devices():
-            self._tell(self._replace, tuple(inventory))
+            self._tell(self._replace, _checked_inventory(inventory))
 
     def _tell(self, function: Callable[..., None], *values: Any) -> None:
         try:
@@ -236,18 +281,23 @@ class _DriverThread:
     # ------------------------------------------------------------ in the daemon's loop again
 
     def _succeed_start(self, driver: AnyDriver, loop: asyncio.AbstractEventLoop) -> None:
-        if self._abandoned and self._main is not None:
-            loop.call_soon_threadsafe(self._main.cancel)
-        elif not self._started.done():
+        if not self._started.done():
             self._started.set_result((driver, loop))
+        if self._stopping:
+            self._cancel()
+
+    def _cancel(self) -> None:
+        if self.started and self._main is not None:
+            _, loop = self._started.result()
+            with suppress(RuntimeError):  # closed already: it is ending
+                loop.call_soon_threadsafe(self._main.cancel)
 
     def _fail_start(self, error: Exception) -> None:
         if not self._started.done():
             self._started.set_exception(error)
+            self._started.exception()  # heard, whoever else awaits it
 
     def _replace(self, inventory: tuple[Device, ...]) -> None:
-        if self._abandoned:
-            return
         self.yielded = True
         self._listener.replaced(inventory)
 

@@ -195,8 +195,44 @@ async def test_closing_ends_the_thread_and_closes_the_driver(behaviour, listener
         await endpoint.prepare(CLAIM, DEVICE)
 
 
-async def test_a_driver_that_does_not_start_in_time_is_left_alone(behaviour, listener, monkeypatch):
+async def test_a_driver_that_starts_slowly_is_taken_once_it_is_there(
+    behaviour, listener, monkeypatch
+):
     monkeypatch.setattr(endpoints, "START_SECONDS", 0.05)
+    monkeypatch.setattr(endpoints, "RESTART_SECONDS", (0.01, 0.02))
+    go = threading.Event()
+    threads: list[threading.Thread] = []
+
+    def make() -> Camera:
+        threads.append(threading.current_thread())
+        go.wait(5)
+        return Camera(behaviour)
+
+    endpoint = PythonEndpoint(Camera.name, make, listener=listener)
+    await endpoint.start()
+    await listener.hear()
+    assert listener.reasons == ["it is still starting after 0 s"]
+    with pytest.raises(EndpointStoppedError, match="it is still starting"):
+        await endpoint.prepare(CLAIM, DEVICE)
+    task = asyncio.create_task(endpoint.run())
+    await asyncio.sleep(0.2)
+    assert len(threads) == 1, "no second thread hangs beside the first"
+
+    go.set()
+    await listener.hear()
+    assert listener.inventories == [(Device(name="cam-0"),)]
+    assert await endpoint.prepare(CLAIM, DEVICE) == Edits(env={"CAMERA": "0"})
+    task.cancel()
+    await asyncio.wait({task})
+    await endpoint.close()
+    assert behaviour.closed == 1
+
+
+async def test_a_driver_that_hangs_in_its_start_does_not_hold_up_the_stop(
+    behaviour, listener, monkeypatch
+):
+    monkeypatch.setattr(endpoints, "START_SECONDS", 0.05)
+    monkeypatch.setattr(endpoints, "CLOSE_SECONDS", 0.05)
     go = threading.Event()
 
     def make() -> Camera:
@@ -205,12 +241,106 @@ async def test_a_driver_that_does_not_start_in_time_is_left_alone(behaviour, lis
 
     endpoint = PythonEndpoint(Camera.name, make, listener=listener)
     await endpoint.start()
-    assert listener.reasons == ["it could not be started: it does not start"]
+    async with asyncio.timeout(2):
+        await endpoint.close()
 
     go.set()
-    while not behaviour.closed:
-        await asyncio.sleep(0.01)
-    await asyncio.sleep(0.05)
-    assert listener.inventories == []
-    with pytest.raises(EndpointStoppedError, match="it does not start"):
+    async with asyncio.timeout(5):
+        while not behaviour.closed:
+            await asyncio.sleep(0.01)
+
+
+async def test_edits_that_are_none_are_the_drivers_fault(endpoint, behaviour):
+    async def forget() -> None:
+        return None
+
+    behaviour.prepare = forget
+    with pytest.raises(DriverError, match="answered prepare with NoneType, which is no Edits"):
         await endpoint.prepare(CLAIM, DEVICE)
+
+
+async def test_a_plain_function_does_not_run_in_the_loop_of_the_daemon(
+    endpoint, behaviour, monkeypatch
+):
+    threads: list[threading.Thread] = []
+
+    def prepare(self, claim, device) -> Edits:
+        threads.append(threading.current_thread())
+        return Edits()
+
+    monkeypatch.setattr(Camera, "prepare", prepare)
+    with pytest.raises(DriverError, match="failed in prepare: TypeError"):
+        await endpoint.prepare(CLAIM, DEVICE)
+    assert threads == [behaviour.thread]
+
+
+async def test_a_timeout_of_the_drivers_own_is_not_told_as_ours(endpoint, behaviour):
+    async def fail() -> Edits:
+        raise TimeoutError("the bus is slow")
+
+    behaviour.prepare = fail
+    with pytest.raises(DriverError, match="failed in prepare: TimeoutError: the bus is slow"):
+        await endpoint.prepare(CLAIM, DEVICE)
+
+
+async def test_a_call_while_the_driver_is_being_closed_finds_it_stopped(
+    endpoint, behaviour, listener, monkeypatch
+):
+    closing, go = threading.Event(), threading.Event()
+
+    def close(self) -> None:
+        closing.set()
+        go.wait(5)
+
+    monkeypatch.setattr(Camera, "close", close)
+    behaviour.end.set()
+    async with asyncio.timeout(5):
+        while not closing.is_set():
+            await asyncio.sleep(0.01)
+    with pytest.raises(EndpointStoppedError):
+        await endpoint.unprepare(CLAIM, DEVICE)
+    go.set()
+
+
+async def test_a_call_that_its_loop_never_begins_ends_with_the_driver(
+    endpoint, behaviour, listener
+):
+    async def linger() -> Edits:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            # Keeps the loop in its last round, in which no new task is cancelled any more.
+            await asyncio.get_running_loop().run_in_executor(None, go.wait, 5)
+        raise AssertionError
+
+    go = threading.Event()
+    behaviour.prepare = linger
+    first = asyncio.create_task(endpoint.prepare(CLAIM, DEVICE))
+    await asyncio.sleep(0.05)
+    behaviour.end.set()
+    await asyncio.sleep(0.1)
+    behaviour.prepare = asyncio.Event().wait
+    late = asyncio.create_task(endpoint.prepare(CLAIM, DEVICE))
+    await asyncio.sleep(0.05)
+    go.set()
+    async with asyncio.timeout(5):
+        for call in (first, late):
+            with pytest.raises(EndpointStoppedError):
+                await call
+
+
+async def test_an_inventory_of_something_else_stops_the_driver_with_a_reason(
+    listener, behaviour, monkeypatch
+):
+    async def devices(self):
+        yield ["cam-0"]
+
+    monkeypatch.setattr(Camera, "devices", devices)
+    endpoint = PythonEndpoint(Camera.name, lambda: Camera(behaviour), listener=listener)
+    await endpoint.start()
+    task = asyncio.create_task(endpoint.run())
+    await listener.hear()
+    assert listener.reasons == ["it listed str, which is no Device; this is a fault of the driver"]
+    task.cancel()
+    await asyncio.wait({task})
+    await endpoint.close()
