@@ -34,7 +34,7 @@ class Version:
 
 
 AttributeValue = str | int | bool | Version
-"""The scalar types of an attribute (API: ``DeviceAttribute``); strings up to 64 characters."""
+"""The scalar types of an attribute (API: ``DeviceAttribute``); strings up to 64 bytes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

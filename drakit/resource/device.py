@@ -11,6 +11,7 @@ It must not know clients, pools, or where devices come from.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from drakit.device import AttributeValue, Device, Version
@@ -27,13 +28,15 @@ __all__ = (
 
 MAX_ATTRIBUTES_AND_CAPACITIES = 32
 MAX_STRING_LENGTH = 64
+"""The API server counts bytes."""
 MAX_NAME_LENGTH = 63
 MAX_IDENTIFIER_LENGTH = 32
 
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _VERSION = re.compile(
-    r"(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)(-[0-9A-Za-z.-]+)?(\+[0-9A-Za-z.-]+)?"
+    r"(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)(-[0-9A-Za-z.-]+)?(\+[0-9A-Za-z.-]+)?",
+    re.ASCII,
 )
 
 
@@ -48,8 +51,14 @@ def is_dns_subdomain(text: str, *, max_length: int = 253) -> bool:
 
 
 def device_problems(device: Device) -> list[str]:
-    """Say in sentences why the API server would not take a device; empty if it would."""
-    problems: list[str] = []
+    """
+    Say in sentences why the API server would not take a device; empty if it would.
+
+    Also of values that are not of the types that they should have: vendors make them.
+    """
+    problems = _type_problems(device.name, device.attributes, device.capacity)
+    if problems:
+        return problems
     if not is_dns_label(device.name):
         problems.append("its name is not a DNS label of at most 63 characters (a-z, 0-9 and -)")
     count = len(device.attributes) + len(device.capacity)
@@ -63,14 +72,38 @@ def device_problems(device: Device) -> list[str]:
     for name, amount in device.capacity.items():
         if problem := _name_problem(name):
             problems.append(f"capacity {name!r} {problem}")
-        try:
-            parse_quantity(amount)
-        except ValueError as error:
-            problems.append(f"capacity {name!r}: {error}")
+        if problem := _amount_problem(amount):
+            problems.append(f"capacity {name!r}: {problem}")
     return problems
 
 
-def _name_problem(name: str) -> str | None:
+def _type_problems(name: object, attributes: object, capacity: object) -> list[str]:
+    problems: list[str] = []
+    if not isinstance(name, str):
+        problems.append(f"its name is no text, but {_kind(name)}")
+    for what, given in (("attributes", attributes), ("capacity", capacity)):
+        if not isinstance(given, Mapping):
+            problems.append(f"its {what} are no mapping, but {_kind(given)}")
+    return problems
+
+
+def _kind(value: object) -> str:
+    return f"of type {type(value).__name__}"
+
+
+def _amount_problem(amount: object) -> str | None:
+    if not isinstance(amount, str):
+        return f'{amount!r} is {_kind(amount)}, not a quantity as text (such as "8" or "16Gi")'
+    try:
+        parse_quantity(amount)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def _name_problem(name: object) -> str | None:
+    if not isinstance(name, str):
+        return f"has a name that is no text, but {_kind(name)}"
     domain, slash, identifier = name.rpartition("/")
     if slash and not is_dns_subdomain(domain, max_length=MAX_NAME_LENGTH):
         return "has a domain that is not a DNS subdomain of at most 63 characters"
@@ -79,16 +112,36 @@ def _name_problem(name: str) -> str | None:
     return None
 
 
-def _value_problem(value: AttributeValue) -> str | None:
+def _value_problem(value: object) -> str | None:
     if isinstance(value, Version):
-        if len(value.text) > MAX_STRING_LENGTH or not _VERSION.fullmatch(value.text):
+        text: object = value.text
+        if not _is_version(text):
             return "is not a semantic version (such as 1.2.3) of at most 64 characters"
     elif isinstance(value, str):
-        if len(value) > MAX_STRING_LENGTH:
-            return f"has more than {MAX_STRING_LENGTH} characters"
+        return _string_problem(value)
+    elif not isinstance(value, int):
+        return f"is {_kind(value)}, which is neither text, an integer, a boolean nor a Version"
     elif not -(2**63) <= value < 2**63:
         return "is not a 64-bit integer"
     return None
+
+
+def _is_version(text: object) -> bool:
+    return (
+        isinstance(text, str)
+        and len(text) <= MAX_STRING_LENGTH
+        and _VERSION.fullmatch(text) is not None
+    )
+
+
+def _string_problem(value: str) -> str | None:
+    try:
+        size = len(value.encode())
+    except UnicodeEncodeError:  # a file's name that is no UTF-8, for example
+        return "has characters that cannot be written as UTF-8"
+    return (
+        f"has more than {MAX_STRING_LENGTH} bytes (in UTF-8)" if size > MAX_STRING_LENGTH else None
+    )
 
 
 def device_body(device: Device) -> dict[str, Any]:

@@ -12,7 +12,8 @@ from decimal import Decimal
 __all__ = ("parse_quantity",)
 
 _FORM = re.compile(
-    r"(?P<number>[+-]?(\d+(\.\d*)?|\.\d+))(?P<suffix>[KMGTPE]i|[numkMGTPE]?|[eE][+-]?\d+)"
+    r"(?P<number>[+-]?(\d+(\.\d*)?|\.\d+))(?P<suffix>[KMGTPE]i|[numkMGTPE]?|[eE][+-]?\d{1,3})",
+    re.ASCII,
 )
 _SCALE = {
     "": Decimal(1),

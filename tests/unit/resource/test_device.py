@@ -22,6 +22,20 @@ from drakit.resource.quantity import parse_quantity
         pytest.param(Device(name="c", attributes={"a-b": 1}), "no C identifier", id="identifier"),
         pytest.param(Device(name="c", attributes={"UP.er/a": 1}), "a domain", id="domain"),
         pytest.param(Device(name="c", attributes={"a": "x" * 65}), "more than 64", id="string"),
+        pytest.param(Device(name="c", attributes={"a": "é" * 33}), "64 bytes", id="string-bytes"),
+        pytest.param(Device(name="c", attributes={"a": "\udc80"}), "as UTF-8", id="string-broken"),
+        pytest.param(Device(name="c", attributes={"a": 1.5}), "of type float", id="float"),
+        pytest.param(Device(name="c", attributes={"a": None}), "of type NoneType", id="none"),
+        pytest.param(Device(name="c", attributes={7: 1}), "of type int", id="attribute-number"),
+        pytest.param(Device(name="c", attributes=None), "no mapping", id="no-attributes"),
+        pytest.param(Device(name=None), "name is no text", id="no-name"),
+        pytest.param(Device(name="c", capacity={"size": 8}), "as text", id="amount-number"),
+        pytest.param(
+            Device(name="c", capacity={"size": "1e9999999"}), "not a Kub", id="amount-huge"
+        ),
+        pytest.param(
+            Device(name="c", attributes={"a": Version(12)}), "semantic", id="version-type"
+        ),
         pytest.param(Device(name="c", attributes={"a": 2**63}), "64-bit", id="integer"),
         pytest.param(Device(name="c", attributes={"a": Version("1.2")}), "semantic", id="version"),
         pytest.param(
