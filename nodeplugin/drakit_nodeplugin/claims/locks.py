@@ -20,6 +20,10 @@ class KeyedLocks:
         self._locks: dict[str, asyncio.Lock] = {}
         self._users: dict[str, int] = {}
 
+    def held(self, key: str) -> bool:
+        """Tell whether somebody holds the lock of a key now."""
+        return key in self._locks and self._locks[key].locked()
+
     @asynccontextmanager
     async def hold(self, key: str) -> AsyncGenerator[None]:
         """Hold the lock of a key. Who holds several takes them in the keys' order."""

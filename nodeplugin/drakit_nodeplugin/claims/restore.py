@@ -48,6 +48,10 @@ class SpecRestorer:
         missing = prepared - await self._specs.present()
         restored = 0
         for uid in missing:
+            if self._locks.held(uid):
+                # Its driver may take minutes, and the other files must not wait for that. What is
+                # still missing then is found by the next look.
+                continue
             async with self._locks.hold(uid):
                 claim = (await self._checkpoint.find([uid])).get(uid)
                 if claim is None or claim.state != "prepared" or claim.cdi_spec is None:

@@ -12,7 +12,14 @@ import asyncio
 from typing import Protocol
 
 from drakit.device import ClaimReference
-from drakit.kube import ApiError, NotFoundError, Session, UnavailableError, resource_path
+from drakit.kube import (
+    ApiError,
+    NotFoundError,
+    Session,
+    TooManyRequestsError,
+    UnavailableError,
+    resource_path,
+)
 from drakit.resource.claim import Claim, parse_claim
 from drakit_nodeplugin.claims.errors import ClaimFetchError
 
@@ -50,7 +57,8 @@ class ApiClaims:
             async with asyncio.timeout(timeout_seconds):
                 session = await asyncio.shield(self._session)
                 body = await session.get(path, timeout_seconds=timeout_seconds)
-        except (UnavailableError, TimeoutError):
+        except (UnavailableError, TooManyRequestsError, TimeoutError):
+            # One that is overloaded says nothing about the claim either.
             raise NoAnswerError(claim=name, cause="it gives no answer") from None
         except NotFoundError:
             raise ClaimFetchError(
@@ -58,4 +66,11 @@ class ApiClaims:
             ) from None
         except ApiError as error:
             raise ClaimFetchError(claim=name, cause=str(error)) from error
-        return parse_claim(body)
+        try:
+            return parse_claim(body)
+        except (AttributeError, KeyError, TypeError) as error:
+            # Its other claims must not fail for what a proxy in between has answered.
+            raise ClaimFetchError(
+                claim=name,
+                cause=f"the answer is no ResourceClaim ({type(error).__name__}: {error})",
+            ) from error

@@ -14,7 +14,7 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from drakit.cdi import SpecDirectory, build_spec, qualified_name
+from drakit.cdi import InvalidEditsError, SpecDirectory, build_spec, qualified_name
 from drakit.device import Edits
 
 __all__ = ("ClaimSpecs",)
@@ -31,7 +31,13 @@ class ClaimSpecs:
     def build(self, uid: str, edits: Sequence[Edits]) -> str:
         """Give the text of a claim's spec; raise :class:`drakit.cdi.InvalidEditsError`."""
         devices = [(f"{uid}-{index}", edit) for index, edit in enumerate(edits)]
-        return json.dumps(build_spec(self._kind, devices), sort_keys=True)
+        try:
+            return json.dumps(build_spec(self._kind, devices), sort_keys=True)
+        except InvalidEditsError:
+            raise
+        except (AttributeError, TypeError, ValueError) as error:
+            # Vendors make edits: a Path where text should be must not fail the whole batch.
+            raise InvalidEditsError(f"the driver gave a value of a wrong type: {error}") from error
 
     def cdi_id(self, uid: str, index: int) -> str:
         """Give the qualified CDI name of a claim's device."""

@@ -14,6 +14,7 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from drakit import logs
 from drakit.device import ClaimReference
@@ -29,6 +30,10 @@ _UID = re.compile(r"[A-Za-z0-9-]{1,128}")
 
 _NAME = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?")
 """A DNS subdomain, as the API server wants names; it becomes part of a URL."""
+
+
+_MAX_ERROR_CHARACTERS = 4096
+"""More than an Event shows, and far less than a message may hold: vendors write these texts."""
 
 
 def malformed(claims: Sequence[ClaimReference]) -> Mapping[str, PrepareAnswer]:
@@ -55,6 +60,16 @@ def _wrong(claim: ClaimReference, *, times: int) -> str | None:
     if times > 1:
         return f"{times} times in one call: {claim} (UID {claim.uid})"
     return None
+
+
+def _sendable(answer: PrepareAnswer) -> PrepareAnswer:
+    """Make sure of the error's text: what gRPC refuses would leave the whole call unanswered."""
+    if answer.error is None:
+        return answer
+    text = answer.error.encode(errors="backslashreplace").decode()
+    if len(text) > _MAX_ERROR_CHARACTERS:
+        text = text[:_MAX_ERROR_CHARACTERS] + "..."
+    return replace(answer, error=text)
 
 
 def _shown(text: str) -> str:
@@ -100,7 +115,7 @@ class ClaimCalls:
             )
         good = [claim for claim in claims if claim.uid not in bad]
         answers = await self.in_flight.ask(operation, good, timeout_seconds=self._answer_seconds)
-        return {**bad, **answers}
+        return {uid: _sendable(answer) for uid, answer in {**bad, **answers}.items()}
 
     def _log(
         self,

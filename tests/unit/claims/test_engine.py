@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import asyncio
 import json
+from pathlib import Path
 
 import pytest
 
+from drakit import DeviceNode, Edits
 from drakit_nodeplugin.endpoints.errors import EndpointStoppedError
 from tests.fakes.claims import DRIVER, NODE, claim_body, reference
 
@@ -242,3 +245,33 @@ async def test_a_cdi_directory_that_cannot_be_written_is_an_error_of_the_claim(s
 
     assert "its CDI spec cannot be written" in error
     assert await plugin.states() == {A: "preparing"}
+
+
+async def test_a_restore_does_not_wait_for_a_claim_that_is_worked_on(start, claims):
+    plugin = await start()
+    claims.store(claim_body(A, "cam-0"), claim_body(B, "cam-1"))
+    await plugin.engine.prepare([reference(A), reference(B)])
+    for uid in (A, B):
+        (plugin.cdi / f"{DRIVER}-claim_{uid}.json").unlink()
+
+    async with plugin.engine.locks.hold(A), asyncio.timeout(5):
+        assert await plugin.restorer.restore() == 1
+    assert await plugin.restorer.restore() == 1
+    assert plugin.files() == {f"{DRIVER}-claim_{uid}.json" for uid in (A, B)}
+
+
+async def test_edits_of_wrong_types_are_an_error_of_their_claim_alone(start, claims, devices):
+    plugin = await start()
+    claims.store(claim_body(A, "cam-0"), claim_body(B, "cam-1"))
+    right = devices.prepare
+
+    async def prepare(claim, device):
+        if claim.uid == B:
+            return Edits(device_nodes=(DeviceNode(path=Path("/dev/cam-1")),))
+        return await right(claim, device)
+
+    devices.prepare = prepare
+    answers = await plugin.engine.prepare([reference(A), reference(B)])
+
+    assert answers[A].error is None
+    assert "the driver gave a value of a wrong type" in answers[B].error
