@@ -76,7 +76,7 @@ async def serve(config: NodePluginConfig, launch: Launch) -> None:
     try:
         for driver in drivers:
             await driver.start()
-        await http.start()
+        await _listen(http, config.listen, file=launch.config_file)
         logger.info(
             "node plugin serves",
             extra={"node": node.name, "drivers": [driver.name for driver in drivers]},
@@ -94,6 +94,13 @@ async def serve(config: NodePluginConfig, launch: Launch) -> None:
         await http.stop()
         if session.done() and not session.cancelled() and session.exception() is None:
             await session.result().close()
+
+
+async def _listen(http: HttpServer, address: str, *, file: Path) -> None:
+    try:
+        await http.start()
+    except (OSError, OverflowError, ValueError) as error:
+        raise ConfigError(f"{file}: listen: {address} cannot be used: {error}") from error
 
 
 async def _connect(session: asyncio.Future[Session], kubeconfig: Path | None) -> None:
