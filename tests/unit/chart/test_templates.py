@@ -119,7 +119,7 @@ def test_the_operator_changes_nothing_but_events_and_its_lease(render):
     writes = {
         resource for rule in rules if set(rule["verbs"]) - READING for resource in rule["resources"]
     }
-    assert writes == {"events", "selfsubjectaccessreviews"}
+    assert writes == {"events"}
 
 
 def test_the_plugins_account_is_the_one_that_the_policy_holds(render):
