@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, cast
 
 import aiohttp
 import orjson
@@ -249,10 +249,13 @@ class Session:
         ) as response:
             answer = await response.read()
             try:
-                return orjson.loads(answer) if answer else {}
+                parsed: Any = orjson.loads(answer) if answer else {}
             except orjson.JSONDecodeError:
-                why = "the answer is not JSON; is a proxy in between?"
-                raise UnavailableError.no_answer(method, path, why=why) from None
+                parsed = None
+            if not isinstance(parsed, dict):
+                why = "the answer is no JSON object; is a proxy in between?"
+                raise UnavailableError.no_answer(method, path, why=why)
+            return cast("dict[str, Any]", parsed)
 
     @asynccontextmanager
     async def _opened(

@@ -48,10 +48,11 @@ def load_drivers(entries: Sequence[DriverEntry], *, file: Path, node: Node) -> l
         key = f"drivers[{index}]"
         kind = _find(entry.driver, where=f"{file}: {key}.driver")
         name = kind.name
-        if not is_dns_subdomain(name, max_length=MAX_DRIVER_NAME):
+        # It is the vendor in CDI names, too, and those begin with a letter.
+        if not is_dns_subdomain(name, max_length=MAX_DRIVER_NAME) or name[0].isdigit():
             raise ConfigError(
                 f"{file}: {key}.driver: {entry.driver} calls itself {name!r}, which is not a DNS "
-                f"subdomain of at most {MAX_DRIVER_NAME} characters"
+                f"subdomain of at most {MAX_DRIVER_NAME} characters that begins with a letter"
             )
         if any(driver.name == name for driver in drivers):
             raise ConfigError(f"{file}: {key}.driver: driver {name} is configured twice")

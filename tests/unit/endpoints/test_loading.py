@@ -32,6 +32,10 @@ class BadName(Lens):
     name = "Lens_Of_Mine"
 
 
+class NameOfADigit(Lens):
+    name = "3d.example.com"
+
+
 def load(*entries: dict):
     node = StaticNode(name="node-1")
     return load_drivers([DriverEntry(**entry) for entry in entries], file=FILE, node=node)
@@ -69,6 +73,9 @@ def test_the_drivers_that_ship_are_found_by_name():
             [{"driver": f"{HERE}:LensConfig"}], "is no class derived from", id="no-driver"
         ),
         pytest.param([{"driver": f"{HERE}:BadName"}], "is not a DNS subdomain", id="bad-name"),
+        pytest.param(
+            [{"driver": f"{HERE}:NameOfADigit"}], "begins with a letter", id="no-cdi-vendor"
+        ),
         pytest.param(
             [{"driver": f"{HERE}:Lens"}, {"driver": f"{HERE}:Lens"}],
             r"drivers\[1\].driver: driver lens.example.com is configured twice",
