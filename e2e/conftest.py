@@ -1,7 +1,8 @@
 """
 The tests' cluster: one for the session, started where none is up, stopped at the end.
 
-A cluster that `make cluster-up` started is used and left up; KEEP_CLUSTER=1 leaves ours up as well.
+It is not the one of `make cluster-up` and `make demo`: tests kill, cut and uninstall things.
+KEEP_CLUSTER=1 leaves it up, and the next run uses it. CLUSTER_NAME names another one.
 """
 
 import os
@@ -10,7 +11,9 @@ from collections.abc import Iterator
 import pytest
 
 from e2e.cluster.api import DEFAULT_GATES, Cluster, Options
+from e2e.cluster.choice import REPOSITORY
 from e2e.cluster.choice import cluster as choose_cluster
+from e2e.cluster.local.names import default_cluster
 
 pytest_plugins = ["e2e.fixtures"]
 
@@ -68,7 +71,8 @@ def _wanted(item: pytest.Item, *, gates: dict[str, bool], excluded: set[str]) ->
 @pytest.fixture(scope="session")
 def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """The session's cluster, with its nodes ready."""
-    chosen = choose_cluster()
+    name = os.environ.get("CLUSTER_NAME") or f"{default_cluster(REPOSITORY)}-e2e"
+    chosen = choose_cluster(name)
     found_up = chosen.is_up()
     keep = os.environ.get("KEEP_CLUSTER") == "1"
     nodes: int = request.config.option.cluster_nodes
