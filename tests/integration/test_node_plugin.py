@@ -141,13 +141,15 @@ async def test_a_restart_writes_no_slice_and_knows_what_was_prepared(rig):
         await kubelet.prepare(await kubelet.register(), reference("uid-a"))
         process.kill()
         await process.communicate()
+        (stale,) = kubelet.sockets()
     (file,) = rig.files()
     (rig.cdi / file).unlink()
     writes = len(rig.api_server.writes())
 
     rig.api_server.fail("GET", CLAIMS, disconnect=True, times=1000)
     async with FakeKubelet(rig.root) as kubelet, rig.plugin() as process:
-        await rig.until(lambda: rig.files() == {file} and len(kubelet.sockets()) == 1)
+        await rig.until(lambda: rig.files() == {file})
+        await rig.until(lambda: len(kubelet.sockets()) == 1 and stale not in kubelet.sockets())
         dra = await kubelet.register()
         assert (await kubelet.prepare(dra, reference("uid-a")))["uid-a"].error == ""
         assert await kubelet.unprepare(dra, reference("uid-a")) == {"uid-a": ""}
