@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from drakit.driver import DriverConfig as DriverConfig
     from drakit.driver import DriverError as DriverError
     from drakit.driver import Node as Node
+    from drakit.settings import Duration as Duration
 
 _HOMES = {
     "AllocatedDevice": "drakit.device",
@@ -33,6 +34,7 @@ _HOMES = {
     "Driver": "drakit.driver",
     "DriverConfig": "drakit.driver",
     "DriverError": "drakit.driver",
+    "Duration": "drakit.settings",
     "Edits": "drakit.device",
     "Mount": "drakit.device",
     "Node": "drakit.driver",
@@ -48,6 +50,7 @@ __all__ = (
     "Driver",
     "DriverConfig",
     "DriverError",
+    "Duration",
     "Edits",
     "Mount",
     "Node",

@@ -15,29 +15,18 @@ from collections.abc import AsyncIterator, Collection, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Generic, Protocol, TypeVar
 
-from pydantic import BaseModel, ConfigDict
-
 from drakit.device import AllocatedDevice, ClaimReference, Device, Edits
+from drakit.settings import Settings
 
 __all__ = ("Driver", "DriverConfig", "DriverError", "Node")
 
 
-class DriverConfig(BaseModel):
+class DriverConfig(Settings):
     """
     Base of a driver's typed configuration; an unknown key is an error that names it.
 
     Field names are snake_case in Python and camelCase in files.
     """
-
-    model_config: ClassVar[ConfigDict] = ConfigDict(
-        extra="forbid",
-        frozen=True,
-        use_attribute_docstrings=True,
-        alias_generator=lambda name: (
-            name.split("_")[0] + "".join(part.capitalize() for part in name.split("_")[1:])
-        ),
-        populate_by_name=True,
-    )
 
 
 class DriverError(Exception):

@@ -9,22 +9,23 @@ It must not know what the values are used for.
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
 import yaml
 from pydantic import BeforeValidator, Field, ValidationError
 
-from drakit.driver import DriverConfig
+from drakit.settings import Duration, Settings, describe
 
-__all__ = ("ConfigError", "DriverEntry", "Logging", "NodePluginConfig", "describe", "load_config")
+__all__ = ("ConfigError", "DriverEntry", "Logging", "NodePluginConfig", "load_config")
 
 
 class ConfigError(Exception):
     """A configuration cannot be used; the text names file, key and reason, a line a problem."""
 
 
-class Logging(DriverConfig):
+class Logging(Settings):
     """How the plugin logs."""
 
     level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
@@ -34,7 +35,7 @@ class Logging(DriverConfig):
     """JSON for machines, text for people."""
 
 
-class DriverEntry(DriverConfig):
+class DriverEntry(Settings):
     """A driver that the plugin hosts."""
 
     driver: str
@@ -53,7 +54,7 @@ def _absolute(path: Any) -> Any:
 AbsolutePath = Annotated[Path, BeforeValidator(_absolute)]
 
 
-class NodePluginConfig(DriverConfig):
+class NodePluginConfig(Settings):
     """The configuration file of ``drakit-nodeplugin``."""
 
     kubelet_root: AbsolutePath = Path("/var/lib/kubelet")
@@ -71,7 +72,9 @@ class NodePluginConfig(DriverConfig):
     listen: str = "[::]:8080"
     """Address of ``/healthz``, ``/readyz`` and ``/metrics``."""
 
-    drain_seconds: Annotated[float, Field(gt=0, le=44)] = 40.0
+    drain_timeout: Annotated[Duration, Field(gt=timedelta(0), le=timedelta(seconds=44))] = (
+        timedelta(seconds=40)
+    )
     """How long calls in flight may take at a stop; the kubelet itself waits 45 s."""
 
     logging: Logging = Logging()
@@ -99,17 +102,3 @@ def load_config(path: Path, **overrides: Any) -> NodePluginConfig:
         return NodePluginConfig.model_validate(values)
     except ValidationError as error:
         raise ConfigError(describe(error, file=str(path))) from error
-
-
-def describe(error: ValidationError, *, file: str, below: str = "") -> str:
-    """Write a validation's problems for people: file, key, reason, a line each."""
-    lines: list[str] = []
-    for problem in error.errors(include_url=False, include_input=False):
-        key = below
-        for part in problem["loc"]:
-            key += f"[{part}]" if isinstance(part, int) else f".{part}" if key else str(part)
-        reason = problem["msg"].removeprefix("Value error, ")
-        if problem["type"] == "extra_forbidden":
-            reason = "is no key that is known here"
-        lines.append(f"{file}: {key}: {reason}")
-    return "\n".join(lines)

@@ -89,7 +89,7 @@ class HostedDriver:
             MeteredClaims(self._engine, driver=driver.name, metrics=environment.metrics),
             kubelet_root=config.kubelet_root,
             instance_uid=environment.instance_uid,
-            drain_seconds=config.drain_seconds,
+            drain_seconds=config.drain_timeout.total_seconds(),
         )
 
     async def start(self) -> None:

@@ -24,39 +24,13 @@ from pydantic import (
     model_validator,
 )
 
-from drakit import DriverConfig
+from drakit import DriverConfig, Duration
 from drakit_drivers.hostdev.globs import check_glob, has_wildcard
 
-__all__ = ("Duration", "HostDevicesConfig", "Policy")
+__all__ = ("HostDevicesConfig", "Policy")
 
-_DURATION = re.compile(r"(?=\d)(?:(?P<h>\d+)h)?(?:(?P<m>\d+)m)?(?:(?P<s>\d+(?:\.\d+)?)s)?")
 _PAST_THE_DISK_RULES = ("bsg", "nvme", "nvme-generic", "scsi_generic")
 """Character devices that reach the blocks of a disk, mounted or not."""
-
-
-def _parse_duration(value: Any) -> Any:
-    if isinstance(value, timedelta):
-        return value
-    if not isinstance(value, str):
-        raise ValueError("must be a duration like 10s, 1m or 1m30s, with its unit")
-    match = _DURATION.fullmatch(value)
-    if not match:
-        raise ValueError(f"{value!r} is no duration like 10s, 1m or 1m30s")
-    hours, minutes, seconds = (float(match[unit] or 0) for unit in "hms")
-    return timedelta(hours=hours, minutes=minutes, seconds=seconds)
-
-
-def _duration_text(duration: timedelta) -> str:
-    return f"{duration.total_seconds():g}s"
-
-
-Duration = Annotated[
-    timedelta,
-    BeforeValidator(_parse_duration),
-    PlainSerializer(_duration_text, when_used="json"),
-    WithJsonSchema({"type": "string", "pattern": r"^([0-9]+h)?([0-9]+m)?([0-9]+(\.[0-9]+)?s)?$"}),
-]
-"""A duration as Kubernetes' own files have it: ``10s``, ``1m30s``, ``1h``."""
 
 
 def _parse_mode(value: Any) -> int:

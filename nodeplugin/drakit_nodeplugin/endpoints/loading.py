@@ -20,7 +20,8 @@ from pydantic import ValidationError
 
 from drakit.driver import Driver, Node
 from drakit.resource.device import is_dns_subdomain
-from drakit_nodeplugin.config import ConfigError, DriverEntry, describe
+from drakit.settings import describe
+from drakit_nodeplugin.config import ConfigError, DriverEntry
 from drakit_nodeplugin.endpoints.python import AnyDriver
 
 __all__ = ("LoadedDriver", "load_drivers")

@@ -1,0 +1,20 @@
+"""What `import drakit` offers, and what it costs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import drakit
+
+
+def test_every_public_name_is_there():
+    assert list(drakit.__all__) == sorted(drakit.__all__)
+    for name in drakit.__all__:
+        assert getattr(drakit, name).__doc__ or name == "AttributeValue"
+
+
+def test_importing_it_loads_neither_grpc_nor_pydantic_nor_a_kubernetes_client():
+    heavy = "{'grpc', 'pydantic', 'aiohttp', 'kubernetes_asyncio', 'kopf', 'yaml'}"
+    program = f"import sys, drakit; assert not {heavy} & set(sys.modules), sys.modules.keys()"
+    subprocess.run([sys.executable, "-c", program], check=True)
