@@ -137,8 +137,9 @@ class HostedDriver:
     # ------------------------------------------------------------ what probes and metrics ask
 
     async def dead(self) -> str | None:
-        """Say why the process must be restarted: our own sockets do not answer."""
-        return await self._server.probe()
+        """Say why the process must be restarted: our own sockets do not answer, or the checkpoint
+        was damaged since the start, which only a start can set aside."""
+        return self._checkpoint.broken or await self._server.probe()
 
     def unready(self) -> str | None:
         """Say what keeps pods from getting devices."""

@@ -85,6 +85,8 @@ class Checkpoint:
         self.path = path
         self.damage: str | None = None
         """Why an earlier database was set aside when this one was opened; None if none was."""
+        self.broken: str | None = None
+        """Damage that was met since: only opening it again, at a restart, can set it aside."""
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._connection: sqlite3.Connection | None = None
 
@@ -110,6 +112,11 @@ class Checkpoint:
     async def all(self) -> list[StoredClaim]:
         """Give every claim."""
         return await self._run(lambda: list(self._rows("SELECT uid, body, checksum FROM claims")))
+
+    async def in_state(self, state: str) -> list[StoredClaim]:
+        """Give the claims in one state."""
+        query = "SELECT uid, body, checksum FROM claims WHERE state = ?"
+        return await self._run(lambda: list(self._rows(query, (state,))))
 
     async def uids(self, *, state: str, boot_id: str) -> set[str]:
         """Give the UIDs of the claims in one state, of one boot."""
@@ -151,6 +158,10 @@ class Checkpoint:
         try:
             return await loop.run_in_executor(self._executor, context.run, work)
         except sqlite3.Error as error:
+            # SQLite's "corrupt" and "not a database" come as the bare class; its subclasses, such as
+            # OperationalError for no space or no permission, are no damage.
+            if type(error) is sqlite3.DatabaseError:
+                self.broken = f"the checkpoint {self.path} is damaged: {error}"
             raise CheckpointError(f"the checkpoint {self.path} failed: {error}") from error
 
     def _open(self) -> None:
@@ -223,9 +234,9 @@ class Checkpoint:
             try:
                 yield load(body, expected=expected)
             except DamagedRowError as error:
+                self.broken = f"the checkpoint {self.path} is damaged at claim {uid}: {error}"
                 raise CheckpointError(
-                    f"the checkpoint {self.path} is damaged at claim {uid}: {error}; restart the "
-                    f"node plugin, which sets it aside"
+                    f"{self.broken}; the node plugin is restarted and sets it aside"
                 ) from error
 
     def _select(self, uids: list[str]) -> Iterable[StoredClaim]:

@@ -268,9 +268,8 @@ class ClaimEngine:
 
         Gives the number of claims that are still not undone. Called again and again by the daemon.
         """
-        waiting = [c for c in await self._checkpoint.all() if c.state == "unpreparing"]
         left = 0
-        for claim in waiting:
+        for claim in await self._checkpoint.in_state("unpreparing"):
             async with self.locks.hold(claim.uid):
                 current = (await self._checkpoint.find([claim.uid])).get(claim.uid)
                 if current is not None and current.state == "unpreparing":
@@ -279,7 +278,8 @@ class ClaimEngine:
         return left
 
     async def _undo_all(self, claims: Collection[StoredClaim]) -> Mapping[str, ClaimError]:
-        await self._checkpoint.write([replace(claim, state="unpreparing") for claim in claims])
+        begun = [replace(c, state="unpreparing") for c in claims if c.state != "unpreparing"]
+        await self._checkpoint.write(begun)
         results = await asyncio.gather(*(self._undo_devices(claim) for claim in claims))
         failed: dict[str, ClaimError] = {}
         done: list[str] = []
@@ -290,8 +290,9 @@ class ClaimEngine:
                 failed[claim.uid] = result
             else:
                 # The containers are gone, so the pod may go. The device is kept from others until
-                # the driver is back and has confirmed.
-                logger.warning(
+                # the driver is back and has confirmed. It is said once, not at each attempt.
+                logger.log(
+                    logging.DEBUG if claim.state == "unpreparing" else logging.WARNING,
                     "claim stays unpreparing until its driver is back",
                     extra={"claim": str(claim), "claim_uid": claim.uid, "error": str(result)},
                 )

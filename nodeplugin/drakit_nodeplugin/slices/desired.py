@@ -60,13 +60,12 @@ def slice_name(pool: PoolIdentity, index: int) -> str:
     Give the name of a pool's slice; the same after a restart and for every instance.
 
     It begins with the index in hexadecimal, since the allocator walks slices in the order of
-    their names. A name that is too long ends in a hash of what was cut.
+    their names, and ends in a digest, since two drivers and two nodes may join to one text.
     """
+    identity = f"{pool.driver}/{pool.node}".encode()
+    end = f"-{hashlib.sha256(identity).hexdigest()[:8]}"
     name = f"{index:05x}-{pool.driver}-{pool.node}"
-    if len(name) > MAX_OBJECT_NAME:
-        digest = hashlib.sha256(name.encode()).hexdigest()[:16]
-        name = f"{name[: MAX_OBJECT_NAME - 17].rstrip('.-')}-{digest}"
-    return name
+    return name[: MAX_OBJECT_NAME - len(end)].rstrip(".-") + end
 
 
 def plan(

@@ -132,3 +132,16 @@ def test_a_row_that_changed_is_not_read():
     assert load(body, expected=checksum(body)) == CLAIM
     with pytest.raises(DamagedRowError):
         load(body.replace(b"cam-0", b"cam-1"), expected=checksum(body))
+
+
+async def test_damage_while_it_is_open_is_told_until_a_restart_sets_it_aside(path):
+    await fill(path)
+    checkpoint = Checkpoint(path)
+    await checkpoint.open()
+    assert checkpoint.broken is None
+    flip_a_row(path)
+    with pytest.raises(CheckpointError, match="is damaged at claim uid-a"):
+        await checkpoint.all()
+    assert "its checksum does not match" in checkpoint.broken
+    await checkpoint.close()
+    assert (await reopen(path))[0] == []

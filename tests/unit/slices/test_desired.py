@@ -119,6 +119,12 @@ def test_devices_stand_in_the_order_of_their_numbers():
     assert [device["name"] for device in body["spec"]["devices"]] == ["kvm-1", "kvm-9", "kvm-10"]
 
 
+def test_two_pools_never_share_a_name():
+    one = PoolIdentity(driver="a", node="b-c", node_uid="u")
+    other = PoolIdentity(driver="a-b", node="c", node_uid="u")
+    assert slice_name(one, 0) != slice_name(other, 0)
+
+
 def test_a_name_is_never_longer_than_the_api_allows():
     long = PoolIdentity(driver="d" * 63, node=".".join(["n" * 60] * 4), node_uid="u")
     names = {slice_name(long, index) for index in range(3)}
