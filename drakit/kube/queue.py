@@ -77,12 +77,7 @@ class WorkQueue(Generic[Key]):
     def add(self, key: Key) -> None:
         """Have a key worked on soon; QueueFullError if there is no room for another."""
         self._check_room(key)
-        self._cancel_timer(key)
-        if key in self._working:
-            self._again.add(key)
-        elif key not in self._ready:
-            self._ready[key] = asyncio.get_running_loop().time()
-            self._wake_getter()
+        self._make_ready(key)
 
     def add_after(self, key: Key, seconds: float) -> None:
         """Have a key worked on in some time, or before if it is added otherwise."""
@@ -141,7 +136,7 @@ class WorkQueue(Generic[Key]):
         self._working.discard(key)
         if key in self._again:
             self._again.discard(key)
-            self.add(key)
+            self._make_ready(key)  # it had its room: other keys may wait and be worked on, too
 
     def oldest_seconds(self) -> float:
         """How long the first ready key has been waiting for a worker; for health checks."""
@@ -161,6 +156,14 @@ class WorkQueue(Generic[Key]):
             return
         if len(self._ready) + len(self._waiting) + len(self._working) >= self._capacity:
             raise QueueFullError(self._capacity)
+
+    def _make_ready(self, key: Key) -> None:
+        self._cancel_timer(key)
+        if key in self._working:
+            self._again.add(key)
+        elif key not in self._ready:
+            self._ready[key] = asyncio.get_running_loop().time()
+            self._wake_getter()
 
     def _cancel_timer(self, key: Key) -> None:
         waiting = self._waiting.pop(key, None)

@@ -151,6 +151,19 @@ async def test_there_is_a_bound():
     assert len(queue) == 3
 
 
+async def test_what_was_added_during_the_work_comes_again_however_full_it_is():
+    queue = WorkQueue[int](capacity=3)
+    for key in (1, 2):
+        queue.add(key)
+        await queue.get()
+    queue.add_after(3, 60)  # now it is full
+    queue.add_after(2, 60)  # counts twice: it is worked on and waits
+    queue.add(1)
+    queue.done(1)  # a worker must not die of this
+    assert await queue.get() == 1
+    queue.close()
+
+
 async def test_the_oldest_key_tells_its_age():
     queue = WorkQueue[str]()
     assert queue.oldest_seconds() == 0
