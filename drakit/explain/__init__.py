@@ -28,7 +28,7 @@ from drakit.explain.pending import (
     missing_classes_of_claim,
     missing_classes_of_template,
 )
-from drakit.explain.selectors import Matches, current_devices, match_devices
+from drakit.explain.selectors import Matches, Published, current_devices, match_devices
 
 __all__ = (
     "ClaimFacts",
@@ -41,6 +41,7 @@ __all__ = (
     "ObjectReference",
     "PodClaim",
     "PodFacts",
+    "Published",
     "Reason",
     "Request",
     "SliceFacts",

@@ -185,5 +185,8 @@ class SliceFacts:
     driver: str
     pool: str
     generation: int = 1
+    pool_slices: int = 1
+    """How many slices of this generation make the pool complete."""
+
     node: str | None = None
     devices: tuple[DeviceFacts, ...] = ()

@@ -121,6 +121,7 @@ def project_slice(body: Object) -> SliceFacts:
         driver=driver,
         pool=intern(text(pool, "name")),
         generation=int(pool.get("generation") or 0),
+        pool_slices=int(pool.get("resourceSliceCount") or 1),
         node=spec.get("nodeName") or None,
         devices=tuple(_device(device, driver) for device in children(spec, "devices")),
     )

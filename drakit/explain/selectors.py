@@ -14,10 +14,11 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from drakit.explain.model import AttributeFact, DeviceFacts, DeviceID, SliceFacts
 
-__all__ = ("Matches", "Test", "current_devices", "match_devices", "parse")
+__all__ = ("Matches", "Published", "Test", "current_devices", "match_devices", "parse")
 
 _DRIVER = "driver"
 """The left side ``device.driver``; attributes have a slash in their full name."""
@@ -56,6 +57,15 @@ class Matches:
     """Those of both that remain available while a claim holds them."""
 
 
+class Published(NamedTuple):
+    """A device and the slice that publishes it."""
+
+    origin: SliceFacts
+    device: DeviceFacts
+    complete: bool
+    """Whether all slices of its pool are there; the scheduler waits for the others."""
+
+
 @lru_cache(maxsize=1024)
 def parse(expression: str) -> tuple[Test, ...] | None:
     """Read a conjunction of simple tests; None if the expression is anything else."""
@@ -86,24 +96,31 @@ def _literal(term: re.Match[str]) -> str | int | bool:
     return term["double"] if term["double"] is not None else term["single"]
 
 
-def current_devices(slices: Iterable[SliceFacts]) -> list[tuple[SliceFacts, DeviceFacts]]:
-    """Give the devices of each pool's highest generation; older slices are on their way out."""
-    kept = list(slices)
-    newest: dict[tuple[str, str], int] = {}
-    for each in kept:
-        pool = (each.driver, each.pool)
-        newest[pool] = max(each.generation, newest.get(pool, each.generation))
+def current_devices(slices: Iterable[SliceFacts]) -> list[Published]:
+    """
+    Give the devices of each pool's highest generation; older slices are on their way out.
+
+    A pool that lacks slices of that generation is being written anew, and nothing is allocated from
+    it until it is complete: any of its devices may be there in a moment, the older ones too.
+    """
+    pools: dict[tuple[str, str], list[SliceFacts]] = {}
+    for each in slices:
+        pools.setdefault((each.driver, each.pool), []).append(each)
+    return [published for pool in pools.values() for published in _devices_of_pool(pool)]
+
+
+def _devices_of_pool(pool: Sequence[SliceFacts]) -> list[Published]:
+    newest = max(each.generation for each in pool)
+    current = [each for each in pool if each.generation == newest]
+    complete = all(each.pool_slices == len(current) for each in current)
     return [
-        (each, device)
-        for each in kept
-        if each.generation == newest[each.driver, each.pool]
+        Published(each, device, complete)
+        for each in (current if complete else pool)
         for device in each.devices
     ]
 
 
-def match_devices(
-    devices: Iterable[tuple[SliceFacts, DeviceFacts]], expressions: Sequence[str]
-) -> Matches:
+def match_devices(devices: Iterable[Published], expressions: Sequence[str]) -> Matches:
     """Sort devices by what all the expressions together say of them."""
     parsed = [parse(expression) for expression in expressions]
     tests = [test for conjunction in parsed if conjunction is not None for test in conjunction]
@@ -111,12 +128,12 @@ def match_devices(
     certain: list[DeviceID] = []
     possible: list[DeviceID] = []
     shareable: list[DeviceID] = []
-    for published, device in devices:
-        verdict = _all_hold(tests, published.driver, device)
+    for origin, device, complete in devices:
+        verdict = _all_hold(tests, origin.driver, device)
         if verdict is False:
             continue
-        identity = DeviceID(published.driver, published.pool, device.name)
-        (certain if verdict and all_known else possible).append(identity)
+        identity = DeviceID(origin.driver, origin.pool, device.name)
+        (certain if verdict and all_known and complete else possible).append(identity)
         if device.shareable:
             shareable.append(identity)
     return Matches(certain=tuple(certain), possible=tuple(possible), shareable=frozenset(shareable))

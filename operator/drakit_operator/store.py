@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from drakit.explain import (
     ClaimFacts,
     ClassFacts,
-    DeviceFacts,
     DeviceID,
     Matches,
     PodFacts,
+    Published,
     Request,
     SliceFacts,
     TemplateFacts,
@@ -95,7 +95,7 @@ class Store:
         self._templates_of_class = _Index()
         self._claims_of_class = _Index()
         self._holders: dict[DeviceID, Name] = {}
-        self._devices: list[tuple[SliceFacts, DeviceFacts]] | None = None
+        self._devices: list[Published] | None = None
         self._selections: dict[tuple[str, ...], Matches] = {}
 
     # ---- what goes in

@@ -154,7 +154,7 @@ def test_a_slice_gives_its_devices_attributes_their_full_names():
             "spec": {
                 "driver": "h.dev",
                 "nodeName": "n1",
-                "pool": {"name": "n1", "generation": 3, "resourceSliceCount": 1},
+                "pool": {"name": "n1", "generation": 3, "resourceSliceCount": 2},
                 "devices": [
                     {
                         "name": "kvm-0",
@@ -171,6 +171,7 @@ def test_a_slice_gives_its_devices_attributes_their_full_names():
         }
     )
     assert (published.driver, published.pool, published.generation) == ("h.dev", "n1", 3)
+    assert published.pool_slices == 2
     assert published.devices == (
         DeviceFacts(
             name="kvm-0",

@@ -100,3 +100,22 @@ def test_only_the_highest_generation_of_a_pool_counts():
         DeviceID("h.dev", "n1", "odd"),
         DeviceID("h.dev", "n2", "kvm-0"),
     }
+
+
+def test_devices_of_a_pool_that_is_being_rewritten_are_never_certain():
+    def part(name, generation, device):
+        return SliceFacts(
+            name=name,
+            uid=name,
+            driver="h.dev",
+            pool="n1",
+            generation=generation,
+            pool_slices=2,
+            devices=(device,),
+        )
+
+    old, new, rest = part("o", 1, KVM), part("n", 2, ODD), part("r", 2, KVM)
+    half_written = match_devices(current_devices([old, new]), [])
+    assert (names(half_written.certain), names(half_written.possible)) == (set(), {"kvm-0", "odd"})
+    written = match_devices(current_devices([old, new, rest]), [])
+    assert (names(written.certain), names(written.possible)) == ({"kvm-0", "odd"}, set())
