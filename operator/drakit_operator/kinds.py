@@ -83,8 +83,9 @@ TEMPLATES = Kind(
 CLASSES = Kind(group="resource.k8s.io", version="v1", plural="deviceclasses", project=project_class)
 SLICES = Kind(group="resource.k8s.io", version="v1", plural="resourceslices", project=project_slice)
 
-# Pods last: whoever lists the kinds one by one then knows what a pod's claims refer to.
-KINDS = (CLASSES, SLICES, TEMPLATES, CLAIMS, PODS)
+# What refers to others first: whoever lists the kinds one by one then never knows a pod without
+# the claim that was made with it, and does not take the claim for missing.
+KINDS = (PODS, CLAIMS, TEMPLATES, CLASSES, SLICES)
 
 
 def name_of(body: Object) -> Name:

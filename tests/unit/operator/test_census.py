@@ -50,6 +50,21 @@ async def test_only_pending_pods_are_listed(cluster, reader):
     assert set(store.uids(PODS)) == {Name("lab", "waits")}
 
 
+async def test_what_is_made_while_all_is_listed_is_not_taken_for_missing(cluster, reader):
+    class Slow:
+        async def get(self, path, *, params=None, timeout_seconds=10.0):
+            answer = await reader.get(path, params=params, timeout_seconds=timeout_seconds)
+            if path.endswith("/resourceclaims"):  # a user makes both after we have looked
+                cluster.add_claim("new", "gpu.example")
+                cluster.add_pod("new", "new")
+            return answer
+
+    store = Store()
+    await relist(Slow(), store, KINDS)
+    for pod in store.uids(PODS):
+        assert store.claim("lab", pod.name) is not None
+
+
 async def test_a_sweep_removes_what_is_gone_and_adds_nothing(cluster, reader):
     cluster.add_claim("stays", "gpu.example")
     cluster.add_claim("goes", "gpu.example")
