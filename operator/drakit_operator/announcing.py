@@ -149,7 +149,8 @@ class Announcer:
         )
         if decision.tell:
             await self._recorder(wanted)
-            self._told[uid] = Told(code=wanted.code, note=wanted.note, at=now)
+            if uid in self._since:  # else it went while it was told, and nobody forgets it again
+                self._told[uid] = Told(code=wanted.code, note=wanted.note, at=now)
             self._on_told(wanted.code)
             logger.info(
                 "told",

@@ -112,6 +112,22 @@ async def test_a_reason_that_comes_and_goes_is_told_once():
 
 
 @pytest.mark.looptime
+async def test_an_object_that_goes_while_it_is_told_leaves_no_memory():
+    written = []
+
+    async def record(announcement):
+        written.append(announcement.note)
+        announcer.forget("u")
+
+    announcer = Announcer(record, timing=TIMING, on_told=lambda code: None)
+    for _ in range(2):
+        announcer.known("u")
+        await asyncio.sleep(2)
+        await announcer.announce("u", [reason()])
+    assert written == ["it waits", "it waits"]
+
+
+@pytest.mark.looptime
 async def test_another_object_of_the_same_name_is_told_anew():
     written = []
 
