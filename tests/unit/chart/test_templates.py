@@ -122,6 +122,22 @@ def test_the_operator_changes_nothing_but_events_and_its_lease(render):
     assert writes == {"events"}
 
 
+@pytest.mark.parametrize(
+    ("config", "lease"),
+    [
+        pytest.param({}, "drakit-operator", id="default"),
+        pytest.param({"election": {"leaseName": "other"}}, "other", id="named"),
+        pytest.param({"election": {"retryPeriod": "2s"}}, "drakit-operator", id="other-key"),
+    ],
+)
+def test_the_operator_may_change_no_lease_but_its_own(render, config, lease):
+    rules = the(render({"operator": {"config": config}}), "Role", "drakit-operator")["rules"]
+    anywhere = {verb for rule in rules if "resourceNames" not in rule for verb in rule["verbs"]}
+    assert anywhere == {"create"}  # RBAC cannot hold a creation to a name
+    named = {(*rule["resourceNames"], *rule["verbs"]) for rule in rules if "resourceNames" in rule}
+    assert named == {(lease, "get", "update")}
+
+
 def test_the_plugins_account_is_the_one_that_the_policy_holds(render):
     objects = render()
     policy = the(objects, "ValidatingAdmissionPolicy", "drakit-nodeplugin")["spec"]
