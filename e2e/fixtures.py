@@ -71,7 +71,8 @@ def policies(cluster: Cluster, zram: Zram) -> list[dict]:
 
 
 def release_values(cluster: Cluster, zram: Zram) -> dict:
-    return {"hostdev": {"policies": policies(cluster, zram)}, "operator": {"replicas": 2}}
+    hostdev = {"policies": policies(cluster, zram), "rescanInterval": "3s"}
+    return {"hostdev": hostdev, "operator": {"replicas": 2}}
 
 
 @pytest.fixture(scope="session")

@@ -17,6 +17,7 @@ from e2e.kit import (
     holds_for,
     plugin_log,
     pod,
+    published,
     template,
     wait_for,
 )
@@ -123,6 +124,21 @@ def test_a_pod_lands_where_its_device_is(space, release, zram):
         space.wait_phase(name, "Running")
         body = space.get("pod", name)
         assert body["spec"]["nodeName"] == node
+
+
+def test_a_disk_that_is_mounted_on_the_node_is_not_published(space, release, zram):
+    node, disk = release.nodes[0], zram.first[-1]
+
+    def is_published() -> bool:
+        return any(name.endswith(disk) for name in published(release, node))
+
+    mount = f"mkfs.ext2 -q /dev/{disk} && mkdir -p /run/disk && mount /dev/{disk} /run/disk"
+    release.exec_on_node(node, ["sh", "-c", mount])
+    try:
+        wait_for("the disk to be withdrawn", lambda: not is_published())
+    finally:
+        release.exec_on_node(node, ["umount", "/run/disk"])
+    wait_for("the disk to be published again", is_published)
 
 
 def test_a_class_that_comes_later_lets_the_pod_start(space, release):

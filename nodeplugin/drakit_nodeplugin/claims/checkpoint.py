@@ -158,7 +158,7 @@ class Checkpoint:
         try:
             return await loop.run_in_executor(self._executor, context.run, work)
         except sqlite3.Error as error:
-            # SQLite's "corrupt" and "not a database" come as the bare class; its subclasses, such as
+            # "Corrupt" and "not a database" come as the bare class; its subclasses, such as
             # OperationalError for no space or no permission, are no damage.
             if type(error) is sqlite3.DatabaseError:
                 self.broken = f"the checkpoint {self.path} is damaged: {error}"
