@@ -45,7 +45,7 @@ class Concern:
     """One sort of objects that we judge."""
 
     kind: Kind
-    touched: Callable[[Change, Store], Iterable[Name]]
+    touched: Callable[[Sequence[Change], Store], Iterable[Name]]
     judge: Callable[[Name, Store], tuple[str, list[Reason]] | None]
 
 
@@ -91,16 +91,14 @@ class Work:
                 changes.append(change)
         self.changed(changes)
 
-    def changed(self, changes: Iterable[Change]) -> None:
+    def changed(self, changes: Sequence[Change]) -> None:
         """Queue what these changes touch; whole batches cost one look an object."""
-        keys: set[Key] = set()
         for change in changes:
             self._follow_ages(change)
-            for word, concern in CONCERNS.items():
-                keys.update(Key(word, name) for name in concern.touched(change, self._store))
-        for key in keys:
-            # Not at once: what changes, changes in bursts, and the scheduler may be about to act.
-            self._add(key, self._debounce_seconds)
+        for word, concern in CONCERNS.items():
+            for name in concern.touched(changes, self._store):
+                # Not at once: changes come in bursts, and the scheduler may be about to act.
+                self._add(Key(word, name), self._debounce_seconds)
 
     def add_dropped(self) -> None:
         """If the queue was full, have everything looked at again: nobody knows what was dropped."""

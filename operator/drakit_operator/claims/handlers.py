@@ -17,28 +17,40 @@ from drakit_operator.store import Change, Store
 __all__ = ("claims_touched", "pods_touched")
 
 
-def pods_touched(change: Change, store: Store) -> Iterable[Name]:
+def pods_touched(changes: Iterable[Change], store: Store) -> set[Name]:
     """Name the pods whose reason to wait may have changed."""
-    if change.kind is PODS:
-        return (change.name,)
-    if change.kind is TEMPLATES:
-        return store.pods_of_template(change.name)
-    if change.kind in (CLASSES, SLICES):
-        return store.waiting_pods()
-    if change.kind is CLAIMS:
-        if _held(change.old) != _held(change.new):
-            return store.waiting_pods()  # devices became free or taken, or changed hands
-        return store.pods_of_claim(change.name)
-    return ()
+    found: set[Name] = set()
+    all_that_wait = False
+    for change in changes:
+        if _touches_all_that_wait(change):
+            all_that_wait = True
+        elif change.kind is PODS:
+            found.add(change.name)
+        elif change.kind is TEMPLATES:
+            found |= store.pods_of_template(change.name)
+        elif change.kind is CLAIMS:
+            found |= store.pods_of_claim(change.name)
+    if all_that_wait:
+        # Once: thousands of slices times thousands of pods would keep the Lease from its renewal.
+        found.update(store.waiting_pods())
+    return found
 
 
-def claims_touched(change: Change, store: Store) -> Iterable[Name]:
+def claims_touched(changes: Iterable[Change], store: Store) -> set[Name]:
     """Name the claims that may have begun or ceased to ask for a missing class."""
-    if change.kind is CLAIMS:
-        return (change.name,)
-    if change.kind is CLASSES:
-        return store.claims_of_class(change.name.name)
-    return ()
+    found: set[Name] = set()
+    for change in changes:
+        if change.kind is CLAIMS:
+            found.add(change.name)
+        elif change.kind is CLASSES:
+            found |= store.claims_of_class(change.name.name)
+    return found
+
+
+def _touches_all_that_wait(change: Change) -> bool:
+    if change.kind is CLAIMS:  # devices became free or taken, or changed hands
+        return _held(change.old) != _held(change.new)
+    return change.kind in (CLASSES, SLICES)
 
 
 def _held(claim: object) -> object:

@@ -14,10 +14,12 @@ from drakit_operator.store import Change, Store
 __all__ = ("templates_touched",)
 
 
-def templates_touched(change: Change, store: Store) -> Iterable[Name]:
+def templates_touched(changes: Iterable[Change], store: Store) -> set[Name]:
     """Name the templates that may have begun or ceased to ask for a missing class."""
-    if change.kind is TEMPLATES:
-        return (change.name,)
-    if change.kind is CLASSES:
-        return store.templates_of_class(change.name.name)
-    return ()
+    found: set[Name] = set()
+    for change in changes:
+        if change.kind is TEMPLATES:
+            found.add(change.name)
+        elif change.kind is CLASSES:
+            found |= store.templates_of_class(change.name.name)
+    return found

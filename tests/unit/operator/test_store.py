@@ -128,13 +128,13 @@ WAITING = {TRAIN, OTHER}
 )
 def test_a_change_touches_pods(store, kind, fact, pods):
     change = store.apply(kind, fact)
-    assert set(pods_touched(change, store)) == pods
+    assert set(pods_touched([change], store)) == pods
 
 
 def test_pods_with_a_node_are_touched_by_themselves_only(store):
     store.apply(PODS, replace(POD, node="n1"))
     change = store.apply(CLASSES, replace(CLASS, uid="k2"))
-    assert set(pods_touched(change, store)) == {OTHER}
+    assert set(pods_touched([change], store)) == {OTHER}
 
 
 @pytest.mark.parametrize(
@@ -151,5 +151,5 @@ def test_a_class_touches_what_asks_for_it(store, request_, found):
     store.apply(TEMPLATES, replace(TEMPLATE, requests=(request_,)))
     store.apply(CLAIMS, replace(CLAIM, requests=(request_,)))
     change = store.remove(CLASSES, Name("", "gpu.example"), uid="k1")
-    assert (Name("lab", "tpl") in set(templates_touched(change, store))) is found
-    assert (Name("lab", "train-x") in set(claims_touched(change, store))) is found
+    assert (Name("lab", "tpl") in set(templates_touched([change], store))) is found
+    assert (Name("lab", "train-x") in set(claims_touched([change], store))) is found

@@ -8,9 +8,9 @@ import pytest
 from drakit.kube.queue import WorkQueue
 from drakit_operator.announcing import Announcer, Timing
 from drakit_operator.intake import Seen
-from drakit_operator.kinds import CLASSES, PODS, TEMPLATES, name_of
+from drakit_operator.kinds import CLASSES, PODS, SLICES, TEMPLATES, Name, name_of
 from drakit_operator.metrics import Metrics
-from drakit_operator.store import Store
+from drakit_operator.store import Change, Store
 from drakit_operator.work import Work
 
 pytestmark = pytest.mark.looptime
@@ -19,10 +19,10 @@ pytestmark = pytest.mark.looptime
 class Bench:
     """The work with one worker; ``told`` is what was told, and when."""
 
-    def __init__(self, *, capacity=100, failures=0):
+    def __init__(self, *, capacity=100, failures=0, store=None):
         self.told = []
         self.failures = failures
-        self.store = Store()
+        self.store = store or Store()
         self.queue = WorkQueue(capacity=capacity)
         metrics = Metrics()
         self.work = Work(
@@ -130,3 +130,25 @@ async def test_a_list_wakes_who_looks_for_missed_deletions():
         assert not bench.work.listed.is_set()
         bench.see(PODS, pod(), listed=True)
         assert bench.work.listed.is_set()
+
+
+async def test_many_changes_at_once_cost_one_look_at_all_pods():
+    class CountingStore(Store):
+        looks = 0
+
+        def waiting_pods(self):
+            self.looks += 1
+            return super().waiting_pods()
+
+    store = CountingStore()
+    bench = Bench(store=store)
+    bench.see(PODS, pod())
+    bench.work.changed(
+        [
+            Change(kind=SLICES, name=Name("", str(number)), old=None, new=None)
+            for number in range(1000)
+        ]
+    )
+    assert store.looks == 1
+    assert len(bench.queue) == 1
+    bench.queue.close()
