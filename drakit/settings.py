@@ -11,21 +11,41 @@ from __future__ import annotations
 
 import re
 from datetime import timedelta
-from typing import Annotated, Any, ClassVar
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, cast
 
+import yaml
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    Field,
     PlainSerializer,
     ValidationError,
     WithJsonSchema,
 )
 from pydantic.alias_generators import to_camel
 
-__all__ = ("Duration", "Settings", "describe")
+__all__ = (
+    "Address",
+    "Duration",
+    "Logging",
+    "Seconds",
+    "Settings",
+    "SettingsError",
+    "describe",
+    "parse_address",
+    "read_file",
+)
 
-_DURATION = re.compile(r"(?=\d)(?:(?P<h>\d+)h)?(?:(?P<m>\d+)m)?(?:(?P<s>\d+(?:\.\d+)?)s)?")
+_DURATION = re.compile(
+    r"(?=\d)(?:(?P<h>\d+)h)?(?:(?P<m>\d+)m)?(?:(?P<s>\d+(?:\.\d+)?)s)?(?:(?P<ms>\d+)ms)?"
+)
+
+
+class SettingsError(Exception):
+    """Settings cannot be used; the text names file, key and reason, a line a problem."""
 
 
 class Settings(BaseModel):
@@ -53,8 +73,8 @@ def _parse_duration(value: Any) -> Any:
     match = _DURATION.fullmatch(value)
     if not match:
         raise ValueError(f"{value!r} is no duration like 10s, 1m or 1m30s")
-    hours, minutes, seconds = (float(match[unit] or 0) for unit in "hms")
-    return timedelta(hours=hours, minutes=minutes, seconds=seconds)
+    hours, minutes, seconds, thousandths = (float(match[u] or 0) for u in ("h", "m", "s", "ms"))
+    return timedelta(hours=hours, minutes=minutes, seconds=seconds, milliseconds=thousandths)
 
 
 def _duration_text(duration: timedelta) -> str:
@@ -65,9 +85,67 @@ Duration = Annotated[
     timedelta,
     BeforeValidator(_parse_duration),
     PlainSerializer(_duration_text, when_used="json"),
-    WithJsonSchema({"type": "string", "pattern": r"^([0-9]+h)?([0-9]+m)?([0-9]+(\.[0-9]+)?s)?$"}),
+    WithJsonSchema(
+        {"type": "string", "pattern": r"^([0-9]+h)?([0-9]+m)?([0-9]+(\.[0-9]+)?s)?([0-9]+ms)?$"}
+    ),
 ]
-"""A duration as Kubernetes' own files have it: ``10s``, ``1m30s``, ``1h``."""
+"""A duration as Kubernetes' own files have it: ``10s``, ``1m30s``, ``1h``, ``500ms``."""
+
+
+def _parse_seconds(value: Any) -> Any:
+    return _parse_duration(value).total_seconds() if isinstance(value, str) else value
+
+
+Seconds = Annotated[float, BeforeValidator(_parse_seconds), Field(gt=0)]
+"""A :data:`Duration` that the program has in seconds; a plain number is seconds, too."""
+
+
+def parse_address(text: str) -> tuple[str | None, int]:
+    """
+    Split ``host:port`` for a server; IPv6 addresses stand in brackets.
+
+    No host, and ``[::]``, are every address of both families: None, for asyncio would serve ``::``
+    to IPv6 alone.
+    """
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isdigit() or int(port) > 65535:
+        raise ValueError(f"{text!r} is not host:port (such as [::]:8080 or 127.0.0.1:8080)")
+    host = host.removeprefix("[").removesuffix("]")
+    return None if host in ("", "::") else host, int(port)
+
+
+def _check_address(text: str) -> str:
+    parse_address(text)
+    return text
+
+
+Address = Annotated[str, AfterValidator(_check_address)]
+"""Where a server listens: ``host:port``."""
+
+
+class Logging(Settings):
+    """How a daemon logs."""
+
+    level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    """Least level of what is logged."""
+
+    format: Literal["json", "text"] = "json"
+    """One JSON object a line, or lines for people."""
+
+
+def read_file(path: Path) -> dict[str, Any]:
+    """Read a file of settings; raise :class:`SettingsError`. An empty one has no settings."""
+    try:
+        body: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SettingsError(f"{path}: cannot be read: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{path}: is not YAML: {error}") from error
+    if body is None:
+        return {}
+    if not isinstance(body, dict):
+        raise SettingsError(f"{path}: the top level must be a mapping of settings")
+    return cast("dict[str, Any]", body)
 
 
 def describe(error: ValidationError, *, file: str, below: str = "") -> str:

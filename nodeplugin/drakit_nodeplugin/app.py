@@ -99,7 +99,7 @@ async def serve(config: NodePluginConfig, launch: Launch) -> None:
 async def _listen(http: HttpServer, address: str, *, file: Path) -> None:
     try:
         await http.start()
-    except (OSError, OverflowError, ValueError) as error:
+    except OSError as error:
         raise ConfigError(f"{file}: listen: {address} cannot be used: {error}") from error
 
 

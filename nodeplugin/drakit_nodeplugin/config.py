@@ -11,28 +11,14 @@ from __future__ import annotations
 
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any
 
-import yaml
 from pydantic import BeforeValidator, Field, ValidationError
 
-from drakit.settings import Duration, Settings, describe
+from drakit.settings import Address, Duration, Logging, Settings, describe, read_file
+from drakit.settings import SettingsError as ConfigError
 
-__all__ = ("ConfigError", "DriverEntry", "Logging", "NodePluginConfig", "load_config")
-
-
-class ConfigError(Exception):
-    """A configuration cannot be used; the text names file, key and reason, a line a problem."""
-
-
-class Logging(Settings):
-    """How the plugin logs."""
-
-    level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
-    """Least severe lines to write."""
-
-    format: Literal["json", "text"] = "json"
-    """JSON for machines, text for people."""
+__all__ = ("ConfigError", "DriverEntry", "NodePluginConfig", "load_config")
 
 
 class DriverEntry(Settings):
@@ -69,7 +55,7 @@ class NodePluginConfig(Settings):
     )
     """A file that holds another text after each boot of the node."""
 
-    listen: str = "[::]:8080"
+    listen: Address = "[::]:8080"
     """Address of ``/healthz``, ``/readyz`` and ``/metrics``."""
 
     drain_timeout: Annotated[Duration, Field(gt=timedelta(0), le=timedelta(seconds=44))] = (
@@ -88,15 +74,7 @@ def load_config(path: Path, **overrides: Any) -> NodePluginConfig:
 
     Raises :class:`ConfigError`.
     """
-    try:
-        body: Any = yaml.safe_load(path.read_text())
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: is not YAML: {error}") from error
-    if not isinstance(body, dict):
-        raise ConfigError(f"{path}: must be a mapping with the key 'drivers'")
-    values = cast("dict[str, Any]", body)
+    values = read_file(path)
     values.update({key: value for key, value in overrides.items() if value is not None})
     try:
         return NodePluginConfig.model_validate(values)

@@ -16,6 +16,8 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
+from drakit.settings import parse_address
+
 __all__ = ("HttpServer", "Probed")
 
 
@@ -53,10 +55,8 @@ class HttpServer:
     async def start(self) -> None:
         """Listen; raises OSError if the address is taken."""
         await self._runner.setup()
-        host, _, port = self._listen.rpartition(":")
-        # asyncio would serve "::" to IPv6 alone; no host is every address of both families.
-        address = None if host in ("", "[::]") else host.strip("[]")
-        await web.TCPSite(self._runner, address, int(port)).start()
+        host, port = parse_address(self._listen)
+        await web.TCPSite(self._runner, host, port).start()
 
     async def stop(self) -> None:
         """Stop listening; requests under way are cut after a second."""

@@ -20,7 +20,8 @@ from pathlib import Path
 from drakit import tasks
 from drakit.kube import ApiError, NotFoundError, Session, connect, resource_path
 from drakit.kube.lease import LeaseElection, LeaseTimings
-from drakit_operator.config import Config, parse_listen
+from drakit.settings import parse_address
+from drakit_operator.config import Config
 from drakit_operator.metrics import Metrics
 from drakit_operator.probes import serve_probes
 from drakit_operator.recording import EventWriter
@@ -74,7 +75,7 @@ class App:
 
     async def run(self) -> None:
         """Run until stopped; raises what ended the replica otherwise."""
-        host, port = parse_listen(self._config.listen)
+        host, port = parse_address(self._config.listen)
         async with await self._connect() as session:
             probes = serve_probes(
                 host=host,

@@ -9,78 +9,19 @@ It must not know what is done with a setting.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, cast
+from typing import Annotated, Any, Self, cast
 
-import yaml
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationError,
-    model_validator,
-)
-from pydantic.alias_generators import to_camel
+from pydantic import Field, ValidationError, model_validator
 
-__all__ = ("Config", "ConfigError", "parse_listen", "read_config")
+from drakit.settings import Address, Logging, Seconds, Settings, describe, read_file
+from drakit.settings import SettingsError as ConfigError
 
-_DURATION = re.compile(r"(?P<number>\d+(\.\d+)?)(?P<unit>ms|s|m|h)")
-_UNIT_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+__all__ = ("Config", "ConfigError", "read_config")
 
 
-class ConfigError(Exception):
-    """The configuration cannot be used; the text names file, key and reason."""
-
-
-def _seconds(value: Any) -> Any:
-    """Take durations as Kubernetes writes them; numbers are seconds."""
-    if not isinstance(value, str):
-        return value
-    form = _DURATION.fullmatch(value)
-    if form is None:
-        raise ValueError(f"{value!r} is not a duration (such as 500ms, 10s or 5m)")
-    return float(form["number"]) * _UNIT_SECONDS[form["unit"]]
-
-
-def _address(text: str) -> str:
-    parse_listen(text)
-    return text
-
-
-def parse_listen(text: str) -> tuple[str, int]:
-    """Split ``host:port``; IPv6 addresses stand in brackets."""
-    host, colon, port = text.rpartition(":")
-    if not colon or not port.isdigit() or int(port) > 65535:
-        raise ValueError(f"{text!r} is not host:port (such as [::]:8080 or 127.0.0.1:8080)")
-    return host.removeprefix("[").removesuffix("]"), int(port)
-
-
-Seconds = Annotated[float, BeforeValidator(_seconds), Field(gt=0)]
-
-
-class _Model(BaseModel):
-    model_config = ConfigDict(
-        frozen=True,
-        extra="forbid",
-        alias_generator=to_camel,
-        populate_by_name=True,
-        use_attribute_docstrings=True,
-    )
-
-
-class Logging(_Model):
-    level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
-    """Least level of what is logged."""
-
-    format: Literal["json", "text"] = "json"
-    """One JSON object a line, or lines for people."""
-
-
-class Election(_Model):
+class Election(Settings):
     lease_name: str = "drakit-operator"
     """Name of the Lease, in the operator's own namespace."""
 
@@ -103,7 +44,7 @@ class Election(_Model):
         return self
 
 
-class Events(_Model):
+class Events(Settings):
     debounce: Seconds = 1.0
     """A pod or template younger than this gets no Event: it may just be about to be scheduled."""
 
@@ -114,10 +55,10 @@ class Events(_Model):
     """Pause before an unchanged Event is counted up: the API server forgets Events after 1 h."""
 
 
-class Config(_Model):
+class Config(Settings):
     """Settings of ``drakit-operator``."""
 
-    listen: Annotated[str, AfterValidator(_address)] = "[::]:8080"
+    listen: Address = "[::]:8080"
     """Address of /healthz, /readyz and /metrics."""
 
     logging: Logging = Logging()
@@ -141,25 +82,11 @@ def read_config(path: Path | None, *, arguments: Mapping[str, Any] | None = None
     A ConfigError names file, key and reason.
     """
     source = str(path) if path is not None else "arguments"
-    content: Any = None
-    if path is not None:
-        try:
-            content = yaml.safe_load(path.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
-        except yaml.YAMLError as error:
-            raise ConfigError(f"{path}: is not YAML: {error}") from error
-    content = {} if content is None else content
-    if not isinstance(content, dict):
-        raise ConfigError(f"{path}: the top level must be a mapping of settings")
+    content = {} if path is None else read_file(path)
     try:
-        return Config.model_validate(_merged(cast("dict[str, Any]", content), arguments or {}))
+        return Config.model_validate(_merged(content, arguments or {}))
     except ValidationError as error:
-        told = "; ".join(
-            f"{'.'.join(str(part) for part in each['loc'])}: {each['msg']}"
-            for each in error.errors(include_url=False)
-        )
-        raise ConfigError(f"{source}: {told}") from None
+        raise ConfigError(describe(error, file=source)) from None
 
 
 def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ Check = Callable[[], str | None]
 
 @asynccontextmanager
 async def serve_probes(
-    *, host: str, port: int, healthy: Check, ready: Check, metrics: Callable[[], bytes]
+    *, host: str | None, port: int, healthy: Check, ready: Check, metrics: Callable[[], bytes]
 ) -> AsyncGenerator[int]:
     """Serve while within; gives the port, which may have been asked for as 0."""
 
@@ -48,8 +48,7 @@ async def serve_probes(
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
     await runner.setup()
     try:
-        # asyncio would serve "::" to IPv6 alone; no host is every address of both families.
-        site = web.TCPSite(runner, None if host in ("", "::") else host, port)
+        site = web.TCPSite(runner, host, port)
         await site.start()
         yield runner.addresses[0][1]
     finally:

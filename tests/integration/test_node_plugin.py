@@ -214,7 +214,9 @@ async def test_a_damaged_checkpoint_is_set_aside_and_an_event_says_so(rig):
             "drivers[0].config.policies[0].paths[0]",
             id="bad-glob",
         ),
-        pytest.param({"listen": "127.0.0.1:99999"}, "listen: 127.0.0.1:99999", id="listen"),
+        pytest.param(
+            {"listen": "127.0.0.1:99999"}, "listen: '127.0.0.1:99999' is not host:port", id="listen"
+        ),
         pytest.param({"listen": "192.0.2.1:8080"}, "cannot assign", id="listen-elsewhere"),
     ],
 )

@@ -2,7 +2,8 @@
 
 import pytest
 
-from drakit_operator.config import Config, ConfigError, parse_listen, read_config
+from drakit.settings import parse_address
+from drakit_operator.config import Config, ConfigError, read_config
 
 
 def test_the_promised_defaults():
@@ -67,10 +68,10 @@ def test_a_missing_file_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("text", "pair"),
     [
-        ("[::]:8080", ("::", 8080)),
+        ("[::]:8080", (None, 8080)),
         ("127.0.0.1:0", ("127.0.0.1", 0)),
-        (":9", ("", 9)),
+        (":9", (None, 9)),
     ],
 )
 def test_addresses(text, pair):
-    assert parse_listen(text) == pair
+    assert parse_address(text) == pair
