@@ -134,8 +134,24 @@ class EventRecorder:
         note: str,
         type: Literal["Normal", "Warning"] = "Warning",
     ) -> None:
+        """Say something as :meth:`write` does; what the API server refuses is only logged."""
+        try:
+            await self.write(regarding, reason=reason, action=action, note=note, type=type)
+        except ApiError as error:
+            facts = _facts(_reference(regarding), reason) | {"error": str(error)}
+            logger.warning("an event could not be written", extra=facts)
+
+    async def write(
+        self,
+        regarding: Mapping[str, Any],
+        *,
+        reason: str,
+        action: str,
+        note: str,
+        type: Literal["Normal", "Warning"] = "Warning",
+    ) -> None:
         """
-        Say ``note`` about an object; never raises because of the API server.
+        Say ``note`` about an object; raises :class:`ApiError` if it could not be written.
 
         ``regarding`` is the object, or a reference to it (kind, apiVersion, name, namespace, uid);
         objects out of a list need their kind and apiVersion added. ``reason`` is one of few words
@@ -144,18 +160,14 @@ class EventRecorder:
         reference = _reference(regarding)
         said = (reference.get("uid") or reference["name"], reference["kind"], type, reason, note)
         now = asyncio.get_running_loop().time()
-        try:
-            series = self._series.get(said)
-            if series is not None and now < series.said_at + self._timings.same_seconds:
-                await self._repeat(series, now)
-            elif self._may_say_more(said[:2], now):
-                event = self._event(reference, type=type, reason=reason, action=action, note=note)
-                await self._say(said, event, now)
-            else:
-                logger.info("too many events about one object", extra=_facts(reference, reason))
-        except ApiError as error:
-            facts = _facts(reference, reason) | {"error": str(error)}
-            logger.warning("an event could not be written", extra=facts)
+        series = self._series.get(said)
+        if series is not None and now < series.said_at + self._timings.same_seconds:
+            await self._repeat(series, now)
+        elif self._may_say_more(said[:2], now):
+            event = self._event(reference, type=type, reason=reason, action=action, note=note)
+            await self._say(said, event, now)
+        else:
+            logger.info("too many events about one object", extra=_facts(reference, reason))
 
     async def _say(self, said: tuple[str, ...], event: dict[str, Any], now: float) -> None:
         metadata, seconds = event["metadata"], self._timings.request_seconds
