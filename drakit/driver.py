@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Collection, Mapping
-from dataclasses import dataclass
 from typing import ClassVar, Generic, Protocol, TypeVar
 
 from drakit.device import AllocatedDevice, ClaimReference, Device, Edits
@@ -109,11 +108,3 @@ class Driver(ABC, Generic[ConfigT]):
 
     def close(self) -> None:
         """Release what `__init__` took. Prepared devices stay: the plugin only restarts."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StaticNode:
-    """A :class:`Node` that does not change; for tests."""
-
-    name: str
-    labels: Mapping[str, str] | None = None

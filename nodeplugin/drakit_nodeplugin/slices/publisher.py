@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from typing import Any
+from collections.abc import Iterable
 
 from drakit.kube import (
     AlreadyExistsError,
@@ -71,7 +71,7 @@ class SlicePublisher:
         async for change in reflector.changes():
             match change:
                 case Replaced(items=items):
-                    self._stored = {text(item, "metadata", "name"): item for item in items}
+                    self._hold(items)
                 case Applied(object=item) if self._stored is not None:
                     self._store(item)
                 case Deleted(object=item) if self._stored is not None:
@@ -81,6 +81,9 @@ class SlicePublisher:
                 case _:
                     continue
             self._manager.changed.set()
+
+    def _hold(self, items: Iterable[Object]) -> None:
+        self._stored = {text(item, "metadata", "name"): item for item in items}
 
     def _store(self, body: Object) -> None:
         """Keep the newer of two: our own write is answered before the watch tells of it."""
@@ -162,14 +165,10 @@ class SlicePublisher:
                 self._store(await session.replace(_path(name), body))
             for body in todo.create:
                 self._store(await session.create(SLICES, body))
-        except (ConflictError, AlreadyExistsError, NotFoundError) as error:
+        except (ConflictError, AlreadyExistsError, NotFoundError):
             # What we hold is older than what the API server holds: look again at once.
-            await self._look_again(session)
-            raise error
-
-    async def _look_again(self, session: Session) -> None:
-        listing = await session.list(SLICES, params=self._query)
-        self._stored = {text(item, "metadata", "name"): item for item in listing.items}
+            self._hold((await session.list(SLICES, params=self._query)).items)
+            raise
 
 
 def _path(name: str) -> str:
@@ -178,5 +177,5 @@ def _path(name: str) -> str:
 
 def _version(body: Object) -> int:
     """Compare versions of one object; they are integers that grow (KEP-5504)."""
-    version: Any = text(body, "metadata", "resourceVersion")
+    version = text(body, "metadata", "resourceVersion")
     return int(version) if version.isdigit() else 0

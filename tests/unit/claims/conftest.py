@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from drakit.driver import StaticNode
 from drakit_nodeplugin.claims.checkpoint import Checkpoint
 from drakit_nodeplugin.claims.engine import ClaimEngine
 from drakit_nodeplugin.claims.restore import SpecRestorer
 from drakit_nodeplugin.claims.specs import ClaimSpecs
 from tests.fakes.claims import DRIVER, NODE, FakeClaims, FakeDevices
+from tests.fakes.node import StaticNode
 
 
 class Plugin:

@@ -11,9 +11,9 @@ import pytest
 import yaml
 
 from drakit import AllocatedDevice, ClaimReference
-from drakit.driver import StaticNode
 from drakit_nodeplugin.config import NodePluginConfig
 from drakit_nodeplugin.endpoints.loading import load_drivers
+from tests.fakes.node import StaticNode
 
 ROOT = Path(__file__).parents[3]
 

@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 
 from drakit import Driver
-from drakit.driver import DriverConfig, StaticNode
+from drakit.driver import DriverConfig
 from drakit_nodeplugin.config import ConfigError, DriverEntry, load_config
 from drakit_nodeplugin.endpoints.loading import load_drivers
+from tests.fakes.node import StaticNode
 
 FILE = Path("plugin.yaml")
 HERE = __name__

@@ -7,10 +7,11 @@ from collections.abc import Callable
 import pytest
 
 from drakit import AllocatedDevice, ClaimReference, Device, Driver, DriverError, Edits
-from drakit.driver import DriverConfig, StaticNode
+from drakit.driver import DriverConfig
 from drakit_nodeplugin.endpoints import python as endpoints
 from drakit_nodeplugin.endpoints.errors import EndpointStoppedError
 from drakit_nodeplugin.endpoints.python import PythonEndpoint
+from tests.fakes.node import StaticNode
 
 CLAIM = ClaimReference(namespace="lab", name="cam", uid="uid-a")
 DEVICE = AllocatedDevice(name="cam-0", pool="node-1", request="main")

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from drakit import AllocatedDevice, ClaimReference, DeviceNode, DriverError
-from drakit.driver import StaticNode
 from drakit_drivers.hostdev import HostDevices, HostDevicesConfig
+from tests.fakes.node import StaticNode
 from tests.fakes.sysfs import FakeHost
 
 CLAIM = ClaimReference(namespace="default", name="c", uid="u")
