@@ -86,7 +86,7 @@ def release(cluster: Cluster, zram: Zram) -> Iterator[Cluster]:
     install(cluster, values=release_values(cluster, zram))
     classes = [device_class("zram.test", "zram"), device_class("zram-second.test", "zram-second")]
     listing = {"apiVersion": "v1", "kind": "List", "items": classes}
-    cluster.kubectl("apply", "-f", "-", input=json.dumps(listing))
+    cluster.apply(json.dumps(listing))
     wait_settled(cluster, zram)
     yield cluster
     if os.environ.get("KEEP_CLUSTER") == "1":

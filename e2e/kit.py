@@ -10,31 +10,24 @@ import contextlib
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from e2e.cluster.api import Cluster
+from e2e.cluster.api import Cluster, ClusterError, wait_until
+from e2e.release import NAMESPACE
 
 DRIVER = "hostdev.drakit.dev"
-NAMESPACE = "drakit-system"
 TEST_IMAGE = "localhost/drakit-test:dev"
 
 ResultT = TypeVar("ResultT")
 
 
 def wait_for(
-    what: str, look: Callable[[], ResultT | None], *, seconds: float = 60, period: float = 0.2
+    what: str, look: Callable[[], ResultT], *, seconds: float = 60, period: float = 0.2
 ) -> ResultT:
     """Look again and again until there is something true; fail with the sentence `what`."""
-    end = time.monotonic() + seconds
-    last: object = None
-    while time.monotonic() < end:
-        last = look()
-        if last:
-            return last  # type: ignore[return-value]
-        time.sleep(period)
-    raise AssertionError(f"waited {seconds:g} s for: {what} (last look: {last!r})")
+    return wait_until(what, look, timeout_seconds=seconds, interval_seconds=period)
 
 
 def holds_for(what: str, look: Callable[[], object], *, seconds: float) -> None:
@@ -135,7 +128,6 @@ class Space:
 
     cluster: Cluster
     name: str
-    classes: list[str] = field(default_factory=list)
 
     def kubectl(self, *arguments: str, **options: Any) -> str:
         return self.cluster.kubectl("-n", self.name, *arguments, **options).stdout
@@ -162,7 +154,7 @@ class Space:
 
         try:
             return wait_for(f"pod {name} to be {' or '.join(phases)}", look, seconds=seconds)
-        except AssertionError as error:
+        except ClusterError as error:
             described = self.kubectl("describe", "pod", name)
             raise AssertionError(f"{error}\n{described}") from None
 

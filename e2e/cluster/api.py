@@ -16,7 +16,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+ResultT = TypeVar("ResultT")
 
 
 class ClusterError(Exception):
@@ -289,17 +291,18 @@ class Cluster(ABC):
 
 def wait_until(
     what: str,
-    condition: Callable[[], object],
+    condition: Callable[[], ResultT],
     *,
     timeout_seconds: float,
     interval_seconds: float = 0.2,
-) -> None:
-    """Wait until a condition holds; `what` is the sentence of it, for the error."""
+) -> ResultT:
+    """Wait until a condition holds, and give what it gave; `what` says it, for the error."""
     deadline = time.monotonic() + timeout_seconds
-    while not condition():
+    while not (result := condition()):
         if time.monotonic() > deadline:
-            raise ClusterError(f"waited {timeout_seconds:g} s, but not: {what}")
+            raise ClusterError(f"waited {timeout_seconds:g} s, but not: {what} (last: {result!r})")
         time.sleep(interval_seconds)
+    return result
 
 
 def run(
