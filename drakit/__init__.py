@@ -17,7 +17,10 @@ if TYPE_CHECKING:
     from drakit.device import Device as Device
     from drakit.device import DeviceNode as DeviceNode
     from drakit.device import Edits as Edits
+    from drakit.device import Hook as Hook
+    from drakit.device import IntelRdt as IntelRdt
     from drakit.device import Mount as Mount
+    from drakit.device import NetDevice as NetDevice
     from drakit.device import Version as Version
     from drakit.driver import Driver as Driver
     from drakit.driver import DriverConfig as DriverConfig
@@ -36,7 +39,10 @@ _HOMES = {
     "DriverError": "drakit.driver",
     "Duration": "drakit.settings",
     "Edits": "drakit.device",
+    "Hook": "drakit.device",
+    "IntelRdt": "drakit.device",
     "Mount": "drakit.device",
+    "NetDevice": "drakit.device",
     "Node": "drakit.driver",
     "Version": "drakit.device",
 }
@@ -52,7 +58,10 @@ __all__ = (
     "DriverError",
     "Duration",
     "Edits",
+    "Hook",
+    "IntelRdt",
     "Mount",
+    "NetDevice",
     "Node",
     "Version",
 )

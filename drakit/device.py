@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any, Literal
 
 __all__ = (
     "AllocatedDevice",
@@ -21,7 +22,10 @@ __all__ = (
     "Device",
     "DeviceNode",
     "Edits",
+    "Hook",
+    "IntelRdt",
     "Mount",
+    "NetDevice",
     "Version",
 )
 
@@ -69,7 +73,7 @@ class DeviceNode:
     major: int | None = None
     minor: int | None = None
     permissions: str | None = None
-    """Letters of ``rwm``; all of them if none is given."""
+    """Letters of ``rwm``, or ``none``; all of them if none is given."""
 
     file_mode: int | None = None
     uid: int | None = None
@@ -83,15 +87,65 @@ class Mount:
     host_path: str
     container_path: str
     options: tuple[str, ...] = ("ro", "nosuid", "nodev", "bind")
+    type: str | None = None
+    """A file system type (``tmpfs``); none is needed for a bind mount."""
+
+
+HookName = Literal[
+    "prestart", "createRuntime", "createContainer", "startContainer", "poststart", "poststop"
+]
+"""When an OCI hook runs."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hook:
+    """A program that the runtime runs at a moment of the container's life (CDI: ``hooks[]``)."""
+
+    name: HookName
+    path: str
+    """Absolute path on the host."""
+
+    args: tuple[str, ...] = ()
+    """All arguments, that of the program's own name included."""
+
+    env: Mapping[str, str] = field(default_factory=dict[str, str])
+    timeout_seconds: int | None = None
+    """After which the runtime ends it; None leaves that to the runtime."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NetDevice:
+    """A network interface that is moved into the container (CDI: ``netDevices[]``)."""
+
+    host_interface_name: str
+    name: str
+    """The interface's name in the container."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class IntelRdt:
+    """Cache and memory bandwidth of the container (CDI: ``intelRdt``)."""
+
+    clos_id: str | None = None
+    l3_cache_schema: str | None = None
+    mem_bw_schema: str | None = None
+    schemata: tuple[str, ...] = ()
+    enable_monitoring: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Edits:
-    """What a container gets for a device (CDI: ``containerEdits``); empty is allowed."""
+    """What a container gets for a device (CDI 1.1: ``containerEdits``); empty is allowed."""
 
     env: Mapping[str, str] = field(default_factory=dict[str, str])
     device_nodes: tuple[DeviceNode, ...] = ()
     mounts: tuple[Mount, ...] = ()
+    hooks: tuple[Hook, ...] = ()
+    net_devices: tuple[NetDevice, ...] = ()
+    additional_gids: tuple[int, ...] = ()
+    """Groups that the container's process is in besides its own."""
+
+    intel_rdt: IntelRdt | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -122,3 +176,11 @@ class AllocatedDevice:
 
     admin_access: bool = False
     """The claim looks at the device beside its holder: do nothing exclusive, reset nothing."""
+
+    consumed_capacity: Mapping[str, str] = field(default_factory=dict[str, str])
+    """What the claim has of the device's capacity, as quantities (DRAConsumableCapacity)."""
+
+    configs: tuple[Mapping[str, Any], ...] = ()
+    """The opaque parameters that are meant for this driver and request, the weakest first: those
+    of the DeviceClass come before those of the claim, so a later one has the last word. Users write
+    them: they can hold anything that JSON can."""

@@ -70,6 +70,11 @@ class Driver(ABC, Generic[ConfigT]):
     """The type of the driver's configuration. What fails its validation stops the plugin at start,
     with file, key and reason."""
 
+    side_effects: ClassVar[bool] = True
+    """Whether `prepare` does anything but say what the container gets. Set it to False only if it
+    does not: then a crash leaves nothing to undo, preparing costs one write to disk less, and
+    `unprepare` is never called."""
+
     def __init__(self, config: ConfigT, node: Node) -> None:
         self.config = config
         self.node = node
@@ -90,11 +95,12 @@ class Driver(ABC, Generic[ConfigT]):
         """
         Make a device ready for a claim, and say what its containers get.
 
-        Called once per allocated device, those of a pod's claims concurrently. The pod waits; a
-        call that takes longer than 5 min is cancelled. It is called again for the same claim and
-        device after a failure, a crash or a reboot, and must then give the same result and make
-        sure that all side effects are there. If it raises, the claim is not prepared, and the text
-        of a :class:`DriverError` is shown to the user.
+        Called once per allocated device, those of a pod's claims concurrently; two calls for the
+        same device never overlap. The pod waits; a call that takes longer than 5 min, or whose pod
+        is deleted meanwhile, is cancelled. It is called again for the same claim and device after a
+        failure, a crash or a reboot, and must then give the same result and make sure that all
+        side effects are there. If it raises, the claim is not prepared, `unprepare` is called
+        for all of its devices, and the text of a :class:`DriverError` is shown to the user.
         """
 
     async def unprepare(self, claim: ClaimReference, device: AllocatedDevice) -> None:
@@ -105,6 +111,16 @@ class Driver(ABC, Generic[ConfigT]):
         never ran. It may be called again; nothing to do is success. If it raises, the device stays
         reserved and the call is repeated. The default does nothing.
         """
+
+    async def check(self, claim: ClaimReference, device: AllocatedDevice) -> bool:
+        """
+        Say whether a device that was prepared in this boot is still in order.
+
+        Called when the kubelet asks again for a claim that is prepared (it was restarted, or
+        another pod uses the claim). On False, or if it raises, `prepare` is called again. A driver
+        that does not define it is not asked.
+        """
+        return True
 
     def close(self) -> None:
         """Release what `__init__` took. Prepared devices stay: the plugin only restarts."""

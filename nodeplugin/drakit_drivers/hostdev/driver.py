@@ -56,6 +56,7 @@ class HostDevices(Driver[HostDevicesConfig]):
 
     name: ClassVar[str] = "hostdev.drakit.dev"
     config_type: ClassVar[type[DriverConfig]] = HostDevicesConfig
+    side_effects: ClassVar[bool] = False
 
     def __init__(self, config: HostDevicesConfig, node: Node) -> None:
         super().__init__(config, node)

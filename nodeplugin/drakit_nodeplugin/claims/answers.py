@@ -6,13 +6,13 @@ It must not know gRPC, or how a claim is prepared.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from drakit.device import ClaimReference
 
-__all__ = ("ClaimService", "PrepareAnswer", "PreparedDevice")
+__all__ = ("Answer", "ClaimService", "PrepareAnswer", "PreparedDevice")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,13 +39,27 @@ class PrepareAnswer:
     """A sentence for the pod's Event; None is success."""
 
 
-class ClaimService(Protocol):
-    """What the front door of one driver needs: every UID asked for is answered exactly once."""
+Answer = Callable[[str, PrepareAnswer], None]
+"""Takes the answer of one claim by its UID, once, as soon as it is known."""
 
-    async def prepare(self, claims: Sequence[ClaimReference]) -> Mapping[str, PrepareAnswer]:
+
+class ClaimService(Protocol):
+    """
+    What the front door of one driver needs.
+
+    Each call answers every claim of its batch exactly once, whatever becomes of the others, and
+    returns when all are answered. A call for a claim that another call works on waits for it.
+    """
+
+    async def prepare(self, claims: Sequence[ClaimReference], answer: Answer) -> None:
         """Prepare the claims of a pod; errors are answers, one claim's does not touch another."""
         ...
 
-    async def unprepare(self, claims: Sequence[ClaimReference]) -> Mapping[str, str | None]:
-        """Unprepare claims; None is success, which not being prepared is as well."""
+    async def unprepare(self, claims: Sequence[ClaimReference], answer: Answer) -> None:
+        """Unprepare claims; not being prepared is success. Answers are without devices."""
+        ...
+
+    def abandon(self, uid: str) -> None:
+        """Give up the preparing of a claim that is under way: its unprepare waits for that. The
+        preparing is answered with an error soon, unless it can be ended no more."""
         ...

@@ -13,8 +13,10 @@ from typing import ClassVar
 
 __all__ = (
     "CheckpointFailedError",
+    "ClaimBusyError",
     "ClaimError",
     "ClaimFetchError",
+    "ClaimGoneError",
     "ClaimNotAllocatedError",
     "ClaimReplacedError",
     "DeviceTakenError",
@@ -37,6 +39,24 @@ class ClaimFetchError(ClaimError):
 
     def __init__(self, *, claim: str, cause: str) -> None:
         super().__init__(f"claim {claim}: it cannot be read from the API server: {cause}")
+
+
+class ClaimGoneError(ClaimFetchError):
+    """There is no claim of this name: the API server said so."""
+
+    reason = "ClaimGone"
+
+    def __init__(self, *, claim: str) -> None:
+        super().__init__(claim=claim, cause="it does not exist any more; delete the pod")
+
+
+class ClaimBusyError(ClaimError):
+    """Another process of the driver works on the claim, or has changed it meanwhile."""
+
+    reason = "ClaimBusy"
+
+    def __init__(self, *, claim: str, cause: str) -> None:
+        super().__init__(f"claim {claim}: {cause}; the kubelet asks again")
 
 
 class ClaimReplacedError(ClaimError):

@@ -21,7 +21,7 @@ from drakit.kube import (
     resource_path,
 )
 from drakit.resource.claim import Claim, parse_claim
-from drakit_nodeplugin.claims.errors import ClaimFetchError
+from drakit_nodeplugin.claims.errors import ClaimFetchError, ClaimGoneError
 
 __all__ = ("ApiClaims", "ClaimSource", "NoAnswerError")
 
@@ -34,7 +34,8 @@ class ClaimSource(Protocol):
     """What the engine needs to read claims."""
 
     async def fetch(self, reference: ClaimReference, *, timeout_seconds: float) -> Claim:
-        """Read a claim; raise :class:`NoAnswerError` or another :class:`ClaimFetchError`."""
+        """Read a claim; raise :class:`NoAnswerError`, :class:`ClaimGoneError` or another
+        :class:`ClaimFetchError`."""
         ...
 
 
@@ -61,9 +62,7 @@ class ApiClaims:
             # One that is overloaded says nothing about the claim either.
             raise NoAnswerError(claim=name, cause="it gives no answer") from None
         except NotFoundError:
-            raise ClaimFetchError(
-                claim=name, cause="it does not exist any more; delete the pod"
-            ) from None
+            raise ClaimGoneError(claim=name) from None
         except ApiError as error:
             raise ClaimFetchError(claim=name, cause=str(error)) from error
         try:

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import json
 import zlib
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 __all__ = ("DamagedRowError", "State", "StoredClaim", "StoredDevice", "checksum", "dump", "load")
@@ -32,6 +33,9 @@ class StoredDevice:
     request: str
     share_id: str | None = None
     admin_access: bool = False
+    consumed_capacity: Mapping[str, str] = field(default_factory=dict[str, str])
+    configs: tuple[Mapping[str, Any], ...] = ()
+    """The opaque parameters with which it was prepared: its driver may need them to undo it."""
 
     @property
     def exclusive(self) -> bool:
@@ -51,11 +55,19 @@ class StoredClaim:
     """The boot in which it was prepared: what is not on disk is gone after another one."""
 
     allocation: str
-    """Digest of the results: one UID can be deallocated, and allocated anew with other devices."""
+    """Digest of results and configs: one UID can be deallocated, and allocated anew with other
+    devices. Empty if it is not known, because the entry was rebuilt after damage."""
 
     devices: tuple[StoredDevice, ...]
     cdi_spec: str | None = None
-    """The claim's CDI spec (JSON) once it is prepared, so that a lost file needs no driver."""
+    """The text of the claim's CDI file once it is prepared, so that a lost file needs no driver."""
+
+    generation: int = 0
+    """Set anew by the checkpoint at each write, and never given twice: who writes must know the one
+    that is stored, so that the late end of an old work changes nothing. 0 is "there is no entry"."""
+
+    owner: str = ""
+    """The process that wrote the entry last; while it lives, others leave its work alone."""
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"
@@ -77,7 +89,12 @@ def load(body: object, *, expected: int) -> StoredClaim:
         raise DamagedRowError("its checksum does not match")
     try:
         fields: dict[str, Any] = json.loads(body)
-        devices = tuple(StoredDevice(**device) for device in fields.pop("devices"))
+        devices = tuple(_device(device) for device in fields.pop("devices"))
         return StoredClaim(devices=devices, **fields)
     except (ValueError, TypeError, KeyError) as error:
         raise DamagedRowError(f"it cannot be read: {error}") from error
+
+
+def _device(fields: dict[str, Any]) -> StoredDevice:
+    configs = tuple(fields.pop("configs", ()))
+    return StoredDevice(configs=configs, **fields)
