@@ -63,8 +63,8 @@ class StoredClaim:
     """The text of the claim's CDI file once it is prepared, so that a lost file needs no driver."""
 
     generation: int = 0
-    """Set anew by the checkpoint at each write, and never given twice: who writes must know the one
-    that is stored, so that the late end of an old work changes nothing. 0 is "there is no entry"."""
+    """Set anew by the checkpoint at each write, and never given twice: who writes must know that
+    which is stored, so that the late end of an old work changes nothing. 0: there is no entry."""
 
     owner: str = ""
     """The process that wrote the entry last; while it lives, others leave its work alone."""
