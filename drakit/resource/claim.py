@@ -9,11 +9,21 @@ It must not know clients, gRPC, or the checkpoint.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from drakit.resource.raw import Object, child, children, text
 
-__all__ = ("Allocation", "Claim", "DeviceResult", "base_request", "parse_claim")
+__all__ = (
+    "Allocation",
+    "Claim",
+    "DeviceResult",
+    "OpaqueConfig",
+    "base_request",
+    "configs_for",
+    "parse_claim",
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,6 +38,23 @@ class DeviceResult:
 
     share_id: str | None = None
     admin_access: bool = False
+    consumed_capacity: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Quantities by the name of the capacity (DRAConsumableCapacity)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OpaqueConfig:
+    """Parameters for one driver (API: ``status.allocation.devices.config[]``, ``opaque``)."""
+
+    driver: str
+    parameters: Any
+    """Whatever stands there: the API server checks its size (10 KiB), and no more."""
+
+    requests: tuple[str, ...] = ()
+    """For which requests, as ``main`` or ``main/small``; none means for all."""
+
+    from_class: bool = False
+    """From the DeviceClass, and so weaker than what the claim says."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,6 +64,9 @@ class Allocation:
     results: tuple[DeviceResult, ...]
     node_selector: Object | None = None
     """Where the claim can be used; None means on any node."""
+
+    configs: tuple[OpaqueConfig, ...] = ()
+    """In the order of the allocation, those of other drivers included."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,6 +85,23 @@ class Claim:
 def base_request(request: str) -> str:
     """Give the name by which pods refer to a request: ``main`` for ``main/small``."""
     return request.partition("/")[0]
+
+
+def configs_for(allocation: Allocation, result: DeviceResult) -> tuple[OpaqueConfig, ...]:
+    """
+    Give the configs that are meant for a result, the weakest first.
+
+    Those of the class come before those of the claim, else the order is the allocation's. A config
+    for ``main`` is for all alternatives of that request, one for ``main/small`` for that one alone.
+    """
+    names = {result.request, base_request(result.request)}
+    meant = [
+        config
+        for config in allocation.configs
+        if config.driver == result.driver
+        and (not config.requests or not names.isdisjoint(config.requests))
+    ]
+    return tuple(sorted(meant, key=lambda config: not config.from_class))
 
 
 def parse_claim(body: Object) -> Claim:
@@ -79,8 +126,19 @@ def _parse_allocation(body: Object) -> Allocation:
                 request=result["request"],
                 share_id=result.get("shareID"),
                 admin_access=bool(result.get("adminAccess")),
+                consumed_capacity=result.get("consumedCapacity") or {},
             )
             for result in children(body, "devices", "results")
         ),
         node_selector=body.get("nodeSelector"),
+        configs=tuple(
+            OpaqueConfig(
+                driver=config["opaque"]["driver"],
+                parameters=config["opaque"].get("parameters"),
+                requests=tuple(config.get("requests") or ()),
+                from_class=config.get("source") == "FromClass",
+            )
+            for config in children(body, "devices", "config")
+            if config.get("opaque") is not None
+        ),
     )

@@ -12,11 +12,13 @@ import hashlib
 import json
 from collections.abc import Mapping
 from enum import Enum
+from typing import Any, cast
 
 from drakit.device import AllocatedDevice, ClaimReference
-from drakit.resource.claim import Claim
+from drakit.resource.claim import Allocation, Claim, DeviceResult, configs_for
 from drakit.resource.nodeselector import NodeLabelsUnknownError, selects_node
 from drakit_nodeplugin.claims.errors import (
+    BadConfigError,
     ClaimFetchError,
     ClaimNotAllocatedError,
     ClaimReplacedError,
@@ -26,6 +28,10 @@ from drakit_nodeplugin.claims.errors import (
 from drakit_nodeplugin.claims.stored import StoredClaim, StoredDevice
 
 __all__ = ("Step", "allocated_device", "next_step", "wanted_claim")
+
+
+MAX_CONFIG_DEPTH = 64
+"""Levels of nesting of opaque parameters: any JSON within 10 KiB would pass the API server."""
 
 
 class Step(Enum):
@@ -39,6 +45,8 @@ class Step(Enum):
     """The same work again: it did not end, or the node was rebooted since."""
     ANSWER = "answer"
     """Nothing but to see that its CDI file is there."""
+    UNDO = "undo"
+    """Its undoing was begun: that is finished first, then it is new."""
 
 
 def wanted_claim(
@@ -75,6 +83,8 @@ def wanted_claim(
             request=result.request,
             share_id=result.share_id,
             admin_access=result.admin_access,
+            consumed_capacity=result.consumed_capacity,
+            configs=_parameters(claim.allocation, result, claim=name),
         )
         for result in claim.allocation.results
         if result.driver == driver
@@ -92,19 +102,75 @@ def wanted_claim(
     )
 
 
+def _parameters(
+    allocation: Allocation, result: DeviceResult, *, claim: str
+) -> tuple[Mapping[str, Any], ...]:
+    found: list[Mapping[str, Any]] = []
+    for config in configs_for(allocation, result):
+        parameters: object = config.parameters
+        wrong = None
+        if not isinstance(parameters, dict):
+            wrong = "are no JSON object"
+        elif _deeper_than(MAX_CONFIG_DEPTH, parameters):
+            wrong = f"are nested deeper than {MAX_CONFIG_DEPTH} levels"
+        if wrong is not None:
+            raise BadConfigError(
+                claim=claim,
+                request=result.request,
+                source="its DeviceClass" if config.from_class else "the claim",
+                driver=result.driver,
+                wrong=wrong,
+            )
+        found.append(cast("Mapping[str, Any]", parameters))
+    return tuple(found)
+
+
+def _deeper_than(levels: int, value: object) -> bool:
+    """Look level by level: what users nest must not end in a recursion of ours."""
+    level = [value]
+    for _ in range(levels):
+        below: list[object] = []
+        for item in level:
+            if isinstance(item, dict):
+                below.extend(cast("dict[str, object]", item).values())
+            elif isinstance(item, list):
+                below.extend(cast("list[object]", item))
+        if not below:
+            return False
+        level = below
+    return True
+
+
 def _digest(devices: tuple[StoredDevice, ...]) -> str:
-    facts = [[d.pool, d.device, d.request, d.share_id, d.admin_access] for d in devices]
-    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
+    facts = [
+        (d.pool, d.device, d.request, d.share_id, d.admin_access, d.consumed_capacity, d.configs)
+        for d in devices
+    ]
+    text = json.dumps(facts, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def next_step(old: StoredClaim | None, *, new: StoredClaim) -> Step:
     """Decide what a claim needs: its work, other devices, the same work again, or nothing."""
     if old is None:
         return Step.BEGIN
+    if old.state == "unpreparing":
+        return Step.UNDO
+    if not old.allocation:
+        # Rebuilt after damage, from what the kubelet knows: no configs. A device that is in use
+        # must not be undone for that; preparing it again is always allowed.
+        return Step.REPEAT if _same_devices(old, new) else Step.REPLACE
     if old.allocation != new.allocation:
         return Step.REPLACE
     current = old.state == "prepared" and old.boot_id == new.boot_id
     return Step.ANSWER if current else Step.REPEAT
+
+
+def _same_devices(old: StoredClaim, new: StoredClaim) -> bool:
+    def named(claim: StoredClaim) -> set[tuple[str, str, str | None]]:
+        return {(d.pool, d.device, d.share_id) for d in claim.devices}
+
+    return named(old) == named(new)
 
 
 def allocated_device(device: StoredDevice) -> AllocatedDevice:
@@ -115,4 +181,6 @@ def allocated_device(device: StoredDevice) -> AllocatedDevice:
         request=device.request,
         share_id=device.share_id,
         admin_access=device.admin_access,
+        consumed_capacity=device.consumed_capacity,
+        configs=device.configs,
     )

@@ -38,6 +38,9 @@ class PrepareAnswer:
     error: str | None = None
     """A sentence for the pod's Event; None is success."""
 
+    reason: str | None = None
+    """For metrics and Events: one of a closed set of words, without data; None is success."""
+
 
 Answer = Callable[[str, PrepareAnswer], None]
 """Takes the answer of one claim by its UID, once, as soon as it is known."""

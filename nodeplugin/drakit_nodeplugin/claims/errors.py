@@ -12,6 +12,8 @@ from __future__ import annotations
 from typing import ClassVar
 
 __all__ = (
+    "AbandonedError",
+    "BadConfigError",
     "CheckpointFailedError",
     "ClaimBusyError",
     "ClaimError",
@@ -59,6 +61,13 @@ class ClaimBusyError(ClaimError):
         super().__init__(f"claim {claim}: {cause}; the kubelet asks again")
 
 
+class AbandonedError(ClaimError):
+    reason = "Abandoned"
+
+    def __init__(self, *, claim: str) -> None:
+        super().__init__(f"claim {claim}: preparing it was given up, because its unprepare came")
+
+
 class ClaimReplacedError(ClaimError):
     reason = "ClaimReplaced"
 
@@ -93,6 +102,16 @@ class NoResultError(ClaimError):
 
     def __init__(self, *, claim: str, driver: str) -> None:
         super().__init__(f"claim {claim}: its allocation holds no device of driver {driver}")
+
+
+class BadConfigError(ClaimError):
+    reason = "BadConfig"
+
+    def __init__(self, *, claim: str, request: str, source: str, driver: str, wrong: str) -> None:
+        super().__init__(
+            f"claim {claim}, request {request}: the opaque parameters for driver {driver} in "
+            f"{source} {wrong}; correct them and create the claim anew"
+        )
 
 
 class DeviceTakenError(ClaimError):
