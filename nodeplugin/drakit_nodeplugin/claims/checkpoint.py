@@ -2,12 +2,13 @@
 The checkpoint: which claims of a driver this node has begun to prepare, and with which devices.
 
 SQLite in WAL mode with ``synchronous=FULL``: one transaction and one flush a batch, whatever its
-size; after a crash it holds the whole batch or nothing of it. A unique index holds the devices
-that one claim alone may have. Whether an entry must be prepared again is decided in
+size; after a crash it holds the whole batch or nothing of it. Every write is compare-and-swap on a
+row's generation, also across processes. Whether an entry must be prepared again is decided in
 :mod:`.engine`.
 
-It must not know gRPC, the API server, endpoints, CDI files, or the types of the engine: rows are
-made of :mod:`.stored` alone.
+This module has the writer's thread and what becomes of errors; :mod:`.rows` the statements,
+:mod:`.schema` the tables, :mod:`.salvage` what happens to a damaged database. It must not know
+gRPC, the API server, endpoints, CDI files, or the types of the engine.
 """
 
 from __future__ import annotations
@@ -17,47 +18,19 @@ import contextvars
 import logging
 import sqlite3
 import time
-from collections.abc import Callable, Collection, Generator, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from drakit_nodeplugin.claims.stored import (
-    DamagedRowError,
-    StoredClaim,
-    StoredDevice,
-    checksum,
-    dump,
-    load,
-)
+from drakit_nodeplugin.claims import rows, schema
+from drakit_nodeplugin.claims.rows import HeldDevice, Outcome
+from drakit_nodeplugin.claims.stored import DamagedRowError, State, StoredClaim, load
 
-__all__ = ("Checkpoint", "CheckpointError", "CheckpointTooNewError", "HeldDevice")
+__all__ = ("Checkpoint", "CheckpointError", "CheckpointTooNewError", "HeldDevice", "Outcome")
 
 logger = logging.getLogger(__name__)
-
-SCHEMA_VERSION = 1
-
-_SCHEMA = f"""
-CREATE TABLE claims (
-    uid TEXT PRIMARY KEY, state TEXT NOT NULL, boot_id TEXT NOT NULL,
-    body BLOB NOT NULL, checksum INTEGER NOT NULL
-) WITHOUT ROWID;
-CREATE TABLE devices (
-    uid TEXT NOT NULL REFERENCES claims (uid) ON DELETE CASCADE,
-    pool TEXT NOT NULL, device TEXT NOT NULL, exclusive INTEGER NOT NULL
-);
-CREATE INDEX devices_of_claim ON devices (uid);
-CREATE UNIQUE INDEX exclusive_device ON devices (pool, device) WHERE exclusive = 1;
-PRAGMA user_version = {SCHEMA_VERSION};
-"""
-
-_CHUNK = 500
-"""UIDs per SELECT: SQLite binds at most 32,766 variables, and a pod has at most a few claims."""
-
-BUSY_SECONDS = 5.0
-"""How long a writer waits for the process of a rolling update that holds the database."""
 
 ResultT = TypeVar("ResultT")
 
@@ -70,25 +43,24 @@ class CheckpointTooNewError(CheckpointError):
     """A later drakit wrote the database; this one would destroy what it cannot read."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class HeldDevice:
-    """A device that a batch wanted, and the claim that has it."""
-
-    device: StoredDevice
-    holder: StoredClaim
-
-
 class Checkpoint:
     """The prepared claims of one driver. All methods are safe to call concurrently."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, owner: str = "") -> None:
         self.path = path
+        self.owner = owner
+        """Stands in every row that is written here."""
         self.damage: str | None = None
         """Why an earlier database was set aside when this one was opened; None if none was."""
         self.broken: str | None = None
         """Damage that was met since: only opening it again, at a restart, can set it aside."""
+        self.alone = True
+        """Whether no other process has opened the database since we did, as of the last write."""
+        self.on_transaction: Callable[[float], None] | None = None
+        """Called with the seconds of each write transaction, in the writer's thread."""
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._connection: sqlite3.Connection | None = None
+        self._opens = 0
 
     async def open(self) -> None:
         """
@@ -107,42 +79,57 @@ class Checkpoint:
 
     async def find(self, uids: Collection[str]) -> Mapping[str, StoredClaim]:
         """Give the claims that are known of these."""
-        return await self._run(lambda: {claim.uid: claim for claim in self._select(list(uids))})
-
-    async def all(self) -> list[StoredClaim]:
-        """Give every claim."""
-        return await self._run(lambda: list(self._rows("SELECT uid, body, checksum FROM claims")))
-
-    async def in_state(self, state: str) -> list[StoredClaim]:
-        """Give the claims in one state."""
-        query = "SELECT uid, body, checksum FROM claims WHERE state = ?"
-        return await self._run(lambda: list(self._rows(query, (state,))))
-
-    async def uids(self, *, state: str, boot_id: str) -> set[str]:
-        """Give the UIDs of the claims in one state, of one boot."""
-        query = "SELECT uid FROM claims WHERE state = ? AND boot_id = ?"
+        wanted = list(uids)
         return await self._run(
-            lambda: {uid for (uid,) in self._database.execute(query, (state, boot_id))}
+            lambda: {claim.uid: claim for claim in rows.claims_of(self._database, wanted)}
         )
 
-    async def begin(self, claims: Collection[StoredClaim]) -> Mapping[str, HeldDevice]:
+    async def pages(self, size: int = 500) -> AsyncIterator[list[StoredClaim]]:
         """
-        Write claims that are to be prepared, in one transaction.
+        Give every claim, by UID, some at a time: memory stays bounded.
 
-        Claims that want a device which another claim holds are not written; they are answered by
-        UID with the holder.
+        Each page is what is stored at its moment; claims that come or go meanwhile may be missed.
         """
-        return await self._run(lambda: self._begin(claims))
+        after = ""
+        while page := await self._run(partial(self._page, after, size)):
+            yield page
+            after = page[-1].uid
 
-    async def write(self, claims: Collection[StoredClaim]) -> None:
-        """Write new states of claims that were begun before, in one transaction."""
-        if claims:
-            await self._run(lambda: self._write(claims))
+    async def in_state(self, state: State) -> list[StoredClaim]:
+        """Give the claims in one state."""
+        return await self._run(lambda: rows.claims_in_state(self._database, state))
 
-    async def delete(self, uids: Collection[str]) -> None:
-        """Forget claims, in one transaction; their devices are free then."""
-        if uids:
-            await self._run(lambda: self._delete(uids))
+    async def uids(self, *, state: State | None = None, boot_id: str | None = None) -> set[str]:
+        """Give the UIDs of all claims, or of those in one state or of one boot."""
+        return await self._run(lambda: rows.uids(self._database, state=state, boot_id=boot_id))
+
+    async def count(self) -> int:
+        """Count the claims."""
+        return await self._run(lambda: rows.count(self._database))
+
+    async def write(self, claims: Collection[StoredClaim]) -> Outcome:
+        """
+        Write claims in one transaction, each if it carries its stored row's generation.
+
+        Generation 0 says that there is no row. A claim is left out where the row is another one, or
+        where another claim holds an exclusive device of it. One that is written straight as
+        ``prepared``, with generation 0, is left out too if another process has opened the database
+        since this one did: that one may have undone it already.
+        """
+        if not claims:
+            return Outcome(written={}, held={}, fenced=frozenset())
+        return await self._run(lambda: self._write(claims))
+
+    async def delete(self, claims: Collection[StoredClaim]) -> frozenset[str]:
+        """
+        Forget claims in one transaction, each if it carries its stored row's generation.
+
+        Their devices are free then. Gives the UIDs of rows that are other ones and stay; a row that
+        is missing is fine.
+        """
+        if not claims:
+            return frozenset()
+        return await self._run(lambda: self._delete(claims))
 
     # ------------------------------------------------------------ within the writer's thread
 
@@ -157,6 +144,11 @@ class Checkpoint:
         loop = asyncio.get_running_loop()
         try:
             return await loop.run_in_executor(self._executor, context.run, work)
+        except DamagedRowError as error:
+            self.broken = f"the checkpoint {self.path} is damaged: {error}"
+            raise CheckpointError(
+                f"{self.broken}; the node plugin is restarted and sets it aside"
+            ) from error
         except sqlite3.Error as error:
             # "Corrupt" and "not a database" come as the bare class; its subclasses, such as
             # OperationalError for no space or no permission, are no damage.
@@ -178,15 +170,14 @@ class Checkpoint:
                 ) from error
             self._set_aside(str(error))
             self._connection = self._connect()
+        self._opens = rows.opens(self._connection)
 
     def _connect(self) -> sqlite3.Connection:
-        connection = sqlite3.connect(
-            self.path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
-        )
+        connection = schema.connect(self.path)
         try:
-            for pragma in ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON"):
-                connection.execute(f"PRAGMA {pragma}")
-            self._check(connection)
+            with rows.transaction(connection):
+                self._check(connection)
+                connection.execute("UPDATE meta SET value = value + 1 WHERE name = 'opens'")
         except BaseException:
             connection.close()
             raise
@@ -194,15 +185,16 @@ class Checkpoint:
 
     def _check(self, connection: sqlite3.Connection) -> None:
         (version,) = connection.execute("PRAGMA user_version").fetchone()
-        if version > SCHEMA_VERSION:
+        if version > schema.SCHEMA_VERSION:
             raise CheckpointTooNewError(
                 f"the checkpoint {self.path} has schema version {version}, this drakit knows up to "
-                f"{SCHEMA_VERSION}; install the later version again, or drain the node and remove "
-                f"the file"
+                f"{schema.SCHEMA_VERSION}; install the later version again, or drain the node and "
+                f"remove the file"
             )
         if version == 0:
-            connection.executescript(f"BEGIN IMMEDIATE;{_SCHEMA}COMMIT;")
-            return
+            schema.create(connection)
+        if version == 1:
+            schema.migrate(connection)
         (verdict,) = connection.execute("PRAGMA quick_check(1)").fetchone()
         if verdict != "ok":
             raise sqlite3.DatabaseError(verdict)
@@ -229,80 +221,24 @@ class Checkpoint:
         self._database.close()
         self._connection = None
 
-    def _rows(self, query: str, values: Iterable[str] = ()) -> Iterable[StoredClaim]:
-        for uid, body, expected in self._database.execute(query, tuple(values)):
-            try:
-                yield load(body, expected=expected)
-            except DamagedRowError as error:
-                self.broken = f"the checkpoint {self.path} is damaged at claim {uid}: {error}"
-                raise CheckpointError(
-                    f"{self.broken}; the node plugin is restarted and sets it aside"
-                ) from error
+    def _page(self, after: str, size: int) -> list[StoredClaim]:
+        return rows.page(self._database, after=after, size=size)
 
-    def _select(self, uids: list[str]) -> Iterable[StoredClaim]:
-        for start in range(0, len(uids), _CHUNK):
-            chunk = uids[start : start + _CHUNK]
-            marks = ",".join("?" * len(chunk))
-            # Only question marks are put into the text.
-            query = f"SELECT uid, body, checksum FROM claims WHERE uid IN ({marks})"  # noqa: S608
-            yield from self._rows(query, chunk)
+    def _write(self, claims: Collection[StoredClaim]) -> Outcome:
+        started = time.perf_counter()
+        with rows.transaction(self._database):
+            self.alone = rows.opens(self._database) == self._opens
+            outcome = rows.write(self._database, claims, owner=self.owner, alone=self.alone)
+        self._report(started)
+        return outcome
 
-    def _begin(self, claims: Collection[StoredClaim]) -> Mapping[str, HeldDevice]:
-        held: dict[str, HeldDevice] = {}
-        with _transaction(self._database):
-            for claim in claims:
-                holder = self._holder(claim)
-                if holder is None:
-                    self._put(claim)
-                else:
-                    held[claim.uid] = holder
-        return held
+    def _delete(self, claims: Collection[StoredClaim]) -> frozenset[str]:
+        started = time.perf_counter()
+        with rows.transaction(self._database):
+            kept = rows.delete(self._database, claims)
+        self._report(started)
+        return kept
 
-    def _holder(self, claim: StoredClaim) -> HeldDevice | None:
-        query = (
-            "SELECT uid FROM devices WHERE pool = ? AND device = ? AND exclusive = 1 AND uid != ?"
-        )
-        for device in claim.devices:
-            if not device.exclusive:
-                continue
-            row = self._database.execute(query, (device.pool, device.device, claim.uid)).fetchone()
-            if row is not None:
-                (holder,) = self._select([row[0]])
-                return HeldDevice(device=device, holder=holder)
-        return None
-
-    def _write(self, claims: Collection[StoredClaim]) -> None:
-        with _transaction(self._database):
-            for claim in claims:
-                self._put(claim)
-
-    def _put(self, claim: StoredClaim) -> None:
-        body = dump(claim)
-        self._database.execute(
-            "INSERT INTO claims VALUES (?, ?, ?, ?, ?) ON CONFLICT (uid) DO UPDATE SET "
-            "state = excluded.state, boot_id = excluded.boot_id, body = excluded.body, "
-            "checksum = excluded.checksum",
-            (claim.uid, claim.state, claim.boot_id, body, checksum(body)),
-        )
-        self._database.execute("DELETE FROM devices WHERE uid = ?", (claim.uid,))
-        self._database.executemany(
-            "INSERT INTO devices VALUES (?, ?, ?, ?)",
-            {(claim.uid, d.pool, d.device, int(d.exclusive)) for d in claim.devices},
-        )
-
-    def _delete(self, uids: Collection[str]) -> None:
-        with _transaction(self._database):
-            self._database.executemany("DELETE FROM claims WHERE uid = ?", [(u,) for u in uids])
-
-
-@contextmanager
-def _transaction(connection: sqlite3.Connection) -> Generator[None]:
-    """One write transaction; taken at once, so that a second process waits and does not fail."""
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-        connection.execute("COMMIT")
-    except BaseException:
-        if connection.in_transaction:  # a full disk has rolled it back already
-            connection.execute("ROLLBACK")
-        raise
+    def _report(self, started: float) -> None:
+        if self.on_transaction is not None:
+            self.on_transaction(time.perf_counter() - started)
