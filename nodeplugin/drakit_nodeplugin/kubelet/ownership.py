@@ -5,6 +5,10 @@ A lock file in the driver's directory lists the sockets of one instance. Whoever
 that the instance is gone, however it ended. A socket is removed only if its owner is gone *and* it
 refuses connections; those of live instances and of other drivers are never touched.
 
+Beside them stands one lock for all instances of the driver: who holds it is the primary one, and
+does alone what two must not do at once. The locks go with their process, so a process that is
+killed leaves nothing that anybody has to wait for.
+
 All functions block, for at most `LOCK_SECONDS` each. It must not know gRPC, or what is served.
 """
 
@@ -17,11 +21,17 @@ import os
 import re
 import socket
 import stat
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from drakit_nodeplugin.kubelet.sockets import MAX_PATH_BYTES, SocketError, SocketPaths
+from drakit_nodeplugin.kubelet.sockets import (
+    MAX_PATH_BYTES,
+    SocketError,
+    SocketPaths,
+    socket_paths,
+)
 
 __all__ = ("Ownership",)
 
@@ -39,7 +49,12 @@ class Ownership:
     def __init__(self, driver: str, paths: SocketPaths) -> None:
         self._driver = driver
         self._paths = paths
+        self._primary = paths.data / "primary.lock"
         self._fd: int | None = None
+        self._primary_fd: int | None = None
+        self._changing = threading.Lock()
+        """Held while the primary lock changes hands: it is asked for in threads, and one of those
+        may outlive whoever waited for it, up to our release."""
 
     def acquire(self) -> None:
         """
@@ -65,15 +80,48 @@ class Ownership:
         self._remove_stale()
 
     def release(self) -> None:
-        """Remove our sockets and our lock; nothing of this instance remains."""
-        if self._fd is None:
-            return
-        for path in self._paths.sockets:
-            _unlink_socket(path)
-        with contextlib.suppress(FileNotFoundError):
-            self._paths.lock.unlink()
-        os.close(self._fd)
-        self._fd = None
+        """Remove our sockets and our locks; nothing of this instance remains."""
+        with self._changing:
+            if self._fd is None:
+                return
+            if self._primary_fd is not None:
+                _unlock(self._primary, self._primary_fd)
+                self._primary_fd = None
+            for path in self._paths.sockets:
+                _unlink_socket(path)
+            _unlock(self._paths.lock, self._fd)
+            self._fd = None
+
+    def try_primary(self) -> bool:
+        """Tell whether this instance is the driver's primary one, or becomes it now; it stays so
+        until its release. Nothing is waited for."""
+        with self._changing:
+            if self._fd is None:
+                return False
+            if self._primary_fd is not None and not _is_at(self._primary, self._primary_fd):
+                # Somebody removed the file: another instance may hold a new one by now.
+                os.close(self._primary_fd)
+                self._primary_fd = None
+            if self._primary_fd is None:
+                self._primary_fd = _try_lock(self._primary, create=True)
+            return self._primary_fd is not None
+
+    def others_alive(self) -> bool:
+        """Tell whether another instance of the driver lives: two serve it during an update."""
+        return any(
+            _is_locked(lock)
+            for lock in self._paths.data.glob("instance-*.lock")
+            if lock != self._paths.lock
+        )
+
+    def alive(self, instance_uid: str) -> bool:
+        """Tell whether an instance of the driver lives, by the UID that it was started with."""
+        paths = socket_paths(
+            self._driver,
+            kubelet_root=self._paths.data.parent.parent,
+            instance_uid=instance_uid,
+        )
+        return _is_locked(paths.lock)
 
     def _lock_own(self) -> int:
         until = time.monotonic() + LOCK_SECONDS
@@ -135,12 +183,43 @@ def _try_lock(path: Path, *, create: bool) -> int | None:
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         # Between our open and our lock its last owner may have removed the file.
-        if os.path.samestat(os.fstat(fd), os.stat(path)):
+        if _is_at(path, fd):
             return fd
-    except (BlockingIOError, FileNotFoundError):
+    except BlockingIOError:
         pass
     os.close(fd)
     return None
+
+
+def _unlock(path: Path, fd: int) -> None:
+    """Remove a file that we have locked, then let go: nobody can lock the name in between."""
+    with contextlib.suppress(FileNotFoundError):
+        path.unlink()
+    os.close(fd)
+
+
+def _is_locked(path: Path) -> bool:
+    """Tell whether somebody holds a lock. A look takes it for shared, so that two instances that
+    look at the same time do not see each other as the holder."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+def _is_at(path: Path, fd: int) -> bool:
+    """Tell whether a file that we opened is still the one at its path."""
+    try:
+        return os.path.samestat(os.fstat(fd), os.stat(path))
+    except FileNotFoundError:
+        return False
 
 
 def _listed(lock: Path) -> list[Path]:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
 from pathlib import Path
@@ -43,8 +44,10 @@ def kill(owner: Ownership, *sockets: socket.socket) -> None:
     """What SIGKILL leaves: files stay, nobody listens, and the lock is free."""
     for each in sockets:
         each.close()
-    os.close(owner._fd)
-    owner._fd = None
+    for fd in (owner._fd, owner._primary_fd):
+        if fd is not None:
+            os.close(fd)
+    owner._fd = owner._primary_fd = None
 
 
 def test_what_a_killed_instance_left_is_removed(instance, root):
@@ -162,3 +165,111 @@ def test_an_unusable_directory_is_a_sentence(instance, root):
     (root / "plugins").write_text("a file")
     with pytest.raises(SocketError, match="directories of its sockets cannot be used"):
         instance(UIDS[0])[0].acquire()
+
+
+# ------------------------------------------------------------ other instances, the primary one
+
+
+def test_another_instance_is_alive_until_it_is_killed_or_released(instance):
+    first, _ = instance(UIDS[0])
+    second, _ = instance(UIDS[1])
+    third, _ = instance(UIDS[2])
+    first.acquire()
+    assert not first.others_alive()
+    second.acquire()
+    third.acquire()
+    assert first.others_alive()
+    second.release()
+    assert first.others_alive()
+    kill(third)
+    assert not first.others_alive()
+
+
+def test_an_instance_of_another_driver_is_no_other(instance):
+    ours, _ = instance(UIDS[0])
+    ours.acquire()
+    instance(UIDS[1], driver="lidar.example.com")[0].acquire()
+    assert not ours.others_alive()
+
+
+def test_an_instance_is_alive_by_its_uid(instance):
+    ours, _ = instance(UIDS[0])
+    theirs, _ = instance("odd/uid")
+    ours.acquire()
+    assert not ours.alive("odd/uid")
+    theirs.acquire()
+    assert ours.alive("odd/uid")
+    assert ours.alive(UIDS[0])
+    kill(theirs)
+    assert not ours.alive("odd/uid")
+    assert not ours.alive("")
+
+
+def test_to_look_whether_an_instance_is_alive_does_not_make_it_so(instance):
+    dead, old = instance(UIDS[0])
+    dead.acquire()
+    kill(dead)
+    ours, _ = instance(UIDS[1])
+    assert not ours.alive(UIDS[0])
+    # As another instance does it in the same moment.
+    fd = os.open(old.lock, os.O_RDONLY)
+    fcntl.flock(fd, fcntl.LOCK_SH)
+    assert not ours.alive(UIDS[0])
+    assert not ours.others_alive()
+    os.close(fd)
+
+
+def test_one_instance_is_the_primary_one_until_its_release(instance):
+    first, _ = instance(UIDS[0])
+    second, _ = instance(UIDS[1])
+    first.acquire()
+    second.acquire()
+    assert first.try_primary()
+    assert not second.try_primary()
+    assert first.try_primary()
+    first.release()
+    assert second.try_primary()
+    assert not first.try_primary()
+
+
+def test_a_killed_primary_instance_leaves_its_place_to_the_next(instance):
+    first, _ = instance(UIDS[0])
+    second, _ = instance(UIDS[1])
+    first.acquire()
+    first.try_primary()
+    second.acquire()
+    kill(first)
+    assert second.try_primary()
+
+
+def test_an_instance_that_has_not_started_is_not_the_primary_one(instance):
+    assert not instance(UIDS[0])[0].try_primary()
+
+
+def test_a_primary_lock_that_somebody_removed_does_not_make_two_primary_ones(instance):
+    first, paths = instance(UIDS[0])
+    second, _ = instance(UIDS[1])
+    first.acquire()
+    second.acquire()
+    first.try_primary()
+    (paths.data / "primary.lock").unlink()
+    assert second.try_primary()
+    assert not first.try_primary()
+
+
+def test_a_new_instance_keeps_the_lock_of_a_live_primary_one(instance):
+    first, paths = instance(UIDS[0])
+    first.acquire()
+    first.try_primary()
+    second, _ = instance(UIDS[1])
+    second.acquire()
+    assert (paths.data / "primary.lock").exists()
+    assert not second.try_primary()
+
+
+def test_a_release_leaves_no_primary_lock(instance, root):
+    owner, _ = instance(UIDS[0])
+    owner.acquire()
+    owner.try_primary()
+    owner.release()
+    assert [path for path in root.rglob("*") if not path.is_dir()] == []
