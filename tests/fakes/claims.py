@@ -8,8 +8,11 @@ from typing import Any
 
 from drakit import AllocatedDevice, ClaimReference, DeviceNode, DriverError, Edits
 from drakit.resource.claim import Claim, parse_claim
-from drakit_nodeplugin.claims.errors import ClaimFetchError
+from drakit_nodeplugin.claims.answers import ClaimService, PrepareAnswer
+from drakit_nodeplugin.claims.errors import ClaimGoneError
 from drakit_nodeplugin.claims.source import NoAnswerError
+from drakit_nodeplugin.endpoints.errors import EndpointStoppedError
+from drakit_nodeplugin.endpoints.traits import DriverTraits
 
 DRIVER = "camera.example.com"
 NODE = "node-1"
@@ -59,35 +62,78 @@ class FakeClaims:
         if not self.answers:
             raise NoAnswerError(claim=str(reference), cause="it gives no answer")
         if reference.name not in self.bodies:
-            raise ClaimFetchError(claim=str(reference), cause="it does not exist any more")
+            raise ClaimGoneError(claim=str(reference))
         return parse_claim(self.bodies[reference.name])
 
 
 class FakeDevices:
     """A driver: what is prepared at the moment, and how often it was asked."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, side_effects: bool = True, checks: bool = False) -> None:
+        self.traits = DriverTraits(side_effects=side_effects, checks=checks)
         self.prepared: dict[str, str] = {}
+        self.seen: list[AllocatedDevice] = []
+        """Of each prepare the device as the driver is told of it."""
         self.prepares = 0
         self.unprepares = 0
         self.failing: set[str] = set()
-        self.away: Callable[[], Exception] | None = None
+        self.out_of_order: set[str] = set()
+        self.held: dict[str, asyncio.Event] = {}
+        """Devices whose calls wait for an event."""
+        self.reason_away: Callable[[], EndpointStoppedError] | None = None
+
+    def away(self) -> EndpointStoppedError | None:
+        return self.reason_away() if self.reason_away is not None else None
 
     async def prepare(self, claim: ClaimReference, device: AllocatedDevice) -> Edits:
         self.prepares += 1
-        await asyncio.sleep(0)
-        if self.away is not None:
-            raise self.away()
-        if device.name in self.failing:
-            raise DriverError(f"{device.name} is broken; unplug it and plug it in again")
+        self.seen.append(device)
+        await self._call(device)
         self.prepared[device.name] = claim.uid
         return Edits(device_nodes=(DeviceNode(path=f"/dev/{device.name}"),))
 
     async def unprepare(self, claim: ClaimReference, device: AllocatedDevice) -> None:
         self.unprepares += 1
+        await self._call(device)
+        if self.prepared.get(device.name) == claim.uid:
+            del self.prepared[device.name]
+
+    async def check(self, claim: ClaimReference, device: AllocatedDevice) -> bool:
+        await self._call(device)
+        return device.name not in self.out_of_order
+
+    async def _call(self, device: AllocatedDevice) -> None:
         await asyncio.sleep(0)
-        if self.away is not None:
-            raise self.away()
+        if device.name in self.held:
+            await self.held[device.name].wait()
+        if self.reason_away is not None:
+            raise self.reason_away()
         if device.name in self.failing:
             raise DriverError(f"{device.name} is broken; unplug it and plug it in again")
-        self.prepared.pop(device.name, None)
+
+
+class FakeInstances:
+    """The processes of a driver: this one, and those that a test names."""
+
+    def __init__(self) -> None:
+        self.others: set[str] = set()
+
+    def alone(self) -> bool:
+        return not self.others
+
+    async def works(self, owner: str) -> bool:
+        return owner in self.others
+
+
+async def prepare(engine: ClaimService, *claims: ClaimReference) -> dict[str, PrepareAnswer]:
+    """Ask an engine, and give its answers."""
+    answers: dict[str, PrepareAnswer] = {}
+    await engine.prepare(claims, answers.__setitem__)
+    return answers
+
+
+async def unprepare(engine: ClaimService, *claims: ClaimReference) -> dict[str, str | None]:
+    """Ask an engine, and give its errors."""
+    answers: dict[str, PrepareAnswer] = {}
+    await engine.unprepare(claims, answers.__setitem__)
+    return {uid: answer.error for uid, answer in answers.items()}

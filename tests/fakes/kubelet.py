@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from drakit import ClaimReference
-from drakit_nodeplugin.claims.answers import PrepareAnswer, PreparedDevice
+from drakit_nodeplugin.claims.answers import Answer, PrepareAnswer, PreparedDevice
 from drakit_nodeplugin.kubelet.probe import local_channel
 from drakit_proto.kubelet.dra.v1 import dra_pb2 as v1
 from drakit_proto.kubelet.dra.v1 import dra_pb2_grpc as v1_grpc
@@ -133,6 +133,7 @@ class HeldClaims:
         self.done: list[str] = []
         self.errors: dict[str, str] = {}
         self.forgotten: set[str] = set()
+        self.abandoned: list[str] = []
         self.surplus: set[str] = set()
         self.failure: Exception | None = None
         self._held: dict[str, asyncio.Event] = {}
@@ -158,20 +159,23 @@ class HeldClaims:
                 self._news.clear()
                 await self._news.wait()
 
-    async def prepare(self, claims: Sequence[ClaimReference]) -> Mapping[str, PrepareAnswer]:
+    async def prepare(self, claims: Sequence[ClaimReference], answer: Answer) -> None:
         await self._work("prepare", claims)
-        answers = {
-            claim.uid: PrepareAnswer(error=self.errors[claim.uid])
-            if claim.uid in self.errors
-            else PrepareAnswer(devices=(device(claim.uid),))
-            for claim in claims
-            if claim.uid not in self.forgotten
-        }
-        return answers | {uid: PrepareAnswer(devices=(device(uid),)) for uid in self.surplus}
+        for claim in claims:
+            if claim.uid in self.errors:
+                answer(claim.uid, PrepareAnswer(error=self.errors[claim.uid]))
+            elif claim.uid not in self.forgotten:
+                answer(claim.uid, PrepareAnswer(devices=(device(claim.uid),)))
+        for uid in self.surplus:
+            answer(uid, PrepareAnswer(devices=(device(uid),)))
 
-    async def unprepare(self, claims: Sequence[ClaimReference]) -> Mapping[str, str | None]:
+    async def unprepare(self, claims: Sequence[ClaimReference], answer: Answer) -> None:
         await self._work("unprepare", claims)
-        return {claim.uid: self.errors.get(claim.uid) for claim in claims}
+        for claim in claims:
+            answer(claim.uid, PrepareAnswer(error=self.errors.get(claim.uid)))
+
+    def abandon(self, uid: str) -> None:
+        self.abandoned.append(uid)
 
     async def _work(self, operation: str, claims: Sequence[ClaimReference]) -> None:
         self.batches.append(len(claims))

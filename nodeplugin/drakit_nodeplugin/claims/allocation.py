@@ -111,7 +111,7 @@ def _parameters(
         wrong = None
         if not isinstance(parameters, dict):
             wrong = "are no JSON object"
-        elif _deeper_than(MAX_CONFIG_DEPTH, parameters):
+        elif _deeper_than(MAX_CONFIG_DEPTH, cast("object", parameters)):
             wrong = f"are nested deeper than {MAX_CONFIG_DEPTH} levels"
         if wrong is not None:
             raise BadConfigError(

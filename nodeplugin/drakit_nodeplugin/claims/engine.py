@@ -1,11 +1,9 @@
 """
 The claims engine of one driver: prepares and unprepares the claims of a pod as a batch.
 
-A batch costs the same few steps whatever its size: fetch all claims, one transaction with the
-intent, the drivers' work side by side, CDI files, one transaction with the result. A claim that
-fails gets its own error, and the others go on. The front door makes sure that two calls for the
-same claim never overlap; that is why there is no lock here but the one against
-:mod:`.restore`.
+One lock a claim, and none around all: a claim on which somebody works (the kubelet's other call,
+the recovery after a crash, the collector of stale claims) is waited for alone, while the rest of
+its batch goes on. What is done for a claim is :mod:`.preparing`'s and :mod:`.unpreparing`'s.
 
 It must not know gRPC, HTTP, SQLite, or the format of a CDI file.
 """
@@ -14,328 +12,229 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Sequence
 
-from drakit.cdi import InvalidEditsError
-from drakit.device import AllocatedDevice, ClaimReference, Edits
-from drakit.driver import DriverError, Node
+from drakit.device import ClaimReference
 from drakit.resource.claim import base_request
-from drakit_nodeplugin.claims.allocation import Step, allocated_device, next_step, wanted_claim
-from drakit_nodeplugin.claims.answers import PrepareAnswer, PreparedDevice
-from drakit_nodeplugin.claims.checkpoint import Checkpoint, CheckpointError
-from drakit_nodeplugin.claims.errors import (
-    CheckpointFailedError,
-    ClaimError,
-    DeviceTakenError,
-    DriverFailedError,
-    SpecFailedError,
-)
+from drakit_nodeplugin.claims.answers import Answer, PrepareAnswer, PreparedDevice
+from drakit_nodeplugin.claims.checkpoint import CheckpointError
+from drakit_nodeplugin.claims.errors import CheckpointFailedError, ClaimBusyError, ClaimError
 from drakit_nodeplugin.claims.locks import KeyedLocks
-from drakit_nodeplugin.claims.source import ClaimSource, NoAnswerError
-from drakit_nodeplugin.claims.specs import ClaimSpecs
-from drakit_nodeplugin.claims.stored import StoredClaim, StoredDevice
-from drakit_nodeplugin.endpoints.errors import EndpointStoppedError
+from drakit_nodeplugin.claims.parts import EngineParts
+from drakit_nodeplugin.claims.preparing import Preparing
+from drakit_nodeplugin.claims.stored import StoredClaim
+from drakit_nodeplugin.claims.unpreparing import Undoing, Undone
 
-__all__ = ("ClaimEngine", "Devices")
+__all__ = ("ClaimEngine",)
 
 logger = logging.getLogger(__name__)
 
-KNOWN_CLAIM_FETCH_SECONDS = 3.0
-"""How long the API server is asked about a claim that the checkpoint holds as prepared; without
-an answer the checkpoint's word is taken alone."""
+REBUILD_SECONDS = 20.0
+"""How long work waits for the rebuild of a checkpoint that was damaged: half of a call's time."""
 
-NEW_CLAIM_FETCH_SECONDS = 15.0
-"""How long it is asked about any other: a third of the 45 s that the kubelet waits."""
-
-
-class Devices(Protocol):
-    """What the engine needs of a driver."""
-
-    async def prepare(self, claim: ClaimReference, device: AllocatedDevice) -> Edits:
-        """Make a device ready; raises DriverError, EndpointStoppedError."""
-        ...
-
-    async def unprepare(self, claim: ClaimReference, device: AllocatedDevice) -> None:
-        """Undo it; raises DriverError, EndpointStoppedError."""
-        ...
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Work:
-    """A claim of a batch that is to be prepared."""
-
-    claim: StoredClaim
-    step: Step
-    old: StoredClaim | None
+_Run = Callable[[Sequence[ClaimReference], Answer], Awaitable[None]]
 
 
 class ClaimEngine:
     """Implements :class:`.answers.ClaimService` for one driver."""
 
-    def __init__(
-        self,
-        *,
-        driver: str,
-        node: Node,
-        boot_id: str,
-        checkpoint: Checkpoint,
-        source: ClaimSource,
-        devices: Devices,
-        specs: ClaimSpecs,
-    ) -> None:
-        self._driver = driver
-        self._node = node
-        self._boot_id = boot_id
-        self._checkpoint = checkpoint
-        self._source = source
-        self._devices = devices
-        self._specs = specs
+    def __init__(self, parts: EngineParts) -> None:
+        self._parts = parts
+        self._undoing = Undoing(parts)
+        self._preparing = Preparing(parts, self._undoing)
         self.locks = KeyedLocks()
-        """Held per UID while its files or its row change."""
+        """Held per UID while a claim's entry, files or devices change."""
+        self.complete = asyncio.Event()
+        """Whether the checkpoint holds all that it should: a damaged one is rebuilt first, for what
+        is not in it yet must be neither given away nor called unprepared."""
+        self.complete.set()
 
-    # ------------------------------------------------------------ prepare
+    # ------------------------------------------------------------ the kubelet's calls
 
-    async def prepare(self, claims: Sequence[ClaimReference]) -> Mapping[str, PrepareAnswer]:
+    async def prepare(self, claims: Sequence[ClaimReference], answer: Answer) -> None:
         """Prepare the claims of a pod; every UID is answered once."""
-        async with AsyncExitStack() as held:
-            for uid in sorted({claim.uid for claim in claims}):
-                await held.enter_async_context(self.locks.hold(uid))
-            try:
-                return await self._prepare(claims)
-            except CheckpointError as error:
-                return {
-                    claim.uid: PrepareAnswer(
-                        error=str(CheckpointFailedError(claim=str(claim), cause=str(error)))
-                    )
-                    for claim in claims
-                }
+        await self._by_locks(claims, answer, self._prepare)
 
-    async def _prepare(self, claims: Sequence[ClaimReference]) -> Mapping[str, PrepareAnswer]:
-        known = await self._checkpoint.find([claim.uid for claim in claims])
-        failed: dict[str, ClaimError] = {}
-        ready: dict[str, StoredClaim] = {}
-        work: list[_Work] = []
-        wanted = await asyncio.gather(*(self._wanted(c, known.get(c.uid)) for c in claims))
-        for reference, new in zip(claims, wanted, strict=True):
-            if isinstance(new, ClaimError):
-                failed[reference.uid] = new
-                continue
-            old = known.get(reference.uid)
-            step = next_step(old, new=new)
-            if step is Step.ANSWER and old is not None:
-                ready[old.uid] = old
-            else:
-                work.append(_Work(claim=new, step=step, old=old))
+    async def unprepare(self, claims: Sequence[ClaimReference], answer: Answer) -> None:
+        """Unprepare claims from the checkpoint alone; one that is not known is no error."""
+        await self._by_locks(claims, answer, self._unprepare)
 
-        work = await self._undo_replaced(work, failed)
-        work = await self._begin(work, failed)
-        ready.update(await self._prepare_devices(work, failed))
-        await self._write_specs(ready, failed)
-        done = [ready[w.claim.uid] for w in work if w.claim.uid in ready]
-        await self._checkpoint.write(done)
-        for error in failed.values():
+    def abandon(self, uid: str) -> None:
+        """Give up a claim that is being prepared."""
+        self._preparing.abandon(uid)
+
+    # ------------------------------------------------------------ work that nobody asked for
+
+    async def undo_left(self, uid: str, *, states: Sequence[str]) -> Undone | None:
+        """
+        Undo an entry that a crash, or a driver that was away, has left in one of these states.
+
+        None if there is nothing to do: somebody works on the claim, here or in another process, or
+        it has left those states.
+        """
+        if not self.locks.take(uid):
+            return None
+        try:
+            claim = (await self._parts.checkpoint.find([uid])).get(uid)
+            if claim is None or claim.state not in states:
+                return None
+            if await self._parts.instances.works(claim.owner):
+                return None
+            return await self._undoing.undo_one(claim)
+        finally:
+            self.locks.release(uid)
+
+    async def collect(self, stale: StoredClaim) -> bool:
+        """
+        Unprepare a claim of which nobody will ask that, unless it has changed since it was read.
+
+        Gives whether it is gone.
+        """
+        async with self.locks.hold(stale.uid):
+            claim = (await self._parts.checkpoint.find([stale.uid])).get(stale.uid)
+            if claim is None or claim.generation != stale.generation:
+                return False
+            return (await self._undoing.undo_one(claim)).error is None
+
+    # ------------------------------------------------------------ locks
+
+    async def _by_locks(self, claims: Sequence[ClaimReference], answer: Answer, run: _Run) -> None:
+        """Run the claims whose locks are free as one batch, and each other one by itself."""
+        free = [claim for claim in claims if self.locks.take(claim.uid)]
+        if len(free) == len(claims):
+            await self._locked(free, answer, run)
+            return
+        taken = {claim.uid for claim in free}
+        async with asyncio.TaskGroup() as group:
+            if free:
+                group.create_task(self._locked(free, answer, run))
+            for claim in claims:
+                if claim.uid not in taken:
+                    group.create_task(self._wait_and_run(claim, answer, run))
+
+    async def _wait_and_run(self, claim: ClaimReference, answer: Answer, run: _Run) -> None:
+        await self.locks.acquire(claim.uid)
+        await self._locked([claim], answer, run)
+
+    async def _locked(self, claims: Sequence[ClaimReference], answer: Answer, run: _Run) -> None:
+        """Run claims whose locks we hold; each is released as soon as it is answered."""
+        held = {claim.uid for claim in claims}
+
+        def release_and_answer(uid: str, said: PrepareAnswer) -> None:
+            held.remove(uid)
+            self.locks.release(uid)
+            answer(uid, said)
+
+        try:
+            await run(claims, release_and_answer)
+        finally:
+            for uid in held:
+                self.locks.release(uid)
+
+    # ------------------------------------------------------------ answers
+
+    async def _prepare(self, claims: Sequence[ClaimReference], answer: Answer) -> None:
+        def settle(uid: str, result: StoredClaim | ClaimError) -> None:
+            if isinstance(result, StoredClaim):
+                answer(uid, PrepareAnswer(devices=self._devices(result)))
+                return
             logger.warning(
-                "claim not prepared", extra={"reason": error.reason, "error": str(error)}
+                "claim not prepared",
+                extra={"claim_uid": uid, "reason": result.reason, "error": str(result)},
             )
-        return {uid: PrepareAnswer(error=str(error)) for uid, error in failed.items()} | {
-            uid: PrepareAnswer(devices=self._answer(claim)) for uid, claim in ready.items()
-        }
+            answer(uid, _refusal(result))
 
-    async def _wanted(
-        self, reference: ClaimReference, old: StoredClaim | None
-    ) -> StoredClaim | ClaimError:
-        current = old is not None and old.state == "prepared" and old.boot_id == self._boot_id
-        timeout_seconds = KNOWN_CLAIM_FETCH_SECONDS if current else NEW_CLAIM_FETCH_SECONDS
+        if not await self._is_complete():
+            for claim in claims:
+                settle(claim.uid, _incomplete(claim))
+            return
+        await self._preparing.prepare(claims, settle)
+
+    async def _unprepare(self, claims: Sequence[ClaimReference], answer: Answer) -> None:
+        names = {claim.uid: str(claim) for claim in claims}
+        if not await self._is_complete():
+            for claim in claims:
+                answer(claim.uid, _refusal(_incomplete(claim)))
+            return
         try:
-            claim = await self._source.fetch(reference, timeout_seconds=timeout_seconds)
-            return wanted_claim(
-                claim,
-                reference=reference,
-                driver=self._driver,
-                node=self._node.name,
-                labels=self._node.labels,
-                boot_id=self._boot_id,
-            )
-        except NoAnswerError as error:
-            return old if current and old is not None else error
-        except ClaimError as error:
-            return error
-
-    async def _undo_replaced(self, work: list[_Work], failed: dict[str, ClaimError]) -> list[_Work]:
-        """Free the devices that a claim had before it was allocated anew."""
-        kept: list[_Work] = []
-        for item in work:
-            if item.step is Step.REPLACE and item.old is not None:
-                error = await self._undo(item.old)
-                if error is not None:
-                    failed[item.claim.uid] = error
-                    continue
-            kept.append(item)
-        return kept
-
-    async def _begin(self, work: list[_Work], failed: dict[str, ClaimError]) -> list[_Work]:
-        """Write the intent; leave out what wants a device that another claim holds."""
-        if not work:
-            return work
-        held = await self._checkpoint.begin([item.claim for item in work])
-        for item in work:
-            if (taken := held.get(item.claim.uid)) is not None:
-                failed[item.claim.uid] = DeviceTakenError(
-                    claim=str(item.claim),
-                    request=taken.device.request,
-                    device=taken.device.device,
-                    holder=str(taken.holder),
-                )
-        return [item for item in work if item.claim.uid not in held]
-
-    async def _prepare_devices(
-        self, work: list[_Work], failed: dict[str, ClaimError]
-    ) -> dict[str, StoredClaim]:
-        results = await asyncio.gather(*(self._prepare_claim(item.claim) for item in work))
-        ready: dict[str, StoredClaim] = {}
-        for item, result in zip(work, results, strict=True):
-            if isinstance(result, ClaimError):
-                failed[item.claim.uid] = result
+            known = await self._parts.checkpoint.find(names)
+        except CheckpointError as error:
+            for uid, name in names.items():
+                answer(uid, _refusal(CheckpointFailedError(claim=name, cause=str(error))))
+            return
+        due: list[StoredClaim] = []
+        for uid, claim in known.items():
+            if claim.state != "prepared" and await self._parts.instances.works(claim.owner):
+                cause = "another instance of the node plugin, which is being replaced, works on it"
+                answer(uid, _refusal(ClaimBusyError(claim=names[uid], cause=cause)))
             else:
-                ready[item.claim.uid] = result
-        return ready
+                due.append(claim)
+        await self._undo_unknown([uid for uid in names if uid not in known], names, answer)
 
-    async def _prepare_claim(self, claim: StoredClaim) -> StoredClaim | ClaimError:
-        results = await asyncio.gather(*(self._prepare_device(claim, d) for d in claim.devices))
-        edits: list[Edits] = []
-        for result in results:
-            if isinstance(result, ClaimError):
-                return result
-            edits.append(result)
-        try:
-            spec = self._specs.build(claim.uid, edits)
-        except InvalidEditsError as error:
-            return SpecFailedError(claim=str(claim), cause=str(error))
-        return replace(claim, state="prepared", cdi_spec=spec)
+        def done(uid: str, undone: Undone) -> None:
+            if undone.error is None:
+                answer(uid, PrepareAnswer())
+            elif undone.waiting:
+                # The containers are gone, so the pod may go. The devices are kept from others
+                # until the driver is back and has confirmed.
+                logger.warning(
+                    "claim stays unpreparing until its driver is back",
+                    extra={"claim": names[uid], "claim_uid": uid, "error": str(undone.error)},
+                )
+                answer(uid, PrepareAnswer())
+            else:
+                logger.warning(
+                    "claim not unprepared",
+                    extra={
+                        "claim": names[uid],
+                        "claim_uid": uid,
+                        "reason": undone.error.reason,
+                        "error": str(undone.error),
+                    },
+                )
+                answer(uid, _refusal(undone.error))
 
-    async def _prepare_device(self, claim: StoredClaim, device: StoredDevice) -> Edits | ClaimError:
-        try:
-            return await self._devices.prepare(_reference(claim), allocated_device(device))
-        except (DriverError, EndpointStoppedError) as error:
-            return _driver_failed(claim, device, error)
+        await self._undoing.undo(due, done)
 
-    async def _write_specs(
-        self, ready: dict[str, StoredClaim], failed: dict[str, ClaimError]
+    async def _undo_unknown(
+        self, uids: Sequence[str], names: dict[str, str], answer: Answer
     ) -> None:
-        specs = {uid: claim.cdi_spec or "" for uid, claim in ready.items()}
-        for uid, error in (await self._specs.write(specs)).items():
-            failed[uid] = SpecFailedError(claim=str(ready.pop(uid)), cause=str(error))
+        """Not being prepared is success; a file without an entry is what damage has left."""
+        if not uids:
+            return
+        failed = await self._parts.specs.remove(uids)
+        for uid in uids:
+            if uid in failed:
+                error = f"claim {names[uid]}: its CDI file cannot be removed: {failed[uid]}"
+                answer(uid, PrepareAnswer(error=error, reason="CDISpecFailed"))
+            else:
+                answer(uid, PrepareAnswer())
 
-    def _answer(self, claim: StoredClaim) -> tuple[PreparedDevice, ...]:
+    async def _is_complete(self) -> bool:
+        try:
+            async with asyncio.timeout(REBUILD_SECONDS):
+                await self.complete.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def _devices(self, claim: StoredClaim) -> tuple[PreparedDevice, ...]:
         return tuple(
             PreparedDevice(
                 requests=(base_request(device.request),),
                 pool=device.pool,
                 device=device.device,
-                cdi_ids=(self._specs.cdi_id(claim.uid, index),),
+                cdi_ids=(self._parts.specs.cdi_id(claim.uid, index),),
                 share_id=device.share_id,
             )
             for index, device in enumerate(claim.devices)
         )
 
-    # ------------------------------------------------------------ unprepare
 
-    async def unprepare(self, claims: Sequence[ClaimReference]) -> Mapping[str, str | None]:
-        """Unprepare claims from the checkpoint alone; one that is not known is no error."""
-        uids = sorted({claim.uid for claim in claims})
-        async with AsyncExitStack() as held:
-            for uid in uids:
-                await held.enter_async_context(self.locks.hold(uid))
-            try:
-                known = await self._checkpoint.find(uids)
-                undone = await self._undo_all(list(known.values()))
-                # A file without a row is what a crash or a damaged checkpoint has left.
-                strange = await self._specs.remove([uid for uid in uids if uid not in known])
-            except CheckpointError as error:
-                return {
-                    claim.uid: str(CheckpointFailedError(claim=str(claim), cause=str(error)))
-                    for claim in claims
-                }
-        errors = {uid: str(error) for uid, error in (*undone.items(), *strange.items())}
-        return {uid: errors.get(uid) for uid in uids}
-
-    async def finish(self) -> int:
-        """
-        Go on with unprepares that were answered while the driver was away, or that a crash cut.
-
-        Gives the number of claims that are still not undone. Called again and again by the daemon.
-        """
-        left = 0
-        for claim in await self._checkpoint.in_state("unpreparing"):
-            async with self.locks.hold(claim.uid):
-                current = (await self._checkpoint.find([claim.uid])).get(claim.uid)
-                if current is not None and current.state == "unpreparing":
-                    await self._undo_all([current])
-                    left += claim.uid in await self._checkpoint.find([claim.uid])
-        return left
-
-    async def _undo_all(self, claims: Collection[StoredClaim]) -> Mapping[str, ClaimError]:
-        begun = [replace(c, state="unpreparing") for c in claims if c.state != "unpreparing"]
-        await self._checkpoint.write(begun)
-        results = await asyncio.gather(*(self._undo_devices(claim) for claim in claims))
-        failed: dict[str, ClaimError] = {}
-        done: list[str] = []
-        for claim, result in zip(claims, results, strict=True):
-            if result is None:
-                done.append(claim.uid)
-            elif not isinstance(result.__cause__, EndpointStoppedError):
-                failed[claim.uid] = result
-            else:
-                # The containers are gone, so the pod may go. The device is kept from others until
-                # the driver is back and has confirmed. It is said once, not at each attempt.
-                logger.log(
-                    logging.DEBUG if claim.state == "unpreparing" else logging.WARNING,
-                    "claim stays unpreparing until its driver is back",
-                    extra={"claim": str(claim), "claim_uid": claim.uid, "error": str(result)},
-                )
-        removed = [c.uid for c in claims if c.uid not in failed]
-        for uid, error in (await self._specs.remove(removed)).items():
-            name = next(str(claim) for claim in claims if claim.uid == uid)
-            failed[uid] = SpecFailedError(claim=name, cause=str(error))
-        await self._checkpoint.delete([uid for uid in done if uid not in failed])
-        for error in failed.values():
-            logger.warning("claim not unprepared", extra={"error": str(error)})
-        return failed
-
-    async def _undo(self, claim: StoredClaim) -> ClaimError | None:
-        failed = await self._undo_all([claim])
-        if claim.uid in failed:
-            return failed[claim.uid]
-        if claim.uid in await self._checkpoint.find([claim.uid]):
-            cause = "its former devices are not released yet, because their driver is away"
-            device = claim.devices[0]
-            return DriverFailedError(
-                claim=str(claim), request=device.request, device=device.device, cause=cause
-            )
-        return None
-
-    async def _undo_devices(self, claim: StoredClaim) -> ClaimError | None:
-        results = await asyncio.gather(*(self._undo_device(claim, d) for d in claim.devices))
-        return next((result for result in results if result is not None), None)
-
-    async def _undo_device(self, claim: StoredClaim, device: StoredDevice) -> ClaimError | None:
-        try:
-            await self._devices.unprepare(_reference(claim), allocated_device(device))
-        except (DriverError, EndpointStoppedError) as error:
-            return _driver_failed(claim, device, error)
-        return None
+def _refusal(error: ClaimError) -> PrepareAnswer:
+    return PrepareAnswer(error=str(error), reason=error.reason)
 
 
-def _reference(claim: StoredClaim) -> ClaimReference:
-    return ClaimReference(namespace=claim.namespace, name=claim.name, uid=claim.uid)
-
-
-def _driver_failed(claim: StoredClaim, device: StoredDevice, cause: Exception) -> DriverFailedError:
-    error = DriverFailedError(
-        claim=str(claim), request=device.request, device=device.device, cause=str(cause)
-    )
-    error.__cause__ = cause
-    return error
+def _incomplete(claim: ClaimReference) -> ClaimError:
+    cause = "the checkpoint was damaged and is still being rebuilt"
+    return ClaimBusyError(claim=str(claim), cause=cause)

@@ -3,8 +3,9 @@ Keeps the CDI files of prepared claims in place.
 
 The running kubelet does not ask again for a claim that it holds as prepared, so a file that is
 deleted would be missed only when a container is started again, and nobody would write it anew. It
-must be back within 2 s. A poll of one directory costs less than what a missed or overflowing
-inotify queue would take to get right.
+must be back within 2 s. A poll of the directory's time of change costs less than what a missed or
+overflowing inotify queue would take to get right; only if it has changed, files and entries are
+compared.
 
 It must not know drivers, the API server or gRPC.
 """
@@ -13,6 +14,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
+from collections.abc import Callable
 
 from drakit_nodeplugin.claims.checkpoint import Checkpoint, CheckpointError
 from drakit_nodeplugin.claims.locks import KeyedLocks
@@ -25,17 +28,34 @@ logger = logging.getLogger(__name__)
 PERIOD_SECONDS = 1.0
 """Between looks: half of the 2 s within which a file must be back."""
 
+UNCHANGED_LOOKS = 60
+"""After so many looks at an unchanged directory it is compared all the same: file systems keep the
+time of change with different care."""
+
+TICK_NANOSECONDS = 50_000_000
+"""More than the longest tick of a kernel in use (10 ms)."""
+
 
 class SpecRestorer:
     """Writes the lost CDI files of one driver's prepared claims again."""
 
     def __init__(
-        self, *, checkpoint: Checkpoint, specs: ClaimSpecs, boot_id: str, locks: KeyedLocks
+        self,
+        *,
+        checkpoint: Checkpoint,
+        specs: ClaimSpecs,
+        boot_id: str,
+        locks: KeyedLocks,
+        on_restored: Callable[[int], None] = lambda _: None,
     ) -> None:
         self._checkpoint = checkpoint
         self._specs = specs
         self._boot_id = boot_id
         self._locks = locks
+        self._on_restored = on_restored
+        self._seen: int | None = None
+        """When the directory had last changed, as of the last look at which nothing was missing."""
+        self._missing = False
 
     async def restore(self) -> int:
         """
@@ -46,30 +66,50 @@ class SpecRestorer:
         """
         prepared = await self._checkpoint.uids(state="prepared", boot_id=self._boot_id)
         missing = prepared - await self._specs.present()
+        self._missing = bool(missing)
         restored = 0
         for uid in missing:
-            if self._locks.held(uid):
-                # Its driver may take minutes, and the other files must not wait for that. What is
-                # still missing then is found by the next look.
+            # Of a claim that is worked on the file is not lost but on its way.
+            if not self._locks.take(uid):
                 continue
-            async with self._locks.hold(uid):
-                claim = (await self._checkpoint.find([uid])).get(uid)
-                if claim is None or claim.state != "prepared" or claim.cdi_spec is None:
-                    continue
-                failed = await self._specs.write({uid: claim.cdi_spec})
-                facts = {"claim": str(claim), "claim_uid": uid}
-                if uid in failed:
-                    logger.error("CDI file not restored", extra=facts | {"error": str(failed[uid])})
-                else:
-                    logger.warning("CDI file was lost and is restored", extra=facts)
-                    restored += 1
+            try:
+                restored += await self._restore_one(uid)
+            finally:
+                self._locks.release(uid)
+        self._on_restored(restored)
         return restored
+
+    async def _restore_one(self, uid: str) -> bool:
+        claim = (await self._checkpoint.find([uid])).get(uid)
+        if claim is None or claim.state != "prepared" or claim.cdi_spec is None:
+            return False
+        failed = await self._specs.write({uid: claim.cdi_spec})
+        facts = {"claim": str(claim), "claim_uid": uid}
+        if uid in failed:
+            logger.error("CDI file not restored", extra=facts | {"error": str(failed[uid])})
+            return False
+        logger.warning("CDI file was lost and is restored", extra=facts)
+        return True
 
     async def run(self) -> None:
         """Look again and again; a look that fails is logged and the next one made."""
+        unchanged = 0
         while True:
             await asyncio.sleep(PERIOD_SECONDS)
+            changed_at = await self._specs.changed_at()
+            if changed_at == self._seen and unchanged < UNCHANGED_LOOKS:
+                unchanged += 1
+                continue
+            unchanged = 0
             try:
                 await self.restore()
             except (CheckpointError, OSError) as error:
                 logger.error("CDI files cannot be checked", extra={"error": str(error)})
+            else:
+                # Read before the comparison: what changed during it is seen by the next look.
+                self._seen = None if self._missing or _just_now(changed_at) else changed_at
+
+
+def _just_now(changed_at: int | None) -> bool:
+    """Tell a time of change that a second change may share: kernels count it in ticks."""
+    return changed_at is not None and time.time_ns() - changed_at < TICK_NANOSECONDS

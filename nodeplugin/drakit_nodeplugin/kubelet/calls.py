@@ -43,7 +43,9 @@ def malformed(claims: Sequence[ClaimReference]) -> Mapping[str, PrepareAnswer]:
     for claim in claims:
         wrong = _wrong(claim, times=times[claim.uid])
         if wrong is not None and claim.uid not in answers:
-            answers[claim.uid] = PrepareAnswer(error=f"the kubelet sent a claim {wrong}")
+            answers[claim.uid] = PrepareAnswer(
+                error=f"the kubelet sent a claim {wrong}", reason="Malformed"
+            )
     return answers
 
 
@@ -82,14 +84,7 @@ class ClaimCalls:
     def __init__(self, driver: str, claims: ClaimService, *, answer_seconds: float) -> None:
         self._driver = driver
         self._answer_seconds = answer_seconds
-
-        async def unprepare(batch: Sequence[ClaimReference]) -> Mapping[str, PrepareAnswer]:
-            errors = await claims.unprepare(batch)
-            return {uid: PrepareAnswer(error=error) for uid, error in errors.items()}
-
-        self.in_flight = InFlight(
-            {"prepare": claims.prepare, "unprepare": unprepare}, driver=driver
-        )
+        self.in_flight = InFlight(claims, driver=driver)
 
     async def answer(
         self, operation: Operation, claims: Sequence[ClaimReference], *, method: str

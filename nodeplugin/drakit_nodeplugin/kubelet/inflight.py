@@ -3,7 +3,9 @@ Work in flight for the claims of one driver: who joins it, who waits for it, who
 
 The kubelet's deadline ends a call, and nothing more: the work belongs to this registry and goes
 on. Per claim UID, a call for the same operation joins the newest work; a call for the other one
-waits for it and runs then. So the engine never sees two calls for one claim at a time.
+waits for it and runs then, and an unprepare asks the engine to give up the prepare that it waits
+for. Claims of one call share a batch of the engine, but each has an answer of its own: one that
+takes long costs the others nothing but the wait for it, which ends with the call's time.
 
 It must not know gRPC, sockets, or how a claim is prepared.
 """
@@ -12,22 +14,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from drakit import logs
 from drakit.device import ClaimReference
-from drakit_nodeplugin.claims.answers import PrepareAnswer
+from drakit_nodeplugin.claims.answers import ClaimService, PrepareAnswer
 
-__all__ = ("Engine", "InFlight", "Operation")
+__all__ = ("InFlight", "Operation")
 
 logger = logging.getLogger(__name__)
 
 Operation = Literal["prepare", "unprepare"]
-
-Engine = Callable[[Sequence[ClaimReference]], Awaitable[Mapping[str, PrepareAnswer]]]
-"""One operation of the engine; an unprepare answers without devices."""
 
 MAX_WAITING = 4
 """How many works may stand in line for one claim. Prepare, unprepare and prepare again is
@@ -38,27 +37,30 @@ _GERUND: Mapping[Operation, str] = {"prepare": "preparing", "unprepare": "unprep
 
 @dataclass(eq=False, kw_only=True, slots=True)
 class _Work:
-    """One call of the engine, from its wait for the work before it to its answers."""
+    """One operation on one claim, from its wait for the work before it to its answer."""
 
     operation: Operation
-    claims: Sequence[ClaimReference]
+    claim: ClaimReference
     request_id: str
     before: _Work | None
     waiting: int
+    began_at: float
     answered_late: bool = False
     """Somebody was told to ask again."""
 
-    task: asyncio.Task[Mapping[str, PrepareAnswer]] = field(init=False)
+    answer: asyncio.Future[PrepareAnswer] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
 
 
 class InFlight:
     """The works of one driver, by the claim UIDs that they are for."""
 
-    def __init__(self, engines: Mapping[Operation, Engine], *, driver: str) -> None:
-        self._engines = engines
+    def __init__(self, claims: ClaimService, *, driver: str) -> None:
+        self._claims = claims
         self._driver = driver
         self._newest: dict[str, _Work] = {}
-        self._tasks: set[asyncio.Task[Mapping[str, PrepareAnswer]]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
 
     async def ask(
         self, operation: Operation, claims: Sequence[ClaimReference], *, timeout_seconds: float
@@ -69,13 +71,9 @@ class InFlight:
         UIDs must be unique. If the caller is cancelled, the works go on.
         """
         works = self._works(operation, claims)
-        if tasks := {work.task for work in works.values()}:
-            await asyncio.wait(tasks, timeout=timeout_seconds)
-        answers: dict[str, PrepareAnswer] = {}
-        for claim in claims:
-            work = works.get(claim.uid)
-            answers[claim.uid] = self._answer(operation, claim, work)
-        return answers
+        if answers := [work.answer for work in works.values() if not work.answer.done()]:
+            await asyncio.wait(answers, timeout=timeout_seconds)
+        return {claim.uid: self._answer(operation, claim, works.get(claim.uid)) for claim in claims}
 
     async def drain(self, *, timeout_seconds: float) -> None:
         """Let works end; stop those that have not ended then. What they began is in the
@@ -96,114 +94,148 @@ class InFlight:
     def _works(self, operation: Operation, claims: Sequence[ClaimReference]) -> dict[str, _Work]:
         """Find or begin the work of each claim; one is missing where the line is too long."""
         works: dict[str, _Work] = {}
-        due: dict[_Work | None, list[ClaimReference]] = {}
+        free: list[_Work] = []
+        joined: set[str] = set()
         for claim in claims:
             newest = self._newest.get(claim.uid)
             if newest is not None and newest.operation == operation:
                 works[claim.uid] = newest
+                joined.add(newest.request_id)
+                continue
+            if newest is not None and newest.waiting >= MAX_WAITING:
+                continue
+            work = works[claim.uid] = self._add(operation, claim, before=newest)
+            if newest is None:
+                free.append(work)
             else:
-                due.setdefault(newest, []).append(claim)
-        for joined in {id(work): work for work in works.values()}.values():
+                if operation == "unprepare":
+                    self._claims.abandon(claim.uid)
+                self._begin([work])
+        for request_id in sorted(joined):
             logger.info(
                 "call joins work in flight",
-                extra={"driver": self._driver, "began_by": joined.request_id},
+                extra={"driver": self._driver, "began_by": request_id},
             )
-        for before, group in due.items():
-            if before is not None and before.waiting >= MAX_WAITING:
-                continue
-            work = self._begin(operation, group, before=before)
-            works.update((claim.uid, work) for claim in group)
+        if free:
+            self._begin(free)
         return works
 
-    def _begin(
-        self, operation: Operation, claims: Sequence[ClaimReference], *, before: _Work | None
-    ) -> _Work:
+    def _add(self, operation: Operation, claim: ClaimReference, *, before: _Work | None) -> _Work:
         work = _Work(
             operation=operation,
-            claims=claims,
+            claim=claim,
             request_id=logs.request_id.get(),
             before=before,
             waiting=0 if before is None else before.waiting + 1,
+            began_at=asyncio.get_running_loop().time(),
         )
-        for claim in claims:
-            self._newest[claim.uid] = work
-        work.task = asyncio.create_task(self._run(work), name=f"{operation} {self._driver}")
-        self._tasks.add(work.task)
-        work.task.add_done_callback(lambda _: self._ended(work))
+        self._newest[claim.uid] = work
         return work
 
-    def _ended(self, work: _Work) -> None:
+    def _begin(self, works: Sequence[_Work]) -> None:
+        operation = works[0].operation
+        task = asyncio.create_task(self._run(works), name=f"{operation} {self._driver}")
+        self._tasks.add(task)
         # A callback, not a `finally` of the task: that would not run if the task is cancelled
         # before its first step.
-        self._tasks.discard(work.task)
-        for claim in work.claims:
-            if self._newest.get(claim.uid) is work:
-                del self._newest[claim.uid]
+        task.add_done_callback(lambda _: self._ended(task, works))
+
+    def _ended(self, task: asyncio.Task[None], works: Sequence[_Work]) -> None:
+        self._tasks.discard(task)
+        for work in works:
+            if work.answer.done():
+                continue
+            doing = _GERUND[work.operation]
+            if task.cancelled():
+                text = f"{doing} it was interrupted by a stop of the node plugin; the kubelet asks"
+                self._answered(work, _error(work.claim, f"{text} again"))
+                continue
+            logger.error(
+                "engine gave no answer for a claim",
+                extra={
+                    "driver": self._driver,
+                    "claim": str(work.claim),
+                    "claim_uid": work.claim.uid,
+                },
+            )
+            text = "the node plugin has no answer for it; this is a fault of the plugin, and its"
+            self._answered(work, _error(work.claim, f"{text} log on this node says more"))
 
     # ------------------------------------------------------------ the work itself
 
-    async def _run(self, work: _Work) -> Mapping[str, PrepareAnswer]:
-        if work.before is not None:
-            await asyncio.wait({work.before.task})
-            work.before = None  # or the line would keep all its predecessors in memory
-        began = asyncio.get_running_loop().time()
+    async def _run(self, works: Sequence[_Work]) -> None:
+        before = works[0].before
+        if before is not None:
+            await asyncio.wait({before.answer})
+            works[0].before = None  # or the line would keep all its predecessors in memory
+        operation = works[0].operation
+        asked = {work.claim.uid: work for work in works}
+
+        def answer(uid: str, said: PrepareAnswer) -> None:
+            if uid not in asked or asked[uid].answer.done():
+                logger.error(
+                    "engine answered for a claim that nobody asked for, or twice",
+                    extra={"driver": self._driver, "claim_uid": uid},
+                )
+                return
+            self._answered(asked[uid], said)
+
+        engine = self._claims.prepare if operation == "prepare" else self._claims.unprepare
         try:
-            answers = await self._engines[work.operation](work.claims)
+            await engine([work.claim for work in works], answer)
         except Exception as error:
             # The engine answers what can go wrong; anything else is a fault in our own code, and
             # must not keep the kubelet without an answer. Its text may hold anything: log only.
             logger.exception(
-                "engine failed", extra={"driver": self._driver, "operation": work.operation}
+                "engine failed", extra={"driver": self._driver, "operation": operation}
             )
-            return {claim.uid: _fault(work.operation, claim, error) for claim in work.claims}
+            for work in works:
+                if not work.answer.done():
+                    self._answered(work, _fault(operation, work.claim, error))
+
+    def _answered(self, work: _Work, answer: PrepareAnswer) -> None:
+        work.answer.set_result(answer)
+        if self._newest.get(work.claim.uid) is work:
+            del self._newest[work.claim.uid]
         if work.answered_late:
-            seconds = round(asyncio.get_running_loop().time() - began, 3)
+            seconds = round(asyncio.get_running_loop().time() - work.began_at, 3)
             logger.info(
                 "work in flight ended after its call",
-                extra={"driver": self._driver, "operation": work.operation, "seconds": seconds},
+                extra={
+                    "driver": self._driver,
+                    "operation": work.operation,
+                    "claim": str(work.claim),
+                    "claim_uid": work.claim.uid,
+                    "seconds": seconds,
+                },
             )
-        if surplus := answers.keys() - {claim.uid for claim in work.claims}:
-            logger.error(
-                "engine answered for claims that nobody asked for",
-                extra={"driver": self._driver, "claims": len(surplus)},
-            )
-        return answers
 
     def _answer(
         self, operation: Operation, claim: ClaimReference, work: _Work | None
     ) -> PrepareAnswer:
-        doing = _GERUND[operation]
         if work is None:
-            return PrepareAnswer(
-                error=f"claim {claim}: too many calls wait for work on it that does not end; look "
-                f"at the driver {self._driver}"
+            return _error(
+                claim,
+                f"too many calls wait for work on it that does not end; look at the driver "
+                f"{self._driver}",
             )
-        if not work.task.done():
+        if not work.answer.done():
             work.answered_late = True
-            return PrepareAnswer(
-                error=f"claim {claim}: driver {self._driver} is still {doing} it; the work goes "
-                f"on, and the kubelet asks again"
+            return _error(
+                claim,
+                f"driver {self._driver} is still {_GERUND[operation]} it; the work goes on, and "
+                f"the kubelet asks again",
             )
-        if work.task.cancelled():
-            return PrepareAnswer(
-                error=f"claim {claim}: {doing} it was interrupted by a stop of the node plugin; "
-                f"the kubelet asks again"
-            )
-        answer = work.task.result().get(claim.uid)
-        if answer is None:
-            logger.error(
-                "engine gave no answer for a claim",
-                extra={"driver": self._driver, "claim": str(claim), "claim_uid": claim.uid},
-            )
-            return PrepareAnswer(
-                error=f"claim {claim}: the node plugin has no answer for it; this is a fault of "
-                f"the plugin, and its log on this node says more"
-            )
-        return answer
+        return work.answer.result()
+
+
+def _error(claim: ClaimReference, text: str) -> PrepareAnswer:
+    return PrepareAnswer(error=f"claim {claim}: {text}", reason="NotDone")
 
 
 def _fault(operation: Operation, claim: ClaimReference, error: Exception) -> PrepareAnswer:
     return PrepareAnswer(
         error=f"claim {claim}: {_GERUND[operation]} it failed by a fault of the node plugin "
-        f"({type(error).__name__}); its log on this node says more"
+        f"({type(error).__name__}); its log on this node says more",
+        reason="Fault",
     )

@@ -1,35 +1,53 @@
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
 
 from drakit_nodeplugin.claims.checkpoint import Checkpoint
 from drakit_nodeplugin.claims.engine import ClaimEngine
+from drakit_nodeplugin.claims.parts import EngineParts
+from drakit_nodeplugin.claims.recovery import Recovery
 from drakit_nodeplugin.claims.restore import SpecRestorer
 from drakit_nodeplugin.claims.specs import ClaimSpecs
-from tests.fakes.claims import DRIVER, NODE, FakeClaims, FakeDevices
+from tests.fakes.claims import (
+    DRIVER,
+    NODE,
+    FakeClaims,
+    FakeDevices,
+    FakeInstances,
+    prepare,
+    unprepare,
+)
 from tests.fakes.node import StaticNode
 
 
 class Plugin:
     """An engine with all its real parts, and the fakes at its borders."""
 
-    def __init__(self, folder: Path, *, boot_id: str, claims: FakeClaims, devices: FakeDevices):
+    def __init__(
+        self, folder: Path, *, boot_id: str, owner: str, claims: FakeClaims, devices: FakeDevices
+    ):
         self.cdi = folder / "cdi"
         self.claims = claims
         self.devices = devices
-        self.checkpoint = Checkpoint(folder / "checkpoint.db")
+        self.instances = FakeInstances()
+        self.checkpoint = Checkpoint(folder / "checkpoint.db", owner=owner)
         self.specs = ClaimSpecs(DRIVER, self.cdi)
         self.engine = ClaimEngine(
-            driver=DRIVER,
-            node=StaticNode(name=NODE, labels={"zone": "a"}),
-            boot_id=boot_id,
-            checkpoint=self.checkpoint,
-            source=claims,
-            devices=devices,
-            specs=self.specs,
+            EngineParts(
+                driver=DRIVER,
+                node=StaticNode(name=NODE, labels={"zone": "a"}),
+                boot_id=boot_id,
+                checkpoint=self.checkpoint,
+                source=claims,
+                devices=devices,
+                specs=self.specs,
+                instances=self.instances,
+            )
         )
+        self.recovery = Recovery(checkpoint=self.checkpoint, engine=self.engine)
         self.restorer = SpecRestorer(
             checkpoint=self.checkpoint,
             specs=self.specs,
@@ -37,11 +55,17 @@ class Plugin:
             locks=self.engine.locks,
         )
 
+    async def prepare(self, *claims):
+        return await prepare(self.engine, *claims)
+
+    async def unprepare(self, *claims):
+        return await unprepare(self.engine, *claims)
+
     def files(self) -> set[str]:
         return {path.name for path in self.cdi.iterdir()} if self.cdi.exists() else set()
 
     async def states(self) -> dict[str, str]:
-        return {claim.uid: claim.state for claim in await self.checkpoint.all()}
+        return {claim.uid: claim.state async for page in self.checkpoint.pages() for claim in page}
 
 
 @pytest.fixture
@@ -56,13 +80,18 @@ def devices() -> FakeDevices:
 
 @pytest.fixture
 async def start(tmp_path, claims, devices):
-    """Start a plugin; the one before is stopped, as at a restart (or a reboot, by `boot_id`)."""
+    """
+    Start a plugin; the one before is stopped, as at a restart (or a reboot, by `boot_id`), or goes
+    on beside it, as in a rolling update.
+    """
     running: list[Plugin] = []
+    numbers = itertools.count(1)
 
-    async def start(*, boot_id: str = "boot-1") -> Plugin:
-        while running:
+    async def start(*, boot_id: str = "boot-1", beside: bool = False) -> Plugin:
+        while running and not beside:
             await running.pop().checkpoint.close()
-        plugin = Plugin(tmp_path, boot_id=boot_id, claims=claims, devices=devices)
+        owner = f"pod-{next(numbers)}"
+        plugin = Plugin(tmp_path, boot_id=boot_id, owner=owner, claims=claims, devices=devices)
         await plugin.checkpoint.open()
         running.append(plugin)
         return plugin

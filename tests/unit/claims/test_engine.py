@@ -21,7 +21,7 @@ async def test_a_prepared_claim_has_its_devices_its_file_and_its_row(start, clai
     plugin = await start()
     claims.store(claim_body(A, "cam-0", {"device": "cam-1", "request": "spare/small"}))
 
-    answer = (await plugin.engine.prepare([reference(A)]))[A]
+    answer = (await plugin.prepare(reference(A)))[A]
 
     assert answer.error is None
     first, second = answer.devices
@@ -38,21 +38,21 @@ async def test_a_repeat_is_answered_without_the_driver_and_writes_a_lost_file(
 ):
     plugin = await start()
     claims.store(claim_body(A, "cam-0"))
-    first = await plugin.engine.prepare([reference(A)])
+    first = await plugin.prepare(reference(A))
     (plugin.cdi / f"{DRIVER}-claim_{A}.json").unlink()
 
-    assert await plugin.engine.prepare([reference(A)]) == first
+    assert await plugin.prepare(reference(A)) == first
     assert devices.prepares == 1
     assert plugin.files() == {f"{DRIVER}-claim_{A}.json"}
 
 
 async def test_after_a_reboot_the_driver_is_asked_again(start, claims, devices):
-    await (await start()).engine.prepare([reference(A)])
+    await (await start()).prepare(reference(A))
     claims.store(claim_body(A, "cam-0"))
-    await (await start()).engine.prepare([reference(A)])
+    await (await start()).prepare(reference(A))
     plugin = await start(boot_id="boot-2")
 
-    await plugin.engine.prepare([reference(A)])
+    await plugin.prepare(reference(A))
 
     assert devices.prepares == 2
 
@@ -62,11 +62,11 @@ async def test_a_known_claim_is_answered_from_the_checkpoint_while_the_api_serve
 ):
     plugin = await start()
     claims.store(claim_body(A, "cam-0"))
-    first = await plugin.engine.prepare([reference(A)])
+    first = await plugin.prepare(reference(A))
     claims.answers = False
 
-    assert await plugin.engine.prepare([reference(A)]) == first
-    assert "gives no answer" in (await plugin.engine.prepare([reference(B)]))[B].error
+    assert await plugin.prepare(reference(A)) == first
+    assert "gives no answer" in (await plugin.prepare(reference(B)))[B].error
 
 
 async def test_a_claim_that_was_allocated_anew_gets_its_new_device_and_frees_the_old(
@@ -74,10 +74,10 @@ async def test_a_claim_that_was_allocated_anew_gets_its_new_device_and_frees_the
 ):
     plugin = await start()
     claims.store(claim_body(A, "cam-0"))
-    await plugin.engine.prepare([reference(A)])
+    await plugin.prepare(reference(A))
     claims.store(claim_body(A, "cam-1"))
 
-    answer = (await plugin.engine.prepare([reference(A)]))[A]
+    answer = (await plugin.prepare(reference(A)))[A]
 
     assert [device.device for device in answer.devices] == ["cam-1"]
     assert devices.prepared == {"cam-1": A}
@@ -107,11 +107,11 @@ async def test_a_bad_claim_fails_alone(start, claims, devices, body, sentence):
     plugin = await start()
     devices.failing.add("broken")
     claims.store(claim_body(A, "cam-0"), claim_body(C, "cam-2"))
-    await plugin.engine.prepare([reference(A)])
+    await plugin.prepare(reference(A))
     if body is not None:
         claims.store(body)
 
-    answers = await plugin.engine.prepare([reference(B), reference(C)])
+    answers = await plugin.prepare(reference(B), reference(C))
 
     assert sentence in answers[B].error
     assert answers[B].devices == ()
@@ -123,7 +123,7 @@ async def test_two_claims_of_one_pod_cannot_have_one_device(start, claims):
     plugin = await start()
     claims.store(claim_body(A, "cam-0"), claim_body(B, "cam-0"))
 
-    answers = await plugin.engine.prepare([reference(A), reference(B)])
+    answers = await plugin.prepare(reference(A), reference(B))
 
     assert [answers[A].error is None, answers[B].error is None] == [True, False]
 
@@ -137,7 +137,7 @@ async def test_admin_access_and_shares_may_hold_a_device_beside_its_owner(start,
         claim_body("uid-d", {"device": "cam-1", "shareID": "s2"}),
     )
 
-    answers = await plugin.engine.prepare([reference(uid) for uid in (A, B, C, "uid-d")])
+    answers = await plugin.prepare(*(reference(uid) for uid in (A, B, C, "uid-d")))
 
     assert {uid: answer.error for uid, answer in answers.items()} == dict.fromkeys(answers)
     assert answers[C].devices[0].share_id == "s1"
@@ -148,27 +148,27 @@ async def test_unprepare_needs_neither_claim_nor_api_server_and_frees_the_device
 ):
     plugin = await start()
     claims.store(claim_body(A, "cam-0"), claim_body(B, "cam-0"))
-    await plugin.engine.prepare([reference(A)])
+    await plugin.prepare(reference(A))
     claims.bodies.clear()
     claims.answers = False
     plugin = await start()
 
-    assert await plugin.engine.unprepare([reference(A)]) == {A: None}
+    assert await plugin.unprepare(reference(A)) == {A: None}
 
     assert devices.prepared == {}
     assert plugin.files() == set()
     claims.answers = True
     claims.store(claim_body(B, "cam-0"))
-    assert (await plugin.engine.prepare([reference(B)]))[B].error is None
+    assert (await plugin.prepare(reference(B)))[B].error is None
 
 
 async def test_unprepare_of_an_unknown_claim_is_success_and_removes_a_stray_file(start, claims):
     plugin = await start()
     claims.store(claim_body(A, "cam-0"))
-    await plugin.engine.prepare([reference(A)])
-    await plugin.checkpoint.delete([A])
+    await plugin.prepare(reference(A))
+    await plugin.checkpoint.delete((await plugin.checkpoint.find([A])).values())
 
-    assert await plugin.engine.unprepare([reference(A), reference(B)]) == {A: None, B: None}
+    assert await plugin.unprepare(reference(A), reference(B)) == {A: None, B: None}
     assert plugin.files() == set()
 
 
@@ -177,15 +177,15 @@ async def test_an_unprepare_that_the_driver_refuses_keeps_the_device_and_can_be_
 ):
     plugin = await start()
     claims.store(claim_body(A, "cam-0"))
-    await plugin.engine.prepare([reference(A)])
+    await plugin.prepare(reference(A))
     devices.failing.add("cam-0")
 
-    error = (await plugin.engine.unprepare([reference(A)]))[A]
+    error = (await plugin.unprepare(reference(A)))[A]
     assert "lab/claim-uid-a, request main, device cam-0: cam-0 is broken" in error
     assert await plugin.states() == {A: "unpreparing"}
 
     devices.failing.clear()
-    assert await plugin.engine.unprepare([reference(A)]) == {A: None}
+    assert await plugin.unprepare(reference(A)) == {A: None}
     assert await plugin.states() == {}
 
 
@@ -194,35 +194,36 @@ async def test_with_the_driver_away_the_pod_may_go_but_its_device_is_kept_until_
 ):
     plugin = await start()
     claims.store(claim_body(A, "cam-0"), claim_body(B, "cam-0"))
-    await plugin.engine.prepare([reference(A)])
-    devices.away = away
+    await plugin.prepare(reference(A))
+    devices.reason_away = away
 
-    assert await plugin.engine.unprepare([reference(A)]) == {A: None}
+    assert await plugin.unprepare(reference(A)) == {A: None}
     assert plugin.files() == set()
-    assert await plugin.engine.finish() == 1
-    assert "still prepared for" in (await plugin.engine.prepare([reference(B)]))[B].error
+    assert await plugin.recovery.recover() == 1
+    assert f"driver {DRIVER} is stopped" in (await plugin.prepare(reference(B)))[B].error
 
-    devices.away = None
-    assert await plugin.engine.finish() == 0
-    assert (await plugin.engine.prepare([reference(B)]))[B].error is None
+    devices.reason_away = None
+    assert "still prepared for" in (await plugin.prepare(reference(B)))[B].error
+    assert await plugin.recovery.recover() == 0
+    assert (await plugin.prepare(reference(B)))[B].error is None
 
 
 async def test_a_prepare_that_failed_halfway_is_undone_by_unprepare(start, claims, devices):
     plugin = await start()
     devices.failing.add("broken")
     claims.store(claim_body(A, "cam-0", "broken"))
-    assert (await plugin.engine.prepare([reference(A)]))[A].error is not None
-    assert devices.prepared == {"cam-0": A}
+    assert (await plugin.prepare(reference(A)))[A].error is not None
+    assert (devices.prepared, await plugin.states()) == ({}, {A: "unpreparing"})
     devices.failing.clear()
 
-    assert await plugin.engine.unprepare([reference(A)]) == {A: None}
+    assert await plugin.unprepare(reference(A)) == {A: None}
     assert (devices.prepared, await plugin.states()) == ({}, {})
 
 
 async def test_lost_files_are_restored_for_claims_of_this_boot_only(start, claims):
     plugin = await start()
     claims.store(claim_body(A, "cam-0"), claim_body(B, "cam-1"))
-    await plugin.engine.prepare([reference(A), reference(B)])
+    await plugin.prepare(reference(A), reference(B))
     (plugin.cdi / f"{DRIVER}-claim_{A}.json").unlink()
     (plugin.cdi / "foreign.json").write_text("{}")
 
@@ -241,16 +242,19 @@ async def test_a_cdi_directory_that_cannot_be_written_is_an_error_of_the_claim(s
     plugin.cdi.write_text("a file where the directory should be")
     claims.store(claim_body(A, "cam-0"))
 
-    error = (await plugin.engine.prepare([reference(A)]))[A].error
+    error = (await plugin.prepare(reference(A)))[A].error
 
     assert "its CDI spec cannot be written" in error
-    assert await plugin.states() == {A: "preparing"}
+    assert await plugin.states() == {A: "unpreparing"}
+    plugin.cdi.unlink()
+    assert await plugin.recovery.recover() == 0
+    assert await plugin.states() == {}
 
 
 async def test_a_restore_does_not_wait_for_a_claim_that_is_worked_on(start, claims):
     plugin = await start()
     claims.store(claim_body(A, "cam-0"), claim_body(B, "cam-1"))
-    await plugin.engine.prepare([reference(A), reference(B)])
+    await plugin.prepare(reference(A), reference(B))
     for uid in (A, B):
         (plugin.cdi / f"{DRIVER}-claim_{uid}.json").unlink()
 
@@ -271,7 +275,7 @@ async def test_edits_of_wrong_types_are_an_error_of_their_claim_alone(start, cla
         return await right(claim, device)
 
     devices.prepare = prepare
-    answers = await plugin.engine.prepare([reference(A), reference(B)])
+    answers = await plugin.prepare(reference(A), reference(B))
 
     assert answers[A].error is None
     assert "the driver gave a value of a wrong type" in answers[B].error

@@ -6,16 +6,14 @@ from tests.fakes.kubelet import reference
 
 
 class Failing:
-    """A service that fails all claims with one text."""
+    def __init__(self, error: str) -> None:
+        self.error = error
 
-    def __init__(self, text: str) -> None:
-        self.text = text
+    async def prepare(self, claims, answer):
+        for claim in claims:
+            answer(claim.uid, PrepareAnswer(error=self.error))
 
-    async def prepare(self, claims):
-        return {claim.uid: PrepareAnswer(error=self.text) for claim in claims}
-
-    async def unprepare(self, claims):
-        return {claim.uid: self.text for claim in claims}
+    unprepare = prepare
 
 
 async def test_a_text_that_grpc_would_refuse_is_sent_all_the_same():

@@ -97,6 +97,55 @@ async def test_ended_work_is_forgotten():
     assert not calls.in_flight._newest
 
 
+class OneByOne(SlowClaims):
+    """Answers each claim of a batch after its own seconds."""
+
+    async def prepare(self, claims, answer):
+        async def one(claim):
+            await asyncio.sleep(self.seconds.get(claim.uid, 0))
+            answer(claim.uid, PrepareAnswer())
+
+        await asyncio.gather(*(one(claim) for claim in claims))
+
+
+async def test_a_slow_claim_of_a_new_batch_does_not_spoil_the_others(looptime):
+    calls = calls_of(OneByOne(a=100, b=1))
+    answers = await prepare(calls, A, B)
+    assert looptime == 40
+    assert "still preparing" in answers["a"].error
+    assert answers["b"].error is None
+
+
+async def test_an_unprepare_gives_up_the_prepare_that_it_waits_for():
+    class Obedient(SlowClaims):
+        given_up = asyncio.Event()
+
+        async def prepare(self, claims, answer):
+            await self.given_up.wait()
+            answer("a", PrepareAnswer(error="given up"))
+
+        def abandon(self, uid):
+            assert uid == "a"
+            self.given_up.set()
+
+    calls = calls_of(Obedient())
+    first = asyncio.create_task(prepare(calls, A))
+    await asyncio.sleep(1)
+    async with asyncio.timeout(5):
+        assert await unprepare(calls, A) == {"a": None}
+    assert (await first)["a"].error == "given up"
+
+
+async def test_a_prepare_does_not_give_up_the_unprepare_that_it_waits_for():
+    claims = SlowClaims(a=5)
+    calls = calls_of(claims)
+    first = asyncio.create_task(unprepare(calls, A))
+    await asyncio.sleep(1)
+    await prepare(calls, A)
+    await first
+    assert claims.abandoned == []
+
+
 async def test_an_unprepare_waits_for_the_prepare_and_runs_then(looptime):
     claims = SlowClaims(a=20)
     calls = calls_of(claims)
@@ -177,7 +226,7 @@ async def test_a_claim_that_the_engine_forgot_gets_an_error_and_surplus_is_dropp
     assert answers["b"].error is None
     assert {r.getMessage() for r in caplog.records if r.levelno == logging.ERROR} == {
         "engine gave no answer for a claim",
-        "engine answered for claims that nobody asked for",
+        "engine answered for a claim that nobody asked for, or twice",
     }
 
 

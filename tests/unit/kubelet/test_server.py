@@ -67,8 +67,8 @@ async def test_v1beta1_is_the_same_without_shares(serve, kubelet, claims):
 
 
 async def test_a_device_without_share_has_no_share_id(serve, kubelet, claims):
-    async def prepare(batch):
-        return {"a": PrepareAnswer(devices=(replace(device("a"), share_id=None),))}
+    async def prepare(batch, answer):
+        answer("a", PrepareAnswer(devices=(replace(device("a"), share_id=None),)))
 
     claims.prepare = prepare
     async with serve():

@@ -1,0 +1,99 @@
+"""
+What the claims engine of one driver is made of, and the small things that its steps share.
+
+It must not know gRPC, HTTP, SQLite, or the format of a CDI file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from drakit.device import AllocatedDevice, ClaimReference, Edits
+from drakit.driver import Node
+from drakit_nodeplugin.claims.checkpoint import Checkpoint
+from drakit_nodeplugin.claims.errors import DriverFailedError
+from drakit_nodeplugin.claims.source import ClaimSource
+from drakit_nodeplugin.claims.specs import ClaimSpecs
+from drakit_nodeplugin.claims.stored import StoredClaim, StoredDevice
+from drakit_nodeplugin.endpoints.errors import EndpointStoppedError
+from drakit_nodeplugin.endpoints.traits import DriverTraits
+
+__all__ = ("Devices", "EngineParts", "Instances", "driver_failed", "facts_of", "reference_of")
+
+
+class Devices(Protocol):
+    """What the engine needs of a driver. Calls for one device do not overlap."""
+
+    @property
+    def traits(self) -> DriverTraits:
+        """Which calls the driver needs; known while it is stopped as well."""
+        ...
+
+    def away(self) -> EndpointStoppedError | None:
+        """Say why the driver cannot be called now; None if it can."""
+        ...
+
+    async def prepare(self, claim: ClaimReference, device: AllocatedDevice) -> Edits:
+        """Make a device ready; raises DriverError, EndpointStoppedError."""
+        ...
+
+    async def unprepare(self, claim: ClaimReference, device: AllocatedDevice) -> None:
+        """Undo it; raises DriverError, EndpointStoppedError."""
+        ...
+
+    async def check(self, claim: ClaimReference, device: AllocatedDevice) -> bool:
+        """Say whether it is still in order; raises EndpointStoppedError."""
+        ...
+
+
+class Instances(Protocol):
+    """The processes that serve the driver on this node: two, while one replaces the other."""
+
+    def alone(self) -> bool:
+        """Tell whether no other process of the driver was seen lately."""
+        ...
+
+    async def works(self, owner: str) -> bool:
+        """Tell whether another process that wrote an entry is alive. Never true of our own."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineParts:
+    """The neighbours of one driver's engine."""
+
+    driver: str
+    node: Node
+    boot_id: str
+    checkpoint: Checkpoint
+    source: ClaimSource
+    devices: Devices
+    specs: ClaimSpecs
+    instances: Instances
+
+
+def reference_of(claim: StoredClaim) -> ClaimReference:
+    """Name a stored claim as drivers and the API know it."""
+    return ClaimReference(namespace=claim.namespace, name=claim.name, uid=claim.uid)
+
+
+def driver_failed(claim: StoredClaim, device: StoredDevice, cause: Exception) -> DriverFailedError:
+    """Say which device of a claim its driver could not handle; the cause is chained."""
+    error = DriverFailedError(
+        claim=str(claim), request=device.request, device=device.device, cause=str(cause)
+    )
+    error.__cause__ = cause
+    return error
+
+
+def facts_of(claims: Iterable[StoredClaim]) -> dict[str, str]:
+    """Name claims and their devices in one log line: a line a claim would cost more than its
+    transaction."""
+    listed = list(claims)
+    return {
+        "claim": ", ".join(str(claim) for claim in listed),
+        "claim_uid": ", ".join(claim.uid for claim in listed),
+        "device": ", ".join(device.device for claim in listed for device in claim.devices),
+    }

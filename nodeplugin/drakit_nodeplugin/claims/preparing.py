@@ -1,0 +1,378 @@
+"""
+Preparing: what leads from the claims of a pod to devices that its containers can use.
+
+A batch costs the same few steps whatever its size:
+
+    entries read -> claims fetched -> intent stored -> driver -> result stored -> CDI files
+
+The result is stored before the files are written, so that no file is ever without an entry; a
+crash in between leaves an entry whose file is restored. The intent, which tells after a crash what
+a driver may have begun, is left out where a driver has nothing to undo. A claim that fails gets an
+error of its own and is undone; the others go on.
+
+Who waits for whom is :mod:`.engine`'s, undoing :mod:`.unpreparing`'s.
+
+It must not know gRPC, HTTP, SQLite, or the format of a CDI file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from drakit.cdi import InvalidEditsError
+from drakit.device import ClaimReference, Edits
+from drakit.driver import DriverError
+from drakit_nodeplugin.claims.allocation import Step, allocated_device, next_step, wanted_claim
+from drakit_nodeplugin.claims.checkpoint import CheckpointError, HeldDevice, Outcome
+from drakit_nodeplugin.claims.errors import (
+    AbandonedError,
+    CheckpointFailedError,
+    ClaimBusyError,
+    ClaimError,
+    DeviceTakenError,
+    DriverFailedError,
+    SpecFailedError,
+)
+from drakit_nodeplugin.claims.parts import EngineParts, driver_failed, facts_of, reference_of
+from drakit_nodeplugin.claims.source import NoAnswerError
+from drakit_nodeplugin.claims.stored import StoredClaim, StoredDevice
+from drakit_nodeplugin.claims.unpreparing import Undoing
+from drakit_nodeplugin.claims.waves import waves
+from drakit_nodeplugin.endpoints.errors import EndpointStoppedError
+
+__all__ = ("Preparing", "Settle")
+
+logger = logging.getLogger(__name__)
+
+KNOWN_CLAIM_FETCH_SECONDS = 3.0
+"""How long the API server is asked about a claim that the checkpoint holds as prepared; without
+an answer the checkpoint's word is taken alone."""
+
+NEW_CLAIM_FETCH_SECONDS = 15.0
+"""How long it is asked about any other: a third of the 45 s that the kubelet waits."""
+
+Settle = Callable[[str, StoredClaim | ClaimError], None]
+"""Takes what became of one claim: the prepared claim, or why it is not prepared."""
+
+_Made: TypeAlias = StoredClaim | ClaimError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Work:
+    """A claim of a batch that is to be prepared."""
+
+    claim: StoredClaim
+    """With the generation of its entry, if it has one."""
+
+    in_use: bool = False
+    """It was prepared in this boot, and containers may use it: what fails now must not take it
+    from them."""
+
+
+class Preparing:
+    """Prepares claims of one driver. Who calls holds their locks."""
+
+    def __init__(self, parts: EngineParts, undoing: Undoing) -> None:
+        self._parts = parts
+        self._undoing = undoing
+        self._calls: dict[str, asyncio.Task[_Made]] = {}
+        """The drivers' work by UID, while it can be given up."""
+        self._abandoned: set[str] = set()
+
+    def abandon(self, uid: str) -> None:
+        """Give up a claim that is being prepared; it is settled with an error."""
+        self._abandoned.add(uid)
+        if (call := self._calls.get(uid)) is not None:
+            call.cancel()
+
+    async def prepare(self, claims: Sequence[ClaimReference], settle: Settle) -> None:
+        """Prepare the claims of a pod; `settle` is called once for each, as soon as it is known."""
+        for claim in claims:
+            self._abandoned.discard(claim.uid)
+        try:
+            known = await self._parts.checkpoint.find([claim.uid for claim in claims])
+        except CheckpointError as error:
+            for claim in claims:
+                settle(claim.uid, CheckpointFailedError(claim=str(claim), cause=str(error)))
+            return
+        wanted = await asyncio.gather(*(self._wanted(c, known.get(c.uid)) for c in claims))
+        current: list[tuple[StoredClaim, StoredClaim]] = []
+        due: list[_Work] = []
+        replaced: list[tuple[StoredClaim, StoredClaim]] = []
+        for new in wanted:
+            if isinstance(new, tuple):
+                settle(*new)
+                continue
+            old = known.get(new.uid)
+            match next_step(old, new=new), old:
+                case Step.ANSWER, StoredClaim() if old.cdi_spec is not None:
+                    current.append((old, new))
+                case ((Step.ANSWER | Step.REPEAT), StoredClaim()):
+                    due.append(self._again(old, new))
+                case ((Step.REPLACE | Step.UNDO), StoredClaim()):
+                    replaced.append((old, new))
+                case _:
+                    due.append(_Work(claim=new))
+        async with asyncio.TaskGroup() as group:
+            if current:
+                group.create_task(self._answer_current(current, settle))
+            if replaced:
+                group.create_task(self._replace(replaced, settle))
+            if due:
+                await self._work(due, settle)
+
+    # ------------------------------------------------------------ what is wanted
+
+    async def _wanted(
+        self, reference: ClaimReference, old: StoredClaim | None
+    ) -> StoredClaim | tuple[str, ClaimError]:
+        current = old is not None and old.state == "prepared" and old.boot_id == self._parts.boot_id
+        timeout_seconds = KNOWN_CLAIM_FETCH_SECONDS if current else NEW_CLAIM_FETCH_SECONDS
+        try:
+            if old is not None and old.state != "prepared":
+                await self._refuse_foreign_work(old)
+            claim = await self._parts.source.fetch(reference, timeout_seconds=timeout_seconds)
+            return wanted_claim(
+                claim,
+                reference=reference,
+                driver=self._parts.driver,
+                node=self._parts.node.name,
+                labels=self._parts.node.labels,
+                boot_id=self._parts.boot_id,
+            )
+        except NoAnswerError as error:
+            return old if current and old is not None else (reference.uid, error)
+        except ClaimError as error:
+            return reference.uid, error
+
+    async def _refuse_foreign_work(self, old: StoredClaim) -> None:
+        if await self._parts.instances.works(old.owner):
+            cause = "another instance of the node plugin, which is being replaced, works on it"
+            raise ClaimBusyError(claim=str(old), cause=cause)
+
+    def _again(self, old: StoredClaim, new: StoredClaim) -> _Work:
+        in_use = old.state == "prepared" and old.boot_id == self._parts.boot_id
+        return _Work(claim=replace(new, generation=old.generation), in_use=in_use)
+
+    # ------------------------------------------------------------ what is prepared already
+
+    async def _answer_current(
+        self, claims: Collection[tuple[StoredClaim, StoredClaim]], settle: Settle
+    ) -> None:
+        """Answer without the driver, after all that must be there was seen or made again."""
+        broken: set[str] = set()
+        if self._parts.devices.traits.checks:
+            verdicts = await asyncio.gather(*(self._in_order(old) for old, _ in claims))
+            broken = {old.uid for (old, _), fine in zip(claims, verdicts, strict=True) if not fine}
+        fine = {old.uid: old for old, _ in claims if old.uid not in broken}
+        failed = await self._write_specs(fine.values())
+        for uid, old in fine.items():
+            settle(uid, failed.get(uid, old))
+        if broken:
+            again = [self._again(old, new) for old, new in claims if old.uid in broken]
+            await self._work(again, settle)
+
+    async def _in_order(self, claim: StoredClaim) -> bool:
+        try:
+            reference = reference_of(claim)
+            answers = await asyncio.gather(
+                *(self._parts.devices.check(reference, allocated_device(d)) for d in claim.devices)
+            )
+        except EndpointStoppedError:
+            # What is prepared stays usable while its driver is away.
+            return True
+        return all(answers)
+
+    # ------------------------------------------------------------ what was allocated anew
+
+    async def _replace(
+        self, claims: Collection[tuple[StoredClaim, StoredClaim]], settle: Settle
+    ) -> None:
+        """Free what a claim had before it was allocated anew, then prepare it."""
+        wanted = {new.uid: new for _, new in claims}
+        async with asyncio.TaskGroup() as group:
+            for old, _ in claims:
+                group.create_task(self._replace_one(old, wanted[old.uid], settle))
+
+    async def _replace_one(self, old: StoredClaim, new: StoredClaim, settle: Settle) -> None:
+        undone = await self._undoing.undo_one(old)
+        if undone.error is None:
+            await self._work([_Work(claim=new)], settle)
+        elif undone.waiting:
+            cause = "its former devices are not released yet, because their driver is away"
+            device = old.devices[0]
+            failed = DriverFailedError(
+                claim=str(old), request=device.request, device=device.device, cause=cause
+            )
+            settle(old.uid, failed)
+        else:
+            settle(old.uid, undone.error)
+
+    # ------------------------------------------------------------ the work
+
+    async def _work(self, due: Collection[_Work], settle: Settle) -> None:
+        """Intent, driver, result and CDI files of claims that need all of it."""
+        works = {work.claim.uid: work for work in due}
+        if (away := self._parts.devices.away()) is not None:
+            # Before anything is stored: there would be nothing to undo, and nobody to confirm it.
+            for uid, work in works.items():
+                settle(uid, driver_failed(work.claim, work.claim.devices[0], away))
+            return
+        if self._parts.devices.traits.side_effects or not self._alone():
+            await self._begin(works, settle)
+        calls = {uid: self._call_driver(work.claim) for uid, work in works.items()}
+        async with (
+            asyncio.TaskGroup() as group,
+            aclosing(waves(calls, tasks=self._calls)) as results,
+        ):
+            async for ended in results:
+                made: list[StoredClaim] = []
+                for uid, result in ended.items():
+                    if isinstance(result, StoredClaim):
+                        made.append(result)
+                        continue
+                    error = self._why(works[uid], result)
+                    group.create_task(self._roll_back(works[uid], error, settle))
+                group.create_task(self._keep(made, works, settle))
+
+    def _alone(self) -> bool:
+        """
+        Tell whether no other process can undo a claim while we prepare it.
+
+        Only then an entry may be stored without an intent: else it might be the late end of what
+        was unprepared there meanwhile, and nothing would tell.
+        """
+        return self._parts.instances.alone() and self._parts.checkpoint.alone
+
+    async def _begin(self, works: dict[str, _Work], settle: Settle) -> None:
+        """Store the intents; leave out of `works` what cannot be begun."""
+        new = {uid: work for uid, work in works.items() if not work.in_use}
+        try:
+            outcome = await self._parts.checkpoint.write([w.claim for w in new.values()])
+        except CheckpointError as error:
+            for uid, work in new.items():
+                settle(uid, _not_stored(work.claim, error))
+                del works[uid]
+            return
+        for uid, work in new.items():
+            if uid in outcome.written:
+                works[uid] = replace(work, claim=outcome.written[uid])
+                continue
+            del works[uid]
+            settle(uid, _refused(work.claim, outcome))
+
+    async def _call_driver(self, claim: StoredClaim) -> _Made:
+        """Let the driver prepare a claim's devices side by side, and make its CDI spec."""
+        if claim.uid in self._abandoned:
+            return AbandonedError(claim=str(claim))
+        results = await asyncio.gather(*(self._prepare_device(claim, d) for d in claim.devices))
+        edits: list[Edits] = []
+        for result in results:
+            if isinstance(result, ClaimError):
+                return result
+            edits.append(result)
+        try:
+            text = self._parts.specs.build(claim.uid, edits)
+        except InvalidEditsError as error:
+            return SpecFailedError(claim=str(claim), cause=str(error))
+        return replace(claim, state="prepared", cdi_spec=text)
+
+    async def _prepare_device(self, claim: StoredClaim, device: StoredDevice) -> Edits | ClaimError:
+        try:
+            return await self._parts.devices.prepare(reference_of(claim), allocated_device(device))
+        except (DriverError, EndpointStoppedError) as error:
+            return driver_failed(claim, device, error)
+
+    def _why(self, work: _Work, result: _Made | BaseException) -> ClaimError:
+        if isinstance(result, ClaimError):
+            return result
+        if isinstance(result, asyncio.CancelledError) and work.claim.uid in self._abandoned:
+            return AbandonedError(claim=str(work.claim))
+        assert isinstance(result, BaseException)
+        raise result
+
+    async def _roll_back(self, work: _Work, error: ClaimError, settle: Settle) -> None:
+        """
+        Undo a claim that failed halfway, then settle it with its error.
+
+        One that was given up is undone by the unprepare that waits for it. What cannot be undone
+        now keeps its entry, from which :mod:`.recovery` goes on.
+        """
+        claim = work.claim
+        stored = claim.generation > 0 and not work.in_use
+        if stored and not isinstance(error, AbandonedError):
+            await self._undoing.undo_one(claim)
+        settle(claim.uid, error)
+
+    async def _keep(
+        self, made: Collection[StoredClaim], works: Mapping[str, _Work], settle: Settle
+    ) -> None:
+        """Store what was prepared, write its CDI files, settle it."""
+        if not made:
+            return
+        try:
+            outcome = await self._parts.checkpoint.write(made)
+        except CheckpointError as error:
+            for claim in made:
+                failed = _not_stored(claim, error)
+                await self._roll_back(replace(works[claim.uid], claim=claim), failed, settle)
+            return
+        written = outcome.written
+        failed = await self._write_specs(written.values())
+        if prepared := [claim for uid, claim in written.items() if uid not in failed]:
+            logger.info("claims prepared", extra=facts_of(prepared))
+        for claim in prepared:
+            settle(claim.uid, claim)
+        for uid, error in failed.items():
+            await self._roll_back(replace(works[uid], claim=written[uid]), error, settle)
+        for claim in made:
+            if claim.uid not in written:
+                await self._undo_late(claim)
+                settle(claim.uid, _refused(claim, outcome))
+
+    async def _undo_late(self, claim: StoredClaim) -> None:
+        """
+        Take back what was done for a claim whose entry is not ours any more.
+
+        An unprepare came first, in another process or by hand. A new entry keeps the devices while
+        the driver is asked; it cannot be made if the claim was begun anew, or another claim has
+        one of the devices now, and then they are not ours to touch.
+        """
+        if not self._parts.devices.traits.side_effects:
+            return
+        undone = await self._undoing.undo_one(replace(claim, generation=0))
+        if undone.error is not None:
+            logger.warning(
+                "late prepare is not taken back",
+                extra={"claim": str(claim), "claim_uid": claim.uid, "error": str(undone.error)},
+            )
+
+    async def _write_specs(self, claims: Collection[StoredClaim]) -> Mapping[str, ClaimError]:
+        texts = {claim.uid: claim.cdi_spec or "" for claim in claims}
+        failed = await self._parts.specs.write(texts)
+        return {
+            claim.uid: SpecFailedError(claim=str(claim), cause=str(failed[claim.uid]))
+            for claim in claims
+            if claim.uid in failed
+        }
+
+
+def _not_stored(claim: StoredClaim, error: CheckpointError) -> ClaimError:
+    return CheckpointFailedError(claim=str(claim), cause=str(error))
+
+
+def _refused(claim: StoredClaim, outcome: Outcome) -> ClaimError:
+    held: HeldDevice | None = outcome.held.get(claim.uid)
+    if held is None:
+        return ClaimBusyError(claim=str(claim), cause="its entry was changed by another process")
+    return DeviceTakenError(
+        claim=str(claim),
+        request=held.device.request,
+        device=held.device.device,
+        holder=str(held.holder),
+    )

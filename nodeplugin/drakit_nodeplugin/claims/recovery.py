@@ -1,0 +1,70 @@
+"""
+What a crash, or a driver that was away, has left: found at the start and every few seconds.
+
+An entry `preparing` without a process that works on it is undone: nobody was told that it is
+prepared, and the kubelet asks again for what it still wants. An entry `unpreparing` is finished.
+Both wait for the driver if it is away.
+
+How a claim is undone is :mod:`.unpreparing`'s; whether a prepared one is still wanted,
+:mod:`.stale`'s. It must not know drivers, the API server or gRPC.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from drakit_nodeplugin.claims.checkpoint import Checkpoint, CheckpointError
+from drakit_nodeplugin.claims.engine import ClaimEngine
+from drakit_nodeplugin.claims.stored import StoredClaim
+
+__all__ = ("Recovery",)
+
+logger = logging.getLogger(__name__)
+
+PERIOD_SECONDS = 5.0
+"""Between two looks; a driver that was away is started again within a second to a minute."""
+
+
+class Recovery:
+    """Undoes what nobody works on."""
+
+    def __init__(self, *, checkpoint: Checkpoint, engine: ClaimEngine) -> None:
+        self._checkpoint = checkpoint
+        self._engine = engine
+        self._told: set[str] = set()
+        """UIDs whose failure was said: once is enough, until it ends."""
+
+    async def recover(self) -> int:
+        """Look once; give how many entries are still to be undone."""
+        left: list[StoredClaim] = []
+        for state in ("preparing", "unpreparing"):
+            left += await self._checkpoint.in_state(state)
+        # One at a time would let a driver that hangs keep the others waiting.
+        undone = await asyncio.gather(*(self._undo(claim) for claim in left))
+        self._told &= {claim.uid for claim in left}
+        return undone.count(False)
+
+    async def run(self) -> None:
+        """Look again and again; a look that fails is logged and the next one made."""
+        while True:
+            try:
+                await self.recover()
+            except CheckpointError as error:
+                logger.error("entries cannot be recovered", extra={"error": str(error)})
+            await asyncio.sleep(PERIOD_SECONDS)
+
+    async def _undo(self, claim: StoredClaim) -> bool:
+        undone = await self._engine.undo_left(claim.uid, states=(claim.state,))
+        facts = {"claim": str(claim), "claim_uid": claim.uid, "state": claim.state}
+        if undone is None:
+            return False
+        if undone.error is None:
+            logger.warning("claim that was left is undone", extra=facts)
+            return True
+        if claim.uid not in self._told:
+            self._told.add(claim.uid)
+            logger.warning(
+                "claim that was left is not undone yet", extra=facts | {"error": str(undone.error)}
+            )
+        return False

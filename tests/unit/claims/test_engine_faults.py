@@ -1,0 +1,358 @@
+"""What goes wrong between the steps of the engine, and what is left then: nothing."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from drakit_nodeplugin.endpoints.errors import EndpointStoppedError
+from tests.fakes.claims import DRIVER, FakeDevices, claim_body, reference
+
+A, B, C = "uid-a", "uid-b", "uid-c"
+
+
+def away() -> EndpointStoppedError:
+    return EndpointStoppedError(driver=DRIVER, reason="its stream ended")
+
+
+def config(parameters, *, source="FromClaim", requests=(), driver=DRIVER):
+    return {
+        "source": source,
+        "requests": list(requests),
+        "opaque": {"driver": driver, "parameters": parameters},
+    }
+
+
+async def until(look) -> None:
+    async with asyncio.timeout(5):
+        while not look():
+            await asyncio.sleep(0.001)
+
+
+# ------------------------------------------------------------ rollback
+
+
+async def test_a_claim_that_fails_halfway_is_undone_before_its_error_is_answered(
+    start, claims, devices
+):
+    plugin = await start()
+    devices.failing.add("broken")
+    claims.store(claim_body(A, "cam-0", "broken"), claim_body(B, "cam-0"))
+
+    async def refuse(claim, device):
+        devices.prepared.pop(device.name, None)
+
+    devices.unprepare = refuse
+    answers = await plugin.prepare(reference(A))
+
+    assert "broken is broken" in answers[A].error
+    assert (devices.prepared, await plugin.states(), plugin.files()) == ({}, {}, set())
+    assert (await plugin.prepare(reference(B)))[B].error is None
+
+
+async def test_a_rollback_that_fails_keeps_the_device_until_it_is_undone(start, claims, devices):
+    plugin = await start()
+    devices.failing.add("broken")
+    claims.store(claim_body(A, "cam-0", "broken"), claim_body(B, "cam-0"))
+    await plugin.prepare(reference(A))
+    assert await plugin.states() == {A: "unpreparing"}
+    assert "still prepared for claim" in (await plugin.prepare(reference(B)))[B].error
+
+    devices.failing.clear()
+    assert await plugin.recovery.recover() == 0
+    assert (devices.prepared, await plugin.states()) == ({}, {})
+
+
+async def test_a_claim_whose_rollback_is_due_is_undone_first_and_then_prepared(
+    start, claims, devices
+):
+    plugin = await start()
+    devices.failing.add("broken")
+    claims.store(claim_body(A, "cam-0", "broken"))
+    await plugin.prepare(reference(A))
+    devices.failing.clear()
+
+    assert (await plugin.prepare(reference(A)))[A].error is None
+    assert devices.prepared == {"cam-0": A, "broken": A}
+    assert await plugin.states() == {A: "prepared"}
+
+
+async def test_a_driver_that_is_away_is_said_before_anything_is_stored(start, claims, devices):
+    plugin = await start()
+    claims.store(claim_body(A, "cam-0"))
+    devices.reason_away = away
+
+    error = (await plugin.prepare(reference(A)))[A].error
+
+    assert f"driver {DRIVER} is stopped: its stream ended" in error
+    assert (devices.prepares, await plugin.states()) == (0, {})
+
+
+async def test_a_slow_claim_holds_up_neither_the_answer_nor_the_entry_of_another(
+    start, claims, devices
+):
+    plugin = await start()
+    devices.held["cam-0"] = asyncio.Event()
+    claims.store(claim_body(A, "cam-0"), claim_body(B, "cam-1"))
+    answers = {}
+    work = asyncio.create_task(
+        plugin.engine.prepare([reference(A), reference(B)], answers.__setitem__)
+    )
+    await until(lambda: B in answers)
+
+    assert await plugin.states() == {A: "preparing", B: "prepared"}
+    assert await plugin.unprepare(reference(B)) == {B: None}
+    devices.held["cam-0"].set()
+    await work
+    assert answers[A].error is None
+
+
+# ------------------------------------------------------------ an unprepare that overtakes
+
+
+async def test_a_prepare_that_hangs_is_given_up_for_its_unprepare(start, claims, devices):
+    plugin = await start()
+    devices.held["cam-0"] = asyncio.Event()
+    claims.store(claim_body(A, "cam-0"))
+    work = asyncio.create_task(plugin.prepare(reference(A)))
+    await until(lambda: devices.prepares)
+
+    plugin.engine.abandon(A)
+    assert "given up" in (await work)[A].error
+    assert await plugin.states() == {A: "preparing"}, "its unprepare comes"
+    devices.held.clear()
+    assert await plugin.unprepare(reference(A)) == {A: None}
+    assert (devices.unprepares, await plugin.states()) == (1, {})
+
+
+async def test_a_claim_can_be_prepared_again_after_it_was_given_up(start, claims, devices):
+    plugin = await start()
+    claims.store(claim_body(A, "cam-0"))
+    plugin.engine.abandon(A)
+    assert (await plugin.prepare(reference(A)))[A].error is None
+
+
+# ------------------------------------------------------------ generations
+
+
+async def test_a_late_prepare_takes_nothing_after_the_unprepare_of_another_process(
+    start, claims, devices
+):
+    old = await start()
+    devices.held["cam-0"] = asyncio.Event()
+    claims.store(claim_body(A, "cam-0"))
+    late = asyncio.create_task(old.prepare(reference(A)))
+    await until(lambda: devices.prepares)
+    new = await start(beside=True)
+
+    release = devices.held.pop("cam-0")
+    assert await new.unprepare(reference(A)) == {A: None}
+    assert await new.states() == {}
+    release.set()
+
+    assert "changed by another process" in (await late)[A].error
+    assert (devices.prepared, await new.states(), new.files()) == ({}, {}, set())
+
+
+async def test_a_late_prepare_leaves_a_device_alone_that_another_claim_has_now(
+    start, claims, devices
+):
+    old = await start()
+    devices.held["cam-0"] = asyncio.Event()
+    claims.store(claim_body(A, "cam-0"), claim_body(B, "cam-0"))
+    late = asyncio.create_task(old.prepare(reference(A)))
+    await until(lambda: devices.prepares)
+    new = await start(beside=True)
+    release = devices.held.pop("cam-0")
+    await new.unprepare(reference(A))
+    assert (await new.prepare(reference(B)))[B].error is None
+    before = devices.unprepares
+    release.set()
+
+    assert (await late)[A].error is not None
+    assert devices.unprepares == before
+    assert await new.states() == {B: "prepared"}
+
+
+async def test_work_of_another_living_process_is_left_alone(start, claims, devices):
+    old = await start()
+    devices.held["cam-0"] = asyncio.Event()
+    claims.store(claim_body(A, "cam-0"))
+    work = asyncio.create_task(old.prepare(reference(A)))
+    await until(lambda: devices.prepares)
+    new = await start(beside=True)
+    new.instances.others.add(old.checkpoint.owner)
+
+    assert await new.recovery.recover() == 1
+    for error in (
+        (await new.prepare(reference(A)))[A].error,
+        (await new.unprepare(reference(A)))[A],
+    ):
+        assert "another instance of the node plugin" in error
+    devices.held["cam-0"].set()
+    assert (await work)[A].error is None
+    assert await new.unprepare(reference(A)) == {A: None}
+
+
+# ------------------------------------------------------------ recovery after a crash
+
+
+async def test_what_a_crash_left_preparing_is_undone_at_the_next_start(start, claims, devices):
+    plugin = await start()
+    devices.held["cam-0"] = asyncio.Event()
+    claims.store(claim_body(A, "cam-0"))
+    work = asyncio.create_task(plugin.prepare(reference(A)))
+    await until(lambda: devices.prepares)
+    work.cancel()
+    await asyncio.wait({work})
+    devices.held.clear()
+    devices.prepared["cam-0"] = A
+
+    plugin = await start()
+    assert await plugin.states() == {A: "preparing"}
+    assert await plugin.recovery.recover() == 0
+    assert (devices.prepared, await plugin.states()) == ({}, {})
+
+
+async def test_recovery_leaves_alone_what_is_worked_on(start, claims, devices):
+    plugin = await start()
+    devices.held["cam-0"] = asyncio.Event()
+    claims.store(claim_body(A, "cam-0"))
+    work = asyncio.create_task(plugin.prepare(reference(A)))
+    await until(lambda: devices.prepares)
+
+    assert await plugin.recovery.recover() == 1
+    devices.held["cam-0"].set()
+    assert (await work)[A].error is None
+
+
+# ------------------------------------------------------------ what is prepared already
+
+
+async def test_a_device_out_of_order_is_prepared_again(start, claims, devices):
+    devices.traits = FakeDevices(checks=True).traits
+    plugin = await start()
+    claims.store(claim_body(A, "cam-0"), claim_body(B, "cam-1"))
+    await plugin.prepare(reference(A), reference(B))
+    devices.out_of_order.add("cam-0")
+
+    answers = await plugin.prepare(reference(A), reference(B))
+
+    assert [answer.error for answer in answers.values()] == [None, None]
+    assert devices.prepares == 3
+
+
+async def test_a_failure_to_prepare_again_takes_nothing_from_running_containers(
+    start, claims, devices
+):
+    devices.traits = FakeDevices(checks=True).traits
+    plugin = await start()
+    claims.store(claim_body(A, "cam-0"))
+    await plugin.prepare(reference(A))
+    devices.out_of_order.add("cam-0")
+    right, devices.prepare = devices.prepare, None
+
+    async def refuse(claim, device):
+        raise away()
+
+    devices.prepare = refuse
+    assert (await plugin.prepare(reference(A)))[A].error is not None
+    assert await plugin.states() == {A: "prepared"}
+    assert len(plugin.files()) == 1
+    assert devices.unprepares == 0
+    devices.prepare = right
+    assert (await plugin.prepare(reference(A)))[A].error is None
+
+
+async def test_another_config_is_another_allocation(start, claims, devices):
+    plugin = await start()
+    body = claim_body(A, "cam-0")
+    claims.store(body)
+    await plugin.prepare(reference(A))
+    body["status"]["allocation"]["devices"]["config"] = [config({"mode": "fast"})]
+
+    assert (await plugin.prepare(reference(A)))[A].error is None
+    assert (devices.prepares, devices.unprepares) == (2, 1)
+    assert devices.seen[-1].configs == ({"mode": "fast"},)
+
+
+# ------------------------------------------------------------ drivers without side effects
+
+
+async def test_without_side_effects_nothing_is_undone_and_nothing_is_left(start, claims, devices):
+    devices.traits = FakeDevices(side_effects=False).traits
+    plugin = await start()
+    devices.failing.add("broken")
+    claims.store(claim_body(A, "cam-0", "broken"), claim_body(B, "cam-0"), claim_body(C, "cam-0"))
+
+    answers = await plugin.prepare(reference(A), reference(B), reference(C))
+
+    assert "broken is broken" in answers[A].error
+    assert [answers[B].error is None, answers[C].error is None] == [True, False]
+    assert "still prepared for" in answers[C].error
+    assert plugin.files() == {f"{DRIVER}-claim_{B}.json"}
+    assert await plugin.unprepare(reference(B)) == {B: None}
+    assert (devices.unprepares, await plugin.states(), plugin.files()) == (0, {}, set())
+
+
+async def test_without_side_effects_and_alone_there_is_one_transaction(start, claims, devices):
+    devices.traits = FakeDevices(side_effects=False).traits
+    plugin = await start()
+    states = []
+    write = plugin.checkpoint.write
+
+    async def watched(batch):
+        states.append({claim.state for claim in batch})
+        return await write(batch)
+
+    plugin.checkpoint.write = watched
+    claims.store(claim_body(A, "cam-0"), claim_body(B, "cam-1"))
+    await plugin.prepare(reference(A), reference(B))
+    assert states == [{"prepared"}]
+
+    claims.store(claim_body(C, "cam-2"))
+    plugin.instances.others.add("pod-9")
+    await plugin.prepare(reference(C))
+    assert states[1:] == [{"preparing"}, {"prepared"}]
+
+
+# ------------------------------------------------------------ the checkpoint
+
+
+async def test_nothing_is_answered_before_a_damaged_checkpoint_is_rebuilt(start, claims):
+    plugin = await start()
+    claims.store(claim_body(A, "cam-0"))
+    plugin.engine.complete.clear()
+    works = [
+        asyncio.create_task(plugin.prepare(reference(A))),
+        asyncio.create_task(plugin.unprepare(reference(B))),
+    ]
+    await asyncio.sleep(0.01)
+    assert not any(work.done() for work in works)
+    plugin.engine.complete.set()
+    assert (await works[0])[A].error is None
+    assert await works[1] == {B: None}
+
+
+@pytest.mark.parametrize("bad", [None, "text", [1], 7], ids=["null", "text", "list", "number"])
+async def test_parameters_that_are_no_object_are_an_error_of_the_claim(start, claims, bad):
+    plugin = await start()
+    body = claim_body(A, "cam-0")
+    body["status"]["allocation"]["devices"]["config"] = [config(bad, source="FromClass")]
+    claims.store(body)
+
+    error = (await plugin.prepare(reference(A)))[A].error
+    assert f"opaque parameters for driver {DRIVER} in its DeviceClass are no JSON object" in error
+
+
+async def test_parameters_nested_without_end_are_an_error_of_the_claim(start, claims):
+    plugin = await start()
+    deep: dict = {}
+    for _ in range(900):
+        deep = {"a": deep}
+    body = claim_body(A, "cam-0")
+    body["status"]["allocation"]["devices"]["config"] = [config(deep)]
+    claims.store(body)
+
+    assert "nested deeper than 64" in (await plugin.prepare(reference(A)))[A].error
