@@ -1,0 +1,92 @@
+"""
+What the kubelet says of claims: which of a driver's claims its containers use.
+
+The kubelet is asked before anything of a claim is taken away without its call, and after damage of
+the checkpoint it names what is lost. It lists a claim by name; the UID is in the CDI names that we
+gave it. What it does *not* list need not be free: it leaves out claims that no container names,
+those of init containers, and those of a container of which another claim is not prepared yet. So
+its list only ever keeps a claim.
+
+It must not know how the kubelet is asked, or gRPC.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from drakit_nodeplugin.claims.stored import StoredClaim
+
+__all__ = ("KubeletClaims", "KubeletView", "ListedDevice", "claim_uid", "kubelet_claims")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ListedDevice:
+    """A device that a container has by a claim, as the kubelet lists it."""
+
+    namespace: str
+    """The claim's."""
+
+    claim: str
+    """The claim's name."""
+
+    driver: str
+    pool: str
+    device: str
+    share_id: str | None
+    cdi_names: tuple[str, ...]
+    """Qualified CDI names. The kubelet adds those of the driver's devices that stand before it in
+    the same claim."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KubeletClaims:
+    """The claims of one driver that the kubelet holds as used."""
+
+    devices: tuple[ListedDevice, ...] = ()
+    """What its containers have of the driver."""
+
+    uids: frozenset[str] = frozenset()
+    """Claims by their UID."""
+
+    unnamed: frozenset[tuple[str, str]] = frozenset()
+    """Namespace and name of listed claims whose UID nothing tells."""
+
+    containers_told: bool = True
+    """Whether it could be asked for its containers. If not, what is listed here comes from its
+    state file, of which only the presence of a claim counts."""
+
+    def holds(self, claim: StoredClaim) -> bool:
+        """Tell whether a claim is listed. One of the same name with another UID is another one."""
+        return claim.uid in self.uids or (claim.namespace, claim.name) in self.unnamed
+
+
+class KubeletView(Protocol):
+    """The kubelet, as far as claims are its business."""
+
+    async def listed(self) -> KubeletClaims | None:
+        """Ask which claims of the driver are used; None if it cannot be found out."""
+        ...
+
+
+def claim_uid(cdi_name: str, *, driver: str) -> str | None:
+    """Find the claim of a CDI name that we gave; None if it is not one of ours."""
+    kind, _, device = cdi_name.partition("=")
+    uid, _, index = device.rpartition("-")
+    return uid if kind == f"{driver}/claim" and uid and index.isdigit() else None
+
+
+def kubelet_claims(
+    driver: str, devices: Iterable[ListedDevice], *, uids: Iterable[str] = ()
+) -> KubeletClaims:
+    """Put together what containers have of a driver, and claims that are known by UID alone."""
+    ours = tuple(device for device in devices if device.driver == driver)
+    found = set(uids)
+    unnamed: set[tuple[str, str]] = set()
+    for listed in ours:
+        of_device = {claim_uid(name, driver=driver) for name in listed.cdi_names} - {None}
+        found |= {uid for uid in of_device if uid is not None}
+        if not of_device:
+            unnamed.add((listed.namespace, listed.claim))
+    return KubeletClaims(devices=ours, uids=frozenset(found), unnamed=frozenset(unnamed))

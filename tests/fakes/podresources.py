@@ -1,0 +1,86 @@
+"""The kubelet's podresources socket, served as Kubernetes 1.36 does it; older ones by options."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from drakit_proto.kubelet.podresources.v1 import podresources_pb2 as pb
+from drakit_proto.kubelet.podresources.v1 import podresources_pb2_grpc as pb_grpc
+
+
+class FakePodResources(pb_grpc.PodResourcesListerServicer):
+    """
+    Pods with claims, on a unix socket: `async with FakePodResources(path) as kubelet`.
+
+    As the real one, it adds to the CDI names of a device those of the devices before it.
+    """
+
+    def __init__(self, socket: Path) -> None:
+        self.socket = socket
+        self.pods: list[pb.PodResources] = []
+        self.lists = 0
+        self.knows_claims = True
+        """Before 1.34 it does not, unless the feature gates are set."""
+
+    async def __aenter__(self) -> FakePodResources:
+        self._server = grpc.aio.server()
+        pb_grpc.add_PodResourcesListerServicer_to_server(self, self._server)
+        self.socket.parent.mkdir(parents=True, exist_ok=True)
+        self._server.add_insecure_port(f"unix:{self.socket}")
+        await self._server.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._server.stop(0)
+
+    def add(
+        self,
+        claim: str,
+        *devices: str,
+        uid: str,
+        driver: str = "camera.example.com",
+        pool: str = "node-1",
+        shares: dict[str, str] | None = None,
+        cdi: bool = True,
+    ) -> None:
+        """Add a pod with one container that uses a claim of namespace `lab`."""
+        resource = pb.DynamicResource(claim_name=claim, claim_namespace="lab")
+        names: list[pb.CDIDevice] = []
+        for index, device in enumerate(devices):
+            if cdi:
+                names.append(pb.CDIDevice(name=f"{driver}/claim={uid}-{index}"))
+            resource.claim_resources.add(
+                cdi_devices=names,
+                driver_name=driver,
+                pool_name=pool,
+                device_name=device,
+                share_id=(shares or {}).get(device),
+            )
+        container = pb.ContainerResources(name="main", dynamic_resources=[resource])
+        self.pods.append(
+            pb.PodResources(name=f"pod-{claim}", namespace="lab", containers=[container])
+        )
+
+    async def List(self, request: pb.ListPodResourcesRequest, context: Any) -> Any:
+        self.lists += 1
+        answer = pb.ListPodResourcesResponse(pod_resources=self.pods)
+        if not self.knows_claims:
+            for pod in answer.pod_resources:
+                for container in pod.containers:
+                    del container.dynamic_resources[:]
+        return answer
+
+    async def Get(self, request: pb.GetPodResourcesRequest, context: Any) -> Any:
+        # Go's plain errors arrive as "unknown".
+        if not self.knows_claims:
+            message = "PodResources API Get method disabled"
+        else:
+            message = f"pod {request.pod_name} in namespace {request.pod_namespace} not found"
+        await context.abort(grpc.StatusCode.UNKNOWN, message)
+
+    async def GetAllocatableResources(self, request: Any, context: Any) -> Any:
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "not used")
