@@ -47,8 +47,8 @@ class Ownership:
     """The lock of one instance, and its right to remove what belongs to nobody."""
 
     def __init__(self, driver: str, paths: SocketPaths) -> None:
-        self._driver = driver
-        self._paths = paths
+        self.driver = driver
+        self.paths = paths
         self._primary = paths.data / "primary.lock"
         self._fd: int | None = None
         self._primary_fd: int | None = None
@@ -63,18 +63,18 @@ class Ownership:
         Raises :class:`SocketError`.
         """
         try:
-            for directory in (self._paths.data, self._paths.registration.parent):
+            for directory in (self.paths.data, self.paths.registration.parent):
                 directory.mkdir(mode=0o750, parents=True, exist_ok=True)
             self._fd = self._lock_own()
             # Written before the sockets exist: whatever ends us later, they can be found.
-            text = "".join(f"{path}\n" for path in self._paths.sockets)
+            text = "".join(f"{path}\n" for path in self.paths.sockets)
             os.ftruncate(self._fd, 0)
             os.pwrite(self._fd, os.fsencode(text), 0)
         except OSError as error:
             raise SocketError(
-                f"driver {self._driver}: the directories of its sockets cannot be used: {error}"
+                f"driver {self.driver}: the directories of its sockets cannot be used: {error}"
             ) from error
-        for path in self._paths.sockets:
+        for path in self.paths.sockets:
             # Left by ourselves before a restart of the container; nobody else can hold our lock.
             _unlink_socket(path)
         self._remove_stale()
@@ -87,9 +87,9 @@ class Ownership:
             if self._primary_fd is not None:
                 _unlock(self._primary, self._primary_fd)
                 self._primary_fd = None
-            for path in self._paths.sockets:
+            for path in self.paths.sockets:
                 _unlink_socket(path)
-            _unlock(self._paths.lock, self._fd)
+            _unlock(self.paths.lock, self._fd)
             self._fd = None
 
     def try_primary(self) -> bool:
@@ -106,19 +106,26 @@ class Ownership:
                 self._primary_fd = _try_lock(self._primary, create=True)
             return self._primary_fd is not None
 
+    def leave_primary(self) -> None:
+        """Let another instance be the primary one, before the sockets are drained."""
+        with self._changing:
+            if self._primary_fd is not None:
+                _unlock(self._primary, self._primary_fd)
+                self._primary_fd = None
+
     def others_alive(self) -> bool:
         """Tell whether another instance of the driver lives: two serve it during an update."""
         return any(
             _is_locked(lock)
-            for lock in self._paths.data.glob("instance-*.lock")
-            if lock != self._paths.lock
+            for lock in self.paths.data.glob("instance-*.lock")
+            if lock != self.paths.lock
         )
 
     def alive(self, instance_uid: str) -> bool:
         """Tell whether an instance of the driver lives, by the UID that it was started with."""
         paths = socket_paths(
-            self._driver,
-            kubelet_root=self._paths.data.parent.parent,
+            self.driver,
+            kubelet_root=self.paths.data.parent.parent,
             instance_uid=instance_uid,
         )
         return _is_locked(paths.lock)
@@ -126,20 +133,20 @@ class Ownership:
     def _lock_own(self) -> int:
         until = time.monotonic() + LOCK_SECONDS
         while True:
-            fd = _try_lock(self._paths.lock, create=True)
+            fd = _try_lock(self.paths.lock, create=True)
             if fd is not None:
                 return fd
             if time.monotonic() > until:
                 raise SocketError(
-                    f"driver {self._driver}: another process holds {self._paths.lock}; stop the "
+                    f"driver {self.driver}: another process holds {self.paths.lock}; stop the "
                     f"other node plugin that runs for the same pod UID"
                 )
             time.sleep(0.05)
 
     def _remove_stale(self) -> None:
         alive: set[Path] = set()
-        for lock in sorted(self._paths.data.glob("instance-*.lock")):
-            if lock == self._paths.lock:
+        for lock in sorted(self.paths.data.glob("instance-*.lock")):
+            if lock == self.paths.lock:
                 continue
             fd = _try_lock(lock, create=False)
             if fd is None:
@@ -148,29 +155,29 @@ class Ownership:
             try:
                 for path in _listed(lock):
                     # What a file says is not enough to remove something elsewhere.
-                    if path.parent in self._paths.directories:
+                    if path.parent in self.paths.directories:
                         self._remove_if_dead(path)
                 lock.unlink(missing_ok=True)
             finally:
                 os.close(fd)
         for path in self._named_like_ours():
-            if path not in alive and path not in self._paths.sockets:
+            if path not in alive and path not in self.paths.sockets:
                 self._remove_if_dead(path)
 
     def _named_like_ours(self) -> Iterator[Path]:
         """Find sockets whose lock file is gone; a UID in the name excludes longer driver names."""
-        registration = re.compile(rf"{re.escape(self._driver)}-{_UUID}-reg\.sock")
+        registration = re.compile(rf"{re.escape(self.driver)}-{_UUID}-reg\.sock")
         dra = re.compile(rf"dra-{_UUID}\.sock")
         for pattern, directory in (
-            (registration, self._paths.registration.parent),
-            (dra, self._paths.data),
+            (registration, self.paths.registration.parent),
+            (dra, self.paths.data),
         ):
             yield from (path for path in directory.iterdir() if pattern.fullmatch(path.name))
 
     def _remove_if_dead(self, path: Path) -> None:
         if _refuses_connections(path):
             _unlink_socket(path)
-            logger.info("stale socket removed", extra={"driver": self._driver, "path": str(path)})
+            logger.info("stale socket removed", extra={"driver": self.driver, "path": str(path)})
 
 
 def _try_lock(path: Path, *, create: bool) -> int | None:

@@ -24,7 +24,7 @@ from drakit_nodeplugin.kubelet.ownership import Ownership
 from drakit_nodeplugin.kubelet.probe import probe_sockets
 from drakit_nodeplugin.kubelet.registration import Registration, RegistrationStatus
 from drakit_nodeplugin.kubelet.service import SUPPORTED_VERSIONS, add_dra_services
-from drakit_nodeplugin.kubelet.sockets import SocketError, SocketGuard, socket_paths
+from drakit_nodeplugin.kubelet.sockets import SocketError, SocketGuard
 
 __all__ = ("DriverServer",)
 
@@ -93,24 +93,22 @@ class DriverServer:
 
     def __init__(
         self,
-        driver_name: str,
+        ownership: Ownership,
         claims: ClaimService,
         *,
-        kubelet_root: Path,
-        instance_uid: str,
         answer_seconds: float = ANSWER_SECONDS,
         drain_seconds: float = DRAIN_SECONDS,
         guard_seconds: float = GUARD_SECONDS,
         first_retry_seconds: float = FIRST_RETRY_SECONDS,
         max_retry_seconds: float = MAX_RETRY_SECONDS,
     ) -> None:
-        """Raises :class:`SocketError` if no socket path fits."""
-        self.name = driver_name
-        self.paths = socket_paths(driver_name, kubelet_root=kubelet_root, instance_uid=instance_uid)
+        """The ownership is acquired by `start`, and released by `stop`."""
+        self.name = driver_name = ownership.driver
+        self.paths = ownership.paths
         self._drain_seconds = drain_seconds
         self._guard_seconds = guard_seconds
         self._max_retry_seconds = max_retry_seconds
-        self._ownership = Ownership(driver_name, self.paths)
+        self._ownership = ownership
         self._calls = ClaimCalls(driver_name, claims, answer_seconds=answer_seconds)
         self._health = SilentHealth()
         self._registration = Registration(

@@ -48,8 +48,16 @@ class SlicePublisher:
     """Publishes the pool of one driver."""
 
     def __init__(
-        self, *, manager: DeviceManager, session: asyncio.Future[Session], node: str
+        self,
+        *,
+        manager: DeviceManager,
+        session: asyncio.Future[Session],
+        node: str,
+        primary: asyncio.Event,
     ) -> None:
+        """While `primary` is not set another instance of the driver publishes: two with different
+        configurations would undo each other's writes for as long as an update takes."""
+        self._primary = primary
         self._manager = manager
         self._session = session
         self._node = node
@@ -97,6 +105,7 @@ class SlicePublisher:
         delay, longest = RETRY_SECONDS
         while True:
             await self._manager.changed.wait()
+            await self._primary.wait()
             await asyncio.sleep(SETTLE_SECONDS)
             self._manager.changed.clear()
             try:

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from drakit_nodeplugin.kubelet.ownership import Ownership
 from drakit_nodeplugin.kubelet.server import DriverServer
+from drakit_nodeplugin.kubelet.sockets import socket_paths
 from tests.conftest import _detector as blocking_call_detector
 from tests.fakes.kubelet import FakeKubelet, HeldClaims
 
@@ -50,8 +52,11 @@ def serve(root, claims):
 
     @asynccontextmanager
     async def serve(**options):
-        values = {"kubelet_root": root, "instance_uid": "pod-1", "drain_seconds": 2.0}
-        server = DriverServer(DRIVER, claims, **{**values, **options})
+        paths = socket_paths(
+            DRIVER, kubelet_root=root, instance_uid=options.pop("instance_uid", "pod-1")
+        )
+        ownership = Ownership(DRIVER, paths)
+        server = DriverServer(ownership, claims, **{"drain_seconds": 2.0, **options})
         try:
             await server.start()
             yield server

@@ -13,9 +13,10 @@ import pytest
 
 from drakit_nodeplugin.claims.answers import PrepareAnswer
 from drakit_nodeplugin.kubelet.health import SilentHealth
+from drakit_nodeplugin.kubelet.ownership import Ownership
 from drakit_nodeplugin.kubelet.probe import local_channel
 from drakit_nodeplugin.kubelet.server import DriverServer
-from drakit_nodeplugin.kubelet.sockets import SocketError
+from drakit_nodeplugin.kubelet.sockets import SocketError, socket_paths
 from drakit_proto.kubelet.dra.v1 import dra_pb2, dra_pb2_grpc
 from tests.fakes.kubelet import HeldClaims, device, reference
 
@@ -66,6 +67,10 @@ async def test_v1beta1_is_the_same_without_shares(serve, kubelet, claims):
         assert errors == {"a": "", "b": "it is broken"}
 
 
+def owned(driver, root):
+    return Ownership(driver, socket_paths(driver, kubelet_root=root, instance_uid="pod-1"))
+
+
 async def test_a_device_without_share_has_no_share_id(serve, kubelet, claims):
     async def prepare(batch, answer):
         answer("a", PrepareAnswer(devices=(replace(device("a"), share_id=None),)))
@@ -79,7 +84,7 @@ async def test_a_device_without_share_has_no_share_id(serve, kubelet, claims):
 async def test_calls_are_answered_as_soon_as_the_registration_socket_is_there(
     root, claims, kubelet
 ):
-    server = DriverServer("camera.example.com", claims, kubelet_root=root, instance_uid="pod-1")
+    server = DriverServer(owned("camera.example.com", root), claims)
     starting = asyncio.create_task(server.start())
     while not kubelet.sockets():
         await asyncio.sleep(0)
@@ -90,7 +95,7 @@ async def test_calls_are_answered_as_soon_as_the_registration_socket_is_there(
 
 
 async def test_without_a_dra_socket_no_registration_appears(root, claims, kubelet):
-    server = DriverServer("camera.example.com", claims, kubelet_root=root, instance_uid="pod-1")
+    server = DriverServer(owned("camera.example.com", root), claims)
     server.paths.dra.mkdir(parents=True)
     with pytest.raises(SocketError, match=r"dra-pod-1\.sock cannot be made"):
         await server.start()
@@ -400,8 +405,7 @@ async def test_two_instances_serve_side_by_side(serve, kubelet, root):
 
 async def test_two_drivers_of_one_process(root, kubelet):
     servers = [
-        DriverServer(name, HeldClaims(), kubelet_root=root, instance_uid="pod-1")
-        for name in ("a.example.com", "b.example.com")
+        DriverServer(owned(name, root), HeldClaims()) for name in ("a.example.com", "b.example.com")
     ]
     try:
         for server in servers:

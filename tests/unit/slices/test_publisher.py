@@ -20,7 +20,14 @@ def manager() -> DeviceManager:
 
 
 @pytest.fixture
-async def published(api_server, session, manager, monkeypatch):
+def primary() -> asyncio.Event:
+    event = asyncio.Event()
+    event.set()
+    return event
+
+
+@pytest.fixture
+async def published(api_server, session, manager, primary, monkeypatch):
     """A running publisher; gives a wait for what the API server then holds."""
     monkeypatch.setattr(publishing, "SETTLE_SECONDS", 0.01)
     monkeypatch.setattr(publishing, "PACE_SECONDS", 0.02)
@@ -28,7 +35,7 @@ async def published(api_server, session, manager, monkeypatch):
     api_server.store("/api/v1/nodes/node-1", {"metadata": {"uid": "node-uid"}})
     future = asyncio.get_running_loop().create_future()
     future.set_result(session)
-    publisher = SlicePublisher(manager=manager, session=future, node="node-1")
+    publisher = SlicePublisher(manager=manager, session=future, node="node-1", primary=primary)
     task = asyncio.create_task(publisher.run())
 
     async def wait(condition: Callable[[set[str]], bool]) -> set[str]:
@@ -73,6 +80,17 @@ async def test_nothing_is_written_before_the_driver_has_spoken_or_without_a_chan
     manager.replaced(cameras("a"))
     await asyncio.sleep(0.1)
     assert len(api_server.writes()) == 1
+
+
+async def test_an_instance_that_is_not_primary_writes_nothing_until_it_is(
+    api_server, manager, primary, published
+):
+    primary.clear()
+    manager.replaced(cameras("a"))
+    await asyncio.sleep(0.1)
+    assert api_server.writes() == []
+    primary.set()
+    await published(lambda names: names == {"a"})
 
 
 async def test_slices_that_somebody_deletes_are_back(api_server, manager, published):

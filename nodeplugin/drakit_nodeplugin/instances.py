@@ -1,0 +1,81 @@
+"""
+The processes that serve one driver on this node: usually one, two while one replaces the other.
+
+Implements what the engine asks of them, and tells which one does alone what two must not do at
+once: publish slices, collect stale claims. How a process shows that it lives is
+:mod:`.kubelet.ownership`'s.
+
+It must not know what is decided by the answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+
+from drakit_nodeplugin.kubelet.ownership import Ownership
+
+__all__ = ("RunningInstances", "new_owner")
+
+logger = logging.getLogger(__name__)
+
+PERIOD_SECONDS = 1.0
+"""Between two looks: how long slices wait when the instance that published them has ended."""
+
+
+def new_owner(instance_uid: str) -> str:
+    """Name this process in the entries that it writes: a container that is restarted keeps its
+    pod's UID, but not the work of its predecessor."""
+    return f"{instance_uid}/{secrets.token_hex(4)}"
+
+
+class RunningInstances:
+    """Implements :class:`drakit_nodeplugin.claims.parts.Instances`."""
+
+    def __init__(self, driver: str, ownership: Ownership, *, instance_uid: str) -> None:
+        self._driver = driver
+        self._ownership = ownership
+        self._instance_uid = instance_uid
+        self._alone = False
+        self.primary = asyncio.Event()
+        """Set while this process is the driver's primary one."""
+
+    def alone(self) -> bool:
+        """Tell whether no other process of the driver was seen at the last look."""
+        return self._alone
+
+    async def works(self, owner: str) -> bool:
+        """Tell whether another process that wrote an entry is alive."""
+        instance_uid, slash, _ = owner.rpartition("/")
+        if not slash or instance_uid == self._instance_uid:
+            # Ourselves, or our container before its restart: two cannot have one pod's lock.
+            return False
+        return await asyncio.to_thread(self._ownership.alive, instance_uid)
+
+    async def look(self) -> None:
+        """Look once; the sockets, and with them our own lock, must have been made before."""
+        self._alone = not await asyncio.to_thread(self._ownership.others_alive)
+        primary = await asyncio.to_thread(self._ownership.try_primary)
+        if primary == self.primary.is_set():
+            return
+        if primary:
+            self.primary.set()
+        else:
+            self.primary.clear()
+        logger.info(
+            "this instance is the primary one" if primary else "another instance is primary now",
+            extra={"driver": self._driver},
+        )
+
+    async def run(self) -> None:
+        """Look again and again; a look that fails is logged and the next one made."""
+        while True:
+            await asyncio.sleep(PERIOD_SECONDS)
+            try:
+                await self.look()
+            except OSError as error:
+                logger.error(
+                    "instances cannot be looked for",
+                    extra={"driver": self._driver, "error": str(error)},
+                )
