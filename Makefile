@@ -122,8 +122,8 @@ test-all: deps check ## also the tests that wait out kubelet periods
 	$(BIN)/pytest e2e -m e2e
 
 .PHONY: bench
-bench: deps venv ## measure memory and start-up
-	$(BIN)/python -m bench.footprint
+bench: deps venv ## measure start-up, memory and the times of claims (ARGS=--quick for less)
+	$(BIN)/python -m bench $(ARGS)
 
 .PHONY: clean
 clean: ## remove what the targets above made in this folder

@@ -1,1 +1,1 @@
-"""Measurements. Each program prints one line a row, and fails when a budget is missed."""
+"""Measurements: `python -m bench` prints one line a row, and fails when a budget is missed."""

@@ -1,0 +1,97 @@
+"""
+All measurements, against a real API server (the control plane alone): `python -m bench`.
+
+Prints the machine and one line a row; exits with 1 when a budget is missed, and says which. What is
+measured and why is in docs/performance.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+from bench.apiserver import ApiServer, connected
+from bench.claims import BATCHES, FULL, PROFILE, QUICK, Bench, Plan
+from bench.footprint import footprint
+from bench.machine import describe
+from bench.plugin import print_profile
+from bench.rows import Row
+from e2e.cluster.api import Options
+from e2e.cluster.choice import cluster as find_cluster
+
+DRIVERS = ("Effects", "Plain")
+PARTS = ("footprint", "effects", "plain", "pods")
+PROFILE_LINES = 40
+
+
+def main() -> None:
+    arguments = _parser().parse_args()
+    began = time.monotonic()
+    plan = QUICK if arguments.quick else FULL
+    missed: list[str] = []
+    print(describe(), flush=True)
+    cluster = find_cluster("bench")
+    cluster.start(Options(nodes=0))
+    kubeconfig = cluster.kubeconfig
+    try:
+        with connected(kubeconfig) as api:
+            api.create_node()
+            if arguments.profile:
+                bench = Bench(PROFILE, api=api, kubeconfig=kubeconfig)
+                _profile(bench, arguments.profile, driver=arguments.driver)
+                return
+            for row in _measure(arguments.only, plan, api=api, kubeconfig=kubeconfig):
+                print(row.line(), flush=True)
+                missed += row.missed()
+    finally:
+        cluster.stop()
+    print(f"took {(time.monotonic() - began) / 60:.1f} min")
+    for sentence in missed:
+        print(f"budget missed: {sentence}", file=sys.stderr)
+    sys.exit(1 if missed else 0)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="less of everything, two minutes")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="these parts alone")
+    parser.add_argument(
+        "--profile",
+        choices=[f"{what}-{batch}" for what in ("prepare", "repeat") for batch in BATCHES],
+        help="instead, show where the plugin's main thread spends its time for this",
+    )
+    parser.add_argument("--driver", choices=DRIVERS, default="Effects", help="for the profile")
+    return parser
+
+
+def _measure(
+    parts: Collection[str], plan: Plan, *, api: ApiServer, kubeconfig: Path
+) -> Iterator[Row]:
+    """Give the rows as soon as they are known."""
+    if "footprint" in parts:
+        yield footprint(kubeconfig, idle_seconds=plan.idle_seconds)
+    if not set(parts) - {"footprint"}:
+        return
+    bench = Bench(plan, api=api, kubeconfig=kubeconfig)
+    for driver in DRIVERS:
+        if driver.lower() in parts:
+            yield from bench.driver(driver)
+    if "pods" in parts:
+        yield from bench.pods()
+
+
+def _profile(bench: Bench, what: str, *, driver: str) -> None:
+    operation, _, batch = what.partition("-")
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "profile"
+        count = bench.profile(operation, int(batch), driver=driver, file=file)
+        print(f"{what}: {count} times, driver {driver}; only the main thread is seen")
+        print_profile(file, lines=PROFILE_LINES)
+
+
+if __name__ == "__main__":
+    main()

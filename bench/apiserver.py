@@ -1,0 +1,102 @@
+"""
+The API server's part: claims that are allocated as the scheduler would, and the floor.
+
+The floor is the time of as many concurrent GETs as a batch has claims, by the client that the
+plugin uses. No prepare that asks the API server can be faster.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from bench.drivers import DRIVER
+from bench.plugin import NODE
+from drakit.device import ClaimReference
+from drakit.kube import Session, connect, resource_path
+
+__all__ = ("ApiServer", "connected")
+
+NAMESPACE = "default"
+WRITERS = 32
+"""Claims that are created at a time."""
+
+
+@contextmanager
+def connected(kubeconfig: Path) -> Generator[ApiServer]:
+    """Connect in a loop that runs only while a method of the API server does."""
+    with asyncio.Runner() as runner:
+        session = runner.run(connect(kubeconfig, user_agent="drakit-bench"))
+        try:
+            yield ApiServer(session, runner)
+        finally:
+            runner.run(session.close())
+
+
+class ApiServer:
+    """Calls of the API server that block until they are answered."""
+
+    def __init__(self, session: Session, runner: asyncio.Runner) -> None:
+        self._session = session
+        self._runner = runner
+
+    def create_node(self) -> None:
+        node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}}
+        self._runner.run(self._session.create(resource_path("v1", "nodes"), node))
+
+    def create_claims(self, count: int) -> list[ClaimReference]:
+        """Create claims with a device of their own each, allocated on the node."""
+        return self._runner.run(self._create_claims(count))
+
+    def floor(self, claims: Sequence[ClaimReference]) -> float:
+        """Get the claims, all at once; give the seconds that it took."""
+        return self._runner.run(self._floor([_path(claim.name) for claim in claims]))
+
+    async def _floor(self, paths: Sequence[str]) -> float:
+        began = time.perf_counter()
+        await asyncio.gather(*(self._session.get(path) for path in paths))
+        return time.perf_counter() - began
+
+    async def _create_claims(self, count: int) -> list[ClaimReference]:
+        numbers = iter(range(count))
+        claims: dict[int, ClaimReference] = {}
+
+        async def write() -> None:
+            for number in numbers:
+                claims[number] = await self._create_claim(number)
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(WRITERS):
+                group.create_task(write())
+        return [claims[number] for number in range(count)]
+
+    async def _create_claim(self, number: int) -> ClaimReference:
+        name = f"claim-{number:05}"
+        request = {"name": "main", "exactly": {"deviceClassName": DRIVER}}
+        body = await self._session.create(
+            _path(),
+            {
+                "apiVersion": "resource.k8s.io/v1",
+                "kind": "ResourceClaim",
+                "metadata": {"namespace": NAMESPACE, "name": name},
+                "spec": {"devices": {"requests": [request]}},
+            },
+        )
+        result = {"request": "main", "driver": DRIVER, "pool": NODE, "device": f"device-{number}"}
+        here = {"key": "metadata.name", "operator": "In", "values": [NODE]}
+        # Without reservedFor: the controller manager takes back what no pod reserves any more.
+        allocation = {
+            "devices": {"results": [result]},
+            "nodeSelector": {"nodeSelectorTerms": [{"matchFields": [here]}]},
+        }
+        await self._session.replace(
+            f"{_path(name)}/status", {**body, "status": {"allocation": allocation}}
+        )
+        return ClaimReference(namespace=NAMESPACE, name=name, uid=body["metadata"]["uid"])
+
+
+def _path(name: str | None = None) -> str:
+    return resource_path("resource.k8s.io/v1", "resourceclaims", namespace=NAMESPACE, name=name)

@@ -1,0 +1,305 @@
+"""
+How long claims take, and what memory they need.
+
+The order of all that is measured, and nothing else: the calls are :mod:`.kubelet`'s, the claims and
+the floor :mod:`.apiserver`'s, rows and budgets :mod:`.rows`'. States that are compared (none, many
+and very many claims prepared) come in turns, so that a machine that gets slower or faster meanwhile
+does the same to all of them; the floor is taken just before each batch.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.apiserver import ApiServer
+from bench.drivers import DRIVER
+from bench.kubelet import Kubelet
+from bench.machine import Folders, folders
+from bench.plugin import HOSTDEV, Plugin, running
+from bench.rows import Endurance, Memory, Pods, Row, Samples, Times, percentile
+from drakit.device import ClaimReference
+
+__all__ = ("FULL", "PROFILE", "QUICK", "Bench", "Plan")
+
+BATCHES = (1, 8, 64)
+BATCH = max(BATCHES)
+"""The claims that are measured, and the size of the batches in which the others are prepared."""
+
+RESIDENT_BUDGET_MIB = 104.0
+PODS = 8
+CLAIMS_OF_PODS = (1, 4)
+DEVICE_TIME = "20ms"
+WARM_UP = 3
+"""Repetitions that are not counted: connections are made, code is loaded."""
+
+SAMPLES_OF_ENDURANCE = 100
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """How much is measured."""
+
+    cycles: int
+    """How often the numbers of resident claims take turns."""
+
+    resident: tuple[int, ...]
+    repetitions: Mapping[int, int]
+    """By size of batch, in each turn."""
+
+    pods_repetitions: int
+    """In each turn."""
+
+    pairs: int
+    """Of prepare and unprepare of one claim, in the endurance run."""
+
+    idle_seconds: float
+
+
+FULL = Plan(
+    cycles=3,
+    resident=(0, 1_000, 10_000),
+    repetitions={1: 150, 8: 60, 64: 25},
+    pods_repetitions=8,
+    pairs=100_000,
+    idle_seconds=60,
+)
+
+QUICK = Plan(
+    cycles=2,
+    resident=(0, 1_000),
+    repetitions={1: 40, 8: 20, 64: 10},
+    pods_repetitions=4,
+    pairs=6_400,
+    idle_seconds=5,
+)
+"""Says within two minutes whether something is badly wrong, and decides nothing."""
+
+PROFILE = Plan(
+    cycles=1,
+    resident=(0,),
+    repetitions={1: 1_000, 8: 300, 64: 100},
+    pods_repetitions=0,
+    pairs=0,
+    idle_seconds=0,
+)
+"""Long enough that the start of the process is small beside it."""
+
+
+class Bench:
+    """The measurements with claims, in one cluster."""
+
+    def __init__(self, plan: Plan, *, api: ApiServer, kubeconfig: Path) -> None:
+        self._plan = plan
+        self._api = api
+        self._kubeconfig = kubeconfig
+        told("creating claims")
+        claims = api.create_claims(BATCH + max(plan.resident))
+        self._measured, self._others = claims[:BATCH], claims[BATCH:]
+
+    # ------------------------------------------------------------ times and memory of a driver
+
+    def driver(self, name: str) -> Iterator[Row]:
+        """Measure a class of :mod:`.drivers`."""
+        drivers = [HOSTDEV, {"driver": f"bench.drivers:{name}"}]
+        driver = name.lower()
+        samples: dict[tuple[str, int, int], Samples] = defaultdict(Samples)
+        with folders() as places:
+            with self._plugin(drivers, places) as (plugin, kubelet):
+                for resident in self._turns(kubelet):
+                    told(f"{driver}: times with {resident} claims prepared")
+                    for batch in BATCHES:
+                        self._repeat(kubelet, batch, resident, samples)
+                        for (_, _, beside), sample in samples.items():
+                            if beside == resident:
+                                sample.rss_mib = max(sample.rss_mib, plugin.resident_mib())
+            yield from _compared(samples, driver=driver)
+            yield self._resident_memory(samples, driver=driver)
+            told(f"{driver}: a start with {max(self._plan.resident)} claims prepared")
+            with self._plugin(drivers, places) as (plugin, kubelet):
+                yield self._restarted(plugin, kubelet, driver=driver)
+                fill(kubelet, self._others, prepared=max(self._plan.resident), wanted=0)
+                told(f"{driver}: {self._plan.pairs} pairs")
+                yield self._endurance(plugin, kubelet, driver=driver)
+
+    @contextmanager
+    def _plugin(
+        self, drivers: Sequence[Mapping[str, Any]], places: Folders, profile: Path | None = None
+    ) -> Generator[tuple[Plugin, Kubelet]]:
+        with (
+            running(
+                drivers, kubeconfig=self._kubeconfig, folders=places, profile=profile
+            ) as plugin,
+            plugin.kubelet(DRIVER) as kubelet,
+            no_collection(),
+        ):
+            yield plugin, kubelet
+
+    def _turns(self, kubelet: Kubelet) -> Iterator[int]:
+        """Give the numbers of resident claims in turns, each when they are prepared. The last
+        ones stay."""
+        prepared = 0
+        for _ in range(self._plan.cycles):
+            for resident in self._plan.resident:
+                fill(kubelet, self._others, prepared=prepared, wanted=resident)
+                prepared = resident
+                yield resident
+
+    def _repeat(
+        self,
+        kubelet: Kubelet,
+        batch: int,
+        resident: int,
+        samples: Mapping[tuple[str, int, int], Samples],
+    ) -> None:
+        prepare = samples["prepare", batch, resident]
+        for number in range(-WARM_UP, self._plan.repetitions[batch]):
+            first = number * batch % BATCH
+            claims = self._measured[first : first + batch]
+            floor = self._api.floor(claims)
+            seconds = kubelet.prepare(claims)
+            repeated = kubelet.prepare(claims) if batch == BATCH else None
+            undone = kubelet.unprepare(claims)
+            if number < 0:
+                continue
+            prepare.floors.append(floor)
+            prepare.seconds.append(seconds)
+            if repeated is not None:
+                samples["repeat", batch, resident].floors.append(floor)
+                samples["repeat", batch, resident].seconds.append(repeated)
+                samples["unprepare", batch, resident].seconds.append(undone)
+
+    def _resident_memory(
+        self, samples: Mapping[tuple[str, int, int], Samples], *, driver: str
+    ) -> Memory:
+        resident = max(self._plan.resident)
+        highest = max(s.rss_mib for (_, _, beside), s in samples.items() if beside == resident)
+        return Memory(
+            name=f"memory resident={resident} driver={driver}",
+            rss_mib=highest,
+            rss_budget_mib=RESIDENT_BUDGET_MIB,
+        )
+
+    def _restarted(self, plugin: Plugin, kubelet: Kubelet, *, driver: str) -> Memory:
+        # As after a rolling update: CDI files are restored, the kubelet asks for some claims.
+        for first in range(0, len(self._others), BATCH * 8):
+            kubelet.prepare(self._others[first : first + BATCH])
+        time.sleep(self._plan.idle_seconds)
+        return Memory(
+            name=f"start resident={max(self._plan.resident)} driver={driver}",
+            rss_mib=plugin.resident_mib(),
+            rss_budget_mib=RESIDENT_BUDGET_MIB,
+            served_ms=plugin.served_seconds * 1000,
+        )
+
+    def _endurance(self, plugin: Plugin, kubelet: Kubelet, *, driver: str) -> Endurance:
+        batches = -(-self._plan.pairs // BATCH)
+        step = max(1, batches // SAMPLES_OF_ENDURANCE)
+        rss_mib: list[float] = []
+        for number in range(batches):
+            kubelet.prepare(self._measured)
+            kubelet.unprepare(self._measured)
+            if number % step == step - 1:
+                rss_mib.append(plugin.resident_mib())
+        return Endurance(driver=driver, pairs=batches * BATCH, rss_mib=rss_mib)
+
+    # ------------------------------------------------------------ pods at once
+
+    def pods(self) -> Iterator[Pods]:
+        """Measure pods that start at once, with a driver that takes its time."""
+        entry = {"driver": "bench.drivers:Effects", "config": {"deviceTime": DEVICE_TIME}}
+        sequential: dict[tuple[int, int], list[float]] = defaultdict(list)
+        parallel: dict[tuple[int, int], list[float]] = defaultdict(list)
+        rss_mib: dict[int, float] = defaultdict(float)
+        with folders() as places, self._plugin([HOSTDEV, entry], places) as (plugin, kubelet):
+            for resident in self._turns(kubelet):
+                told(f"pods at once with {resident} claims prepared")
+                for claims in CLAIMS_OF_PODS:
+                    pods = [self._measured[n * claims : (n + 1) * claims] for n in range(PODS)]
+                    for number in range(-1, self._plan.pods_repetitions):
+                        one_by_one = sum(kubelet.prepare(pod) for pod in pods)
+                        kubelet.unprepare(self._measured[: PODS * claims])
+                        at_once = kubelet.prepare_pods(pods)
+                        kubelet.unprepare(self._measured[: PODS * claims])
+                        if number >= 0:
+                            sequential[claims, resident].append(one_by_one)
+                            parallel[claims, resident].append(at_once)
+                rss_mib[resident] = max(rss_mib[resident], plugin.resident_mib())
+        none_resident: dict[int, Pods] = {}
+        for claims, resident in sequential:
+            row = Pods(
+                pods=PODS,
+                claims=claims,
+                resident=resident,
+                sequential_ms=percentile(sequential[claims, resident], 0.5) * 1000,
+                parallel_ms=percentile(parallel[claims, resident], 0.5) * 1000,
+                rss_mib=rss_mib[resident],
+                none_resident=none_resident.get(claims),
+            )
+            none_resident.setdefault(claims, row)
+            yield row
+
+    # ------------------------------------------------------------ profile
+
+    def profile(self, operation: str, batch: int, *, driver: str, file: Path) -> int:
+        """Run one operation again and again in a plugin under cProfile; give how often."""
+        count = self._plan.repetitions[batch] * self._plan.cycles
+        entry = {"driver": f"bench.drivers:{driver}"}
+        claims = self._measured[:batch]
+        with folders() as places, self._plugin([entry], places, file) as (_, kubelet):
+            if operation == "repeat":
+                kubelet.prepare(claims)
+            for _ in range(count):
+                kubelet.prepare(claims)
+                if operation == "prepare":
+                    kubelet.unprepare(claims)
+        return count
+
+
+def _compared(samples: Mapping[tuple[str, int, int], Samples], *, driver: str) -> Iterator[Times]:
+    """Make rows of samples; those with none resident come first."""
+    none_resident: dict[tuple[str, int], Times] = {}
+    for (operation, batch, resident), sample in samples.items():
+        row = Times.of(
+            sample,
+            operation=operation,
+            batch=batch,
+            resident=resident,
+            driver=driver,
+            none_resident=none_resident.get((operation, batch)),
+        )
+        none_resident.setdefault((operation, batch), row)
+        yield row
+
+
+def fill(kubelet: Kubelet, claims: Sequence[ClaimReference], *, prepared: int, wanted: int) -> None:
+    """Prepare the next claims, or unprepare the last ones, until as many are prepared as wanted."""
+    call: Callable[[Sequence[ClaimReference]], float]
+    call = kubelet.prepare if wanted > prepared else kubelet.unprepare
+    low, high = sorted((prepared, wanted))
+    for first in range(low, high, BATCH):
+        call(claims[first : min(first + BATCH, high)])
+
+
+@contextmanager
+def no_collection() -> Generator[None]:
+    """Keep our own garbage collector out of the times."""
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+        gc.unfreeze()
+
+
+def told(what: str) -> None:
+    print(f"... {what}", file=sys.stderr, flush=True)

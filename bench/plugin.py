@@ -1,0 +1,142 @@
+"""
+The node plugin under measurement: a process of its own, set up as its container is.
+
+What is asked of it, and what its numbers mean, is the measurements' business.
+"""
+
+from __future__ import annotations
+
+import os
+import pstats
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from bench.kubelet import Kubelet, register
+from bench.machine import Folders
+
+__all__ = ("HOSTDEV", "NODE", "Plugin", "running")
+
+NODE = "bench-node"
+
+START_SECONDS = 60.0
+STOP_SECONDS = 60.0
+
+HOSTDEV: Mapping[str, Any] = {
+    "driver": "hostdev",
+    "config": {
+        "policies": [
+            {"name": "kvm", "subsystem": "misc", "paths": ["/dev/kvm"], "count": 32},
+            {"name": "tun", "subsystem": "misc", "paths": ["/dev/net/tun"], "count": 32},
+            {"name": "fuse", "subsystem": "misc", "paths": ["/dev/fuse"], "count": 32},
+        ]
+    },
+}
+"""The drivers entry that the chart makes by default."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plugin:
+    """A running plugin whose drivers are registered."""
+
+    pid: int
+    served_seconds: float
+    """From the start of the process until all its drivers have answered GetInfo."""
+
+    sockets: Mapping[str, Path]
+    """The DRA sockets, by driver."""
+
+    @contextmanager
+    def kubelet(self, driver: str) -> Generator[Kubelet]:
+        client = Kubelet(self.sockets[driver])
+        try:
+            yield client
+        finally:
+            client.close()
+
+    def resident_mib(self) -> float:
+        """Give VmRSS."""
+        for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
+            if line.startswith("VmRSS:"):
+                return int(line.split()[1]) / 1024
+        raise SystemExit(f"process {self.pid} has no VmRSS")
+
+
+@contextmanager
+def running(
+    drivers: Sequence[Mapping[str, Any]],
+    *,
+    kubeconfig: Path,
+    folders: Folders,
+    profile: Path | None = None,
+) -> Generator[Plugin]:
+    """Run a plugin with these drivers; where a profile is wanted, cProfile writes it at the end."""
+    config, log = folders.root / "config.yaml", folders.root / "log"
+    # The chart's logging: a line a call is a part of what a call costs.
+    settings = {"listen": "127.0.0.1:0", "logging": {"level": "INFO", "format": "json"}}
+    config.write_text(yaml.safe_dump({**settings, "drivers": [dict(entry) for entry in drivers]}))
+    profiler = ["-m", "cProfile", "-o", str(profile)] if profile else []
+    argv = [
+        *(sys.executable, *profiler, "-m", "drakit_nodeplugin", "--config", str(config)),
+        *("--kubeconfig", str(kubeconfig), "--node-name", NODE),
+        *("--kubelet-root", str(folders.root), "--cdi-dir", str(folders.cdi)),
+    ]
+    with log.open("wb") as output:
+        began = time.monotonic()
+        process = subprocess.Popen(
+            argv, env={**os.environ, "PYTHONSAFEPATH": "1"}, stdout=output, stderr=output
+        )
+        try:
+            sockets = _wait_served(process, folders, count=len(drivers), log=log)
+            yield Plugin(pid=process.pid, served_seconds=time.monotonic() - began, sockets=sockets)
+        finally:
+            _stop(process)
+    if process.returncode != 0:
+        raise SystemExit(f"the plugin ended with {process.returncode}: {_tail(log)}")
+
+
+def _wait_served(
+    process: subprocess.Popen[bytes], folders: Folders, *, count: int, log: Path
+) -> Mapping[str, Path]:
+    seen: set[Path] = set()
+    sockets: dict[str, Path] = {}
+    until = time.monotonic() + START_SECONDS
+    while time.monotonic() < until:
+        if process.poll() is not None:
+            raise SystemExit(f"the plugin ended with {process.returncode}: {_tail(log)}")
+        for path in set((folders.root / "plugins_registry").glob("*.sock")) - seen:
+            seen.add(path)
+            driver, socket = register(path)
+            sockets[driver] = socket
+        if len(sockets) == count:
+            return sockets
+        time.sleep(0.002)
+    raise SystemExit(f"the plugin did not serve within {START_SECONDS:.0f} s: {_tail(log)}")
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(timeout=STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _tail(log: Path) -> str:
+    return log.read_text(errors="replace")[-2000:] or "its log is empty"
+
+
+def print_profile(path: Path, *, lines: int) -> None:
+    """Print the functions that took the most time in the plugin's main thread, by two orders."""
+    statistics = pstats.Stats(str(path))
+    for order in ("tottime", "cumulative"):
+        statistics.sort_stats(order).print_stats(lines)

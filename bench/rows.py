@@ -1,0 +1,259 @@
+"""
+What a measurement prints, and which budgets it must keep.
+
+Pure: how the numbers are taken is known in :mod:`.claims` and :mod:`.footprint`. The budgets, and
+what they mean, are in docs/performance.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+__all__ = ("Endurance", "Memory", "Pods", "Row", "Samples", "Times", "percentile")
+
+RESIDENT_RATIO = 1.2
+"""Of the p50 with resident claims to that with none."""
+
+SPEED_UP = 4.0
+"""Of pods prepared at once to pods prepared one after the other."""
+
+GROWTH_MIB = 1.0
+"""From the highest VmRSS of the first fifth of an endurance run to that of the last fifth. The
+heap's fragments move it by a few tenths; a leak of 32 bytes a pair would be 2.4 MiB."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Budget:
+    ms: float
+    above_floor: bool
+
+
+_BUDGETS: Mapping[tuple[str, int], _Budget] = {
+    ("prepare", 1): _Budget(ms=4, above_floor=True),
+    ("prepare", 8): _Budget(ms=7, above_floor=True),
+    ("prepare", 64): _Budget(ms=30, above_floor=True),
+    ("repeat", 64): _Budget(ms=5, above_floor=True),
+    ("unprepare", 64): _Budget(ms=8, above_floor=False),
+}
+
+
+class Row(Protocol):
+    """What is printed in one line, and judged."""
+
+    def line(self) -> str:
+        """Give the line."""
+        ...
+
+    def missed(self) -> Iterator[str]:
+        """Say which budgets the row misses, a sentence each."""
+        ...
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """Give the smallest value that at least this share of the values does not exceed."""
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
+
+
+@dataclass(kw_only=True, slots=True)
+class Samples:
+    """The times of one operation in one state of the plugin, in seconds, as they come."""
+
+    seconds: list[float] = field(default_factory=list[float])
+    floors: list[float] = field(default_factory=list[float])
+    """The floor's times beside them; none where the API server is not asked."""
+
+    rss_mib: float = 0.0
+    """The highest that was seen."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Times:
+    """A row of times: one operation, one size of batch, one number of prepared claims."""
+
+    operation: str
+    batch: int
+    resident: int
+    """How many other claims were prepared."""
+
+    driver: str
+    p50_ms: float
+    p99_ms: float
+    floor_ms: float | None
+    above_floor_ms: float
+    """p50 of what each call took longer than the floor just before it: what the floor itself does
+    is not in it."""
+
+    rss_mib: float
+    none_resident: Times | None = None
+    """The row that this one is compared with."""
+
+    @classmethod
+    def of(
+        cls,
+        samples: Samples,
+        *,
+        operation: str,
+        batch: int,
+        resident: int,
+        driver: str,
+        none_resident: Times | None,
+    ) -> Times:
+        floors = samples.floors or [0.0] * len(samples.seconds)
+        above = [took - floor for took, floor in zip(samples.seconds, floors, strict=True)]
+        return cls(
+            operation=operation,
+            batch=batch,
+            resident=resident,
+            driver=driver,
+            p50_ms=percentile(samples.seconds, 0.5) * 1000,
+            p99_ms=percentile(samples.seconds, 0.99) * 1000,
+            floor_ms=percentile(floors, 0.5) * 1000 if samples.floors else None,
+            above_floor_ms=percentile(above, 0.5) * 1000,
+            rss_mib=samples.rss_mib,
+            none_resident=none_resident,
+        )
+
+    def line(self) -> str:
+        floor = "-" if self.floor_ms is None else f"{self.floor_ms:.2f}"
+        line = (
+            f"{self.operation} batch={self.batch} resident={self.resident} "
+            f"p50_ms={self.p50_ms:.2f} p99_ms={self.p99_ms:.2f} floor_ms={floor} "
+            f"rss_mib={self.rss_mib:.1f} driver={self.driver}"
+        )
+        if self.floor_ms is not None:
+            line += f" above_floor_ms={self.above_floor_ms:.2f}"
+        if (none := self.none_resident) is not None:
+            line += f" ratio={self.p50_ms / none.p50_ms:.2f}"
+            if self.floor_ms is not None:
+                line += f" ratio_above_floor={self.above_floor_ms / none.above_floor_ms:.2f}"
+        return line
+
+    def missed(self) -> Iterator[str]:
+        name = f"{self.operation} batch={self.batch} driver={self.driver}"
+        if self.resident == 0:
+            budget = _BUDGETS.get((self.operation, self.batch))
+            if budget is not None:
+                floor = (self.floor_ms or 0.0) if budget.above_floor else 0.0
+                limit = floor + budget.ms
+                if self.p50_ms > limit:
+                    yield (
+                        f"{name}: p50 is {self.p50_ms:.2f} ms, at most {limit:.2f} "
+                        f"(floor {floor:.2f} + {budget.ms:g})"
+                    )
+        if self.none_resident is not None:
+            limit = self.none_resident.p50_ms * RESIDENT_RATIO
+            if self.p50_ms > limit:
+                yield (
+                    f"{name} resident={self.resident}: p50 is {self.p50_ms:.2f} ms, at most "
+                    f"{limit:.2f} ({RESIDENT_RATIO:g} times that with none resident)"
+                )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pods:
+    """A row of pods that start at once, with a driver that takes its time."""
+
+    pods: int
+    claims: int
+    """Of each pod."""
+
+    resident: int
+    sequential_ms: float
+    """p50 until all are prepared, one after the other."""
+
+    parallel_ms: float
+    """p50 until all are prepared, at once."""
+
+    rss_mib: float
+    none_resident: Pods | None = None
+
+    @property
+    def speed_up(self) -> float:
+        return self.sequential_ms / self.parallel_ms
+
+    def line(self) -> str:
+        line = (
+            f"pods pods={self.pods} claims={self.claims} resident={self.resident} "
+            f"sequential_ms={self.sequential_ms:.1f} parallel_ms={self.parallel_ms:.1f} "
+            f"speed_up={self.speed_up:.1f} rss_mib={self.rss_mib:.1f}"
+        )
+        if self.none_resident is not None:
+            line += f" ratio={self.parallel_ms / self.none_resident.parallel_ms:.2f}"
+        return line
+
+    def missed(self) -> Iterator[str]:
+        name = f"pods={self.pods} claims={self.claims} resident={self.resident}"
+        if self.resident == 0 and self.speed_up < SPEED_UP:
+            yield f"{name}: at once is {self.speed_up:.1f} times as fast, at least {SPEED_UP:g}"
+        if self.none_resident is not None:
+            limit = self.none_resident.parallel_ms * RESIDENT_RATIO
+            if self.parallel_ms > limit:
+                yield (
+                    f"{name}: p50 at once is {self.parallel_ms:.1f} ms, at most {limit:.1f} "
+                    f"({RESIDENT_RATIO:g} times that with none resident)"
+                )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Memory:
+    """A row of what a state of the plugin needs, and how long a start into it takes."""
+
+    name: str
+    rss_mib: float
+    rss_budget_mib: float
+    served_ms: float | None = None
+    served_budget_ms: float | None = None
+
+    def line(self) -> str:
+        served = "" if self.served_ms is None else f"served_ms={self.served_ms:.0f} "
+        return f"{self.name} {served}rss_mib={self.rss_mib:.1f}"
+
+    def missed(self) -> Iterator[str]:
+        if self.rss_mib > self.rss_budget_mib:
+            yield (
+                f"{self.name}: VmRSS is {self.rss_mib:.1f} MiB, at most {self.rss_budget_mib:.0f}"
+            )
+        limit = self.served_budget_ms
+        if self.served_ms is not None and limit is not None and self.served_ms > limit:
+            yield f"{self.name}: served after {self.served_ms:.0f} ms, at most {limit:.0f}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Endurance:
+    """A row of what many pairs of prepare and unprepare leave in memory."""
+
+    driver: str
+    pairs: int
+    rss_mib: Sequence[float]
+    """VmRSS in even steps, from the first pairs to the last."""
+
+    @property
+    def first_mib(self) -> float:
+        return max(self.rss_mib[: self._fifth])
+
+    @property
+    def last_mib(self) -> float:
+        return max(self.rss_mib[-self._fifth :])
+
+    @property
+    def _fifth(self) -> int:
+        return max(1, len(self.rss_mib) // 5)
+
+    def line(self) -> str:
+        return (
+            f"endurance pairs={self.pairs} rss_first_fifth_mib={self.first_mib:.1f} "
+            f"rss_last_fifth_mib={self.last_mib:.1f} "
+            f"growth_mib={self.last_mib - self.first_mib:.1f} driver={self.driver}"
+        )
+
+    def missed(self) -> Iterator[str]:
+        growth = self.last_mib - self.first_mib
+        if growth > GROWTH_MIB:
+            yield (
+                f"endurance driver={self.driver}: VmRSS has grown by {growth:.1f} MiB, at most "
+                f"{GROWTH_MIB:g}"
+            )
