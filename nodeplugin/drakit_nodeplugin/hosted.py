@@ -19,6 +19,8 @@ from drakit.kube import Session
 from drakit.kube.events import EventRecorder
 from drakit_nodeplugin.claims.checkpoint import Checkpoint, CheckpointError
 from drakit_nodeplugin.claims.engine import ClaimEngine
+from drakit_nodeplugin.claims.parts import EngineParts
+from drakit_nodeplugin.claims.recovery import Recovery
 from drakit_nodeplugin.claims.restore import SpecRestorer
 from drakit_nodeplugin.claims.source import ApiClaims
 from drakit_nodeplugin.claims.specs import ClaimSpecs
@@ -26,19 +28,17 @@ from drakit_nodeplugin.config import ConfigError, NodePluginConfig
 from drakit_nodeplugin.devices.manager import DeviceManager
 from drakit_nodeplugin.endpoints.loading import LoadedDriver
 from drakit_nodeplugin.endpoints.python import PythonEndpoint
+from drakit_nodeplugin.instances import RunningInstances, new_owner
+from drakit_nodeplugin.kubelet.ownership import Ownership
 from drakit_nodeplugin.kubelet.server import DriverServer
-from drakit_nodeplugin.kubelet.sockets import SocketError
-from drakit_nodeplugin.metrics import MeteredClaims, Metrics
+from drakit_nodeplugin.kubelet.sockets import SocketError, socket_paths
+from drakit_nodeplugin.metrics import Metrics
 from drakit_nodeplugin.node import PluginNode
 from drakit_nodeplugin.slices.publisher import SlicePublisher
 
 __all__ = ("Environment", "HostedDriver")
 
 logger = logging.getLogger(__name__)
-
-FINISH_SECONDS = 5.0
-"""Between two attempts to end unprepares that wait for their driver."""
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Environment:
@@ -61,20 +61,38 @@ class HostedDriver:
         self._where = driver.where
         self._environment = environment
         self._checkpoint = Checkpoint(
-            config.kubelet_root / "plugins" / driver.name / "checkpoint.db"
+            config.kubelet_root / "plugins" / driver.name / "checkpoint.db",
+            owner=new_owner(environment.instance_uid),
         )
         self._specs = ClaimSpecs(driver.name, config.cdi_directory)
         self._manager = DeviceManager(driver.name)
-        self._endpoint = PythonEndpoint(driver.name, driver.make, listener=self._manager)
-        self._engine = ClaimEngine(
-            driver=driver.name,
-            node=environment.node,
-            boot_id=environment.boot_id,
-            checkpoint=self._checkpoint,
-            source=ApiClaims(environment.session),
-            devices=self._endpoint,
-            specs=self._specs,
+        self._endpoint = PythonEndpoint(
+            driver.name, driver.make, traits=driver.traits, listener=self._manager
         )
+        self._ownership = Ownership(
+            driver.name,
+            socket_paths(
+                driver.name,
+                kubelet_root=config.kubelet_root,
+                instance_uid=environment.instance_uid,
+            ),
+        )
+        self._instances = RunningInstances(
+            driver.name, self._ownership, instance_uid=environment.instance_uid
+        )
+        self._engine = ClaimEngine(
+            EngineParts(
+                driver=driver.name,
+                node=environment.node,
+                boot_id=environment.boot_id,
+                checkpoint=self._checkpoint,
+                source=ApiClaims(environment.session),
+                devices=self._endpoint,
+                specs=self._specs,
+                instances=self._instances,
+            )
+        )
+        self._recovery = Recovery(checkpoint=self._checkpoint, engine=self._engine)
         self._restorer = SpecRestorer(
             checkpoint=self._checkpoint,
             specs=self._specs,
@@ -82,13 +100,14 @@ class HostedDriver:
             locks=self._engine.locks,
         )
         self._publisher = SlicePublisher(
-            manager=self._manager, session=environment.session, node=environment.node.name
+            manager=self._manager,
+            session=environment.session,
+            node=environment.node.name,
+            primary=self._instances.primary,
         )
         self._server = DriverServer(
-            driver.name,
-            MeteredClaims(self._engine, driver=driver.name, metrics=environment.metrics),
-            kubelet_root=config.kubelet_root,
-            instance_uid=environment.instance_uid,
+            self._ownership,
+            self._engine,
             drain_seconds=config.drain_timeout.total_seconds(),
         )
 
@@ -97,7 +116,11 @@ class HostedDriver:
         try:
             await self._checkpoint.open()
         except CheckpointError as error:
-            raise ConfigError(f"driver {self.name}: {error}") from error
+            # It is served all the same: each claim gets this as its answer, which its user sees,
+            # and once the cause is gone the checkpoint opens by itself.
+            logger.error(
+                "checkpoint cannot be used", extra={"driver": self.name, "error": str(error)}
+            )
         try:
             await self._specs.clean()
             await self._restorer.restore()
@@ -112,7 +135,8 @@ class HostedDriver:
             raise ConfigError(f"{self._where}: {error}") from error
         try:
             await self._server.start()
-        except SocketError as error:
+            await self._instances.look()
+        except (OSError, SocketError) as error:
             raise ConfigError(f"driver {self.name}: {error}") from error
 
     def parts(self) -> Mapping[str, Callable[[], Awaitable[None]]]:
@@ -122,12 +146,14 @@ class HostedDriver:
             f"{self.name} server": self._server.run,
             f"{self.name} CDI files": self._restorer.run,
             f"{self.name} slices": self._publisher.run,
-            f"{self.name} unprepares": self._finish,
+            f"{self.name} recovery": self._recovery.run,
+            f"{self.name} instances": self._instances.run,
             f"{self.name} report": self._report,
         }
 
     async def stop(self) -> None:
         """Stop in reverse; each step is made whatever became of the ones before."""
+        await asyncio.to_thread(self._ownership.leave_primary)
         for step in (self._server.stop, self._endpoint.close, self._checkpoint.close):
             try:
                 await step()
@@ -157,17 +183,6 @@ class HostedDriver:
         metrics.slices_failing.labels(self.name).set(self._publisher.last_error is not None)
 
     # ------------------------------------------------------------ small background work
-
-    async def _finish(self) -> None:
-        """End unprepares that were answered while the driver was away."""
-        while True:
-            await asyncio.sleep(FINISH_SECONDS)
-            try:
-                await self._engine.finish()
-            except CheckpointError as error:
-                logger.error(
-                    "unprepares cannot be ended", extra={"driver": self.name, "error": str(error)}
-                )
 
     async def _report(self) -> None:
         """Tell the cluster once that a damaged checkpoint was set aside."""

@@ -55,9 +55,20 @@ class ClaimSpecs:
         """Give the UIDs of all claims that have a file."""
         return await asyncio.to_thread(self._present)
 
+    async def changed_at(self) -> int | None:
+        """Give the time of the directory's last change, in nanoseconds of its file system's clock;
+        None if there is no directory."""
+        return await asyncio.to_thread(self._changed_at)
+
     async def clean(self) -> None:
         """Remove what an earlier process left half-written."""
         await asyncio.to_thread(self._directory.clean_temporary, self._prefix)
+
+    def _changed_at(self) -> int | None:
+        try:
+            return self._directory.path.stat().st_mtime_ns
+        except OSError:
+            return None
 
     def _file(self, uid: str) -> str:
         return f"{self._prefix}{uid}.json"
