@@ -198,7 +198,7 @@ class Checkpoint:
         (verdict,) = connection.execute("PRAGMA quick_check(1)").fetchone()
         if verdict != "ok":
             raise sqlite3.DatabaseError(verdict)
-        for uid, body, expected in connection.execute("SELECT uid, body, checksum FROM claims"):
+        for uid, body, expected in connection.execute("SELECT id, body, checksum FROM bodies"):
             try:
                 load(body, expected=expected)
             except DamagedRowError as error:

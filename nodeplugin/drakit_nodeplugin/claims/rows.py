@@ -14,7 +14,7 @@ import sqlite3
 from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from drakit_nodeplugin.claims.stored import (
     DamagedRowError,
@@ -43,12 +43,15 @@ __all__ = (
 _CHUNK = 500
 """Values per statement: SQLite binds at most 32,766 variables; a pod has at most a few claims."""
 
-_COLUMNS = "uid, generation, body, checksum"
+_SELECT = "SELECT uid, generation, body, checksum FROM claims JOIN bodies USING (id)"
 
 ValueT = TypeVar("ValueT")
 
 _Key = tuple[str, str]
 """Pool and device."""
+
+_Device = tuple[str, str, int]
+"""Pool, device, and whether it is exclusive."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,13 +76,12 @@ class Outcome:
     """Not written: the stored row is not the one that the writer knows."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Known:
-    """A row of the batch as it is stored before the write."""
+class _Known(NamedTuple):
+    """A row of a batch as it is stored before the write."""
 
     id: int
     generation: int
-    devices: frozenset[tuple[str, str, int]]
+    devices: frozenset[_Device]
 
 
 @contextmanager
@@ -102,19 +104,18 @@ def claims_of(connection: sqlite3.Connection, uids: Sequence[str]) -> Iterator[S
     """Give the claims that are stored of these; raise DamagedRowError."""
     for chunk in _chunks(uids):
         # Only question marks are put into the text, here and below.
-        query = f"SELECT {_COLUMNS} FROM claims WHERE uid IN ({_marks(chunk)})"  # noqa: S608
+        query = f"{_SELECT} WHERE uid IN ({_marks(chunk)})"
         yield from _load(connection.execute(query, chunk))
 
 
 def claims_in_state(connection: sqlite3.Connection, state: State) -> list[StoredClaim]:
     """Give the claims in one state; raise DamagedRowError."""
-    query = f"SELECT {_COLUMNS} FROM claims WHERE state = ?"  # noqa: S608
-    return list(_load(connection.execute(query, (state,))))
+    return list(_load(connection.execute(f"{_SELECT} WHERE state = ?", (state,))))
 
 
 def page(connection: sqlite3.Connection, *, after: str, size: int) -> list[StoredClaim]:
     """Give the next claims by UID; raise DamagedRowError."""
-    query = f"SELECT {_COLUMNS} FROM claims WHERE uid > ? ORDER BY uid LIMIT ?"  # noqa: S608
+    query = f"{_SELECT} WHERE uid > ? ORDER BY uid LIMIT ?"
     return list(_load(connection.execute(query, (after, size))))
 
 
@@ -148,22 +149,27 @@ def write(
     Write claims whose generation is that of their row, within the transaction of the caller.
 
     Not `alone`: another process works on the database too; what is written without an intent of
-    ours may then be the late end of something that it has undone.
+    ours may then be the late end of something that it has undone. Raises ValueError for a claim
+    that is given twice, or that is no JSON.
     """
     known = _known(connection, [claim.uid for claim in claims])
     fenced: set[str] = set()
     fresh: dict[str, StoredClaim] = {}
     for claim in claims:
         if claim.uid in fresh:
-            raise ValueError(f"claim {claim} is written twice in one batch")
+            raise ValueError(f"claim {claim} is given twice in one batch")
         row = known.get(claim.uid)
         straight = claim.generation == 0 and claim.state == "prepared"
         if claim.generation != (row.generation if row else 0) or (straight and not alone):
             fenced.add(claim.uid)
         else:
             fresh[claim.uid] = claim
-    passed, held = _without_held(connection, fresh.values(), known)
+    taken = _taken(connection, fresh.values(), known)
+    passed = [claim for claim in fresh.values() if claim.uid not in taken]
     written = _put(connection, passed, known, owner=owner)
+    # Read after the write: a holder may be of the same batch.
+    holders = {c.uid: c for c in claims_of(connection, [uid for _, uid in taken.values()])}
+    held = {uid: HeldDevice(device=d, holder=holders[holder]) for uid, (d, holder) in taken.items()}
     return Outcome(written=written, held=held, fenced=frozenset(fenced))
 
 
@@ -180,54 +186,43 @@ def delete(connection: sqlite3.Connection, claims: Collection[StoredClaim]) -> f
             ids.append((row.id,))
         else:
             kept.add(claim.uid)
-    connection.executemany("DELETE FROM devices WHERE claim = ?", ids)
-    connection.executemany("DELETE FROM claims WHERE id = ?", ids)
+    for statement in ("devices WHERE claim", "bodies WHERE id", "claims WHERE id"):
+        connection.executemany(f"DELETE FROM {statement} = ?", ids)  # noqa: S608
     return frozenset(kept)
 
 
 def _known(connection: sqlite3.Connection, uids: Sequence[str]) -> dict[str, _Known]:
-    rows: dict[str, tuple[int, int]] = {}
-    devices: dict[int, set[tuple[str, str, int]]] = {}
+    found: list[tuple[str, int, int]] = []
     for chunk in _chunks(uids):
         query = f"SELECT uid, id, generation FROM claims WHERE uid IN ({_marks(chunk)})"  # noqa: S608
-        rows.update((uid, (id_, gen)) for uid, id_, gen in connection.execute(query, chunk))
-    for chunk in _chunks([id_ for id_, _ in rows.values()]):
+        found.extend(connection.execute(query, chunk))
+    devices: dict[int, list[_Device]] = {id_: [] for _, id_, _ in found}
+    for chunk in _chunks(list(devices)):
         query = f"SELECT * FROM devices WHERE claim IN ({_marks(chunk)})"  # noqa: S608
-        for id_, pool, device, exclusive in connection.execute(query, chunk):
-            devices.setdefault(id_, set()).add((pool, device, exclusive))
-    return {
-        uid: _Known(id=id_, generation=generation, devices=frozenset(devices.get(id_, ())))
-        for uid, (id_, generation) in rows.items()
-    }
+        for id_, *device in connection.execute(query, chunk):
+            devices[id_].append(tuple(device))
+    return {uid: _Known(id_, generation, frozenset(devices[id_])) for uid, id_, generation in found}
 
 
-def _without_held(
+def _taken(
     connection: sqlite3.Connection, claims: Collection[StoredClaim], known: Mapping[str, _Known]
-) -> tuple[list[StoredClaim], dict[str, HeldDevice]]:
-    """Leave out what wants a device that is held, by a row or by an earlier claim of the batch."""
+) -> dict[str, tuple[StoredDevice, str]]:
+    """Find what wants a device that is held, by a row or by an earlier claim of the batch."""
     changed = [claim for claim in claims if _changed(claim, known)]
-    holders = _holders(connection, {key for claim in changed for key in _exclusive(claim)})
-    passed: dict[str, StoredClaim] = {}
-    held: dict[str, tuple[StoredDevice, str]] = {}
-    for claim in claims:
-        taken = None
-        if _changed(claim, known):
-            wanted = _exclusive(claim)
-            taken = next((k for k in wanted if holders.get(k, claim.uid) != claim.uid), None)
-            if taken is None:
-                former = [key for key, uid in holders.items() if uid == claim.uid]
-                for key in former:
-                    del holders[key]
-                holders.update(dict.fromkeys(wanted, claim.uid))
-            else:
-                held[claim.uid] = (wanted[taken], holders[taken])
-        if taken is None:
-            passed[claim.uid] = claim
-    found = {c.uid: c for c in claims_of(connection, [uid for _, uid in held.values()])}
-    return list(passed.values()), {
-        uid: HeldDevice(device=device, holder=passed.get(holder) or found[holder])
-        for uid, (device, holder) in held.items()
-    }
+    wanted = {claim.uid: _exclusive(claim) for claim in changed}
+    holders = _holders(connection, {key for devices in wanted.values() for key in devices})
+    taken: dict[str, tuple[StoredDevice, str]] = {}
+    for claim in changed:
+        devices = wanted[claim.uid]
+        key = next((k for k in devices if holders.get(k, claim.uid) != claim.uid), None)
+        if key is not None:
+            taken[claim.uid] = devices[key], holders[key]
+            continue
+        if claim.uid in known:
+            for former in [k for k, uid in holders.items() if uid == claim.uid]:
+                del holders[former]
+        holders.update(dict.fromkeys(devices, claim.uid))
+    return taken
 
 
 def _put(
@@ -241,35 +236,33 @@ def _put(
         return {}
     generation = _next_generations(connection, len(claims))
     (last_id,) = connection.execute("SELECT coalesce(max(id), 0) FROM claims").fetchone()
-    new: list[tuple[object, ...]] = []
-    old: list[tuple[object, ...]] = []
+    heads: list[tuple[object, ...]] = []
+    bodies: list[tuple[int, int, bytes]] = []
     cleared: list[tuple[int]] = []
-    devices: list[tuple[object, ...]] = []
+    devices: list[tuple[int, str, str, int]] = []
     written: dict[str, StoredClaim] = {}
     for number, claim in enumerate(claims):
-        stored = replace(claim, generation=generation + number, owner=owner)
-        written[claim.uid] = stored
-        body = dump(stored)
-        values = (stored.state, stored.boot_id, stored.generation, owner, checksum(body), body)
         row = known.get(claim.uid)
         if row is None:
             last_id += 1
-            new.append((*values, last_id, claim.uid))
-        else:
-            old.append((*values, row.id))
+        id_ = row.id if row else last_id
+        stored = replace(claim, generation=generation + number, owner=owner)
+        written[claim.uid] = stored
+        heads.append((id_, stored.uid, stored.state, stored.boot_id, stored.generation))
+        body = dump(stored)
+        bodies.append((id_, checksum(body), body))
         if _changed(claim, known):
-            id_ = row.id if row else last_id
             cleared.append((id_,))
             devices.extend((id_, *device) for device in _devices(claim))
     connection.executemany(
-        "INSERT INTO claims (state, boot_id, generation, owner, checksum, body, id, uid) "
-        "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-        new,
+        "INSERT INTO claims VALUES (?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET "
+        "state = excluded.state, boot_id = excluded.boot_id, generation = excluded.generation",
+        heads,
     )
     connection.executemany(
-        "UPDATE claims SET state = ?, boot_id = ?, generation = ?, owner = ?, checksum = ?, "
-        "body = ? WHERE id = ?",
-        old,
+        "INSERT INTO bodies VALUES (?, ?, ?) ON CONFLICT (id) DO UPDATE SET "
+        "checksum = excluded.checksum, body = excluded.body",
+        bodies,
     )
     connection.executemany("DELETE FROM devices WHERE claim = ?", cleared)
     connection.executemany("INSERT INTO devices VALUES (?, ?, ?, ?)", devices)
@@ -286,12 +279,12 @@ def _next_generations(connection: sqlite3.Connection, number: int) -> int:
 
 def _holders(connection: sqlite3.Connection, wanted: Collection[_Key]) -> dict[_Key, str]:
     holders: dict[_Key, str] = {}
-    for chunk in _chunks(sorted(wanted)):
-        pairs = ", ".join(["(?, ?)"] * len(chunk))
+    for chunk in _chunks(list(wanted)):
+        # CROSS JOIN keeps the order: the planner would look through all devices instead.
         rows = connection.execute(
-            "SELECT devices.pool, devices.device, claims.uid FROM devices "  # noqa: S608
-            f"JOIN claims ON claims.id = devices.claim WHERE devices.exclusive = 1 "
-            f"AND (devices.pool, devices.device) IN (VALUES {pairs})",
+            f"WITH wanted (pool, device) AS (VALUES {','.join(['(?, ?)'] * len(chunk))}) "  # noqa: S608
+            "SELECT pool, device, uid FROM wanted CROSS JOIN devices USING (pool, device) "
+            "CROSS JOIN claims ON claims.id = devices.claim WHERE exclusive = 1",
             [part for key in chunk for part in key],
         )
         holders.update(((pool, device), uid) for pool, device, uid in rows)
@@ -303,7 +296,7 @@ def _changed(claim: StoredClaim, known: Mapping[str, _Known]) -> bool:
     return row is None or row.devices != _devices(claim)
 
 
-def _devices(claim: StoredClaim) -> frozenset[tuple[str, str, int]]:
+def _devices(claim: StoredClaim) -> frozenset[_Device]:
     return frozenset((d.pool, d.device, int(d.exclusive)) for d in claim.devices)
 
 

@@ -31,9 +31,11 @@ _TABLES = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE claims (
     id INTEGER PRIMARY KEY, uid TEXT NOT NULL UNIQUE, state TEXT NOT NULL, boot_id TEXT NOT NULL,
-    generation INTEGER NOT NULL, owner TEXT NOT NULL, checksum INTEGER NOT NULL, body BLOB NOT NULL
+    generation INTEGER NOT NULL
 );
-CREATE INDEX claims_by_state ON claims (state, boot_id, uid);
+CREATE TABLE bodies (
+    id INTEGER PRIMARY KEY, checksum INTEGER NOT NULL, body BLOB NOT NULL
+);
 CREATE TABLE devices (
     claim INTEGER NOT NULL, pool TEXT NOT NULL, device TEXT NOT NULL, exclusive INTEGER NOT NULL,
     PRIMARY KEY (claim, pool, device, exclusive)
