@@ -1,0 +1,347 @@
+"""
+Stale claims: entries of the checkpoint that nobody will ask to unprepare any more.
+
+The kubelet unprepares what it knows. What it has forgotten (its own checkpoint was lost, the node
+was cut off while its pods were deleted, the claim was deallocated behind its back) holds its
+devices for ever. Such a claim is unprepared as if the kubelet had asked for it, but only after two
+looks, a grace period apart, in which the API server has said that the claim is not this entry's any
+more; and never while the kubelet lists it.
+
+How a claim is unprepared is the engine's business. It must not know drivers, gRPC or HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Protocol
+
+from drakit.driver import Node
+from drakit.resource.claim import Claim
+from drakit_nodeplugin.claims.allocation import wanted_claim
+from drakit_nodeplugin.claims.checkpoint import CheckpointError
+from drakit_nodeplugin.claims.errors import (
+    ClaimError,
+    ClaimFetchError,
+    ClaimGoneError,
+    ClaimNotAllocatedError,
+    ClaimReplacedError,
+    NoResultError,
+    WrongNodeError,
+)
+from drakit_nodeplugin.claims.kubeletview import KubeletClaims, KubeletView
+from drakit_nodeplugin.claims.parts import reference_of
+from drakit_nodeplugin.claims.source import ClaimSource, NoAnswerError
+from drakit_nodeplugin.claims.stored import StoredClaim
+
+__all__ = ("StaleCollector", "StaleReason", "StaleTiming", "judge")
+
+logger = logging.getLogger(__name__)
+
+FETCH_SECONDS = 5.0
+"""How long the API server is asked about one claim: nobody waits for the answer."""
+
+COLLECT_SECONDS = 40.0
+"""How long one unprepare is waited for; what it began is in the checkpoint and is finished later.
+As long as a call of the kubelet gets."""
+
+
+class StaleReason(StrEnum):
+    """Why nobody will ask to unprepare a claim: label of a metric, and word in the log."""
+
+    GONE = "gone"
+    """It was deleted."""
+    REPLACED = "replaced"
+    """There is another one of its name."""
+    DEALLOCATED = "deallocated"
+    """It has no devices any more."""
+    ELSEWHERE = "elsewhere"
+    """It is allocated, for another node."""
+    REALLOCATED = "reallocated"
+    """It is allocated anew, with other devices of the driver, or none."""
+
+
+_REASONS: Mapping[type[ClaimError], StaleReason] = {
+    ClaimReplacedError: StaleReason.REPLACED,
+    ClaimNotAllocatedError: StaleReason.DEALLOCATED,
+    WrongNodeError: StaleReason.ELSEWHERE,
+    NoResultError: StaleReason.REALLOCATED,
+}
+
+
+def judge(
+    entry: StoredClaim, found: Claim | None, *, driver: str, node: Node
+) -> StaleReason | None:
+    """
+    Say why an entry is stale, in whatever state; None if it is not, or cannot be told.
+
+    `found` is the claim of its name as the API server has it; None if it said that there is none.
+    Devices decide, not the digest of an entry: another drakit may have made that from other facts.
+    """
+    if found is None:
+        return StaleReason.GONE
+    try:
+        wanted = wanted_claim(
+            found,
+            reference=reference_of(entry),
+            driver=driver,
+            node=node.name,
+            labels=node.labels,
+            boot_id=entry.boot_id,
+        )
+    except ClaimError as error:
+        return _REASONS.get(type(error))
+    return None if _devices(wanted) == _devices(entry) else StaleReason.REALLOCATED
+
+
+def _devices(claim: StoredClaim) -> set[tuple[str, str, str | None]]:
+    return {(device.pool, device.device, device.share_id) for device in claim.devices}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StaleTiming:
+    """When is looked, and how long a claim must have been stale."""
+
+    period_seconds: float = 60.0
+    """From one look to the next; the kubelet itself looks as often for pods that are gone."""
+
+    grace_seconds: float = 120.0
+    """Between the two looks that must agree: twice the time in which a living kubelet unprepares
+    what it knows."""
+
+    unconfirmed_grace_seconds: float = 3600.0
+    """The same where the kubelet cannot be asked: a claim may then be in use all the same."""
+
+    fetches_per_second: float = 20.0
+    """Claims that are read from the API server: every node of a cluster does this."""
+
+    parallel: int = 8
+    """Claims that are read, or unprepared, at the same time."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Suspicion:
+    """An entry that was stale in a look, and in all that had an answer since."""
+
+    generation: int
+    reason: StaleReason
+    since: float
+    """Loop clock."""
+
+    told: bool = False
+    """It was said that it cannot be unprepared: once is enough."""
+
+
+class Entries(Protocol):
+    """What is needed of the checkpoint."""
+
+    async def count(self) -> int: ...
+
+    def pages(self) -> AsyncIterator[list[StoredClaim]]:
+        """Give every entry, some at a time."""
+        ...
+
+
+class StaleCollector:
+    """
+    Looks for stale claims of one driver, and has them unprepared.
+
+    An entry that is in order costs nothing between two looks, and where the kubelet lists it, the
+    API server is not asked for it either.
+    """
+
+    def __init__(
+        self,
+        *,
+        driver: str,
+        node: Node,
+        entries: Entries,
+        source: ClaimSource,
+        kubelet: KubeletView,
+        look_for_files: Callable[[], Awaitable[object]],
+        primary: Callable[[], bool],
+        registered: Callable[[], bool],
+        unprepare: Callable[[StoredClaim], Awaitable[bool]],
+        on_collected: Callable[[StaleReason], None],
+        timing: StaleTiming,
+    ) -> None:
+        """
+        `look_for_files` is the part of each look that is not about entries: orphaned CDI files.
+        `primary` tells whether this is the one process that collects, `registered` whether the
+        kubelet has registered the driver since this process started. `unprepare` is given an entry
+        as it was read, and gives whether it is gone; if it has changed since, it must leave it.
+        """
+        self._driver = driver
+        self._node = node
+        self._entries = entries
+        self._source = source
+        self._kubelet = kubelet
+        self._look_for_files = look_for_files
+        self._primary = primary
+        self._registered = registered
+        self._unprepare = unprepare
+        self._on_collected = on_collected
+        self._timing = timing
+        self._pace = _Pace(timing.fetches_per_second)
+        self._suspicions: dict[str, _Suspicion] = {}
+
+    async def run(self) -> None:
+        """Look again and again; a look that fails is logged and the next one made."""
+        while True:
+            await asyncio.sleep(self._timing.period_seconds)
+            try:
+                await self.look()
+            except (CheckpointError, OSError) as error:
+                logger.error(
+                    "stale claims cannot be looked for",
+                    extra={"driver": self._driver, "error": str(error)},
+                )
+
+    async def look(self) -> int:
+        """Look once; give how many claims were collected. Raises CheckpointError, OSError."""
+        if not (self._primary() and self._registered()):
+            self._suspicions.clear()
+            return 0
+        await self._look_for_files()
+        if not await self._entries.count():
+            self._suspicions.clear()
+            return 0
+        claims = await self._kubelet.listed()
+        collected = 0
+        seen: set[str] = set()
+        async for page in self._entries.pages():
+            seen.update(entry.uid for entry in page)
+            free = [entry for entry in page if not self._used(entry, claims)]
+            judged, silent = await self._judge(free)
+            due = [e for e in free if e.uid in judged and self._is_due(e, judged[e.uid])]
+            collected += await self._collect(due)
+            if silent:  # the next look asks again; what is suspected stays so
+                return collected
+        self._suspicions = {uid: s for uid, s in self._suspicions.items() if uid in seen}
+        return collected
+
+    def _used(self, entry: StoredClaim, claims: KubeletClaims | None) -> bool:
+        """Tell whether the kubelet lists an entry; its grace begins anew after that."""
+        if claims is None or not claims.holds(entry):
+            return False
+        self._suspicions.pop(entry.uid, None)
+        return True
+
+    async def _judge(
+        self, entries: Sequence[StoredClaim]
+    ) -> tuple[Mapping[str, StaleReason | None], bool]:
+        """Ask for claims. One without an answer is missing, and the first that gets none at all
+        ends it: an API server that is away or overloaded needs no more questions."""
+        judged: dict[str, StaleReason | None] = {}
+        line = iter(entries)
+        silent = False
+
+        async def ask() -> None:
+            nonlocal silent
+            for entry in line:
+                await self._pace.turn()
+                if silent:
+                    return
+                try:
+                    found = await self._source.fetch(
+                        reference_of(entry), timeout_seconds=FETCH_SECONDS
+                    )
+                except ClaimGoneError:
+                    found = None
+                except NoAnswerError:
+                    silent = True
+                    return
+                except ClaimFetchError:
+                    continue
+                judged[entry.uid] = judge(entry, found, driver=self._driver, node=self._node)
+
+        await self._side_by_side(ask, len(entries))
+        return judged, silent
+
+    def _is_due(self, entry: StoredClaim, reason: StaleReason | None) -> bool:
+        """Note what a look says of an entry; give whether it has said so for long enough."""
+        if reason is None:
+            self._suspicions.pop(entry.uid, None)
+            return False
+        now = asyncio.get_running_loop().time()
+        known = self._suspicions.get(entry.uid)
+        if known is None or (known.generation, known.reason) != (entry.generation, reason):
+            self._suspicions[entry.uid] = _Suspicion(
+                generation=entry.generation, reason=reason, since=now
+            )
+            return False
+        return now - known.since >= self._timing.grace_seconds
+
+    async def _collect(self, due: Sequence[StoredClaim]) -> int:
+        """Unprepare entries, unless the kubelet lists them now."""
+        if not due:
+            return 0
+        # Asked anew: to look for the claims of a page may have taken half a minute.
+        claims = await self._kubelet.listed()
+        confirmed = claims is not None and claims.containers_told
+        now = asyncio.get_running_loop().time()
+        ready: list[StoredClaim] = []
+        for entry in due:
+            if self._used(entry, claims):
+                continue
+            stale_seconds = now - self._suspicions[entry.uid].since
+            if confirmed or stale_seconds >= self._timing.unconfirmed_grace_seconds:
+                ready.append(entry)
+        collected = 0
+        line = iter(ready)
+
+        async def collect() -> None:
+            nonlocal collected
+            for entry in line:
+                collected += await self._collect_one(entry)
+
+        await self._side_by_side(collect, len(ready))
+        return collected
+
+    async def _collect_one(self, entry: StoredClaim) -> bool:
+        suspicion = self._suspicions[entry.uid]
+        facts = {
+            "driver": self._driver,
+            "claim": str(entry),
+            "claim_uid": entry.uid,
+            "device": ", ".join(device.device for device in entry.devices),
+            "reason": suspicion.reason.value,
+        }
+        try:
+            async with asyncio.timeout(COLLECT_SECONDS):
+                gone = await self._unprepare(entry)
+        except (TimeoutError, CheckpointError) as error:
+            gone, facts["error"] = False, str(error) or f"no end within {COLLECT_SECONDS:g} s"
+        if gone:
+            del self._suspicions[entry.uid]
+            logger.warning("stale claim is unprepared", extra=facts)
+            self._on_collected(suspicion.reason)
+        elif not suspicion.told:
+            self._suspicions[entry.uid] = replace(suspicion, told=True)
+            logger.warning("stale claim is not unprepared yet", extra=facts)
+        return gone
+
+    async def _side_by_side(self, work: Callable[[], Awaitable[None]], items: int) -> None:
+        async def one() -> None:
+            await work()
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(min(self._timing.parallel, items)):
+                group.create_task(one())
+
+
+class _Pace:
+    """Spreads work evenly over time, whoever does it."""
+
+    def __init__(self, per_second: float) -> None:
+        self._pause_seconds = 1 / per_second
+        self._next = 0.0
+
+    async def turn(self) -> None:
+        now = asyncio.get_running_loop().time()
+        at = max(now, self._next)
+        self._next = at + self._pause_seconds
+        await asyncio.sleep(at - now)

@@ -1,0 +1,227 @@
+"""CDI files without an entry: which of them go, when, and whose are never touched."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from drakit_nodeplugin.claims.kubeletview import KubeletClaims
+from drakit_nodeplugin.claims.orphans import OrphanedSpecs
+from drakit_nodeplugin.claims.spectexts import SpecTexts
+from tests.fakes.claims import DRIVER, claim_body, reference
+
+ORPHAN = f"{DRIVER}-claim_lost.json"
+
+
+class Kubelet:
+    def __init__(self) -> None:
+        self.claims: KubeletClaims | None = KubeletClaims()
+        self.asked = 0
+
+    async def listed(self) -> KubeletClaims | None:
+        self.asked += 1
+        return self.claims
+
+
+@pytest.fixture
+def kubelet() -> Kubelet:
+    return Kubelet()
+
+
+@pytest.fixture
+async def plugin(start, claims):
+    """A plugin with one prepared claim, and the file of another one."""
+    plugin = await start()
+    claims.store(claim_body("kept", "cam-0"))
+    await plugin.prepare(reference("kept"))
+    write(plugin, "lost")
+    return plugin
+
+
+@pytest.fixture
+def orphans(plugin, kubelet) -> OrphanedSpecs:
+    return OrphanedSpecs(
+        driver=DRIVER,
+        checkpoint=plugin.checkpoint,
+        specs=plugin.specs,
+        texts=SpecTexts(DRIVER, plugin.cdi),
+        locks=plugin.engine.locks,
+        kubelet=kubelet,
+        grace_seconds=120,
+        unconfirmed_grace_seconds=3600,
+    )
+
+
+def write(plugin, uid: str, *, kind: str = f"{DRIVER}/claim") -> None:
+    devices = [{"name": f"{uid}-0", "containerEdits": {"env": ["A=B"]}}]
+    spec = {"cdiVersion": "0.5.0", "kind": kind, "devices": devices}
+    (plugin.cdi / f"{DRIVER}-claim_{uid}.json").write_text(json.dumps(spec))
+
+
+def lose_entries(plugin) -> None:
+    """As an earlier life of the plugin has left it, which set its database aside."""
+    path = plugin.checkpoint.path
+    path.with_name(f"{path.name}.damaged-20260101T000000").touch()
+
+
+# ------------------------------------------------------------ at the start
+
+
+async def test_at_the_start_an_orphan_goes_at_once(plugin, orphans):
+    assert await orphans.clean() == 1
+    assert plugin.files() == {f"{DRIVER}-claim_kept.json"}
+
+
+async def test_at_the_start_it_goes_where_the_kubelet_cannot_be_asked(plugin, orphans, kubelet):
+    kubelet.claims = None
+    assert await orphans.clean() == 1
+
+
+async def test_at_the_start_the_file_of_a_used_claim_stays(plugin, orphans, kubelet):
+    kubelet.claims = KubeletClaims(uids=frozenset({"lost"}))
+    assert await orphans.clean() == 0
+    assert ORPHAN in plugin.files()
+
+
+async def test_after_damage_the_start_removes_nothing(plugin, orphans):
+    lose_entries(plugin)
+    assert await orphans.clean() == 0
+    assert ORPHAN in plugin.files()
+
+
+async def test_where_there_is_no_orphan_the_start_waits_for_nobody(plugin, orphans, kubelet):
+    (plugin.cdi / ORPHAN).unlink()
+    assert await orphans.clean() == 0
+    assert kubelet.asked == 0
+
+
+# ------------------------------------------------------------ later
+
+
+@pytest.mark.looptime
+async def test_later_it_takes_two_looks_a_grace_apart(plugin, orphans):
+    assert await orphans.look() == 0
+    await asyncio.sleep(119)
+    assert await orphans.look() == 0
+    await asyncio.sleep(1)
+    assert await orphans.look() == 1
+    assert plugin.files() == {f"{DRIVER}-claim_kept.json"}
+    assert await orphans.look() == 0
+
+
+@pytest.mark.looptime
+async def test_a_file_that_the_kubelet_lists_stays_and_its_grace_begins_when_it_does_not(
+    plugin, orphans, kubelet
+):
+    await orphans.look()
+    kubelet.claims = KubeletClaims(uids=frozenset({"lost"}))
+    await asyncio.sleep(600)
+    assert await orphans.look() == 0
+    kubelet.claims = KubeletClaims()
+    await orphans.look()
+    await asyncio.sleep(119)
+    assert await orphans.look() == 0
+    await asyncio.sleep(1)
+    assert await orphans.look() == 1
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize(
+    ("listed", "seconds"),
+    [
+        pytest.param(KubeletClaims(), 120, id="the-kubelet-tells-of-its-containers"),
+        pytest.param(KubeletClaims(containers_told=False), 3600, id="its-state-file-alone"),
+        pytest.param(None, 3600, id="nobody-tells"),
+    ],
+)
+async def test_after_damage_it_takes_long_unless_the_kubelet_tells(
+    plugin, orphans, kubelet, listed, seconds
+):
+    lose_entries(plugin)
+    kubelet.claims = listed
+    await orphans.look()
+    await asyncio.sleep(seconds - 1)
+    assert await orphans.look() == 0
+    await asyncio.sleep(1)
+    assert await orphans.look() == 1
+
+
+@pytest.mark.looptime
+async def test_a_file_whose_claim_is_prepared_in_between_stays(plugin, orphans, claims):
+    await orphans.look()
+    claims.store(claim_body("lost", "cam-1"))
+    await plugin.prepare(reference("lost"))
+    await asyncio.sleep(600)
+    assert await orphans.look() == 0
+    assert ORPHAN in plugin.files()
+
+
+async def test_a_claim_that_is_worked_on_is_left_alone(plugin, orphans):
+    async with plugin.engine.locks.hold("lost"):
+        assert await orphans.clean() == 0
+    assert await orphans.clean() == 1
+
+
+async def test_an_entry_that_was_written_at_the_last_moment_keeps_its_file(
+    plugin, orphans, kubelet, claims
+):
+    claims.store(claim_body("lost", "cam-1"))
+    listed = kubelet.listed
+
+    async def prepared_meanwhile():
+        await plugin.prepare(reference("lost"))
+        return await listed()
+
+    kubelet.listed = prepared_meanwhile
+    assert await orphans.clean() == 0
+    assert ORPHAN in plugin.files()
+
+
+# ------------------------------------------------------------ whose file it is
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(f"{DRIVER}-device_lost.json", id="another-class"),
+        pytest.param(f"{DRIVER}x-claim_lost.json", id="a-longer-driver-name"),
+        pytest.param("lidar.example.com-claim_lost.json", id="another-driver"),
+        pytest.param(f"{DRIVER}-claim_lost.yaml", id="yaml"),
+        pytest.param("vendor.json", id="anything"),
+    ],
+)
+async def test_files_of_other_names_are_never_touched(plugin, orphans, name):
+    (plugin.cdi / ORPHAN).rename(plugin.cdi / name)
+    assert await orphans.clean() == 0
+    assert name in plugin.files()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param('{"kind": "other.example.com/claim", "devices": []}', id="another-kind"),
+        pytest.param("{}", id="no-kind"),
+        pytest.param(f'{{"kind": "{DRIVER}/claim", "devices": [{{"name": "x"}}]}}', id="a-name"),
+        pytest.param(f'{{"kind": "{DRIVER}/claim", "devices": [7]}}', id="a-device-is-a-number"),
+        pytest.param(f'{{"kind": "{DRIVER}/claim"}}', id="no-devices"),
+    ],
+)
+async def test_a_file_of_our_name_that_we_did_not_write_is_never_touched(plugin, orphans, text):
+    (plugin.cdi / ORPHAN).write_text(text)
+    assert await orphans.clean() == 0
+    assert (plugin.cdi / ORPHAN).read_text() == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param("", id="empty"),
+        pytest.param("{", id="cut"),
+        pytest.param("[]", id="list"),
+    ],
+)
+async def test_a_damaged_file_of_our_name_goes(plugin, orphans, text):
+    (plugin.cdi / ORPHAN).write_text(text)
+    assert await orphans.clean() == 1

@@ -1,0 +1,562 @@
+"""Which entries are stale, and when they are collected."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from drakit.resource.claim import parse_claim
+from drakit_nodeplugin.claims.checkpoint import CheckpointError
+from drakit_nodeplugin.claims.errors import ClaimFetchError
+from drakit_nodeplugin.claims.kubeletview import KubeletClaims
+from drakit_nodeplugin.claims.source import NoAnswerError
+from drakit_nodeplugin.claims.stale import StaleCollector, StaleReason, StaleTiming, judge
+from drakit_nodeplugin.claims.stored import StoredClaim, StoredDevice
+from tests.fakes.claims import DRIVER, NODE, FakeClaims, claim_body
+from tests.fakes.node import StaticNode
+
+HERE = StaticNode(name=NODE, labels={"zone": "a"})
+
+
+def entry(uid: str, *devices: str, **fields: Any) -> StoredClaim:
+    """An entry of a claim, with devices of this node's pool."""
+    values: dict[str, Any] = {
+        "uid": uid,
+        "namespace": "lab",
+        "name": f"claim-{uid}",
+        "state": "prepared",
+        "boot_id": "boot-1",
+        "allocation": "digest of another version",
+        "devices": tuple(
+            StoredDevice(pool=NODE, device=device, request="main") for device in devices
+        ),
+        "generation": 1,
+    }
+    return StoredClaim(**values | fields)
+
+
+def on_label(value: str) -> dict[str, Any]:
+    term = {"matchExpressions": [{"key": "zone", "operator": "In", "values": [value]}]}
+    body = claim_body("a", "cam-0")
+    body["status"]["allocation"]["nodeSelector"] = {"nodeSelectorTerms": [term]}
+    return body
+
+
+# ------------------------------------------------------------ one entry, one claim
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        pytest.param(claim_body("a", "cam-0"), None, id="as-it-was-prepared"),
+        pytest.param(claim_body("a", "cam-0", node=None), None, id="for-any-node"),
+        pytest.param(on_label("a"), None, id="for-nodes-like-this-one"),
+        pytest.param(
+            claim_body("a", "cam-0", {"driver": "lidar.example.com", "device": "lidar-0"}),
+            None,
+            id="with-a-device-of-another-driver-beside",
+        ),
+        pytest.param(
+            claim_body("a", {"device": "cam-0", "request": "main/small"}),
+            None,
+            id="same-device-for-another-request",
+        ),
+        pytest.param(None, StaleReason.GONE, id="deleted"),
+        pytest.param(
+            claim_body("b", "cam-0", name="claim-a"), StaleReason.REPLACED, id="another-uid"
+        ),
+        pytest.param(
+            claim_body("b", name="claim-a", allocated=False),
+            StaleReason.REPLACED,
+            id="another-uid-not-allocated",
+        ),
+        pytest.param(claim_body("a", allocated=False), StaleReason.DEALLOCATED, id="deallocated"),
+        pytest.param(
+            claim_body("a", "cam-0", node="node-2"), StaleReason.ELSEWHERE, id="for-another-node"
+        ),
+        pytest.param(on_label("b"), StaleReason.ELSEWHERE, id="for-nodes-unlike-this-one"),
+        pytest.param(claim_body("a", "cam-1"), StaleReason.REALLOCATED, id="another-device"),
+        pytest.param(
+            claim_body("a", "cam-0", "cam-1"), StaleReason.REALLOCATED, id="one-device-more"
+        ),
+        pytest.param(
+            claim_body("a", {"device": "cam-0", "pool": "other"}),
+            StaleReason.REALLOCATED,
+            id="same-name-in-another-pool",
+        ),
+        pytest.param(
+            claim_body("a", {"device": "cam-0", "shareID": "share-2"}),
+            StaleReason.REALLOCATED,
+            id="another-share-of-the-device",
+        ),
+        pytest.param(
+            claim_body("a", {"driver": "lidar.example.com", "device": "lidar-0"}),
+            StaleReason.REALLOCATED,
+            id="devices-of-another-driver-alone",
+        ),
+    ],
+)
+@pytest.mark.parametrize("state", ["preparing", "prepared", "unpreparing"])
+def test_an_entry_is_judged_by_its_claim(body, reason, state):
+    found = None if body is None else parse_claim(body)
+    assert judge(entry("a", "cam-0", state=state), found, driver=DRIVER, node=HERE) == reason
+
+
+def test_an_entry_with_less_than_its_claim_has_is_stale():
+    found = parse_claim(claim_body("a", "cam-0"))
+    judged = judge(entry("a", "cam-0", "cam-1"), found, driver=DRIVER, node=HERE)
+    assert judged is StaleReason.REALLOCATED
+
+
+def test_a_node_whose_labels_are_not_known_yet_says_nothing():
+    node, found = StaticNode(name=NODE, labels=None), parse_claim(on_label("b"))
+    assert judge(entry("a", "cam-0"), found, driver=DRIVER, node=node) is None
+
+
+def test_parameters_that_cannot_be_used_do_not_make_an_entry_stale():
+    body = claim_body("a", "cam-0")
+    body["status"]["allocation"]["devices"]["config"] = [
+        {"source": "FromClaim", "opaque": {"driver": DRIVER, "parameters": [1]}}
+    ]
+    assert judge(entry("a", "cam-0"), parse_claim(body), driver=DRIVER, node=HERE) is None
+
+
+def test_an_entry_of_which_only_the_devices_were_rebuilt_is_judged_by_them():
+    found = parse_claim(claim_body("a", "cam-0"))
+    rebuilt = replace(
+        entry("a", allocation=""),
+        devices=(StoredDevice(pool=NODE, device="cam-0", request=""),),
+    )
+    assert judge(rebuilt, found, driver=DRIVER, node=HERE) is None
+
+
+# ------------------------------------------------------------ looks
+
+
+class Entries:
+    """The checkpoint's entries, without a thread: it must not meet a virtual clock."""
+
+    def __init__(self) -> None:
+        self.stored: dict[str, StoredClaim] = {}
+        self.broken = False
+        self.page_size = 3
+
+    def store(self, *claims: StoredClaim) -> None:
+        self.stored |= {claim.uid: claim for claim in claims}
+
+    async def count(self) -> int:
+        return len(self.stored)
+
+    async def pages(self):
+        if self.broken:
+            raise CheckpointError("the checkpoint is on fire")
+        rows = [self.stored[uid] for uid in sorted(self.stored)]
+        for start in range(0, len(rows), self.page_size):
+            yield rows[start : start + self.page_size]
+
+
+class Kubelet:
+    """What the kubelet lists; None while it cannot be asked."""
+
+    def __init__(self) -> None:
+        self.claims: KubeletClaims | None = KubeletClaims()
+        self.asked = 0
+
+    def lists(self, *uids: str, containers_told: bool = True) -> None:
+        self.claims = KubeletClaims(uids=frozenset(uids), containers_told=containers_told)
+
+    async def listed(self) -> KubeletClaims | None:
+        self.asked += 1
+        return self.claims
+
+
+class Site:
+    """A collector with fakes at its borders; `collected` says what it did."""
+
+    def __init__(self, **timing: float) -> None:
+        self.entries = Entries()
+        self.claims = FakeClaims()
+        self.kubelet = Kubelet()
+        self.primary = True
+        self.registered = True
+        self.collected: list[tuple[str, StaleReason]] = []
+        self.unprepared: list[str] = []
+        self.away = False
+        self.looks_for_files = 0
+        self.asked: list[str] = []
+        self.collector = StaleCollector(
+            driver=DRIVER,
+            node=HERE,
+            entries=self.entries,
+            source=self,
+            kubelet=self.kubelet,
+            look_for_files=self.look_for_files,
+            primary=lambda: self.primary,
+            registered=lambda: self.registered,
+            unprepare=lambda claim: self.unprepare(claim),
+            on_collected=lambda reason: self.reasons.append(reason),
+            timing=StaleTiming(**timing),
+        )
+        self.reasons: list[StaleReason] = []
+
+    async def fetch(self, reference, *, timeout_seconds):
+        self.asked.append(reference.uid)
+        return await self.claims.fetch(reference, timeout_seconds=timeout_seconds)
+
+    async def look_for_files(self) -> None:
+        self.looks_for_files += 1
+
+    async def unprepare(self, claim: StoredClaim) -> bool:
+        if self.away or self.entries.stored[claim.uid].generation != claim.generation:
+            return False
+        self.unprepared.append(claim.uid)
+        del self.entries.stored[claim.uid]
+        return True
+
+    async def looks(self, number: int, *, seconds: float = 60.0) -> None:
+        for _ in range(number):
+            await asyncio.sleep(seconds)
+            await self.collector.look()
+
+
+@pytest.fixture
+def site() -> Site:
+    return Site()
+
+
+@pytest.mark.looptime
+async def test_a_claim_that_is_gone_is_collected_a_grace_after_it_was_seen(site, looptime):
+    site.entries.store(entry("a", "cam-0"))
+    running = asyncio.create_task(site.collector.run())
+    await asyncio.sleep(60 + 119)
+    assert site.unprepared == []
+    await asyncio.sleep(2)
+    assert site.unprepared == ["a"]
+    assert site.reasons == [StaleReason.GONE]
+    assert looptime == 181
+    running.cancel()
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize("state", ["preparing", "prepared", "unpreparing"])
+async def test_entries_in_every_state_are_collected(site, state):
+    site.entries.store(entry("a", "cam-0", state=state))
+    await site.looks(3)
+    assert site.unprepared == ["a"]
+
+
+@pytest.mark.looptime
+async def test_claims_in_order_are_never_collected(site):
+    site.entries.store(*(entry(f"{n:02}", f"cam-{n}") for n in range(10)))
+    site.claims.store(*(claim_body(f"{n:02}", f"cam-{n}") for n in range(10)))
+    await site.looks(100)
+    assert site.unprepared == []
+    assert len(site.entries.stored) == 10
+
+
+@pytest.mark.looptime
+async def test_of_many_only_the_stale_ones_are_collected(site):
+    site.entries.store(*(entry(f"{n:02}", f"cam-{n}") for n in range(10)))
+    site.claims.store(*(claim_body(f"{n:02}", f"cam-{n}") for n in range(10) if n not in (3, 7)))
+    await site.looks(3)
+    assert sorted(site.unprepared) == ["03", "07"]
+
+
+@pytest.mark.looptime
+async def test_two_looks_within_the_grace_are_not_enough(site):
+    site.entries.store(entry("a", "cam-0"))
+    await site.looks(20, seconds=5)
+    assert site.unprepared == []
+
+
+@pytest.mark.looptime
+async def test_a_claim_that_is_back_in_between_begins_anew(site):
+    site.entries.store(entry("a", "cam-0"))
+    await site.looks(2)
+    site.claims.store(claim_body("a", "cam-0"))
+    await site.looks(1)
+    site.claims.bodies.clear()
+    await site.looks(2)
+    assert site.unprepared == []
+    await site.looks(1)
+    assert site.unprepared == ["a"]
+
+
+@pytest.mark.looptime
+async def test_an_entry_that_was_written_in_between_begins_anew(site):
+    site.entries.store(entry("a", "cam-0"))
+    await site.looks(2)
+    site.entries.store(entry("a", "cam-0", generation=2))
+    await site.looks(2)
+    assert site.unprepared == []
+    await site.looks(1)
+    assert site.unprepared == ["a"]
+
+
+@pytest.mark.looptime
+async def test_another_reason_begins_anew(site):
+    site.entries.store(entry("a", "cam-0"))
+    await site.looks(2)
+    site.claims.store(claim_body("a", allocated=False))
+    await site.looks(2)
+    assert site.unprepared == []
+    await site.looks(1)
+    assert site.reasons == [StaleReason.DEALLOCATED]
+
+
+@pytest.mark.looptime
+async def test_an_entry_that_changes_at_the_last_moment_is_left(site):
+    site.entries.store(entry("a", "cam-0"))
+    await site.looks(2)
+    listed = site.kubelet.listed
+
+    async def prepared_meanwhile():
+        site.entries.store(entry("a", "cam-0", generation=2))
+        return await listed()
+
+    site.kubelet.listed = prepared_meanwhile
+    await site.looks(1)
+    assert site.unprepared == []
+
+
+@pytest.mark.looptime
+async def test_an_api_server_without_an_answer_says_nothing(site):
+    site.entries.store(entry("a", "cam-0"))
+    site.claims.answers = False
+    await site.looks(100)
+    assert site.unprepared == []
+
+
+@pytest.mark.looptime
+async def test_a_look_without_an_answer_does_not_undo_what_another_saw(site):
+    site.entries.store(entry("a", "cam-0"))
+    await site.looks(1)
+    site.claims.answers = False
+    await site.looks(1)
+    site.claims.answers = True
+    await site.looks(1)
+    assert site.unprepared == ["a"]
+
+
+@pytest.mark.looptime
+async def test_an_answer_that_says_nothing_of_the_claim_is_none(site):
+    async def refuse(reference, *, timeout_seconds):
+        raise ClaimFetchError(claim=str(reference), cause="our role lacks a verb")
+
+    site.fetch = refuse
+    site.entries.store(entry("a", "cam-0"))
+    await site.looks(100)
+    assert site.unprepared == []
+
+
+@pytest.mark.looptime
+async def test_an_api_server_that_is_away_is_not_asked_for_every_claim(site):
+    async def none(reference, *, timeout_seconds):
+        site.asked.append(reference.uid)
+        await asyncio.sleep(timeout_seconds)
+        raise NoAnswerError(claim=str(reference), cause="it gives no answer")
+
+    site.fetch = none
+    site.entries.page_size = 500
+    site.entries.store(*(entry(f"{n:04}", f"cam-{n}") for n in range(2000)))
+    await site.looks(1)
+    assert len(site.asked) == 8
+
+
+@pytest.mark.looptime
+async def test_a_claim_that_the_kubelet_lists_is_never_collected(site):
+    site.entries.store(entry("a", "cam-0"))
+    site.kubelet.lists("a")
+    await site.looks(1000)
+    assert site.unprepared == []
+    assert site.asked == []
+
+
+@pytest.mark.looptime
+async def test_the_grace_begins_when_the_kubelet_lists_a_claim_no_more(site):
+    site.entries.store(entry("a", "cam-0"))
+    await site.looks(2)
+    site.kubelet.lists("a")
+    await site.looks(1)
+    site.kubelet.lists()
+    await site.looks(2)
+    assert site.unprepared == []
+    await site.looks(1)
+    assert site.unprepared == ["a"]
+
+
+@pytest.mark.looptime
+async def test_the_kubelet_has_the_last_word(site):
+    site.entries.store(entry("a", "cam-0"))
+    await site.looks(2)
+    answers = [KubeletClaims(), KubeletClaims(uids=frozenset({"a"}))]
+
+    async def listed():
+        return answers.pop(0)
+
+    site.kubelet.listed = listed
+    await site.looks(1)
+    assert answers == []
+    assert site.unprepared == []
+
+
+@pytest.mark.looptime
+async def test_a_replaced_claim_goes_while_the_new_one_of_its_name_is_used(site):
+    site.entries.store(
+        entry("old", "cam-0", name="cam"), entry("new", "cam-1", name="cam", generation=2)
+    )
+    site.claims.store(claim_body("new", "cam-1", name="cam"))
+    site.kubelet.lists("new")
+    await site.looks(3)
+    assert site.reasons == [StaleReason.REPLACED]
+    assert set(site.entries.stored) == {"new"}
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize(
+    "claims",
+    [
+        pytest.param(None, id="nothing-is-readable"),
+        pytest.param(KubeletClaims(containers_told=False), id="the-state-file-alone-is-readable"),
+    ],
+)
+async def test_without_the_containers_it_takes_an_hour(site, claims):
+    site.entries.store(entry("a", "cam-0"))
+    site.kubelet.claims = claims
+    await site.looks(60)
+    assert site.unprepared == []
+    await site.looks(1)
+    assert site.unprepared == ["a"]
+
+
+@pytest.mark.looptime
+async def test_the_state_file_alone_can_keep_a_claim(site):
+    site.entries.store(entry("a", "cam-0"))
+    site.kubelet.lists("a", containers_told=False)
+    await site.looks(200)
+    assert site.unprepared == []
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize("lacking", ["primary", "registered"])
+async def test_who_may_not_collect_does_not_even_look(site, lacking):
+    site.entries.store(entry("a", "cam-0"))
+    setattr(site, lacking, False)
+    await site.looks(100)
+    assert site.unprepared == []
+    assert site.asked == []
+    assert site.looks_for_files == 0
+    setattr(site, lacking, True)
+    await site.looks(2)
+    assert site.unprepared == []
+    await site.looks(1)
+    assert site.unprepared == ["a"]
+
+
+@pytest.mark.looptime
+async def test_a_driver_that_is_away_is_asked_again_and_told_once(site, caplog):
+    site.entries.store(entry("a", "cam-0"))
+    site.away = True
+    await site.looks(10)
+    told = [r for r in caplog.records if r.message == "stale claim is not unprepared yet"]
+    assert len(told) == 1
+    site.away = False
+    await site.looks(1)
+    assert site.reasons == [StaleReason.GONE]
+
+
+@pytest.mark.looptime
+async def test_a_driver_that_hangs_does_not_stop_the_looks(site, looptime):
+    async def hang(claim):
+        await asyncio.sleep(3600)
+
+    site.unprepare = hang
+    site.entries.store(entry("a", "cam-0"))
+    await site.looks(3)
+    assert looptime == 3 * 60 + 40
+
+
+@pytest.mark.looptime
+async def test_a_checkpoint_that_fails_ends_a_look_and_not_the_collector(site, caplog):
+    site.entries.store(entry("a", "cam-0"))
+    site.entries.broken = True
+    running = asyncio.create_task(site.collector.run())
+    await asyncio.sleep(61)
+    assert "stale claims cannot be looked for" in caplog.text
+    site.entries.broken = False
+    await asyncio.sleep(181)
+    assert site.unprepared == ["a"]
+    running.cancel()
+
+
+@pytest.mark.looptime
+async def test_an_unprepare_whose_checkpoint_fails_is_tried_again(site):
+    failures = [CheckpointError("the disk is full")]
+
+    unprepare = site.unprepare
+
+    async def fail_once(claim):
+        if failures:
+            raise failures.pop()
+        return await unprepare(claim)
+
+    site.unprepare = fail_once
+    site.entries.store(entry("a", "cam-0"))
+    await site.looks(4)
+    assert site.unprepared == ["a"]
+
+
+@pytest.mark.looptime
+async def test_few_claims_are_read_at_the_same_time(site):
+    busy, most = 0, 0
+
+    async def slow(reference, *, timeout_seconds):
+        nonlocal busy, most
+        busy += 1
+        most = max(most, busy)
+        await asyncio.sleep(2)
+        busy -= 1
+        return parse_claim(claim_body(reference.uid, f"cam-{reference.uid}"))
+
+    site.fetch = slow
+    site.entries.page_size = 500
+    site.entries.store(*(entry(f"{n:03}", f"cam-{n:03}") for n in range(200)))
+    await site.looks(1)
+    assert most == 8
+
+
+@pytest.mark.looptime
+async def test_reads_are_spread_over_time(looptime):
+    site = Site(fetches_per_second=20)
+    site.entries.store(*(entry(f"{n:03}", f"cam-{n:03}") for n in range(201)))
+    site.claims.store(*(claim_body(f"{n:03}", f"cam-{n:03}") for n in range(201)))
+    await site.looks(1)
+    assert looptime == pytest.approx(60 + 10)
+
+
+@pytest.mark.looptime
+async def test_entries_in_order_leave_nothing_in_memory(site):
+    site.entries.store(*(entry(f"{n:03}", f"cam-{n:03}") for n in range(50)))
+    site.claims.store(*(claim_body(f"{n:03}", f"cam-{n:03}") for n in range(50)))
+    await site.looks(2)
+    assert site.collector._suspicions == {}
+
+
+@pytest.mark.looptime
+async def test_what_was_suspected_and_is_unprepared_by_the_kubelet_is_forgotten(site):
+    site.entries.store(entry("a", "cam-0"), entry("b", "cam-1"))
+    site.claims.store(claim_body("b", "cam-1"))
+    await site.looks(1)
+    del site.entries.stored["a"]
+    await site.looks(1)
+    assert site.collector._suspicions == {}
+
+
+@pytest.mark.looptime
+async def test_without_entries_nobody_is_asked(site):
+    await site.looks(3)
+    assert site.kubelet.asked == 0
+    assert site.looks_for_files == 3
