@@ -1,0 +1,396 @@
+"""
+A machine that does to an engine, in any order, what kubelets, schedulers, admins and power cuts do.
+
+Beside it goes a model of a few dictionaries. After each step both must agree: on every answer, on
+the checkpoint's rows, on CDI files, and on what the driver has really done to its devices.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
+
+from drakit import AllocatedDevice, ClaimReference, DeviceNode, DriverError, Edits
+from drakit_nodeplugin.endpoints.errors import EndpointStoppedError
+from drakit_nodeplugin.endpoints.traits import DriverTraits
+from drakit_nodeplugin.kubelet.inflight import InFlight
+from tests.fakes.claims import DRIVER, FakeClaims, claim_body, reference
+from tests.unit.claims.conftest import Plugin
+
+UIDS = [f"uid-{letter}" for letter in "abcd"]
+DEVICES = [f"cam-{number}" for number in range(4)]
+
+uids = st.sampled_from(UIDS)
+device_sets = st.sets(st.sampled_from(DEVICES), min_size=1, max_size=2).map(
+    lambda names: tuple(sorted(names))
+)
+
+
+class World:
+    """The devices themselves: what is done to them survives processes, and ends with a boot."""
+
+    def __init__(self, *, side_effects: bool) -> None:
+        self.traits = DriverTraits(side_effects=side_effects)
+        self.done: dict[str, str] = {}
+        """Device to the claim that it is prepared for."""
+        self.failing: set[str] = set()
+        self.stopped = False
+        self.held: asyncio.Event | None = None
+        """Prepares wait for it, before or after they have changed the device."""
+        self.hangs_after = False
+        self.clashes: list[str] = []
+        self.calls = 0
+
+    def away(self) -> EndpointStoppedError | None:
+        return EndpointStoppedError(driver=DRIVER, reason="it ended") if self.stopped else None
+
+    async def prepare(self, claim: ClaimReference, device: AllocatedDevice) -> Edits:
+        self.calls += 1
+        await self._usable(device)
+        if self.held is not None and not self.hangs_after:
+            await self.held.wait()
+        if self.done.get(device.name, claim.uid) != claim.uid:
+            self.clashes.append(f"{device.name}: {self.done[device.name]} and {claim.uid}")
+        if self.traits.side_effects:
+            self.done[device.name] = claim.uid
+        if self.held is not None and self.hangs_after:
+            await self.held.wait()
+        return Edits(device_nodes=(DeviceNode(path=f"/dev/{device.name}"),))
+
+    async def unprepare(self, claim: ClaimReference, device: AllocatedDevice) -> None:
+        await self._usable(device)
+        if self.done.get(device.name) == claim.uid:
+            del self.done[device.name]
+
+    async def check(self, claim: ClaimReference, device: AllocatedDevice) -> bool:
+        raise AssertionError("a driver without checks is not asked")
+
+    async def _usable(self, device: AllocatedDevice) -> None:
+        await asyncio.sleep(0)
+        if (error := self.away()) is not None:
+            raise error
+        if device.name in self.failing:
+            raise DriverError(f"{device.name} is broken")
+
+
+@dataclass(frozen=True)
+class Row:
+    """What the model expects of a claim's row."""
+
+    devices: tuple[str, ...]
+    boot: int
+    prepared: bool = True
+
+
+class Engine(RuleBasedStateMachine):
+    """One node, one driver."""
+
+    side_effects = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop = asyncio.new_event_loop()
+        self.folder = Path(tempfile.mkdtemp(prefix="drakit-machine-"))
+        self.claims = FakeClaims()
+        self.world = World(side_effects=self.side_effects)
+        self.api: dict[str, tuple[str, ...]] = {}
+        self.rows: dict[str, Row] = {}
+        self.boot = 0
+        self.process = 0
+
+    def run(self, coroutine):
+        return self.loop.run_until_complete(asyncio.wait_for(coroutine, 20))
+
+    @initialize()
+    def begin(self) -> None:
+        self.run(self._start())
+
+    async def _start(self) -> None:
+        self.process += 1
+        self.plugin = Plugin(
+            self.folder,
+            boot_id=f"boot-{self.boot}",
+            owner=f"pod-{self.process}",
+            claims=self.claims,
+            devices=self.world,
+        )
+        self.calls = InFlight(self.plugin.engine, driver=DRIVER)
+        await self.plugin.checkpoint.open()
+        await self.plugin.restorer.restore()
+
+    async def _restart(self) -> None:
+        await self.plugin.checkpoint.close()
+        await self._start()
+
+    def teardown(self) -> None:
+        self.run(self.plugin.checkpoint.close())
+        self.loop.close()
+        shutil.rmtree(self.folder)
+
+    # ------------------------------------------------------------ the API server and scheduler
+
+    @rule(uid=uids, devices=device_sets)
+    def allocate(self, uid, devices):
+        """Also anew and with other devices; never what another allocated claim has."""
+        if any(set(devices) & set(others) for other, others in self.api.items() if other != uid):
+            return
+        self.api[uid] = devices
+        self.claims.store(claim_body(uid, *devices))
+
+    @rule(uid=uids)
+    def delete(self, uid):
+        self.api.pop(uid, None)
+        self.claims.bodies.pop(f"claim-{uid}", None)
+
+    @rule(answers=st.booleans())
+    def api_server(self, answers):
+        self.claims.answers = answers
+
+    # ------------------------------------------------------------ the driver
+
+    @rule(device=st.sampled_from(DEVICES), broken=st.booleans())
+    def device(self, device, broken):
+        (self.world.failing.add if broken else self.world.failing.discard)(device)
+
+    @rule(stopped=st.booleans())
+    def driver(self, stopped):
+        self.world.stopped = stopped
+
+    # ------------------------------------------------------------ the kubelet
+
+    @rule(batch=st.sets(uids, min_size=1, max_size=3))
+    def prepare(self, batch):
+        for group in self._independent(sorted(batch)):
+            expected = {uid: self._expect_prepare(uid) for uid in group}
+            answers = self.run(self._ask("prepare", group))
+            for uid in group:
+                answer = answers[uid]
+                if expected[uid] is None:
+                    assert answer.error, f"{uid} must not be prepared"
+                else:
+                    assert answer.error is None, answer.error
+                    assert tuple(d.device for d in answer.devices) == expected[uid]
+
+    @rule(batch=st.sets(uids, min_size=1, max_size=3))
+    def unprepare(self, batch):
+        expected = {uid: self._expect_unprepare(uid) for uid in batch}
+        answers = self.run(self._ask("unprepare", sorted(batch)))
+        for uid in batch:
+            assert (answers[uid].error is None) == expected[uid], answers[uid].error
+
+    @rule(uid=uids, hangs_after=st.booleans())
+    def unprepare_overtakes_a_prepare_that_hangs(self, uid, hangs_after):
+        if not self._would_call_driver(uid):
+            return
+        # Before the hang may come what frees its former devices.
+        assert self._expect_prepare(uid) is not None
+
+        async def hang() -> None:
+            self.world.held, self.world.hangs_after = asyncio.Event(), hangs_after
+            before = self.world.calls
+            first = asyncio.create_task(self._ask("prepare", [uid]))
+            while self.world.calls == before:
+                await asyncio.sleep(0)
+            second = await self._ask("unprepare", [uid])
+            assert second[uid].error is None
+            assert (await first)[uid].error is not None
+            self.world.held = None
+
+        self.run(hang())
+        del self.rows[uid]
+
+    async def _ask(self, operation, batch):
+        references = [reference(uid) for uid in batch]
+        return await self.calls.ask(operation, references, timeout_seconds=10)
+
+    # ------------------------------------------------------------ the node
+
+    @rule()
+    def restart(self):
+        self.run(self._restart())
+        self._expect_recovery()
+
+    @rule()
+    def reboot(self):
+        self.boot += 1
+        self.world.done.clear()
+        shutil.rmtree(self.plugin.cdi, ignore_errors=True)
+        self.run(self._restart())
+        self._expect_recovery()
+
+    @rule(uid=uids, hangs_after=st.booleans())
+    def crash_in_the_middle_of_a_prepare(self, uid, hangs_after):
+        if not self._would_call_driver(uid):
+            return
+        assert self._expect_prepare(uid) is not None
+
+        async def crash() -> None:
+            self.world.held, self.world.hangs_after = asyncio.Event(), hangs_after
+            before = self.world.calls
+            work = asyncio.create_task(self._ask("prepare", [uid]))
+            while self.world.calls == before:
+                await asyncio.sleep(0)
+            for _ in range(5):
+                await asyncio.sleep(0)
+            # As if the process ended: nothing of it runs on.
+            work.cancel()
+            await self.calls.drain(timeout_seconds=0)
+            self.world.held = None
+            await self._restart()
+
+        self.run(crash())
+        del self.rows[uid]
+        self._expect_recovery()
+
+    @precondition(lambda self: any(row.prepared for row in self.rows.values()))
+    @rule(data=st.data())
+    def somebody_deletes_a_cdi_file(self, data):
+        names = sorted(self.plugin.files())
+        if names:
+            (self.plugin.cdi / data.draw(st.sampled_from(names))).unlink()
+            assert self.run(self.plugin.restorer.restore()) == 1
+
+    @rule()
+    def recover(self):
+        self._expect_recovery()
+
+    # ------------------------------------------------------------ the model
+
+    def _current(self, uid) -> bool:
+        row = self.rows.get(uid)
+        return row is not None and row.prepared and row.boot == self.boot
+
+    def _undone(self, uid) -> bool:
+        """Undo a row as far as the driver lets it; tell whether it is gone."""
+        row = self.rows[uid]
+        # Without side effects there is nothing that a driver would have to undo.
+        free = not self.side_effects or not (
+            self.world.stopped or set(row.devices) & self.world.failing
+        )
+        if free:
+            del self.rows[uid]
+        else:
+            self.rows[uid] = replace(row, prepared=False)
+        return free
+
+    def _taken(self, uid, devices) -> bool:
+        others = [set(row.devices) for other, row in self.rows.items() if other != uid]
+        return any(set(devices) & other for other in others)
+
+    def _would_call_driver(self, uid) -> bool:
+        wanted = self.api.get(uid)
+        row = self.rows.get(uid)
+        return (
+            wanted is not None
+            and self.claims.answers
+            and not self.world.stopped
+            and not self.world.failing
+            and not self._taken(uid, wanted)
+            and not (self._current(uid) and row is not None and row.devices == wanted)
+        )
+
+    def _expect_prepare(self, uid) -> tuple[str, ...] | None:
+        """Give the devices that are answered, or None where it must fail."""
+        row, wanted = self.rows.get(uid), self.api.get(uid)
+        if not self.claims.answers:
+            return row.devices if row is not None and self._current(uid) else None
+        if wanted is None:
+            return None
+        if row is not None and (not row.prepared or row.devices != wanted):
+            if not self._undone(uid):
+                return None
+        elif self._current(uid):
+            return wanted
+        if self.world.stopped or self._taken(uid, wanted):
+            return None
+        if set(wanted) & self.world.failing:
+            if self.side_effects:
+                self.rows[uid] = Row(wanted, self.boot)
+                self._undone(uid)
+            else:
+                self.rows.pop(uid, None)
+            return None
+        self.rows[uid] = Row(wanted, self.boot)
+        return wanted
+
+    def _expect_unprepare(self, uid) -> bool:
+        if uid not in self.rows:
+            return True
+        return self._undone(uid) or self.world.stopped
+
+    def _expect_recovery(self) -> None:
+        for uid, row in list(self.rows.items()):
+            if not row.prepared:
+                self._undone(uid)
+        self.run(self.plugin.recovery.recover())
+
+    def _independent(self, batch):
+        """Claims that touch the same devices are asked for one after the other: which of them is
+        first within one call is nobody's promise."""
+        touched: set[str] = set()
+        for uid in batch:
+            row = self.rows.get(uid)
+            mine = {*self.api.get(uid, ()), *(row.devices if row else ())}
+            if mine & touched:
+                return [[uid] for uid in batch]
+            touched |= mine
+        return [batch]
+
+    # ------------------------------------------------------------ what must always hold
+
+    @invariant()
+    def rows_are_as_expected(self):
+        if not hasattr(self, "plugin"):
+            return
+        states = self.run(self.plugin.states())
+        expected = {
+            uid: "prepared" if row.prepared else "unpreparing" for uid, row in self.rows.items()
+        }
+        assert states == expected
+
+    @invariant()
+    def files_belong_to_prepared_claims(self):
+        if not hasattr(self, "plugin"):
+            return
+        current = {uid for uid in self.rows if self._current(uid)}
+        assert self.plugin.files() == {f"{DRIVER}-claim_{uid}.json" for uid in current}
+
+    @invariant()
+    def devices_are_held_by_rows_alone(self):
+        assert self.world.clashes == []
+        for device, uid in self.world.done.items():
+            assert uid in self.rows, f"{device} is held for {uid}, of which nobody knows"
+            assert device in self.rows[uid].devices
+        if self.side_effects:
+            for uid, row in self.rows.items():
+                for device in row.devices:
+                    assert not self._current(uid) or self.world.done.get(device) == uid
+
+
+class EngineWithoutSideEffects(Engine):
+    side_effects = False
+
+
+_SETTINGS = settings(
+    max_examples=60,
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
+TestEngine = Engine.TestCase
+TestEngine.settings = _SETTINGS
+TestEngineWithoutSideEffects = EngineWithoutSideEffects.TestCase
+TestEngineWithoutSideEffects.settings = _SETTINGS
