@@ -22,7 +22,8 @@ from drakit.driver import Driver, Node
 from drakit.resource.device import is_dns_subdomain
 from drakit.settings import describe
 from drakit_nodeplugin.config import ConfigError, DriverEntry
-from drakit_nodeplugin.endpoints.python import AnyDriver
+from drakit_nodeplugin.endpoints.thread import AnyDriver
+from drakit_nodeplugin.endpoints.traits import DriverTraits, traits_of
 
 __all__ = ("LoadedDriver", "load_drivers")
 
@@ -37,6 +38,9 @@ class LoadedDriver:
     name: str
     make: Callable[[], AnyDriver]
     """Makes it; called in the driver's own thread, each time that it is started."""
+
+    traits: DriverTraits
+    """Which calls it needs; known of its class, also while it is stopped."""
 
     where: str
     """File and key of its configuration, for errors that come up when it is made."""
@@ -65,7 +69,11 @@ def load_drivers(entries: Sequence[DriverEntry], *, file: Path, node: Node) -> l
         def make(kind: type[AnyDriver] = kind, config: Any = config) -> AnyDriver:
             return kind(config, node)
 
-        drivers.append(LoadedDriver(name=name, make=make, where=f"{file}: {key}.config"))
+        drivers.append(
+            LoadedDriver(
+                name=name, make=make, traits=traits_of(kind), where=f"{file}: {key}.config"
+            )
+        )
     return drivers
 
 

@@ -30,4 +30,5 @@ class DriverTraits:
 
 def traits_of(kind: type[Driver[Any]]) -> DriverTraits:
     """Look at a driver's class."""
-    return DriverTraits(side_effects=kind.side_effects, checks=kind.check is not Driver.check)
+    base: type[Driver[Any]] = Driver
+    return DriverTraits(side_effects=kind.side_effects, checks=kind.check is not base.check)

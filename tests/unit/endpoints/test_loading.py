@@ -8,6 +8,7 @@ from drakit import Driver
 from drakit.driver import DriverConfig
 from drakit_nodeplugin.config import ConfigError, DriverEntry, load_config
 from drakit_nodeplugin.endpoints.loading import load_drivers
+from drakit_nodeplugin.endpoints.traits import DriverTraits
 from tests.fakes.node import StaticNode
 
 FILE = Path("plugin.yaml")
@@ -37,6 +38,13 @@ class NameOfADigit(Lens):
     name = "3d.example.com"
 
 
+class Checked(Lens):
+    side_effects = False
+
+    async def check(self, claim, device):
+        return True
+
+
 def load(*entries: dict):
     node = StaticNode(name="node-1")
     return load_drivers([DriverEntry(**entry) for entry in entries], file=FILE, node=node)
@@ -55,6 +63,18 @@ def test_a_class_is_found_by_module_and_made_with_its_config():
 def test_the_drivers_that_ship_are_found_by_name():
     (loaded,) = load({"driver": "hostdev", "config": {"policies": []}})
     assert loaded.name == "hostdev.drakit.dev"
+
+
+@pytest.mark.parametrize(
+    ("kind", "traits"),
+    [
+        pytest.param("Lens", DriverTraits(side_effects=True, checks=False), id="default"),
+        pytest.param("Checked", DriverTraits(side_effects=False, checks=True), id="declared"),
+    ],
+)
+def test_which_calls_a_driver_needs_is_known_of_its_class(kind, traits):
+    (loaded,) = load({"driver": f"{HERE}:{kind}"})
+    assert loaded.traits == traits
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,12 @@ from collections.abc import Callable
 
 import pytest
 
-from drakit import AllocatedDevice, ClaimReference, Device, Driver, DriverError, Edits
+from drakit import AllocatedDevice, ClaimReference, Device, Driver, DriverError, Edits, logs
 from drakit.driver import DriverConfig
 from drakit_nodeplugin.endpoints import python as endpoints
 from drakit_nodeplugin.endpoints.errors import EndpointStoppedError
 from drakit_nodeplugin.endpoints.python import PythonEndpoint
+from drakit_nodeplugin.endpoints.traits import DriverTraits, traits_of
 from tests.fakes.node import StaticNode
 
 CLAIM = ClaimReference(namespace="lab", name="cam", uid="uid-a")
@@ -40,6 +41,9 @@ class Camera(Driver[DriverConfig]):
     async def prepare(self, claim, device):
         return await self.behaviour.prepare()
 
+    async def check(self, claim, device):
+        return self.behaviour.check()
+
     def close(self):
         self.behaviour.closed += 1
 
@@ -53,6 +57,7 @@ class Behaviour:
         self.refuse: Exception | None = None
         self.thread: threading.Thread | None = None
         self.prepare: Callable = self._prepare
+        self.check: Callable = lambda: True
 
     async def _prepare(self) -> Edits:
         return Edits(env={"CAMERA": "0"})
@@ -78,6 +83,16 @@ class Listener:
         self.news.clear()
 
 
+def new_endpoint(make: Callable[[], Camera], listener: Listener) -> PythonEndpoint:
+    return PythonEndpoint(Camera.name, make, traits=traits_of(Camera), listener=listener)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
 @pytest.fixture
 def behaviour() -> Behaviour:
     return Behaviour()
@@ -91,7 +106,7 @@ async def listener() -> Listener:
 @pytest.fixture
 async def endpoint(behaviour, listener, monkeypatch):
     monkeypatch.setattr(endpoints, "RESTART_SECONDS", (0.01, 0.02))
-    endpoint = PythonEndpoint(Camera.name, lambda: Camera(behaviour), listener=listener)
+    endpoint = new_endpoint(lambda: Camera(behaviour), listener)
     await endpoint.start()
     await listener.hear()
     task = asyncio.create_task(endpoint.run())
@@ -134,6 +149,152 @@ async def test_a_driver_that_hangs_is_cut_off(endpoint, behaviour, monkeypatch):
     behaviour.prepare = hang
     with pytest.raises(DriverError, match="gave no answer to prepare within"):
         await endpoint.prepare(CLAIM, DEVICE)
+
+
+async def test_a_call_behind_one_that_does_not_end_says_so(endpoint, behaviour, monkeypatch):
+    monkeypatch.setattr(endpoints, "CALL_SECONDS", 0.05)
+    stubborn = asyncio.Event()
+
+    async def swallow() -> Edits:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            await stubborn.wait()
+        return Edits()
+
+    behaviour.prepare = swallow
+    with pytest.raises(DriverError, match="gave no answer to prepare"):
+        await endpoint.prepare(CLAIM, DEVICE)
+    with pytest.raises(DriverError, match="an earlier call for the device does not end, and unpr"):
+        await endpoint.unprepare(CLAIM, DEVICE)
+    monkeypatch.setattr(endpoints, "CALL_SECONDS", 300)
+    other = AllocatedDevice(name="cam-1", pool="node-1", request="main")
+    await endpoint.unprepare(CLAIM, other)
+
+
+async def test_a_driver_that_blocks_hurts_only_its_own_calls(endpoint, behaviour, monkeypatch):
+    monkeypatch.setattr(endpoints, "CALL_SECONDS", 0.05)
+    begun, go = threading.Event(), threading.Event()
+
+    async def block() -> Edits:
+        begun.set()
+        while not go.is_set():
+            pass
+        return Edits()
+
+    behaviour.prepare = block
+    other = AllocatedDevice(name="cam-1", pool="node-1", request="main")
+    first = asyncio.create_task(endpoint.prepare(CLAIM, DEVICE))
+    await until(begun.is_set)
+    with pytest.raises(DriverError, match="gave no answer to unprepare within"):
+        await endpoint.unprepare(CLAIM, other)
+    with pytest.raises(DriverError, match="gave no answer to prepare within"):
+        await first
+    go.set()
+
+
+async def test_cancelling_a_call_cancels_it_in_the_driver(endpoint, behaviour):
+    begun, cancelled = threading.Event(), threading.Event()
+
+    async def wait() -> Edits:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+        raise AssertionError
+
+    behaviour.prepare = wait
+    call = asyncio.create_task(endpoint.prepare(CLAIM, DEVICE))
+    await until(begun.is_set)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    await until(cancelled.is_set)
+
+
+async def test_a_cancellation_of_the_drivers_own_is_its_failure(endpoint, behaviour):
+    async def confuse() -> Edits:
+        raise asyncio.CancelledError
+
+    behaviour.prepare = confuse
+    with pytest.raises(DriverError, match="failed in prepare: CallCancelledError"):
+        await endpoint.prepare(CLAIM, DEVICE)
+
+
+async def test_a_call_that_ends_the_thread_stops_the_driver_and_not_the_daemon(
+    endpoint, behaviour, listener
+):
+    async def leave() -> Edits:
+        raise SystemExit(3)
+
+    behaviour.prepare = leave
+    waiting = asyncio.create_task(endpoint.prepare(CLAIM, DEVICE))
+    behind = asyncio.create_task(endpoint.unprepare(CLAIM, DEVICE))
+    for call in (waiting, behind):
+        with pytest.raises(EndpointStoppedError, match="it ended meanwhile"):
+            await call
+    await listener.hear()
+    assert listener.reasons == ["SystemExit: 3"]
+
+
+async def test_a_log_line_of_the_driver_has_the_id_of_the_request_behind_it(endpoint, behaviour):
+    seen: list[str] = []
+
+    async def log() -> Edits:
+        seen.append(logs.request_id.get())
+        return Edits()
+
+    behaviour.prepare = log
+    with logs.request_scope("k7f3"):
+        await endpoint.prepare(CLAIM, DEVICE)
+    await endpoint.prepare(CLAIM, DEVICE)
+    assert seen == ["k7f3", "-"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "in_order", "logged"),
+    [
+        pytest.param(True, True, None, id="in-order"),
+        pytest.param(False, False, None, id="not-in-order"),
+        pytest.param(None, False, "with NoneType, which is no bool", id="forgets-its-answer"),
+        pytest.param(DriverError("the bus is slow"), False, "the bus is slow", id="cannot-tell"),
+        pytest.param(ValueError("a bug"), False, "failed in check: ValueError", id="fails"),
+    ],
+)
+async def test_a_check_says_whether_all_is_in_order(
+    endpoint, behaviour, caplog, answer, in_order, logged
+):
+    def check() -> object:
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    behaviour.check = check
+    assert await endpoint.check(CLAIM, DEVICE) is in_order
+    errors = [record.error for record in caplog.records if hasattr(record, "error")]
+    assert len(errors) == (logged is not None)
+    assert (logged or "") in "".join(errors)
+
+
+async def test_who_asks_whether_the_driver_is_away_hears_what_a_call_would_raise(
+    behaviour, listener, monkeypatch
+):
+    monkeypatch.setattr(endpoints, "RESTART_SECONDS", (0.01, 0.02))
+    endpoint = new_endpoint(lambda: Camera(behaviour), listener)
+    assert endpoint.traits == DriverTraits(side_effects=True, checks=True)
+    assert endpoint.away().reason == "it is not started yet"
+    await endpoint.start()
+    await listener.hear()
+    assert endpoint.away() is None
+
+    behaviour.end.set()
+    await until(endpoint.away)
+    with pytest.raises(EndpointStoppedError) as raised:
+        await endpoint.check(CLAIM, DEVICE)
+    assert str(raised.value) == str(endpoint.away())
+    await endpoint.close()
+    assert endpoint.away().reason == "the node plugin stops"
 
 
 @pytest.mark.parametrize(
@@ -179,7 +340,7 @@ async def test_a_call_that_runs_while_the_driver_ends_is_no_cancellation_of_ours
 
 async def test_a_driver_that_refuses_its_configuration_is_not_started(behaviour, listener):
     behaviour.refuse = DriverError("policies[0].paths[0]: /dev/kvm cannot be read")
-    endpoint = PythonEndpoint(Camera.name, lambda: Camera(behaviour), listener=listener)
+    endpoint = new_endpoint(lambda: Camera(behaviour), listener)
     with pytest.raises(DriverError, match="cannot be read"):
         await endpoint.start()
     with pytest.raises(EndpointStoppedError):
@@ -187,7 +348,7 @@ async def test_a_driver_that_refuses_its_configuration_is_not_started(behaviour,
 
 
 async def test_closing_ends_the_thread_and_closes_the_driver(behaviour, listener):
-    endpoint = PythonEndpoint(Camera.name, lambda: Camera(behaviour), listener=listener)
+    endpoint = new_endpoint(lambda: Camera(behaviour), listener)
     await endpoint.start()
     await listener.hear()
     await endpoint.close()
@@ -209,7 +370,7 @@ async def test_a_driver_that_starts_slowly_is_taken_once_it_is_there(
         go.wait(5)
         return Camera(behaviour)
 
-    endpoint = PythonEndpoint(Camera.name, make, listener=listener)
+    endpoint = new_endpoint(make, listener)
     await endpoint.start()
     await listener.hear()
     assert listener.reasons == ["it is still starting after 0 s"]
@@ -240,7 +401,7 @@ async def test_a_driver_that_hangs_in_its_start_does_not_hold_up_the_stop(
         go.wait(5)
         return Camera(behaviour)
 
-    endpoint = PythonEndpoint(Camera.name, make, listener=listener)
+    endpoint = new_endpoint(make, listener)
     await endpoint.start()
     async with asyncio.timeout(2):
         await endpoint.close()
@@ -260,7 +421,7 @@ async def test_edits_that_are_none_are_the_drivers_fault(endpoint, behaviour):
         await endpoint.prepare(CLAIM, DEVICE)
 
 
-async def test_a_plain_function_does_not_run_in_the_loop_of_the_daemon(
+async def test_plain_functions_are_called_in_the_thread_of_the_driver(
     endpoint, behaviour, monkeypatch
 ):
     threads: list[threading.Thread] = []
@@ -269,10 +430,15 @@ async def test_a_plain_function_does_not_run_in_the_loop_of_the_daemon(
         threads.append(threading.current_thread())
         return Edits()
 
+    def check(self, claim, device) -> bool:
+        threads.append(threading.current_thread())
+        return True
+
     monkeypatch.setattr(Camera, "prepare", prepare)
-    with pytest.raises(DriverError, match="failed in prepare: TypeError"):
-        await endpoint.prepare(CLAIM, DEVICE)
-    assert threads == [behaviour.thread]
+    monkeypatch.setattr(Camera, "check", check)
+    assert await endpoint.prepare(CLAIM, DEVICE) == Edits()
+    assert await endpoint.check(CLAIM, DEVICE) is True
+    assert threads == [behaviour.thread, behaviour.thread]
 
 
 async def test_a_timeout_of_the_drivers_own_is_not_told_as_ours(endpoint, behaviour):
@@ -337,7 +503,7 @@ async def test_an_inventory_of_something_else_stops_the_driver_with_a_reason(
         yield ["cam-0"]
 
     monkeypatch.setattr(Camera, "devices", devices)
-    endpoint = PythonEndpoint(Camera.name, lambda: Camera(behaviour), listener=listener)
+    endpoint = new_endpoint(lambda: Camera(behaviour), listener)
     await endpoint.start()
     task = asyncio.create_task(endpoint.run())
     await listener.hear()

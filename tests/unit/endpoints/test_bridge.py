@@ -1,0 +1,285 @@
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+import random
+
+import pytest
+
+from drakit_nodeplugin.endpoints.bridge import (
+    Bridge,
+    BridgeClosedError,
+    CallCancelledError,
+    CallNotBegunError,
+    CallOverdueError,
+)
+
+PERSON = contextvars.ContextVar("PERSON", default="nobody")
+
+
+class Lab:
+    """A bridge from a loop to itself: all that two loops do, at one virtual time."""
+
+    def __init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        self.bridge = Bridge("camera", home=loop, there=loop)
+        self.begun: list[str] = []
+        self.ended: list[str] = []
+
+    def call(
+        self, name: str, *, seconds: float = 0.0, tail: float = 0.0, key: str = "cam-0"
+    ) -> asyncio.Task:
+        """Begin a call that works for some seconds, and for some more when it is cancelled."""
+
+        async def work() -> str:
+            self.begun.append(name)
+            try:
+                await asyncio.sleep(seconds)
+            except asyncio.CancelledError:
+                await asyncio.sleep(tail)
+                raise
+            finally:
+                self.ended.append(name)
+            return name
+
+        return asyncio.create_task(self.bridge.call(work, key=key, timeout_seconds=300))
+
+    async def ask(self, function, *, key: str = "cam-0"):
+        return await self.bridge.call(function, key=key, timeout_seconds=300)
+
+
+@pytest.fixture
+async def lab() -> Lab:
+    return Lab()
+
+
+async def outcome(call: asyncio.Task) -> object:
+    """What became of a call: its result, or the class of its error."""
+    await asyncio.wait({call})
+    if call.cancelled():
+        return asyncio.CancelledError
+    return type(call.exception()) if call.exception() is not None else call.result()
+
+
+@pytest.mark.looptime
+async def test_an_async_and_a_plain_function_are_answered_and_errors_are_passed_on(lab):
+    async def double() -> int:
+        return 4
+
+    def fail() -> int:
+        raise ValueError("a bug")
+
+    assert await lab.ask(double) == 4
+    assert await lab.ask(lambda: 5) == 5
+    with pytest.raises(ValueError, match="a bug"):
+        await lab.ask(fail)
+
+
+@pytest.mark.looptime
+async def test_calls_of_one_turn_cost_one_wake_up_there_and_one_back(lab, monkeypatch):
+    loop = asyncio.get_running_loop()
+    woken: list[object] = []
+    wake = loop.call_soon_threadsafe
+
+    def count(callback, *arguments, **options):
+        woken.append(callback)
+        return wake(callback, *arguments, **options)
+
+    monkeypatch.setattr(loop, "call_soon_threadsafe", count)
+    calls = [lab.call(f"call-{index}", key=f"cam-{index}") for index in range(64)]
+    assert [await call for call in calls] == [f"call-{index}" for index in range(64)]
+    assert len(woken) == 2
+
+
+@pytest.mark.looptime
+async def test_a_function_runs_in_the_context_of_its_caller(lab):
+    async def who() -> str:
+        return PERSON.get()
+
+    async def ask_as(name: str) -> str:
+        PERSON.set(name)
+        return await lab.ask(who, key=name)
+
+    assert await asyncio.gather(ask_as("ada"), ask_as("bob")) == ["ada", "bob"]
+
+
+@pytest.mark.looptime
+async def test_calls_of_one_key_run_one_after_the_other_and_others_beside_them(lab, looptime):
+    calls = [lab.call(name, seconds=10) for name in ("first", "second", "third")]
+    other = lab.call("other", seconds=10, key="cam-1")
+    assert await other == "other"
+    assert looptime == 10
+    assert [await call for call in calls] == ["first", "second", "third"]
+    assert looptime == 30
+
+
+@pytest.mark.looptime
+async def test_a_cancelled_call_is_cancelled_there_and_the_next_waits_for_its_tail(lab, looptime):
+    cancelled = lab.call("cancelled", seconds=100, tail=20)
+    following = lab.call("following", seconds=1)
+    await asyncio.sleep(10)
+    cancelled.cancel()
+
+    assert await outcome(cancelled) is asyncio.CancelledError
+    assert looptime == 10, "who gives up does not wait"
+    assert await following == "following"
+    assert looptime == 31
+    assert lab.ended == ["cancelled", "following"]
+
+
+@pytest.mark.looptime
+async def test_a_call_without_an_answer_is_given_up_and_the_next_waits_for_its_tail(lab, looptime):
+    hanging = lab.call("hanging", seconds=1000, tail=20)
+    following = lab.call("following", seconds=290)
+
+    assert await outcome(hanging) is CallOverdueError
+    assert looptime == 300
+    assert await outcome(following) is CallNotBegunError
+    assert looptime == 300
+    await asyncio.sleep(100)
+    assert lab.begun == lab.ended == ["hanging"]
+    assert await lab.call("later") == "later"
+
+
+@pytest.mark.looptime
+async def test_the_time_of_a_call_begins_when_it_begins(lab, looptime):
+    lab.call("first", seconds=200)
+    second = lab.call("second", seconds=299)
+    third = lab.call("third", seconds=301)
+    assert await second == "second"
+    assert looptime == 499
+    assert await outcome(third) is CallNotBegunError
+
+    assert await outcome(lab.call("slow", seconds=301)) is CallOverdueError
+    assert looptime == 799
+
+
+@pytest.mark.looptime
+async def test_a_call_that_stands_in_line_and_is_cancelled_leaves_it(lab):
+    first = lab.call("first", seconds=10)
+    second = lab.call("second", seconds=10)
+    third = lab.call("third", seconds=10)
+    await asyncio.sleep(1)
+    second.cancel()
+    await asyncio.wait({first, second, third})
+    assert lab.begun == ["first", "third"]
+
+
+@pytest.mark.looptime
+async def test_a_call_that_is_cancelled_before_it_arrives_never_begins(lab):
+    call = lab.call("early")
+    await asyncio.sleep(0)
+    call.cancel()
+    await asyncio.sleep(1)
+    assert (await outcome(call), lab.begun) == (asyncio.CancelledError, [])
+
+
+@pytest.mark.looptime
+async def test_a_cancellation_that_the_function_makes_itself_is_no_cancellation_of_its_caller(lab):
+    async def confused() -> None:
+        raise asyncio.CancelledError
+
+    with pytest.raises(CallCancelledError):
+        await lab.ask(confused)
+
+
+@pytest.mark.looptime
+async def test_what_a_call_raises_after_it_was_given_up_is_logged(lab, caplog):
+    async def unlucky() -> None:
+        try:
+            await asyncio.sleep(10)
+        finally:
+            raise ValueError("cannot undo it")
+
+    call = asyncio.create_task(lab.ask(unlucky))
+    await asyncio.sleep(1)
+    call.cancel()
+    await asyncio.sleep(1)
+    (record,) = caplog.records
+    assert (record.levelno, str(record.exc_info[1])) == (logging.ERROR, "cannot undo it")
+
+
+@pytest.mark.looptime
+async def test_a_loop_that_ends_begins_nothing_and_its_calls_hear_of_it(lab):
+    running = lab.call("running", seconds=10)
+    waiting = lab.call("waiting", seconds=10)
+    cancelled = lab.call("cancelled", seconds=10)
+    await asyncio.sleep(1)
+    late = lab.call("late", key="cam-1")  # on its way while the loop ends
+    await asyncio.sleep(0)
+    lab.bridge.end()
+    cancelled.cancel()
+
+    assert await outcome(waiting) is BridgeClosedError
+    assert await outcome(late) is BridgeClosedError
+    assert lab.bridge.stop_reason == "it ended meanwhile"
+    assert not running.done()
+    lab.bridge.close("the bus is gone")
+    with pytest.raises(BridgeClosedError, match="the bus is gone"):
+        await running
+    with pytest.raises(BridgeClosedError, match="the bus is gone"):
+        await lab.ask(lambda: 1)
+    await asyncio.sleep(20)
+    assert lab.begun == ["running"]
+
+
+async def test_an_answer_that_was_on_its_way_when_the_loop_ended_is_taken():
+    home, there = asyncio.get_running_loop(), asyncio.new_event_loop()
+    bridge = Bridge("camera", home=home, there=there)
+    call = asyncio.create_task(bridge.call(lambda: 7, key="cam-0", timeout_seconds=300))
+    for _ in range(3):
+        await asyncio.sleep(0)
+
+    def run() -> None:
+        for _ in range(3):  # its arrival, its run, its end; the answer is put, and never sent
+            there.call_soon(there.stop)
+            there.run_forever()
+        there.close()
+
+    await asyncio.to_thread(run)
+    bridge.close("its stream ended")
+    assert await call == 7
+
+
+async def test_a_loop_that_is_closed_between_two_turns_stops_the_calls_on_their_way():
+    home, there = asyncio.get_running_loop(), asyncio.new_event_loop()
+    bridge = Bridge("camera", home=home, there=there)
+    call = asyncio.create_task(bridge.call(lambda: 7, key="cam-0", timeout_seconds=300))
+    await asyncio.sleep(0)
+    there.close()
+    with pytest.raises(BridgeClosedError, match="it ended meanwhile"):
+        await call
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize("seed", range(10))
+async def test_whatever_is_cancelled_calls_of_one_key_do_not_overlap_and_all_end(lab, seed):
+    chance = random.Random(seed)
+    running: dict[str, int] = {}
+
+    async def work(key: str) -> None:
+        running[key] = running.get(key, 0) + 1
+        assert running[key] == 1
+        try:
+            await asyncio.sleep(chance.choice([0, 1, 5, 400]))
+        except asyncio.CancelledError:
+            await asyncio.sleep(chance.choice([0, 2]))
+            raise
+        finally:
+            running[key] -= 1
+
+    calls: list[asyncio.Task] = []
+    for _ in range(60):
+        key = f"cam-{chance.randrange(3)}"
+        calls.append(asyncio.create_task(lab.ask(lambda key=key: work(key), key=key)))
+        if chance.random() < 0.5:
+            await asyncio.sleep(chance.choice([0, 0, 1, 3]))
+        if chance.random() < 0.5:
+            chance.choice(calls).cancel()
+    ends = {await outcome(call) for call in calls}
+
+    assert ends <= {None, asyncio.CancelledError, CallOverdueError, CallNotBegunError}
+    await asyncio.sleep(10)
+    assert set(running.values()) == {0}
+    assert await lab.ask(lambda: "free", key="cam-0") == "free"
