@@ -9,23 +9,21 @@ from __future__ import annotations
 
 import argparse
 import sys
-import tempfile
 import time
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from bench.apiserver import ApiServer, connected
-from bench.claims import BATCHES, FULL, PROFILE, QUICK, Bench, Plan
+from bench.claims import BATCHES, FULL, QUICK, Bench, Plan
 from bench.footprint import footprint
 from bench.machine import describe
-from bench.plugin import print_profile
+from bench.profile import OPERATIONS, profile
 from bench.rows import Row
 from e2e.cluster.api import Options
 from e2e.cluster.choice import cluster as find_cluster
 
 DRIVERS = ("Effects", "Plain")
 PARTS = ("footprint", "effects", "plain", "pods")
-PROFILE_LINES = 40
 
 
 def main() -> None:
@@ -41,8 +39,10 @@ def main() -> None:
         with connected(kubeconfig) as api:
             api.create_node()
             if arguments.profile:
-                bench = Bench(PROFILE, api=api, kubeconfig=kubeconfig)
-                _profile(bench, arguments.profile, driver=arguments.driver)
+                operation, _, batch = arguments.profile.partition("-")
+                profile(
+                    operation, int(batch), driver=arguments.driver, api=api, kubeconfig=kubeconfig
+                )
                 return
             for row in _measure(arguments.only, plan, api=api, kubeconfig=kubeconfig):
                 print(row.line(), flush=True)
@@ -61,8 +61,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="these parts alone")
     parser.add_argument(
         "--profile",
-        choices=[f"{what}-{batch}" for what in ("prepare", "repeat") for batch in BATCHES],
-        help="instead, show where the plugin's main thread spends its time for this",
+        choices=[f"{operation}-{batch}" for operation in OPERATIONS for batch in BATCHES],
+        help="instead, show where the plugin spends its time for this",
     )
     parser.add_argument("--driver", choices=DRIVERS, default="Effects", help="for the profile")
     return parser
@@ -82,15 +82,6 @@ def _measure(
             yield from bench.driver(driver)
     if "pods" in parts:
         yield from bench.pods()
-
-
-def _profile(bench: Bench, what: str, *, driver: str) -> None:
-    operation, _, batch = what.partition("-")
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "profile"
-        count = bench.profile(operation, int(batch), driver=driver, file=file)
-        print(f"{what}: {count} times, driver {driver}; only the main thread is seen")
-        print_profile(file, lines=PROFILE_LINES)
 
 
 if __name__ == "__main__":

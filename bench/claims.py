@@ -27,7 +27,7 @@ from bench.plugin import HOSTDEV, Plugin, running
 from bench.rows import Endurance, Memory, Pods, Row, Samples, Times, percentile
 from drakit.device import ClaimReference
 
-__all__ = ("FULL", "PROFILE", "QUICK", "Bench", "Plan")
+__all__ = ("FULL", "QUICK", "Bench", "Plan")
 
 BATCHES = (1, 8, 64)
 BATCH = max(BATCHES)
@@ -82,16 +82,6 @@ QUICK = Plan(
 )
 """Says within two minutes whether something is badly wrong, and decides nothing."""
 
-PROFILE = Plan(
-    cycles=1,
-    resident=(0,),
-    repetitions={1: 1_000, 8: 300, 64: 100},
-    pods_repetitions=0,
-    pairs=0,
-    idle_seconds=0,
-)
-"""Long enough that the start of the process is small beside it."""
-
 
 class Bench:
     """The measurements with claims, in one cluster."""
@@ -131,12 +121,10 @@ class Bench:
 
     @contextmanager
     def _plugin(
-        self, drivers: Sequence[Mapping[str, Any]], places: Folders, profile: Path | None = None
+        self, drivers: Sequence[Mapping[str, Any]], places: Folders
     ) -> Generator[tuple[Plugin, Kubelet]]:
         with (
-            running(
-                drivers, kubeconfig=self._kubeconfig, folders=places, profile=profile
-            ) as plugin,
+            running(drivers, kubeconfig=self._kubeconfig, folders=places) as plugin,
             plugin.kubelet(DRIVER) as kubelet,
             no_collection(),
         ):
@@ -245,22 +233,6 @@ class Bench:
             )
             none_resident.setdefault(claims, row)
             yield row
-
-    # ------------------------------------------------------------ profile
-
-    def profile(self, operation: str, batch: int, *, driver: str, file: Path) -> int:
-        """Run one operation again and again in a plugin under cProfile; give how often."""
-        count = self._plan.repetitions[batch] * self._plan.cycles
-        entry = {"driver": f"bench.drivers:{driver}"}
-        claims = self._measured[:batch]
-        with folders() as places, self._plugin([entry], places, file) as (_, kubelet):
-            if operation == "repeat":
-                kubelet.prepare(claims)
-            for _ in range(count):
-                kubelet.prepare(claims)
-                if operation == "prepare":
-                    kubelet.unprepare(claims)
-        return count
 
 
 def _compared(samples: Mapping[tuple[str, int, int], Samples], *, driver: str) -> Iterator[Times]:

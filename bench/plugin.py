@@ -7,7 +7,6 @@ What is asked of it, and what its numbers mean, is the measurements' business.
 from __future__ import annotations
 
 import os
-import pstats
 import signal
 import subprocess
 import sys
@@ -69,6 +68,14 @@ class Plugin:
                 return int(line.split()[1]) / 1024
         raise SystemExit(f"process {self.pid} has no VmRSS")
 
+    def cpu_seconds(self) -> Mapping[int, float]:
+        """Give the time that each thread has had a processor, by thread."""
+        seconds: dict[int, float] = {}
+        for task in Path(f"/proc/{self.pid}/task").iterdir():
+            # Unlike in `stat`, in nanoseconds.
+            seconds[int(task.name)] = int((task / "schedstat").read_text().split()[0]) / 1e9
+        return seconds
+
 
 @contextmanager
 def running(
@@ -89,29 +96,30 @@ def running(
         *("--kubeconfig", str(kubeconfig), "--node-name", NODE),
         *("--kubelet-root", str(folders.root), "--cdi-dir", str(folders.cdi)),
     ]
-    with log.open("wb") as output:
+    with log.open("ab") as output:
         began = time.monotonic()
         process = subprocess.Popen(
             argv, env={**os.environ, "PYTHONSAFEPATH": "1"}, stdout=output, stderr=output
         )
-        try:
-            sockets = _wait_served(process, folders, count=len(drivers), log=log)
-            yield Plugin(pid=process.pid, served_seconds=time.monotonic() - began, sockets=sockets)
-        finally:
-            _stop(process)
-    if process.returncode != 0:
-        raise SystemExit(f"the plugin ended with {process.returncode}: {_tail(log)}")
+    try:
+        sockets = _wait_served(process, folders, count=len(drivers))
+        served_seconds = time.monotonic() - began
+        yield Plugin(pid=process.pid, served_seconds=served_seconds, sockets=sockets)
+    finally:
+        ended = process.poll()
+        _stop(process)
+        if ended is not None or process.returncode != 0:
+            when = "by itself" if ended is not None else "when it was asked to"
+            raise SystemExit(f"the plugin ended {when}, with {process.returncode}: {_tail(log)}")
 
 
 def _wait_served(
-    process: subprocess.Popen[bytes], folders: Folders, *, count: int, log: Path
+    process: subprocess.Popen[bytes], folders: Folders, *, count: int
 ) -> Mapping[str, Path]:
     seen: set[Path] = set()
     sockets: dict[str, Path] = {}
     until = time.monotonic() + START_SECONDS
-    while time.monotonic() < until:
-        if process.poll() is not None:
-            raise SystemExit(f"the plugin ended with {process.returncode}: {_tail(log)}")
+    while time.monotonic() < until and process.poll() is None:
         for path in set((folders.root / "plugins_registry").glob("*.sock")) - seen:
             seen.add(path)
             driver, socket = register(path)
@@ -119,7 +127,7 @@ def _wait_served(
         if len(sockets) == count:
             return sockets
         time.sleep(0.002)
-    raise SystemExit(f"the plugin did not serve within {START_SECONDS:.0f} s: {_tail(log)}")
+    raise SystemExit(f"the plugin did not serve within {START_SECONDS:.0f} s")
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
@@ -133,10 +141,3 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 def _tail(log: Path) -> str:
     return log.read_text(errors="replace")[-2000:] or "its log is empty"
-
-
-def print_profile(path: Path, *, lines: int) -> None:
-    """Print the functions that took the most time in the plugin's main thread, by two orders."""
-    statistics = pstats.Stats(str(path))
-    for order in ("tottime", "cumulative"):
-        statistics.sort_stats(order).print_stats(lines)
