@@ -14,9 +14,9 @@ import json
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
-from drakit.cdi import DamagedSpecError, InvalidNameError, SpecDirectory, transient_file_name
+from drakit.cdi import InvalidNameError, SpecDirectory, transient_file_name
 from drakit_nodeplugin.claims.kubeletview import claim_uid
 
 __all__ = ("SpecText", "SpecTexts")
@@ -27,7 +27,7 @@ class SpecText:
     """A claim's CDI file."""
 
     text: str | None
-    """The spec as the checkpoint keeps it; None if the file is damaged."""
+    """As the checkpoint keeps it; None if the file is damaged."""
 
     this_boot: bool
     """Whether it was written since the node started. A directory that outlives a reboot holds files
@@ -50,17 +50,23 @@ class SpecTexts:
         try:
             name = transient_file_name(self._kind, uid)
             written = (self._directory.path / name).stat().st_mtime
-            spec = self._directory.read(name)
         except (InvalidNameError, FileNotFoundError):
             return None
-        except DamagedSpecError:
-            return SpecText(text=None, this_boot=False)
-        if spec is None or not self._ours(spec, uid):
+        text = self._directory.read_text(name)
+        if text is None:
             return None
-        return SpecText(text=json.dumps(spec, sort_keys=True), this_boot=written > _boot_time())
+        try:
+            spec: object = json.loads(text)
+        except (ValueError, RecursionError):
+            spec = None
+        if not isinstance(spec, dict):
+            return SpecText(text=None, this_boot=False)
+        if not self._ours(cast("dict[str, object]", spec), uid):
+            return None
+        return SpecText(text=text, this_boot=written > _boot_time())
 
-    def _ours(self, spec: dict[str, Any], uid: str) -> bool:
-        devices: object = spec.get("devices")
+    def _ours(self, spec: dict[str, object], uid: str) -> bool:
+        devices = spec.get("devices")
         if spec.get("kind") != self._kind or not isinstance(devices, list):
             return False
         named = [

@@ -1,0 +1,391 @@
+"""What is rebuilt of a lost checkpoint, from which sources, and what is not."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+
+import pytest
+
+from drakit_nodeplugin.claims import rebuild
+from drakit_nodeplugin.claims.checkpoint import CheckpointError
+from drakit_nodeplugin.claims.kubeletview import KubeletClaims, ListedDevice, kubelet_claims
+from drakit_nodeplugin.claims.rebuild import Rebuilder, Rebuilt
+from drakit_nodeplugin.claims.spectexts import SpecTexts
+from drakit_nodeplugin.claims.stored import StoredClaim
+from tests.fakes.claims import DRIVER, NODE, claim_body, reference
+from tests.fakes.node import StaticNode
+
+
+class Kubelet:
+    """Lists claims as the real one: a device has the CDI names of those before it as well."""
+
+    def __init__(self) -> None:
+        self.devices: list[ListedDevice] = []
+        self.readable = True
+
+    def uses(self, uid: str, *devices: str, share: str | None = None, cdi: bool = True) -> None:
+        for index, device in enumerate(devices):
+            names = tuple(f"{DRIVER}/claim={uid}-{before}" for before in range(index + 1))
+            self.devices.append(
+                ListedDevice(
+                    namespace="lab",
+                    claim=f"claim-{uid}",
+                    driver=DRIVER,
+                    pool=NODE,
+                    device=device,
+                    share_id=share,
+                    cdi_names=names if cdi else (),
+                )
+            )
+
+    async def listed(self) -> KubeletClaims | None:
+        return kubelet_claims(DRIVER, self.devices) if self.readable else None
+
+
+@pytest.fixture
+def kubelet() -> Kubelet:
+    return Kubelet()
+
+
+@pytest.fixture
+def lose(start, tmp_path):
+    """Start the plugin again without its database: all entries are lost, CDI files are not."""
+
+    async def lose(*, boot_id: str = "boot-1"):
+        for path in tmp_path.glob("checkpoint.db*"):
+            path.unlink()
+        return await start(boot_id=boot_id)
+
+    return lose
+
+
+def rebuilder(plugin, kubelet, claims, *, boot_id: str = "boot-1", checkpoint=None) -> Rebuilder:
+    return Rebuilder(
+        driver=DRIVER,
+        node=StaticNode(name=NODE, labels={"zone": "a"}),
+        boot_id=boot_id,
+        checkpoint=checkpoint or plugin.checkpoint,
+        source=claims,
+        specs=plugin.specs,
+        texts=SpecTexts(DRIVER, plugin.cdi),
+        kubelet=kubelet,
+    )
+
+
+async def entries(plugin) -> dict[str, StoredClaim]:
+    return {claim.uid: claim async for page in plugin.checkpoint.pages() for claim in page}
+
+
+def facts(claim: StoredClaim) -> tuple[object, ...]:
+    """All of an entry but who wrote it, and when."""
+    return (
+        str(claim),
+        claim.state,
+        claim.boot_id,
+        claim.allocation,
+        claim.devices,
+        claim.cdi_spec,
+    )
+
+
+async def test_what_kubelet_and_api_server_know_is_rebuilt_in_full(start, lose, claims, kubelet):
+    plugin = await start()
+    claims.store(
+        claim_body("a", "cam-0", {"device": "cam-1", "request": "other/small"}),
+        claim_body("b", {"device": "cam-2", "shareID": "share-1"}),
+    )
+    await plugin.prepare(reference("a"), reference("b"))
+    before = await entries(plugin)
+    plugin = await lose()
+    kubelet.uses("a", "cam-0", "cam-1")
+    kubelet.uses("b", "cam-2", share="share-1")
+    rebuilt = await rebuilder(plugin, kubelet, claims).rebuild()
+    assert rebuilt == Rebuilt(complete=("lab/claim-a", "lab/claim-b"))
+    after = await entries(plugin)
+    assert {uid: facts(claim) for uid, claim in after.items()} == {
+        uid: facts(claim) for uid, claim in before.items()
+    }
+
+
+async def test_a_rebuilt_claim_is_answered_without_its_driver(
+    start, lose, claims, kubelet, devices
+):
+    plugin = await start()
+    claims.store(claim_body("a", "cam-0"))
+    said = await plugin.prepare(reference("a"))
+    plugin = await lose()
+    kubelet.uses("a", "cam-0")
+    await rebuilder(plugin, kubelet, claims).rebuild()
+    assert await plugin.prepare(reference("a")) == said
+    assert devices.prepares == 1
+
+
+async def test_a_claim_of_several_containers_has_each_device_once(start, lose, claims, kubelet):
+    plugin = await start()
+    claims.store(claim_body("a", "cam-0", "cam-1"))
+    await plugin.prepare(reference("a"))
+    plugin = await lose()
+    claims.answers = False
+    kubelet.uses("a", "cam-0", "cam-1")
+    kubelet.uses("a", "cam-0", "cam-1")
+    await rebuilder(plugin, kubelet, claims).rebuild()
+    entry = (await entries(plugin))["a"]
+    assert [device.device for device in entry.devices] == ["cam-0", "cam-1"]
+
+
+@pytest.fixture
+def bodies() -> dict[str, dict | None]:
+    return {
+        "gone": None,
+        "replaced": claim_body("b", "cam-0", name="claim-a"),
+        "deallocated": claim_body("a", allocated=False),
+        "elsewhere": claim_body("a", "cam-0", node="node-2"),
+        "reallocated": claim_body("a", "cam-7"),
+    }
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        pytest.param("silent", id="no-answer"),
+        pytest.param("gone", id="no-such-claim"),
+        pytest.param("replaced", id="another-claim-of-the-name"),
+        pytest.param("deallocated", id="not-allocated-any-more"),
+        pytest.param("elsewhere", id="allocated-for-another-node"),
+        pytest.param("reallocated", id="allocated-anew"),
+    ],
+)
+async def test_without_the_api_servers_word_devices_are_held_and_the_claim_can_be_unprepared(
+    start, lose, claims, kubelet, devices, bodies, found
+):
+    plugin = await start()
+    claims.store(claim_body("a", "cam-0"))
+    await plugin.prepare(reference("a"))
+    text = (await entries(plugin))["a"].cdi_spec
+    plugin = await lose()
+    claims.bodies.clear()
+    claims.answers = found != "silent"
+    if body := bodies.get(found):
+        claims.store(body)
+    kubelet.uses("a", "cam-0")
+    rebuilt = await rebuilder(plugin, kubelet, claims).rebuild()
+    assert rebuilt == Rebuilt(incomplete=("lab/claim-a",))
+    entry = (await entries(plugin))["a"]
+    assert entry.allocation == ""
+    assert entry.cdi_spec == text
+    assert entry.state == "prepared"
+    claims.answers = True
+    claims.store(claim_body("c", "cam-0"))
+    refused = await plugin.prepare(reference("c"))
+    assert "device cam-0 is still prepared for claim lab/claim-a" in refused["c"].error
+    await plugin.unprepare(reference("a"))
+    assert await entries(plugin) == {}
+    assert devices.prepared == {}
+    assert plugin.files() == set()
+
+
+async def test_a_claim_whose_file_is_lost_too_is_prepared_again_when_the_kubelet_asks(
+    start, lose, claims, kubelet, devices
+):
+    plugin = await start()
+    claims.store(claim_body("a", "cam-0"))
+    await plugin.prepare(reference("a"))
+    plugin = await lose()
+    await plugin.specs.remove(["a"])
+    kubelet.uses("a", "cam-0")
+    rebuilt = await rebuilder(plugin, kubelet, claims).rebuild()
+    assert rebuilt.complete == ("lab/claim-a",)
+    assert await plugin.restorer.restore() == 0
+    await plugin.prepare(reference("a"))
+    assert devices.prepares == 2
+    assert len(plugin.files()) == 1
+
+
+async def test_a_file_from_before_the_reboot_is_not_taken_for_prepared(
+    start, lose, claims, kubelet, devices
+):
+    plugin = await start()
+    claims.store(claim_body("a", "cam-0"))
+    await plugin.prepare(reference("a"))
+    (file,) = plugin.cdi.iterdir()
+    boot = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+    os.utime(file, (boot - 60, boot - 60))
+    plugin = await lose(boot_id="boot-2")
+    kubelet.uses("a", "cam-0")
+    await rebuilder(plugin, kubelet, claims, boot_id="boot-2").rebuild()
+    await plugin.prepare(reference("a"))
+    assert devices.prepares == 2
+
+
+async def test_a_file_whose_claim_nobody_names_is_told_and_kept(start, lose, claims, kubelet):
+    plugin = await start()
+    claims.store(claim_body("a", "cam-0"))
+    await plugin.prepare(reference("a"))
+    plugin = await lose()
+    rebuilt = await rebuilder(plugin, kubelet, claims).rebuild()
+    assert rebuilt == Rebuilt(lost=("a",))
+    assert await entries(plugin) == {}
+    assert len(plugin.files()) == 1
+
+
+async def test_a_kubelet_that_cannot_be_asked_names_nothing(start, lose, claims, kubelet):
+    plugin = await start()
+    claims.store(claim_body("a", "cam-0"))
+    await plugin.prepare(reference("a"))
+    plugin = await lose()
+    kubelet.uses("a", "cam-0")
+    kubelet.readable = False
+    assert await rebuilder(plugin, kubelet, claims).rebuild() == Rebuilt(lost=("a",))
+
+
+async def test_a_foreign_file_is_not_a_lost_claim(lose, claims, kubelet):
+    plugin = await lose()
+    plugin.cdi.mkdir()
+    (plugin.cdi / f"{DRIVER}-claim_x.json").write_text('{"kind": "other/claim", "devices": []}')
+    assert await rebuilder(plugin, kubelet, claims).rebuild() == Rebuilt()
+
+
+async def test_a_listed_claim_without_our_cdi_names_is_told(lose, claims, kubelet):
+    plugin = await lose()
+    kubelet.uses("a", "cam-0", cdi=False)
+    assert await rebuilder(plugin, kubelet, claims).rebuild() == Rebuilt(lost=("lab/claim-a",))
+
+
+async def test_entries_that_were_saved_are_left_as_they_are(start, claims, kubelet):
+    plugin = await start()
+    claims.store(claim_body("a", "cam-0"))
+    await plugin.prepare(reference("a"))
+    before = await entries(plugin)
+    claims.store(claim_body("a", "cam-7"))
+    kubelet.uses("a", "cam-7")
+    assert await rebuilder(plugin, kubelet, claims).rebuild() == Rebuilt()
+    assert await entries(plugin) == before
+
+
+async def test_an_entry_that_was_written_meanwhile_is_left_as_it_is(start, claims, kubelet):
+    plugin = await start()
+    claims.store(claim_body("a", "cam-0"))
+    kubelet.uses("a", "cam-0")
+    listed = kubelet.listed
+
+    class Slow:
+        async def fetch(self, reference, *, timeout_seconds):
+            await plugin.prepare(reference)
+            return await claims.fetch(reference, timeout_seconds=timeout_seconds)
+
+    kubelet.listed = listed
+    rebuilt = await rebuilder(plugin, kubelet, Slow()).rebuild()
+    assert rebuilt.complete == ("lab/claim-a",)
+    assert (await entries(plugin))["a"].owner == plugin.checkpoint.owner
+    assert rebuilt.lost == ()
+
+
+async def test_of_two_claims_with_one_device_the_other_has_it_for_admin_access(
+    lose, claims, kubelet
+):
+    plugin = await lose()
+    claims.store(claim_body("b", "cam-0"))
+    kubelet.uses("a", "cam-0")
+    kubelet.uses("b", "cam-0")
+    rebuilt = await rebuilder(plugin, kubelet, claims).rebuild()
+    assert rebuilt == Rebuilt(complete=("lab/claim-b",), incomplete=("lab/claim-a",))
+    after = await entries(plugin)
+    assert [device.admin_access for device in after["a"].devices] == [True]
+    assert [device.admin_access for device in after["b"].devices] == [False]
+
+
+@pytest.mark.looptime
+async def test_an_api_server_that_hangs_is_waited_for_only_so_long(looptime):
+    """Without a real database: its thread must not meet a virtual clock."""
+    stored: list[StoredClaim] = []
+
+    class Checkpoint:
+        async def uids(self):
+            return set()
+
+        async def write(self, claims):
+            stored.extend(claims)
+            written = {claim.uid: claim for claim in claims}
+            return type("Outcome", (), {"written": written, "held": {}, "fenced": frozenset()})
+
+        async def find(self, uids):
+            return {}
+
+    class Files:
+        async def present(self):
+            return set()
+
+        async def read(self, uid):
+            return None
+
+    class Silent:
+        async def fetch(self, reference, *, timeout_seconds):
+            await asyncio.sleep(3600)
+
+    kubelet = Kubelet()
+    for number in range(100):
+        kubelet.uses(f"{number:03}", f"cam-{number}")
+    rebuilt = await Rebuilder(
+        driver=DRIVER,
+        node=StaticNode(name=NODE),
+        boot_id="boot-1",
+        checkpoint=Checkpoint(),
+        source=Silent(),
+        specs=Files(),
+        texts=Files(),
+        kubelet=kubelet,
+    ).rebuild()
+    assert len(rebuilt.incomplete) == len(stored) == 100
+    assert looptime == rebuild.FETCH_SECONDS
+
+
+async def test_a_checkpoint_that_fails_is_told_and_not_raised(start, claims, kubelet):
+    plugin = await start()
+    claims.store(claim_body("a", "cam-0"))
+    kubelet.uses("a", "cam-0")
+
+    async def full(claims):
+        raise CheckpointError("no space")
+
+    plugin.checkpoint.write = full
+    rebuilt = await rebuilder(plugin, kubelet, claims).rebuild()
+    assert rebuilt == Rebuilt(error="no space")
+
+
+@pytest.mark.looptime
+async def test_a_kubelet_that_never_answers_ends_the_rebuild(start, claims, looptime):
+    class Hanging:
+        async def listed(self):
+            await asyncio.sleep(3600)
+
+    files = type("Files", (), {})()
+    rebuilt = await Rebuilder(
+        driver=DRIVER,
+        node=StaticNode(name=NODE),
+        boot_id="boot-1",
+        checkpoint=files,
+        source=claims,
+        specs=files,
+        texts=files,
+        kubelet=Hanging(),
+    ).rebuild()
+    assert rebuilt.error == "it was not done within 15 s"
+    assert looptime == rebuild.REBUILD_SECONDS
+
+
+@pytest.mark.parametrize(
+    ("rebuilt", "text"),
+    [
+        pytest.param(Rebuilt(), "no claim was lost", id="nothing"),
+        pytest.param(
+            Rebuilt(complete=("a", "b"), incomplete=("c",), lost=("d",)),
+            "2 claims rebuilt, 1 claim rebuilt without the API server, 1 claim lost",
+            id="of-each",
+        ),
+        pytest.param(Rebuilt(error="no space"), "no space", id="failed"),
+    ],
+)
+def test_a_summary_is_a_sentence_for_people(rebuilt, text):
+    assert str(rebuilt) == text
