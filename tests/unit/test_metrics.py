@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from prometheus_client.exposition import generate_latest
+
+from drakit.resource.claim import Claim
+from drakit_nodeplugin.claims import errors
+from drakit_nodeplugin.claims.answers import PrepareAnswer
+from drakit_nodeplugin.claims.errors import ClaimError, ClaimFetchError, ClaimGoneError
+from drakit_nodeplugin.claims.source import NoAnswerError
+from drakit_nodeplugin.metrics import MeteredClaims, MeteredSource, Metrics
+from tests.fakes.claims import DRIVER, reference
+
+A, B = reference("uid-a"), reference("uid-b")
+
+
+class Engine:
+    """Answers the first claim after 3 s, the second after 7 s."""
+
+    def __init__(self) -> None:
+        self.answers = [PrepareAnswer(), PrepareAnswer()]
+        self.failure: Exception | None = None
+        self.abandoned: list[str] = []
+
+    async def prepare(self, claims, answer) -> None:
+        for seconds, claim, said in zip((3, 4), claims, self.answers, strict=False):
+            await asyncio.sleep(seconds)
+            answer(claim.uid, said)
+        if self.failure is not None:
+            raise self.failure
+
+    unprepare = prepare
+
+    def abandon(self, uid: str) -> None:
+        self.abandoned.append(uid)
+
+
+@pytest.fixture
+def metrics() -> Metrics:
+    return Metrics()
+
+
+def value(metrics: Metrics, name: str, **labels: str) -> float | None:
+    return metrics.registry.get_sample_value(name, {"driver": DRIVER, **labels})
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize("operation", ["prepare", "unprepare"])
+async def test_each_claim_of_a_call_is_measured_when_it_is_answered(metrics, operation):
+    engine = Engine()
+    engine.answers[1] = PrepareAnswer(error="cam-0 is taken", reason="DeviceTaken")
+    metered = MeteredClaims(engine, metrics.for_driver(DRIVER))
+    heard: dict[str, PrepareAnswer] = {}
+
+    await getattr(metered, operation)([A, B], heard.__setitem__)
+
+    assert heard == {A.uid: engine.answers[0], B.uid: engine.answers[1]}
+    seconds = "drakit_claim_operation_duration_seconds"
+    for result, total in (("success", 3), ("error", 7)):
+        labels = {"operation": operation, "result": result}
+        assert value(metrics, f"{seconds}_count", **labels) == 1
+        assert value(metrics, f"{seconds}_sum", **labels) == total
+    reason = {"operation": operation, "reason": "DeviceTaken"}
+    assert value(metrics, "drakit_claim_errors_total", **reason) == 1
+
+
+@pytest.mark.looptime
+async def test_claims_that_a_fault_of_the_engine_left_unanswered_are_counted(metrics):
+    engine = Engine()
+    engine.answers.pop()
+    engine.failure = RuntimeError("a bug")
+    metered = MeteredClaims(engine, metrics.for_driver(DRIVER))
+
+    with pytest.raises(RuntimeError):
+        await metered.prepare([A, B], lambda uid, said: None)
+
+    assert value(metrics, "drakit_claim_errors_total", operation="prepare", reason="Fault") == 1
+    metered.abandon("uid-a")
+    assert engine.abandoned == ["uid-a"]
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize(
+    ("error", "result"),
+    [
+        pytest.param(None, "success", id="read"),
+        pytest.param(ClaimGoneError(claim="lab/a"), "gone", id="gone"),
+        pytest.param(NoAnswerError(claim="lab/a", cause="-"), "no_answer", id="no-answer"),
+        pytest.param(ClaimFetchError(claim="lab/a", cause="forbidden"), "error", id="refused"),
+    ],
+)
+async def test_reading_a_claim_is_measured_by_its_result(metrics, error, result):
+    read = Claim(namespace="lab", name="a", uid="uid-a", allocation=None)
+
+    class Source:
+        async def fetch(self, reference, *, timeout_seconds):
+            await asyncio.sleep(timeout_seconds / 2)
+            if error is not None:
+                raise error
+            return read
+
+    metered = MeteredSource(Source(), metrics.for_driver(DRIVER))
+    (got,) = await asyncio.gather(metered.fetch(A, timeout_seconds=3), return_exceptions=True)
+    assert got is (error or read)
+    assert value(metrics, "drakit_claim_fetch_duration_seconds_sum", result=result) == 1.5
+
+
+def test_what_the_parts_of_a_driver_report_is_told(metrics):
+    driver = metrics.for_driver(DRIVER)
+    driver.transaction(0.0004)
+    driver.collected("gone")
+    driver.restored(0)
+    driver.restored(2)
+    driver.entries("prepared", 7)
+    driver.checkpoint_unusable.set(True)
+
+    told = generate_latest(metrics.registry).decode()
+
+    for line in (
+        f'drakit_checkpoint_transaction_duration_seconds_bucket{{driver="{DRIVER}",le="0.0005"}} 1',
+        f'drakit_stale_claims_collected_total{{driver="{DRIVER}",reason="gone"}} 1',
+        f'drakit_cdi_files_restored_total{{driver="{DRIVER}"}} 2',
+        f'drakit_claims{{driver="{DRIVER}",state="prepared"}} 7',
+        f'drakit_checkpoint_unusable{{driver="{DRIVER}"}} 1',
+    ):
+        assert f"{line}.0\n" in told, told
+
+
+def test_the_reasons_of_all_errors_are_words_without_data():
+    found = [kind for kind in vars(errors).values() if isinstance(kind, type)]
+    reasons = {kind.reason for kind in found if issubclass(kind, ClaimError)}
+    assert len(reasons) > 10
+    assert all(reason.isalpha() and len(reason) <= 32 for reason in reasons)
+
+
+def test_a_driver_costs_few_series_however_many_claims_there_are(metrics):
+    metrics.for_driver("first.example.com")
+    one = sum(len(family.samples) for family in metrics.registry.collect())
+    metrics.for_driver("second.example.com")
+    two = sum(len(family.samples) for family in metrics.registry.collect())
+    assert two - one == one < 200
