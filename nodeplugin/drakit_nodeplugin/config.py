@@ -11,14 +11,14 @@ from __future__ import annotations
 
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
-from pydantic import BeforeValidator, Field, ValidationError
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
-from drakit.settings import Address, Duration, Logging, Settings, describe, read_file
+from drakit.settings import Address, Duration, Logging, Seconds, Settings, describe, read_file
 from drakit.settings import SettingsError as ConfigError
 
-__all__ = ("ConfigError", "DriverEntry", "NodePluginConfig", "load_config")
+__all__ = ("ConfigError", "DriverEntry", "NodePluginConfig", "StaleClaims", "load_config")
 
 
 class DriverEntry(Settings):
@@ -29,6 +29,26 @@ class DriverEntry(Settings):
 
     config: dict[str, Any] = Field(default_factory=dict[str, Any])
     """The driver's own configuration; the driver says what may stand in it."""
+
+
+class StaleClaims(Settings):
+    """When a prepared claim is unprepared though the kubelet has not asked for it."""
+
+    period: Seconds = 60.0
+    """From one look to the next."""
+
+    grace_period: Seconds = 120.0
+    """How long a claim must have been stale: gone, replaced, deallocated, or for other devices or
+    another node. A living kubelet unprepares what it knows within a minute."""
+
+    unconfirmed_grace_period: Seconds = 3600.0
+    """The same where the kubelet's podresources cannot be read, and the claim may be in use."""
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if self.unconfirmed_grace_period < self.grace_period:
+            raise ValueError("unconfirmedGracePeriod must not be shorter than gracePeriod")
+        return self
 
 
 def _absolute(path: Any) -> Any:
@@ -63,9 +83,24 @@ class NodePluginConfig(Settings):
     )
     """How long calls in flight may take at a stop; the kubelet itself waits 45 s."""
 
+    stale_claims: StaleClaims = StaleClaims()
+
+    pod_resources_socket: AbsolutePath | None = None
+    """Where the kubelet says which devices its containers have;
+    ``<kubeletRoot>/pod-resources/kubelet.sock`` if none is given."""
+
+    kubelet_state_file: AbsolutePath | None = None
+    """The kubelet's ``dra_manager_state``, if it can be read: a claim that it names is not stale.
+    Its directory must be mounted, for the kubelet replaces the file at each change."""
+
     logging: Logging = Logging()
     drivers: Annotated[tuple[DriverEntry, ...], Field(min_length=1)]
     """The drivers that this plugin hosts."""
+
+    @property
+    def podresources(self) -> Path:
+        """The socket of the kubelet's podresources API."""
+        return self.pod_resources_socket or self.kubelet_root / "pod-resources" / "kubelet.sock"
 
 
 def load_config(path: Path, **overrides: Any) -> NodePluginConfig:

@@ -36,6 +36,12 @@ cdiDirectory: {{ .Values.nodeplugin.cdiDirectory }}
 {{- if .Values.nodeplugin.bootIDFile }}
 bootIDFile: /host/boot_id
 {{- end }}
+{{- with .Values.nodeplugin.staleClaims }}
+staleClaims: {{ toJson . }}
+{{- end }}
+{{- if .Values.nodeplugin.kubeletStateDirectory }}
+kubeletStateFile: /host/kubelet/dra_manager_state
+{{- end }}
 listen: ":8080"  # every address, of either family
 logging: {{ toJson .Values.logging }}
 drivers:

@@ -73,7 +73,46 @@ def test_the_kubelets_directories_are_mounted_at_their_own_paths(render):
         for mount in spec["containers"][0]["volumeMounts"]
         if sources[mount["name"]] == mount["mountPath"]
     }
-    assert same == {"/data/kubelet/plugins", "/data/kubelet/plugins_registry", "/data/cdi"}
+    assert same == {
+        "/data/kubelet/plugins",
+        "/data/kubelet/plugins_registry",
+        "/data/kubelet/pod-resources",
+        "/data/cdi",
+    }
+
+
+def test_the_podresources_socket_is_in_a_directory_that_is_mounted(render, tmp_path):
+    objects = render({"nodeplugin": {"kubeletRoot": "/data/kubelet"}})
+    config = load_config(written(objects, tmp_path, "nodeplugin"))
+    mounts = pod_spec(objects, "DaemonSet", "drakit-nodeplugin")["containers"][0]["volumeMounts"]
+    (mount,) = [m for m in mounts if m["mountPath"] == str(config.podresources.parent)]
+    assert mount["readOnly"] is True
+
+
+def test_a_kubelet_without_podresources_does_not_keep_the_pod_from_starting(render):
+    spec = pod_spec(render(), "DaemonSet", "drakit-nodeplugin")
+    (volume,) = [v for v in spec["volumes"] if v["name"] == "pod-resources"]
+    assert volume["hostPath"]["type"] == "DirectoryOrCreate"
+
+
+def test_the_kubelets_state_is_mounted_where_the_site_says_so_alone(render, tmp_path):
+    values = {"nodeplugin": {"kubeletStateDirectory": "/data/kubelet"}}
+    objects = render(values)
+    spec = pod_spec(objects, "DaemonSet", "drakit-nodeplugin")
+    (volume,) = [v for v in spec["volumes"] if v["name"] == "kubelet-state"]
+    assert volume["hostPath"]["path"] == "/data/kubelet"
+    (mount,) = [m for m in spec["containers"][0]["volumeMounts"] if m["name"] == "kubelet-state"]
+    assert mount["readOnly"] is True
+    assert mount["mountPropagation"] == "HostToContainer"
+    config = load_config(written(objects, tmp_path, "nodeplugin"))
+    assert str(config.kubelet_state_file) == f"{mount['mountPath']}/dra_manager_state"
+
+
+def test_stale_claims_are_collected_when_the_site_says(render, tmp_path):
+    stale = {"gracePeriod": "5s", "period": "1s"}
+    objects = render({"nodeplugin": {"staleClaims": stale}})
+    config = load_config(written(objects, tmp_path, "nodeplugin")).stale_claims
+    assert (config.period, config.grace_period, config.unconfirmed_grace_period) == (1, 5, 3600)
 
 
 def test_what_the_plugin_sees_of_the_host_beside_them_is_read_only(render):
@@ -170,6 +209,7 @@ def test_without_hostdev_the_host_is_not_mounted(render):
         "plugins",
         "registry",
         "cdi",
+        "pod-resources",
     }
 
 

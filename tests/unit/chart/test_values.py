@@ -8,6 +8,7 @@ import jsonschema
 import pytest
 
 from drakit_drivers.hostdev.config import HostDevicesConfig, Policy
+from drakit_nodeplugin.config import StaleClaims
 
 
 def test_the_defaults_satisfy_the_schema(values, schema):
@@ -24,6 +25,7 @@ def test_the_defaults_satisfy_the_schema(values, schema):
         pytest.param(("hostdev",), id="hostdev"),
         pytest.param(("hostdev", "policies", 0), id="policy"),
         pytest.param(("nodeplugin",), id="nodeplugin"),
+        pytest.param(("nodeplugin", "staleClaims"), id="stale-claims"),
         pytest.param(("operator",), id="operator"),
     ],
 )
@@ -42,6 +44,8 @@ def test_an_unknown_key_is_refused(values, schema, path):
     [
         pytest.param("nodeplugin", "kubeletRoot", "var/lib/kubelet", id="relative-kubelet-root"),
         pytest.param("nodeplugin", "cdiDirectory", "", id="no-cdi-directory"),
+        pytest.param("nodeplugin", "kubeletStateDirectory", "state", id="relative-state-directory"),
+        pytest.param("nodeplugin", "staleClaims", {"period": 60}, id="period-without-unit"),
         pytest.param("image", "pullPolicy", "Sometimes", id="unknown-pull-policy"),
         pytest.param("hostdev", "rescanInterval", 10, id="duration-without-unit"),
         pytest.param("logging", "level", "LOUD", id="unknown-log-level"),
@@ -53,6 +57,16 @@ def test_a_value_that_cannot_be_is_refused(values, schema, section, key, value):
     changed[section][key] = value
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(changed, schema)
+
+
+def test_stale_claims_have_the_keys_and_defaults_of_the_node_plugin(values, schema):
+    given = values["nodeplugin"]["staleClaims"]
+    known = {field.alias for field in StaleClaims.model_fields.values()}
+    assert (
+        set(schema["properties"]["nodeplugin"]["properties"]["staleClaims"]["properties"]) == known
+    )
+    assert set(given) == known
+    assert StaleClaims.model_validate(given) == StaleClaims()
 
 
 def test_policies_have_the_keys_that_hostdev_knows(schema):

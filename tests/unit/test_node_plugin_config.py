@@ -1,0 +1,86 @@
+"""The node plugin's settings: what follows from what, and what cannot be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from drakit_nodeplugin.claims.stale import StaleTiming
+from drakit_nodeplugin.config import ConfigError, NodePluginConfig, load_config
+
+
+@pytest.fixture
+def load(tmp_path):
+    def load(values: dict[str, Any] | None = None, **overrides: Any) -> NodePluginConfig:
+        file = tmp_path / "nodeplugin.yaml"
+        file.write_text(yaml.safe_dump({"drivers": [{"driver": "hostdev"}]} | (values or {})))
+        return load_config(file, **overrides)
+
+    return load
+
+
+@pytest.mark.parametrize(
+    ("values", "socket"),
+    [
+        pytest.param({}, "/var/lib/kubelet/pod-resources/kubelet.sock", id="default"),
+        pytest.param(
+            {"kubeletRoot": "/data/kubelet"},
+            "/data/kubelet/pod-resources/kubelet.sock",
+            id="beside-the-kubelets-other-sockets",
+        ),
+        pytest.param(
+            {"kubeletRoot": "/data/kubelet", "podResourcesSocket": "/run/kubelet.sock"},
+            "/run/kubelet.sock",
+            id="given",
+        ),
+    ],
+)
+def test_the_podresources_socket_follows_the_kubelets_root(load, values, socket):
+    assert load(values).podresources == Path(socket)
+
+
+def test_it_follows_the_command_line_too(load):
+    config = load(kubeletRoot=Path("/data/kubelet"))
+    assert config.podresources == Path("/data/kubelet/pod-resources/kubelet.sock")
+
+
+def test_the_defaults_of_stale_claims_are_the_collectors(load):
+    stale, timing = load().stale_claims, StaleTiming()
+    assert stale.period == timing.period_seconds == 60
+    assert stale.grace_period == timing.grace_seconds == 120
+    assert stale.unconfirmed_grace_period == timing.unconfirmed_grace_seconds == 3600
+
+
+def test_no_state_file_is_read_unless_one_is_given(load):
+    assert load().kubelet_state_file is None
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        pytest.param(
+            {"staleClaims": {"gracePeriod": "2h"}},
+            "staleClaims: unconfirmedGracePeriod must not be shorter than gracePeriod",
+            id="grace-longer-than-without-confirmation",
+        ),
+        pytest.param({"staleClaims": {"period": "0s"}}, "staleClaims.period", id="no-pause"),
+        pytest.param({"staleClaims": {"period": "1x"}}, "staleClaims.period", id="no-duration"),
+        pytest.param({"staleClaims": {"grace": "1m"}}, "staleClaims.grace", id="unknown-key"),
+        pytest.param(
+            {"podResourcesSocket": "kubelet.sock"},
+            "podResourcesSocket: must be an absolute path",
+            id="relative-socket",
+        ),
+        pytest.param(
+            {"kubeletStateFile": "state"},
+            "kubeletStateFile: must be an absolute path",
+            id="relative-state-file",
+        ),
+    ],
+)
+def test_a_setting_that_cannot_be_is_refused(load, values, message):
+    with pytest.raises(ConfigError, match=message):
+        load(values)
