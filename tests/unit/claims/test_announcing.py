@@ -1,0 +1,234 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from drakit.kube.events import EventRecorder
+from drakit_nodeplugin.claims import announcing
+from drakit_nodeplugin.claims.announcing import AnnouncedClaims, ClaimAnnouncer
+from drakit_nodeplugin.claims.answers import PrepareAnswer
+from tests.fakes.claims import DRIVER, reference
+
+A, B = reference("uid-a"), reference("uid-b")
+EVENTS = "/apis/events.k8s.io/v1/namespaces/lab/events"
+
+
+class Recorder:
+    """Remembers what it was told, as `type reason name: note`."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+        self.failure: Exception | None = None
+
+    async def record(self, regarding, *, reason, action, note, type="Warning") -> None:
+        await asyncio.sleep(0.01)
+        if self.failure is not None:
+            raise self.failure
+        self.told.append(f"{type} {reason} {regarding['name']}: {note}")
+
+
+class Engine:
+    """Gives the answers that a test has laid out, each after some seconds."""
+
+    def __init__(self) -> None:
+        self.answers: dict[str, PrepareAnswer] = {}
+        self.seconds = 0.0
+        self.abandoned: list[str] = []
+
+    async def prepare(self, claims, answer) -> None:
+        await asyncio.sleep(self.seconds)
+        for claim in claims:
+            answer(claim.uid, self.answers.get(claim.uid, PrepareAnswer()))
+
+    unprepare = prepare
+
+    def abandon(self, uid: str) -> None:
+        self.abandoned.append(uid)
+
+
+class Lab:
+    """Claims that are announced, and what was told of them."""
+
+    def __init__(self) -> None:
+        self.engine = Engine()
+        self.recorder = Recorder()
+        self.announcer = ClaimAnnouncer(DRIVER)
+        self.claims = AnnouncedClaims(self.engine, self.announcer)
+
+    async def attempt(
+        self, *claims, operation: str = "prepare", error: str | None = None, reason: str = "Other"
+    ) -> list[str]:
+        """Prepare claims with one result for all; give what was told since the last attempt."""
+        said = PrepareAnswer() if error is None else PrepareAnswer(error=error, reason=reason)
+        self.engine.answers = {claim.uid: said for claim in claims}
+        answers: dict[str, PrepareAnswer] = {}
+        await getattr(self.claims, operation)(claims, answers.__setitem__)
+        assert answers == self.engine.answers
+        return await self.news()
+
+    async def news(self) -> list[str]:
+        await asyncio.sleep(1)
+        told, self.recorder.told = self.recorder.told, []
+        return told
+
+
+@pytest.fixture
+async def lab() -> AsyncIterator[Lab]:
+    lab = Lab()
+    writer = asyncio.create_task(lab.announcer.run(lab.recorder))
+    yield lab
+    assert not writer.done()
+    writer.cancel()
+    await asyncio.wait({writer})
+
+
+@pytest.mark.looptime
+async def test_a_claim_that_is_prepared_and_unprepared_is_not_spoken_of(lab):
+    assert await lab.attempt(A, B) == []
+    assert await lab.attempt(A, B, operation="unprepare") == []
+
+
+@pytest.mark.looptime
+async def test_a_failure_is_told_once_in_ten_minutes(lab):
+    failed = {"error": "cam-0 is broken", "reason": "DriverFailed"}
+    assert await lab.attempt(A, **failed) == ["Warning PrepareFailed claim-uid-a: cam-0 is broken"]
+    for _ in range(6):
+        await asyncio.sleep(90)
+        assert await lab.attempt(A, **failed) == []
+    await asyncio.sleep(90)
+    assert await lab.attempt(A, **failed) == ["Warning PrepareFailed claim-uid-a: cam-0 is broken"]
+
+
+@pytest.mark.looptime
+async def test_another_text_and_another_operation_are_told_at_once(lab):
+    assert len(await lab.attempt(A, error="cam-0 is broken")) == 1
+    assert len(await lab.attempt(A, error="cam-0 is gone")) == 1
+    assert await lab.attempt(A, operation="unprepare", error="cam-0 is gone") == [
+        "Warning UnprepareFailed claim-uid-a: cam-0 is gone"
+    ]
+
+
+@pytest.mark.looptime
+async def test_that_a_claim_is_prepared_is_told_after_its_failure_only(lab):
+    await lab.attempt(A, error="cam-0 is broken")
+    assert await lab.attempt(A, B) == [
+        f"Normal Prepared claim-uid-a: claim {A}: driver {DRIVER} has prepared it now"
+    ]
+    assert await lab.attempt(A, B) == []
+    assert len(await lab.attempt(A, error="cam-0 is broken")) == 1, "it fails anew"
+
+
+@pytest.mark.looptime
+async def test_a_claim_that_is_unprepared_is_over(lab):
+    await lab.attempt(A, error="cam-0 is broken")
+    await lab.attempt(A, operation="unprepare", error="cam-0 is stuck")
+    assert await lab.attempt(A, operation="unprepare") == []
+    assert await lab.attempt(A) == []
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize("reason", ["ClaimNotRead", "ClaimBusy"])
+async def test_what_passes_by_itself_is_told_only_if_it_lasts(lab, reason):
+    failed = {"error": "the API server gives no answer", "reason": reason}
+    assert await lab.attempt(A, **failed) == []
+    assert await lab.attempt(A) == []
+    assert await lab.attempt(A, **failed) == [], "it was prepared between"
+    await asyncio.sleep(179)
+    assert len(await lab.attempt(A, **failed)) == 1
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize("reason", ["Abandoned", "ClaimGone", "ClaimReplaced"])
+async def test_what_is_no_matter_of_the_claim_is_not_told_at_it(lab, reason):
+    for _ in range(5):
+        assert await lab.attempt(A, error="it is gone", reason=reason) == []
+        await asyncio.sleep(90)
+
+
+@pytest.mark.looptime
+async def test_work_that_does_not_end_is_told_after_three_minutes(lab):
+    lab.engine.seconds = 400
+    work = asyncio.create_task(lab.claims.prepare([A], lambda uid, said: None))
+    await asyncio.sleep(179)
+    assert lab.recorder.told == []
+    await asyncio.sleep(2)
+    assert await lab.news() == [
+        f"Warning PrepareFailed claim-uid-a: claim {A}: driver {DRIVER} has been preparing it for "
+        f"more than 180 s; look at the driver's log on this node"
+    ]
+    await work
+    assert [said.split(":")[0] for said in await lab.news()] == ["Normal Prepared claim-uid-a"]
+
+
+@pytest.mark.looptime
+async def test_a_failure_that_is_over_before_it_was_told_is_not_told():
+    lab = Lab()
+    lab.announcer.failed(A, "prepare", reason="DriverFailed", text="cam-0 is broken")
+    lab.announcer.failed(B, "prepare", reason="DriverFailed", text="cam-1 is broken")
+    lab.announcer.succeeded(A, "prepare")
+    writer = asyncio.create_task(lab.announcer.run(lab.recorder))
+    assert await lab.news() == ["Warning PrepareFailed claim-uid-b: cam-1 is broken"]
+    writer.cancel()
+    await asyncio.wait({writer})
+
+
+@pytest.mark.looptime
+async def test_a_write_that_fails_loses_one_sentence_and_no_more(lab, caplog):
+    lab.recorder.failure = ValueError("a bug")
+    assert await lab.attempt(A, error="cam-0 is broken") == []
+    lab.recorder.failure = None
+    assert len(await lab.attempt(B, error="cam-1 is broken")) == 1
+    assert [record.msg for record in caplog.records] == ["an event could not be written"]
+
+
+@pytest.mark.looptime
+async def test_more_than_can_wait_is_dropped_with_one_line(monkeypatch, caplog):
+    monkeypatch.setattr(announcing, "MAX_WAITING", 3)
+    monkeypatch.setattr(announcing, "MAX_REMEMBERED", 5)
+    lab = Lab()
+    claims = [reference(f"uid-{index}") for index in range(9)]
+    for claim in claims:
+        lab.announcer.failed(claim, "prepare", reason="DriverFailed", text="the bus is gone")
+    writer = asyncio.create_task(lab.announcer.run(lab.recorder))
+    told = await lab.news()
+    assert [said.split(":")[0] for said in told] == [
+        f"Warning PrepareFailed {claim.name}" for claim in claims[:3]
+    ]
+    assert [record.msg for record in caplog.records] == ["too many claims to tell of"]
+    assert len(await lab.attempt(claims[8], error="the bus is gone")) == 1
+    writer.cancel()
+    await asyncio.wait({writer})
+
+
+async def test_the_event_stands_at_the_claim(api_server, session):
+    recorder = EventRecorder(session, controller="drakit.dev/nodeplugin", instance="node-1")
+    announcer = ClaimAnnouncer(DRIVER)
+    writer = asyncio.create_task(announcer.run(recorder))
+    announcer.failed(A, "prepare", reason="DriverFailed", text="cam-0 is broken")
+    async with asyncio.timeout(5):
+        while not (events := api_server.objects(EVENTS)):
+            await asyncio.sleep(0.01)
+    writer.cancel()
+    await asyncio.wait({writer})
+    (event,) = events
+    assert event["regarding"] == {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaim",
+        "namespace": "lab",
+        "name": "claim-uid-a",
+        "uid": "uid-a",
+    }
+    assert event["reportingController"] == "drakit.dev/nodeplugin"
+    assert (event["type"], event["reason"], event["action"], event["note"]) == (
+        "Warning",
+        "PrepareFailed",
+        "Preparing",
+        "cam-0 is broken",
+    )
+
+
+async def test_a_prepare_is_given_up_through_it(lab):
+    lab.claims.abandon("uid-a")
+    assert lab.engine.abandoned == ["uid-a"]
