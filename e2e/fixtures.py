@@ -1,7 +1,8 @@
 """
-Fixtures of the tests that need drakit installed: zram devices, the release, a namespace a test.
+Fixtures of the tests that need drakit installed: zram devices, releases, a namespace a test.
 
-It must not know how a cluster is run, or how images are built.
+Two releases share the first node: `release` with hostdev (and the operator), `scripted` with the
+two scripted drivers. It must not know how a cluster is run, or how images are built.
 """
 
 from __future__ import annotations
@@ -10,14 +11,15 @@ import json
 import os
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
 from e2e.cluster.api import Cluster
-from e2e.images import build_images
+from e2e.images import build_images, scripted_image
 from e2e.kit import (
-    NAMESPACE,
     ZRAM_CONTROL,
     Space,
     device_class,
@@ -28,6 +30,13 @@ from e2e.kit import (
     zram_devices,
 )
 from e2e.release import install, uninstall
+from e2e.scripted.stage import (
+    SCRIPTED,
+    Stage,
+    install_scripted,
+    scripted_classes,
+    wait_scripted,
+)
 
 DEVICES_OF_FIRST_NODE = 4
 DEVICES_OF_SECOND_NODE = 2
@@ -79,11 +88,23 @@ def release_values(cluster: Cluster, zram: Zram) -> dict:
 
 
 @pytest.fixture(scope="session")
-def release(cluster: Cluster, zram: Zram) -> Iterator[Cluster]:
-    """A cluster of two nodes with drakit installed, its devices published, classes made."""
-    for archive in build_images():
+def images(cluster: Cluster) -> list[Path]:
+    """The images, which the nodes have; in the order of `build_images`: the node plugin first."""
+    archives = build_images()
+    for archive in archives:
         cluster.load_image(archive)
-    install(cluster, values=release_values(cluster, zram))
+    return archives
+
+
+def build_of(archives: list[Path]) -> str:
+    """A name for what images are made from: with another one, a kept cluster's pods are new."""
+    return "_".join(archive.parent.name for archive in archives)
+
+
+@pytest.fixture(scope="session")
+def release(cluster: Cluster, zram: Zram, images: list[Path]) -> Iterator[Cluster]:
+    """A cluster of two nodes with drakit installed, its devices published, classes made."""
+    install(cluster, values=release_values(cluster, zram), build=build_of(images))
     classes = [device_class("zram.test", "zram"), device_class("zram-second.test", "zram-second")]
     listing = {"apiVersion": "v1", "kind": "List", "items": classes}
     cluster.apply(json.dumps(listing))
@@ -105,17 +126,62 @@ def wait_settled(cluster: Cluster, zram: Zram) -> None:
         )
 
 
+@contextmanager
+def namespace_of(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[str]:
+    """A namespace for one test, removed with all that is in it."""
+    words = request.node.name.removeprefix("test_").lower()
+    name = re.sub(r"[^a-z0-9]+", "-", words)[:50].strip("-")
+    cluster.kubectl("create", "namespace", name)
+    yield name
+    if request.session.testsfailed:
+        for arguments in (
+            ("-n", name, "get", "pods,resourceclaims", "-o", "wide"),
+            ("-n", name, "get", "events", "--sort-by=.lastTimestamp"),
+            ("get", "pods", "-A", "-l", "app.kubernetes.io/name=drakit", "-o", "wide"),
+        ):
+            print(cluster.kubectl(*arguments).stdout)
+    cluster.kubectl("delete", "namespace", name, "--wait=true", "--timeout=120s", timeout=150)
+
+
 @pytest.fixture
 def space(release: Cluster, zram: Zram, request: pytest.FixtureRequest) -> Iterator[Space]:
-    """A namespace for one test, removed with all that is in it; what a test broke has healed."""
+    """A namespace for one test, on a release that has healed from what a test before broke."""
     wait_settled(release, zram)
-    name = re.sub(r"[^a-z0-9]+", "-", request.node.name.removeprefix("test_").lower())[:50].strip(
-        "-"
-    )
-    release.kubectl("create", "namespace", name)
-    yield Space(release, name)
-    if request.session.testsfailed:
-        print(release.kubectl("-n", name, "get", "pods,resourceclaims", "-o", "wide").stdout)
-        print(release.kubectl("-n", name, "get", "events", "--sort-by=.lastTimestamp").stdout)
-        print(release.kubectl("-n", NAMESPACE, "get", "pods", "-o", "wide").stdout)
-    release.kubectl("delete", "namespace", name, "--wait=true", "--timeout=120s", timeout=150)
+    with namespace_of(release, request) as name:
+        yield Space(release, name)
+
+
+# ------------------------------------------------------------ the scripted drivers
+
+
+@pytest.fixture(scope="session")
+def scripted(cluster: Cluster, images: list[Path]) -> Iterator[Cluster]:
+    """The scripted drivers on the first node: a daemon of their own, as a vendor installs one."""
+    archive = scripted_image(images[0])
+    cluster.load_image(archive)
+    install_scripted(cluster, build=build_of([archive]))
+    classes = {"apiVersion": "v1", "kind": "List", "items": scripted_classes()}
+    cluster.apply(json.dumps(classes))
+    wait_scripted(cluster)
+    yield cluster
+    if os.environ.get("KEEP_CLUSTER") == "1":
+        return
+    cluster.kubectl("delete", "-f", "-", "--ignore-not-found", input=json.dumps(classes))
+    uninstall(cluster, SCRIPTED)
+
+
+@pytest.fixture
+def stage(scripted: Cluster, request: pytest.FixtureRequest) -> Iterator[Stage]:
+    """A namespace and the scripts of its drivers; at its end no driver has an effect left."""
+    wait_scripted(scripted)
+    with namespace_of(scripted, request) as name:
+        stage = Stage(scripted, name)
+        for script in stage.scripts:
+            script.forget()
+        yield stage
+        if request.session.testsfailed:
+            stage.show()
+        for script in stage.scripts:
+            script.play()
+    stage.wait_empty()
+    assert [script.overlaps() for script in stage.scripts] == [[], []]

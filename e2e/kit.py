@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from e2e.cluster.api import Cluster, ClusterError, wait_until
-from e2e.release import NAMESPACE
+from e2e.release import DRAKIT, Release
+from e2e.release import NAMESPACE as NAMESPACE
 
 DRIVER = "hostdev.drakit.dev"
 TEST_IMAGE = "localhost/drakit-test:dev"
@@ -54,32 +55,64 @@ def device_class(name: str, policy: str) -> dict[str, Any]:
     }
 
 
-def claim_spec(*requests: tuple[str, str] | tuple[str, str, str]) -> dict[str, Any]:
-    """A claim's spec of (request, class) or (request, class, CEL selector)."""
+Request = tuple[str, str] | tuple[str, str, str] | dict[str, Any]
+"""(request, class), (request, class, CEL selector), or a request as the API has it."""
+
+
+def claim_spec(*requests: Request, config: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
+    """A claim's spec of requests, and of opaque parameters as the API has them."""
     bodies: list[dict[str, Any]] = []
     for request in requests:
+        if isinstance(request, dict):
+            bodies.append(request)
+            continue
         exactly: dict[str, Any] = {"deviceClassName": request[1]}
         if len(request) == 3:
             exactly["selectors"] = [{"cel": {"expression": request[2]}}]
         bodies.append({"name": request[0], "exactly": exactly})
-    return {"devices": {"requests": bodies}}
+    devices: dict[str, Any] = {"requests": bodies}
+    if config:
+        devices["config"] = list(config)
+    return {"devices": devices}
 
 
-def claim(name: str, *requests: Any) -> dict[str, Any]:
+def claim(name: str, *requests: Request, config: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
     return {
         "apiVersion": "resource.k8s.io/v1",
         "kind": "ResourceClaim",
         "metadata": {"name": name},
-        "spec": claim_spec(*requests),
+        "spec": claim_spec(*requests, config=config),
     }
 
 
-def template(name: str, *requests: Any) -> dict[str, Any]:
+def template(
+    name: str, *requests: Request, config: Sequence[dict[str, Any]] = ()
+) -> dict[str, Any]:
     return {
         "apiVersion": "resource.k8s.io/v1",
         "kind": "ResourceClaimTemplate",
         "metadata": {"name": name},
-        "spec": {"spec": claim_spec(*requests)},
+        "spec": {"spec": claim_spec(*requests, config=config)},
+    }
+
+
+def container(
+    name: str,
+    *claims: str | tuple[str, str],
+    command: Sequence[str] = ("sleep", "3600"),
+    resources: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """A container that uses claims of its pod, or single requests of them: (claim, request)."""
+    uses = [
+        {"name": used} if isinstance(used, str) else {"name": used[0], "request": used[1]}
+        for used in claims
+    ]
+    return {
+        "name": name,
+        "image": TEST_IMAGE,
+        "imagePullPolicy": "Never",
+        "command": list(command),
+        "resources": {"claims": uses, **(resources or {})},
     }
 
 
@@ -87,23 +120,19 @@ def pod(
     name: str,
     *claims: tuple[str, dict[str, str]],
     command: Sequence[str] = ("sleep", "3600"),
+    containers: Sequence[dict[str, Any]] = (),
+    inits: Sequence[dict[str, Any]] = (),
     node: str | None = None,
     restart: str = "Never",
     grace: int = 1,
 ) -> dict[str, Any]:
-    """A pod of one container that uses all its claims, each (name, source)."""
+    """A pod with claims, each (name, source); one container uses them all if none is given."""
+    names = [claim_name for claim_name, _ in claims]
     spec: dict[str, Any] = {
         "restartPolicy": restart,
         "terminationGracePeriodSeconds": grace,
-        "containers": [
-            {
-                "name": "main",
-                "image": TEST_IMAGE,
-                "imagePullPolicy": "Never",
-                "command": list(command),
-                "resources": {"claims": [{"name": claim_name} for claim_name, _ in claims]},
-            }
-        ],
+        "containers": list(containers) or [container("main", *names, command=command)],
+        "initContainers": list(inits),
         "resourceClaims": [{"name": claim_name, **source} for claim_name, source in claims],
     }
     if node is not None:
@@ -162,8 +191,28 @@ class Space:
         options = ["--grace-period=0", "--force"] if force else []
         self.kubectl("delete", kind, name, f"--wait={str(wait).lower()}", *options)
 
-    def logs(self, name: str) -> str:
-        return self.kubectl("logs", name)
+    def logs(self, name: str, container: str | None = None) -> str:
+        return self.kubectl("logs", name, *([f"--container={container}"] if container else []))
+
+    def nudge(self, name: str) -> None:
+        """Change something of a pod: the kubelet looks at it at once, not in its next period."""
+        stamp = f"e2e.drakit.dev/nudge={time.monotonic_ns()}"
+        self.kubectl("annotate", "pod", name, "--overwrite", stamp)
+
+    def wait_gone(self, name: str, *, seconds: float = 60) -> None:
+        wait_for(f"pod {name} to be gone", lambda: self.phase(name) == "Gone", seconds=seconds)
+
+    def told(self, name: str, *words: str, seconds: float = 60) -> str:
+        """Wait for an event about a pod that has all these words, and give its text."""
+
+        def look() -> str | None:
+            texts = [event.get("message") or "" for event in self.events(name)]
+            return next((t for t in reversed(texts) if all(w in t for w in words)), None)
+
+        try:
+            return wait_for(f"an event about {name} with {words}", look, seconds=seconds)
+        except ClusterError as error:
+            raise AssertionError(f"{error}\n{self.kubectl('get', 'events')}") from None
 
     def claim_of(self, pod_name: str, claim_name: str) -> dict[str, Any]:
         """The claim that a pod uses under a name of its own."""
@@ -198,13 +247,15 @@ def devices_of(claim_body: dict[str, Any]) -> list[str]:
 # ------------------------------------------------------------ the node plugin and its traces
 
 
-def slices(cluster: Cluster, node: str | None = None) -> list[dict[str, Any]]:
-    """The ResourceSlices of hostdev, of one node or of all."""
+def slices(
+    cluster: Cluster, node: str | None = None, *, driver: str = DRIVER
+) -> list[dict[str, Any]]:
+    """The ResourceSlices of a driver, of one node or of all."""
     items = cluster.get("resourceslices")["items"]
     return [
         item
         for item in items
-        if item["spec"]["driver"] == DRIVER and node in (None, item["spec"].get("nodeName"))
+        if item["spec"]["driver"] == driver and node in (None, item["spec"].get("nodeName"))
     ]
 
 
@@ -217,28 +268,37 @@ def published(cluster: Cluster, node: str | None = None) -> set[str]:
     }
 
 
-def cdi_files(cluster: Cluster, node: str) -> set[str]:
-    """The CDI files of hostdev's claims on a node."""
+def cdi_files(cluster: Cluster, node: str, *, driver: str = DRIVER) -> set[str]:
+    """The CDI files of a driver's claims on a node."""
     folder = cluster.node_path(node, "/var/run/cdi")
-    return {path.name for path in folder.glob(f"{DRIVER}-claim_*")} if folder.exists() else set()
+    return {path.name for path in folder.glob(f"{driver}-claim_*")} if folder.exists() else set()
 
 
-def plugin_pod(cluster: Cluster, node: str) -> dict[str, Any] | None:
-    """The node plugin's pod on a node."""
+def plugin_pod(cluster: Cluster, node: str, *, release: Release = DRAKIT) -> dict[str, Any] | None:
+    """The pod of a release's node plugin on a node."""
     selector = "app.kubernetes.io/component=nodeplugin"
-    for item in cluster.get("pods", "-n", NAMESPACE, "-l", selector)["items"]:
+    for item in cluster.get("pods", "-n", release.namespace, "-l", selector)["items"]:
         if item["spec"].get("nodeName") == node and "deletionTimestamp" not in item["metadata"]:
             return item
     return None
 
 
-def plugin_log(cluster: Cluster, node: str, *, previous: bool = False) -> list[dict[str, Any]]:
-    """The node plugin's log, a dictionary a line."""
-    found = plugin_pod(cluster, node)
+def plugin_log(
+    cluster: Cluster, node: str, *, release: Release = DRAKIT, previous: bool = False
+) -> list[dict[str, Any]]:
+    """The log of a release's node plugin, a dictionary a line."""
+    found = plugin_pod(cluster, node, release=release)
     assert found is not None
     options = ["--previous"] if previous else []
-    text = cluster.kubectl("-n", NAMESPACE, "logs", found["metadata"]["name"], *options).stdout
+    name = found["metadata"]["name"]
+    text = cluster.kubectl("-n", release.namespace, "logs", name, *options).stdout
     return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+
+
+def restarts(body: dict[str, Any] | None) -> int:
+    """How often the containers of a pod were started again."""
+    statuses = (body or {}).get("status", {}).get("containerStatuses", [])
+    return sum(status["restartCount"] for status in statuses)
 
 
 def ready(body: dict[str, Any] | None) -> bool:

@@ -1,5 +1,5 @@
 """
-drakit's release in a cluster: installed and removed with helm, as a user would.
+Releases of drakit's chart in a cluster: installed and removed with helm, as a user would.
 
 What differs from a user's cluster stands in `values.yaml` beside this file. It must not know how
 images are built, nor which provider runs the cluster.
@@ -8,15 +8,15 @@ images are built, nor which provider runs the cluster.
 from __future__ import annotations
 
 import json
+import shutil
 import tempfile
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from e2e.cluster.api import Cluster, ClusterError, CommandError
 
-RELEASE = "drakit"
-NAMESPACE = "drakit-system"
 CHART = Path(__file__).resolve().parent.parent / "charts" / "drakit"
 VALUES = Path(__file__).with_name("values.yaml")
 
@@ -24,15 +24,28 @@ KERNELS_BOOT_ID = "/proc/sys/kernel/random/boot_id"
 WAIT_SECONDS = 120
 
 
+@dataclass(frozen=True, kw_only=True)
+class Release:
+    """A release of the chart; the node plugins of several may share a node."""
+
+    name: str
+    namespace: str
+
+
+DRAKIT = Release(name="drakit", namespace="drakit-system")
+NAMESPACE = DRAKIT.namespace
+
+
 def install(
     cluster: Cluster,
+    release: Release = DRAKIT,
     *,
     values: Mapping[str, Any] | None = None,
     wait: bool = True,
     build: str = "",
 ) -> None:
     """
-    Install drakit, or bring an installed one to these values.
+    Install a release, or bring an installed one to these values.
 
     :param values: values of the chart, before those of `values.yaml`.
     :param wait: until every pod of it is ready.
@@ -45,31 +58,57 @@ def install(
         ours.write_text(json.dumps(_cluster_values(cluster, build)))
         theirs.write_text(json.dumps(values or {}))
         files = [f"--values={path}" for path in (VALUES, ours, theirs)]
+        chart = _chart(release, Path(scratch, "chart"))
         try:
             cluster.helm(
-                *("upgrade", "--install", RELEASE, str(CHART)),
-                *(f"--namespace={NAMESPACE}", "--create-namespace", *files, *waiting),
+                *("upgrade", "--install", release.name, str(chart)),
+                *(f"--namespace={release.namespace}", "--create-namespace", *files, *waiting),
                 timeout=WAIT_SECONDS + 60,
             )
         except CommandError as error:
             told = error.output.strip()
             raise ClusterError(
-                f"helm could not install drakit: {told}\n{_why_not_ready(cluster)}"
+                f"helm could not install {release.name}: {told}\n{_why_not_ready(cluster, release)}"
             ) from error
 
 
-def uninstall(cluster: Cluster) -> None:
-    """Remove drakit and wait until its pods are gone; nothing to remove is no error."""
+def uninstall(cluster: Cluster, release: Release = DRAKIT) -> None:
+    """Remove a release and wait until its pods are gone; nothing to remove is no error."""
     cluster.helm(
-        *("uninstall", RELEASE, f"--namespace={NAMESPACE}", "--ignore-not-found"),
+        *("uninstall", release.name, f"--namespace={release.namespace}", "--ignore-not-found"),
         *("--wait", f"--timeout={WAIT_SECONDS}s"),
         timeout=WAIT_SECONDS + 60,
     )
     cluster.kubectl(
-        *("wait", "pods", f"--namespace={NAMESPACE}", "-l", "app.kubernetes.io/name=drakit"),
+        *(
+            "wait",
+            "pods",
+            f"--namespace={release.namespace}",
+            "-l",
+            "app.kubernetes.io/name=drakit",
+        ),
         *("--for=delete", f"--timeout={WAIT_SECONDS}s"),
         timeout=WAIT_SECONDS + 10,
     )
+
+
+def _chart(release: Release, copy: Path) -> Path:
+    """
+    The chart, with the names of its cluster-wide objects made the release's own.
+
+    The chart names them all alike, so that a cluster has it once; a vendor beside drakit has to
+    rename them, as is done here.
+    """
+    if release == DRAKIT:
+        return CHART
+    shutil.copytree(CHART, copy)
+    helpers = copy / "templates" / "_helpers.tpl"
+    named, theirs = "-}}drakit-nodeplugin{{-", f"-}}}}{release.name}-nodeplugin{{{{-"
+    text = helpers.read_text()
+    if named not in text:
+        raise ClusterError(f"{helpers.name} of the chart does not name the node plugin any more")
+    helpers.write_text(text.replace(named, theirs))
+    return copy
 
 
 def _cluster_values(cluster: Cluster, build: str) -> dict[str, Any]:
@@ -82,7 +121,7 @@ def _cluster_values(cluster: Cluster, build: str) -> dict[str, Any]:
     return values
 
 
-def _why_not_ready(cluster: Cluster) -> str:
+def _why_not_ready(cluster: Cluster, release: Release) -> str:
     """What the pods of the release say, for the error of an install that did not end well."""
     commands = (
         ("get", "pods", "-o", "wide"),
@@ -90,6 +129,7 @@ def _why_not_ready(cluster: Cluster) -> str:
         ("logs", "-l", "app.kubernetes.io/name=drakit", "--tail=5", "--prefix"),
     )
     told = [
-        cluster.kubectl(*command, f"--namespace={NAMESPACE}", check=False) for command in commands
+        cluster.kubectl(*command, f"--namespace={release.namespace}", check=False)
+        for command in commands
     ]
     return "\n".join(answer.stdout.strip() or answer.stderr.strip() for answer in told)

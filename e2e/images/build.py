@@ -112,6 +112,14 @@ class Store:
             what=f"building the image of the {target}",
         )
 
+    def build_on(self, base: Path, folder: Path, *, name: str) -> None:
+        """Build the Dockerfile of a folder on an image that lies in an archive."""
+        self._run(
+            *("bud", "--quiet", "--isolation=chroot", "--pull-never"),
+            *("--build-arg", f"BASE=docker-archive:{base}", "--tag", name, str(folder)),
+            what=f"building {name}",
+        )
+
     def save(self, name: str, path: Path) -> None:
         self._run("push", "--quiet", name, f"docker-archive:{path}:{name}", what=f"saving {name}")
 

@@ -1,0 +1,6 @@
+"""
+A driver whose behaviour a test writes into a file, its image, and the tests' side of that file.
+
+`image/` is what a vendor would have: a module with drivers, and a Dockerfile on the node plugin's
+image. It imports nothing but `drakit` and the standard library.
+"""

@@ -1,0 +1,170 @@
+"""
+A test's stage: a namespace, the two scripted drivers of the first node, and what is done to them.
+
+Lamps and horns are the devices of two drivers in one daemon, which is installed as a release of its
+own beside drakit's. It must not know what the tests show.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from e2e.cluster.api import Cluster
+from e2e.images.scripted import REPOSITORY_NAME
+from e2e.kit import (
+    Space,
+    cdi_files,
+    plugin_log,
+    plugin_pod,
+    ready,
+    restarts,
+    slices,
+    wait_for,
+)
+from e2e.release import Release, install
+from e2e.scripted.control import Script
+
+SCRIPTED = Release(name="scripted", namespace="scripted-system")
+
+LAMPS = "scripted.test.drakit.dev"
+HORNS = "scripted-two.test.drakit.dev"
+CLASSES = {"lamp.test": LAMPS, "horn.test": HORNS}
+DEVICES = 4
+
+PROCESS = "-m drakit_nodeplugin --config"
+"""What the daemon's command line has, and that of drakit's own does not."""
+
+
+def folder(driver: str) -> str:
+    """The driver's data directory on the node."""
+    return f"/var/lib/kubelet/plugins/{driver}"
+
+
+def scripted_values(cluster: Cluster, **nodeplugin: Any) -> dict[str, Any]:
+    """The chart's values; `nodeplugin` are further ones of that component."""
+    drivers = [
+        {
+            "driver": f"scripted:{kind}",
+            "config": {"folder": folder(driver), "devices": DEVICES},
+        }
+        for kind, driver in (("Scripted", LAMPS), ("ScriptedTwo", HORNS))
+    ]
+    return {
+        "image": {"repository": REPOSITORY_NAME},
+        "hostdev": {"enabled": False},
+        "operator": {"enabled": False},
+        "nodeplugin": {
+            "drivers": drivers,
+            "nodeSelector": {"kubernetes.io/hostname": cluster.nodes[0]},
+            **nodeplugin,
+        },
+    }
+
+
+def install_scripted(
+    cluster: Cluster, *, build: str = "", wait: bool = True, **nodeplugin: Any
+) -> None:
+    """Install the scripted drivers, or bring them to other values of the node plugin."""
+    install(
+        cluster, SCRIPTED, values=scripted_values(cluster, **nodeplugin), build=build, wait=wait
+    )
+
+
+def device_class(name: str, driver: str, **spec: Any) -> dict[str, Any]:
+    """A class of all devices of a driver; `spec` has further fields (config, ...)."""
+    selector = {"cel": {"expression": f'device.driver == "{driver}"'}}
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "DeviceClass",
+        "metadata": {"name": name},
+        "spec": {"selectors": [selector], **spec},
+    }
+
+
+def scripted_classes() -> list[dict[str, Any]]:
+    return [device_class(name, driver) for name, driver in CLASSES.items()]
+
+
+def wait_scripted(cluster: Cluster) -> None:
+    """Wait until the daemon is ready and both drivers have published their devices."""
+    node = cluster.nodes[0]
+    wait_for(
+        f"the scripted drivers on {node} to be ready",
+        lambda: ready(plugin_pod(cluster, node, release=SCRIPTED)),
+        seconds=120,
+    )
+    for driver in CLASSES.values():
+        wait_for(
+            f"the devices of {driver} to be published",
+            lambda: slices(cluster, node, driver=driver),  # noqa: B023
+        )
+
+
+def opaque(driver: str, parameters: dict[str, Any], *requests: str) -> dict[str, Any]:
+    """Opaque parameters for a driver, as class or claim has them; for some requests, or for all."""
+    body: dict[str, Any] = {"opaque": {"driver": driver, "parameters": parameters}}
+    return {**body, "requests": list(requests)} if requests else body
+
+
+def number(driver: str, index: int) -> str:
+    """A CEL selector for one device of a driver."""
+    return f'device.attributes["{driver}"].index == {index}'
+
+
+class Stage(Space):
+    """A namespace of a test, with the scripts of the drivers on the first node."""
+
+    def __init__(self, cluster: Cluster, name: str) -> None:
+        super().__init__(cluster, name)
+        self.node = cluster.nodes[0]
+        self.lamps, self.horns = (
+            Script(cluster.node_path(self.node, folder(driver))) for driver in (LAMPS, HORNS)
+        )
+        self.scripts = (self.lamps, self.horns)
+
+    def uid(self, pod_name: str, claim_name: str) -> str:
+        """The UID of a claim that a pod uses."""
+        return self.claim_of(pod_name, claim_name)["metadata"]["uid"]
+
+    def prepared(self) -> set[str]:
+        """The UIDs of the claims that the drivers hold something for."""
+        held = set[str]().union(*(script.held() for script in self.scripts))
+        return {name.split("@")[1] for name in held}
+
+    def plugin(self) -> dict[str, Any] | None:
+        return plugin_pod(self.cluster, self.node, release=SCRIPTED)
+
+    def log(self) -> list[dict[str, Any]]:
+        return plugin_log(self.cluster, self.node, release=SCRIPTED)
+
+    def files(self) -> set[str]:
+        """The CDI files of both drivers."""
+        return set().union(
+            *(cdi_files(self.cluster, self.node, driver=driver) for driver in CLASSES.values())
+        )
+
+    def kill_plugin(self) -> None:
+        """SIGKILL the daemon, and wait until the kubelet has started it again."""
+        before = restarts(self.plugin())
+        self.cluster.exec_on_node(self.node, ["pkill", "-KILL", "-f", "--", PROCESS])
+        wait_for(
+            "the daemon to be started again",
+            lambda: restarts(self.plugin()) > before and ready(self.plugin()),
+            seconds=120,
+        )
+
+    def wait_empty(self) -> None:
+        """Wait until no driver holds anything for a claim, and there is no CDI file."""
+        wait_for(
+            "all claims to be unprepared",
+            lambda: not (self.files() or any(script.held() for script in self.scripts)),
+            seconds=90,
+        )
+
+    def show(self) -> None:
+        """Print what happened, for somebody who reads why a test failed."""
+        for script in self.scripts:
+            print(script.folder.name, *script.story(), sep="\n  ")
+            print("  held:", *script.held())
+        for line in self.log()[-40:]:
+            print({key: line[key] for key in line if key not in ("logger", "level")})
