@@ -15,7 +15,8 @@ from drakit_nodeplugin.claims.kubeletview import KubeletClaims
 from drakit_nodeplugin.claims.source import NoAnswerError
 from drakit_nodeplugin.claims.stale import StaleCollector, StaleReason, StaleTiming, judge
 from drakit_nodeplugin.claims.stored import StoredClaim, StoredDevice
-from tests.fakes.claims import DRIVER, NODE, FakeClaims, claim_body
+from drakit_nodeplugin.endpoints.errors import EndpointStoppedError
+from tests.fakes.claims import DRIVER, NODE, FakeClaims, claim_body, reference
 from tests.fakes.node import StaticNode
 
 HERE = StaticNode(name=NODE, labels={"zone": "a"})
@@ -560,3 +561,85 @@ async def test_without_entries_nobody_is_asked(site):
     await site.looks(3)
     assert site.kubelet.asked == 0
     assert site.looks_for_files == 3
+
+
+# ------------------------------------------------------------ with the real engine
+
+
+@pytest.fixture
+def collector_of():
+    """Make a collector of a plugin that needs no time between its two looks."""
+
+    def make(plugin, kubelet: Kubelet) -> StaleCollector:
+        async def no_files() -> None:
+            pass
+
+        return StaleCollector(
+            driver=DRIVER,
+            node=HERE,
+            entries=plugin.checkpoint,
+            source=plugin.claims,
+            kubelet=kubelet,
+            look_for_files=no_files,
+            primary=lambda: True,
+            registered=lambda: True,
+            unprepare=plugin.engine.collect,
+            on_collected=lambda reason: None,
+            timing=StaleTiming(grace_seconds=0, fetches_per_second=10_000),
+        )
+
+    return make
+
+
+async def test_a_stale_claim_leaves_nothing_and_its_device_is_free(
+    start, claims, devices, collector_of
+):
+    plugin = await start()
+    collector = collector_of(plugin, Kubelet())
+    claims.store(claim_body("a", "cam-0"), claim_body("b", "cam-1"))
+    await plugin.prepare(reference("a"), reference("b"))
+    del claims.bodies["claim-a"]
+    assert await collector.look() == 0
+    assert await collector.look() == 1
+    assert await plugin.states() == {"b": "prepared"}
+    assert plugin.files() == {f"{DRIVER}-claim_b.json"}
+    assert devices.prepared == {"cam-1": "b"}
+    claims.store(claim_body("c", "cam-0"))
+    answers = await plugin.prepare(reference("c"))
+    assert answers["c"].error is None
+
+
+async def test_a_stale_claim_that_is_prepared_again_in_between_is_not_collected(
+    start, claims, devices, collector_of
+):
+    plugin = await start()
+    collector = collector_of(plugin, Kubelet())
+    claims.store(claim_body("a", "cam-0"))
+    await plugin.prepare(reference("a"))
+    claims.store(claim_body("a", "cam-7"))
+    await collector.look()
+    claims.store(claim_body("a", "cam-1"))
+    await plugin.prepare(reference("a"))
+    assert await collector.look() == 0
+    assert devices.prepared == {"cam-1": "a"}
+
+
+async def test_a_stale_claim_keeps_its_device_until_its_driver_is_back(
+    start, claims, devices, collector_of
+):
+    plugin = await start()
+    collector = collector_of(plugin, Kubelet())
+    claims.store(claim_body("a", "cam-0"))
+    await plugin.prepare(reference("a"))
+    claims.bodies.clear()
+    devices.reason_away = lambda: EndpointStoppedError(driver=DRIVER, reason="it crashed")
+    for _ in range(3):
+        assert await collector.look() == 0
+    assert await plugin.states() == {"a": "unpreparing"}
+    assert plugin.files() == set()
+    devices.reason_away = None
+    # Whoever looks first ends it.
+    await plugin.recovery.recover()
+    assert await collector.look() == 0
+    assert await plugin.states() == {}
+    assert devices.prepared == {}
