@@ -79,11 +79,7 @@ class OrphanedSpecs:
         if orphans and not confirmed and await self._entries_were_lost():
             grace_seconds = self._unconfirmed_grace_seconds
         return await self._remove(
-            {
-                uid
-                for uid, since in self._seen.items()
-                if since < now and now - since >= grace_seconds
-            }
+            {uid for uid, since in self._seen.items() if now - since >= grace_seconds}
         )
 
     async def _orphans(self) -> set[str]:

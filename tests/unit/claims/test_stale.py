@@ -458,6 +458,18 @@ async def test_who_may_not_collect_does_not_even_look(site, lacking):
 
 
 @pytest.mark.looptime
+@pytest.mark.parametrize("lacking", ["primary", "registered"])
+async def test_who_may_not_collect_for_a_while_begins_anew(site, lacking):
+    site.entries.store(entry("a", "cam-0"))
+    await site.looks(2)
+    setattr(site, lacking, False)
+    await site.looks(1)
+    setattr(site, lacking, True)
+    await site.looks(2)
+    assert site.unprepared == []
+
+
+@pytest.mark.looptime
 async def test_a_driver_that_is_away_is_asked_again_and_told_once(site, caplog):
     site.entries.store(entry("a", "cam-0"))
     site.away = True
