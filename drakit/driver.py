@@ -11,7 +11,7 @@ It must not know Kubernetes clients, gRPC, or either daemon.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncIterator, Awaitable, Collection, Mapping
 from typing import ClassVar, Generic, Protocol, TypeVar
 
 from drakit.device import AllocatedDevice, ClaimReference, Device, Edits
@@ -60,6 +60,10 @@ class Driver(ABC, Generic[ConfigT]):
     One object is made per node plugin; all its methods are called in one thread that nothing else
     uses, so state needs no lock. `__init__` and `close` run outside of the thread's event loop and
     may block; the others run in it, and may block briefly.
+
+    `prepare`, `unprepare` and `check` may be plain functions or async ones. Those for different
+    devices run side by side; two for the same device (pool and name) never overlap, and the next
+    begins only when the one before has really ended, with all that it does after a cancellation.
     """
 
     name: ClassVar[str]
@@ -91,19 +95,19 @@ class Driver(ABC, Generic[ConfigT]):
         """
 
     @abstractmethod
-    async def prepare(self, claim: ClaimReference, device: AllocatedDevice) -> Edits:
+    def prepare(self, claim: ClaimReference, device: AllocatedDevice) -> Awaitable[Edits] | Edits:
         """
         Make a device ready for a claim, and say what its containers get.
 
-        Called once per allocated device, those of a pod's claims concurrently; two calls for the
-        same device never overlap. The pod waits; a call that takes longer than 5 min, or whose pod
-        is deleted meanwhile, is cancelled. It is called again for the same claim and device after a
-        failure, a crash or a reboot, and must then give the same result and make sure that all
-        side effects are there. If it raises, the claim is not prepared, `unprepare` is called
+        Called once per allocated device, those of a pod's claims concurrently. The pod waits; a
+        call that takes longer than 5 min, or whose pod is deleted meanwhile, is cancelled, and
+        `unprepare` is called once it has ended. It is called again for the same claim and device
+        after a failure, a crash or a reboot, and must then give the same result and make sure that
+        all side effects are there. If it raises, the claim is not prepared, `unprepare` is called
         for all of its devices, and the text of a :class:`DriverError` is shown to the user.
         """
 
-    async def unprepare(self, claim: ClaimReference, device: AllocatedDevice) -> None:
+    def unprepare(self, claim: ClaimReference, device: AllocatedDevice) -> Awaitable[None] | None:
         """
         Undo `prepare`. The claim object may be gone, the device as well.
 
@@ -111,16 +115,29 @@ class Driver(ABC, Generic[ConfigT]):
         never ran. It may be called again; nothing to do is success. If it raises, the device stays
         reserved and the call is repeated. The default does nothing.
         """
+        return _nothing()
 
-    async def check(self, claim: ClaimReference, device: AllocatedDevice) -> bool:
+    def check(self, claim: ClaimReference, device: AllocatedDevice) -> Awaitable[bool] | bool:
         """
         Say whether a device that was prepared in this boot is still in order.
 
         Called when the kubelet asks again for a claim that is prepared (it was restarted, or
-        another pod uses the claim). On False, or if it raises, `prepare` is called again. A driver
-        that does not define it is not asked.
+        another pod uses the claim). On False, or if it raises, `prepare` is called again, without
+        an `unprepare` before: containers may be using the device. A driver that does not define it
+        is not asked.
         """
-        return True
+        return _in_order()
 
     def close(self) -> None:
         """Release what `__init__` took. Prepared devices stay: the plugin only restarts."""
+
+
+# The defaults are awaitable, as most drivers' methods are: who tests one awaits them.
+
+
+async def _nothing() -> None:
+    return
+
+
+async def _in_order() -> bool:
+    return True

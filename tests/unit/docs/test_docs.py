@@ -5,14 +5,16 @@ from __future__ import annotations
 import re
 import sys
 import types
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
 import yaml
 
-from drakit import AllocatedDevice, ClaimReference
+from drakit import AllocatedDevice, ClaimReference, DriverError, Edits
 from drakit_nodeplugin.config import NodePluginConfig
-from drakit_nodeplugin.endpoints.loading import load_drivers
+from drakit_nodeplugin.endpoints.loading import LoadedDriver, load_drivers
+from drakit_nodeplugin.endpoints.traits import DriverTraits
 from tests.fakes.node import StaticNode
 
 ROOT = Path(__file__).parents[3]
@@ -22,19 +24,33 @@ def listings(page: str, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", (ROOT / page).read_text(), re.M | re.S)
 
 
+def load(name: str, source: str, entry: dict, monkeypatch: pytest.MonkeyPatch) -> LoadedDriver:
+    """Load a driver of docs/drivers.md as the page says."""
+    module = types.ModuleType(name)
+    monkeypatch.setitem(sys.modules, name, module)
+    exec(compile(source, "docs/drivers.md", "exec"), module.__dict__)
+    entries = NodePluginConfig.model_validate({"drivers": [entry]}).drivers
+    (driver,) = load_drivers(entries, file=Path("plugin.yaml"), node=StaticNode(name="node-1"))
+    return driver
+
+
 @pytest.fixture
 def lamps(tmp_path, monkeypatch):
-    """The driver of docs/drivers.md, loaded as the page says, on a directory of lamps."""
-    (source,) = listings("docs/drivers.md", "python")
+    """The first driver of the page, on a directory of lamps."""
+    source, _ = listings("docs/drivers.md", "python")
     (config,) = listings("docs/drivers.md", "yaml")
-    module = types.ModuleType("lamp")
-    monkeypatch.setitem(sys.modules, "lamp", module)
-    exec(compile(source, "docs/drivers.md", "exec"), module.__dict__)
-    body = yaml.safe_load(config.replace("/run/lamps", str(tmp_path)))
-    entries = NodePluginConfig.model_validate(body).drivers
-    (driver,) = load_drivers(entries, file=Path("plugin.yaml"), node=StaticNode(name="node-1"))
+    (entry,) = yaml.safe_load(config.replace("/run/lamps", str(tmp_path)))["drivers"]
     (tmp_path / "desk").touch()
-    return driver.make()
+    return load("lamp", source, entry, monkeypatch).make()
+
+
+@pytest.fixture
+def bays(tmp_path, monkeypatch) -> LoadedDriver:
+    """The second driver of the page, on a directory with a bay."""
+    _, source = listings("docs/drivers.md", "python")
+    (tmp_path / "bay-0").mkdir()
+    entry = {"driver": "bays:Bays", "config": {"directory": str(tmp_path)}}
+    return load("bays", source, entry, monkeypatch)
 
 
 async def test_the_driver_of_the_page_works(lamps, tmp_path):
@@ -52,6 +68,41 @@ async def test_the_driver_of_the_page_works(lamps, tmp_path):
     with pytest.raises(Exception, match="lamp desk was unscrewed"):
         await lamps.prepare(claim, desk)
     await lamps.unprepare(claim, desk)
+
+
+async def test_the_driver_with_side_effects_of_the_page_keeps_its_contract(bays, tmp_path):
+    assert bays.traits == DriverTraits(side_effects=True, checks=True)
+    volts = tmp_path / "bay-0" / "volts"
+    driver = bays.make()
+    stream = driver.devices()
+    assert [device.name for device in await anext(stream)] == ["bay-0"]
+    await stream.aclose()
+    claim = ClaimReference(namespace="lab", name="test", uid="uid-a")
+    bay = AllocatedDevice(
+        name="bay-0", pool="node-1", request="bay", configs=({"volts": 5}, {"volts": 12})
+    )
+
+    for _ in range(2):
+        assert (await driver.prepare(claim, bay)).env == {"BAY_VOLTS": "12"}
+        assert await driver.check(claim, bay)
+        assert volts.read_text() == "12"
+    looker = replace(bay, admin_access=True)
+    assert (await driver.prepare(claim, replace(looker, configs=()))).env == {"BAY_VOLTS": "5"}
+    await driver.unprepare(claim, looker)
+    assert volts.read_text() == "12"
+    with pytest.raises(DriverError, match="has 5 or 12 volts, not 230"):
+        await driver.prepare(claim, replace(bay, configs=({"volts": 230},)))
+    for _ in range(2):
+        await driver.unprepare(claim, replace(bay, configs=()))
+        assert not volts.exists()
+    assert not await driver.check(claim, bay)
+
+
+def test_the_page_names_every_field_of_an_edit_and_of_an_allocated_device():
+    page = (ROOT / "docs/drivers.md").read_text()
+    named = set(re.findall(r"`([a-z_]+)`", page))
+    for kind in (Edits, AllocatedDevice):
+        assert {field.name for field in fields(kind)} <= named
 
 
 @pytest.mark.parametrize(
