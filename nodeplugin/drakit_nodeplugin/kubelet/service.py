@@ -9,9 +9,10 @@ It must not know how claims are prepared.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any, Protocol
 
+import grpc
 import grpc.aio
 
 from drakit.device import ClaimReference
@@ -27,6 +28,10 @@ __all__ = ("SUPPORTED_VERSIONS", "add_dra_services")
 SUPPORTED_VERSIONS = ("v1.DRAPlugin", "v1beta1.DRAPlugin")
 """As told to the kubelet, which takes the first that it knows."""
 
+MAX_CLAIMS = 1024
+"""Of one call: some ten times what the largest pods have. A message of 4 MiB, which gRPC would
+take, has room for several hundred thousand, and answering those would keep the loop for seconds."""
+
 _Context = grpc.aio.ServicerContext[Any, Any]
 
 
@@ -38,7 +43,13 @@ class _Claim(Protocol):
     name: str
 
 
-def _references(claims: Iterable[_Claim]) -> list[ClaimReference]:
+async def _references(claims: Sequence[_Claim], context: _Context) -> list[ClaimReference]:
+    if len(claims) > MAX_CLAIMS:
+        await context.abort(
+            grpc.StatusCode.INVALID_ARGUMENT,
+            f"{len(claims)} claims in one call, at most {MAX_CLAIMS} are taken: a call has the "
+            f"claims of one pod",
+        )
     return [
         ClaimReference(namespace=claim.namespace, name=claim.name, uid=claim.uid)
         for claim in claims
@@ -72,7 +83,7 @@ class _DraV1(v1_grpc.DRAPluginServicer):
         self, request: v1.NodePrepareResourcesRequest, context: _Context
     ) -> v1.NodePrepareResourcesResponse:
         answers = await self._calls.answer(
-            "prepare", _references(request.claims), method="v1.NodePrepareResources"
+            "prepare", await _references(request.claims, context), method="v1.NodePrepareResources"
         )
         return v1.NodePrepareResourcesResponse(
             claims={
@@ -87,7 +98,9 @@ class _DraV1(v1_grpc.DRAPluginServicer):
         self, request: v1.NodeUnprepareResourcesRequest, context: _Context
     ) -> v1.NodeUnprepareResourcesResponse:
         answers = await self._calls.answer(
-            "unprepare", _references(request.claims), method="v1.NodeUnprepareResources"
+            "unprepare",
+            await _references(request.claims, context),
+            method="v1.NodeUnprepareResources",
         )
         return v1.NodeUnprepareResourcesResponse(
             claims={
@@ -105,7 +118,9 @@ class _DraV1beta1(v1beta1_grpc.DRAPluginServicer):
         self, request: v1beta1.NodePrepareResourcesRequest, context: _Context
     ) -> v1beta1.NodePrepareResourcesResponse:
         answers = await self._calls.answer(
-            "prepare", _references(request.claims), method="v1beta1.NodePrepareResources"
+            "prepare",
+            await _references(request.claims, context),
+            method="v1beta1.NodePrepareResources",
         )
         return v1beta1.NodePrepareResourcesResponse(
             claims={
@@ -122,7 +137,9 @@ class _DraV1beta1(v1beta1_grpc.DRAPluginServicer):
         self, request: v1beta1.NodeUnprepareResourcesRequest, context: _Context
     ) -> v1beta1.NodeUnprepareResourcesResponse:
         answers = await self._calls.answer(
-            "unprepare", _references(request.claims), method="v1beta1.NodeUnprepareResources"
+            "unprepare",
+            await _references(request.claims, context),
+            method="v1beta1.NodeUnprepareResources",
         )
         return v1beta1.NodeUnprepareResourcesResponse(
             claims={
