@@ -23,7 +23,8 @@ from drakit.kube import ConfigError as KubeConfigError
 from drakit.kube import Session, connect
 from drakit_nodeplugin.config import ConfigError, NodePluginConfig
 from drakit_nodeplugin.endpoints.loading import load_drivers
-from drakit_nodeplugin.hosted import Environment, HostedDriver
+from drakit_nodeplugin.environment import Environment
+from drakit_nodeplugin.hosted import HostedDriver
 from drakit_nodeplugin.http import HttpServer
 from drakit_nodeplugin.kubelet.sockets import SocketError
 from drakit_nodeplugin.metrics import Metrics

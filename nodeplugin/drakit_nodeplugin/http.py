@@ -34,7 +34,7 @@ class Probed(Protocol):
         """Say why it is not ready; None if it is."""
         ...
 
-    def measure(self) -> None:
+    async def measure(self) -> None:
         """Bring its gauges up to date."""
         ...
 
@@ -74,7 +74,7 @@ class HttpServer:
 
     async def _metrics(self, request: web.Request) -> web.Response:
         for probed in self._probed:
-            probed.measure()
+            await probed.measure()
         encode, content_type = choose_encoder(request.headers.get("Accept", ""))
         return web.Response(body=encode(self._registry), headers={"Content-Type": content_type})
 

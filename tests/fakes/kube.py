@@ -177,7 +177,12 @@ class FakeCluster:
             return self.objects[target.key]
         except KeyError:
             kind = target.collection.rpartition("/")[2]
-            raise StatusError(404, "NotFound", f'{kind} "{target.name}" not found') from None
+            raise StatusError(
+                404,
+                "NotFound",
+                f'{kind} "{target.name}" not found',
+                details={"name": target.name, "kind": kind},
+            ) from None
 
     def _list(self, target: Target, params: dict[str, str]) -> Object:
         keys = sorted(key for key in self.objects if target.holds(key))

@@ -6,9 +6,9 @@ size; after a crash it holds the whole batch or nothing of it. Every write is co
 row's generation, also across processes. Whether an entry must be prepared again is decided in
 :mod:`.engine`.
 
-This module has the writer's thread and what becomes of errors; :mod:`.rows` the statements,
-:mod:`.schema` the tables, :mod:`.salvage` what happens to a damaged database. It must not know
-gRPC, the API server, endpoints, CDI files, or the types of the engine.
+This module has the writer's thread, and what becomes of errors; :mod:`.rows` has the statements,
+:mod:`.opening` how a database is opened, whatever has become of its file. It must not know gRPC,
+the API server, endpoints, CDI files, or the types of the engine.
 """
 
 from __future__ import annotations
@@ -16,72 +16,95 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
+import os
 import sqlite3
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from drakit_nodeplugin.claims import rows, schema
+from drakit_nodeplugin.claims import opening, rows, schema
+from drakit_nodeplugin.claims.opening import CheckpointError, CheckpointTooNewError
 from drakit_nodeplugin.claims.rows import HeldDevice, Outcome
-from drakit_nodeplugin.claims.stored import DamagedRowError, State, StoredClaim, load
+from drakit_nodeplugin.claims.salvage import Salvage
+from drakit_nodeplugin.claims.stored import State, StoredClaim
 
-__all__ = ("Checkpoint", "CheckpointError", "CheckpointTooNewError", "HeldDevice", "Outcome")
+__all__ = (
+    "Checkpoint",
+    "CheckpointError",
+    "CheckpointTooNewError",
+    "HeldDevice",
+    "Outcome",
+    "Salvage",
+)
 
 logger = logging.getLogger(__name__)
+
+REOPEN_SECONDS = 1.0
+"""Between two attempts to use a checkpoint that could not be used, loop clock."""
+
+_RESTART = "the node plugin is restarted and sets it aside"
+_BUSY = f"{schema.BUSY_SECONDS:g} s"
 
 ResultT = TypeVar("ResultT")
 
 
-class CheckpointError(Exception):
-    """The checkpoint could not be read or written; nothing of the batch was stored."""
-
-
-class CheckpointTooNewError(CheckpointError):
-    """A later drakit wrote the database; this one would destroy what it cannot read."""
-
-
 class Checkpoint:
-    """The prepared claims of one driver. All methods are safe to call concurrently."""
+    """
+    The prepared claims of one driver. All methods are safe to call concurrently.
+
+    Each raises :class:`CheckpointError` if the database cannot be used. Every later call tries
+    again, once a second at most: when there is space again, the next call succeeds.
+    """
 
     def __init__(self, path: Path, *, owner: str = "") -> None:
         self.path = path
         self.owner = owner
         """Stands in every row that is written here."""
         self.damage: str | None = None
-        """Why an earlier database was set aside when this one was opened; None if none was."""
+        """Why an earlier database was set aside, until :meth:`rebuilt`; None if none was."""
+        self.salvaged: Salvage | None = None
+        """What could be read of that one."""
         self.broken: str | None = None
-        """Damage that was met since: only opening it again, at a restart, can set it aside."""
+        """Damage that was met since it was opened: nothing is written any more. Only opening it
+        again, at a restart, can set it aside."""
+        self.unusable: str | None = None
+        """Why it cannot be used at the moment (no space, no permission, a newer version)."""
         self.alone = True
         """Whether no other process has opened the database since we did, as of the last write."""
         self.on_transaction: Callable[[float], None] | None = None
         """Called with the seconds of each write transaction, in the writer's thread."""
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._connection: sqlite3.Connection | None = None
+        self._file: tuple[int, int] | None = None
         self._opens = 0
+        self._wanted = False
+        self._next_attempt = float("-inf")
 
     async def open(self) -> None:
         """
-        Open the database; set a damaged one aside and begin a new one.
+        Open the database; set a damaged one aside, with all that can be read of it in a new one.
 
         Raises :class:`CheckpointTooNewError`, and :class:`CheckpointError` if there is no space or
         no permission: those are no damage, and setting the file aside would lose the claims.
         """
-        await self._run(self._open)
+        self._wanted = True
+        await self._run(lambda _: None)
 
     async def close(self) -> None:
         """Close the database; what was answered is on disk already."""
-        if self._connection is not None:
-            await self._run(self._close)
+        self._wanted = False
+        await asyncio.get_running_loop().run_in_executor(self._executor, self._disconnect)
         self._executor.shutdown(wait=False)
 
     async def find(self, uids: Collection[str]) -> Mapping[str, StoredClaim]:
         """Give the claims that are known of these."""
         wanted = list(uids)
         return await self._run(
-            lambda: {claim.uid: claim for claim in rows.claims_of(self._database, wanted)}
+            lambda database: {c.uid: c for c in rows.claims_of(database, wanted)}
         )
 
     async def pages(self, size: int = 500) -> AsyncIterator[list[StoredClaim]]:
@@ -91,21 +114,25 @@ class Checkpoint:
         Each page is what is stored at its moment; claims that come or go meanwhile may be missed.
         """
         after = ""
-        while page := await self._run(partial(self._page, after, size)):
+        while page := await self._run(partial(rows.page, after=after, size=size)):
             yield page
             after = page[-1].uid
 
     async def in_state(self, state: State) -> list[StoredClaim]:
         """Give the claims in one state."""
-        return await self._run(lambda: rows.claims_in_state(self._database, state))
+        return await self._run(partial(rows.claims_in_state, state=state))
 
     async def uids(self, *, state: State | None = None, boot_id: str | None = None) -> set[str]:
         """Give the UIDs of all claims, or of those in one state or of one boot."""
-        return await self._run(lambda: rows.uids(self._database, state=state, boot_id=boot_id))
+        return await self._run(partial(rows.uids, state=state, boot_id=boot_id))
 
     async def count(self) -> int:
         """Count the claims."""
-        return await self._run(lambda: rows.count(self._database))
+        return await self._run(rows.count)
+
+    async def states(self) -> Mapping[str, int]:
+        """Count the claims by their state; a state without claims is left out."""
+        return await self._run(rows.states)
 
     async def write(self, claims: Collection[StoredClaim]) -> Outcome:
         """
@@ -118,7 +145,7 @@ class Checkpoint:
         """
         if not claims:
             return Outcome(written={}, held={}, fenced=frozenset())
-        return await self._run(lambda: self._write(claims))
+        return await self._run(lambda database: self._write(database, claims))
 
     async def delete(self, claims: Collection[StoredClaim]) -> frozenset[str]:
         """
@@ -129,116 +156,145 @@ class Checkpoint:
         """
         if not claims:
             return frozenset()
-        return await self._run(lambda: self._delete(claims))
+        return await self._run(
+            lambda database: self._transaction(database, partial(rows.delete, claims=claims))
+        )
+
+    async def rebuilt(self) -> None:
+        """Say that all was done to make up for the damage: it is not told again after a restart."""
+        if self.damage is not None:
+            await self._run(lambda database: self._transaction(database, opening.forget_damage))
+            self.damage = self.salvaged = None
+
+    async def _run(self, work: Callable[[sqlite3.Connection], ResultT]) -> ResultT:
+        context = contextvars.copy_context()
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+
+        def in_context() -> ResultT:
+            return context.run(self._attempt, work, now)
+
+        return await loop.run_in_executor(self._executor, in_context)
 
     # ------------------------------------------------------------ within the writer's thread
 
-    @property
-    def _database(self) -> sqlite3.Connection:
+    def _attempt(self, work: Callable[[sqlite3.Connection], ResultT], now: float) -> ResultT:
+        try:
+            return work(self._ready(now))
+        except CheckpointTooNewError as error:
+            self.unusable = str(error)
+            self._disconnect()
+            raise
+        except opening.DATABASE_ERRORS as error:
+            raise self._failed(error, now) from error
+
+    def _ready(self, now: float) -> sqlite3.Connection:
+        """Give a connection; one that could not be used is tried again, but not at every call."""
+        if self._connection is not None and self._file != _identity(self.path):
+            self._find_again(self._connection)
+        due = now >= self._next_attempt
         if self._connection is None:
-            raise CheckpointError(f"the checkpoint {self.path} is not open")
+            if not self._wanted:
+                raise CheckpointError(f"the checkpoint {self.path} is not open")
+            if not due and self.unusable is not None:
+                raise CheckpointError(self.unusable)
+            self._next_attempt = now + REOPEN_SECONDS
+            return self._open()
+        if self.unusable is not None and due:
+            self._next_attempt = now + REOPEN_SECONDS
+            with suppress(sqlite3.Error):  # else it is said by whoever needs to write
+                self._transaction(self._connection, rows.touch)
         return self._connection
 
-    async def _run(self, work: Callable[[], ResultT]) -> ResultT:
-        context = contextvars.copy_context()
-        loop = asyncio.get_running_loop()
+    def _open(self) -> sqlite3.Connection:
         try:
-            return await loop.run_in_executor(self._executor, context.run, work)
-        except DamagedRowError as error:
-            self.broken = f"the checkpoint {self.path} is damaged: {error}"
-            raise CheckpointError(
-                f"{self.broken}; the node plugin is restarted and sets it aside"
-            ) from error
-        except sqlite3.Error as error:
-            # "Corrupt" and "not a database" come as the bare class; its subclasses, such as
-            # OperationalError for no space or no permission, are no damage.
-            if type(error) is sqlite3.DatabaseError:
-                self.broken = f"the checkpoint {self.path} is damaged: {error}"
-            raise CheckpointError(f"the checkpoint {self.path} failed: {error}") from error
-
-    def _open(self) -> None:
-        try:
-            self.path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
-            self._connection = self._connect()
-        except OSError as error:
-            raise CheckpointError(f"the folder of {self.path} cannot be made: {error}") from error
-        except (sqlite3.DatabaseError, DamagedRowError) as error:
-            if isinstance(error, sqlite3.OperationalError):
-                raise CheckpointError(
-                    f"the checkpoint {self.path} cannot be opened: {error}; see to space and "
-                    f"permissions of its folder"
-                ) from error
-            self._set_aside(str(error))
-            self._connection = self._connect()
-        self._opens = rows.opens(self._connection)
-
-    def _connect(self) -> sqlite3.Connection:
-        connection = schema.connect(self.path)
-        try:
-            with rows.transaction(connection):
-                self._check(connection)
-                connection.execute("UPDATE meta SET value = value + 1 WHERE name = 'opens'")
-        except BaseException:
-            connection.close()
+            opened = opening.open_database(self.path)
+        except CheckpointError as error:
+            self.unusable = str(error)
             raise
-        return connection
+        # If we had opened it before, another number than ours plus one is somebody else's doing.
+        self.alone = self.alone and self._opens in (0, opened.opens - 1)
+        self._opens = opened.opens
+        self._file = _identity(self.path)
+        self._connection = opened.connection
+        self.damage, self.salvaged = opened.damage, opened.salvaged
+        self.unusable = None
+        return opened.connection
 
-    def _check(self, connection: sqlite3.Connection) -> None:
-        (version,) = connection.execute("PRAGMA user_version").fetchone()
-        if version > schema.SCHEMA_VERSION:
-            raise CheckpointTooNewError(
-                f"the checkpoint {self.path} has schema version {version}, this drakit knows up to "
-                f"{schema.SCHEMA_VERSION}; install the later version again, or drain the node and "
-                f"remove the file"
-            )
-        if version == 0:
-            schema.create(connection)
-        if version == 1:
-            schema.migrate(connection)
-        (verdict,) = connection.execute("PRAGMA quick_check(1)").fetchone()
-        if verdict != "ok":
-            raise sqlite3.DatabaseError(verdict)
-        for uid, body, expected in connection.execute("SELECT id, body, checksum FROM bodies"):
-            try:
-                load(body, expected=expected)
-            except DamagedRowError as error:
-                raise DamagedRowError(f"the row of claim {uid}: {error}") from error
+    def _find_again(self, connection: sqlite3.Connection) -> None:
+        """Another process has set the file aside, or somebody has removed it: use the new one."""
+        try:
+            opening.rewrite(connection, self.path)
+        except (OSError, sqlite3.Error) as error:
+            self.unusable = f"the checkpoint {self.path} was removed: {error}"
+            raise CheckpointError(self.unusable) from error
+        self._disconnect()
 
-    def _set_aside(self, reason: str) -> None:
-        aside = self.path.with_name(f"{self.path.name}.damaged-{time.strftime('%Y%m%dT%H%M%S')}")
-        for suffix in ("", "-wal", "-shm"):
-            part = self.path.with_name(self.path.name + suffix)
-            if part.exists():
-                part.rename(aside.with_name(aside.name + suffix))
-        self.damage = f"{reason}; it was set aside as {aside.name}"
-        logger.error(
-            "checkpoint is damaged and was set aside",
-            extra={"path": str(self.path), "aside": aside.name, "reason": reason},
-        )
-
-    def _close(self) -> None:
+    def _disconnect(self) -> None:
         # The last one to close writes the log back and removes it: nothing temporary is left.
-        self._database.close()
-        self._connection = None
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with suppress(sqlite3.Error):
+                connection.close()
 
-    def _page(self, after: str, size: int) -> list[StoredClaim]:
-        return rows.page(self._database, after=after, size=size)
+    def _failed(self, error: Exception, now: float) -> CheckpointError:
+        if opening.is_damage(error):
+            self.broken = f"the checkpoint {self.path} is damaged: {error}"
+            return CheckpointError(f"{self.broken}; {_RESTART}")
+        text = f"the checkpoint {self.path} failed: {error}"
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+            return CheckpointError(f"{text}; another process has held it for {_BUSY}")
+        if code == sqlite3.SQLITE_CONSTRAINT:
+            return CheckpointError(text)
+        self.unusable = f"{text}; see to space and permissions of its folder"
+        self._next_attempt = now + REOPEN_SECONDS
+        if code != sqlite3.SQLITE_FULL:  # what is stored can still be read then
+            self._disconnect()
+        return CheckpointError(self.unusable)
 
-    def _write(self, claims: Collection[StoredClaim]) -> Outcome:
+    def _write(self, database: sqlite3.Connection, claims: Collection[StoredClaim]) -> Outcome:
+        try:
+            return self._transaction(
+                database,
+                lambda database: rows.write(database, claims, owner=self.owner, alone=self.alone),
+            )
+        except ValueError as error:
+            raise CheckpointError(
+                f"the checkpoint {self.path} takes no such entry: {error}"
+            ) from error
+
+    def _transaction(
+        self, database: sqlite3.Connection, work: Callable[[sqlite3.Connection], ResultT]
+    ) -> ResultT:
+        if self.broken is not None:
+            raise CheckpointError(f"{self.broken}; {_RESTART}")
         started = time.perf_counter()
-        with rows.transaction(self._database):
-            self.alone = rows.opens(self._database) == self._opens
-            outcome = rows.write(self._database, claims, owner=self.owner, alone=self.alone)
-        self._report(started)
-        return outcome
-
-    def _delete(self, claims: Collection[StoredClaim]) -> frozenset[str]:
-        started = time.perf_counter()
-        with rows.transaction(self._database):
-            kept = rows.delete(self._database, claims)
-        self._report(started)
-        return kept
-
-    def _report(self, started: float) -> None:
+        with rows.transaction(database):
+            self._check_shared(database)
+            result = work(database)
+        if self._file != _identity(self.path):
+            raise CheckpointError(f"the checkpoint {self.path} was set aside by another process")
+        self.unusable = None
         if self.on_transaction is not None:
             self.on_transaction(time.perf_counter() - started)
+        return result
+
+    def _check_shared(self, database: sqlite3.Connection) -> None:
+        """See, within a transaction, what other processes have done to the database."""
+        (version,) = database.execute("PRAGMA user_version").fetchone()
+        if version != schema.SCHEMA_VERSION:
+            raise CheckpointTooNewError(
+                f"the checkpoint {self.path} was taken over by a later version of drakit"
+            )
+        if rows.opens(database) != self._opens:
+            self.alone = False
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Tell a file from another one that has come to the same path."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino

@@ -29,12 +29,17 @@ from drakit_nodeplugin.claims.stored import (
 __all__ = (
     "HeldDevice",
     "Outcome",
+    "adopt",
     "claims_in_state",
     "claims_of",
     "count",
+    "count_open",
     "delete",
+    "devices_of",
     "opens",
     "page",
+    "states",
+    "touch",
     "transaction",
     "uids",
     "write",
@@ -133,6 +138,11 @@ def count(connection: sqlite3.Connection) -> int:
     return number
 
 
+def states(connection: sqlite3.Connection) -> dict[str, int]:
+    """Count the claims by their state."""
+    return dict(connection.execute("SELECT state, count(*) FROM claims GROUP BY state"))
+
+
 def opens(connection: sqlite3.Connection) -> int:
     """Tell how often the database was opened by a daemon."""
     (number,) = connection.execute("SELECT value FROM meta WHERE name = 'opens'").fetchone()
@@ -166,11 +176,33 @@ def write(
             fresh[claim.uid] = claim
     taken = _taken(connection, fresh.values(), known)
     passed = [claim for claim in fresh.values() if claim.uid not in taken]
-    written = _put(connection, passed, known, owner=owner)
+    first = _next_generations(connection, len(passed))
+    written = {
+        claim.uid: replace(claim, generation=generation, owner=owner)
+        for generation, claim in enumerate(passed, start=first)
+    }
+    _put(connection, list(written.values()), known)
     # Read after the write: a holder may be of the same batch.
     holders = {c.uid: c for c in claims_of(connection, [uid for _, uid in taken.values()])}
     held = {uid: HeldDevice(device=d, holder=holders[holder]) for uid, (d, holder) in taken.items()}
     return Outcome(written=written, held=held, fenced=frozenset(fenced))
+
+
+def adopt(connection: sqlite3.Connection, claims: Collection[StoredClaim]) -> frozenset[str]:
+    """
+    Take over rows of another database as they are, within the transaction of the caller.
+
+    Gives the UIDs of those that were taken: one whose device is held by another is left out. Their
+    claims must not be here yet.
+    """
+    taken = _taken(connection, claims, {})
+    passed = [claim for claim in claims if claim.uid not in taken]
+    highest = max((claim.generation for claim in passed), default=0)
+    connection.execute(
+        "UPDATE meta SET value = max(value, ?) WHERE name = 'generation'", (highest,)
+    )
+    _put(connection, passed, {})
+    return frozenset(claim.uid for claim in passed)
 
 
 def delete(connection: sqlite3.Connection, claims: Collection[StoredClaim]) -> frozenset[str]:
@@ -189,6 +221,17 @@ def delete(connection: sqlite3.Connection, claims: Collection[StoredClaim]) -> f
     for statement in ("devices WHERE claim", "bodies WHERE id", "claims WHERE id"):
         connection.executemany(f"DELETE FROM {statement} = ?", ids)  # noqa: S608
     return frozenset(kept)
+
+
+def count_open(connection: sqlite3.Connection) -> int:
+    """Count that a daemon opens the database, within the transaction of the caller."""
+    connection.execute("UPDATE meta SET value = value + 1 WHERE name = 'opens'")
+    return opens(connection)
+
+
+def touch(connection: sqlite3.Connection) -> None:
+    """Write something, to see whether that is possible, within the transaction of the caller."""
+    _next_generations(connection, 1)
 
 
 def _known(connection: sqlite3.Connection, uids: Sequence[str]) -> dict[str, _Known]:
@@ -226,34 +269,25 @@ def _taken(
 
 
 def _put(
-    connection: sqlite3.Connection,
-    claims: Sequence[StoredClaim],
-    known: Mapping[str, _Known],
-    *,
-    owner: str,
-) -> dict[str, StoredClaim]:
-    if not claims:
-        return {}
-    generation = _next_generations(connection, len(claims))
+    connection: sqlite3.Connection, claims: Sequence[StoredClaim], known: Mapping[str, _Known]
+) -> None:
+    """Write rows as they are given; what is not changed of their devices is left alone."""
     (last_id,) = connection.execute("SELECT coalesce(max(id), 0) FROM claims").fetchone()
     heads: list[tuple[object, ...]] = []
     bodies: list[tuple[int, int, bytes]] = []
     cleared: list[tuple[int]] = []
     devices: list[tuple[int, str, str, int]] = []
-    written: dict[str, StoredClaim] = {}
-    for number, claim in enumerate(claims):
+    for claim in claims:
         row = known.get(claim.uid)
         if row is None:
             last_id += 1
         id_ = row.id if row else last_id
-        stored = replace(claim, generation=generation + number, owner=owner)
-        written[claim.uid] = stored
-        heads.append((id_, stored.uid, stored.state, stored.boot_id, stored.generation))
-        body = dump(stored)
+        heads.append((id_, claim.uid, claim.state, claim.boot_id, claim.generation))
+        body = dump(claim)
         bodies.append((id_, checksum(body), body))
         if _changed(claim, known):
             cleared.append((id_,))
-            devices.extend((id_, *device) for device in _devices(claim))
+            devices.extend((id_, *device) for device in devices_of(claim))
     connection.executemany(
         "INSERT INTO claims VALUES (?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET "
         "state = excluded.state, boot_id = excluded.boot_id, generation = excluded.generation",
@@ -266,7 +300,6 @@ def _put(
     )
     connection.executemany("DELETE FROM devices WHERE claim = ?", cleared)
     connection.executemany("INSERT INTO devices VALUES (?, ?, ?, ?)", devices)
-    return written
 
 
 def _next_generations(connection: sqlite3.Connection, number: int) -> int:
@@ -293,10 +326,11 @@ def _holders(connection: sqlite3.Connection, wanted: Collection[_Key]) -> dict[_
 
 def _changed(claim: StoredClaim, known: Mapping[str, _Known]) -> bool:
     row = known.get(claim.uid)
-    return row is None or row.devices != _devices(claim)
+    return row is None or row.devices != devices_of(claim)
 
 
-def _devices(claim: StoredClaim) -> frozenset[_Device]:
+def devices_of(claim: StoredClaim) -> frozenset[_Device]:
+    """Give a claim's devices as they are indexed: pool, device, and whether it is exclusive."""
     return frozenset((d.pool, d.device, int(d.exclusive)) for d in claim.devices)
 
 

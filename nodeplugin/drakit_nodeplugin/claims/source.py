@@ -61,8 +61,11 @@ class ApiClaims:
         except (UnavailableError, TooManyRequestsError, TimeoutError):
             # One that is overloaded says nothing about the claim either.
             raise NoAnswerError(claim=name, cause="it gives no answer") from None
-        except NotFoundError:
-            raise ClaimGoneError(claim=name) from None
+        except NotFoundError as error:
+            if error.reason == "NotFound" and error.details.get("name") == reference.name:
+                raise ClaimGoneError(claim=name) from None
+            # Not the claim but the API is missing: a server that is being upgraded, or a proxy.
+            raise NoAnswerError(claim=name, cause=str(error)) from None
         except ApiError as error:
             raise ClaimFetchError(claim=name, cause=str(error)) from error
         try:

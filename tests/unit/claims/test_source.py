@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from drakit.kube import TooManyRequestsError
-from drakit_nodeplugin.claims.errors import ClaimFetchError
+from drakit.kube import NotFoundError, TooManyRequestsError
+from drakit_nodeplugin.claims.errors import ClaimFetchError, ClaimGoneError
 from drakit_nodeplugin.claims.source import ApiClaims, NoAnswerError
 from tests.fakes.claims import claim_body, reference
 
@@ -47,6 +47,30 @@ async def test_a_claim_is_read():
 async def test_an_answer_that_is_no_claim_is_an_error_of_this_claim(body):
     with pytest.raises(ClaimFetchError, match=r"claim lab/claim-a: .* is no ResourceClaim"):
         await source(body).fetch(reference("a"), timeout_seconds=1)
+
+
+def not_found(*, reason: str = "NotFound", **details: str) -> NotFoundError:
+    return NotFoundError(
+        status=404, reason=reason, message="gone", method="GET", path="/x", details=details
+    )
+
+
+async def test_a_claim_of_which_the_server_says_so_is_gone():
+    with pytest.raises(ClaimGoneError):
+        await source(not_found(name="claim-a")).fetch(reference("a"), timeout_seconds=1)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        pytest.param(not_found(), id="api-not-served"),
+        pytest.param(not_found(name="lab"), id="another-object"),
+        pytest.param(not_found(reason="Unknown", name="claim-a"), id="another-reason"),
+    ],
+)
+async def test_any_other_404_says_nothing_about_the_claim(error):
+    with pytest.raises(NoAnswerError):
+        await source(error).fetch(reference("a"), timeout_seconds=1)
 
 
 async def test_an_api_server_that_is_overloaded_says_nothing_about_the_claim():

@@ -1,0 +1,31 @@
+"""
+What all drivers of a process share.
+
+It must not know any driver.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from drakit.kube import Session
+from drakit_nodeplugin.config import NodePluginConfig
+from drakit_nodeplugin.metrics import Metrics
+from drakit_nodeplugin.node import PluginNode
+
+__all__ = ("Environment",)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Environment:
+    """Where and as what the process runs."""
+
+    config: NodePluginConfig
+    node: PluginNode
+    boot_id: str
+    instance_uid: str
+    session: asyncio.Future[Session]
+    """Done once the API server can be asked; nothing that the kubelet needs waits for it."""
+
+    metrics: Metrics

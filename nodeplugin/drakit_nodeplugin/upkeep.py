@@ -1,0 +1,172 @@
+"""
+What looks after one driver's claims beside the kubelet's calls, put together.
+
+At the start: half-written files go, lost CDI files come back, orphaned ones go; a checkpoint that
+was damaged is rebuilt before claims are answered from it. Later, again and again: lost files, what
+crashes left, stale claims. And what people should know is told as Events.
+
+It must not know how any of the parts does its work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+
+from drakit.kube.events import EventRecorder
+from drakit_nodeplugin.claims.announcing import ClaimAnnouncer
+from drakit_nodeplugin.claims.checkpoint import CheckpointError
+from drakit_nodeplugin.claims.engine import ClaimEngine
+from drakit_nodeplugin.claims.orphans import OrphanedSpecs
+from drakit_nodeplugin.claims.parts import EngineParts
+from drakit_nodeplugin.claims.rebuild import Rebuilder
+from drakit_nodeplugin.claims.recovery import Recovery
+from drakit_nodeplugin.claims.restore import SpecRestorer
+from drakit_nodeplugin.claims.spectexts import SpecTexts
+from drakit_nodeplugin.claims.stale import StaleCollector, StaleTiming
+from drakit_nodeplugin.environment import Environment
+from drakit_nodeplugin.kubelet.claimview import KubeletClaimView
+from drakit_nodeplugin.kubelet.podresources import PodResources
+from drakit_nodeplugin.metrics import DriverMetrics
+
+__all__ = ("Upkeep",)
+
+logger = logging.getLogger(__name__)
+
+
+class Upkeep:
+    """Keeps the claims of one driver in order."""
+
+    def __init__(
+        self,
+        parts: EngineParts,
+        *,
+        engine: ClaimEngine,
+        announcer: ClaimAnnouncer,
+        environment: Environment,
+        metrics: DriverMetrics,
+        primary: Callable[[], bool],
+        registered: Callable[[], bool],
+    ) -> None:
+        config = environment.config
+        stale = config.stale_claims
+        self._parts = parts
+        self._engine = engine
+        self._announcer = announcer
+        self._environment = environment
+        self.damaged = False
+        """Whether the checkpoint was found damaged at the start."""
+        texts = SpecTexts(parts.driver, config.cdi_directory)
+        kubelet = KubeletClaimView(
+            parts.driver, PodResources(config.podresources), state_file=config.kubelet_state_file
+        )
+        self._restorer = SpecRestorer(
+            checkpoint=parts.checkpoint,
+            specs=parts.specs,
+            boot_id=parts.boot_id,
+            locks=engine.locks,
+            on_restored=metrics.restored,
+        )
+        self._recovery = Recovery(checkpoint=parts.checkpoint, engine=engine)
+        self._orphans = OrphanedSpecs(
+            driver=parts.driver,
+            checkpoint=parts.checkpoint,
+            specs=parts.specs,
+            texts=texts,
+            locks=engine.locks,
+            kubelet=kubelet,
+            grace_seconds=stale.grace_period,
+            unconfirmed_grace_seconds=stale.unconfirmed_grace_period,
+        )
+        self._rebuilder = Rebuilder(
+            driver=parts.driver,
+            node=parts.node,
+            boot_id=parts.boot_id,
+            checkpoint=parts.checkpoint,
+            source=parts.source,
+            specs=parts.specs,
+            texts=texts,
+            kubelet=kubelet,
+        )
+        self._collector = StaleCollector(
+            driver=parts.driver,
+            node=parts.node,
+            entries=parts.checkpoint,
+            source=parts.source,
+            kubelet=kubelet,
+            look_for_files=self._orphans.look,
+            primary=primary,
+            registered=registered,
+            unprepare=engine.collect,
+            on_collected=lambda reason: metrics.collected(reason.value),
+            timing=StaleTiming(
+                period_seconds=stale.period,
+                grace_seconds=stale.grace_period,
+                unconfirmed_grace_seconds=stale.unconfirmed_grace_period,
+            ),
+        )
+
+    async def begin(self) -> None:
+        """Put files in order, before anything is served."""
+        if self._parts.checkpoint.damage is not None:
+            self.damaged = True
+            self._engine.complete.clear()
+        try:
+            await self._parts.specs.clean()
+            await self._restorer.restore()
+            await self._orphans.clean()
+        except (OSError, CheckpointError) as error:
+            # Claims can be unprepared all the same, and all of it is tried again.
+            logger.error(
+                "CDI files cannot be put in order",
+                extra={"driver": self._parts.driver, "error": str(error)},
+            )
+
+    def parts(self) -> Mapping[str, Callable[[], Awaitable[None]]]:
+        """Give what runs until the daemon stops, by name."""
+        return {
+            "CDI files": self._restorer.run,
+            "recovery": self._recovery.run,
+            "stale claims": self._collector.run,
+            "Events": self._tell,
+            "rebuild": self._rebuild,
+        }
+
+    async def _rebuild(self) -> None:
+        """Find again what a damaged checkpoint has lost, then let claims be answered."""
+        damage = self._parts.checkpoint.damage
+        if damage is not None:
+            try:
+                rebuilt = await self._rebuilder.rebuild()
+                await self._parts.checkpoint.rebuilt()
+            except CheckpointError as error:
+                # After a restart it is tried again: the damage is not forgotten before.
+                rebuilt = f"it could not be rebuilt: {error}"
+            finally:
+                # What could not be found is not found by waiting either.
+                self._engine.complete.set()
+            await self._tell_damage(
+                f"the checkpoint of driver {self._parts.driver} is damaged: {damage}; {rebuilt}"
+            )
+        await asyncio.Event().wait()
+
+    async def _tell_damage(self, note: str) -> None:
+        node = self._environment.node.name
+        recorder = await self._recorder()
+        await recorder.record(
+            regarding={"apiVersion": "v1", "kind": "Node", "name": node},
+            type="Warning",
+            reason="CheckpointDamaged",
+            action="SetAside",
+            note=note,
+        )
+
+    async def _tell(self) -> None:
+        await self._announcer.run(await self._recorder())
+
+    async def _recorder(self) -> EventRecorder:
+        session = await asyncio.shield(self._environment.session)
+        return EventRecorder(
+            session, controller="drakit.dev/nodeplugin", instance=self._environment.node.name
+        )
