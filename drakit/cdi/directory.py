@@ -4,7 +4,9 @@ The directory of CDI files that we write: whole files or none, and nobody else's
 Runtimes watch the directory and read every ``*.json`` in it at any moment, so a file appears by
 rename, from a temporary file whose name they do not look at.
 
-Functions block (a daemon calls them in a thread). It must not know claims, or what a spec means.
+A node plugin makes sure of the files of a whole pod within milliseconds, so here are system calls
+and few objects. Functions block (a daemon calls them in a thread). It must not know claims, or
+what a spec means.
 """
 
 from __future__ import annotations
@@ -18,13 +20,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
+from drakit.cdi.text import dump_spec
+
 __all__ = ("DamagedSpecError", "SpecDirectory")
 
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*\.json")
 _TEMPORARY = re.compile(r"\.(?P<name>.+\.json)\.[0-9a-f]{8}\.drakit")
 _ATTEMPTS = 3
 """Writes begun for one file: a starting plugin of the same driver may clean away the temporary
-file of one that is being replaced."""
+file of one that is being replaced, and an admin the directory (/run is a tmpfs)."""
 
 
 class DamagedSpecError(ValueError):
@@ -36,34 +40,45 @@ class SpecDirectory:
     One directory of generated CDI files, usually ``/var/run/cdi``.
 
     Several processes may use it, for different drivers or the same one: each call is safe alone.
+    A name that is none for a file here raises ValueError.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, durable: bool = True) -> None:
+        """
+        Use a directory, which need not exist yet.
+
+        `durable`: a file that was written is there after a power cut. Whoever compares all files
+        after a boot does without, and saves a flush for each.
+        """
         self.path = path
+        self._folder = str(path)
+        self._durable = durable
 
     def write(self, file_name: str, spec: Mapping[str, Any]) -> bool:
-        """Put a spec in place, durably and at once; say whether the file had to be written."""
-        target = self._target(file_name)
-        data = json.dumps(spec, indent=2).encode() + b"\n"
+        """Put a spec in place, at once; say whether the file had to be written."""
+        return self.write_text(file_name, dump_spec(spec))
+
+    def write_text(self, file_name: str, text: str) -> bool:
+        """Put the text of a spec in place, at once; say whether the file had to be written."""
+        target, data = self._target(file_name), text.encode()
         with suppress(FileNotFoundError):
-            if target.read_bytes() == data:
+            if _read(target) == data:
                 return False
-        # Made again where the directory went (/run is a tmpfs that admins do empty).
-        self.path.mkdir(mode=0o755, parents=True, exist_ok=True)
         for attempt in range(1, _ATTEMPTS + 1):
             try:
-                self._replace(target, data)
+                self._replace(file_name, data)
                 break
             except FileNotFoundError:
                 if attempt == _ATTEMPTS:
                     raise
+                self.path.mkdir(mode=0o755, parents=True, exist_ok=True)
         return True
 
     def read(self, file_name: str) -> dict[str, Any] | None:
         """Give a file's spec; None if there is no such file."""
         target = self._target(file_name)
         try:
-            spec = json.loads(target.read_bytes())
+            spec = json.loads(_read(target))
         except FileNotFoundError:
             return None
         except ValueError as error:
@@ -72,9 +87,21 @@ class SpecDirectory:
             raise DamagedSpecError(f"CDI file {target} is no JSON object")
         return cast("dict[str, Any]", spec)
 
+    def read_text(self, file_name: str) -> str | None:
+        """
+        Give a file's text; None if there is no such file.
+
+        Bytes that are no UTF-8 are replaced: that the file is damaged is found by who parses it.
+        """
+        try:
+            return _read(self._target(file_name)).decode(errors="replace")
+        except FileNotFoundError:
+            return None
+
     def remove(self, file_name: str) -> None:
         """Remove a file; one that is missing is fine."""
-        self._target(file_name).unlink(missing_ok=True)
+        with suppress(FileNotFoundError):
+            os.unlink(self._target(file_name))
 
     def names(self, prefix: str) -> tuple[str, ...]:
         """List the files whose names begin so, in order; none where there is no directory."""
@@ -87,37 +114,51 @@ class SpecDirectory:
         )
 
     def clean_temporary(self, prefix: str) -> None:
-        """Remove what a crash in the middle of `write` left of files whose names begin so."""
+        """Remove what a crash in the middle of a write left of files whose names begin so."""
         for name in self._listing():
             match = _TEMPORARY.fullmatch(name)
             if match and match["name"].startswith(prefix):
                 (self.path / name).unlink(missing_ok=True)
 
-    def _target(self, file_name: str) -> Path:
+    def _target(self, file_name: str) -> str:
         if not _FILE_NAME.fullmatch(file_name):
             raise ValueError(
                 f"{file_name!r} is no name for a CDI file (letters, digits, ._-, .json)"
             )
-        return self.path / file_name
+        return f"{self._folder}/{file_name}"
 
     def _listing(self) -> list[str]:
         try:
-            return os.listdir(self.path)
+            return os.listdir(self._folder)
         except FileNotFoundError:
             return []
 
-    def _replace(self, target: Path, data: bytes) -> None:
-        temporary = self.path / f".{target.name}.{secrets.token_hex(4)}.drakit"
+    def _replace(self, file_name: str, data: bytes) -> None:
+        temporary = f"{self._folder}/.{file_name}.{secrets.token_hex(4)}.drakit"
         try:
             # 0644 as CDI files are: a runtime may read them without being root.
             descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
-            with os.fdopen(descriptor, "wb") as file:
+            with os.fdopen(descriptor, "wb", buffering=0) as file:
                 os.fchmod(descriptor, 0o644)  # whatever the umask took away
                 file.write(data)
-                file.flush()
-                # Else a power cut may leave a file that is in place, and empty.
-                os.fsync(descriptor)
-            temporary.rename(target)
+                if self._durable:
+                    # Else a power cut may leave a file that is in place, and empty.
+                    os.fsync(descriptor)
+            os.rename(temporary, f"{self._folder}/{file_name}")
         except BaseException:
-            temporary.unlink(missing_ok=True)
+            with suppress(FileNotFoundError):
+                os.unlink(temporary)
             raise
+
+
+def _read(path: str) -> bytes:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        # One byte more than there is, so that one read tells the end as well.
+        size = os.fstat(descriptor).st_size + 1
+        chunks: list[bytes] = []
+        while chunk := os.read(descriptor, size):
+            chunks.append(chunk)
+        return b"".join(chunks)
+    finally:
+        os.close(descriptor)

@@ -1,6 +1,11 @@
 """
 From a driver's edits to a CDI spec: checked, and of the lowest version that works.
 
+Edits are made by vendors, so anything may stand in them. They are written as they are, and what
+comes out is held against the rules of :mod:`.fields`, as if somebody else had written it: a spec
+that is built is one that the linter finds nothing in. Here, what it would only warn of is refused
+as well, for a driver's author is there to mend it.
+
 CDI demands that a device edits something. A device that has nothing to edit (a claim may just
 reserve it) gets one environment variable, ``DRAKIT_DEVICE_<NAME>`` with its qualified name: it is
 harmless, and shows in the container which device that was.
@@ -11,29 +16,38 @@ It must not know files, claims, or which driver made the edits.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeAlias, TypeVar, cast
 
-from drakit.cdi.names import InvalidNameError, check_device_name, qualified_name, split_kind
+from drakit.cdi.checks import Found
+from drakit.cdi.fields import check_edits
+from drakit.cdi.names import InvalidNameError, check_device_name, split_kind
+from drakit.cdi.problems import kind_of, shown
 from drakit.cdi.version import required_version
-from drakit.device import DeviceNode, Edits, Mount
+from drakit.device import DeviceNode, Edits, Hook, IntelRdt, Mount, NetDevice
 
 __all__ = ("InvalidEditsError", "Spec", "build_spec")
 
 Spec: TypeAlias = dict[str, Any]
 """A CDI spec as it stands in its JSON file."""
 
-_NODE_TYPES = ("b", "c", "u", "p")
-_PERMISSIONS = re.compile(r"[rwm]{1,3}")
-_ENV_NAME = re.compile(r"[^=\x00-\x1f\x7f]+")
+PartT = TypeVar("PartT")
 
 
 class InvalidEditsError(ValueError):
     """Edits, or names of devices, that CDI does not allow; the text is a sentence."""
 
 
+class _WrongPartError(Exception):
+    """A part of the edits is not what it must be; the text is a sentence without the device."""
+
+
 def build_spec(kind: str, devices: Iterable[tuple[str, Edits]]) -> Spec:
-    """Make the spec of one file: the devices of one kind, each with its edits."""
+    """
+    Make the spec of one file: the devices of one kind, each with its edits.
+
+    Raises :class:`InvalidEditsError`, and nothing else, whatever stands in the edits.
+    """
     entries: dict[str, Spec] = {}
     try:
         split_kind(kind)
@@ -51,86 +65,122 @@ def build_spec(kind: str, devices: Iterable[tuple[str, Edits]]) -> Spec:
 
 
 def _container_edits(kind: str, name: str, edits: Edits) -> Spec:
-    device = qualified_name(kind, name)
-    paths = [node.path for node in edits.device_nodes]
-    for path in paths:
-        if paths.count(path) > 1:
-            raise InvalidEditsError(f"CDI device {device}: device node {path} is given twice")
-    built: Spec = {}
-    if edits.env:
-        built["env"] = _env(device, edits.env)
-    if edits.device_nodes:
-        built["deviceNodes"] = [_device_node(device, node) for node in edits.device_nodes]
-    if edits.mounts:
-        built["mounts"] = [_mount(device, mount) for mount in edits.mounts]
-    return built or {"env": [f"DRAKIT_DEVICE_{re.sub(r'[^A-Z0-9]', '_', name.upper())}={device}"]}
-
-
-def _env(device: str, env: Mapping[str, str]) -> list[str]:
-    for name, value in env.items():
-        if not _ENV_NAME.fullmatch(name):
-            raise InvalidEditsError(
-                f"CDI device {device}: environment variable name {name!r} is empty, or has '=' or "
-                "a control character in it"
-            )
-        if "\0" in value:
-            raise InvalidEditsError(
-                f"CDI device {device}: the value of environment variable {name} has a null byte"
-            )
-    return [f"{name}={value}" for name, value in env.items()]
-
-
-def _device_node(device: str, node: DeviceNode) -> Spec:
-    where = f"CDI device {device}: device node {node.path!r}"
-    _check_path(node.path, f"{where}: its path")
-    built: Spec = {"path": node.path}
-    if node.host_path is not None and node.host_path != node.path:
-        _check_path(node.host_path, f"{where}: its host path")
-        # Only where it differs: the field needs CDI 0.5.
-        built["hostPath"] = node.host_path
-    if node.type is not None and node.type not in _NODE_TYPES:
-        raise InvalidEditsError(f"{where}: type {node.type!r} is none of {', '.join(_NODE_TYPES)}")
-    if (node.major is None) != (node.minor is None):
-        raise InvalidEditsError(f"{where}: give both major and minor, or neither")
-    if node.permissions is not None and (
-        not _PERMISSIONS.fullmatch(node.permissions)
-        or len(set(node.permissions)) != len(node.permissions)
-    ):
+    found: Found = []
+    try:
+        built = _write(edits)
+        check_edits(built, "", found)
+    except _WrongPartError as error:
+        raise InvalidEditsError(f"CDI device {kind}={name}: {error}") from None
+    except Exception as error:
+        # A vendor's objects can do anything when they are looked at.
         raise InvalidEditsError(
-            f"{where}: permissions {node.permissions!r} must be letters of 'rwm', each once"
-        )
-    if node.file_mode is not None and not 0 <= node.file_mode <= 0o777:
-        raise InvalidEditsError(f"{where}: file mode {node.file_mode:o} is not within 0 and 777")
-    numbers = {"major": node.major, "minor": node.minor, "uid": node.uid, "gid": node.gid}
-    for what, number in numbers.items():
-        if number is not None and not 0 <= number < 2**32:
-            raise InvalidEditsError(f"{where}: {what} {number} is not within 0 and 2^32-1")
-    fields = {
-        "type": node.type,
-        "major": node.major,
-        "minor": node.minor,
-        "fileMode": node.file_mode,
-        "permissions": node.permissions,
-        "uid": node.uid,
-        "gid": node.gid,
-    }
-    return built | {name: value for name, value in fields.items() if value is not None}
-
-
-def _mount(device: str, mount: Mount) -> Spec:
-    where = f"CDI device {device}: mount {mount.container_path!r}"
-    _check_path(mount.host_path, f"{where}: its host path")
-    _check_path(mount.container_path, f"{where}: its container path")
-    if not {"bind", "rbind"} & set(mount.options):
-        # Without it runc looks for a file system type, of which a mount here has none.
-        raise InvalidEditsError(f"{where}: its options must have 'bind' or 'rbind' among them")
-    return {
-        "hostPath": mount.host_path,
-        "containerPath": mount.container_path,
-        "options": list(mount.options),
+            f"CDI device {kind}={name}: its edits cannot be read: {shown(error)}"
+        ) from error
+    if found:
+        raise InvalidEditsError(f"CDI device {kind}={name}: {found[0]}")
+    return built or {
+        "env": [f"DRAKIT_DEVICE_{re.sub(r'[^A-Z0-9]', '_', name.upper())}={kind}={name}"]
     }
 
 
-def _check_path(path: str, what: str) -> None:
-    if not path.startswith("/") or "\0" in path or ".." in path.split("/"):
-        raise InvalidEditsError(f"{what} must be absolute, without '..' and null bytes: {path!r}")
+def _write(edits: Edits) -> Spec:
+    _expect(edits, Edits, "the driver's answer")
+    return _present(
+        env=_env(edits.env, "env"),
+        deviceNodes=_each(edits.device_nodes, DeviceNode, _device_node, "deviceNodes"),
+        netDevices=_each(edits.net_devices, NetDevice, _net_device, "netDevices"),
+        hooks=_each(edits.hooks, Hook, _hook, "hooks"),
+        mounts=_each(edits.mounts, Mount, _mount, "mounts"),
+        intelRdt=None if edits.intel_rdt is None else _intel_rdt(edits.intel_rdt),
+        additionalGids=_list(edits.additional_gids, "additionalGids"),
+    )
+
+
+def _device_node(node: DeviceNode, path: str) -> Spec:
+    if (node.major is None) != (node.minor is None):
+        raise _WrongPartError(f"{path} must have both major and minor, or neither")
+    return _present(
+        path=node.path,
+        # Only where it differs: the field needs CDI 0.5.
+        hostPath=None if node.host_path == node.path else node.host_path,
+        type=node.type,
+        major=node.major,
+        minor=node.minor,
+        fileMode=node.file_mode,
+        permissions=node.permissions,
+        uid=node.uid,
+        gid=node.gid,
+    )
+
+
+def _mount(mount: Mount, path: str) -> Spec:
+    return _present(
+        hostPath=mount.host_path,
+        containerPath=mount.container_path,
+        type=mount.type,
+        options=_list(mount.options, f"{path}.options"),
+    )
+
+
+def _hook(hook: Hook, path: str) -> Spec:
+    return _present(
+        hookName=hook.name,
+        path=hook.path,
+        args=_list(hook.args, f"{path}.args"),
+        env=_env(hook.env, f"{path}.env"),
+        timeout=hook.timeout_seconds,
+    )
+
+
+def _net_device(device: NetDevice, path: str) -> Spec:
+    return {"hostInterfaceName": device.host_interface_name, "name": device.name}
+
+
+def _intel_rdt(rdt: IntelRdt) -> Spec:
+    _expect(rdt, IntelRdt, "intelRdt")
+    return _present(
+        closID=rdt.clos_id,
+        l3CacheSchema=rdt.l3_cache_schema,
+        memBwSchema=rdt.mem_bw_schema,
+        schemata=_list(rdt.schemata, "intelRdt.schemata"),
+        # False is the same as its absence, but for the version that the field needs.
+        enableMonitoring=None if rdt.enable_monitoring is False else rdt.enable_monitoring,
+    )
+
+
+def _env(env: Mapping[str, str], path: str) -> list[str]:
+    _expect(env, Mapping, path)
+    for name, value in env.items():
+        for text in (name, value):
+            _expect(text, str, f"{path}[{shown(name)}]")
+        if "=" in name:
+            raise _WrongPartError(f"{path} has '=' in the name {shown(name)}")
+    # Not by formatting: an enumeration's member may be a text that looks different then.
+    return [name + "=" + value for name, value in env.items()]
+
+
+def _each(
+    parts: tuple[PartT, ...], type_: type[PartT], write: Callable[[PartT, str], Spec], path: str
+) -> list[Spec]:
+    written: list[Spec] = []
+    for index, part in enumerate(_list(parts, path)):
+        _expect(part, type_, f"{path}[{index}]")
+        written.append(write(part, f"{path}[{index}]"))
+    return written
+
+
+def _list(values: Iterable[PartT], path: str) -> list[PartT]:
+    # A text can be walked too, but its letters are not what was meant.
+    if not isinstance(values, (tuple, list)):
+        raise _WrongPartError(f"{path} must be a tuple, not {kind_of(values)}")
+    return list(cast("Iterable[PartT]", values))
+
+
+def _expect(part: object, type_: type[Any], path: str) -> None:
+    if not isinstance(part, type_):
+        raise _WrongPartError(f"{path} must be of type {type_.__name__}, not {kind_of(part)}")
+
+
+def _present(**fields: object) -> Spec:
+    # An empty list is the same as its absence; an empty text or zero is not for us to drop.
+    return {name: value for name, value in fields.items() if value is not None and value != []}

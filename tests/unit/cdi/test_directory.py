@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from drakit.cdi import DamagedSpecError, SpecDirectory, build_spec
 from drakit.device import Edits
 
-SPEC = build_spec("a.b/claim", [("x", Edits(env={"A": "b"}))])
+SPEC: dict = build_spec("a.b/claim", [("x", Edits(env={"A": "b"}))])
 NAME = "a.b-claim_1.json"
 
 
@@ -52,6 +53,56 @@ def test_a_changed_file_is_replaced_as_a_whole(directory):
     assert directory.read(NAME) == {"kind": "other"}
 
 
+def test_a_text_is_written_and_read_as_it_is(directory):
+    assert directory.write_text(NAME, '{"kind":\n"größe"}')
+    assert (directory.path / NAME).read_bytes() == '{"kind":\n"größe"}'.encode()
+    assert directory.read_text(NAME) == '{"kind":\n"größe"}'
+    assert not directory.write_text(NAME, '{"kind":\n"größe"}')
+
+
+def test_a_file_longer_than_it_was_at_first_glance_is_read_whole(directory, monkeypatch):
+    directory.write_text(NAME, "x" * 1000)
+    monkeypatch.setattr(os, "fstat", lambda descriptor: os.stat_result([0] * 10))
+    assert directory.read_text(NAME) == "x" * 1000
+
+
+def test_a_file_of_other_bytes_is_replaced(directory):
+    directory.write_text(NAME, "{}")
+    for data in (b"", b"{", b"{}}", b"\xff"):
+        (directory.path / NAME).write_bytes(data)
+        assert directory.write_text(NAME, "{}")
+        assert directory.read_text(NAME) == "{}"
+
+
+def test_bytes_that_are_no_text_are_read_as_something_else(directory):
+    directory.path.mkdir(parents=True)
+    (directory.path / NAME).write_bytes(b'{"a": "\xff"}')
+    assert directory.read_text(NAME) == '{"a": "\ufffd"}'
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_only_a_durable_write_is_flushed(tmp_path, monkeypatch, durable):
+    flushed: list[int] = []
+    monkeypatch.setattr(os, "fsync", flushed.append)
+    SpecDirectory(tmp_path, durable=durable).write(NAME, SPEC)
+    assert bool(flushed) == durable
+
+
+def test_a_directory_that_goes_away_is_made_again(directory, monkeypatch):
+    directory.write(NAME, SPEC)
+    real = os.rename
+    gone: list[None] = []
+
+    def rename(source, target):
+        if not gone:
+            gone.append(shutil.rmtree(directory.path))
+        real(source, target)
+
+    monkeypatch.setattr(os, "rename", rename)
+    assert directory.write(NAME, {"kind": "other"})
+    assert directory.read(NAME) == {"kind": "other"}
+
+
 def test_a_failed_write_leaves_nothing(directory):
     (directory.path / NAME).mkdir(parents=True)  # a rename cannot replace it
     with pytest.raises(OSError):
@@ -76,6 +127,7 @@ def test_a_temporary_file_cleaned_away_by_another_process_is_made_again(director
 
 def test_missing_files_and_directory_are_fine(directory):
     assert directory.read(NAME) is None
+    assert directory.read_text(NAME) is None
     directory.remove(NAME)
     directory.clean_temporary("")
     assert directory.names("") == ()
@@ -104,6 +156,7 @@ def test_only_own_files_are_listed_cleaned_and_removed(directory):
 
 @pytest.mark.parametrize("name", ["../a.json", "a/b.json", ".a.json", "a.yaml", "", ".json"])
 def test_a_name_that_could_leave_the_directory_is_refused(directory, name):
-    for call in (directory.read, directory.remove, lambda n: directory.write(n, SPEC)):
+    calls = (directory.read, directory.read_text, directory.remove)
+    for call in (*calls, lambda n: directory.write(n, SPEC)):
         with pytest.raises(ValueError, match="no name for a CDI file"):
             call(name)

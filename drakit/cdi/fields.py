@@ -1,0 +1,219 @@
+"""
+The fields of a CDI spec, and what belongs together in them: version 1.1 of the specification.
+
+What we make of edits (:mod:`.spec`) and what others wrote (:mod:`.lint`) is held against the same
+tables. The rules are those of the reference library, tags.cncf.io/container-device-interface 1.1.1
+(``pkg/cdi``, ``pkg/parser``), of the specification's text, and of OCI runtimes, which are handed
+the edits; tests/data/cdi has a file for each, and says where runtimes accept more.
+
+It must not know versions, files, or where a spec comes from.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+from drakit.cdi import rules
+from drakit.cdi.checks import Check, Found, add, flag, listing, number, record, text
+from drakit.cdi.problems import kind_of, shown
+
+__all__ = ("check_edits", "check_spec")
+
+_UINT32 = 2**32 - 1
+_GID = 2**31 - 1
+"""The highest group that runc starts a process with."""
+
+_INT32 = 2**31 - 1
+_MAJOR, _MINOR = 2**12 - 1, 2**20 - 1
+"""What Linux has bits for (``linux/kdev_t.h``)."""
+
+_FILE_MODE = 0o777
+_ANNOTATION_BYTES = 256 * 1024
+"""All keys and values together, as in Kubernetes."""
+
+
+def _values(elements: list[Any], field: str) -> list[Any]:
+    objects = cast("list[dict[str, Any]]", [e for e in elements if isinstance(e, dict)])
+    return [entry.get(field) for entry in objects]
+
+
+def _twice(values: list[Any]) -> Iterator[str]:
+    # Values of a wrong type, and missing ones, were told already.
+    counts = Counter(value for value in values if isinstance(value, str) and value)
+    return (value for value, count in counts.items() if count > 1)
+
+
+def _last_wins(field: str) -> Callable[[list[Any], str, Found], None]:
+    def whole(elements: list[Any], path: str, found: Found) -> None:
+        if len(elements) > 1:
+            for value in _twice(_values(elements, field)):
+                add(found, path, "warning", f"has {shown(value)} twice, and the last one wins")
+
+    return whole
+
+
+def _env(elements: list[Any], path: str, found: Found) -> None:
+    names = [entry.partition("=")[0] for entry in elements if isinstance(entry, str)]
+    for name in _twice(names):
+        add(found, path, "warning", f"has {shown(name)} twice, and the last one wins")
+
+
+def _device_node(node: dict[str, Any], path: str, found: Found) -> None:
+    if node.get("minor") and not node.get("major"):
+        # The reference library fills in both of the host's device if there is no major.
+        wrong = "is left out by runtimes, because there is no major number beside it"
+        add(found, f"{path}.minor", "warning", wrong)
+
+
+def _mount(mount: dict[str, Any], path: str, found: Found) -> None:
+    options = mount.get("options")
+    source = mount.get("hostPath")
+    if isinstance(options, list) and ("bind" in options or "rbind" in options):
+        if isinstance(source, str) and source and (wrong := rules.path(source)):
+            add(found, f"{path}.hostPath", "error", wrong)
+    elif mount.get("type") in (None, "", "none", "bind"):
+        # An OCI runtime goes by the options alone, and the kernel knows no file system so called.
+        wrong = "must have 'bind' or 'rbind' among them, unless there is a type of file system"
+        add(found, f"{path}.options", "error", wrong)
+
+
+def _net_devices(elements: list[Any], path: str, found: Found) -> None:
+    for field in ("hostInterfaceName", "name"):
+        for value in _twice(_values(elements, field)):
+            add(found, path, "error", f"has the {field} {shown(value)} twice")
+
+
+def _annotations(value: object, path: str, found: Found) -> None:
+    if not isinstance(value, dict):
+        add(found, path, "error", f"must be an object, not {kind_of(value)}")
+        return
+    entries = cast("dict[object, object]", value)
+    for key, entry in entries.items():
+        at = f"{path}[{shown(key)}]"
+        _annotation_key(key, at, found)
+        _annotation_value(entry, at, found)
+    texts = (text for pair in entries.items() for text in pair if isinstance(text, str))
+    if sum(map(len, texts)) > _ANNOTATION_BYTES:
+        add(found, path, "error", f"must not have more than {_ANNOTATION_BYTES} bytes together")
+
+
+_annotation_key = text(rules.annotation_key)
+_annotation_value = text()
+
+
+def _devices(elements: list[Any], path: str, found: Found) -> None:
+    if not elements:
+        add(found, path, "error", "must hold at least one device")
+    for name in _twice(_values(elements, "name")):
+        add(found, path, "error", f"has a device {shown(name)} twice")
+
+
+def _device(device: dict[str, Any], path: str, found: Found) -> None:
+    edits = device.get("containerEdits")
+    if isinstance(edits, dict) and not _edits_anything(cast("dict[str, Any]", edits)):
+        add(found, f"{path}.containerEdits", "error", "must edit something")
+
+
+def _edits_anything(edits: dict[str, Any]) -> bool:
+    # An empty `intelRdt` does: the container gets a group of its own.
+    return edits.get("intelRdt") is not None or any(
+        entry for name, entry in edits.items() if name != "intelRdt"
+    )
+
+
+_DEVICE_NODE = record(
+    {
+        "path": text(rules.path, advice=rules.path_advice),
+        "hostPath": text(rules.optional_path, advice=rules.path_advice),
+        "type": text(rules.node_type),
+        "major": number(0, _MAJOR),
+        "minor": number(0, _MINOR),
+        "fileMode": number(0, _FILE_MODE, octal=True),
+        "permissions": text(rules.permissions, advice=rules.permissions_advice),
+        "uid": number(0, _UINT32),
+        "gid": number(0, _UINT32),
+    },
+    required=("path",),
+    whole=_device_node,
+)
+
+_MOUNT = record(
+    {
+        "hostPath": text(rules.not_empty, advice=rules.path_advice),
+        "containerPath": text(rules.path, advice=rules.path_advice),
+        "type": text(),
+        "options": listing(text(rules.not_empty)),
+    },
+    required=("hostPath", "containerPath"),
+    whole=_mount,
+)
+
+_HOOK = record(
+    {
+        "hookName": text(rules.hook_name),
+        "path": text(rules.path, advice=rules.path_advice),
+        "args": listing(text()),
+        "env": listing(text(rules.env, advice=rules.env_advice), whole=_env),
+        "timeout": number(1, _INT32),
+    },
+    required=("hookName", "path"),
+)
+
+_NET_DEVICE = record(
+    {
+        "hostInterfaceName": text(rules.interface_name),
+        "name": text(rules.interface_name),
+    },
+    required=("hostInterfaceName", "name"),
+)
+
+_INTEL_RDT = record(
+    {
+        "closID": text(rules.clos_id),
+        "l3CacheSchema": text(),
+        "memBwSchema": text(),
+        "schemata": listing(text(rules.not_empty)),
+        "enableMonitoring": flag,
+    },
+    gone={
+        "enableCMT": " any more since CDI 1.1; 'enableMonitoring' took its place",
+        "enableMBM": " any more since CDI 1.1; 'enableMonitoring' took its place",
+    },
+)
+
+check_edits: Check = record(
+    {
+        "env": listing(text(rules.env, advice=rules.env_advice), whole=_env),
+        "deviceNodes": listing(_DEVICE_NODE, whole=_last_wins("path")),
+        "netDevices": listing(_NET_DEVICE, whole=_net_devices),
+        "hooks": listing(_HOOK),
+        "mounts": listing(_MOUNT, whole=_last_wins("containerPath")),
+        "intelRdt": _INTEL_RDT,
+        "additionalGids": listing(number(0, _GID, advice=rules.gid_advice)),
+    }
+)
+"""Checks the ``containerEdits`` of a device or of a whole spec."""
+
+_DEVICE = record(
+    {
+        "name": text(rules.device_name),
+        "annotations": _annotations,
+        "containerEdits": check_edits,
+    },
+    required=("name", "containerEdits"),
+    whole=_device,
+)
+
+check_spec: Check = record(
+    {
+        "cdiVersion": text(rules.not_empty),
+        "kind": text(rules.kind, advice=rules.kind_advice),
+        "annotations": _annotations,
+        "devices": listing(_DEVICE, whole=_devices),
+        "containerEdits": check_edits,
+    },
+    required=("cdiVersion", "kind", "devices"),
+)
+"""Checks a whole spec, but for its version."""

@@ -1,0 +1,38 @@
+"""
+The linter: everything that is wrong with a spec, or with directories of them.
+
+:mod:`.fields` has the rules of fields, :mod:`.version` those of versions, :mod:`.reading` finds the
+files, and which of them take devices from each other. tests/data/cdi shows every problem in a file.
+
+It must not know who asks, or how problems are shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from drakit.cdi.checks import Found
+from drakit.cdi.fields import check_spec
+from drakit.cdi.problems import Problem
+from drakit.cdi.reading import DEFAULT_DIRECTORIES, read_directories
+from drakit.cdi.version import check_version
+
+__all__ = ("lint_directories", "lint_spec")
+
+
+def lint_spec(spec: object) -> list[Problem]:
+    """Find everything that is wrong with a spec, as it was parsed from JSON or YAML."""
+    found: Found = []
+    check_spec(spec, "", found)
+    check_version(spec, found)
+    return found
+
+
+def lint_directories(paths: Iterable[Path | str] = DEFAULT_DIRECTORIES) -> list[Problem]:
+    """
+    Find everything that is wrong with directories of CDI files, the weakest directory first.
+
+    It blocks. A directory that does not exist is fine; what cannot be read is a problem.
+    """
+    return list(read_directories(paths, check=lint_spec).problems)

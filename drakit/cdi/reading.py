@@ -1,0 +1,157 @@
+"""
+The directories of CDI files as runtimes read them: which file has which device.
+
+A directory later in the list has priority over the earlier ones. A device that two files of one
+directory have is in neither of them, and a file of a later directory does not bring it back:
+runtimes strike it out at the end (``pkg/cdi/cache.go`` of the reference library). A file with an
+error takes no part, as runtimes refuse it.
+
+Functions block. It must not know the rules of specs, or who asks.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+from drakit.cdi.problems import Problem, Severity, has_errors
+from drakit.cdi.text import UnreadableSpecError, parse_json, parse_yaml
+
+__all__ = ("DEFAULT_DIRECTORIES", "Directories", "SpecFile", "read_directories")
+
+DEFAULT_DIRECTORIES = (Path("/etc/cdi"), Path("/var/run/cdi"))
+"""Where runtimes look if they are not told otherwise: what admins write, and what is generated."""
+
+CheckSpec = Callable[[object], list[Problem]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SpecFile:
+    """One file, and what it brings."""
+
+    path: Path
+    priority: int
+    """The place of its directory in the list; the highest one wins."""
+
+    spec: object = None
+    """What was read, whatever that is; None if nothing was."""
+
+    problems: tuple[Problem, ...]
+    """Its own, without conflicts."""
+
+    @property
+    def devices(self) -> dict[str, str]:
+        """The qualified names of its devices, and their fields; none if it has errors."""
+        if has_errors(self.problems):
+            return {}
+        spec = cast("Mapping[str, Any]", self.spec)
+        return {
+            f"{spec['kind']}={device['name']}": f"devices[{index}].name"
+            for index, device in enumerate(spec["devices"])
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Directories:
+    """All that lies in the directories."""
+
+    files: tuple[SpecFile, ...]
+    """In the order in which runtimes read them."""
+
+    devices: Mapping[str, SpecFile]
+    """The devices that runtimes find, by qualified name, and the files that they are of."""
+
+    problems: tuple[Problem, ...]
+    """Of all files and directories, conflicts included."""
+
+
+def read_directories(paths: Iterable[Path | str], *, check: CheckSpec) -> Directories:
+    """Read directories of CDI files as a runtime does; one that does not exist is fine."""
+    problems: list[Problem] = []
+    files: list[SpecFile] = []
+    for priority, directory in enumerate(paths):
+        for path in _listing(Path(directory), problems):
+            file = SpecFile(path=path, priority=priority, **_read(path, check))
+            files.append(file)
+            problems += file.problems
+    holders, lost = _resolve(files, problems)
+    devices = {name: file for name, file in holders.items() if name not in lost}
+    return Directories(files=tuple(files), devices=devices, problems=tuple(problems))
+
+
+def _listing(directory: Path, problems: list[Problem]) -> list[Path]:
+    try:
+        with os.scandir(directory) as entries:
+            names = sorted(e.name for e in entries if not e.is_dir(follow_symlinks=False))
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        text = f"cannot be listed, and runtimes read no directory from there on: {error}"
+        problems.append(_problem(directory, text))
+        return []
+    for name in names:
+        if name.endswith(".yml"):
+            text = "is not read by runtimes; call it *.yaml"
+            problems.append(_problem(directory / name, text, severity="warning"))
+    return [directory / name for name in names if name.endswith((".json", ".yaml"))]
+
+
+def _read(path: Path, check: CheckSpec) -> dict[str, Any]:
+    try:
+        data = _bytes(path)
+        spec = parse_json(data) if path.name.endswith(".json") else parse_yaml(data)
+    except UnreadableSpecError as error:
+        return {"problems": (_problem(path, str(error)),)}
+    except OSError as error:
+        return {"problems": (_problem(path, f"cannot be read: {error}"),)}
+    found = (replace(problem, file=str(path)) for problem in check(spec))
+    return {"spec": spec, "problems": tuple(found)}
+
+
+def _bytes(path: Path) -> bytes:
+    # A pipe would be waited for without end.
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise UnreadableSpecError("is no regular file")
+    return path.read_bytes()
+
+
+def _resolve(
+    files: list[SpecFile], problems: list[Problem]
+) -> tuple[dict[str, SpecFile], dict[str, SpecFile]]:
+    """Give who holds each device in the end, and those that are lost, with who lost them."""
+    holders: dict[str, SpecFile] = {}
+    lost: dict[str, SpecFile] = {}
+    for file in files:
+        for name in file.devices:
+            holder = holders.get(name)
+            if holder is None or holder.priority < file.priority:
+                if holder is not None:
+                    text = f"is hidden by {file.path}, which has {name} as well"
+                    problems.append(_problem_of(holder, name, text, severity="warning"))
+                holders[name] = file
+            else:
+                lost[name] = file
+                for one, other in ((file, holder), (holder, file)):
+                    text = f"conflicts: {other.path} has {name} as well, so runtimes know neither"
+                    problems.append(_problem_of(one, name, text))
+    for name, loser in lost.items():
+        holder = holders[name]
+        if holder.priority != loser.priority:
+            text = (
+                f"is lost: two files of {loser.path.parent} have {name} as well, and runtimes "
+                "strike it out everywhere then"
+            )
+            problems.append(_problem_of(holder, name, text))
+    return holders, lost
+
+
+def _problem(path: Path, text: str, *, field: str = "", severity: Severity = "error") -> Problem:
+    return Problem(file=str(path), path=field, severity=severity, text=text)
+
+
+def _problem_of(file: SpecFile, device: str, text: str, *, severity: Severity = "error") -> Problem:
+    return _problem(file.path, text, field=file.devices[device], severity=severity)

@@ -1,0 +1,310 @@
+"""
+The CDI linter and containerd agree, file by file, on the corpus in tests/data/cdi.
+
+`ctr` is asked, containerd's own program with the same CDI library. It reads the files in a mount
+namespace of its own: a null in the wrong place ends the program that reads it, and the node's
+containerd shall live.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from drakit.cdi import lint_spec
+from drakit.cdi.reading import Directories, read_directories
+from e2e.cluster.api import Cluster
+
+pytestmark = [pytest.mark.e2e, pytest.mark.feature("core")]
+
+CORPUS = Path(__file__).parents[1] / "tests" / "data" / "cdi"
+FOLDER = "/run/drakit-cdi-corpus"
+NAMESPACE = "drakit-cdi-corpus"
+"""Of containerd's objects: out of the kubelet's sight."""
+
+BEGIN = f"""
+set -u
+export CONTAINERD_NAMESPACE={NAMESPACE}
+cd {FOLDER}
+mkdir -p etc run said root/bin
+mount --bind etc /etc/cdi
+mount --bind run /var/run/cdi
+rm -rf etc/* run/*
+ctr containers rm asked > /dev/null 2>&1  # of a run that was broken off
+"""
+
+ASK = f"""
+{BEGIN}
+for name in $(ls cases); do
+    rm -rf etc/* run/*
+    cp -r "cases/$name/etc" "cases/$name/run" .
+    # A container that is only described: its devices are injected, and nothing is started.
+    ctr containers create --rootfs $(sed 's/^/--device /' "cases/$name/devices") \\
+        "$PWD/root" asked true 2> "said/$name.error"
+    code=$?
+    echo $code > "said/$name.code"
+    if [ $code = 0 ]; then
+        ctr containers info asked > "said/$name.json"
+        ctr containers rm asked
+    fi
+done
+ctr namespaces rm {NAMESPACE}
+"""
+
+START = f"""
+{BEGIN}
+cp started/* run/
+cp "$(command -v busybox)" root/bin/busybox
+ctr run --rm --rootfs --cgroup "" $(sed 's/^/--device /' devices) \\
+    "$PWD/root" started /bin/busybox sh -c "$(cat look)" > seen || exit
+ctr namespaces rm {NAMESPACE}
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """Files as they are to be read, and the devices to ask for."""
+
+    etc: tuple[Path, ...] = ()
+    run: tuple[Path, ...] = ()
+    devices: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What containerd made of a case."""
+
+    code: int
+    error: str
+    oci: Mapping[str, Any] = field(default_factory=dict)
+    """The container's spec, empty if there is none."""
+
+    @property
+    def refused(self) -> bool:
+        """Whether a file was refused; or reading it was the end of the program."""
+        return self.code != 0 and ("failed to load CDI Spec" in self.error or "panic" in self.error)
+
+    @property
+    def injected(self) -> bool:
+        """Whether every file was read without a word, and every device found."""
+        return self.code == 0 and "CDI" not in self.error
+
+    @property
+    def unresolved(self) -> set[str]:
+        """The devices that no file has for containerd."""
+        _, found, names = self.error.rpartition("unresolvable CDI devices ")
+        return {name.strip() for name in names.split(",")} if found else set()
+
+
+def read(*folders: Path) -> Directories:
+    return read_directories(folders, check=lint_spec)
+
+
+def devices_of(spec: object, path: Path) -> tuple[str, ...]:
+    """All devices of a file; for one that is hardly a spec, the one that its name stands for."""
+    if path.parent.name != "bad" and isinstance(spec, dict):
+        return tuple(f"{spec['kind']}={device['name']}" for device in spec["devices"])
+    return (f"corpus.test/{path.stem}=one",)
+
+
+def case_of(path: Path, spec: object) -> Case:
+    return Case(run=(path,), devices=devices_of(spec, path))
+
+
+FILES = {
+    f"{folder}-{file.path.name}": (file.path, file.spec)
+    for folder in ("good", "warned", "strict", "bad")
+    for file in read(CORPUS / folder).files
+}
+CONFLICTS = {
+    path.name: read(path / "etc", path / "run") for path in (CORPUS / "conflicts").iterdir()
+}
+
+
+def cases() -> Iterator[tuple[str, Case]]:
+    for name, (path, spec) in FILES.items():
+        yield name, case_of(path, spec)
+    for name, found in CONFLICTS.items():
+        etc = tuple(file.path for file in found.files if file.priority == 0)
+        run = tuple(file.path for file in found.files if file.priority == 1)
+        every = {d for file in found.files for d in devices_of(file.spec, file.path)}
+        yield f"all-{name}", Case(etc=etc, run=run, devices=tuple(sorted(every)))
+        yield f"found-{name}", Case(etc=etc, run=run, devices=tuple(found.devices))
+
+
+@pytest.fixture(scope="module")
+def node(cluster: Cluster) -> Iterator[Path]:
+    """The folder of the corpus on a node, as this machine sees it."""
+    if cluster.provider != "local":
+        pytest.skip("the corpus is for the containerd that the local cluster builds")
+    folder = cluster.node_path(cluster.nodes[0], "/run") / Path(FOLDER).name
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="module")
+def answers(cluster: Cluster, node: Path) -> dict[str, Answer]:
+    """What containerd says to each case; all of them in one go."""
+    asked = dict(cases())
+    for name, case in asked.items():
+        for directory, files in (("etc", case.etc), ("run", case.run)):
+            (node / "cases" / name / directory).mkdir(parents=True)
+            for path in files:
+                shutil.copy(path, node / "cases" / name / directory)
+        (node / "cases" / name / "devices").write_text("\n".join(case.devices) + "\n")
+    on_node(cluster, ASK)
+    return {name: answer_in(node / "said", name) for name in asked}
+
+
+def on_node(cluster: Cluster, script: str) -> None:
+    argv = ["unshare", "--mount", "sh", "-c", script]
+    cluster.exec_on_node(cluster.nodes[0], argv, timeout=120)
+
+
+def answer_in(folder: Path, name: str) -> Answer:
+    code = int((folder / f"{name}.code").read_text())
+    error = (folder / f"{name}.error").read_text()
+    if code != 0:
+        return Answer(code=code, error=error)
+    body = json.loads((folder / f"{name}.json").read_text())
+    return Answer(code=code, error=error, oci=body["Spec"])
+
+
+def test_containerd_refuses_what_the_linter_calls_bad(answers):
+    taken = [name for name in FILES if name.startswith("bad-") and not answers[name].refused]
+    assert taken == []
+
+
+@pytest.mark.parametrize("folder", ["good", "warned", "strict"])
+def test_containerd_injects_what_is_good_and_what_only_the_linter_minds(answers, folder):
+    """`strict` is what the linter calls an error all the same; the corpus says why."""
+    names = [name for name in FILES if name.startswith(f"{folder}-")]
+    assert names
+    assert {n: answers[n].error for n in names if not answers[n].injected} == {}
+
+
+def test_every_edit_of_a_good_file_is_in_the_container(answers):
+    absent: dict[str, list[str]] = {}
+    for name, (_, spec) in FILES.items():
+        if name.startswith("good-"):
+            absent[name] = [
+                word for edits in edits_of(spec) for word in not_in(answers[name].oci, edits)
+            ]
+    assert {name: words for name, words in absent.items() if words} == {}
+
+
+@pytest.mark.parametrize("name", sorted(CONFLICTS))
+def test_containerd_and_the_linter_lose_the_same_devices(answers, name):
+    found = CONFLICTS[name]
+    every = {d for file in found.files for d in devices_of(file.spec, file.path)}
+    assert answers[f"all-{name}"].unresolved == every - set(found.devices)
+    assert any(problem.severity == "error" for problem in found.problems) == bool(
+        answers[f"all-{name}"].unresolved
+    )
+
+
+@pytest.mark.parametrize("name", sorted(name for name, found in CONFLICTS.items() if found.devices))
+def test_containerd_takes_a_device_from_the_same_file(answers, name):
+    env = answers[f"found-{name}"].oci["process"]["env"]
+    for device, file in CONFLICTS[name].devices.items():
+        variable = f"CORPUS_{device.partition('=')[2].upper()}"
+        assert f"{variable}={file.path.parent.name}/{file.path.name}" in env
+
+
+def test_a_container_starts_with_all_that_good_files_give(cluster, node):
+    """But for what this machine may lack: RDT, network interfaces, a runc that takes `none`."""
+    started = {path: spec for path, spec in FILES.values() if startable(path, spec)}
+    (node / "started").mkdir()
+    for path in started:
+        shutil.copy(path, node / "started")
+    devices = [name for path, spec in started.items() for name in devices_of(spec, path)]
+    (node / "devices").write_text("\n".join(devices) + "\n")
+    looks = [
+        look for spec in started.values() for edits in edits_of(spec) for look in to_see(edits)
+    ]
+    (node / "look").write_text("\n".join(f"{look} || echo {shlex.quote(look)}" for look in looks))
+
+    assert len(looks) > 50
+    on_node(cluster, START)
+    assert (node / "seen").read_text() == ""
+
+
+# ------------------------------------------------------------ what edits lead to
+
+
+def edits_of(spec: Any) -> list[dict[str, Any]]:
+    """The edits of a whole spec and of all its devices, without nulls."""
+    every = [spec.get("containerEdits"), *(device["containerEdits"] for device in spec["devices"])]
+    return [{k: v for k, v in edits.items() if v is not None} for edits in every if edits]
+
+
+def startable(path: Path, spec: Any) -> bool:
+    return path.parent.name == "good" and not any(
+        {"intelRdt", "netDevices"} & set(edits)
+        or any(node.get("permissions") == "none" for node in edits.get("deviceNodes", ()))
+        for edits in edits_of(spec)
+    )
+
+
+def not_in(oci: Mapping[str, Any], edits: Mapping[str, Any]) -> Iterable[str]:
+    """What of these edits a container's OCI spec lacks."""
+    linux, process = oci["linux"], oci["process"]
+    yield from (entry for entry in edits.get("env", ()) if entry not in process["env"])
+    for node in edits.get("deviceNodes", ()):
+        wanted = {k: node[k] for k in ("path", "type", "major", "minor", "uid", "gid") if k in node}
+        if not any(wanted.items() <= device.items() for device in linux["devices"]):
+            yield str(node)
+        access = {"none": None}.get(text := node.get("permissions", "rwm"), text)
+        rules = [rule.get("access") for rule in linux["resources"]["devices"]]
+        if node.get("type") != "p" and access not in rules:
+            yield f"{node['path']}: {access}"
+    for mount in edits.get("mounts", ()):
+        wanted = {
+            "source": mount["hostPath"],
+            "destination": mount["containerPath"],
+            "options": mount["options"],
+        }
+        wanted |= {"type": mount["type"]} if "type" in mount else {}
+        if not any(
+            wanted.items() <= found.items() for found in oci["mounts"] if "options" in found
+        ):
+            yield str(mount)
+    for hook in edits.get("hooks", ()):
+        if {k: v for k, v in hook.items() if k != "hookName"} not in oci["hooks"][hook["hookName"]]:
+            yield str(hook)
+    for device in edits.get("netDevices", ()):
+        if linux["netDevices"].get(device["hostInterfaceName"]) != {"name": device["name"]}:
+            yield str(device)
+    yield from (
+        str(gid)
+        for gid in edits.get("additionalGids", ())
+        if gid not in process["user"]["additionalGids"]
+    )
+    rdt = {k: v for k, v in edits.get("intelRdt", {}).items() if v}
+    if rdt and linux["intelRdt"] != rdt:
+        yield str(rdt)
+
+
+def to_see(edits: Mapping[str, Any]) -> Iterable[str]:
+    """Shell conditions that hold in a container with these edits."""
+    kinds = {"b": "-b", "c": "-c", "u": "-c", "p": "-p", None: "-e"}
+    for entry in edits.get("env", ()):
+        name, _, value = entry.partition("=")
+        yield f'[ "${name}" = {shlex.quote(value)} ]'
+    for node in edits.get("deviceNodes", ()):
+        yield f"[ {kinds[node.get('type')]} {node['path']} ]"
+        if "fileMode" in node:
+            yield f"[ $(stat -c %a {node['path']}) = {node['fileMode']:o} ]"
+    for mount in edits.get("mounts", ()):
+        yield f"grep -q ' {mount['containerPath']} ' /proc/mounts"
+    for gid in edits.get("additionalGids", ()):
+        yield f"id -G | grep -qw {gid}"

@@ -1,0 +1,31 @@
+"""What docs/cdi.md shows works as it is shown."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from drakit.cdi import build_spec, lint_spec
+
+PAGE = Path(__file__).parents[3] / "docs" / "cdi.md"
+
+
+def test_the_examples_run(capsys):
+    edits, linter = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.M | re.S)
+    names: dict = {}
+    exec(compile(edits, PAGE, "exec"), names)
+    exec(compile(linter.replace('["/etc/cdi", "/var/run/cdi"]', "[]"), PAGE, "exec"), names)
+    spec = build_spec("camera.example.com/claim", [("a", names["edits"])])
+    assert spec["cdiVersion"] == "0.7.0"
+    assert lint_spec(spec) == []
+
+
+def test_the_fields_of_the_table_are_those_of_edits():
+    from drakit.cdi.fields import check_edits
+    from drakit.device import Edits
+
+    rows = re.findall(r"^\| `(\w+)` \| `(\w+)` \|", PAGE.read_text(), re.M)
+    assert {ours for ours, _ in rows} == set(Edits.__dataclass_fields__)
+    found: list = []
+    check_edits({theirs: None for _, theirs in rows}, "", found)
+    assert found == []

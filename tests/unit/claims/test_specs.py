@@ -1,0 +1,136 @@
+"""The CDI files of claims: texts in, the same texts in place, and one claim's trouble its own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from drakit.cdi import InvalidEditsError, lint_directories
+from drakit.device import DeviceNode, Edits
+from drakit_nodeplugin.claims.specs import ClaimSpecs
+
+DRIVER = "camera.example.com"
+A, B, C = (f"3f0d9a52-7c1c-4ad3-a7de-0f6bb5d1fd7{n}" for n in "abc")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "run" / "cdi"
+
+
+@pytest.fixture
+def specs(folder: Path) -> ClaimSpecs:
+    return ClaimSpecs(DRIVER, folder)
+
+
+def file_of(folder: Path, uid: str) -> Path:
+    return folder / f"{DRIVER}-claim_{uid}.json"
+
+
+def edits(value: str = "x") -> list[Edits]:
+    return [Edits(env={"CAM": value}), Edits()]
+
+
+async def test_the_file_holds_the_text_as_it_was_built(specs, folder):
+    text = specs.build(A, edits())
+    assert await specs.write({A: text}) == {}
+    assert file_of(folder, A).read_text() == text
+    assert await specs.read(A) == text
+    assert await specs.present() == {A}
+
+
+async def test_the_devices_of_a_claim_are_numbered(specs):
+    spec = json.loads(specs.build(A, edits()))
+    assert spec["kind"] == f"{DRIVER}/claim"
+    assert [device["name"] for device in spec["devices"]] == [f"{A}-0", f"{A}-1"]
+    assert specs.cdi_id(A, 1) == f"{DRIVER}/claim={A}-1"
+
+
+async def test_what_is_written_lints_clean(specs, folder):
+    texts = {uid: specs.build(uid, edits("größe 😀 \x7f \u2028")) for uid in (A, B)}
+    await specs.write(texts)
+    assert await asyncio.to_thread(lint_directories, [folder]) == []
+
+
+async def test_a_text_is_written_whatever_it_means(specs):
+    assert await specs.write({A: "no JSON at all"}) == {}
+    assert await specs.read(A) == "no JSON at all"
+
+
+async def test_a_file_that_was_changed_is_put_right_and_others_are_left_alone(specs, folder):
+    texts = {uid: specs.build(uid, edits()) for uid in (A, B)}
+    await specs.write(texts)
+    untouched = file_of(folder, B).stat().st_ino
+    file_of(folder, A).write_text("{}")
+    assert await specs.write(texts) == {}
+    assert await specs.read(A) == texts[A]
+    assert file_of(folder, B).stat().st_ino == untouched
+
+
+async def test_a_claim_whose_file_cannot_be_written_fails_alone(specs, folder):
+    file_of(folder, B).mkdir(parents=True)
+    failed = await specs.write(dict.fromkeys((A, B, C), "{}"))
+    assert set(failed) == {B}
+    assert isinstance(failed[B], OSError)
+    assert await specs.read(A) == await specs.read(C) == "{}"
+
+
+async def test_a_claim_whose_file_cannot_be_removed_fails_alone(specs, folder):
+    await specs.write({A: "{}"})
+    file_of(folder, B).mkdir()
+    failed = await specs.remove([A, B, C])
+    assert set(failed) == {B}
+    assert await specs.read(A) is None
+
+
+async def test_a_missing_directory_has_no_claims(specs):
+    assert await specs.present() == set()
+    assert await specs.read(A) is None
+    assert await specs.remove([A]) == {}
+    await specs.clean()
+
+
+@pytest.mark.parametrize("uid", ["../a", "a/b", "a\0b", "x" * 300, "größe"])
+async def test_a_uid_that_no_file_can_have_fails_where_it_is_written_only(specs, uid):
+    assert await specs.remove([uid]) == {}
+    assert await specs.read(uid) is None
+    assert set(await specs.write({uid: "{}", A: "{}"})) == {uid}
+    assert await specs.present() == {A}
+
+
+async def test_a_uid_that_is_no_name_for_cdi_is_refused_with_a_sentence(specs):
+    with pytest.raises(InvalidEditsError, match="CDI device name 'a b-0'"):
+        specs.build("a b", edits())
+
+
+async def test_wrong_types_of_a_driver_are_refused_with_a_sentence(specs):
+    with pytest.raises(InvalidEditsError, match="must be text, not PosixPath"):
+        specs.build(A, [Edits(device_nodes=(DeviceNode(path=Path("/dev/a")),))])
+
+
+async def test_files_of_others_are_neither_listed_nor_cleaned(specs, folder):
+    await specs.write({A: "{}"})
+    others = ["vendor.json", f"{DRIVER}-other_1.json", f"x{DRIVER}-claim_1.json"]
+    for name in others:
+        (folder / name).write_text("{}")
+    (folder / f".{DRIVER}-claim_{B}.json.0123abcd.drakit").write_text("half")
+    await specs.clean()
+    assert await specs.present() == {A}
+    assert sorted(os.listdir(folder)) == sorted([*others, file_of(folder, A).name])
+
+
+async def test_sixty_four_files_are_compared_in_a_moment(specs):
+    texts = {f"{A}{number}": specs.build(f"{A}{number}", edits()) for number in range(64)}
+    await specs.write(texts)
+    seconds = []
+    for _ in range(20):
+        started = time.perf_counter()
+        await specs.write(texts)
+        seconds.append(time.perf_counter() - started)
+    # About 0.5 ms on a quiet machine; JSON work would make it several times as much.
+    assert min(seconds) < 0.01
