@@ -18,7 +18,7 @@ from e2e.cluster.local.names import default_cluster
 pytest_plugins = ["e2e.fixtures"]
 
 TIMEOUT_SECONDS = 300
-"""Of a test on a cluster that does not set its own; the first one starts cluster and releases, too."""
+"""Of a test on a cluster that does not set its own; the first starts cluster and releases, too."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -130,7 +131,8 @@ def wait_settled(cluster: Cluster, zram: Zram) -> None:
 def namespace_of(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[str]:
     """A namespace for one test, removed with all that is in it."""
     words = request.node.name.removeprefix("test_").lower()
-    name = re.sub(r"[^a-z0-9]+", "-", words)[:50].strip("-")
+    # Of its own each time: a namespace goes slowly, and nobody waits for it.
+    name = f"{re.sub(r'[^a-z0-9]+', '-', words)[:50].strip('-')}-{uuid.uuid4().hex[:6]}"
     cluster.kubectl("create", "namespace", name)
     yield name
     if request.session.testsfailed:
@@ -140,7 +142,10 @@ def namespace_of(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[s
             ("get", "pods", "-A", "-l", "app.kubernetes.io/name=drakit", "-o", "wide"),
         ):
             print(cluster.kubectl(*arguments).stdout)
-    cluster.kubectl("delete", "namespace", name, "--wait=true", "--timeout=120s", timeout=150)
+    cluster.kubectl(
+        *("-n", name, "delete", "pods,resourceclaims", "--all", "--timeout=120s"), timeout=150
+    )
+    cluster.kubectl("delete", "namespace", name, "--wait=false")
 
 
 @pytest.fixture

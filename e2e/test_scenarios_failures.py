@@ -1,0 +1,226 @@
+"""
+Drivers that fail, hang or take too long, and what the pod sees of it.
+
+Upstream's list for the kubelet's node tests, as a plugin's share of it; see `docs/scenarios.md`.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from e2e.kit import claim, from_claim, from_template, holds_for, pod, template, wait_for
+from e2e.scripted.control import Rule
+from e2e.scripted.stage import LAMPS, number
+
+pytestmark = [pytest.mark.e2e, pytest.mark.feature("core")]
+
+BROKEN = "the lamp's wire is broken; mend it"
+
+OTHERS = [
+    pytest.param("horn.test", id="one-daemon"),
+    pytest.param("tun.drakit.dev", id="two-daemons"),
+]
+"""The class of the second driver: in the same daemon, or in drakit's own."""
+
+
+def with_lamp(stage, name="user", **options) -> None:
+    """A pod with a lamp, applied but not waited for."""
+    stage.apply(
+        template("lamp", ("lamp", "lamp.test", number(LAMPS, 0))),
+        pod(name, ("lamp", from_template("lamp")), **options),
+    )
+
+
+def began(script, operation, count=1) -> None:
+    """Wait until the driver is within so many calls."""
+    wait_for(
+        f"the driver's {operation}",
+        lambda: len(script.calls(operation, "began")) >= count,
+        period=0.05,
+    )
+
+
+def test_a_prepare_that_fails_is_told_and_tried_again(stage):
+    stage.lamps.play(Rule(operation="prepare", fail=BROKEN, times=1))
+    with_lamp(stage)
+    text = stage.told("user", BROKEN)
+    claim_name = stage.claim_of("user", "lamp")["metadata"]["name"]
+    assert f"{stage.name}/{claim_name}" in text
+    assert "lamp-0" in text
+    wait_for("the failed claim to be rolled back", lambda: not stage.lamps.held())
+    assert stage.files() == set()
+
+    stage.nudge("user")
+    stage.wait_phase("user", "Running")
+    assert stage.prepared() == {stage.uid("user", "lamp")}
+
+
+def test_of_two_claims_of_a_pod_the_one_that_failed_is_prepared_again(stage):
+    stage.lamps.play(Rule(operation="prepare", device="lamp-0", fail=BROKEN, times=1))
+    stage.apply(
+        template("bad", ("lamp", "lamp.test", number(LAMPS, 0))),
+        template("good", ("lamp", "lamp.test", number(LAMPS, 1))),
+        pod("user", ("bad", from_template("bad")), ("good", from_template("good"))),
+    )
+    stage.told("user", BROKEN)
+    wait_for("the other claim to stay prepared", lambda: len(stage.files()) == 1)
+    good = stage.uid("user", "good")
+    assert stage.prepared() == {good}
+
+    stage.nudge("user")
+    stage.wait_phase("user", "Running")
+    assert len(stage.lamps.calls("prepare", claim_uid=good, moment="began")) == 1
+
+
+def test_an_unprepare_that_fails_keeps_the_pod_terminating_until_it_succeeds(stage):
+    with_lamp(stage)
+    stage.wait_phase("user", "Running")
+    uid = stage.uid("user", "lamp")
+    stage.lamps.play(Rule(operation="unprepare", fail=BROKEN))
+    stage.delete("pod", "user", wait=False)
+    wait_for("unprepare to fail", lambda: stage.lamps.calls("unprepare", "failed"))
+
+    def terminating() -> bool:
+        body = stage.get("pod", "user")
+        return bool(body and body["metadata"].get("deletionTimestamp"))
+
+    holds_for("the pod is terminating", terminating, seconds=3)
+    assert stage.prepared() == {uid}, "its device is not free"
+    assert any(BROKEN in str(line) and uid in str(line) for line in stage.log())
+
+    stage.lamps.play()
+    stage.nudge("user")
+    stage.wait_gone("user")
+    stage.wait_empty()
+
+
+@pytest.mark.parametrize(
+    "other", ["horn.test", "tun.drakit.dev"], ids=["one-daemon", "two-daemons"]
+)
+def test_of_two_drivers_one_fails_to_prepare_and_then_recovers(stage, request, other):
+    if other == "tun.drakit.dev":
+        request.getfixturevalue("release")
+    stage.lamps.play(Rule(operation="prepare", fail=BROKEN))
+    stage.apply(
+        template("both", ("lamp", "lamp.test"), ("other", other)),
+        pod("user", ("both", from_template("both"))),
+    )
+    stage.told("user", BROKEN)
+    stage.lamps.play()
+    stage.nudge("user")
+    stage.wait_phase("user", "Running")
+    if other == "horn.test":
+        uid = stage.uid("user", "both")
+        ended = stage.horns.calls("prepare", "ended", claim_uid=uid)
+        assert len(ended) == 1, "a retry does not disturb the driver that had succeeded"
+
+
+@pytest.mark.parametrize(
+    "other", ["horn.test", "tun.drakit.dev"], ids=["one-daemon", "two-daemons"]
+)
+def test_of_two_drivers_one_fails_to_unprepare_and_then_recovers(stage, request, other):
+    if other == "tun.drakit.dev":
+        request.getfixturevalue("release")
+    stage.apply(
+        template("both", ("lamp", "lamp.test"), ("other", other)),
+        pod("user", ("both", from_template("both"))),
+    )
+    stage.wait_phase("user", "Running")
+    stage.lamps.play(Rule(operation="unprepare", fail=BROKEN))
+    stage.delete("pod", "user", wait=False)
+    wait_for("unprepare to fail", lambda: stage.lamps.calls("unprepare", "failed"))
+    assert stage.phase("user") != "Gone"
+    stage.lamps.play()
+    stage.wait_gone("user")
+    stage.wait_empty()
+
+
+def test_a_device_that_is_still_in_use_is_refused_with_its_holder_named(stage):
+    with_lamp(stage, "first")
+    stage.wait_phase("first", "Running")
+    holder = stage.claim_of("first", "lamp")["metadata"]["name"]
+    stuck = Rule(operation="unprepare", hang="cooperative")
+    stage.lamps.play(stuck)
+    # The claim goes with the pod: the scheduler gives the same device to the next.
+    stage.delete("pod", "first", force=True, wait=False)
+    began(stage.lamps, "unprepare")
+
+    stage.apply(pod("second", ("lamp", from_template("lamp"))))
+    text = stage.told("second", f"{stage.name}/{holder}")
+    assert "lamp-0" in text
+    assert stage.phase("second") == "Pending"
+    stage.lamps.play()
+    wait_for("the first claim to be unprepared", lambda: not stage.lamps.held())
+    stage.nudge("second")
+    stage.wait_phase("second", "Running")
+
+
+def test_a_claim_of_the_same_name_waits_for_the_force_deleted_one(stage):
+    wanted = claim("lamp", ("lamp", "lamp.test", number(LAMPS, 0)))
+    user = pod("user", ("lamp", from_claim("lamp")))
+    stage.apply(wanted, user)
+    stage.wait_phase("user", "Running")
+    old = stage.uid("user", "lamp")
+    stage.lamps.play(Rule(operation="unprepare", hang="cooperative"))
+    stage.delete("pod", "user", force=True, wait=False)
+    began(stage.lamps, "unprepare")
+    stage.delete("resourceclaim", "lamp")
+
+    stage.apply(wanted, user)
+    wait_for("the new claim to be allocated", lambda: stage.get("pod", "user")["spec"]["nodeName"])
+    new = stage.uid("user", "lamp")
+    assert new != old
+    stage.told("user", "UID")
+    assert stage.lamps.calls("prepare", claim_uid=new) == []
+    stage.lamps.play()
+    wait_for("the old claim to be unprepared", lambda: not stage.lamps.held())
+    stage.nudge("user")
+    stage.wait_phase("user", "Running")
+    assert stage.prepared() == {new}
+
+
+@pytest.mark.slow
+def test_a_prepare_that_hangs_is_cancelled_when_its_pod_is_deleted(stage):
+    # The kubelet of 1.36 lets its call go on when the pod is deleted: its unprepare comes only
+    # after the answer at 40 s. That of a restarted kubelet comes at once (test_scenarios_restarts).
+    stage.lamps.play(Rule(operation="prepare", hang="cooperative"))
+    with_lamp(stage)
+    began(stage.lamps, "prepare")
+    uid = stage.uid("user", "lamp")
+    stage.delete("pod", "user", wait=False)
+    # The rule still holds: the driver would never have come back by itself.
+    stage.wait_gone("user", seconds=90)
+    stage.wait_empty()
+    told = stage.lamps.story(claim_uid=uid)
+    assert told == ["prepare began", "prepare cancelled", "unprepare began", "unprepare ended"]
+
+
+def test_a_prepare_that_blocks_its_thread_is_undone_once_it_ends(stage):
+    stage.lamps.play(Rule(operation="prepare", hang="blocking"))
+    with_lamp(stage)
+    began(stage.lamps, "prepare")
+    uid = stage.uid("user", "lamp")
+    stage.delete("pod", "user", wait=False)
+    # The other driver of the daemon does not notice.
+    stage.apply(template("horn", ("horn", "horn.test")))
+    stage.apply(pod("neighbour", ("horn", from_template("horn"))))
+    stage.wait_phase("neighbour", "Running")
+    assert "unprepare began" not in stage.lamps.story()
+
+    stage.lamps.play()
+    stage.wait_gone("user")
+    wait_for("the lamp to be given back", lambda: not stage.lamps.held())
+    assert stage.lamps.story(claim_uid=uid)[-1] == "unprepare ended"
+
+
+@pytest.mark.slow
+def test_a_prepare_that_outlasts_the_kubelets_deadline_is_joined_by_the_retry(stage):
+    # The kubelet waits 45 s; the plugin answers after 40 s that the work goes on.
+    stage.lamps.play(Rule(operation="prepare", delay_seconds=50))
+    with_lamp(stage)
+    text = stage.told("user", "still", seconds=60)
+    assert "lamp" in text
+    assert stage.phase("user") == "Pending"
+    stage.wait_phase("user", "Running", seconds=60)
+    uid = stage.uid("user", "lamp")
+    assert stage.lamps.story(claim_uid=uid) == ["prepare began", "prepare ended"]

@@ -1,0 +1,215 @@
+"""
+Kubelets and plugins that are down, killed or restarted in the middle of something.
+
+Upstream's list for the kubelet's node tests, as a plugin's share of it; see `docs/scenarios.md`.
+What is shown with hostdev's devices (a reboot, slices that are wiped) is in `test_faults.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from e2e.kit import from_template, holds_for, pod, ready, slices, template, wait_for
+from e2e.scripted.control import Rule
+from e2e.scripted.stage import CLASSES, LAMPS, PROCESS, SCRIPTED, number
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.disruptive,
+    pytest.mark.serial,
+    pytest.mark.feature("core"),
+]
+
+
+def with_claim(stage, name, *requests) -> None:
+    """A pod with a claim of its own, applied but not waited for."""
+    stage.apply(template(name, *requests), pod(name, ("claim", from_template(name))))
+
+
+def lamp(index) -> tuple[str, str, str]:
+    return ("lamp", "lamp.test", number(LAMPS, index))
+
+
+BOTH = (("lamp", "lamp.test"), ("horn", "horn.test"))
+
+
+def began(script, operation) -> None:
+    """Wait until the driver is within a call."""
+    wait_for(f"the driver's {operation}", lambda: script.calls(operation, "began"), period=0.05)
+
+
+@contextmanager
+def kubelet_down(stage) -> Iterator[None]:
+    """The kubelet of the stage's node is stopped meanwhile."""
+    stage.cluster.stop_kubelet(stage.node)
+    try:
+        yield
+    finally:
+        stage.cluster.start_kubelet(stage.node)
+
+
+def test_a_pod_that_came_while_the_kubelet_was_down_gets_its_device(stage):
+    with kubelet_down(stage):
+        with_claim(stage, "user", lamp(0))
+        wait_for("the scheduler", lambda: stage.get("pod", "user")["spec"].get("nodeName"))
+    stage.wait_phase("user", "Running", seconds=90)
+    assert stage.lamps.story() == ["prepare began", "prepare ended"]
+
+
+def test_a_restarted_kubelet_tries_again_what_had_failed(stage):
+    with_claim(stage, "going", lamp(0))
+    stage.wait_phase("going", "Running")
+    broken = [
+        Rule(operation="prepare", device="lamp-1", fail="no bulb"),
+        Rule(operation="unprepare", device="lamp-0", fail="too hot"),
+    ]
+    stage.lamps.play(*broken)
+    with_claim(stage, "coming", lamp(1))
+    stage.delete("pod", "going", wait=False)
+    stage.told("coming", "no bulb")
+    wait_for("unprepare to fail", lambda: stage.lamps.calls("unprepare", "failed", device="lamp-0"))
+
+    with kubelet_down(stage):
+        stage.lamps.play()
+    stage.wait_phase("coming", "Running", seconds=90)
+    stage.wait_gone("going", seconds=90)
+    assert stage.prepared() == {stage.uid("coming", "claim")}
+
+
+def test_a_restarted_kubelet_asks_again_for_what_was_in_progress_in_two_drivers(stage):
+    with_claim(stage, "user", *BOTH)
+    stage.lamps.play(Rule(operation="prepare", hang="cooperative"))
+    began(stage.lamps, "prepare")
+    stage.cluster.restart_kubelet(stage.node)
+    # Held back until the new kubelet has asked: its call joins the work of the old one's.
+    wait_for(
+        "the kubelet's second call",
+        lambda: sum("joins work" in line["msg"] for line in stage.log()),
+        seconds=90,
+    )
+    stage.lamps.play()
+    stage.wait_phase("user", "Running", seconds=90)
+    uid = stage.uid("user", "claim")
+    for script in stage.scripts:
+        assert script.calls("prepare", "ended", claim_uid=uid)
+    assert len(stage.lamps.calls("prepare", claim_uid=uid, moment="began")) == 1
+
+    stage.lamps.play(Rule(operation="unprepare", hang="cooperative"))
+    stage.delete("pod", "user", wait=False)
+    began(stage.lamps, "unprepare")
+    stage.cluster.restart_kubelet(stage.node)
+    stage.lamps.play()
+    stage.wait_gone("user", seconds=90)
+    stage.wait_empty()
+
+
+def test_pods_that_were_deleted_while_the_kubelet_was_down(stage):
+    with_claim(stage, "deleted", lamp(0))
+    with_claim(stage, "forced", lamp(1))
+    stage.wait_phase("deleted", "Running")
+    stage.wait_phase("forced", "Running")
+    stage.lamps.play(
+        Rule(operation="prepare", device="lamp-2", hang="cooperative"),
+        Rule(operation="prepare", device="lamp-3", fail="no bulb"),
+    )
+    with_claim(stage, "hanging", lamp(2))
+    with_claim(stage, "failing", lamp(3))
+    stage.told("failing", "no bulb")
+    wait_for("the hanging prepare", lambda: stage.lamps.calls("prepare", device="lamp-2"))
+    wait_for("the rollback", lambda: stage.lamps.calls("unprepare", "ended", device="lamp-3"))
+    failing = stage.uid("failing", "claim")
+
+    with kubelet_down(stage):
+        for name in ("deleted", "forced", "hanging", "failing"):
+            stage.delete("pod", name, force=name != "deleted", wait=False)
+        tried = len(stage.lamps.calls("prepare", claim_uid=failing))
+    # The kubelet's loop for pods that are not there any more runs once a minute.
+    stage.wait_gone("deleted", seconds=90)
+    stage.wait_empty()
+    assert "prepare cancelled" in stage.lamps.story(device="lamp-2")
+    assert stage.lamps.story(device="lamp-2")[-1] == "unprepare ended"
+    assert len(stage.lamps.calls("prepare", claim_uid=failing)) == tried
+
+
+def test_a_plugin_that_is_killed_while_it_prepares(stage):
+    stage.lamps.play(Rule(operation="prepare", hang="cooperative"))
+    with_claim(stage, "user", lamp(0))
+    began(stage.lamps, "prepare")
+    uid = stage.uid("user", "claim")
+    assert stage.lamps.held() == {f"lamp-0@{uid}"}, "the driver was half way"
+    stage.cluster.exec_on_node(stage.node, ["pkill", "-KILL", "-f", "--", PROCESS])
+    stage.lamps.play()
+    stage.nudge("user")
+    stage.wait_phase("user", "Running", seconds=120)
+    assert stage.prepared() == {uid}
+    assert len(stage.files()) == 1
+    wait_for("the daemon", lambda: ready(stage.plugin()), seconds=90)
+
+
+def test_a_plugin_that_is_killed_while_it_unprepares(stage):
+    with_claim(stage, "user", lamp(0))
+    stage.wait_phase("user", "Running")
+    stage.lamps.play(Rule(operation="unprepare", hang="cooperative"))
+    stage.delete("pod", "user", wait=False)
+    began(stage.lamps, "unprepare")
+    stage.cluster.exec_on_node(stage.node, ["pkill", "-KILL", "-f", "--", PROCESS])
+    stage.lamps.play()
+    stage.wait_gone("user", seconds=120)
+    stage.wait_empty()
+    wait_for("the daemon", lambda: ready(stage.plugin()), seconds=90)
+
+
+def test_a_plugin_that_starts_after_the_pod_was_created_and_its_slices_stay(stage):
+    before = {driver: versions(stage, driver) for driver in CLASSES.values()}
+    patch_nodes(stage, {"kubernetes.io/hostname": "nowhere"})
+    try:
+        wait_for("the daemon to be gone", lambda: stage.plugin() is None)
+        with_claim(stage, "user", lamp(0))
+        stage.told("user", LAMPS)
+        assert stage.phase("user") == "Pending"
+        holds_for("the slices stay", lambda: slices(stage.cluster, driver=LAMPS), seconds=5)
+    finally:
+        patch_nodes(stage, {"kubernetes.io/hostname": stage.node})
+    wait_for("the daemon", lambda: ready(stage.plugin()), seconds=90)
+    stage.nudge("user")
+    stage.wait_phase("user", "Running")
+    # Shorter than the kubelet's 30 s: nothing was wiped, so nothing is written.
+    assert {driver: versions(stage, driver) for driver in CLASSES.values()} == before
+
+
+def versions(stage, driver) -> dict[str, str]:
+    """The slices of a driver, each with its version."""
+    bodies = slices(stage.cluster, driver=driver)
+    return {b["metadata"]["name"]: b["metadata"]["resourceVersion"] for b in bodies}
+
+
+def patch_nodes(stage, selector) -> None:
+    """Give the daemon's DaemonSet another node selector."""
+    import json
+
+    patch = {"spec": {"template": {"spec": {"nodeSelector": selector}}}}
+    stage.cluster.kubectl(
+        *("-n", SCRIPTED.namespace, "patch", "daemonset", "scripted-nodeplugin"),
+        *("--patch", json.dumps(patch)),
+    )
+
+
+def test_the_kubelet_counts_the_claims_in_use(stage):
+    with_claim(stage, "user", *BOTH)
+    stage.wait_phase("user", "Running")
+
+    def counted() -> dict[str, float]:
+        text = stage.cluster.kubectl("get", "--raw", f"/api/v1/nodes/{stage.node}/proxy/metrics")
+        found = [
+            line.partition("{")[2].rpartition("} ")
+            for line in text.stdout.splitlines()
+            if line.startswith("dra_resource_claims_in_use{")
+        ]
+        return {labels.split('"')[1]: float(value) for labels, _, value in found}
+
+    assert {counted().get(driver) for driver in CLASSES.values()} == {1.0}
+    stage.delete("pod", "user")
+    wait_for("no claim to be counted", lambda: counted().get(LAMPS, 0) == 0)
