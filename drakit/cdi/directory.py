@@ -105,13 +105,12 @@ class SpecDirectory:
 
     def names(self, prefix: str) -> tuple[str, ...]:
         """List the files whose names begin so, in order; none where there is no directory."""
-        return tuple(
-            sorted(
-                name
-                for name in self._listing()
-                if name.startswith(prefix) and _FILE_NAME.fullmatch(name)
-            )
-        )
+        found = [
+            name
+            for name in self._listing()
+            if name.startswith(prefix) and name.endswith(".json") and name[0] != "."
+        ]
+        return tuple(sorted(found))
 
     def clean_temporary(self, prefix: str) -> None:
         """Remove what a crash in the middle of a write left of files whose names begin so."""

@@ -93,8 +93,8 @@ class ClaimSpecs:
             return None
 
     def _present(self) -> set[str]:
-        names = self._directory.names(self._prefix)
-        return {name.removeprefix(self._prefix).removesuffix(".json") for name in names}
+        begin, end = len(self._prefix), -len(".json")
+        return {name[begin:end] for name in self._directory.names(self._prefix)}
 
 
 def _each(uids: Iterable[str], action: Callable[[str], object]) -> dict[str, OSError]:
