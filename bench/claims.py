@@ -101,17 +101,16 @@ class Bench:
         drivers = [HOSTDEV, {"driver": f"bench.drivers:{name}"}]
         driver = name.lower()
         samples: dict[tuple[str, int, int], Samples] = defaultdict(Samples)
+        rss_mib: dict[int, list[float]] = defaultdict(list)
         with folders() as places:
             with self._plugin(drivers, places) as (plugin, kubelet):
                 for resident in self._turns(kubelet):
                     told(f"{driver}: times with {resident} claims prepared")
                     for batch in BATCHES:
                         self._repeat(kubelet, batch, resident, samples)
-                        for (_, _, beside), sample in samples.items():
-                            if beside == resident:
-                                sample.rss_mib = max(sample.rss_mib, plugin.resident_mib())
-            yield from _compared(samples, driver=driver)
-            yield self._resident_memory(samples, driver=driver)
+                    rss_mib[resident].append(plugin.resident_mib())
+            yield from _compared(samples, rss_mib, driver=driver)
+            yield self._resident_memory(rss_mib, driver=driver)
             told(f"{driver}: a start with {max(self._plan.resident)} claims prepared")
             with self._plugin(drivers, places) as (plugin, kubelet):
                 yield self._restarted(plugin, kubelet, driver=driver)
@@ -164,14 +163,11 @@ class Bench:
                 samples["repeat", batch, resident].seconds.append(repeated)
                 samples["unprepare", batch, resident].seconds.append(undone)
 
-    def _resident_memory(
-        self, samples: Mapping[tuple[str, int, int], Samples], *, driver: str
-    ) -> Memory:
+    def _resident_memory(self, rss_mib: Mapping[int, Sequence[float]], *, driver: str) -> Memory:
         resident = max(self._plan.resident)
-        highest = max(s.rss_mib for (_, _, beside), s in samples.items() if beside == resident)
         return Memory(
             name=f"memory resident={resident} driver={driver}",
-            rss_mib=highest,
+            rss_mib=max(rss_mib[resident]),
             rss_budget_mib=RESIDENT_BUDGET_MIB,
         )
 
@@ -205,7 +201,7 @@ class Bench:
         entry = {"driver": "bench.drivers:Effects", "config": {"deviceTime": DEVICE_TIME}}
         sequential: dict[tuple[int, int], list[float]] = defaultdict(list)
         parallel: dict[tuple[int, int], list[float]] = defaultdict(list)
-        rss_mib: dict[int, float] = defaultdict(float)
+        rss_mib: dict[int, list[float]] = defaultdict(list)
         with folders() as places, self._plugin([HOSTDEV, entry], places) as (plugin, kubelet):
             for resident in self._turns(kubelet):
                 told(f"pods at once with {resident} claims prepared")
@@ -219,7 +215,7 @@ class Bench:
                         if number >= 0:
                             sequential[claims, resident].append(one_by_one)
                             parallel[claims, resident].append(at_once)
-                rss_mib[resident] = max(rss_mib[resident], plugin.resident_mib())
+                rss_mib[resident].append(plugin.resident_mib())
         none_resident: dict[int, Pods] = {}
         for claims, resident in sequential:
             row = Pods(
@@ -228,15 +224,24 @@ class Bench:
                 resident=resident,
                 sequential_ms=percentile(sequential[claims, resident], 0.5) * 1000,
                 parallel_ms=percentile(parallel[claims, resident], 0.5) * 1000,
-                rss_mib=rss_mib[resident],
+                rss_mib=rss_mib[resident][0],
                 none_resident=none_resident.get(claims),
             )
             none_resident.setdefault(claims, row)
             yield row
 
 
-def _compared(samples: Mapping[tuple[str, int, int], Samples], *, driver: str) -> Iterator[Times]:
-    """Make rows of samples; those with none resident come first."""
+def _compared(
+    samples: Mapping[tuple[str, int, int], Samples],
+    rss_mib: Mapping[int, Sequence[float]],
+    *,
+    driver: str,
+) -> Iterator[Times]:
+    """
+    Make rows of samples; those with none resident come first.
+
+    Their VmRSS is that of the first turn: later on the heap has been larger.
+    """
     none_resident: dict[tuple[str, int], Times] = {}
     for (operation, batch, resident), sample in samples.items():
         row = Times.of(
@@ -245,6 +250,7 @@ def _compared(samples: Mapping[tuple[str, int, int], Samples], *, driver: str) -
             batch=batch,
             resident=resident,
             driver=driver,
+            rss_mib=rss_mib[resident][0],
             none_resident=none_resident.get((operation, batch)),
         )
         none_resident.setdefault((operation, batch), row)

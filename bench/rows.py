@@ -66,9 +66,6 @@ class Samples:
     floors: list[float] = field(default_factory=list[float])
     """The floor's times beside them; none where the API server is not asked."""
 
-    rss_mib: float = 0.0
-    """The highest that was seen."""
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Times:
@@ -100,6 +97,7 @@ class Times:
         batch: int,
         resident: int,
         driver: str,
+        rss_mib: float,
         none_resident: Times | None,
     ) -> Times:
         floors = samples.floors or [0.0] * len(samples.seconds)
@@ -113,7 +111,7 @@ class Times:
             p99_ms=percentile(samples.seconds, 0.99) * 1000,
             floor_ms=percentile(floors, 0.5) * 1000 if samples.floors else None,
             above_floor_ms=percentile(above, 0.5) * 1000,
-            rss_mib=samples.rss_mib,
+            rss_mib=rss_mib,
             none_resident=none_resident,
         )
 

@@ -17,7 +17,6 @@ def times(
     samples = Samples(
         seconds=[p50_ms / 1000] * 3,
         floors=[] if floor_ms is None else [floor_ms / 1000] * 3,
-        rss_mib=80.0,
     )
     return Times.of(
         samples,
@@ -25,6 +24,7 @@ def times(
         batch=batch,
         resident=resident,
         driver="effects",
+        rss_mib=80.0,
         none_resident=none_resident,
     )
 
