@@ -135,6 +135,7 @@ class ClaimEngine:
 
     async def _prepare(self, claims: Sequence[ClaimReference], answer: Answer) -> None:
         def settle(uid: str, result: StoredClaim | ClaimError) -> None:
+            self._preparing.ended(uid)
             if isinstance(result, StoredClaim):
                 answer(uid, PrepareAnswer(devices=self._devices(result)))
                 return

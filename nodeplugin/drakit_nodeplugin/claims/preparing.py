@@ -85,15 +85,17 @@ class Preparing:
         self._abandoned: set[str] = set()
 
     def abandon(self, uid: str) -> None:
-        """Give up a claim that is being prepared; it is settled with an error."""
+        """Give up a claim that is being prepared, or is about to be; it ends with an error."""
         self._abandoned.add(uid)
         if (call := self._calls.get(uid)) is not None:
             call.cancel()
 
+    def ended(self, uid: str) -> None:
+        """The claim is answered: what is asked from now on is asked anew."""
+        self._abandoned.discard(uid)
+
     async def prepare(self, claims: Sequence[ClaimReference], settle: Settle) -> None:
         """Prepare the claims of a pod; `settle` is called once for each, as soon as it is known."""
-        for claim in claims:
-            self._abandoned.discard(claim.uid)
         try:
             known = await self._parts.checkpoint.find([claim.uid for claim in claims])
         except CheckpointError as error:

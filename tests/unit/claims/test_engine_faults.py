@@ -129,7 +129,14 @@ async def test_a_prepare_that_hangs_is_given_up_for_its_unprepare(start, claims,
 async def test_a_claim_can_be_prepared_again_after_it_was_given_up(start, claims, devices):
     plugin = await start()
     claims.store(claim_body(A, "cam-0"))
-    plugin.engine.abandon(A)
+    # Before its driver is called: while the claim is read, or its lock is waited for.
+    async with plugin.engine.locks.hold(A):
+        work = asyncio.create_task(plugin.prepare(reference(A)))
+        await asyncio.sleep(0)
+        plugin.engine.abandon(A)
+    assert "given up" in (await work)[A].error
+    assert devices.prepares == 0
+
     assert (await plugin.prepare(reference(A)))[A].error is None
 
 
