@@ -110,15 +110,19 @@ demo: deps venv ## everything at once: cluster, images, helm install, a pod with
 
 # ---------------------------------------------------------------- tests
 
+.PHONY: crash-matrix
+crash-matrix: venv ## the node plugin killed at each of its steps, and what is left
+	$(BIN)/python -W error -m tests.crash
+
 .PHONY: e2e
 e2e: deps venv ## the tests on a real cluster
 	$(BIN)/pytest e2e -m "e2e and not slow"
 
 .PHONY: test
-test: deps check e2e ## all that CI runs
+test: deps check crash-matrix e2e ## all that CI runs
 
 .PHONY: test-all
-test-all: deps check ## also the tests that wait out kubelet periods
+test-all: deps check crash-matrix ## also the tests that wait out kubelet periods
 	$(BIN)/pytest e2e -m e2e
 
 .PHONY: bench

@@ -1,0 +1,208 @@
+"""
+The crash matrix: every scenario is played once to find its steps, then once more to die at each.
+
+A run fails if its step was found and is not reached, if a call does not succeed in the end, or if
+anything is held that should be free, or free that should be held.
+
+It must not know what scenarios do, or what drivers and files look like.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import traceback
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+
+from tests.crash.aftermath import LeakError, play_aftermath
+from tests.crash.forkserver import ForkServer
+from tests.crash.node import Node, inexplicable
+from tests.crash.scenarios import Scenario, Variant
+from tests.crash.stage import PODS, PluginDiedError, Stage, new_folder, new_stage
+from tests.crash.steps import FRONT_DOOR
+
+OVER = "over: the reply was received"
+"""The last point of each scenario, where the kubelet's side kills: all is done, and it knows."""
+
+RUN_SECONDS = 60.0
+UNREACHED_SECONDS = 3.0
+"""How long a process gets to reach its step after all was done."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Point:
+    """A step of a scenario at which the process is killed."""
+
+    scenario: str
+    label: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Failure:
+    """What went wrong in one run."""
+
+    point: Point
+    variant: Variant
+    kind: str
+    """``leak``, ``unreached`` or ``error``."""
+
+    text: str
+    log: str
+
+
+class NotReachedError(Exception):
+    """The process did not come to the step at which it should have been killed."""
+
+
+class Matrix:
+    """Runs scenarios on one fork server, a few at a time."""
+
+    def __init__(self, server: ForkServer, *, jobs: int) -> None:
+        self._server = server
+        self._slots = asyncio.Semaphore(jobs)
+        self.runs = 0
+
+    # ------------------------------------------------------------ what a scenario begins with
+
+    @contextlib.asynccontextmanager
+    async def prepared_node(self, scenario: Scenario) -> AsyncIterator[Node]:
+        """Make the node with which every run of a scenario begins."""
+        folder = new_folder()
+        try:
+            empty = Node(folder / "n", scenario.driver, settings=scenario.settings)
+            empty.root.mkdir()
+            empty.make()
+            async with self._slots, new_stage(self._server, empty) as stage:
+                await self._play_before(stage, scenario)
+                node = stage.node.copy_to(folder / "m")
+            yield node
+        finally:
+            shutil.rmtree(folder)
+
+    async def _play_before(self, stage: Stage, scenario: Scenario) -> None:
+        if scenario.before is not None:
+            stage.allocate(scenario.before)
+            await stage.start(pod=PODS[0])
+            await stage.call_until_done("prepare", scenario.before)
+            await stage.kill()
+        if scenario.cut is not None:
+            operation, label = scenario.cut
+            stage.allocate(scenario.pod)
+            await stage.start(pod=PODS[0], kill_at=label)
+            await stage.connect()
+            stage.arm()
+            with contextlib.suppress(PluginDiedError):
+                await stage.call(operation, scenario.pod)
+            if not await stage.killed(timeout_seconds=UNREACHED_SECONDS):
+                raise NotReachedError(f"the first kill, at {label!r}, was not reached")
+            await stage.kill()
+        for device in scenario.broken:
+            (stage.node.hardware.broken / device).touch()
+        if scenario.change is not None:
+            scenario.change(stage.node)
+
+    # ------------------------------------------------------------ one run
+
+    async def find_points(self, scenario: Scenario, node: Node) -> list[Point]:
+        """Play a scenario to its end and give its steps."""
+        async with self._slots, new_stage(self._server, node) as stage:
+            await self._begin(stage, scenario, kill_at=None)
+            await scenario.act(stage, scenario)
+            stage.arm(on=False)
+            labels = stage.trail()
+        if not scenario.front_door:
+            labels = [label for label in labels if not FRONT_DOOR.fullmatch(label)]
+        return [Point(scenario=scenario.name, label=label) for label in (*labels, OVER)]
+
+    async def run(
+        self, scenario: Scenario, node: Node, point: Point, variant: Variant, *, pod: str
+    ) -> Failure | None:
+        """Kill at a point and play what comes after."""
+        async with self._slots, new_stage(self._server, node) as stage:
+            self.runs += 1
+            kind = "error"
+            try:
+                async with asyncio.timeout(RUN_SECONDS):
+                    await self._die(stage, scenario, point)
+                    await play_aftermath(stage, scenario, variant, pod=pod)
+                return None
+            except LeakError as error:
+                kind, text = "leak", str(error)
+            except NotReachedError as error:
+                kind, text = "unreached", str(error)
+            except Exception as error:
+                text = "".join(traceback.format_exception_only(error)).strip()
+            log = stage.log.read_text() if stage.log.exists() else ""
+            return Failure(point=point, variant=variant, kind=kind, text=text, log=log)
+
+    async def _begin(self, stage: Stage, scenario: Scenario, *, kill_at: str | None) -> None:
+        if scenario.exists:
+            stage.allocate(scenario.pod)
+        if scenario.listed is not None:
+            await stage.list_claims(scenario.listed)
+        await stage.start(pod=PODS[0], armed=scenario.at_start, kill_at=kill_at)
+        if scenario.spare:
+            await stage.connect()
+            await stage.start_spare(pod=PODS[1])
+
+    async def _die(self, stage: Stage, scenario: Scenario, point: Point) -> None:
+        kill_at = None if point.label == OVER else point.label
+        await self._begin(stage, scenario, kill_at=kill_at)
+        try:
+            await scenario.act(stage, scenario)
+            if kill_at and not await stage.killed(timeout_seconds=UNREACHED_SECONDS):
+                raise NotReachedError(f"it was never reached; the trail was {stage.trail()}")
+        except PluginDiedError as error:
+            if not await stage.killed(timeout_seconds=0):
+                raise RuntimeError(f"before its step: {error}") from error
+        await stage.kill()
+        if scenario.orderly:
+            held = await asyncio.to_thread(stage.node.look)
+            if found := inexplicable(held, untouched=scenario.untouched):
+                raise LeakError(f"at the kill: {'; '.join(found)}")
+        if scenario.after is not None:
+            scenario.after(stage.node)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Result:
+    """What became of a scenario."""
+
+    scenario: str
+    points: Sequence[Point]
+    failures: Sequence[Failure]
+    seconds: float
+
+
+async def play(
+    matrix: Matrix, scenario: Scenario, *, wanted: str | None, variant: Variant | None
+) -> Result:
+    """Play a scenario: all of its points, or those whose label holds the wanted text."""
+    began = asyncio.get_running_loop().time()
+    points: list[Point] = []
+    try:
+        async with matrix.prepared_node(scenario) as node:
+            points = [
+                point
+                for point in await matrix.find_points(scenario, node)
+                if wanted is None or wanted in point.label
+            ]
+            outcomes = await asyncio.gather(
+                *(
+                    matrix.run(scenario, node, point, chosen, pod=PODS[(number + place) % 2])
+                    for number, point in enumerate(points)
+                    for place, chosen in enumerate(
+                        [variant] if variant else scenario.chosen(number)
+                    )
+                )
+            )
+        failures = [failure for failure in outcomes if failure is not None]
+    except Exception as error:
+        nowhere = Point(scenario=scenario.name, label="before the first kill")
+        points = [*points, nowhere]
+        text = "".join(traceback.format_exception_only(error)).strip()
+        failures = [Failure(point=nowhere, variant="nobody", kind="error", text=text, log="")]
+    seconds = asyncio.get_running_loop().time() - began
+    return Result(scenario=scenario.name, points=points, failures=failures, seconds=seconds)

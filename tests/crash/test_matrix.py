@@ -1,0 +1,81 @@
+"""The crash matrix notices what it is there for; that it finds nothing is `make crash-matrix`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.crash.forkserver import fork_server
+from tests.crash.matrix import Matrix, Point
+from tests.crash.scenarios import Scenario, all_scenarios
+from tests.crash.stage import PODS
+
+HALF = "driver prepare uid-a dev-2: before"
+
+
+@pytest.fixture
+async def matrix():
+    async with fork_server() as server:
+        yield Matrix(server, jobs=2)
+
+
+def scenario(name: str) -> Scenario:
+    (found,) = [scenario for scenario in all_scenarios() if scenario.name == name]
+    return found
+
+
+async def kill_at(matrix: Matrix, played: Scenario, label: str, variant="unprepare"):
+    point = Point(scenario=played.name, label=label)
+    async with matrix.prepared_node(played) as node:
+        return await matrix.run(played, node, point, variant, pod=PODS[1])
+
+
+async def test_each_play_has_the_same_steps(matrix):
+    played = scenario("prepare")
+    async with matrix.prepared_node(played) as node:
+        first, second = [await matrix.find_points(played, node) for _ in range(2)]
+    assert first == second
+    kinds = {point.label.split(" ")[0] for point in first}
+    assert {"call", "sql", "driver", "open", "rename"} <= kinds
+
+
+async def test_a_point_that_is_not_reached_is_a_failure(matrix):
+    failure = await kill_at(matrix, scenario("prepare"), "sql COMMIT #99")
+    assert failure is not None
+    assert failure.kind == "unreached"
+
+
+def take_a_device(node) -> None:
+    node.hardware.mark("dev-4", "uid-ghost")
+
+
+def free_a_device(node) -> None:
+    node.hardware.clear("dev-1")
+
+
+def leave_a_file(node) -> None:
+    node.cdi.mkdir(exist_ok=True)
+    (node.cdi / f"{node.driver.name}-claim_uid-ghost.json").write_text("{}")
+
+
+@pytest.mark.parametrize(
+    ("harm", "sentence"),
+    [
+        pytest.param(take_a_device, "dev-4 is held by uid-ghost", id="a-device-nobody-has"),
+        pytest.param(leave_a_file, "uid-ghost has a CDI file", id="a-file-nobody-has"),
+    ],
+)
+async def test_what_is_left_over_is_a_leak(matrix, harm, sentence):
+    failure = await kill_at(matrix, replace(scenario("prepare"), after=harm), HALF)
+    assert failure is not None
+    assert failure.kind == "leak"
+    assert sentence in failure.text
+
+
+async def test_a_device_that_is_taken_from_its_claim_is_a_leak(matrix):
+    played = replace(scenario("repeat"), after=free_a_device)
+    failure = await kill_at(matrix, played, "call prepare: received", variant="nobody")
+    assert failure is not None
+    assert failure.kind == "leak"
+    assert "dev-1 is free" in failure.text
