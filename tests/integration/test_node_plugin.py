@@ -217,7 +217,7 @@ async def test_a_damaged_checkpoint_is_set_aside_and_an_event_says_so(rig):
         pytest.param(
             {"listen": "127.0.0.1:99999"}, "listen: '127.0.0.1:99999' is not host:port", id="listen"
         ),
-        pytest.param({"listen": "192.0.2.1:8080"}, "cannot assign", id="listen-elsewhere"),
+        pytest.param({"listen": "192.0.2.1:8080"}, "Cannot assign", id="listen-elsewhere"),
     ],
 )
 async def test_a_mistake_in_the_configuration_is_refused_with_file_key_and_reason(

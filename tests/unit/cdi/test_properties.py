@@ -73,7 +73,9 @@ def made(wrong: st.SearchStrategy) -> st.SearchStrategy:
             uid=maybe(st.integers(0, 2**32 - 1)),
             gid=maybe(st.integers(0, 2**32 - 1)),
         ),
-        right(st.just({}) | device_id).filter(lambda numbers: isinstance(numbers, dict)),
+        right(st.just({}) | device_id).filter(
+            lambda numbers: isinstance(numbers, dict) and set(numbers) <= {"major", "minor"}
+        ),
     )
     mount = build(
         Mount,
