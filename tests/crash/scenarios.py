@@ -34,9 +34,6 @@ ALL: tuple[Variant, ...] = ("prepare", "unprepare", "nobody")
 STALE = ("period", "gracePeriod", "unconfirmedGracePeriod")
 """Settings that say when stale claims are collected, in seconds."""
 
-SETTLE_SECONDS = 12.0
-"""Within which a node that nobody asks is in order: unfinished work is looked for every 5 s."""
-
 Act = Callable[[Stage, "Scenario"], Awaitable[None]]
 
 
@@ -93,6 +90,10 @@ class Scenario:
 
     spare: bool = False
     """Whether a second instance runs from the beginning, as in a rolling update. It takes over."""
+
+    settle_seconds: float = 12.0
+    """Within which a node that nobody asks is in order: the plugin looks for unfinished work every
+    5 s."""
 
     variants: tuple[Variant, ...] = ALL
     """What comes after, in turn."""
@@ -153,7 +154,7 @@ async def lose_a_file(stage: Stage, scenario: Scenario) -> None:
 
 async def settled(stage: Stage, scenario: Scenario) -> None:
     """Wait until what is held is consistent; raise TimeoutError with what is not."""
-    until = asyncio.get_running_loop().time() + SETTLE_SECONDS
+    until = asyncio.get_running_loop().time() + scenario.settle_seconds
     while unsettled := await asyncio.to_thread(disorder, stage.node, scenario):
         stage.died()
         if asyncio.get_running_loop().time() > until:

@@ -74,7 +74,7 @@ async def test_what_is_left_over_is_a_leak(matrix, harm, sentence):
 
 
 async def test_a_device_that_is_taken_from_its_claim_is_a_leak(matrix):
-    played = replace(scenario("repeat"), after=free_a_device)
+    played = replace(scenario("repeat"), after=free_a_device, settle_seconds=0.5)
     failure = await kill_at(matrix, played, "call prepare: received", variant="nobody")
     assert failure is not None
     assert failure.kind == "leak"
