@@ -7,12 +7,13 @@ What is shown with hostdev's devices (a reboot, slices that are wiped) is in `te
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
 
-from e2e.kit import from_template, holds_for, pod, ready, slices, template, wait_for
+from e2e.kit import from_template, holds_for, pod, ready, restarts, slices, template, wait_for
 from e2e.scripted.control import Rule
 from e2e.scripted.stage import CLASSES, LAMPS, PROCESS, SCRIPTED, number
 
@@ -80,8 +81,8 @@ def test_a_restarted_kubelet_tries_again_what_had_failed(stage):
 
 
 def test_a_restarted_kubelet_asks_again_for_what_was_in_progress_in_two_drivers(stage):
-    with_claim(stage, "user", *BOTH)
     stage.lamps.play(Rule(operation="prepare", hang="cooperative"))
+    with_claim(stage, "user", *BOTH)
     began(stage.lamps, "prepare")
     stage.cluster.restart_kubelet(stage.node)
     # Held back until the new kubelet has asked: its call joins the work of the old one's.
@@ -106,32 +107,38 @@ def test_a_restarted_kubelet_asks_again_for_what_was_in_progress_in_two_drivers(
     stage.wait_empty()
 
 
-def test_pods_that_were_deleted_while_the_kubelet_was_down(stage):
-    with_claim(stage, "deleted", lamp(0))
-    with_claim(stage, "forced", lamp(1))
-    stage.wait_phase("deleted", "Running")
-    stage.wait_phase("forced", "Running")
+@pytest.mark.parametrize(
+    "forced",
+    [
+        pytest.param(False, id="deleted"),
+        # The kubelet looks once a minute for claims of pods that are not there any more.
+        pytest.param(True, id="force-deleted", marks=pytest.mark.slow),
+    ],
+)
+def test_pods_that_were_deleted_while_the_kubelet_was_down(stage, forced):
+    with_claim(stage, "running", lamp(0))
+    stage.wait_phase("running", "Running")
     stage.lamps.play(
-        Rule(operation="prepare", device="lamp-2", hang="cooperative"),
-        Rule(operation="prepare", device="lamp-3", fail="no bulb"),
+        Rule(operation="prepare", device="lamp-1", hang="cooperative"),
+        Rule(operation="prepare", device="lamp-2", fail="no bulb"),
     )
-    with_claim(stage, "hanging", lamp(2))
-    with_claim(stage, "failing", lamp(3))
-    stage.told("failing", "no bulb")
-    wait_for("the hanging prepare", lambda: stage.lamps.calls("prepare", device="lamp-2"))
-    wait_for("the rollback", lambda: stage.lamps.calls("unprepare", "ended", device="lamp-3"))
-    failing = stage.uid("failing", "claim")
+    with_claim(stage, "hanging", lamp(1))
+    with_claim(stage, "failing", lamp(2))
+    wait_for("a prepare that hangs", lambda: stage.lamps.calls("prepare", device="lamp-1"))
+    wait_for("a rollback", lambda: stage.lamps.calls("unprepare", "ended", device="lamp-2"))
 
+    names = ("running", "hanging", "failing")
     with kubelet_down(stage):
-        for name in ("deleted", "forced", "hanging", "failing"):
-            stage.delete("pod", name, force=name != "deleted", wait=False)
-        tried = len(stage.lamps.calls("prepare", claim_uid=failing))
-    # The kubelet's loop for pods that are not there any more runs once a minute.
-    stage.wait_gone("deleted", seconds=90)
+        for name in names:
+            stage.delete("pod", name, force=forced, wait=False)
+        tried = len(stage.lamps.calls("prepare", device="lamp-2"))
+    for name in names:
+        stage.wait_gone(name, seconds=90)
+    # The rule still holds: the driver would never have come back from the hanging call by itself.
     stage.wait_empty()
-    assert "prepare cancelled" in stage.lamps.story(device="lamp-2")
-    assert stage.lamps.story(device="lamp-2")[-1] == "unprepare ended"
-    assert len(stage.lamps.calls("prepare", claim_uid=failing)) == tried
+    assert "prepare cancelled" in stage.lamps.story(device="lamp-1")
+    assert stage.lamps.story(device="lamp-1")[-1] == "unprepare ended"
+    assert len(stage.lamps.calls("prepare", device="lamp-2")) == tried, "nothing is prepared anew"
 
 
 def test_a_plugin_that_is_killed_while_it_prepares(stage):
@@ -188,8 +195,6 @@ def versions(stage, driver) -> dict[str, str]:
 
 def patch_nodes(stage, selector) -> None:
     """Give the daemon's DaemonSet another node selector."""
-    import json
-
     patch = {"spec": {"template": {"spec": {"nodeSelector": selector}}}}
     stage.cluster.kubectl(
         *("-n", SCRIPTED.namespace, "patch", "daemonset", "scripted-nodeplugin"),
@@ -213,3 +218,23 @@ def test_the_kubelet_counts_the_claims_in_use(stage):
     assert {counted().get(driver) for driver in CLASSES.values()} == {1.0}
     stage.delete("pod", "user")
     wait_for("no claim to be counted", lambda: counted().get(LAMPS, 0) == 0)
+
+
+@pytest.mark.slow
+def test_a_plugin_that_hangs_is_started_anew_and_knows_what_it_had_prepared(stage):
+    with_claim(stage, "user", lamp(0))
+    stage.wait_phase("user", "Running")
+    uid = stage.uid("user", "claim")
+    before = restarts(stage.plugin())
+    # Its sockets stay open, and nobody answers: the liveness probe is what notices.
+    stage.cluster.exec_on_node(stage.node, ["pkill", "-STOP", "-f", "--", PROCESS])
+    wait_for(
+        "the kubelet to start it anew",
+        lambda: restarts(stage.plugin()) > before and ready(stage.plugin()),
+        seconds=180,
+    )
+    wait_for("the slices", lambda: slices(stage.cluster, driver=LAMPS))
+    assert stage.phase("user") == "Running"
+    assert stage.prepared() == {uid}
+    stage.delete("pod", "user")
+    stage.wait_empty()

@@ -61,8 +61,9 @@ class Scripted(Driver[ScriptedConfig]):
             # The effect comes first, so that a call which is cut or fails leaves something to undo.
             self._mark(claim, device)
             await self._follow(rule)
-        name = device.name.upper().replace("-", "_")
-        return Edits(env={f"SCRIPTED_{name}": json.dumps(_facts(device))})
+        # Two shares of a device may be in one container.
+        name = "_".join(["SCRIPTED", device.name, *([device.share_id] if device.share_id else [])])
+        return Edits(env={name.upper().replace("-", "_"): json.dumps(_facts(device))})
 
     async def unprepare(self, claim: ClaimReference, device: AllocatedDevice) -> None:
         with self._told("unprepare", claim, device) as rule:
