@@ -81,7 +81,7 @@ class Checkpoint:
         self._connection: sqlite3.Connection | None = None
         self._file: tuple[int, int] | None = None
         self._opens = 0
-        self._wanted = False
+        self._wanted = self._closed = False
         self._next_attempt = float("-inf")
 
     async def open(self) -> None:
@@ -92,11 +92,14 @@ class Checkpoint:
         no permission: those are no damage, and setting the file aside would lose the claims.
         """
         self._wanted = True
+        self._next_attempt = float("-inf")
         await self._run(lambda _: None)
 
     async def close(self) -> None:
-        """Close the database; what was answered is on disk already."""
-        self._wanted = False
+        """Close the database for good; what was answered is on disk already."""
+        if self._closed:
+            return
+        self._closed = True
         await asyncio.get_running_loop().run_in_executor(self._executor, self._disconnect)
         self._executor.shutdown(wait=False)
 
@@ -167,6 +170,8 @@ class Checkpoint:
             self.damage = self.salvaged = None
 
     async def _run(self, work: Callable[[sqlite3.Connection], ResultT]) -> ResultT:
+        if self._closed or not self._wanted:
+            raise CheckpointError(f"the checkpoint {self.path} is not open")
         context = contextvars.copy_context()
         loop = asyncio.get_running_loop()
         now = loop.time()
@@ -194,8 +199,6 @@ class Checkpoint:
             self._find_again(self._connection)
         due = now >= self._next_attempt
         if self._connection is None:
-            if not self._wanted:
-                raise CheckpointError(f"the checkpoint {self.path} is not open")
             if not due and self.unusable is not None:
                 raise CheckpointError(self.unusable)
             self._next_attempt = now + REOPEN_SECONDS

@@ -1,9 +1,9 @@
 """
 The schema of a checkpoint's database: how it is made, recognised, and brought to the present one.
 
-Version 2 is the present one; version 1 had neither generations nor owners. A later version is
-recognised and refused before anything is written. What stands in the rows is :mod:`.rows`'
-business, what becomes of a damaged database :mod:`.salvage`'s.
+Version 2 is the present one; version 1 had neither generations nor owners. A database is recognised
+without a write, so that a later version, or another program's, stays as it is. What stands in the
+rows is :mod:`.rows`' business, whether they are sound :mod:`.soundness`'.
 
 Functions block. It must not know asyncio, or what claims are for.
 """
@@ -11,41 +11,88 @@ Functions block. It must not know asyncio, or what claims are for.
 from __future__ import annotations
 
 import sqlite3
+import stat
 import time
 from pathlib import Path
 
 from drakit_nodeplugin.claims import rows
 from drakit_nodeplugin.claims.stored import load
 
-__all__ = ("APPLICATION_ID", "SCHEMA_VERSION", "connect", "create", "migrate")
+__all__ = (
+    "SCHEMA_VERSION",
+    "NewerVersionError",
+    "UnfitError",
+    "connect",
+    "connect_reading",
+    "create",
+    "migrate",
+    "recognise",
+)
 
 SCHEMA_VERSION = 2
+"""To be raised for a new field of :mod:`.stored`, too: earlier versions could not read its rows."""
 
-APPLICATION_ID = 0x44524B54
+_APPLICATION_ID = 0x44524B54
 """``DRKT``: tells our databases from those of other programs (SQLite's ``application_id``)."""
 
 BUSY_SECONDS = 5.0
 """How long a writer waits for the process of a rolling update that holds the database."""
 
-_TABLES = """
-CREATE TABLE meta (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
-CREATE TABLE claims (
+_HEADER_BYTES = 100
+_MAGIC = b"SQLite format 3\0"
+
+# Databases are recognised by these words: a change of a blank is a change of the version.
+_TABLES = (
+    """CREATE TABLE meta (name TEXT PRIMARY KEY, value NOT NULL) WITHOUT ROWID""",
+    """CREATE TABLE claims (
     id INTEGER PRIMARY KEY, uid TEXT NOT NULL UNIQUE, state TEXT NOT NULL, boot_id TEXT NOT NULL,
     generation INTEGER NOT NULL
-);
-CREATE TABLE bodies (
+)""",
+    """CREATE TABLE bodies (
     id INTEGER PRIMARY KEY, checksum INTEGER NOT NULL, body BLOB NOT NULL
-);
-CREATE TABLE devices (
+)""",
+    """CREATE TABLE devices (
     claim INTEGER NOT NULL, pool TEXT NOT NULL, device TEXT NOT NULL, exclusive INTEGER NOT NULL,
     PRIMARY KEY (claim, pool, device, exclusive)
-) WITHOUT ROWID;
-CREATE UNIQUE INDEX exclusive_device ON devices (pool, device) WHERE exclusive = 1;
-"""
+) WITHOUT ROWID""",
+    """CREATE UNIQUE INDEX exclusive_device ON devices (pool, device) WHERE exclusive = 1""",
+)
+
+_TABLES_1 = (
+    """CREATE TABLE claims (
+    uid TEXT PRIMARY KEY, state TEXT NOT NULL, boot_id TEXT NOT NULL,
+    body BLOB NOT NULL, checksum INTEGER NOT NULL
+) WITHOUT ROWID""",
+    """CREATE TABLE devices (
+    uid TEXT NOT NULL REFERENCES claims (uid) ON DELETE CASCADE,
+    pool TEXT NOT NULL, device TEXT NOT NULL, exclusive INTEGER NOT NULL
+)""",
+    """CREATE INDEX devices_of_claim ON devices (uid)""",
+    """CREATE UNIQUE INDEX exclusive_device ON devices (pool, device) WHERE exclusive = 1""",
+)
+
+
+class NewerVersionError(Exception):
+    """A later drakit wrote the database."""
+
+    def __init__(self, version: int) -> None:
+        super().__init__(
+            f"it has schema version {version}, this drakit knows up to {SCHEMA_VERSION}; install "
+            f"the later version again, or drain the node and remove the file"
+        )
+
+
+class UnfitError(Exception):
+    """The file is no sound database of ours; the text is a sentence without its subject."""
+
+    def __init__(self, reason: str, *, foreign: bool = False) -> None:
+        super().__init__(reason)
+        self.foreign = foreign
+        """Something of somebody else, and not damage of ours."""
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """Open a database for writing, durably; it may be empty, or of any version."""
+    """Open a database for writing, durably; it may be new, or of any version."""
     connection = sqlite3.connect(
         path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
     )
@@ -58,6 +105,47 @@ def connect(path: Path) -> sqlite3.Connection:
     return connection
 
 
+def connect_reading(path: Path) -> sqlite3.Connection:
+    """Open a database so that neither it nor its log is changed, also beside a writer."""
+    mode = "mode=ro"
+    if not _size(_log(path)):
+        # Nobody has it open: SQLite would make its two files beside it, and leave them.
+        mode += "&immutable=1"
+    return sqlite3.connect(
+        f"{path.absolute().as_uri()}?{mode}", uri=True, timeout=BUSY_SECONDS, isolation_level=None
+    )
+
+
+def recognise(path: Path) -> int:
+    """
+    Tell the schema version of what is at a path, without a write; 0 is a new database.
+
+    Raises :class:`NewerVersionError`, :class:`UnfitError`, sqlite3.Error, OSError.
+    """
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise UnfitError("it is no file", foreign=True)
+    except FileNotFoundError:
+        pass
+    if not _size(path):
+        if _size(_log(path)):
+            raise UnfitError("it is empty, but its log is not")
+        return 0
+    with path.open("rb") as file:
+        header = file.read(_HEADER_BYTES)
+    if header.startswith(_MAGIC) and len(header) == _HEADER_BYTES:
+        # What the log says comes first, but a log cannot be read without a trace beside the file.
+        version, application = header[60:64], header[68:72]
+        _version(int.from_bytes(version, signed=True), int.from_bytes(application))
+    elif not _size(_log(path)):
+        raise UnfitError("it is no SQLite database")
+    connection = connect_reading(path)
+    try:
+        return _recognise(connection)
+    finally:
+        connection.close()
+
+
 def create(connection: sqlite3.Connection, *, generation: int = 0) -> None:
     """
     Make the present schema, within the transaction of the caller.
@@ -65,11 +153,11 @@ def create(connection: sqlite3.Connection, *, generation: int = 0) -> None:
     Generations begin above `generation`, and above the milliseconds of the clock: where a database
     was lost, work that knows a generation of it must not meet the same number again.
     """
-    for statement in _TABLES.split(";"):
+    for statement in _TABLES:
         connection.execute(statement)
     first = max(generation, time.time_ns() // 1_000_000)
-    connection.executemany("INSERT INTO meta VALUES (?, ?)", (("generation", first), ("opens", 0)))
-    connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+    connection.executemany("INSERT INTO meta VALUES (?, ?)", [("generation", first), ("opens", 0)])
+    connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
     connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
 
@@ -81,3 +169,39 @@ def migrate(connection: sqlite3.Connection) -> None:
         connection.execute(f"DROP TABLE {table}")
     create(connection)
     rows.write(connection, claims, owner="", alone=True)
+
+
+def _recognise(connection: sqlite3.Connection) -> int:
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    (application,) = connection.execute("PRAGMA application_id").fetchone()
+    version = _version(version, application)
+    found = connection.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL")
+    tables = {statement for (statement,) in found}
+    if version == 0 and not tables:
+        return 0
+    if version == 1 and tables == set(_TABLES_1):
+        return 1
+    if version == SCHEMA_VERSION and tables == set(_TABLES):
+        return SCHEMA_VERSION
+    if application == _APPLICATION_ID or tables & {*_TABLES, *_TABLES_1}:
+        raise UnfitError(f"its tables are not those of schema version {version}")
+    raise UnfitError("it is a database of another program", foreign=True)
+
+
+def _version(version: int, application: int) -> int:
+    if application == _APPLICATION_ID and version > SCHEMA_VERSION:
+        raise NewerVersionError(version)
+    if application not in (0, _APPLICATION_ID):
+        raise UnfitError("it is a database of another program", foreign=True)
+    return version
+
+
+def _log(path: Path) -> Path:
+    return path.with_name(f"{path.name}-wal")
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0

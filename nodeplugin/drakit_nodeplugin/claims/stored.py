@@ -64,6 +64,9 @@ class StoredClaim:
     cdi_spec: str | None = None
     """The text of the claim's CDI file once it is prepared, so that a lost file needs no driver."""
 
+    side_effects: bool = True
+    """Whether its driver, as it was then, has done something that it must undo."""
+
     generation: int = 0
     """Set anew by the checkpoint at each write, and never given twice: who writes must know that
     which is stored, so that the late end of an old work changes nothing. 0: there is no entry."""

@@ -1,33 +1,23 @@
+"""What the checkpoint promises its callers while nothing is wrong with its file."""
+
 from __future__ import annotations
 
 import sqlite3
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
 
-from drakit_nodeplugin.claims.checkpoint import (
-    Checkpoint,
-    CheckpointError,
-    CheckpointTooNewError,
-)
+from drakit_nodeplugin.claims.checkpoint import Checkpoint, CheckpointError
 from drakit_nodeplugin.claims.stored import (
     DamagedRowError,
-    StoredClaim,
-    StoredDevice,
     checksum,
     dump,
     load,
 )
+from tests.fakes.checkpoints import fill, reopen, stored_claim, stored_device
 
-CLAIM = StoredClaim(
-    uid="uid-a",
-    namespace="lab",
-    name="cam",
-    state="preparing",
-    boot_id="boot-1",
-    allocation="digest",
-    devices=(StoredDevice(pool="node-1", device="cam-0", request="main"),),
-)
+A, B = stored_claim("a"), stored_claim("b")
 
 
 @pytest.fixture
@@ -35,113 +25,254 @@ def path(tmp_path):
     return tmp_path / "camera.example.com" / "checkpoint.db"
 
 
-async def fill(path) -> None:
-    checkpoint = Checkpoint(path)
-    await checkpoint.open()
-    await checkpoint.begin([CLAIM])
-    await checkpoint.write([replace(CLAIM, state="prepared", cdi_spec="{}")])
-    await checkpoint.close()
+@pytest.fixture
+async def checkpoint(path):
+    opened = Checkpoint(path, owner="pod-1/nonce")
+    await opened.open()
+    yield opened
+    await opened.close()
 
 
-async def reopen(path) -> tuple[list[StoredClaim], str | None]:
-    checkpoint = Checkpoint(path)
-    await checkpoint.open()
-    try:
-        return await checkpoint.all(), checkpoint.damage
-    finally:
-        await checkpoint.close()
+async def prepare(checkpoint, *claims):
+    """Write claims as prepared, with an intent before; give them as they are stored."""
+    begun = (await checkpoint.write(claims)).written
+    done = [replace(begun[claim.uid], state="prepared", cdi_spec="{}") for claim in claims]
+    written = (await checkpoint.write(done)).written
+    return [written[claim.uid] for claim in claims]
+
+
+# ---------------------------------------------------------------- what is stored
 
 
 async def test_what_was_written_is_there_after_a_restart_and_nothing_temporary_is_left(path):
-    await fill(path)
-    assert await reopen(path) == ([replace(CLAIM, state="prepared", cdi_spec="{}")], None)
+    stored = await fill(path, count=3)
+    assert await reopen(path) == ({claim.uid: claim for claim in stored}, None)
     assert [file.name for file in path.parent.iterdir()] == ["checkpoint.db"]
 
 
-async def test_a_device_is_held_by_one_claim_until_that_is_deleted(path):
-    checkpoint = Checkpoint(path)
-    await checkpoint.open()
-    other = replace(CLAIM, uid="uid-b", name="second")
-    await checkpoint.begin([CLAIM])
-
-    held = await checkpoint.begin([other])
-
-    assert held["uid-b"].holder.name == "cam"
-    assert [claim.uid for claim in await checkpoint.all()] == ["uid-a"]
-    await checkpoint.delete(["uid-a"])
-    assert await checkpoint.begin([other]) == {}
-    await checkpoint.close()
-
-
-def truncate(path):
-    path.write_bytes(path.read_bytes()[:5000])
-
-
-def overwrite(path):
-    path.write_bytes(b"no database at all, but a long text instead\n" * 200)
-
-
-def flip_a_row(path):
-    connection = sqlite3.connect(path)
-    connection.execute("UPDATE claims SET body = CAST(replace(body, 'cam-0', 'cam-1') AS BLOB)")
-    connection.commit()
-    connection.close()
-
-
-def retype_a_row(path):
-    connection = sqlite3.connect(path)
-    connection.execute("UPDATE claims SET body = CAST(body AS TEXT)")
-    connection.commit()
-    connection.close()
-
-
-@pytest.mark.parametrize("damage", [truncate, overwrite, flip_a_row, retype_a_row])
-async def test_a_damaged_database_is_set_aside_and_named(path, damage):
-    await fill(path)
-    damage(path)
-
-    claims, told = await reopen(path)
-
-    assert claims == []
-    assert "set aside as checkpoint.db.damaged-" in told
-    assert any("damaged" in file.name for file in path.parent.iterdir())
-    assert await reopen(path) == ([], None)
-
-
-async def test_a_database_of_a_later_version_is_refused_and_kept(path):
-    await fill(path)
-    connection = sqlite3.connect(path)
-    connection.execute("PRAGMA user_version = 99")
-    connection.close()
-
-    with pytest.raises(CheckpointTooNewError, match="schema version 99, this drakit knows up to 1"):
-        await reopen(path)
-    assert path.exists()
-
-
-async def test_a_folder_that_cannot_be_made_is_no_damage(tmp_path):
-    (tmp_path / "file").write_text("")
-    checkpoint = Checkpoint(tmp_path / "file" / "checkpoint.db")
-    with pytest.raises(CheckpointError):
-        await checkpoint.open()
-    await checkpoint.close()
+def test_every_field_of_a_claim_comes_back():
+    claim = replace(
+        A,
+        devices=(
+            stored_device("cam-0", configs=({"mode": {"fps": [1, 2.5, None]}}, {})),
+            stored_device("cam-1", share_id="share", consumed_capacity={"memory": "1Gi"}),
+            stored_device("cam-2", admin_access=True),
+        ),
+        cdi_spec='{"kind": "x/y"}',
+        generation=2**53,
+        owner="pod/nonce",
+    )
+    body = dump(claim)
+    assert load(body, expected=checksum(body)) == claim
 
 
 def test_a_row_that_changed_is_not_read():
-    body = dump(CLAIM)
-    assert load(body, expected=checksum(body)) == CLAIM
-    with pytest.raises(DamagedRowError):
-        load(body.replace(b"cam-0", b"cam-1"), expected=checksum(body))
+    body = dump(A)
+    with pytest.raises(DamagedRowError, match="its checksum does not match"):
+        load(body.replace(b"cam-a", b"cam-1"), expected=checksum(body))
 
 
-async def test_damage_while_it_is_open_is_told_until_a_restart_sets_it_aside(path):
-    await fill(path)
-    checkpoint = Checkpoint(path)
-    await checkpoint.open()
-    assert checkpoint.broken is None
-    flip_a_row(path)
-    with pytest.raises(CheckpointError, match="is damaged at claim uid-a"):
-        await checkpoint.all()
-    assert "its checksum does not match" in checkpoint.broken
+@pytest.mark.parametrize("body", [b"[]", b"null", b"5", b"{}", b'{"uid": 1}', b"{", b'"state"'])
+def test_bytes_that_are_no_claim_are_damage_although_their_checksum_is_right(body):
+    with pytest.raises(DamagedRowError, match="it cannot be read"):
+        load(body, expected=checksum(body))
+
+
+def test_a_row_that_was_written_before_a_field_existed_gets_its_default():
+    body = dump(A).replace(b',"configs":[]', b"").replace(b',"owner":""', b"")
+    assert load(body, expected=checksum(body)) == A
+
+
+async def test_a_config_that_is_nested_beyond_measure_is_refused_and_nothing_is_written(checkpoint):
+    config = {}
+    for _ in range(5000):
+        config = {"a": config}
+    deep = stored_claim("deep", devices=(stored_device("cam-9", configs=(config,)),))
+    with pytest.raises(CheckpointError, match="claim lab/deep cannot be written as JSON"):
+        await checkpoint.write([A, deep])
+    assert await checkpoint.count() == 0
+    assert checkpoint.unusable is None
+    assert set((await checkpoint.write([A])).written) == {A.uid}
+
+
+# ---------------------------------------------------------------- generations
+
+
+async def test_each_write_gives_a_generation_that_was_never_given_and_the_owner(checkpoint):
+    first = (await checkpoint.write([A, B])).written
+    second = (await checkpoint.write(list(first.values()))).written
+    await checkpoint.delete(list(second.values()))
+    third = (await checkpoint.write([A])).written
+
+    generations = [c.generation for batch in (first, second, third) for c in batch.values()]
+    assert generations == sorted(set(generations))
+    assert generations[0] > 0
+    assert third[A.uid] == (await checkpoint.find([A.uid]))[A.uid]
+    assert third[A.uid].owner == "pod-1/nonce"
+
+
+async def test_the_counter_of_generations_outlives_a_restart(path, checkpoint):
+    (stored,) = (await checkpoint.write([A])).written.values()
+    await checkpoint.delete([stored])
     await checkpoint.close()
-    assert (await reopen(path))[0] == []
+    again = Checkpoint(path)
+    await again.open()
+    assert (await again.write([A])).written[A.uid].generation > stored.generation
+    await again.close()
+
+
+async def test_who_knows_another_generation_writes_nothing(checkpoint):
+    (known,) = await prepare(checkpoint, A)
+    late = [replace(known, generation=known.generation - 1), B]
+
+    outcome = await checkpoint.write(late)
+
+    assert outcome.fenced == {A.uid}
+    assert set(outcome.written) == {B.uid}
+    assert (await checkpoint.find([A.uid])) == {A.uid: known}
+
+
+async def test_who_knows_a_row_that_is_gone_writes_nothing(checkpoint):
+    (known,) = await prepare(checkpoint, A)
+    assert await checkpoint.delete([known]) == set()
+    assert (await checkpoint.write([known])).fenced == {A.uid}
+    assert await checkpoint.count() == 0
+
+
+async def test_who_knows_of_no_row_does_not_overwrite_one(checkpoint):
+    await prepare(checkpoint, A)
+    assert (await checkpoint.write([A])).fenced == {A.uid}
+
+
+async def test_who_knows_another_generation_deletes_nothing(checkpoint):
+    a, b = await prepare(checkpoint, A, B)
+    assert await checkpoint.delete([replace(a, generation=1), b]) == {A.uid}
+    assert await checkpoint.uids() == {A.uid}
+
+
+async def test_a_row_that_is_missing_is_deleted_already(checkpoint):
+    assert await checkpoint.delete([A, replace(B, generation=7)]) == set()
+
+
+async def test_a_claim_that_is_given_twice_is_an_error_and_nothing_is_written(checkpoint):
+    with pytest.raises(CheckpointError, match="claim lab/a is given twice"):
+        await checkpoint.write([B, A, A])
+    assert await checkpoint.count() == 0
+
+
+async def test_nothing_to_write_or_delete_costs_no_transaction(checkpoint):
+    seconds = []
+    checkpoint.on_transaction = seconds.append
+    assert (await checkpoint.write([])).written == {}
+    assert await checkpoint.delete([]) == set()
+    assert seconds == []
+    await checkpoint.write([A])
+    assert len(seconds) == 1
+    assert 0 < seconds[0] < 30
+
+
+# ---------------------------------------------------------------- devices
+
+
+def on(name, *devices, **fields):
+    return stored_claim(name, devices=tuple(stored_device(d, **fields) for d in devices))
+
+
+async def test_a_device_is_held_by_one_claim_until_that_is_deleted(checkpoint):
+    (holder,) = await prepare(checkpoint, on("a", "cam-0"))
+    wanted = on("b", "cam-1", "cam-0")
+
+    outcome = await checkpoint.write([wanted, on("c", "cam-2")])
+
+    assert outcome.held["uid-b"].device.device == "cam-0"
+    assert outcome.held["uid-b"].holder == holder
+    assert set(outcome.written) == {"uid-c"}
+    assert await checkpoint.uids() == {"uid-a", "uid-c"}
+    await checkpoint.delete([holder])
+    assert set((await checkpoint.write([wanted])).written) == {"uid-b"}
+
+
+async def test_of_two_claims_of_a_batch_the_first_gets_the_device(checkpoint):
+    outcome = await checkpoint.write([on("a", "cam-0"), on("b", "cam-0")])
+    assert outcome.held["uid-b"].holder == outcome.written["uid-a"]
+
+
+async def test_a_claim_that_gets_other_devices_frees_those_it_had(checkpoint):
+    (stored,) = await prepare(checkpoint, on("a", "cam-0", "cam-1"))
+    moved = replace(stored, devices=on("a", "cam-1", "cam-2").devices)
+    outcome = await checkpoint.write([moved, on("b", "cam-0"), on("c", "cam-2")])
+    assert set(outcome.written) == {"uid-a", "uid-b"}
+    assert outcome.held["uid-c"].holder.uid == "uid-a"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        pytest.param({"admin_access": True}, id="admin-access-holds-nothing"),
+        pytest.param({"share_id": "share-1"}, id="a-share-holds-nothing"),
+    ],
+)
+async def test_a_device_beside_its_holder(checkpoint, fields):
+    batch = [on("a", "cam-0"), on("b", "cam-0", **fields), on("c", "cam-0", **fields)]
+    assert len((await checkpoint.write(batch)).written) == 3
+
+
+async def test_a_device_that_two_requests_of_a_claim_name_is_held_once(checkpoint):
+    twice = stored_claim("a", devices=(stored_device("cam-0"), stored_device("cam-0")))
+    (stored,) = await prepare(checkpoint, twice)
+    assert stored.devices == twice.devices
+
+
+async def test_the_unique_index_is_the_last_line(path, checkpoint):
+    await prepare(checkpoint, A)
+    with closing(sqlite3.connect(path)) as connection, pytest.raises(sqlite3.IntegrityError):
+        connection.execute("INSERT INTO devices VALUES (99, 'node-1', 'cam-a', 1)")
+
+
+# ---------------------------------------------------------------- questions
+
+
+async def test_claims_are_found_by_state_and_boot(checkpoint):
+    await prepare(checkpoint, A, replace(B, boot_id="boot-2"))
+    await checkpoint.write([stored_claim("c")])
+
+    assert [claim.uid for claim in await checkpoint.in_state("preparing")] == ["uid-c"]
+    assert await checkpoint.uids() == {"uid-a", "uid-b", "uid-c"}
+    assert await checkpoint.uids(state="prepared") == {"uid-a", "uid-b"}
+    assert await checkpoint.uids(boot_id="boot-1") == {"uid-a", "uid-c"}
+    assert await checkpoint.uids(state="prepared", boot_id="boot-2") == {"uid-b"}
+    assert await checkpoint.count() == 3
+    assert set(await checkpoint.find(["uid-a", "uid-none"])) == {"uid-a"}
+    assert await checkpoint.find([]) == {}
+
+
+async def test_pages_give_every_claim_once_and_in_order(path, checkpoint):
+    stored = await fill(path, count=25)
+    pages = [page async for page in checkpoint.pages(size=10)]
+    assert [len(page) for page in pages] == [10, 10, 5]
+    assert [claim for page in pages for claim in page] == stored
+
+
+async def test_more_claims_than_a_statement_takes_are_found_and_written(checkpoint):
+    many = [stored_claim(f"{number:04}") for number in range(1203)]
+    written = (await checkpoint.write(many)).written
+    assert len(written) == 1203
+    assert await checkpoint.find(list(written)) == written
+    assert (await checkpoint.write([replace(c, uid=f"{c.uid}-2") for c in many])).held.keys() == {
+        f"{uid}-2" for uid in written
+    }
+    assert await checkpoint.delete(list(written.values())) == set()
+    assert await checkpoint.count() == 0
+
+
+async def test_it_says_that_it_is_not_open_before_it_is_opened_and_after_it_is_closed(path):
+    checkpoint = Checkpoint(path)
+    with pytest.raises(CheckpointError, match="is not open"):
+        await checkpoint.count()
+    await checkpoint.open()
+    await checkpoint.open()  # as a retry of somebody
+    assert await checkpoint.count() == 0
+    await checkpoint.close()
+    await checkpoint.close()
+    with pytest.raises(CheckpointError, match="is not open"):
+        await checkpoint.count()

@@ -1,0 +1,261 @@
+"""
+How a checkpoint's database is opened, in whatever state its file is.
+
+1. what a crash has cut of an earlier salvage is finished
+2. the file is recognised without a write: a newer version is refused and left as it is
+3. version 1 is migrated; every row is checked
+4. what is damaged, or not ours, is set aside, and all rows that are still readable are salvaged
+
+Only one process at a time does this for a folder. What is no damage (no space, no permission, a
+file system that is read-only) sets nothing aside: it would lose the claims. Functions block. It
+must not know asyncio, or what claims are for.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import sqlite3
+import time
+from collections.abc import Generator
+from contextlib import closing, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from drakit_nodeplugin.claims import aside, rows, schema, soundness
+from drakit_nodeplugin.claims.salvage import Salvage, salvage
+from drakit_nodeplugin.claims.stored import DamagedRowError
+from drakit_nodeplugin.claims.waltail import lost_transactions
+
+__all__ = (
+    "DATABASE_ERRORS",
+    "CheckpointError",
+    "CheckpointTooNewError",
+    "Opened",
+    "forget_damage",
+    "is_damage",
+    "open_database",
+    "rewrite",
+)
+
+logger = logging.getLogger(__name__)
+
+_SURROUNDINGS = frozenset(
+    {
+        sqlite3.SQLITE_PERM,
+        sqlite3.SQLITE_BUSY,
+        sqlite3.SQLITE_LOCKED,
+        sqlite3.SQLITE_NOMEM,
+        sqlite3.SQLITE_READONLY,
+        sqlite3.SQLITE_INTERRUPT,
+        sqlite3.SQLITE_IOERR,
+        sqlite3.SQLITE_FULL,
+        sqlite3.SQLITE_CANTOPEN,
+        sqlite3.SQLITE_PROTOCOL,
+        sqlite3.SQLITE_NOLFS,
+        sqlite3.SQLITE_AUTH,
+    }
+)
+"""Errors of disk, memory, permissions and other processes: they say nothing of the database."""
+
+DATABASE_ERRORS = (sqlite3.Error, DamagedRowError, UnicodeDecodeError)
+"""What reading a database raises; the last one where SQLite's message has damaged text in it."""
+
+
+class CheckpointError(Exception):
+    """The checkpoint could not be read or written; nothing of the batch was stored."""
+
+
+class CheckpointTooNewError(CheckpointError):
+    """A later drakit wrote the database; this one would destroy what it cannot read."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Opened:
+    """A database that can be used."""
+
+    connection: sqlite3.Connection
+    opens: int
+    """How often it has been opened, this time included: another number later means that another
+    process has opened it since."""
+
+    damage: str | None
+    """What was set aside, and why, until somebody says that the rest is rebuilt."""
+
+    salvaged: Salvage | None
+
+
+def is_damage(error: Exception) -> bool:
+    """Tell an error that says that the database itself is damaged."""
+    code = getattr(error, "sqlite_errorcode", None)
+    if code is None:  # a row's checksum, or text that is none
+        return isinstance(error, DamagedRowError | UnicodeDecodeError | sqlite3.OperationalError)
+    return code == sqlite3.SQLITE_IOERR_SHORT_READ or code & 0xFF in (
+        sqlite3.SQLITE_CORRUPT,
+        sqlite3.SQLITE_NOTADB,
+    )
+
+
+def open_database(path: Path) -> Opened:
+    """Open a database for a daemon; raise :class:`CheckpointError`."""
+    try:
+        path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
+        with _only_one(path.parent):
+            aside.finish(path)
+            try:
+                return _open(path)
+            except schema.UnfitError as error:
+                _replace(path, str(error), foreign=error.foreign)
+            except DATABASE_ERRORS as error:
+                if _is_of_surroundings(error):
+                    raise
+                _replace(path, str(error), foreign=False)
+            return _open(path)
+    except schema.NewerVersionError as error:
+        raise CheckpointTooNewError(f"the checkpoint {path} cannot be opened: {error}") from error
+    except (OSError, schema.UnfitError, *DATABASE_ERRORS) as error:
+        raise CheckpointError(
+            f"the checkpoint {path} cannot be opened: {error}; see to space and permissions of its "
+            f"folder"
+        ) from error
+
+
+def forget_damage(connection: sqlite3.Connection) -> None:
+    """Take back what was remembered of damage, within the transaction of the caller."""
+    connection.execute("DELETE FROM meta WHERE name = 'damage'")
+
+
+def rewrite(connection: sqlite3.Connection, path: Path) -> None:
+    """
+    Write a database whose file was removed again, from a connection that still has it open.
+
+    Does nothing if there is a file again. Raises OSError, sqlite3.Error.
+    """
+    path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
+    with _only_one(path.parent):
+        if path.exists():
+            return
+        # A log without its database would be taken for the log of the new one.
+        for suffix in ("-wal", "-shm"):
+            path.with_name(path.name + suffix).unlink(missing_ok=True)
+        connection.execute("VACUUM INTO ?", (str(path),))
+    logger.error("checkpoint was removed and is written again", extra={"path": str(path)})
+
+
+def _open(path: Path) -> Opened:
+    version = schema.recognise(path)
+    connection = schema.connect(path)
+    try:
+        lost = lost_transactions(connection, path.with_name(f"{path.name}-wal"))
+        if lost:
+            raise schema.UnfitError(f"{lost} transactions of its log cannot be read")
+        with rows.transaction(connection):
+            _bring_up(connection, version)
+            opens = rows.count_open(connection)
+            damage, salvaged = _damage(connection)
+    except BaseException:
+        connection.close()
+        raise
+    return Opened(connection=connection, opens=opens, damage=damage, salvaged=salvaged)
+
+
+def _bring_up(connection: sqlite3.Connection, version: int) -> None:
+    """Make, migrate or check a database; raise :class:`.schema.UnfitError` if it is damaged."""
+    if version == 0:
+        schema.create(connection)
+        return
+    check = soundness.problems_1 if version == 1 else soundness.problems
+    problem = next(check(connection), None)
+    if problem is not None:
+        raise schema.UnfitError(problem)
+    if version == 1:
+        schema.migrate(connection)
+
+
+def _replace(path: Path, reason: str, *, foreign: bool) -> None:
+    name = aside.aside_name(path, foreign=foreign)
+    damage = f"{reason}; it was set aside as {name}"
+    with nullcontext() if foreign else _write_lock(path):
+        salvaged = _salvage(path, aside.salvaging_path(path, name), damage)
+        aside.put_in_place(path, name)
+    logger.error(
+        "checkpoint is damaged and was set aside",
+        extra={
+            "path": str(path),
+            "aside": name,
+            "reason": reason,
+            "kept": salvaged.kept,
+            "lost": salvaged.lost,
+            "lost_claims": ", ".join(sorted(salvaged.lost_uids)),
+        },
+    )
+
+
+def _salvage(path: Path, new: Path, damage: str) -> Salvage:
+    aside.drop_unfinished(path)
+    with closing(sqlite3.connect(new, isolation_level=None)) as connection:
+        connection.execute("PRAGMA synchronous = FULL")
+        with rows.transaction(connection):
+            schema.create(connection)
+            salvaged = salvage(path, connection)
+            facts = {
+                "damage": damage,
+                "kept": salvaged.kept,
+                "lost": salvaged.lost,
+                "lost_uids": sorted(salvaged.lost_uids),
+            }
+            connection.execute("INSERT INTO meta VALUES ('damage', ?)", (json.dumps(facts),))
+    return salvaged
+
+
+def _damage(connection: sqlite3.Connection) -> tuple[str | None, Salvage | None]:
+    row = connection.execute("SELECT value FROM meta WHERE name = 'damage'").fetchone()
+    if row is None:
+        return None, None
+    try:
+        facts = json.loads(row[0])
+        uids = frozenset(facts["lost_uids"])
+        return facts["damage"], Salvage(kept=facts["kept"], lost=facts["lost"], lost_uids=uids)
+    except (ValueError, TypeError, KeyError):
+        return "it was damaged", None
+
+
+def _is_of_surroundings(error: Exception) -> bool:
+    code = getattr(error, "sqlite_errorcode", None)
+    return code is not None and not is_damage(error) and code & 0xFF in _SURROUNDINGS
+
+
+@contextmanager
+def _only_one(folder: Path) -> Generator[None]:
+    """Lock a folder against other processes that open their checkpoint in it."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        until = time.monotonic() + schema.BUSY_SECONDS
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    raise
+                time.sleep(0.02)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _write_lock(path: Path) -> Generator[None]:
+    """Keep processes that still work on a damaged database from writing to it, if that goes."""
+    connection: sqlite3.Connection | None = None
+    if path.is_file():
+        with suppress(sqlite3.Error):
+            connection = sqlite3.connect(path, timeout=schema.BUSY_SECONDS, isolation_level=None)
+            connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+    finally:
+        if connection is not None:
+            connection.close()

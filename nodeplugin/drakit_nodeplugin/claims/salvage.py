@@ -1,0 +1,205 @@
+"""
+Salvage: what can still be read of a damaged checkpoint, copied into a new one.
+
+A row is taken if its bytes pass their checksum, wherever it stands; what the damaged database
+knows of others (their UIDs, in whatever is left of tables and indexes) is told, so that they can be
+rebuilt from elsewhere. When this is done is :mod:`.opening`'s business.
+
+Functions block. It must not know asyncio, or what a claim's states lead to.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from itertools import islice, product
+from pathlib import Path
+from typing import Any
+
+from drakit_nodeplugin.claims import rows, schema
+from drakit_nodeplugin.claims.stored import DamagedRowError, StoredClaim, load
+
+__all__ = ("Salvage", "salvage")
+
+_BATCH = 200
+"""Rows that are held in memory at once."""
+
+_MAX_PROBES = 1_000_000
+"""Highest number by which a row that a damaged page hides is asked for."""
+
+_UNREADABLE = (sqlite3.Error, ValueError, MemoryError, OverflowError)
+"""What damage can lead to: wrong sizes, and names or messages with damaged text in them, too."""
+
+_Row = tuple[Any, ...]
+"""As it was found: not even the types are sure. The first column is its key, or nothing."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Salvage:
+    """What became of the rows of a database that was set aside."""
+
+    kept: int
+    """Rows that were copied, each with its generation."""
+
+    lost: int
+    """Rows that are known to have been there and could not be read. There may have been more:
+    of a database whose first page is gone nothing is known."""
+
+    lost_uids: frozenset[str]
+    """The claims of lost rows, as far as they are known."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Source:
+    """How one version keeps its rows."""
+
+    key: str
+    """Column by which a row is found."""
+
+    queries: tuple[str, ...]
+    """For key, checksum and body of all rows. The last one does not need the key's name."""
+
+    names: tuple[str, ...]
+    """Queries for key and UID of all rows; each goes by another tree of pages."""
+
+
+_SOURCES = (
+    _Source(
+        key="id",
+        queries=(
+            "SELECT id, checksum, body FROM bodies",
+            "SELECT NULL, checksum, body FROM bodies",
+        ),
+        names=(
+            "SELECT id, uid FROM claims ORDER BY id",
+            "SELECT id, uid FROM claims ORDER BY id DESC",
+            "SELECT id, uid FROM claims ORDER BY uid",
+            "SELECT id, uid FROM claims ORDER BY uid DESC",
+        ),
+    ),
+    _Source(
+        key="uid",
+        queries=(
+            "SELECT uid, checksum, body FROM claims",
+            "SELECT NULL, checksum, body FROM claims",
+        ),
+        names=(
+            "SELECT uid, uid FROM claims ORDER BY uid",
+            "SELECT uid, uid FROM claims ORDER BY uid DESC",
+            "SELECT uid, uid FROM devices ORDER BY uid",
+            "SELECT uid, uid FROM devices ORDER BY uid DESC",
+            "SELECT uid, uid FROM devices ORDER BY rowid",
+        ),
+    ),
+)
+
+
+def salvage(path: Path, target: sqlite3.Connection) -> Salvage:
+    """
+    Copy what is readable at `path` into a new, empty database, within the caller's transaction.
+
+    Raises sqlite3.Error if the target cannot be written, or the source not be opened. The counter of the target is above all that was seen.
+    """
+    if not path.is_file():  # SQLite would wait for the other end of a pipe
+        return Salvage(kept=0, lost=0, lost_uids=frozenset())
+    connection = schema.connect_reading(path)
+    # Damaged text must not hide the rest of its row.
+    connection.text_factory = _decode
+    with closing(connection):
+        return _Copy(connection, target).run()
+
+
+class _Copy:
+    """One salvage under way."""
+
+    def __init__(self, source: sqlite3.Connection, target: sqlite3.Connection) -> None:
+        self._source = source
+        self._target = target
+        self._kept: dict[str, object] = {}
+        """UIDs that were copied, with the key of their row."""
+        self._named: dict[object, str] = {}
+        self._met: set[object] = set()
+        """Keys of rows that are there, good or bad."""
+        self._refused: set[str] = set()
+        self._failed = False
+        """Whether the last query met damage."""
+
+    def run(self) -> Salvage:
+        # A table whose definition is damaged does not hide the others then.
+        list(self._readable("PRAGMA writable_schema = ON"))
+        source = next(filter(self._has, _SOURCES), None)
+        for query in source.names if source else ():
+            for key, uid in self._readable(query):
+                if isinstance(uid, str):
+                    self._named.setdefault(key, uid)
+        claims = self._claims(source)
+        while batch := list(islice(claims, _BATCH)):
+            self._keep(batch)
+        lost = (self._met | set(self._named)) - set(self._kept.values())
+        uids = {self._named[key] for key in lost if key in self._named} | self._refused
+        return Salvage(
+            kept=len(self._kept), lost=len(lost), lost_uids=frozenset(uids - set(self._kept))
+        )
+
+    def _has(self, source: _Source) -> bool:
+        list(self._readable(f"{source.queries[-1]} LIMIT 0"))
+        return not self._failed
+
+    def _keep(self, batch: list[tuple[object, StoredClaim]]) -> None:
+        new = {claim.uid: (key, claim) for key, claim in batch if claim.uid not in self._kept}
+        adopted = rows.adopt(self._target, [claim for _, claim in new.values()])
+        self._kept.update((uid, key) for uid, (key, _) in new.items() if uid in adopted)
+        self._refused.update(uid for uid in new if uid not in adopted)
+
+    def _claims(self, source: _Source | None) -> Iterator[tuple[object, StoredClaim]]:
+        for row in self._rows(source):
+            bodies = [value for value in row if isinstance(value, bytes)]
+            sums = [value for value in row if isinstance(value, int)]
+            if not bodies:
+                continue
+            if row[0] is not None:
+                self._met.add(row[0])
+            for body, expected in product(bodies, sums):
+                with suppress(DamagedRowError):
+                    yield row[0], load(body, expected=expected)
+
+    def _rows(self, source: _Source | None) -> Iterator[_Row]:
+        """Read what can be read, some rows several times: in other words too, because the damage
+        may be in a name; from both ends up to damage; at last one by one."""
+        tables = self._readable("SELECT name FROM sqlite_master WHERE type = 'table'")
+        unnamed = [f"SELECT * FROM {_quoted(table)}" for (table,) in tables]  # noqa: S608
+        for query in (*(source.queries if source else ()), *unnamed):
+            yield from self._readable(query)
+            if not self._failed and query not in unnamed:
+                return
+            if self._failed:
+                yield from self._readable(f"{query} ORDER BY 1 DESC")
+        if source is not None:
+            for key in self._hidden():
+                yield from self._readable(f"{source.queries[0]} WHERE {source.key} = ?", key)
+
+    def _hidden(self) -> list[object]:
+        """Give the keys of rows that may be behind damage: known ones, and numbers beside them."""
+        kept = set(self._kept.values())
+        known = {*self._named, *self._met}
+        numbers = [key for key in known if isinstance(key, int)]
+        guessed = range(1, min(max(numbers, default=0) + _BATCH, _MAX_PROBES))
+        return [key for key in dict.fromkeys((*known, *guessed)) if key not in kept]
+
+    def _readable(self, query: str, *values: object) -> Iterator[tuple[Any, ...]]:
+        """Give the rows of a query up to damage."""
+        self._failed = False
+        try:
+            yield from self._source.execute(query, values)
+        except _UNREADABLE:
+            self._failed = True
+
+
+def _quoted(name: object) -> str:
+    return '"' + str(name).replace('"', '""') + '"'
+
+
+def _decode(text: bytes) -> str:
+    return text.decode(errors="replace")

@@ -1,0 +1,105 @@
+"""Checkpoint files for tests: what they hold, and what anybody can still read of damaged ones."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+from drakit_nodeplugin.claims.checkpoint import Checkpoint
+from drakit_nodeplugin.claims.stored import (
+    DamagedRowError,
+    State,
+    StoredClaim,
+    StoredDevice,
+    load,
+)
+
+PARTS = ("", "-wal", "-shm")
+
+
+def stored_claim(name: str, *, state: State = "preparing", **fields) -> StoredClaim:
+    """Make an entry that has one device of its own, unless others are given."""
+    fields.setdefault("devices", (stored_device(f"cam-{name}"),))
+    return StoredClaim(
+        uid=f"uid-{name}",
+        namespace="lab",
+        name=name,
+        state=state,
+        boot_id=fields.pop("boot_id", "boot-1"),
+        allocation=fields.pop("allocation", "digest"),
+        **fields,
+    )
+
+
+def stored_device(name: str, **fields) -> StoredDevice:
+    return StoredDevice(pool="node-1", device=name, request="main", **fields)
+
+
+async def fill(path: Path, *, count: int = 1, crash: Path | None = None) -> list[StoredClaim]:
+    """Write prepared claims; with `crash`, copy the files there as a crash would leave them."""
+    checkpoint = Checkpoint(path, owner="test")
+    await checkpoint.open()
+    claims = [stored_claim(f"{number:03}") for number in range(count)]
+    stored: list[StoredClaim] = []
+    for start in range(0, count, 10):
+        begun = await checkpoint.write(claims[start : start + 10])
+        text = '{"devices": "%s"}' % ("x" * 300)
+        done = [replace(c, state="prepared", cdi_spec=text) for c in begun.written.values()]
+        stored += (await checkpoint.write(done)).written.values()
+    if crash is not None:
+        crash.parent.mkdir(parents=True, exist_ok=True)
+        copy(path, crash)
+    await checkpoint.close()
+    return stored
+
+
+def copy(path: Path, target: Path) -> None:
+    for part in PARTS:
+        if path.with_name(path.name + part).exists():
+            shutil.copyfile(path.with_name(path.name + part), target.with_name(target.name + part))
+
+
+async def reopen(path: Path) -> tuple[dict[str, StoredClaim], str | None]:
+    """Open and close a checkpoint; give what it holds, and the damage that it tells."""
+    checkpoint = Checkpoint(path)
+    await checkpoint.open()
+    try:
+        return {c.uid: c async for page in checkpoint.pages() for c in page}, checkpoint.damage
+    finally:
+        await checkpoint.close()
+
+
+def readable(path: Path, *, scratch: Path) -> dict[str, StoredClaim]:
+    """Give the rows that a plain reader finds, end to end and one by one, and that are good."""
+    scratch.mkdir()
+    file = scratch / "copy.db"
+    copy(path, file)
+    found: dict[str, StoredClaim] = {}
+    with closing(sqlite3.connect(file)) as connection:
+        for expected, body in _everything(connection):
+            try:
+                claim = load(body, expected=expected)
+            except (DamagedRowError, TypeError):
+                continue
+            found[claim.uid] = claim
+    shutil.rmtree(scratch)
+    return found
+
+
+def _everything(connection: sqlite3.Connection) -> Iterator[tuple[int, object]]:
+    queries = [
+        "SELECT checksum, body FROM bodies",
+        "SELECT checksum, body FROM bodies ORDER BY id DESC",
+        *(f"SELECT checksum, body FROM bodies WHERE id = {number}" for number in range(200)),
+        "SELECT checksum, body FROM claims",
+        "SELECT checksum, body FROM claims ORDER BY uid DESC",
+    ]
+    for query in queries:
+        try:
+            yield from connection.execute(query)
+        except (sqlite3.Error, UnicodeDecodeError):
+            continue

@@ -1,0 +1,711 @@
+"""Whatever the bytes of its files are: the checkpoint opens, or says why not, and loses no row."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import shutil
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from drakit_nodeplugin.claims import aside
+from drakit_nodeplugin.claims.checkpoint import (
+    Checkpoint,
+    CheckpointError,
+    CheckpointTooNewError,
+    Salvage,
+)
+from drakit_nodeplugin.claims.stored import StoredDevice
+from tests.fakes.checkpoints import PARTS, copy, fill, readable, reopen, stored_claim
+
+DATA = Path(__file__).parents[2] / "data" / "checkpoints"
+PAGE = 4096
+CLAIMS = 40
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "camera.example.com" / "checkpoint.db"
+
+
+def names(path):
+    return sorted(file.name for file in path.parent.iterdir())
+
+
+def digest(path):
+    """Everything of a folder that a refusal must not change; SQLite's ``-shm`` is scratch."""
+    return {
+        file.name: file.read_bytes()
+        for file in path.parent.iterdir()
+        if not file.name.endswith("-shm")
+    }
+
+
+def change(path, *statements):
+    with closing(sqlite3.connect(path)) as connection, connection:
+        for statement in statements:
+            connection.execute(statement)
+
+
+# ---------------------------------------------------------------- one row is damaged
+
+
+@pytest.mark.parametrize(
+    ("statement", "told"),
+    [
+        pytest.param(
+            "UPDATE bodies SET body = CAST(replace(body, 'cam-007', 'cam-x') AS BLOB) WHERE id = 8",
+            "the row of claim uid-007: its checksum does not match",
+            id="a-body-that-changed",
+        ),
+        pytest.param(
+            "UPDATE bodies SET body = CAST(body AS TEXT) WHERE id = 8",
+            "the row of claim uid-007: its checksum does not match",
+            id="a-body-of-another-type",
+        ),
+        pytest.param(
+            "DELETE FROM bodies WHERE id = 8",
+            "the row of claim uid-007: its checksum does not match",
+            id="a-body-that-is-missing",
+        ),
+    ],
+)
+async def test_only_a_damaged_row_is_lost_and_it_is_named(path, statement, told):
+    stored = await fill(path, count=CLAIMS)
+    change(path, statement)
+    checkpoint = Checkpoint(path)
+    await checkpoint.open()
+
+    assert checkpoint.damage.startswith(f"{told}; it was set aside as checkpoint.db.damaged-")
+    assert checkpoint.salvaged == Salvage(kept=CLAIMS - 1, lost=1, lost_uids=frozenset({"uid-007"}))
+    assert {c.uid: c for c in stored if c.uid != "uid-007"} == {
+        c.uid: c async for page in checkpoint.pages() for c in page
+    }
+    free = stored_claim(
+        "new", devices=(StoredDevice(pool="node-1", device="cam-007", request="m"),)
+    )
+    assert set((await checkpoint.write([free])).written) == {"uid-new"}
+    await checkpoint.close()
+
+
+@pytest.mark.parametrize(
+    ("statement", "told"),
+    [
+        pytest.param(
+            "UPDATE claims SET state = 'unpreparing' WHERE id = 8",
+            "the row of claim uid-007: its columns do not say what its body says",
+            id="another-state",
+        ),
+        pytest.param(
+            "UPDATE claims SET generation = 5 WHERE id = 8",
+            "the row of claim uid-007: its columns do not say what its body says",
+            id="another-generation",
+        ),
+        pytest.param(
+            "DELETE FROM devices WHERE claim = 8",
+            "the row of claim uid-007: its devices are not those of its body",
+            id="a-device-that-is-not-held",
+        ),
+        pytest.param(
+            "INSERT INTO devices VALUES (999, 'node-1', 'cam-x', 1)",
+            "there are devices without a claim",
+            id="a-device-that-nobody-holds",
+        ),
+        pytest.param(
+            "DELETE FROM claims WHERE id = 8",
+            "there are devices without a claim",
+            id="a-claim-without-its-head",
+        ),
+        pytest.param(
+            "UPDATE meta SET value = 5 WHERE name = 'generation'",
+            "its counter of generation is 5, but must be ",
+            id="a-counter-that-went-back",
+        ),
+        pytest.param(
+            "DELETE FROM meta", "its counter of generation is None", id="no-counter-at-all"
+        ),
+        pytest.param(
+            "DROP INDEX exclusive_device",
+            "its tables are not those of schema version 2",
+            id="an-index-that-is-missing",
+        ),
+        pytest.param(
+            "DROP TABLE meta", "its tables are not those of schema version 2", id="no-meta-table"
+        ),
+        pytest.param(
+            "PRAGMA user_version = 0",
+            "its tables are not those of schema version 0",
+            id="no-version",
+        ),
+        pytest.param(
+            "PRAGMA user_version = 1",
+            "its tables are not those of schema version 1",
+            id="another-version",
+        ),
+        pytest.param(
+            "PRAGMA user_version = -7",
+            "its tables are not those of schema version -7",
+            id="a-version-that-cannot-be",
+        ),
+        pytest.param(
+            "PRAGMA application_id = 7",
+            "it is a database of another program",
+            id="the-id-of-another-program",
+        ),
+    ],
+)
+async def test_damage_beside_the_bodies_costs_no_row(path, statement, told):
+    stored = {claim.uid: claim for claim in await fill(path, count=CLAIMS)}
+    change(path, statement)
+    claims, damage = await reopen(path)
+    assert damage.startswith(told)
+    assert claims == stored
+
+
+# ---------------------------------------------------------------- the file is damaged
+
+
+def flip(offset, bit=0):
+    def change(data):
+        data[offset] ^= 1 << bit
+
+    return change
+
+
+def cut(length):
+    def change(data):
+        del data[length:]
+
+    return change
+
+
+def zero(page):
+    def change(data):
+        data[page * PAGE : (page + 1) * PAGE] = bytes(PAGE)
+
+    return change
+
+
+async def damaged(path, tmp_path, change, *, part=""):
+    """Change a copy of a database; give what a plain reader still finds, and what opening finds."""
+    path.parent.mkdir(exist_ok=True)
+    for old in path.parent.iterdir():
+        old.unlink()
+    source = tmp_path / "sound" / "checkpoint.db"
+    crash = tmp_path / "crash" / "checkpoint.db"
+    if not source.exists():
+        await fill(source, count=CLAIMS, crash=crash)
+    copy(crash if part else source, path)
+    file = path.with_name(path.name + part)
+    data = bytearray(file.read_bytes())
+    change(data)
+    file.write_bytes(data)
+    good = readable(path, scratch=tmp_path / "scratch")
+    return good, *await reopen(path)
+
+
+async def check(path, tmp_path, change, *, part=""):
+    good, claims, damage = await damaged(path, tmp_path, change, part=part)
+    assert good.items() <= claims.items()
+    if len(claims) < CLAIMS:
+        assert damage is not None
+    assert await reopen(path) == (claims, damage)  # until somebody has rebuilt the rest
+    return claims, damage
+
+
+async def test_every_bit_flip_costs_at_most_what_cannot_be_read(path, tmp_path, caplog):
+    caplog.set_level(logging.CRITICAL)
+    for offset in [*range(0, 100, 7), *range(100, 14 * PAGE, 1997)]:
+        try:
+            await check(path, tmp_path, flip(offset, offset % 8))
+        except CheckpointTooNewError:
+            assert offset in range(60, 64)
+    assert (tmp_path / "sound" / "checkpoint.db").stat().st_size == 14 * PAGE
+
+
+@pytest.mark.parametrize("page", range(14))
+async def test_a_page_of_zeros_costs_at_most_what_was_on_it(path, tmp_path, page):
+    _, damage = await check(path, tmp_path, zero(page))
+    assert damage is not None
+
+
+@pytest.mark.parametrize(
+    "length",
+    [
+        1,
+        15,
+        16,
+        60,
+        99,
+        100,
+        101,
+        2000,
+        PAGE - 1,
+        PAGE,
+        PAGE + 1,
+        3 * PAGE,
+        9 * PAGE + 17,
+        13 * PAGE,
+    ],
+)
+async def test_a_file_that_was_cut(path, tmp_path, length):
+    _, damage = await check(path, tmp_path, cut(length))
+    assert damage is not None
+
+
+async def test_a_file_that_was_emptied_is_new(path):
+    await fill(path)
+    path.write_bytes(b"")
+    assert await reopen(path) == ({}, None)
+
+
+async def test_text_instead_of_a_database_is_set_aside(path):
+    await fill(path)
+    text = b"no database at all, but a long text instead\n" * 200
+    path.write_bytes(text)
+    claims, damage = await reopen(path)
+    assert claims == {}
+    assert damage.startswith("it is no SQLite database; it was set aside as ")
+    assert path.with_name(damage.rpartition(" ")[2]).read_bytes() == text
+
+
+# ---------------------------------------------------------------- the log is damaged
+
+
+async def test_after_a_crash_everything_is_there(path, tmp_path):
+    claims, damage = await check(path, tmp_path, lambda data: None, part="-wal")
+    assert len(claims) == CLAIMS
+    assert damage is None
+
+
+@pytest.mark.parametrize("part", ["-shm", "-wal"])
+@pytest.mark.parametrize("seed", range(4))
+async def test_bit_flips_in_the_files_beside_it(path, tmp_path, part, seed):
+    randomness = random.Random(seed)
+
+    def change(data):
+        for _ in range(5):
+            data[randomness.randrange(len(data))] ^= 1 << randomness.randrange(8)
+
+    await check(path, tmp_path, change, part=part)
+
+
+async def test_a_log_that_changed_in_its_middle_is_damage_although_sqlite_says_nothing(
+    path, tmp_path
+):
+    good, claims, damage = await damaged(
+        path, tmp_path, lambda data: flip(len(data) // 2)(data), part="-wal"
+    )
+    assert 0 < len(claims) < CLAIMS
+    assert claims == good
+    assert "transactions of its log cannot be read" in damage
+
+
+@pytest.mark.parametrize("offset", [0, 8, 9, 16, 30])
+async def test_a_log_whose_head_changed_is_damage_although_sqlite_says_nothing(
+    path, tmp_path, offset
+):
+    _, _, damage = await damaged(path, tmp_path, flip(offset), part="-wal")
+    assert "transactions of its log cannot be read" in damage
+
+
+async def test_a_transaction_that_a_crash_cut_is_no_damage(path, tmp_path):
+    claims, damage = await check(path, tmp_path, cut(-100), part="-wal")
+    assert len(claims) == CLAIMS
+    assert damage is None
+    # The last one wrote "prepared": what it had begun is there.
+    assert sorted({claim.state for claim in claims.values()}) == ["prepared", "preparing"]
+
+
+async def test_a_log_that_was_begun_anew_is_no_damage(path, tmp_path):
+    checkpoint = Checkpoint(path)
+    await checkpoint.open()
+    for number in range(300):  # more pages than the log takes before it begins anew
+        written = (await checkpoint.write([stored_claim("a")])).written
+        await checkpoint.delete(list(written.values()))
+        if number % 100 == 99:
+            crash = tmp_path / f"crash-{number}" / "checkpoint.db"
+            crash.parent.mkdir()
+            copy(path, crash)
+            assert await reopen(crash) == ({}, None)
+    await checkpoint.close()
+
+
+async def test_a_file_that_is_gone_while_its_log_is_there_is_damage(path, tmp_path):
+    crash = tmp_path / "crash" / "checkpoint.db"
+    await fill(path, crash=crash)
+    crash.unlink()
+    claims, damage = await reopen(crash)
+    assert claims == {}
+    assert damage.startswith("it is empty, but its log is not; it was set aside as ")
+
+
+async def test_a_missing_shm_is_made_again(path, tmp_path):
+    crash = tmp_path / "crash" / "checkpoint.db"
+    stored = await fill(path, count=3, crash=crash)
+    crash.with_name("checkpoint.db-shm").unlink()
+    assert await reopen(crash) == ({claim.uid: claim for claim in stored}, None)
+
+
+# ---------------------------------------------------------------- older, newer, foreign
+
+
+async def test_version_1_is_migrated_with_all_it_holds(path):
+    path.parent.mkdir()
+    shutil.copyfile(DATA / "version-1.db", path)
+
+    claims, damage = await reopen(path)
+
+    assert damage is None
+    found = {claim.name: claim for claim in claims.values()}
+    assert {name: claim.state for name, claim in found.items()} == {
+        "front": "prepared",
+        "share-a": "prepared",
+        "share-b": "unpreparing",
+        "watch": "prepared",
+        "back": "preparing",
+    }
+    assert found["front"].devices == (
+        StoredDevice(pool="node-1", device="cam-0", request="main"),
+        StoredDevice(pool="node-1", device="cam-1", request="second/small"),
+    )
+    assert '"cdiVersion": "0.5.0"' in found["front"].cdi_spec
+    assert found["watch"].devices[0].admin_access
+    assert len({claim.generation for claim in claims.values()} - {0}) == 5
+    checkpoint = Checkpoint(path)
+    await checkpoint.open()
+    wanted = stored_claim("new", devices=found["front"].devices[:1])
+    assert (await checkpoint.write([wanted])).held["uid-new"].holder.name == "front"
+    await checkpoint.close()
+
+
+async def test_a_damaged_version_1_is_salvaged(path):
+    path.parent.mkdir()
+    shutil.copyfile(DATA / "version-1.db", path)
+    change(path, "UPDATE claims SET checksum = 1 WHERE uid LIKE '%5'")
+    checkpoint = Checkpoint(path)
+    await checkpoint.open()
+    assert checkpoint.salvaged.kept == 4
+    assert checkpoint.salvaged.lost_uids == {"5f0c0000-0000-4000-8000-000000000005"}
+    assert await checkpoint.count() == 4
+    await checkpoint.close()
+
+
+async def test_the_present_version_is_what_it_was_when_it_was_fixed(path):
+    path.parent.mkdir()
+    shutil.copyfile(DATA / "version-2.db", path)
+    claims, damage = await reopen(path)
+    assert damage is None
+    assert len(claims) == 6
+    (device,) = claims["uid-new"].devices
+    assert device.configs == ({"fps": 30},)
+    assert device.consumed_capacity == {"memory": "1Gi"}
+
+
+@pytest.mark.parametrize("crashed", [False, True], ids=["after-a-stop", "after-a-crash"])
+async def test_a_later_version_is_refused_and_stays_as_it_is(path, tmp_path, crashed):
+    await fill(path)
+    connection = sqlite3.connect(path)
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA user_version = 99")
+    connection.execute("CREATE TABLE later (x)")
+    if crashed:
+        later = tmp_path / "later" / "checkpoint.db"
+        later.parent.mkdir()
+        copy(path, later)
+        path = later
+    connection.close()
+    before = digest(path)
+    assert ("checkpoint.db-wal" in before) == crashed
+
+    checkpoint = Checkpoint(path)
+    for call in (checkpoint.open, checkpoint.count):
+        with pytest.raises(
+            CheckpointTooNewError if call == checkpoint.open else CheckpointError,
+            match="schema version 99, this drakit knows up to 2; install the later version again",
+        ):
+            await call()
+    await checkpoint.close()
+
+    assert digest(path) == before
+
+
+@pytest.mark.parametrize("log", ["DELETE", "WAL"])
+async def test_a_database_of_another_program_is_set_aside_as_it_is(path, log):
+    path.parent.mkdir()
+    change(
+        path,
+        f"PRAGMA journal_mode = {log}",
+        "CREATE TABLE songs (name)",
+        "INSERT INTO songs VALUES (1)",
+    )
+    before = path.read_bytes()
+
+    claims, damage = await reopen(path)
+
+    assert claims == {}
+    assert damage.startswith("it is a database of another program; it was set aside as ")
+    (kept,) = path.parent.glob("checkpoint.db.foreign-*")
+    assert kept.read_bytes() == before
+
+
+async def test_something_else_than_a_file_is_set_aside_as_it_is(path):
+    (path / "folder").mkdir(parents=True)
+    (path / "folder" / "file").write_text("kept")
+    claims, damage = await reopen(path)
+    assert claims == {}
+    assert damage.startswith("it is no file; it was set aside as ")
+    (kept,) = path.parent.glob("checkpoint.db.foreign-*")
+    assert (kept / "folder" / "file").read_text() == "kept"
+
+
+async def test_a_pipe_is_not_waited_for(path):
+    path.parent.mkdir()
+    os.mkfifo(path)
+    assert (await reopen(path))[1].startswith("it is no file")
+
+
+# ---------------------------------------------------------------- what is set aside
+
+
+async def test_damage_is_told_until_somebody_says_that_it_is_made_up_for(path):
+    await fill(path, count=3)
+    change(path, "UPDATE bodies SET checksum = 1 WHERE id = 2")
+    _, damage = await reopen(path)
+    checkpoint = Checkpoint(path)
+    await checkpoint.open()
+    assert checkpoint.damage == damage
+    assert checkpoint.salvaged.lost_uids == {"uid-001"}
+
+    await checkpoint.rebuilt()
+
+    assert checkpoint.damage is None
+    assert checkpoint.salvaged is None
+    await checkpoint.close()
+    assert (await reopen(path))[1] is None
+
+
+async def test_five_damaged_files_are_kept_and_the_newest_of_them(path, monkeypatch):
+    path.parent.mkdir()
+    path.with_name("checkpoint.db.foreign-20200101T000000Z").write_text("never removed")
+    path.with_name("checkpoint.db.damaged-by-hand").write_text("never removed")
+    for number in range(8):
+        stamp = f"20260101T00000{number}Z"
+        monkeypatch.setattr(aside.time, "strftime", lambda *_, stamp=stamp: stamp)
+        path.write_text(f"damaged {number}" * 99)
+        path.with_name("checkpoint.db-wal").write_text("its log")
+        await reopen(path)
+    kept = [name for name in names(path) if name.startswith("checkpoint.db.damaged-2026")]
+    assert kept == [
+        f"checkpoint.db.damaged-20260101T00000{number}Z{part}"
+        for number in range(3, 8)
+        for part in ("", "-wal")
+    ]
+    assert "checkpoint.db.damaged-by-hand" in names(path)
+    assert "checkpoint.db.foreign-20200101T000000Z" in names(path)
+
+
+async def test_two_within_a_second_do_not_overwrite_each_other(path, monkeypatch):
+    monkeypatch.setattr(aside.time, "strftime", lambda *_: "20260101T000000Z")
+    path.parent.mkdir()
+    for text in ("first", "second"):
+        path.write_text(text)
+        await reopen(path)
+    assert path.with_name("checkpoint.db.damaged-20260101T000000Z").read_text() == "first"
+    assert path.with_name("checkpoint.db.damaged-20260101T000000Z-1").read_text() == "second"
+
+
+POWER_CUT = """
+import asyncio, os, sys
+from pathlib import Path
+from drakit_nodeplugin.claims import aside
+from drakit_nodeplugin.claims.checkpoint import Checkpoint
+
+steps = iter(range(int(sys.argv[2])))
+
+def cut_before(step):
+    def run(*args):
+        if next(steps, None) is None:
+            os._exit(9)
+        return step(*args)
+    return run
+
+Path.rename, aside._sync = cut_before(Path.rename), cut_before(aside._sync)
+asyncio.run(Checkpoint(Path(sys.argv[1])).open())
+"""
+
+
+def open_and_cut_power(path, step):
+    command = [sys.executable, "-c", POWER_CUT, str(path), str(step)]
+    return subprocess.run(command, check=False, timeout=30).returncode == 9
+
+
+@pytest.mark.parametrize("step", range(8))
+async def test_a_power_cut_at_any_step_of_setting_aside_loses_nothing(path, tmp_path, step):
+    crash = tmp_path / "crash" / "checkpoint.db"
+    stored = await fill(path, count=CLAIMS, crash=crash)
+    change_log = sqlite3.connect(crash)
+    change_log.execute("UPDATE bodies SET checksum = 1 WHERE id = 8")
+    change_log.commit()
+    shutil.rmtree(path.parent)
+    path.parent.mkdir()
+    copy(crash, path)
+    change_log.close()
+
+    assert open_and_cut_power(path, step) == (step < 7)
+    claims, damage = await reopen(path)
+
+    assert claims == {c.uid: c for c in stored if c.uid != "uid-007"}
+    assert damage.startswith("the row of claim uid-007")
+    assert not [name for name in names(path) if "salvag" in name]
+    (kept,) = (
+        p for p in path.parent.glob("checkpoint.db.damaged-*") if not p.name.endswith("-wal")
+    )
+    assert len(readable(kept, scratch=tmp_path / "scratch")) == CLAIMS - 1
+
+
+# ---------------------------------------------------------------- while it is open
+
+
+async def test_a_damaged_row_is_met_while_it_is_open_and_told_until_a_restart(path):
+    await fill(path, count=3)
+    checkpoint = Checkpoint(path)
+    await checkpoint.open()
+    assert checkpoint.broken is None
+    change(path, "UPDATE bodies SET body = CAST(replace(body, 'cam', 'car') AS BLOB) WHERE id = 2")
+
+    with pytest.raises(
+        CheckpointError, match="uid-001: its checksum does not match; the node plug"
+    ):
+        await checkpoint.find(["uid-001"])
+
+    assert "is damaged: the row of claim uid-001" in checkpoint.broken
+    assert set(await checkpoint.find(["uid-000"])) == {"uid-000"}
+    with pytest.raises(CheckpointError, match="is damaged"):
+        await checkpoint.write([stored_claim("new")])
+    await checkpoint.close()
+    claims, damage = await reopen(path)
+    assert set(claims) == {"uid-000", "uid-002"}
+    assert "uid-001" in damage
+
+
+async def test_damaged_pages_are_met_while_it_is_open(path):
+    await fill(path, count=CLAIMS)
+    checkpoint = Checkpoint(path)
+    await checkpoint.open()
+    change(path, "INSERT INTO meta VALUES ('another', 1)")  # what was read is read again
+    with path.open("r+b") as file:
+        file.seek(PAGE)
+        file.write(b"\xff" * PAGE * 13)
+    with pytest.raises(CheckpointError, match="is damaged"):
+        [page async for page in checkpoint.pages()]
+    assert checkpoint.broken is not None
+    await checkpoint.close()
+
+
+async def test_a_file_that_is_removed_while_it_is_open_is_written_again(path):
+    stored = await fill(path, count=3)
+    checkpoint = Checkpoint(path)
+    await checkpoint.open()
+    await checkpoint.write([stored_claim("new")])
+    shutil.rmtree(path.parent)
+
+    assert set(await checkpoint.find(["uid-000", "uid-new"])) == {"uid-000", "uid-new"}
+
+    outcome = await checkpoint.write(stored)
+    assert len(outcome.written) == 3
+    assert checkpoint.alone
+    await checkpoint.close()
+    claims, damage = await reopen(path)
+    assert len(claims) == 4
+    assert damage is None
+
+
+async def test_a_file_that_another_process_sets_aside_is_left_for_the_new_one(path):
+    stored = await fill(path, count=3)
+    first = Checkpoint(path)
+    await first.open()
+    known = await first.find(["uid-000"])
+    change(path, "UPDATE bodies SET checksum = 1 WHERE id = 2")
+    second = Checkpoint(path)
+    await second.open()
+    assert second.damage is not None
+
+    outcome = await first.write(list(known.values()))
+
+    assert set(outcome.written) == {"uid-000"}
+    assert await second.find(["uid-000"]) == outcome.written
+    assert await first.uids() == await second.uids() == {"uid-000", "uid-002"}
+    assert not first.alone
+    assert stored[0].generation < outcome.written["uid-000"].generation
+    await first.close()
+    await second.close()
+    assert not {"checkpoint.db-wal", "checkpoint.db-shm"} & set(names(path))
+
+
+# ---------------------------------------------------------------- any bytes
+
+
+@st.composite
+def changes(draw):
+    """Changes of bytes: where (as a share of the file), what, and how much."""
+    kind = draw(st.sampled_from(["flip", "overwrite", "zero", "cut", "insert"]))
+    where = draw(st.floats(0, 1, exclude_max=True))
+    data = draw(st.binary(min_size=1, max_size=300))
+    return kind, where, data
+
+
+def apply(data, kind, where, text):
+    offset = int(len(data) * where)
+    if kind == "flip" and data:
+        data[offset] ^= 1 << (text[0] % 8)
+    elif kind == "overwrite":
+        data[offset : offset + len(text)] = text
+    elif kind == "zero":
+        data[offset // PAGE * PAGE : (offset // PAGE + 1) * PAGE] = bytes(PAGE)
+    elif kind == "cut":
+        del data[offset:]
+    elif kind == "insert":
+        data[offset:offset] = text
+
+
+@settings(
+    max_examples=120,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(
+    part=st.sampled_from(PARTS),
+    version=st.sampled_from([1, 2]),
+    edits=st.lists(changes(), min_size=1, max_size=6),
+)
+async def test_whatever_the_bytes_are(path, tmp_path, part, version, edits):
+    logging.getLogger("drakit_nodeplugin").setLevel(logging.CRITICAL)
+    sources = {1: DATA / "version-1.db", 2: tmp_path / "crash" / "checkpoint.db"}
+    if not sources[2].exists():
+        await fill(tmp_path / "sound" / "checkpoint.db", count=CLAIMS, crash=sources[2])
+    shutil.rmtree(path.parent, ignore_errors=True)
+    path.parent.mkdir()
+    copy(sources[version], path)
+    file = path.with_name(path.name + part)
+    if file.exists():
+        data = bytearray(file.read_bytes())
+        for edit in edits:
+            apply(data, *edit)
+        file.write_bytes(data)
+    good = readable(path, scratch=tmp_path / "scratch")
+    try:
+        claims, _ = await reopen(path)
+    except CheckpointError:
+        return
+    assert good.keys() <= claims.keys()
+    if version == 2:
+        assert good.items() <= claims.items()
