@@ -100,7 +100,8 @@ def salvage(path: Path, target: sqlite3.Connection) -> Salvage:
     """
     Copy what is readable at `path` into a new, empty database, within the caller's transaction.
 
-    Raises sqlite3.Error if the target cannot be written, or the source not be opened. The counter of the target is above all that was seen.
+    Raises sqlite3.Error if the target cannot be written, or the source not be opened. The counter
+    of the target is above all that was seen.
     """
     if not path.is_file():  # SQLite would wait for the other end of a pipe
         return Salvage(kept=0, lost=0, lost_uids=frozenset())

@@ -687,8 +687,8 @@ def apply(data, kind, where, text):
     version=st.sampled_from([1, 2]),
     edits=st.lists(changes(), min_size=1, max_size=6),
 )
-async def test_whatever_the_bytes_are(path, tmp_path, part, version, edits):
-    logging.getLogger("drakit_nodeplugin").setLevel(logging.CRITICAL)
+async def test_whatever_the_bytes_are(path, tmp_path, caplog, part, version, edits):
+    caplog.set_level(logging.CRITICAL)
     sources = {1: DATA / "version-1.db", 2: tmp_path / "crash" / "checkpoint.db"}
     if not sources[2].exists():
         await fill(tmp_path / "sound" / "checkpoint.db", count=CLAIMS, crash=sources[2])
