@@ -19,7 +19,7 @@ import logging
 import os
 import sqlite3
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,21 +98,26 @@ def is_damage(error: Exception) -> bool:
     )
 
 
-def open_database(path: Path) -> Opened:
-    """Open a database for a daemon; raise :class:`CheckpointError`."""
+def open_database(path: Path, *, traces: Callable[[], str | None]) -> Opened:
+    """
+    Open a database for a daemon; raise :class:`CheckpointError`.
+
+    `traces` is asked where there is none, or an empty one: what it answers is a sign that there was
+    one, and the new one counts as the rest of a damaged one then.
+    """
     try:
         path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
         with _only_one(path.parent):
             aside.finish(path)
             try:
-                return _open(path)
+                return _open(path, traces)
             except schema.UnfitError as error:
                 _replace(path, str(error), foreign=error.foreign)
             except DATABASE_ERRORS as error:
                 if _is_of_surroundings(error):
                     raise
                 _replace(path, str(error), foreign=False)
-            return _open(path)
+            return _open(path, traces)
     except schema.NewerVersionError as error:
         raise CheckpointTooNewError(f"the checkpoint {path} cannot be opened: {error}") from error
     except (OSError, schema.UnfitError, *DATABASE_ERRORS) as error:
@@ -144,7 +149,7 @@ def rewrite(connection: sqlite3.Connection, path: Path) -> None:
     logger.error("checkpoint was removed and is written again", extra={"path": str(path)})
 
 
-def _open(path: Path) -> Opened:
+def _open(path: Path, traces: Callable[[], str | None]) -> Opened:
     version = schema.recognise(path)
     connection = schema.connect(path)
     try:
@@ -153,6 +158,10 @@ def _open(path: Path) -> Opened:
             raise schema.UnfitError(f"{lost} transactions of its log cannot be read")
         with rows.transaction(connection):
             _bring_up(connection, version)
+            if version == 0 and (trace := traces()) is not None:
+                nothing = Salvage(kept=0, lost=0, lost_uids=frozenset())
+                _remember(connection, f"it is missing or empty, but {trace}", nothing)
+                logger.error("checkpoint was lost", extra={"path": str(path), "reason": trace})
             opens = rows.count_open(connection)
             damage, salvaged = _damage(connection)
     except BaseException:
@@ -200,14 +209,18 @@ def _salvage(path: Path, new: Path, damage: str) -> Salvage:
         with rows.transaction(connection):
             schema.create(connection)
             salvaged = salvage(path, connection)
-            facts = {
-                "damage": damage,
-                "kept": salvaged.kept,
-                "lost": salvaged.lost,
-                "lost_uids": sorted(salvaged.lost_uids),
-            }
-            connection.execute("INSERT INTO meta VALUES ('damage', ?)", (json.dumps(facts),))
+            _remember(connection, damage, salvaged)
     return salvaged
+
+
+def _remember(connection: sqlite3.Connection, damage: str, salvaged: Salvage) -> None:
+    facts = {
+        "damage": damage,
+        "kept": salvaged.kept,
+        "lost": salvaged.lost,
+        "lost_uids": sorted(salvaged.lost_uids),
+    }
+    connection.execute("INSERT INTO meta VALUES ('damage', ?)", (json.dumps(facts),))
 
 
 def _damage(connection: sqlite3.Connection) -> tuple[str | None, Salvage | None]:
@@ -239,7 +252,10 @@ def _only_one(folder: Path) -> Generator[None]:
                 break
             except BlockingIOError:
                 if time.monotonic() > until:
-                    raise
+                    raise CheckpointError(
+                        f"another process has been opening the checkpoint in {folder} for "
+                        f"{schema.BUSY_SECONDS:g} s"
+                    ) from None
                 time.sleep(0.02)
         yield
     finally:

@@ -1,0 +1,340 @@
+"""No space, no permission, a busy or newer database: clear errors, and no restart to recover."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from dataclasses import replace
+
+import pytest
+
+from drakit_nodeplugin.claims import schema
+from drakit_nodeplugin.claims.checkpoint import Checkpoint, CheckpointError
+from drakit_nodeplugin.claims.opening import _only_one
+from tests.fakes.checkpoints import fill, reopen, stored_claim
+
+A, B = stored_claim("a"), stored_claim("b")
+LARGE = stored_claim("large", cdi_spec="x" * 300_000)
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "camera.example.com" / "checkpoint.db"
+
+
+@pytest.fixture
+async def checkpoint(path):
+    opened = Checkpoint(path)
+    await opened.open()
+    yield opened
+    await opened.close()
+
+
+def limit(checkpoint, pages):
+    """Let SQLite say that the disk is full; give the limit that there was."""
+    (before,) = checkpoint._connection.execute("PRAGMA max_page_count").fetchone()
+    checkpoint._connection.execute(f"PRAGMA max_page_count = {pages}")
+    return before
+
+
+# ---------------------------------------------------------------- no space
+
+
+async def test_a_full_disk_stores_nothing_of_a_batch_and_loses_nothing(checkpoint):
+    (stored,) = (await checkpoint.write([A])).written.values()
+    before = limit(checkpoint, 1)
+
+    with pytest.raises(CheckpointError, match="is full; see to space and permissions"):
+        await checkpoint.write([B, LARGE, replace(stored, state="prepared")])
+
+    assert "is full" in checkpoint.unusable
+    assert checkpoint.broken is None
+    assert await checkpoint.find([A.uid, B.uid, LARGE.uid]) == {A.uid: stored}
+    limit(checkpoint, before)
+    assert set((await checkpoint.write([B, LARGE])).written) == {B.uid, LARGE.uid}
+    assert checkpoint.unusable is None
+
+
+@pytest.mark.looptime
+async def test_that_there_is_space_again_is_noticed_by_the_next_look(checkpoint):
+    before = limit(checkpoint, 1)
+    with pytest.raises(CheckpointError):
+        await checkpoint.write([LARGE])
+    limit(checkpoint, before)
+    await checkpoint.count()
+    assert checkpoint.unusable is not None  # not looked at more than once a second
+    await asyncio.sleep(1)
+    await checkpoint.count()
+    assert checkpoint.unusable is None
+
+
+SMALL_DISK = """
+import asyncio, os, subprocess, sys
+from pathlib import Path
+from drakit_nodeplugin.claims import checkpoint as module
+from drakit_nodeplugin.claims.checkpoint import Checkpoint, CheckpointError
+from tests.fakes.checkpoints import reopen, stored_claim
+
+module.REOPEN_SECONDS = 0
+disk = Path(sys.argv[1])
+
+def mount(*options):
+    subprocess.run(["mount", "-t", "tmpfs", *options, "none", str(disk)], check=True)
+
+async def refused(call, text):
+    try:
+        await call
+    except CheckpointError as error:
+        assert text in str(error), error
+        return
+    raise AssertionError("it was not refused")
+
+async def full():
+    mount("-o", "size=400k")
+    path = disk / "camera.example.com" / "checkpoint.db"
+    checkpoint = Checkpoint(path)
+    await checkpoint.open()
+    stored = set()
+    try:
+        for number in range(10_000):
+            claim = stored_claim(str(number), cdi_spec="x" * 3000)
+            stored |= (await checkpoint.write([claim])).written.keys()
+    except CheckpointError as error:
+        assert "space" in str(error), error
+    assert 5 < len(stored) < 10_000
+    assert checkpoint.unusable and not checkpoint.broken
+    await refused(checkpoint.write([stored_claim("one", cdi_spec="x" * 9000)]), "space")
+    subprocess.run(["mount", "-o", "remount,size=10m", str(disk)], check=True)
+    assert await checkpoint.uids() == stored
+    assert checkpoint.unusable is None, checkpoint.unusable
+    assert len((await checkpoint.write([stored_claim("two")])).written) == 1
+    await checkpoint.close()
+    claims, damage = await reopen(path)
+    assert claims.keys() == {*stored, "uid-two"} and damage is None
+
+async def full_from_the_start(ballast):
+    mount("-o", "size=64k")
+    (disk / "ballast").write_bytes(bytes(ballast))
+    path = disk / "camera.example.com" / "checkpoint.db"
+    checkpoint = Checkpoint(path)
+    await refused(checkpoint.open(), "see to space and permissions of its folder")
+    await refused(checkpoint.write([stored_claim("a")]), "see to space and permissions")
+    (disk / "ballast").unlink()
+    subprocess.run(["mount", "-o", "remount,size=10m", str(disk)], check=True)
+    assert len((await checkpoint.write([stored_claim("a")])).written) == 1
+    assert checkpoint.unusable is None and checkpoint.damage is None
+    await checkpoint.close()
+
+async def damaged_and_full():
+    mount("-o", "size=10m")
+    path = disk / "camera.example.com" / "checkpoint.db"
+    checkpoint = Checkpoint(path)
+    await checkpoint.open()
+    await checkpoint.write([stored_claim(str(n), cdi_spec="x" * 3000) for n in range(20)])
+    checkpoint._connection.execute("UPDATE bodies SET checksum = 1 WHERE id = 5")
+    await checkpoint.close()
+    subprocess.run(["mount", "-o", "remount,size=160k", str(disk)], check=True)
+    again = Checkpoint(path)
+    await refused(again.open(), "see to space and permissions of its folder")
+    assert [file.name for file in path.parent.iterdir() if "damaged-" in file.name
+            and not file.name.endswith((".salvaging", ".salvaging-journal"))] == []
+    subprocess.run(["mount", "-o", "remount,size=10m", str(disk)], check=True)
+    assert await again.count() == 19
+    assert again.salvaged.lost_uids == {"uid-4"}
+    await again.close()
+    assert not list(path.parent.glob("*.salvaging*"))
+
+async def read_only():
+    mount("-o", "size=10m")
+    path = disk / "camera.example.com" / "checkpoint.db"
+    checkpoint = Checkpoint(path)
+    await checkpoint.open()
+    stored = (await checkpoint.write([stored_claim("a")])).written
+    await checkpoint.close()
+    before = path.read_bytes()
+    subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+    again = Checkpoint(path)
+    await refused(again.open(), "see to space and permissions of its folder")
+    await refused(again.find(["uid-a"]), "see to space and permissions of its folder")
+    assert again.unusable
+    assert path.read_bytes() == before
+    subprocess.run(["mount", "-o", "remount,rw", str(disk)], check=True)
+    assert await again.find(["uid-a"]) == stored
+    assert again.unusable is None and again.damage is None
+    await again.close()
+
+asyncio.run(eval(sys.argv[2]))
+print("done")
+"""
+
+
+def mounting() -> str | None:
+    """Say why nothing can be mounted here."""
+    if os.geteuid():
+        return "only root can mount a small disk"
+    probe = "mount -t tmpfs none /mnt"
+    done = subprocess.run(["unshare", "-m", "sh", "-c", probe], capture_output=True, check=False)
+    return f"nothing can be mounted: {done.stderr.decode()}" if done.returncode else None
+
+
+@pytest.mark.parametrize(
+    "scenario",
+    [
+        pytest.param("full()", id="full-while-it-is-used"),
+        pytest.param("full_from_the_start(65536)", id="full-before-its-folder-is-made"),
+        pytest.param("full_from_the_start(49152)", id="full-while-its-tables-are-made"),
+        pytest.param("damaged_and_full()", id="damaged-on-a-full-disk-sets-nothing-aside"),
+        pytest.param("read_only()", id="read-only"),
+    ],
+)
+def test_a_real_disk(tmp_path, scenario):
+    if reason := mounting():
+        pytest.skip(reason)
+    command = ["unshare", "-m", sys.executable, "-c", SMALL_DISK, str(tmp_path), scenario]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=25, check=False)
+    assert done.stdout == "done\n", done.stderr
+
+
+FILE_SIZE = """
+import asyncio, resource, signal, sys
+from pathlib import Path
+from drakit_nodeplugin.claims import checkpoint as module
+from drakit_nodeplugin.claims.checkpoint import Checkpoint, CheckpointError
+from tests.fakes.checkpoints import stored_claim
+
+module.REOPEN_SECONDS = 0
+
+async def main():
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    checkpoint = Checkpoint(Path(sys.argv[1]))
+    await checkpoint.open()
+    stored = (await checkpoint.write([stored_claim("a")])).written
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))
+    try:
+        await checkpoint.write([stored_claim("large", cdi_spec="x" * 300_000)])
+    except CheckpointError as error:
+        assert "see to space" in str(error), error
+    else:
+        raise AssertionError("it was written")
+    assert checkpoint.unusable and not checkpoint.broken
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    assert await checkpoint.find(["uid-a", "uid-large"]) == stored
+    assert checkpoint.unusable is None
+    await checkpoint.close()
+
+asyncio.run(main())
+print("done")
+"""
+
+
+def test_an_error_of_the_disk_is_no_damage_and_it_is_opened_again(path):
+    command = [sys.executable, "-c", FILE_SIZE, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=25, check=False)
+    assert done.stdout == "done\n", done.stderr
+
+
+# ---------------------------------------------------------------- no folder
+
+
+@pytest.mark.looptime
+async def test_a_folder_that_cannot_be_made_is_tried_again_once_a_second(tmp_path):
+    obstacle = tmp_path / "camera.example.com"
+    obstacle.write_text("no folder")
+    checkpoint = Checkpoint(obstacle / "checkpoint.db")
+    with pytest.raises(CheckpointError, match="see to space and permissions of its folder"):
+        await checkpoint.open()
+    first = checkpoint.unusable
+    obstacle.unlink()
+
+    with pytest.raises(CheckpointError) as told:
+        await checkpoint.count()
+
+    assert str(told.value) == first
+    await asyncio.sleep(1)
+    assert await checkpoint.count() == 0
+    assert checkpoint.unusable is None
+    await checkpoint.close()
+
+
+async def test_opening_it_again_by_hand_does_not_wait(tmp_path):
+    obstacle = tmp_path / "camera.example.com"
+    obstacle.write_text("no folder")
+    checkpoint = Checkpoint(obstacle / "checkpoint.db")
+    with pytest.raises(CheckpointError):
+        await checkpoint.open()
+    obstacle.unlink()
+    await checkpoint.open()
+    assert await checkpoint.count() == 0
+    await checkpoint.close()
+
+
+# ---------------------------------------------------------------- other processes
+
+
+async def test_a_database_that_another_process_holds_is_said_to_be_so(path, monkeypatch):
+    monkeypatch.setattr(schema, "BUSY_SECONDS", 0.05)
+    checkpoint = Checkpoint(path)
+    await checkpoint.open()
+    with closing(sqlite3.connect(path)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(CheckpointError, match="another process has held it for 5 s"):
+            await checkpoint.write([A])
+    assert checkpoint.unusable is None
+    assert set((await checkpoint.write([A])).written) == {A.uid}
+    await checkpoint.close()
+
+
+async def test_only_one_process_opens_it_at_a_time(path, monkeypatch):
+    await fill(path)
+    monkeypatch.setattr(schema, "BUSY_SECONDS", 0.05)
+    with _only_one(path.parent):
+        checkpoint = Checkpoint(path)
+        with pytest.raises(CheckpointError, match="another process has been opening"):
+            await checkpoint.open()
+    await checkpoint.open()
+    assert await checkpoint.count() == 1
+    await checkpoint.close()
+
+
+@pytest.mark.looptime
+async def test_a_later_version_that_takes_over_while_it_is_open_is_not_written_to(path):
+    stored = await fill(path, count=2)
+    checkpoint = Checkpoint(path)
+    await checkpoint.open()
+    with closing(sqlite3.connect(path)) as later:
+        later.execute("PRAGMA user_version = 3")
+        later.execute("ALTER TABLE claims RENAME TO entries")
+
+    with pytest.raises(CheckpointError, match="taken over by a later version"):
+        await checkpoint.write([A])
+    assert checkpoint.broken is None
+    await asyncio.sleep(1)
+    with pytest.raises(CheckpointError, match="has schema version 3, this drakit knows up to 2"):
+        await checkpoint.find([stored[0].uid])
+
+    with closing(sqlite3.connect(path)) as later:
+        later.execute("ALTER TABLE entries RENAME TO claims")
+        later.execute("PRAGMA user_version = 2")
+    await asyncio.sleep(1)
+    with pytest.raises(CheckpointError, match="is not open"):
+        await Checkpoint(path).count()
+    assert await checkpoint.uids() == {claim.uid for claim in stored}
+    await checkpoint.close()
+
+
+async def test_an_index_that_refuses_is_no_damage(path):
+    checkpoint = Checkpoint(path)
+    await checkpoint.open()
+    await checkpoint.write([A, B])
+    with closing(sqlite3.connect(path)) as other, other:  # as nothing of ours does
+        other.execute("DELETE FROM claims WHERE uid = 'uid-a'")
+    with pytest.raises(CheckpointError, match="UNIQUE constraint failed"):
+        await checkpoint.write([replace(A, uid="uid-other")])
+    assert checkpoint.unusable is None
+    assert checkpoint.broken is None
+    await checkpoint.close()
+    assert (await reopen(path))[1] is not None
