@@ -1,0 +1,148 @@
+"""What is taken over from a damaged database, and what is known of the rest."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from contextlib import closing
+
+import pytest
+
+from drakit_nodeplugin.claims import rows, schema
+from drakit_nodeplugin.claims.salvage import Salvage, salvage
+from tests.fakes.checkpoints import fill, stored_claim, stored_device
+
+PAGE = 4096
+CLAIMS = 60
+UIDS = {f"uid-{number:03}" for number in range(CLAIMS)}
+
+
+@pytest.fixture
+def target(tmp_path):
+    with closing(schema.connect(tmp_path / "target.db")) as connection:
+        with rows.transaction(connection):
+            schema.create(connection)
+        yield connection
+
+
+@pytest.fixture
+def path(tmp_path):
+    path = tmp_path / "checkpoint.db"
+    asyncio.run(fill(path, count=CLAIMS))
+    return path
+
+
+def salvaged(path, target):
+    with rows.transaction(target):
+        return salvage(path, target)
+
+
+def leaves(path, tree):
+    """Give the pages of a tree that have rows, in their order."""
+    with closing(sqlite3.connect(path)) as connection:
+        (root,) = connection.execute(
+            "SELECT rootpage FROM sqlite_master WHERE name = ?", (tree,)
+        ).fetchone()
+    data = path.read_bytes()
+    page = data[(root - 1) * PAGE : root * PAGE]
+    assert page[0] == 5, "the tree has one level only"
+    cells = int.from_bytes(page[3:5])
+    starts = [int.from_bytes(page[12 + 2 * n : 14 + 2 * n]) for n in range(cells)]
+    return [int.from_bytes(page[start : start + 4]) for start in starts] + [
+        int.from_bytes(page[8:12])
+    ]
+
+
+def zero(path, *pages):
+    with path.open("r+b") as file:
+        for page in pages:
+            file.seek((page - 1) * PAGE)
+            file.write(bytes(PAGE))
+
+
+def test_everything_is_taken_over_as_it_is(path, target):
+    assert salvaged(path, target) == Salvage(kept=CLAIMS, lost=0, lost_uids=frozenset())
+    with closing(schema.connect_reading(path)) as source:
+        everything = (
+            "SELECT uid, state, boot_id, generation, body FROM claims JOIN bodies USING (id)"
+        )
+        assert target.execute(everything).fetchall() == source.execute(everything).fetchall()
+
+
+@pytest.mark.parametrize(
+    "choose",
+    [
+        pytest.param(lambda pages: pages[:1], id="the-first"),
+        pytest.param(lambda pages: pages[-1:], id="the-last"),
+        pytest.param(lambda pages: pages[2:3], id="one-in-the-middle"),
+        pytest.param(lambda pages: pages[1::2], id="every-second"),
+    ],
+)
+def test_pages_of_bodies_that_are_gone_cost_their_rows_and_these_are_named(path, target, choose):
+    pages = leaves(path, "bodies")
+    zero(path, *choose(pages))
+    result = salvaged(path, target)
+    kept = rows.uids(target, state=None, boot_id=None)
+    assert 0 < len(kept) < CLAIMS
+    assert result == Salvage(
+        kept=len(kept), lost=CLAIMS - len(kept), lost_uids=frozenset(UIDS - kept)
+    )
+
+
+@pytest.mark.parametrize("tree", ["claims", "sqlite_autoindex_claims_1", "devices"])
+def test_no_row_hangs_on_the_tree_of_heads_or_devices(path, target, tree):
+    with closing(sqlite3.connect(path)) as connection:
+        query = "SELECT rootpage FROM sqlite_master WHERE name = ?"
+        (root,) = connection.execute(query, (tree,)).fetchone()
+    zero(path, root)
+    assert salvaged(path, target).kept == CLAIMS
+
+
+def test_lost_claims_are_named_by_what_is_left_of_the_index(path, target):
+    with closing(sqlite3.connect(path)) as connection:
+        query = "SELECT name, rootpage FROM sqlite_master"
+        roots = dict(connection.execute(query))
+    zero(path, roots["bodies"], roots["claims"])
+    assert salvaged(path, target) == Salvage(kept=0, lost=CLAIMS, lost_uids=frozenset(UIDS))
+
+
+def test_of_two_claims_with_one_device_the_first_is_kept(tmp_path, target):
+    path = tmp_path / "double.db"
+    with closing(schema.connect(path)) as connection, rows.transaction(connection):
+        schema.create(connection)
+        connection.execute("DROP INDEX exclusive_device")
+        for name in ("a", "b"):
+            claim = stored_claim(name, devices=(stored_device("cam-0"),))
+            rows.write(connection, [claim], owner="", alone=True)
+            connection.execute("UPDATE devices SET exclusive = 0")
+    result = salvaged(path, target)
+    assert rows.uids(target, state=None, boot_id=None) == {"uid-a"}
+    assert result == Salvage(kept=1, lost=1, lost_uids=frozenset({"uid-b"}))
+
+
+def test_new_generations_are_above_all_that_were_seen(tmp_path, target):
+    path = tmp_path / "future.db"
+    with closing(schema.connect(path)) as connection, rows.transaction(connection):
+        schema.create(connection)
+        connection.execute("UPDATE meta SET value = ? WHERE name = 'generation'", (2**60,))
+        rows.write(connection, [stored_claim("a")], owner="", alone=True)
+    salvaged(path, target)
+    with rows.transaction(target):
+        written = rows.write(target, [stored_claim("b")], owner="", alone=True).written
+    assert written["uid-b"].generation > 2**60
+
+
+def test_where_there_is_nothing_there_is_nothing_to_salvage(tmp_path, target):
+    nothing = Salvage(kept=0, lost=0, lost_uids=frozenset())
+    assert salvaged(tmp_path / "none.db", target) == nothing
+    (tmp_path / "text.db").write_text("no database" * 999)
+    assert salvaged(tmp_path / "text.db", target) == nothing
+
+
+def test_the_damaged_file_stays_as_it_is(target, tmp_path):
+    crash = tmp_path / "crash" / "checkpoint.db"
+    asyncio.run(fill(tmp_path / "checkpoint.db", count=3, crash=crash))
+    before = {f.name: f.read_bytes() for f in crash.parent.iterdir() if f.suffix != ".db-shm"}
+    assert salvaged(crash, target).kept == 3
+    after = {f.name: f.read_bytes() for f in crash.parent.iterdir() if f.suffix != ".db-shm"}
+    assert after == before
