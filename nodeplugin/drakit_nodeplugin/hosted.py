@@ -59,9 +59,11 @@ class HostedDriver:
         self._instances = RunningInstances(
             driver.name, self._ownership, instance_uid=environment.instance_uid
         )
+        specs = ClaimSpecs(driver.name, config.cdi_directory)
         self._checkpoint = Checkpoint(
             config.kubelet_root / "plugins" / driver.name / "checkpoint.db",
             owner=new_owner(environment.instance_uid),
+            traces=specs.traces,
         )
         self._checkpoint.on_transaction = self._metrics.transaction
         self._manager = DeviceManager(driver.name)
@@ -75,7 +77,7 @@ class HostedDriver:
             checkpoint=self._checkpoint,
             source=MeteredSource(ApiClaims(environment.session), self._metrics),
             devices=self._endpoint,
-            specs=ClaimSpecs(driver.name, config.cdi_directory),
+            specs=specs,
             instances=self._instances,
         )
         engine = ClaimEngine(parts)
@@ -134,8 +136,16 @@ class HostedDriver:
 
     async def stop(self) -> None:
         """Stop in reverse; each step is made whatever became of the ones before."""
-        await asyncio.to_thread(self._ownership.leave_primary)
-        for step in (self._server.stop, self._endpoint.close, self._checkpoint.close):
+        steps = (
+            lambda: asyncio.to_thread(self._ownership.leave_primary),
+            self._server.stop,
+            self._endpoint.close,
+            self._checkpoint.close,
+            # Not before the driver has ended: what it still does is our work, and another instance
+            # must see that somebody is at it.
+            lambda: asyncio.to_thread(self._ownership.release),
+        )
+        for step in steps:
             try:
                 await step()
             except Exception:

@@ -15,6 +15,7 @@ import logging
 import secrets
 
 from drakit_nodeplugin.kubelet.ownership import Ownership
+from drakit_nodeplugin.kubelet.sockets import SocketError
 
 __all__ = ("RunningInstances", "new_owner")
 
@@ -51,7 +52,15 @@ class RunningInstances:
         if not slash or instance_uid == self._instance_uid:
             # Ourselves, or our container before its restart: two cannot have one pod's lock.
             return False
-        return await asyncio.to_thread(self._ownership.alive, instance_uid)
+        try:
+            return await asyncio.to_thread(self._ownership.alive, instance_uid)
+        except (OSError, SocketError) as error:
+            # What cannot be found out must be taken for work that goes on.
+            logger.error(
+                "another instance cannot be looked for",
+                extra={"driver": self._driver, "error": str(error)},
+            )
+            return True
 
     async def look(self) -> None:
         """Look once; the sockets, and with them our own lock, must have been made before."""

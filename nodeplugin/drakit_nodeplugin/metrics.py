@@ -19,8 +19,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from drakit.device import ClaimReference
 from drakit.resource.claim import Claim
 from drakit_nodeplugin.claims.answers import Answer, ClaimService, PrepareAnswer
-from drakit_nodeplugin.claims.errors import ClaimError, ClaimGoneError
-from drakit_nodeplugin.claims.source import ClaimSource, NoAnswerError
+from drakit_nodeplugin.claims.errors import ClaimError, ClaimGoneError, NoAnswerError
+from drakit_nodeplugin.claims.source import ClaimSource
 
 __all__ = ("DriverMetrics", "MeteredClaims", "MeteredSource", "Metrics")
 

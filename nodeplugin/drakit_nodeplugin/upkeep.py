@@ -11,6 +11,7 @@ It must not know how any of the parts does its work.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 
@@ -34,6 +35,18 @@ __all__ = ("Upkeep",)
 
 logger = logging.getLogger(__name__)
 
+DAMAGE_SECONDS = 1.0
+"""Between two looks for a checkpoint that was set aside: it opens late where a disk was full."""
+
+REBUILD_AGAIN_SECONDS = 60.0
+"""After a rebuild for which the kubelet could not be asked."""
+
+REBUILD_ATTEMPTS = 10
+"""After which the kubelet's word is not waited for any more: a site may not let us read it."""
+
+LABELS_SECONDS = 4.0
+"""How long a rebuild waits for the node's labels, by which claims may select it."""
+
 
 class Upkeep:
     """Keeps the claims of one driver in order."""
@@ -56,7 +69,7 @@ class Upkeep:
         self._announcer = announcer
         self._environment = environment
         self.damaged = False
-        """Whether the checkpoint was found damaged at the start."""
+        """Whether a damaged checkpoint was set aside since the start."""
         texts = SpecTexts(parts.driver, config.cdi_directory)
         kubelet = KubeletClaimView(
             parts.driver, PodResources(config.podresources), state_file=config.kubelet_state_file
@@ -109,9 +122,6 @@ class Upkeep:
 
     async def begin(self) -> None:
         """Put files in order, before anything is served."""
-        if self._parts.checkpoint.damage is not None:
-            self.damaged = True
-            self._engine.complete.clear()
         try:
             await self._parts.specs.clean()
             await self._restorer.restore()
@@ -134,22 +144,45 @@ class Upkeep:
         }
 
     async def _rebuild(self) -> None:
-        """Find again what a damaged checkpoint has lost, then let claims be answered."""
-        damage = self._parts.checkpoint.damage
-        if damage is not None:
-            try:
-                rebuilt = await self._rebuilder.rebuild()
+        """Find again what a damaged checkpoint has lost, whenever one was set aside."""
+        checkpoint = self._parts.checkpoint
+        told: str | None = None
+        attempts = 0
+        while True:
+            damage = checkpoint.damage
+            if damage is None:
+                self._engine.rebuilt.clear()
+                await asyncio.sleep(DAMAGE_SECONDS)
+                continue
+            self.damaged = True
+            attempts = attempts + 1 if told == damage else 1
+            note, found = await self._rebuild_once(last=attempts >= REBUILD_ATTEMPTS)
+            # What could not be found is not found by waiting either, so claims are answered now.
+            self._engine.rebuilt.set()
+            if told != damage:
+                told = damage
+                await self._tell_damage(
+                    f"the checkpoint of driver {self._parts.driver} is damaged: {damage}; {note}"
+                )
+            if not found:
+                await asyncio.sleep(REBUILD_AGAIN_SECONDS)
+
+    async def _rebuild_once(self, *, last: bool) -> tuple[str, bool]:
+        """Give what came of it, and whether there is no more to be found."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LABELS_SECONDS):
+                while self._parts.node.labels is None:  # noqa: ASYNC110  (nobody tells of them)
+                    await asyncio.sleep(0.1)
+        try:
+            rebuilt = await self._rebuilder.rebuild()
+            if rebuilt.final or last:
                 await self._parts.checkpoint.rebuilt()
-            except CheckpointError as error:
-                # After a restart it is tried again: the damage is not forgotten before.
-                rebuilt = f"it could not be rebuilt: {error}"
-            finally:
-                # What could not be found is not found by waiting either.
-                self._engine.complete.set()
-            await self._tell_damage(
-                f"the checkpoint of driver {self._parts.driver} is damaged: {damage}; {rebuilt}"
-            )
-        await asyncio.Event().wait()
+            return str(rebuilt), rebuilt.final or last
+        except CheckpointError as error:
+            return f"it could not be rebuilt: {error}", False
+        except Exception as error:
+            logger.exception("a rebuild failed", extra={"driver": self._parts.driver})
+            return f"it could not be rebuilt: {type(error).__name__}", False
 
     async def _tell_damage(self, note: str) -> None:
         node = self._environment.node.name

@@ -9,8 +9,7 @@ from typing import Any
 from drakit import AllocatedDevice, ClaimReference, DeviceNode, DriverError, Edits
 from drakit.resource.claim import Claim, parse_claim
 from drakit_nodeplugin.claims.answers import ClaimService, PrepareAnswer
-from drakit_nodeplugin.claims.errors import ClaimGoneError
-from drakit_nodeplugin.claims.source import NoAnswerError
+from drakit_nodeplugin.claims.errors import ClaimGoneError, NoAnswerError
 from drakit_nodeplugin.endpoints.errors import EndpointStoppedError
 from drakit_nodeplugin.endpoints.traits import DriverTraits
 

@@ -1,7 +1,7 @@
 """
 What a claim's allocation means for one driver on one node: checks and decisions, all pure.
 
-Fetching, storing and calling drivers is :mod:`.engine`'s.
+Fetching, storing and calling drivers is :mod:`.preparing`'s.
 
 It must not know the API server, the checkpoint's database, drivers or gRPC.
 """
@@ -19,15 +19,15 @@ from drakit.resource.claim import Allocation, Claim, DeviceResult, configs_for
 from drakit.resource.nodeselector import NodeLabelsUnknownError, selects_node
 from drakit_nodeplugin.claims.errors import (
     BadConfigError,
-    ClaimFetchError,
     ClaimNotAllocatedError,
     ClaimReplacedError,
+    NoAnswerError,
     NoResultError,
     WrongNodeError,
 )
 from drakit_nodeplugin.claims.stored import StoredClaim, StoredDevice
 
-__all__ = ("Step", "allocated_device", "next_step", "wanted_claim")
+__all__ = ("Step", "allocated_device", "device_keys", "next_step", "wanted_claim")
 
 
 MAX_CONFIG_DEPTH = 64
@@ -71,9 +71,8 @@ def wanted_claim(
     try:
         here = selects_node(claim.allocation.node_selector, name=node, labels=labels)
     except NodeLabelsUnknownError:
-        raise ClaimFetchError(
-            claim=name, cause=f"the labels of node {node} are not known"
-        ) from None
+        # They come from the API server: until it has answered, the checkpoint's word may do.
+        raise NoAnswerError(claim=name, cause=f"the labels of node {node} are not known") from None
     if not here:
         raise WrongNodeError(claim=name, node=node)
     devices = tuple(
@@ -156,21 +155,18 @@ def next_step(old: StoredClaim | None, *, new: StoredClaim) -> Step:
         return Step.BEGIN
     if old.state == "unpreparing":
         return Step.UNDO
-    if not old.allocation:
-        # Rebuilt after damage, from what the kubelet knows: no configs. A device that is in use
-        # must not be undone for that; preparing it again is always allowed.
-        return Step.REPEAT if _same_devices(old, new) else Step.REPLACE
-    if old.allocation != new.allocation:
+    # Configs of a rebuilt entry are not known. A device that is in use must not be undone for
+    # that; preparing it again is always allowed.
+    same = old.devices == new.devices if old.allocation else device_keys(old) == device_keys(new)
+    if not same:
         return Step.REPLACE
-    current = old.state == "prepared" and old.boot_id == new.boot_id
+    current = old.state == "prepared" and old.boot_id == new.boot_id and bool(old.allocation)
     return Step.ANSWER if current else Step.REPEAT
 
 
-def _same_devices(old: StoredClaim, new: StoredClaim) -> bool:
-    def named(claim: StoredClaim) -> set[tuple[str, str, str | None]]:
-        return {(d.pool, d.device, d.share_id) for d in claim.devices}
-
-    return named(old) == named(new)
+def device_keys(claim: StoredClaim) -> set[tuple[str, str, str | None]]:
+    """Name a claim's devices, whatever they were asked for with: pool, device and share."""
+    return {(device.pool, device.device, device.share_id) for device in claim.devices}
 
 
 def allocated_device(device: StoredDevice) -> AllocatedDevice:

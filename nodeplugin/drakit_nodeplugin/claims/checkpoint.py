@@ -60,7 +60,16 @@ class Checkpoint:
     again, once a second at most: when there is space again, the next call succeeds.
     """
 
-    def __init__(self, path: Path, *, owner: str = "") -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        owner: str = "",
+        traces: Callable[[], str | None] = lambda: None,
+    ) -> None:
+        """`traces` is asked, in the writer's thread, where there is no database: it says what shows
+        that there was one, such as files of claims."""
+        self._traces = traces
         self.path = path
         self.owner = owner
         """Stands in every row that is written here."""
@@ -211,7 +220,7 @@ class Checkpoint:
 
     def _open(self) -> sqlite3.Connection:
         try:
-            opened = opening.open_database(self.path)
+            opened = opening.open_database(self.path, traces=self._traces)
         except CheckpointError as error:
             self.unusable = str(error)
             raise

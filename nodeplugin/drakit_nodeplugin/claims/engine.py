@@ -12,17 +12,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
 from drakit.device import ClaimReference
 from drakit.resource.claim import base_request
 from drakit_nodeplugin.claims.answers import Answer, PrepareAnswer, PreparedDevice
 from drakit_nodeplugin.claims.checkpoint import CheckpointError
-from drakit_nodeplugin.claims.errors import CheckpointFailedError, ClaimBusyError, ClaimError
+from drakit_nodeplugin.claims.errors import (
+    CheckpointFailedError,
+    ClaimBusyError,
+    ClaimError,
+    SpecNotRemovedError,
+)
 from drakit_nodeplugin.claims.locks import KeyedLocks
-from drakit_nodeplugin.claims.parts import EngineParts
+from drakit_nodeplugin.claims.parts import EngineParts, foreign_work
 from drakit_nodeplugin.claims.preparing import Preparing
-from drakit_nodeplugin.claims.stored import StoredClaim
+from drakit_nodeplugin.claims.stored import State, StoredClaim
 from drakit_nodeplugin.claims.unpreparing import Undoing, Undone
 
 __all__ = ("ClaimEngine",)
@@ -44,10 +49,9 @@ class ClaimEngine:
         self._preparing = Preparing(parts, self._undoing)
         self.locks = KeyedLocks()
         """Held per UID while a claim's entry, files or devices change."""
-        self.complete = asyncio.Event()
-        """Whether the checkpoint holds all that it should: a damaged one is rebuilt first, for what
-        is not in it yet must be neither given away nor called unprepared."""
-        self.complete.set()
+        self.rebuilt = asyncio.Event()
+        """Set once all was done to make up for damage of the checkpoint. Until then nothing is
+        answered: what is not in it yet must be neither given away nor called unprepared."""
 
     # ------------------------------------------------------------ the kubelet's calls
 
@@ -65,24 +69,27 @@ class ClaimEngine:
 
     # ------------------------------------------------------------ work that nobody asked for
 
-    async def undo_left(self, uid: str, *, states: Sequence[str]) -> Undone | None:
+    async def undo_left(self, uids: Collection[str], *, state: State) -> Mapping[str, Undone]:
         """
-        Undo an entry that a crash, or a driver that was away, has left in one of these states.
+        Undo entries that a crash, or a driver that was away, has left in a state.
 
-        None if there is nothing to do: somebody works on the claim, here or in another process, or
-        it has left those states.
+        Left out of the answer is what needs nothing: somebody works on the claim, here or in
+        another process, or it has left that state.
         """
-        if not self.locks.take(uid):
-            return None
+        held = [uid for uid in uids if self.locks.take(uid)]
+        undone: dict[str, Undone] = {}
         try:
-            claim = (await self._parts.checkpoint.find([uid])).get(uid)
-            if claim is None or claim.state not in states:
-                return None
-            if await self._parts.instances.works(claim.owner):
-                return None
-            return await self._undoing.undo_one(claim)
+            found = await self._parts.checkpoint.find(held)
+            left = [
+                claim
+                for claim in found.values()
+                if claim.state == state and await foreign_work(claim, self._parts.instances) is None
+            ]
+            await self._undoing.undo(left, undone.__setitem__)
         finally:
-            self.locks.release(uid)
+            for uid in held:
+                self.locks.release(uid)
+        return undone
 
     async def collect(self, stale: StoredClaim) -> bool:
         """
@@ -93,6 +100,8 @@ class ClaimEngine:
         async with self.locks.hold(stale.uid):
             claim = (await self._parts.checkpoint.find([stale.uid])).get(stale.uid)
             if claim is None or claim.generation != stale.generation:
+                return False
+            if await foreign_work(claim, self._parts.instances) is not None:
                 return False
             return (await self._undoing.undo_one(claim)).error is None
 
@@ -129,6 +138,7 @@ class ClaimEngine:
             await run(claims, release_and_answer)
         finally:
             for uid in held:
+                self._preparing.ended(uid)
                 self.locks.release(uid)
 
     # ------------------------------------------------------------ answers
@@ -165,9 +175,9 @@ class ClaimEngine:
             return
         due: list[StoredClaim] = []
         for uid, claim in known.items():
-            if claim.state != "prepared" and await self._parts.instances.works(claim.owner):
-                cause = "another instance of the node plugin, which is being replaced, works on it"
-                answer(uid, _refusal(ClaimBusyError(claim=names[uid], cause=cause)))
+            busy = await foreign_work(claim, self._parts.instances)
+            if busy is not None:
+                answer(uid, _refusal(busy))
             else:
                 due.append(claim)
         await self._undo_unknown([uid for uid in names if uid not in known], names, answer)
@@ -206,15 +216,17 @@ class ClaimEngine:
         failed = await self._parts.specs.remove(uids)
         for uid in uids:
             if uid in failed:
-                error = f"claim {names[uid]}: its CDI file cannot be removed: {failed[uid]}"
-                answer(uid, PrepareAnswer(error=error, reason="CDISpecFailed"))
+                error = SpecNotRemovedError(claim=names[uid], cause=str(failed[uid]))
+                answer(uid, _refusal(error))
             else:
                 answer(uid, PrepareAnswer())
 
     async def _is_complete(self) -> bool:
+        if self._parts.checkpoint.damage is None:
+            return True
         try:
             async with asyncio.timeout(REBUILD_SECONDS):
-                await self.complete.wait()
+                await self.rebuilt.wait()
         except TimeoutError:
             return False
         return True

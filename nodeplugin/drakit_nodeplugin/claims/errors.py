@@ -23,8 +23,11 @@ __all__ = (
     "ClaimReplacedError",
     "DeviceTakenError",
     "DriverFailedError",
+    "FaultError",
+    "NoAnswerError",
     "NoResultError",
     "SpecFailedError",
+    "SpecNotRemovedError",
     "WrongNodeError",
 )
 
@@ -41,6 +44,10 @@ class ClaimFetchError(ClaimError):
 
     def __init__(self, *, claim: str, cause: str) -> None:
         super().__init__(f"claim {claim}: it cannot be read from the API server: {cause}")
+
+
+class NoAnswerError(ClaimFetchError):
+    """The API server gave no answer: what the checkpoint knows may be used instead."""
 
 
 class ClaimGoneError(ClaimFetchError):
@@ -139,8 +146,27 @@ class SpecFailedError(ClaimError):
         super().__init__(f"claim {claim}: its CDI spec cannot be written: {cause}")
 
 
+class SpecNotRemovedError(ClaimError):
+    reason = "CDISpecFailed"
+
+    def __init__(self, *, claim: str, cause: str) -> None:
+        super().__init__(f"claim {claim}: its CDI file cannot be removed: {cause}")
+
+
 class CheckpointFailedError(ClaimError):
     reason = "CheckpointFailed"
 
     def __init__(self, *, claim: str, cause: str) -> None:
-        super().__init__(f"claim {claim}: {cause}; nothing was changed, it is tried again")
+        super().__init__(f"claim {claim}: {cause}; it is tried again")
+
+
+class FaultError(ClaimError):
+    """Something that nobody foresaw. Its text may hold anything, and goes to the log alone."""
+
+    reason = "Fault"
+
+    def __init__(self, *, claim: str, cause: BaseException) -> None:
+        super().__init__(
+            f"claim {claim}: a fault of the node plugin ({type(cause).__name__}); its log on this "
+            f"node says more"
+        )

@@ -6,21 +6,40 @@ It must not know gRPC, HTTP, SQLite, or the format of a CDI file.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
 from drakit.device import AllocatedDevice, ClaimReference, Edits
 from drakit.driver import Node
-from drakit_nodeplugin.claims.checkpoint import Checkpoint
-from drakit_nodeplugin.claims.errors import DriverFailedError
+from drakit_nodeplugin.claims.checkpoint import Checkpoint, CheckpointError
+from drakit_nodeplugin.claims.errors import (
+    CheckpointFailedError,
+    ClaimBusyError,
+    ClaimError,
+    DriverFailedError,
+    FaultError,
+)
 from drakit_nodeplugin.claims.source import ClaimSource
 from drakit_nodeplugin.claims.specs import ClaimSpecs
 from drakit_nodeplugin.claims.stored import StoredClaim, StoredDevice
-from drakit_nodeplugin.endpoints.errors import EndpointStoppedError
+from drakit_nodeplugin.endpoints.errors import EndpointStoppedError, text_of
 from drakit_nodeplugin.endpoints.traits import DriverTraits
 
-__all__ = ("Devices", "EngineParts", "Instances", "driver_failed", "facts_of", "reference_of")
+__all__ = (
+    "Devices",
+    "EngineParts",
+    "Instances",
+    "driver_failed",
+    "error_of",
+    "facts_of",
+    "foreign_work",
+    "not_stored",
+    "reference_of",
+)
+
+logger = logging.getLogger(__name__)
 
 
 class Devices(Protocol):
@@ -56,7 +75,8 @@ class Instances(Protocol):
         ...
 
     async def works(self, owner: str) -> bool:
-        """Tell whether another process that wrote an entry is alive. Never true of our own."""
+        """Tell whether another process that wrote an entry is alive, or may be. Never true of our
+        own, and raises nothing."""
         ...
 
 
@@ -82,10 +102,37 @@ def reference_of(claim: StoredClaim) -> ClaimReference:
 def driver_failed(claim: StoredClaim, device: StoredDevice, cause: Exception) -> DriverFailedError:
     """Say which device of a claim its driver could not handle; the cause is chained."""
     error = DriverFailedError(
-        claim=str(claim), request=device.request, device=device.device, cause=str(cause)
+        claim=str(claim), request=device.request, device=device.device, cause=text_of(cause)
     )
     error.__cause__ = cause
     return error
+
+
+async def foreign_work(claim: StoredClaim, instances: Instances) -> ClaimBusyError | None:
+    """Say that another process works on a claim, which must be left alone then."""
+    if claim.state == "prepared" or not await instances.works(claim.owner):
+        return None
+    cause = "another instance of the node plugin, which is being replaced, works on it"
+    return ClaimBusyError(claim=str(claim), cause=cause)
+
+
+def not_stored(claim: StoredClaim, error: CheckpointError) -> CheckpointFailedError:
+    """Say that a step of a claim could not be stored."""
+    return CheckpointFailedError(claim=str(claim), cause=str(error))
+
+
+def error_of(claim: StoredClaim, result: BaseException) -> ClaimError:
+    """Give what a work raised as an error of its claim alone; our own stop is raised."""
+    if isinstance(result, ClaimError):
+        return result
+    if not isinstance(result, Exception):
+        raise result
+    logger.error(
+        "work on a claim failed",
+        exc_info=result,
+        extra={"claim": str(claim), "claim_uid": claim.uid},
+    )
+    return FaultError(claim=str(claim), cause=result)
 
 
 def facts_of(claims: Iterable[StoredClaim]) -> dict[str, str]:

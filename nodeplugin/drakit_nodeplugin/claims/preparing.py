@@ -22,7 +22,7 @@ import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from drakit.cdi import InvalidEditsError
 from drakit.device import ClaimReference, Edits
@@ -36,10 +36,18 @@ from drakit_nodeplugin.claims.errors import (
     ClaimError,
     DeviceTakenError,
     DriverFailedError,
+    NoAnswerError,
     SpecFailedError,
 )
-from drakit_nodeplugin.claims.parts import EngineParts, driver_failed, facts_of, reference_of
-from drakit_nodeplugin.claims.source import NoAnswerError
+from drakit_nodeplugin.claims.parts import (
+    EngineParts,
+    driver_failed,
+    error_of,
+    facts_of,
+    foreign_work,
+    not_stored,
+    reference_of,
+)
 from drakit_nodeplugin.claims.stored import StoredClaim, StoredDevice
 from drakit_nodeplugin.claims.unpreparing import Undoing
 from drakit_nodeplugin.claims.waves import waves
@@ -80,7 +88,7 @@ class Preparing:
     def __init__(self, parts: EngineParts, undoing: Undoing) -> None:
         self._parts = parts
         self._undoing = undoing
-        self._calls: dict[str, asyncio.Task[_Made]] = {}
+        self._calls: dict[str, asyncio.Task[Any]] = {}
         """The drivers' work by UID, while it can be given up."""
         self._abandoned: set[str] = set()
 
@@ -133,13 +141,15 @@ class Preparing:
     async def _wanted(
         self, reference: ClaimReference, old: StoredClaim | None
     ) -> StoredClaim | tuple[str, ClaimError]:
-        current = old is not None and old.state == "prepared" and old.boot_id == self._parts.boot_id
-        timeout_seconds = KNOWN_CLAIM_FETCH_SECONDS if current else NEW_CLAIM_FETCH_SECONDS
+        # Of a rebuilt entry nobody knows for which request it was.
+        usable = old if old is not None and self._in_use(old) and old.allocation else None
+        timeout_seconds = NEW_CLAIM_FETCH_SECONDS if usable is None else KNOWN_CLAIM_FETCH_SECONDS
         try:
-            if old is not None and old.state != "prepared":
-                await self._refuse_foreign_work(old)
+            busy = old and await foreign_work(old, self._parts.instances)
+            if busy is not None:
+                return reference.uid, busy
             claim = await self._parts.source.fetch(reference, timeout_seconds=timeout_seconds)
-            return wanted_claim(
+            wanted = wanted_claim(
                 claim,
                 reference=reference,
                 driver=self._parts.driver,
@@ -147,19 +157,18 @@ class Preparing:
                 labels=self._parts.node.labels,
                 boot_id=self._parts.boot_id,
             )
+            return replace(wanted, side_effects=self._parts.devices.traits.side_effects)
         except NoAnswerError as error:
-            return old if current and old is not None else (reference.uid, error)
+            return usable or (reference.uid, error)
         except ClaimError as error:
             return reference.uid, error
 
-    async def _refuse_foreign_work(self, old: StoredClaim) -> None:
-        if await self._parts.instances.works(old.owner):
-            cause = "another instance of the node plugin, which is being replaced, works on it"
-            raise ClaimBusyError(claim=str(old), cause=cause)
+    def _in_use(self, old: StoredClaim) -> bool:
+        """Tell whether containers may have the devices. An entry without a boot was rebuilt."""
+        return old.state == "prepared" and old.boot_id in (self._parts.boot_id, "")
 
     def _again(self, old: StoredClaim, new: StoredClaim) -> _Work:
-        in_use = old.state == "prepared" and old.boot_id == self._parts.boot_id
-        return _Work(claim=replace(new, generation=old.generation), in_use=in_use)
+        return _Work(claim=replace(new, generation=old.generation), in_use=self._in_use(old))
 
     # ------------------------------------------------------------ what is prepared already
 
@@ -167,21 +176,39 @@ class Preparing:
         self, claims: Collection[tuple[StoredClaim, StoredClaim]], settle: Settle
     ) -> None:
         """Answer without the driver, after all that must be there was seen or made again."""
-        broken: set[str] = set()
-        if self._parts.devices.traits.checks:
-            verdicts = await asyncio.gather(*(self._in_order(old) for old, _ in claims))
-            broken = {old.uid for (old, _), fine in zip(claims, verdicts, strict=True) if not fine}
-        fine = {old.uid: old for old, _ in claims if old.uid not in broken}
-        failed = await self._write_specs(fine.values())
-        for uid, old in fine.items():
-            settle(uid, failed.get(uid, old))
-        if broken:
-            again = [self._again(old, new) for old, new in claims if old.uid in broken]
-            await self._work(again, settle)
+        if not self._parts.devices.traits.checks:
+            await self._confirm([old for old, _ in claims], settle)
+            return
+        entries = {old.uid: (old, new) for old, new in claims}
+        works = {uid: self._check(old) for uid, (old, _) in entries.items()}
+        async with (
+            asyncio.TaskGroup() as group,
+            aclosing(waves(works, tasks=self._calls)) as results,
+        ):
+            async for ended in results:
+                fine: list[StoredClaim] = []
+                broken: list[_Work] = []
+                for uid, result in ended.items():
+                    old, new = entries[uid]
+                    if result is True:
+                        fine.append(old)
+                    elif result is False:
+                        broken.append(self._again(old, new))
+                    else:
+                        settle(uid, self._why(old, result))
+                group.create_task(self._confirm(fine, settle))
+                group.create_task(self._work(broken, settle))
 
-    async def _in_order(self, claim: StoredClaim) -> bool:
+    async def _confirm(self, claims: Collection[StoredClaim], settle: Settle) -> None:
+        failed = await self._write_specs(claims)
+        for claim in claims:
+            settle(claim.uid, failed.get(claim.uid, claim))
+
+    async def _check(self, claim: StoredClaim) -> bool | ClaimError:
+        if claim.uid in self._abandoned:
+            return AbandonedError(claim=str(claim))
+        reference = reference_of(claim)
         try:
-            reference = reference_of(claim)
             answers = await asyncio.gather(
                 *(self._parts.devices.check(reference, allocated_device(d)) for d in claim.devices)
             )
@@ -195,11 +222,8 @@ class Preparing:
     async def _replace(
         self, claims: Collection[tuple[StoredClaim, StoredClaim]], settle: Settle
     ) -> None:
-        """Free what a claim had before it was allocated anew, then prepare it."""
-        wanted = {new.uid: new for _, new in claims}
-        async with asyncio.TaskGroup() as group:
-            for old, _ in claims:
-                group.create_task(self._replace_one(old, wanted[old.uid], settle))
+        """Free what each claim had before it was allocated anew, then prepare it."""
+        await asyncio.gather(*(self._replace_one(old, new, settle) for old, new in claims))
 
     async def _replace_one(self, old: StoredClaim, new: StoredClaim, settle: Settle) -> None:
         undone = await self._undoing.undo_one(old)
@@ -219,6 +243,8 @@ class Preparing:
 
     async def _work(self, due: Collection[_Work], settle: Settle) -> None:
         """Intent, driver, result and CDI files of claims that need all of it."""
+        if not due:
+            return
         works = {work.claim.uid: work for work in due}
         if (away := self._parts.devices.away()) is not None:
             # Before anything is stored: there would be nothing to undo, and nobody to confirm it.
@@ -238,7 +264,7 @@ class Preparing:
                     if isinstance(result, StoredClaim):
                         made.append(result)
                         continue
-                    error = self._why(works[uid], result)
+                    error = self._why(works[uid].claim, result)
                     group.create_task(self._roll_back(works[uid], error, settle))
                 group.create_task(self._keep(made, works, settle))
 
@@ -258,7 +284,7 @@ class Preparing:
             outcome = await self._parts.checkpoint.write([w.claim for w in new.values()])
         except CheckpointError as error:
             for uid, work in new.items():
-                settle(uid, _not_stored(work.claim, error))
+                settle(uid, not_stored(work.claim, error))
                 del works[uid]
             return
         for uid, work in new.items():
@@ -290,13 +316,12 @@ class Preparing:
         except (DriverError, EndpointStoppedError) as error:
             return driver_failed(claim, device, error)
 
-    def _why(self, work: _Work, result: _Made | BaseException) -> ClaimError:
-        if isinstance(result, ClaimError):
-            return result
-        if isinstance(result, asyncio.CancelledError) and work.claim.uid in self._abandoned:
-            return AbandonedError(claim=str(work.claim))
+    def _why(self, claim: StoredClaim, result: object) -> ClaimError:
+        """Tell why a work did not end well."""
+        if isinstance(result, asyncio.CancelledError) and claim.uid in self._abandoned:
+            return AbandonedError(claim=str(claim))
         assert isinstance(result, BaseException)
-        raise result
+        return error_of(claim, result)
 
     async def _roll_back(self, work: _Work, error: ClaimError, settle: Settle) -> None:
         """
@@ -308,7 +333,9 @@ class Preparing:
         claim = work.claim
         stored = claim.generation > 0 and not work.in_use
         if stored and not isinstance(error, AbandonedError):
-            await self._undoing.undo_one(claim)
+            undone = await self._undoing.undo_one(claim)
+            if undone.fenced:
+                await self._undo_late(claim)
         settle(claim.uid, error)
 
     async def _keep(
@@ -320,9 +347,12 @@ class Preparing:
         try:
             outcome = await self._parts.checkpoint.write(made)
         except CheckpointError as error:
-            for claim in made:
-                failed = _not_stored(claim, error)
-                await self._roll_back(replace(works[claim.uid], claim=claim), failed, settle)
+            await asyncio.gather(
+                *(
+                    self._roll_back(works[claim.uid], not_stored(claim, error), settle)
+                    for claim in made
+                )
+            )
             return
         written = outcome.written
         failed = await self._write_specs(written.values())
@@ -330,12 +360,18 @@ class Preparing:
             logger.info("claims prepared", extra=facts_of(prepared))
         for claim in prepared:
             settle(claim.uid, claim)
-        for uid, error in failed.items():
-            await self._roll_back(replace(works[uid], claim=written[uid]), error, settle)
-        for claim in made:
-            if claim.uid not in written:
-                await self._undo_late(claim)
-                settle(claim.uid, _refused(claim, outcome))
+        late = [claim for claim in made if claim.uid not in written]
+        await asyncio.gather(
+            *(
+                self._roll_back(replace(works[uid], claim=written[uid]), error, settle)
+                for uid, error in failed.items()
+            ),
+            *(self._refuse_late(claim, _refused(claim, outcome), settle) for claim in late),
+        )
+
+    async def _refuse_late(self, claim: StoredClaim, error: ClaimError, settle: Settle) -> None:
+        await self._undo_late(claim)
+        settle(claim.uid, error)
 
     async def _undo_late(self, claim: StoredClaim) -> None:
         """
@@ -362,10 +398,6 @@ class Preparing:
             for claim in claims
             if claim.uid in failed
         }
-
-
-def _not_stored(claim: StoredClaim, error: CheckpointError) -> ClaimError:
-    return CheckpointFailedError(claim=str(claim), cause=str(error))
 
 
 def _refused(claim: StoredClaim, outcome: Outcome) -> ClaimError:

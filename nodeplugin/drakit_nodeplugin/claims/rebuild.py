@@ -62,6 +62,9 @@ class Rebuilt:
     error: str | None = None
     """Why it ended early."""
 
+    final: bool = False
+    """Whether the kubelet was asked: without its word a later attempt may find more."""
+
     def __str__(self) -> str:
         told = [
             f"{_claims(self.complete)} rebuilt" if self.complete else "",
@@ -131,7 +134,8 @@ class Rebuilder:
         return rebuilt
 
     async def _rebuild(self) -> Rebuilt:
-        claims = await self._kubelet.listed() or KubeletClaims()
+        listed_now = await self._kubelet.listed()
+        claims = listed_now or KubeletClaims()
         known = await self._checkpoint.uids()
         files = await self._specs.present() - known
         listed = {
@@ -151,6 +155,7 @@ class Rebuilder:
                 *sorted(unnamed | listed.keys() - {entry.uid for entry in written}),
                 *(f"{namespace}/{name}" for namespace, name in sorted(claims.unnamed)),
             ),
+            final=listed_now is not None and listed_now.containers_told,
         )
 
     async def _ask(self, references: Sequence[ClaimReference]) -> Mapping[str, StoredClaim]:

@@ -17,6 +17,7 @@ import logging
 from drakit_nodeplugin.claims.checkpoint import Checkpoint, CheckpointError
 from drakit_nodeplugin.claims.engine import ClaimEngine
 from drakit_nodeplugin.claims.stored import StoredClaim
+from drakit_nodeplugin.claims.unpreparing import Undone
 
 __all__ = ("Recovery",)
 
@@ -37,34 +38,43 @@ class Recovery:
 
     async def recover(self) -> int:
         """Look once; give how many entries are still to be undone."""
-        left: list[StoredClaim] = []
+        left: dict[str, StoredClaim] = {}
+        undone = 0
         for state in ("preparing", "unpreparing"):
-            left += await self._checkpoint.in_state(state)
-        # One at a time would let a driver that hangs keep the others waiting.
-        undone = await asyncio.gather(*(self._undo(claim) for claim in left))
-        self._told &= {claim.uid for claim in left}
-        return undone.count(False)
+            claims = {claim.uid: claim for claim in await self._checkpoint.in_state(state)}
+            left |= claims
+            for uid, result in (await self._engine.undo_left(claims, state=state)).items():
+                self._tell(claims[uid], result)
+                undone += result.error is None
+        self._told &= left.keys()
+        return len(left) - undone
 
     async def run(self) -> None:
-        """Look again and again; a look that fails is logged and the next one made."""
-        while True:
-            try:
-                await self.recover()
-            except CheckpointError as error:
-                logger.error("entries cannot be recovered", extra={"error": str(error)})
-            await asyncio.sleep(PERIOD_SECONDS)
+        """
+        Look again and again; a look that fails is logged and the next one made.
 
-    async def _undo(self, claim: StoredClaim) -> bool:
-        undone = await self._engine.undo_left(claim.uid, states=(claim.state,))
+        A look does not wait for the one before: that may hang with a driver for minutes, and its
+        claims are locked meanwhile.
+        """
+        async with asyncio.TaskGroup() as looks:
+            while True:
+                looks.create_task(self._look())
+                await asyncio.sleep(PERIOD_SECONDS)
+
+    async def _look(self) -> None:
+        try:
+            await self.recover()
+        except CheckpointError as error:
+            logger.error("entries cannot be recovered", extra={"error": str(error)})
+        except Exception:
+            logger.exception("a look for what was left failed")
+
+    def _tell(self, claim: StoredClaim, undone: Undone) -> None:
         facts = {"claim": str(claim), "claim_uid": claim.uid, "state": claim.state}
-        if undone is None:
-            return False
         if undone.error is None:
             logger.warning("claim that was left is undone", extra=facts)
-            return True
-        if claim.uid not in self._told:
+        elif claim.uid not in self._told:
             self._told.add(claim.uid)
             logger.warning(
                 "claim that was left is not undone yet", extra=facts | {"error": str(undone.error)}
             )
-        return False

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from drakit_nodeplugin.claims.checkpoint import Checkpoint, CheckpointError
 from drakit_nodeplugin.claims.locks import KeyedLocks
@@ -31,6 +31,9 @@ PERIOD_SECONDS = 1.0
 UNCHANGED_LOOKS = 60
 """After so many looks at an unchanged directory it is compared all the same: file systems keep the
 time of change with different care."""
+
+BATCH = 200
+"""Files that are written at once: their texts are in memory then."""
 
 TICK_NANOSECONDS = 50_000_000
 """More than the longest tick of a kernel in use (10 ms)."""
@@ -67,29 +70,29 @@ class SpecRestorer:
         prepared = await self._checkpoint.uids(state="prepared", boot_id=self._boot_id)
         missing = prepared - await self._specs.present()
         self._missing = bool(missing)
+        # Of a claim that is worked on the file is not lost but on its way.
+        held = [uid for uid in missing if self._locks.take(uid)]
         restored = 0
-        for uid in missing:
-            # Of a claim that is worked on the file is not lost but on its way.
-            if not self._locks.take(uid):
-                continue
-            try:
-                restored += await self._restore_one(uid)
-            finally:
+        try:
+            for start in range(0, len(held), BATCH):
+                restored += await self._restore(held[start : start + BATCH])
+        finally:
+            for uid in held:
                 self._locks.release(uid)
         self._on_restored(restored)
         return restored
 
-    async def _restore_one(self, uid: str) -> bool:
-        claim = (await self._checkpoint.find([uid])).get(uid)
-        if claim is None or claim.state != "prepared" or claim.cdi_spec is None:
-            return False
-        failed = await self._specs.write({uid: claim.cdi_spec})
-        facts = {"claim": str(claim), "claim_uid": uid}
-        if uid in failed:
-            logger.error("CDI file not restored", extra=facts | {"error": str(failed[uid])})
-            return False
-        logger.warning("CDI file was lost and is restored", extra=facts)
-        return True
+    async def _restore(self, uids: Sequence[str]) -> int:
+        found = (await self._checkpoint.find(uids)).values()
+        lost = {c.uid: c for c in found if c.state == "prepared" and c.cdi_spec is not None}
+        failed = await self._specs.write({uid: c.cdi_spec or "" for uid, c in lost.items()})
+        for uid, claim in lost.items():
+            facts = {"claim": str(claim), "claim_uid": uid}
+            if uid in failed:
+                logger.error("CDI file not restored", extra=facts | {"error": str(failed[uid])})
+            else:
+                logger.warning("CDI file was lost and is restored", extra=facts)
+        return len(lost) - len(failed)
 
     async def run(self) -> None:
         """Look again and again; a look that fails is logged and the next one made."""

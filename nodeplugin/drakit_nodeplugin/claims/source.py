@@ -21,13 +21,9 @@ from drakit.kube import (
     resource_path,
 )
 from drakit.resource.claim import Claim, parse_claim
-from drakit_nodeplugin.claims.errors import ClaimFetchError, ClaimGoneError
+from drakit_nodeplugin.claims.errors import ClaimFetchError, ClaimGoneError, NoAnswerError
 
-__all__ = ("ApiClaims", "ClaimSource", "NoAnswerError")
-
-
-class NoAnswerError(ClaimFetchError):
-    """The API server gave no answer: what the checkpoint knows may be used instead."""
+__all__ = ("ApiClaims", "ClaimSource")
 
 
 class ClaimSource(Protocol):

@@ -65,6 +65,14 @@ class ClaimSpecs:
         None if there is no directory."""
         return await asyncio.to_thread(self._changed_at)
 
+    def traces(self) -> str | None:
+        """Say that there are files of claims, which shows that claims were prepared. Blocks."""
+        try:
+            files = len(self._present())
+        except OSError:
+            return None
+        return f"{files} CDI files of claims are there" if files else None
+
     async def clean(self) -> None:
         """Remove what an earlier process left half-written. Raises OSError."""
         await asyncio.to_thread(self._directory.clean_temporary, self._prefix)

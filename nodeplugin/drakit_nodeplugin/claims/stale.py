@@ -29,12 +29,13 @@ from drakit_nodeplugin.claims.errors import (
     ClaimGoneError,
     ClaimNotAllocatedError,
     ClaimReplacedError,
+    NoAnswerError,
     NoResultError,
     WrongNodeError,
 )
 from drakit_nodeplugin.claims.kubeletview import KubeletClaims, KubeletView
 from drakit_nodeplugin.claims.parts import reference_of
-from drakit_nodeplugin.claims.source import ClaimSource, NoAnswerError
+from drakit_nodeplugin.claims.source import ClaimSource
 from drakit_nodeplugin.claims.stored import StoredClaim
 
 __all__ = ("StaleCollector", "StaleReason", "StaleTiming", "judge")

@@ -25,13 +25,15 @@ from typing import TypeAlias
 from drakit.driver import DriverError
 from drakit_nodeplugin.claims.allocation import allocated_device
 from drakit_nodeplugin.claims.checkpoint import CheckpointError
-from drakit_nodeplugin.claims.errors import (
-    CheckpointFailedError,
-    ClaimBusyError,
-    ClaimError,
-    SpecFailedError,
+from drakit_nodeplugin.claims.errors import ClaimBusyError, ClaimError, SpecNotRemovedError
+from drakit_nodeplugin.claims.parts import (
+    EngineParts,
+    driver_failed,
+    error_of,
+    facts_of,
+    not_stored,
+    reference_of,
 )
-from drakit_nodeplugin.claims.parts import EngineParts, driver_failed, facts_of, reference_of
 from drakit_nodeplugin.claims.stored import StoredClaim, StoredDevice
 from drakit_nodeplugin.claims.waves import waves
 from drakit_nodeplugin.endpoints.errors import EndpointStoppedError
@@ -52,6 +54,9 @@ class Undone:
     """The driver is away: containers get nothing of the claim any more, but its devices stay held
     until the driver has confirmed."""
 
+    fenced: bool = False
+    """The entry is not the one that was to be undone: somebody else has changed or removed it."""
+
 
 Done = Callable[[str, Undone], None]
 
@@ -69,16 +74,15 @@ class Undoing:
         """Undo claims side by side; `done` is called once for each, as soon as it is known."""
         if not claims:
             return
-        if self._parts.devices.traits.side_effects:
-            claims = await self._begin(claims, done)
+        claims = await self._begin(claims, done)
         works = {claim.uid: self._undo_devices(claim) for claim in claims}
         entries = {claim.uid: claim for claim in claims}
         async with aclosing(waves(works)) as groups:
             async for group in groups:
                 results: dict[str, _Result] = {}
                 for uid, result in group.items():
-                    if isinstance(result, BaseException) and not isinstance(result, ClaimError):
-                        raise result
+                    if isinstance(result, BaseException):
+                        result = error_of(entries[uid], result)
                     results[uid] = result
                 await self._settle([entries[uid] for uid in group], results, done)
 
@@ -89,21 +93,31 @@ class Undoing:
         return results[0]
 
     async def _begin(self, claims: Collection[StoredClaim], done: Done) -> list[StoredClaim]:
-        """Store the intent; one that this process has stored before costs no write again."""
+        """Store the intent, where a driver will be called and this process has not stored it."""
         checkpoint = self._parts.checkpoint
-        begun = [c for c in claims if c.state == "unpreparing" and c.owner == checkpoint.owner]
-        known = {claim.uid for claim in begun}
-        due = [replace(c, state="unpreparing") for c in claims if c.uid not in known]
+        due: list[StoredClaim] = []
+        begun: list[StoredClaim] = []
+        for claim in claims:
+            known = claim.state == "unpreparing" and claim.owner == checkpoint.owner
+            if known or not self._needs_driver(claim):
+                begun.append(claim)
+            else:
+                due.append(replace(claim, state="unpreparing"))
         try:
             outcome = await checkpoint.write(due)
         except CheckpointError as error:
             for claim in due:
-                done(claim.uid, Undone(error=_not_stored(claim, error)))
+                done(claim.uid, Undone(error=not_stored(claim, error)))
             return begun
         for claim in due:
             if claim.uid not in outcome.written:
-                done(claim.uid, Undone(error=_fenced(claim)))
+                done(claim.uid, Undone(error=_changed(claim), fenced=True))
         return [*begun, *outcome.written.values()]
+
+    def _needs_driver(self, claim: StoredClaim) -> bool:
+        """Tell whether something may be to undo: then as now, for a driver can be replaced by one
+        that has no side effects any more, or by one that has."""
+        return claim.side_effects or self._parts.devices.traits.side_effects
 
     async def _settle(
         self, claims: Collection[StoredClaim], results: Mapping[str, _Result], done: Done
@@ -117,25 +131,26 @@ class Undoing:
         unremoved = await self._parts.specs.remove(without_file)
         for claim in claims:
             if claim.uid in unremoved:
-                cause = f"it cannot be removed: {unremoved[claim.uid]}"
-                undone[claim.uid] = Undone(error=SpecFailedError(claim=str(claim), cause=cause))
+                cause = str(unremoved[claim.uid])
+                error = SpecNotRemovedError(claim=str(claim), cause=cause)
+                undone[claim.uid] = Undone(error=error)
         gone = [claim for claim in claims if undone[claim.uid].error is None]
         try:
             fenced = await self._parts.checkpoint.delete(gone)
         except CheckpointError as error:
             for claim in gone:
-                undone[claim.uid] = Undone(error=_not_stored(claim, error))
+                undone[claim.uid] = Undone(error=not_stored(claim, error))
         else:
             for claim in gone:
                 if claim.uid in fenced:
-                    undone[claim.uid] = Undone(error=_fenced(claim))
+                    undone[claim.uid] = Undone(error=_changed(claim), fenced=True)
         if told := [claim for claim in gone if undone[claim.uid].error is None]:
             logger.info("claims unprepared", extra=facts_of(told))
         for uid, state in undone.items():
             done(uid, state)
 
     async def _undo_devices(self, claim: StoredClaim) -> ClaimError | None:
-        if not self._parts.devices.traits.side_effects:
+        if not self._needs_driver(claim):
             return None
         results = await asyncio.gather(*(self._undo_device(claim, d) for d in claim.devices))
         return next((result for result in results if result is not None), None)
@@ -148,9 +163,5 @@ class Undoing:
         return None
 
 
-def _not_stored(claim: StoredClaim, error: CheckpointError) -> ClaimError:
-    return CheckpointFailedError(claim=str(claim), cause=str(error))
-
-
-def _fenced(claim: StoredClaim) -> ClaimError:
+def _changed(claim: StoredClaim) -> ClaimError:
     return ClaimBusyError(claim=str(claim), cause="its entry was changed while it was undone")

@@ -26,7 +26,7 @@ LONGEST_SECONDS = 1.0
 async def waves(
     works: Mapping[str, Coroutine[Any, Any, ResultT]],
     *,
-    tasks: dict[str, asyncio.Task[ResultT]] | None = None,
+    tasks: dict[str, asyncio.Task[Any]] | None = None,
 ) -> AsyncGenerator[Mapping[str, ResultT | BaseException]]:
     """
     Run works by key and give their results, or what they raised, in groups.

@@ -6,7 +6,7 @@ It must not know claims, slices or gRPC.
 
 from __future__ import annotations
 
-__all__ = ("EndpointStoppedError",)
+__all__ = ("EndpointStoppedError", "text_of")
 
 
 class EndpointStoppedError(Exception):
@@ -18,3 +18,11 @@ class EndpointStoppedError(Exception):
             f"is tried again"
         )
         self.driver, self.reason = driver, reason
+
+
+def text_of(error: BaseException) -> str:
+    """Give an exception's text; vendors write exceptions whose text cannot be made."""
+    try:
+        return str(error)
+    except Exception:
+        return f"{type(error).__name__}, which has no text"

@@ -23,7 +23,7 @@ from drakit_nodeplugin.endpoints.bridge import (
     CallNotBegunError,
     CallOverdueError,
 )
-from drakit_nodeplugin.endpoints.errors import EndpointStoppedError
+from drakit_nodeplugin.endpoints.errors import EndpointStoppedError, text_of
 from drakit_nodeplugin.endpoints.thread import AnyDriver, DriverThread, InventoryListener
 from drakit_nodeplugin.endpoints.traits import DriverTraits
 
@@ -185,5 +185,5 @@ class PythonEndpoint:
             ) from None
         except Exception as error:
             logger.exception("driver failed", extra={"driver": self.name, "call": what})
-            text = f"driver {self.name} failed in {what}: {type(error).__name__}: {error}"
+            text = f"driver {self.name} failed in {what}: {type(error).__name__}: {text_of(error)}"
             raise DriverError(text) from error

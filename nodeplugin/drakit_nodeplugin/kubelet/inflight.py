@@ -43,7 +43,8 @@ class _Work:
     claim: ClaimReference
     request_id: str
     before: _Work | None
-    waiting: int
+    """The work that it still waits for."""
+
     began_at: float
     answered_late: bool = False
     """Somebody was told to ask again."""
@@ -102,7 +103,7 @@ class InFlight:
                 works[claim.uid] = newest
                 joined.add(newest.request_id)
                 continue
-            if newest is not None and newest.waiting >= MAX_WAITING:
+            if newest is not None and _waiting(newest) >= MAX_WAITING:
                 continue
             work = works[claim.uid] = self._add(operation, claim, before=newest)
             if newest is None:
@@ -126,7 +127,6 @@ class InFlight:
             claim=claim,
             request_id=logs.request_id.get(),
             before=before,
-            waiting=0 if before is None else before.waiting + 1,
             began_at=asyncio.get_running_loop().time(),
         )
         self._newest[claim.uid] = work
@@ -227,6 +227,14 @@ class InFlight:
                 f"the kubelet asks again",
             )
         return work.answer.result()
+
+
+def _waiting(work: _Work) -> int:
+    """Count the works of a line that wait, this one included."""
+    count, before = 0, work.before
+    while before is not None:
+        count, before = count + 1, before.before
+    return count
 
 
 def _error(claim: ClaimReference, text: str) -> PrepareAnswer:

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 import grpc.aio
 
@@ -102,7 +103,7 @@ class DriverServer:
         first_retry_seconds: float = FIRST_RETRY_SECONDS,
         max_retry_seconds: float = MAX_RETRY_SECONDS,
     ) -> None:
-        """The ownership is acquired by `start`, and released by `stop`."""
+        """The ownership is acquired by `start`, and released by whoever made it, after `stop`."""
         self.name = driver_name = ownership.driver
         self.paths = ownership.paths
         self._drain_seconds = drain_seconds
@@ -158,15 +159,25 @@ class DriverServer:
                 )
 
     async def stop(self) -> None:
-        """Leave the kubelet in good order, and no file behind. May be called at any time."""
+        """
+        Leave the kubelet in good order. May be called at any time, and raises nothing.
+
+        The driver may still be at work then; other instances see this one as alive until the
+        ownership is released, which removes what is left of the sockets.
+        """
         until = asyncio.get_running_loop().time() + self._drain_seconds
-        await self._registration_server.stop(grace_seconds=_CUT_SECONDS)
+        await self._step(self._registration_server.stop(grace_seconds=_CUT_SECONDS))
         self._health.end()
-        await self._dra_server.stop(grace_seconds=self._drain_seconds)
+        await self._step(self._dra_server.stop(grace_seconds=self._drain_seconds))
         # Work whose call the kubelet gave up is in no call's grace.
         left_seconds = until - asyncio.get_running_loop().time()
-        await self._calls.in_flight.drain(timeout_seconds=left_seconds)
-        await asyncio.to_thread(self._ownership.release)
+        await self._step(self._calls.in_flight.drain(timeout_seconds=left_seconds))
+
+    async def _step(self, step: Coroutine[Any, Any, None]) -> None:
+        try:
+            await step
+        except Exception:
+            logger.exception("a step of the stop failed", extra={"driver": self.name})
 
     async def probe(self) -> str | None:
         """Say what the kubelet could not do at our sockets; None if they answer."""

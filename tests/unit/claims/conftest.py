@@ -35,18 +35,17 @@ class Plugin:
         self.instances = FakeInstances()
         self.checkpoint = Checkpoint(folder / "checkpoint.db", owner=owner)
         self.specs = ClaimSpecs(DRIVER, self.cdi)
-        self.engine = ClaimEngine(
-            EngineParts(
-                driver=DRIVER,
-                node=StaticNode(name=NODE, labels={"zone": "a"}),
-                boot_id=boot_id,
-                checkpoint=self.checkpoint,
-                source=claims,
-                devices=devices,
-                specs=self.specs,
-                instances=self.instances,
-            )
+        self.parts = EngineParts(
+            driver=DRIVER,
+            node=StaticNode(name=NODE, labels={"zone": "a"}),
+            boot_id=boot_id,
+            checkpoint=self.checkpoint,
+            source=claims,
+            devices=devices,
+            specs=self.specs,
+            instances=self.instances,
         )
+        self.engine = ClaimEngine(self.parts)
         self.recovery = Recovery(checkpoint=self.checkpoint, engine=self.engine)
         self.restorer = SpecRestorer(
             checkpoint=self.checkpoint,

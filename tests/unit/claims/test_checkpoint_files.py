@@ -267,6 +267,33 @@ async def test_a_file_that_was_emptied_is_new(path):
     assert await reopen(path) == ({}, None)
 
 
+@pytest.mark.parametrize("remains", [b"", None], ids=["emptied", "removed"])
+async def test_a_database_that_is_gone_is_damage_if_something_shows_that_there_was_one(
+    path, remains
+):
+    await fill(path)
+    path.unlink()
+    if remains is not None:
+        path.write_bytes(remains)
+    for _ in range(2):  # until it is rebuilt, also after a restart
+        checkpoint = Checkpoint(path, traces=lambda: "7 CDI files of claims are there")
+        await checkpoint.open()
+        assert checkpoint.damage == ("it is missing or empty, but 7 CDI files of claims are there")
+        await checkpoint.close()
+    checkpoint = Checkpoint(path, traces=lambda: "7 CDI files of claims are there")
+    await checkpoint.open()
+    await checkpoint.rebuilt()
+    await checkpoint.close()
+    await checkpoint_opens_without_damage(path)
+
+
+async def checkpoint_opens_without_damage(path) -> None:
+    checkpoint = Checkpoint(path, traces=lambda: "7 CDI files of claims are there")
+    await checkpoint.open()
+    assert checkpoint.damage is None
+    await checkpoint.close()
+
+
 async def test_text_instead_of_a_database_is_set_aside(path):
     await fill(path)
     text = b"no database at all, but a long text instead\n" * 200

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
+from drakit import DriverError
 from drakit_nodeplugin.endpoints.errors import EndpointStoppedError
 from tests.fakes.claims import DRIVER, FakeDevices, claim_body, reference
 
@@ -202,7 +204,156 @@ async def test_work_of_another_living_process_is_left_alone(start, claims, devic
     assert await new.unprepare(reference(A)) == {A: None}
 
 
+async def test_a_rollback_that_comes_late_takes_back_what_it_did(start, claims, devices):
+    old = await start()
+    devices.failing.add("broken")
+    devices.held["broken"] = asyncio.Event()
+    claims.store(claim_body(A, "cam-0", "broken"))
+    late = asyncio.create_task(old.prepare(reference(A)))
+    await until(lambda: devices.prepares == 2 and "cam-0" in devices.prepared)
+    new = await start(beside=True)
+    release = devices.held.pop("broken")
+    devices.failing.clear()
+    assert await new.unprepare(reference(A)) == {A: None}
+    devices.prepared["cam-0"] = A  # the end of the old call, after the other's unprepare
+    devices.failing.add("broken")
+    release.set()
+
+    assert (await late)[A].error is not None
+    assert devices.prepared == {}
+
+
+# ------------------------------------------------------------ what vendors' code can do
+
+
+class Unspeakable(DriverError):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+async def test_an_error_without_a_text_is_an_error_of_its_claim_alone(start, claims, devices):
+    plugin = await start()
+    claims.store(claim_body(A, "cam-0"), claim_body(B, "cam-1"))
+    right = devices.prepare
+
+    async def prepare(claim, device):
+        if claim.uid == A:
+            raise Unspeakable
+        return await right(claim, device)
+
+    devices.prepare = prepare
+    answers = await plugin.prepare(reference(A), reference(B))
+    assert "Unspeakable, which has no text" in answers[A].error
+    assert answers[B].error is None
+
+
+@pytest.mark.parametrize("call", ["prepare", "unprepare"])
+async def test_a_fault_of_our_own_costs_one_claim_and_not_its_batch(
+    start, claims, devices, call, caplog
+):
+    plugin = await start()
+    claims.store(claim_body(A, "cam-0"), claim_body(B, "cam-1"))
+    if call == "unprepare":
+        await plugin.prepare(reference(A), reference(B))
+    right = getattr(devices, call)
+
+    async def wrong(claim, device):
+        if claim.uid == A:
+            raise KeyError("secret")
+        return await right(claim, device)
+
+    setattr(devices, call, wrong)
+    answers = await getattr(plugin, call)(reference(A), reference(B))
+    error, fine = (
+        (answers[A].error, answers[B].error) if call == "prepare" else (answers[A], answers[B])
+    )
+    assert "a fault of the node plugin (KeyError)" in error
+    assert "secret" not in error
+    assert fine is None
+    setattr(devices, call, right)
+    assert await plugin.recovery.recover() == 0
+
+
+async def test_a_check_that_hangs_holds_up_its_claim_alone_and_is_given_up(start, claims, devices):
+    devices.traits = FakeDevices(checks=True).traits
+    plugin = await start()
+    claims.store(claim_body(A, "cam-0"), claim_body(B, "cam-1"))
+    await plugin.prepare(reference(A), reference(B))
+    devices.held["cam-0"] = asyncio.Event()
+    answers = {}
+    work = asyncio.create_task(
+        plugin.engine.prepare([reference(A), reference(B)], answers.__setitem__)
+    )
+    await until(lambda: B in answers)
+    assert A not in answers
+    plugin.engine.abandon(A)
+    await work
+    assert "given up" in answers[A].error
+    assert await plugin.states() == {A: "prepared", B: "prepared"}
+
+
+async def test_rollbacks_do_not_wait_for_each_other(start, claims, devices):
+    plugin = await start()
+    plugin.cdi.write_text("a file where the directory should be")
+    claims.store(claim_body(A, "cam-0"), claim_body(B, "cam-1"))
+    hanging = asyncio.Event()
+    right = devices.unprepare
+
+    async def unprepare(claim, device):
+        if claim.uid == A:
+            await hanging.wait()
+        await right(claim, device)
+
+    devices.unprepare = unprepare
+    answers = {}
+    work = asyncio.create_task(
+        plugin.engine.prepare([reference(A), reference(B)], answers.__setitem__)
+    )
+    await until(lambda: B in answers)
+    assert A not in answers
+    hanging.set()
+    await work
+
+
+# ------------------------------------------------------------ drivers that change
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["had-side-effects", "gets-side-effects"])
+async def test_a_driver_whose_side_effects_change_is_asked_to_undo_either_way(
+    start, claims, devices, before
+):
+    devices.traits = FakeDevices(side_effects=before).traits
+    plugin = await start()
+    claims.store(claim_body(A, "cam-0"))
+    await plugin.prepare(reference(A))
+
+    devices.traits = FakeDevices(side_effects=not before).traits
+    plugin = await start()
+    assert await plugin.unprepare(reference(A)) == {A: None}
+    assert (devices.unprepares, devices.prepared, await plugin.states()) == (1, {}, {})
+
+
 # ------------------------------------------------------------ recovery after a crash
+
+
+async def test_an_undo_that_hangs_does_not_keep_recovery_from_the_others(start, claims, devices):
+    plugin = await start()
+    claims.store(claim_body(A, "cam-0"), claim_body(B, "cam-1"))
+    await plugin.prepare(reference(A), reference(B))
+    devices.reason_away = away
+    await plugin.unprepare(reference(A))
+    devices.reason_away = None
+    devices.held["cam-0"] = asyncio.Event()
+    first = asyncio.create_task(plugin.recovery.recover())
+    await until(lambda: devices.unprepares == 2)
+
+    devices.failing.add("cam-1")
+    await plugin.unprepare(reference(B))
+    devices.failing.clear()
+    assert await plugin.recovery.recover() == 1, "the one that hangs"
+    assert await plugin.states() == {A: "unpreparing"}
+    devices.held["cam-0"].set()
+    assert await first == 0
 
 
 async def test_what_a_crash_left_preparing_is_undone_at_the_next_start(start, claims, devices):
@@ -324,20 +475,50 @@ async def test_without_side_effects_and_alone_there_is_one_transaction(start, cl
     assert states[1:] == [{"preparing"}, {"prepared"}]
 
 
+async def test_without_the_api_server_a_rebuilt_claim_is_not_answered(start, claims, devices):
+    plugin = await start()
+    claims.store(claim_body(A, "cam-0"))
+    await plugin.prepare(reference(A))
+    (row,) = (await plugin.checkpoint.find([A])).values()
+    unknown = replace(row.devices[0], request="")
+    await plugin.checkpoint.write([replace(row, allocation="", devices=(unknown,))])
+    claims.answers = False
+
+    assert "gives no answer" in (await plugin.prepare(reference(A)))[A].error
+    claims.answers = True
+    answer = (await plugin.prepare(reference(A)))[A]
+    assert (answer.error, answer.devices[0].requests) == (None, ("main",))
+    assert devices.unprepares == 0
+
+
+async def test_a_prepared_claim_is_answered_while_the_nodes_labels_are_not_known(start, claims):
+    plugin = await start()
+    body = claim_body(A, "cam-0", node=None)
+    term = {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}
+    body["status"]["allocation"]["nodeSelector"] = {"nodeSelectorTerms": [term]}
+    claims.store(body, {**body, "metadata": {**body["metadata"], "uid": B, "name": f"claim-{B}"}})
+    await plugin.prepare(reference(A))
+
+    plugin = await start()
+    object.__setattr__(plugin.parts.node, "labels", None)
+    assert (await plugin.prepare(reference(A)))[A].error is None
+    assert "labels of node" in (await plugin.prepare(reference(B)))[B].error
+
+
 # ------------------------------------------------------------ the checkpoint
 
 
 async def test_nothing_is_answered_before_a_damaged_checkpoint_is_rebuilt(start, claims):
     plugin = await start()
     claims.store(claim_body(A, "cam-0"))
-    plugin.engine.complete.clear()
+    plugin.checkpoint.damage = "it is no database"
     works = [
         asyncio.create_task(plugin.prepare(reference(A))),
         asyncio.create_task(plugin.unprepare(reference(B))),
     ]
     await asyncio.sleep(0.01)
     assert not any(work.done() for work in works)
-    plugin.engine.complete.set()
+    plugin.engine.rebuilt.set()
     assert (await works[0])[A].error is None
     assert await works[1] == {B: None}
 

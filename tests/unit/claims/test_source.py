@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from drakit.kube import NotFoundError, TooManyRequestsError
-from drakit_nodeplugin.claims.errors import ClaimFetchError, ClaimGoneError
-from drakit_nodeplugin.claims.source import ApiClaims, NoAnswerError
+from drakit_nodeplugin.claims.errors import ClaimFetchError, ClaimGoneError, NoAnswerError
+from drakit_nodeplugin.claims.source import ApiClaims
 from tests.fakes.claims import claim_body, reference
 
 

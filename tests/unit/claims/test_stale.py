@@ -10,9 +10,8 @@ import pytest
 
 from drakit.resource.claim import parse_claim
 from drakit_nodeplugin.claims.checkpoint import CheckpointError
-from drakit_nodeplugin.claims.errors import ClaimFetchError
+from drakit_nodeplugin.claims.errors import ClaimFetchError, NoAnswerError
 from drakit_nodeplugin.claims.kubeletview import KubeletClaims
-from drakit_nodeplugin.claims.source import NoAnswerError
 from drakit_nodeplugin.claims.stale import StaleCollector, StaleReason, StaleTiming, judge
 from drakit_nodeplugin.claims.stored import StoredClaim, StoredDevice
 from drakit_nodeplugin.endpoints.errors import EndpointStoppedError

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import shutil
 import tempfile
 from contextlib import asynccontextmanager
@@ -62,5 +63,6 @@ def serve(root, claims):
             yield server
         finally:
             await server.stop()
+            await asyncio.to_thread(ownership.release)
 
     return serve

@@ -95,12 +95,14 @@ async def test_calls_are_answered_as_soon_as_the_registration_socket_is_there(
 
 
 async def test_without_a_dra_socket_no_registration_appears(root, claims, kubelet):
-    server = DriverServer(owned("camera.example.com", root), claims)
+    ownership = owned("camera.example.com", root)
+    server = DriverServer(ownership, claims)
     server.paths.dra.mkdir(parents=True)
     with pytest.raises(SocketError, match=r"dra-pod-1\.sock cannot be made"):
         await server.start()
     assert kubelet.sockets() == []
     await server.stop()
+    await asyncio.to_thread(ownership.release)
     assert files(root) == []
 
 

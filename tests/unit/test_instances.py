@@ -1,0 +1,93 @@
+"""Which processes serve a driver, and whose work is left alone."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from drakit_nodeplugin.instances import RunningInstances, new_owner
+from drakit_nodeplugin.kubelet.ownership import Ownership
+from drakit_nodeplugin.kubelet.sockets import socket_paths
+
+DRIVER = "camera.example.com"
+
+
+@pytest.fixture
+def instance():
+    """Make the instances as a process of a pod sees them; its own lock is taken."""
+    root = Path(tempfile.mkdtemp(prefix="dk", dir="/tmp"))
+    owned: list[Ownership] = []
+
+    async def make(uid: str) -> tuple[RunningInstances, Ownership]:
+        paths = socket_paths(DRIVER, kubelet_root=root, instance_uid=uid)
+        ownership = Ownership(DRIVER, paths)
+        await asyncio.to_thread(ownership.acquire)
+        owned.append(ownership)
+        return RunningInstances(DRIVER, ownership, instance_uid=uid), ownership
+
+    yield make
+    for ownership in owned:
+        ownership.release()
+    shutil.rmtree(root)
+
+
+async def test_one_process_is_alone_and_primary(instance):
+    instances, _ = await instance("pod-1")
+    assert not instances.alone(), "before the first look nothing is known"
+    await instances.look()
+    assert instances.alone()
+    assert instances.primary.is_set()
+
+
+async def test_of_two_the_first_stays_primary_until_it_leaves(instance):
+    old, ownership = await instance("pod-1")
+    await old.look()
+    new, _ = await instance("pod-2")
+    for instances in (new, old):
+        await instances.look()
+        assert not instances.alone()
+    assert [old.primary.is_set(), new.primary.is_set()] == [True, False]
+
+    await asyncio.to_thread(ownership.leave_primary)
+    await new.look()
+    assert new.primary.is_set()
+    await old.look()
+    assert not old.primary.is_set()
+    await asyncio.to_thread(ownership.release)
+    await new.look()
+    assert new.alone()
+
+
+async def test_work_of_a_living_process_is_its_own_and_that_of_a_dead_one_nobodys(instance):
+    old, ownership = await instance("pod-1")
+    new, _ = await instance("pod-2")
+    owner = new_owner("pod-1")
+    assert await new.works(owner)
+    await asyncio.to_thread(ownership.release)
+    assert not await new.works(owner)
+
+
+async def test_a_container_that_was_restarted_does_not_wait_for_its_former_self(instance):
+    instances, _ = await instance("pod-1")
+    assert new_owner("pod-1") != new_owner("pod-1")
+    assert not await instances.works(new_owner("pod-1"))
+
+
+@pytest.mark.parametrize("owner", ["", "pod-1"])
+async def test_an_entry_of_nobody_is_nobodys(instance, owner):
+    instances, _ = await instance("pod-2")
+    assert not await instances.works(owner)
+
+
+async def test_what_cannot_be_found_out_counts_as_work(instance, monkeypatch):
+    instances, ownership = await instance("pod-1")
+
+    def fail(instance_uid: str) -> bool:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(ownership, "alive", fail)
+    assert await instances.works("pod-2/abcd")
