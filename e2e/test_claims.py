@@ -35,14 +35,14 @@ ENV = ("sh", "-c", "env && sleep 3600")
 def test_each_container_gets_the_devices_of_its_own_request(stage):
     left, right = (("both", side) for side in ("left", "right"))
     stage.apply(
-        template(
+        claim(
             "pair",
             ("left", "lamp.test", number(LAMPS, 0)),
             ("right", "lamp.test", number(LAMPS, 1)),
         ),
         pod(
             "pair",
-            ("both", from_template("pair")),
+            ("both", from_claim("pair")),
             inits=[container("first", "both", command=("env",))],
             containers=[
                 container("main", left, command=ENV),

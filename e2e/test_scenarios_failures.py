@@ -135,6 +135,22 @@ def test_of_two_drivers_one_fails_to_unprepare_and_then_recovers(stage, request,
     stage.wait_empty()
 
 
+@pytest.mark.disruptive
+def test_a_claim_that_cannot_be_read_waits_for_the_api_server(stage):
+    address = stage.plugin()["status"]["podIP"]
+    stage.cluster.cut_pod(stage.node, address)
+    try:
+        with_lamp(stage)
+        text = stage.told("user", "API server")
+        claim_name = stage.claim_of("user", "lamp")["metadata"]["name"]
+        assert f"{stage.name}/{claim_name}" in text
+        assert stage.lamps.story() == [], "without the claim nothing is known to prepare"
+    finally:
+        stage.cluster.heal_pod(stage.node, address)
+    stage.nudge("user")
+    stage.wait_phase("user", "Running")
+
+
 def test_a_device_that_is_still_in_use_is_refused_with_its_holder_named(stage):
     with_lamp(stage, "first")
     stage.wait_phase("first", "Running")
