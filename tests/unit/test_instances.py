@@ -63,7 +63,7 @@ async def test_of_two_the_first_stays_primary_until_it_leaves(instance):
 
 
 async def test_work_of_a_living_process_is_its_own_and_that_of_a_dead_one_nobodys(instance):
-    old, ownership = await instance("pod-1")
+    _, ownership = await instance("pod-1")
     new, _ = await instance("pod-2")
     owner = new_owner("pod-1")
     assert await new.works(owner)

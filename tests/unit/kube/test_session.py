@@ -18,9 +18,10 @@ from drakit.kube import (
     UnauthorizedError,
     UnavailableError,
     connect,
+    lean,
     resource_path,
 )
-from drakit.kube.session import Timeouts
+from drakit.kube.session import MAX_REQUESTS, Timeouts
 
 CLAIMS = resource_path("resource.k8s.io/v1", "resourceclaims", namespace="lab")
 CLAIM = resource_path("resource.k8s.io/v1", "resourceclaims", namespace="lab", name="cam")
@@ -244,3 +245,36 @@ async def test_selectors_are_passed_on(session, api_server):
         api_server.store(f"{slices}/s{n}", {"spec": {"nodeName": f"node-{n}"}})
     listing = await session.list(slices, params={"fieldSelector": "spec.nodeName=node-1"})
     assert [item["metadata"]["name"] for item in listing.items] == ["s1"]
+
+
+async def test_many_requests_share_a_few_connections(api_server, session):
+    api_server.store("/api/v1/nodes/node-1", {"metadata": {"uid": "node-uid"}})
+    answers = await asyncio.gather(*(session.get("/api/v1/nodes/node-1") for _ in range(100)))
+    assert len(answers) == 100
+    pooled = sum(len(idle) for idle in session.http.connector._conns.values())
+    assert 1 < pooled <= MAX_REQUESTS
+
+
+async def test_a_request_that_finds_no_place_in_time_says_so(api_server, session):
+    for _ in range(MAX_REQUESTS):
+        await session._places.acquire()
+    with pytest.raises(UnavailableError, match="16 other requests wait"):
+        await session.get("/api/v1/nodes/node-1", timeout_seconds=0.05)
+    for _ in range(MAX_REQUESTS):
+        session._places.release()
+
+
+@pytest.mark.parametrize(
+    ("no_proxy", "proxy"),
+    [
+        pytest.param("", "http://proxy.example.com:3128", id="a-proxy-for-all"),
+        pytest.param("10.0.0.1", None, id="not-for-this-server"),
+        pytest.param("example.org", "http://proxy.example.com:3128", id="not-for-others"),
+    ],
+)
+def test_the_proxy_is_that_of_the_environment_for_this_server(monkeypatch, no_proxy, proxy):
+    for name in ("https_proxy", "HTTPS_PROXY", "no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HTTPS_PROXY", "http://proxy.example.com:3128")
+    monkeypatch.setenv("NO_PROXY", no_proxy)
+    assert lean._proxy_of_environment("https://10.0.0.1:6443") == proxy
