@@ -8,6 +8,7 @@ import logging
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 from tests.crash.forkserver import ForkServer, fork_server
 from tests.crash.matrix import Failure, Matrix, Result, play
@@ -27,6 +28,8 @@ def main() -> None:
         for scenario in all_scenarios()
         if not arguments.scenario or scenario.name in arguments.scenario
     ]
+    if arguments.all:
+        scenarios = [replace(scenario, plays=len(ALL)) for scenario in scenarios]
     # Clients that are killed end their requests anyhow.
     logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)
     sys.exit(asyncio.run(_play_all(scenarios, arguments)))
@@ -101,6 +104,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--scenario", action="append", help="only this one (repeatable)")
     parser.add_argument("--point", help="only points whose label holds this; failures show logs")
     parser.add_argument("--variant", choices=ALL, help="only this one, at each point")
+    parser.add_argument("--all", action="store_true", help="every variant at every point")
     parser.add_argument("--jobs", type=int, default=JOBS, help="runs at a time")
     parser.add_argument("--list", action="store_true", help="list the points and end")
     return parser

@@ -50,7 +50,7 @@ from drakit_nodeplugin.claims.parts import (
 )
 from drakit_nodeplugin.claims.stored import StoredClaim, StoredDevice
 from drakit_nodeplugin.claims.unpreparing import Undoing
-from drakit_nodeplugin.claims.waves import waves
+from drakit_nodeplugin.claims.waves import side_by_side, waves
 from drakit_nodeplugin.endpoints.errors import EndpointStoppedError
 
 __all__ = ("Preparing", "Settle")
@@ -298,7 +298,7 @@ class Preparing:
         """Let the driver prepare a claim's devices side by side, and make its CDI spec."""
         if claim.uid in self._abandoned:
             return AbandonedError(claim=str(claim))
-        results = await asyncio.gather(*(self._prepare_device(claim, d) for d in claim.devices))
+        results = await side_by_side([self._prepare_device(claim, d) for d in claim.devices])
         edits: list[Edits] = []
         for result in results:
             if isinstance(result, ClaimError):

@@ -51,9 +51,10 @@ class ApiClaims:
         )
         name = str(reference)
         try:
-            async with asyncio.timeout(timeout_seconds):
-                session = await asyncio.shield(self._session)
-                body = await session.get(path, timeout_seconds=timeout_seconds)
+            if not self._session.done():
+                async with asyncio.timeout(timeout_seconds):
+                    await asyncio.shield(self._session)
+            body = await self._session.result().get(path, timeout_seconds=timeout_seconds)
         except (UnavailableError, TooManyRequestsError, TimeoutError):
             # One that is overloaded says nothing about the claim either.
             raise NoAnswerError(claim=name, cause="it gives no answer") from None

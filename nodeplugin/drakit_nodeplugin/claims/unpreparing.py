@@ -15,7 +15,6 @@ It must not know gRPC, HTTP, SQLite, or the format of a CDI file.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Collection, Mapping
 from contextlib import aclosing
@@ -35,7 +34,7 @@ from drakit_nodeplugin.claims.parts import (
     reference_of,
 )
 from drakit_nodeplugin.claims.stored import StoredClaim, StoredDevice
-from drakit_nodeplugin.claims.waves import waves
+from drakit_nodeplugin.claims.waves import side_by_side, waves
 from drakit_nodeplugin.endpoints.errors import EndpointStoppedError
 
 __all__ = ("Undoing", "Undone")
@@ -152,7 +151,7 @@ class Undoing:
     async def _undo_devices(self, claim: StoredClaim) -> ClaimError | None:
         if not self._needs_driver(claim):
             return None
-        results = await asyncio.gather(*(self._undo_device(claim, d) for d in claim.devices))
+        results = await side_by_side([self._undo_device(claim, d) for d in claim.devices])
         return next((result for result in results if result is not None), None)
 
     async def _undo_device(self, claim: StoredClaim, device: StoredDevice) -> ClaimError | None:

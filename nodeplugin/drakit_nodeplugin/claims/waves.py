@@ -10,10 +10,10 @@ It must not know what the works are.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
-__all__ = ("waves",)
+__all__ = ("side_by_side", "waves")
 
 ResultT = TypeVar("ResultT")
 
@@ -57,6 +57,14 @@ async def waves(
                 del tasks[key]
         if running:
             await asyncio.wait(running.values())
+
+
+async def side_by_side(works: Sequence[Coroutine[Any, Any, ResultT]]) -> list[ResultT]:
+    """Run works concurrently and give their results; most claims have one device, and one work
+    needs no task."""
+    if len(works) == 1:
+        return [await works[0]]
+    return await asyncio.gather(*works)
 
 
 def _result(task: asyncio.Task[ResultT]) -> ResultT | BaseException:
