@@ -1,0 +1,69 @@
+"""A node plugin whose checkpoint is gone or broken: what it lost is found, and not given away."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.fakes.kubelet import FakeKubelet, reference
+from tests.fakes.podresources import FakePodResources
+from tests.integration.test_node_plugin import DRIVER, rig, stop  # noqa: F401
+
+EVENTS = "/apis/events.k8s.io/v1/namespaces/default/events"
+
+
+def remove(path) -> None:
+    path.unlink()
+
+
+def empty(path) -> None:
+    path.write_bytes(b"")
+
+
+def overwrite(path) -> None:
+    path.write_bytes(b"\xff" * path.stat().st_size)
+
+
+def cut(path) -> None:
+    path.write_bytes(path.read_bytes()[:5000])
+
+
+def reasons(rig) -> set[str]:  # noqa: F811
+    return {event["reason"] for event in rig.api_server.objects(EVENTS)}
+
+
+@pytest.mark.parametrize("harm", [remove, empty, overwrite, cut])
+async def test_what_a_lost_checkpoint_held_is_not_given_away(rig, harm):  # noqa: F811
+    for book in ("atlas", "bible"):
+        (rig.shelf / book).touch()
+    rig.allocate("uid-a", "atlas")
+    rig.allocate("uid-b", "atlas")
+    checkpoint = rig.root / "plugins" / DRIVER / "checkpoint.db"
+    async with FakeKubelet(rig.root) as kubelet, rig.plugin() as process:
+        await rig.until(lambda: kubelet.sockets() and rig.published())
+        answer = (await kubelet.prepare(await kubelet.register(), reference("uid-a")))["uid-a"]
+        assert answer.error == ""
+        await stop(process)
+    files = rig.files()
+    harm(checkpoint)
+
+    async with (
+        FakePodResources(rig.root / "pod-resources" / "kubelet.sock") as podresources,
+        FakeKubelet(rig.root) as kubelet,
+        rig.plugin() as process,
+    ):
+        podresources.add("claim-uid-a", "atlas", uid="uid-a", driver=DRIVER)
+        await rig.until(kubelet.sockets)
+        dra = await kubelet.register()
+        refused = (await kubelet.prepare(dra, reference("uid-b")))["uid-b"]
+        assert "device atlas is still prepared for claim lab/claim-uid-a" in refused.error
+        assert rig.files() == files, "the pod of the lost claim may be running"
+        assert (await kubelet.prepare(dra, reference("uid-a")))["uid-a"] == answer
+        await rig.until(
+            lambda: [
+                e for e in rig.api_server.objects(EVENTS) if e["reason"] == "CheckpointDamaged"
+            ]
+        )
+
+        assert await kubelet.unprepare(dra, reference("uid-a")) == {"uid-a": ""}
+        assert (await kubelet.prepare(dra, reference("uid-b")))["uid-b"].error == ""
+        await stop(process)
