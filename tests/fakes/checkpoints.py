@@ -19,6 +19,7 @@ from drakit_nodeplugin.claims.stored import (
 )
 
 PARTS = ("", "-wal", "-shm")
+DRIVER = "camera.example.com"
 
 
 def stored_claim(name: str, *, state: State = "preparing", **fields) -> StoredClaim:
@@ -33,6 +34,12 @@ def stored_claim(name: str, *, state: State = "preparing", **fields) -> StoredCl
         allocation=fields.pop("allocation", "digest"),
         **fields,
     )
+
+
+def prepared_claim(name: str, **fields) -> StoredClaim:
+    """Make an entry that is prepared, and has a CDI file."""
+    claim = stored_claim(name, state="prepared", **fields)
+    return replace(claim, cdi_spec=f'{{"kind": "{DRIVER}/claim", "of": "{claim.uid}"}}\n')
 
 
 def stored_device(name: str, **fields) -> StoredDevice:

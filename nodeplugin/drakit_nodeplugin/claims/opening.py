@@ -37,6 +37,7 @@ __all__ = (
     "forget_damage",
     "is_damage",
     "open_database",
+    "remembered_damage",
     "rewrite",
 )
 
@@ -132,6 +133,19 @@ def forget_damage(connection: sqlite3.Connection) -> None:
     connection.execute("DELETE FROM meta WHERE name = 'damage'")
 
 
+def remembered_damage(connection: sqlite3.Connection) -> tuple[str | None, Salvage | None]:
+    """Give what is remembered of damage that is not made up for, and of what was salvaged then."""
+    row = connection.execute("SELECT value FROM meta WHERE name = 'damage'").fetchone()
+    if row is None:
+        return None, None
+    try:
+        facts = json.loads(row[0])
+        uids = frozenset(facts["lost_uids"])
+        return facts["damage"], Salvage(kept=facts["kept"], lost=facts["lost"], lost_uids=uids)
+    except (ValueError, TypeError, KeyError):
+        return "it was damaged", None
+
+
 def rewrite(connection: sqlite3.Connection, path: Path) -> None:
     """
     Write a database whose file was removed again, from a connection that still has it open.
@@ -163,7 +177,7 @@ def _open(path: Path, traces: Callable[[], str | None]) -> Opened:
                 _remember(connection, f"it is missing or empty, but {trace}", nothing)
                 logger.error("checkpoint was lost", extra={"path": str(path), "reason": trace})
             opens = rows.count_open(connection)
-            damage, salvaged = _damage(connection)
+            damage, salvaged = remembered_damage(connection)
     except BaseException:
         connection.close()
         raise
@@ -221,18 +235,6 @@ def _remember(connection: sqlite3.Connection, damage: str, salvaged: Salvage) ->
         "lost_uids": sorted(salvaged.lost_uids),
     }
     connection.execute("INSERT INTO meta VALUES ('damage', ?)", (json.dumps(facts),))
-
-
-def _damage(connection: sqlite3.Connection) -> tuple[str | None, Salvage | None]:
-    row = connection.execute("SELECT value FROM meta WHERE name = 'damage'").fetchone()
-    if row is None:
-        return None, None
-    try:
-        facts = json.loads(row[0])
-        uids = frozenset(facts["lost_uids"])
-        return facts["damage"], Salvage(kept=facts["kept"], lost=facts["lost"], lost_uids=uids)
-    except (ValueError, TypeError, KeyError):
-        return "it was damaged", None
 
 
 def _is_of_surroundings(error: Exception) -> bool:

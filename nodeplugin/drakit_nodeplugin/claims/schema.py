@@ -25,6 +25,7 @@ __all__ = (
     "connect",
     "connect_reading",
     "create",
+    "has_log",
     "migrate",
     "recognise",
 )
@@ -108,12 +109,17 @@ def connect(path: Path) -> sqlite3.Connection:
 def connect_reading(path: Path) -> sqlite3.Connection:
     """Open a database so that neither it nor its log is changed, also beside a writer."""
     mode = "mode=ro"
-    if not _size(_log(path)):
+    if not has_log(path):
         # Nobody has it open: SQLite would make its two files beside it, and leave them.
         mode += "&immutable=1"
     return sqlite3.connect(
         f"{path.absolute().as_uri()}?{mode}", uri=True, timeout=BUSY_SECONDS, isolation_level=None
     )
+
+
+def has_log(path: Path) -> bool:
+    """Tell whether a database has a log: somebody has it open, or was killed."""
+    return _size(path.with_name(f"{path.name}-wal")) > 0
 
 
 def recognise(path: Path) -> int:
@@ -128,7 +134,7 @@ def recognise(path: Path) -> int:
     except FileNotFoundError:
         pass
     if not _size(path):
-        if _size(_log(path)):
+        if has_log(path):
             raise UnfitError("it is empty, but its log is not")
         return 0
     with path.open("rb") as file:
@@ -137,7 +143,7 @@ def recognise(path: Path) -> int:
         # What the log says comes first, but a log cannot be read without a trace beside the file.
         version, application = header[60:64], header[68:72]
         _version(int.from_bytes(version, signed=True), int.from_bytes(application))
-    elif not _size(_log(path)):
+    elif not has_log(path):
         raise UnfitError("it is no SQLite database")
     connection = connect_reading(path)
     try:
@@ -194,10 +200,6 @@ def _version(version: int, application: int) -> int:
     if application not in (0, _APPLICATION_ID):
         raise UnfitError("it is a database of another program", foreign=True)
     return version
-
-
-def _log(path: Path) -> Path:
-    return path.with_name(f"{path.name}-wal")
 
 
 def _size(path: Path) -> int:

@@ -1,0 +1,143 @@
+"""
+``drakit node checkpoint show`` and ``verify``.
+
+It must not know how a checkpoint is stored: :mod:`.entries` reads it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from drakit.cli.entries import Checkpoint, Entry, read_checkpoints, spec_path
+from drakit.cli.place import find_place
+from drakit.cli.tables import table
+
+if TYPE_CHECKING:
+    from drakit_nodeplugin.config import NodePluginConfig
+
+__all__ = ("show", "verify")
+
+SETTLE_SECONDS = 2.5
+"""Before CDI files are looked at again: a running node plugin mends them within 2 s, and writes
+those of a new claim a moment after its row."""
+
+_HEAD = ("CLAIM", "UID", "STATE", "DEVICES", "BOOT", "OWNER", "CDI FILE")
+
+
+def show(options: argparse.Namespace) -> int:
+    """Print the entries; 1 if a database is damaged."""
+    place = find_place(options)
+    found = list(read_checkpoints(place, options.driver))
+    if options.json:
+        print(json.dumps({"checkpoints": [_as_json(item) for item in found]}, indent=2))
+    else:
+        print("\n\n".join(_as_text(item) for item in found) or _nothing(place))
+    wrong = [f"{c.driver}: {text}" for c in found for text in _of_database(c)]
+    _complain(wrong)
+    return 1 if wrong else 0
+
+
+def verify(options: argparse.Namespace) -> int:
+    """Print what is wrong; 1 if something is."""
+    place = find_place(options)
+    found = list(read_checkpoints(place, options.driver))
+    first = {text for item in found for text in _of_files(item, place)}
+    if first:
+        time.sleep(SETTLE_SECONDS)
+        found = list(read_checkpoints(place, options.driver))
+    problems = {
+        item.driver: [
+            *_of_database(item),
+            *(text for text in _of_files(item, place) if text in first),
+        ]
+        for item in found
+    }
+    if options.json:
+        body = [
+            {"driver": c.driver, "path": str(c.path), "problems": problems[c.driver]} for c in found
+        ]
+        print(json.dumps({"checkpoints": body}, indent=2))
+    elif any(problems.values()):
+        print("\n".join(f"{d}: {text}" for d, texts in problems.items() for text in texts))
+    else:
+        entries = sum(len(item.entries) for item in found)
+        what = f"{_count(len(found), 'checkpoint')} with {_count(entries, 'claim')}"
+        print(f"{what}: nothing is wrong")
+    return 1 if any(problems.values()) else 0
+
+
+def _nothing(place: NodePluginConfig) -> str:
+    return f"no driver has a checkpoint in {place.kubelet_root / 'plugins'}"
+
+
+def _of_database(checkpoint: Checkpoint) -> list[str]:
+    told = list(checkpoint.inspection.problems)
+    if told:
+        told.append(
+            "the node plugin sets it aside at its next start, and salvages what is readable"
+        )
+    if (damage := checkpoint.inspection.damage) is not None:
+        told.append(f"an earlier database was damaged, and is not rebuilt yet: {damage}")
+    return told
+
+
+def _of_files(checkpoint: Checkpoint, place: NodePluginConfig) -> list[str]:
+    wrong = {"missing": "is missing", "differs": "is not the one that was prepared"}
+    told = [
+        f"claim {entry.claim} ({entry.claim.uid}): its CDI file "
+        f"{spec_path(place, checkpoint.driver, entry.claim.uid)} {wrong[entry.cdi]}"
+        for entry in checkpoint.entries
+        if entry.cdi in wrong
+    ]
+    return told + [f"CDI file {path} is of no claim that is known" for path in checkpoint.orphans]
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number} {word}{'' if number == 1 else 's'}"
+
+
+def _complain(texts: list[str]) -> None:
+    for text in texts:
+        print(text, file=sys.stderr)
+
+
+def _as_text(checkpoint: Checkpoint) -> str:
+    number = _count(len(checkpoint.entries), "claim")
+    lines = [f"{checkpoint.driver}: {number} ({checkpoint.path})"]
+    if checkpoint.entries:
+        lines.append(table(_HEAD, [_row(entry) for entry in checkpoint.entries]))
+    lines += [f"set aside: {name}" for name in checkpoint.inspection.set_aside]
+    return "\n".join(lines)
+
+
+def _row(entry: Entry) -> tuple[str, ...]:
+    claim = entry.claim
+    devices = [
+        f"{device.pool}/{device.device}"
+        + (" (admin)" if device.admin_access else " (share)" if device.share_id else "")
+        for device in claim.devices
+    ]
+    shown = ", ".join(dict.fromkeys(devices))
+    return str(claim), claim.uid, claim.state, shown, entry.boot, entry.owner, entry.cdi
+
+
+def _as_json(checkpoint: Checkpoint) -> dict[str, Any]:
+    inspection = checkpoint.inspection
+    return {
+        "driver": checkpoint.driver,
+        "path": str(checkpoint.path),
+        "schemaVersion": inspection.version,
+        "problems": list(inspection.problems),
+        "damage": inspection.damage,
+        "setAside": list(inspection.set_aside),
+        "claims": [
+            {**asdict(entry.claim), "boot": entry.boot, "ownerState": entry.owner, "cdi": entry.cdi}
+            for entry in checkpoint.entries
+        ],
+        "orphanedFiles": [str(path) for path in checkpoint.orphans],
+    }

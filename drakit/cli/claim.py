@@ -1,0 +1,100 @@
+"""
+``drakit node claim forget``: a claim's devices are released by hand.
+
+For what nothing else releases: a driver that never comes back, a claim that cannot be unprepared.
+The driver is not asked, so the command says what it was not asked to do. It must not know how a
+checkpoint is stored.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from drakit.cli.entries import Checkpoint, Entry, read_checkpoints, spec_path
+from drakit.cli.errors import CommandError, UsageError
+from drakit.cli.place import find_place
+
+if TYPE_CHECKING:
+    from drakit_nodeplugin.config import NodePluginConfig
+
+__all__ = ("forget",)
+
+
+def forget(options: argparse.Namespace) -> int:
+    """Remove a claim's row and CDI file; 1 if it is not known, or refused."""
+    place = find_place(options)
+    uid: str = options.uid
+    found = list(read_checkpoints(place, options.driver))
+    known = [(c, entry) for c in found for entry in c.entries if entry.claim.uid == uid]
+    if len(known) > 1:
+        names = ", ".join(checkpoint.driver for checkpoint, _ in known)
+        raise UsageError(f"claim {uid} has devices of several drivers ({names}): give --driver")
+    if known:
+        return _forget(place, *known[0], force=options.force)
+    orphans = [path for c in found for path in c.orphans if path == spec_path(place, c.driver, uid)]
+    if not orphans:
+        raise CommandError(f"no checkpoint in {place.kubelet_root / 'plugins'} knows claim {uid}")
+    for path in orphans:
+        _remove(path)
+        print(f"removed {path}; no checkpoint knows its claim")
+    return 0
+
+
+def _forget(place: NodePluginConfig, checkpoint: Checkpoint, entry: Entry, *, force: bool) -> int:
+    from drakit_nodeplugin.claims.inspection import InspectionError, forget
+
+    claim, driver = entry.claim, checkpoint.driver
+    if claim.state == "prepared" and entry.boot != "earlier" and not force:
+        _refuse_used(place, checkpoint, entry)
+    try:
+        forget(checkpoint.path, claim)
+    except InspectionError as error:
+        raise CommandError(str(error)) from error
+    devices = ", ".join(dict.fromkeys(f"{d.pool}/{d.device}" for d in claim.devices)) or "nothing"
+    print(f"forgot claim {claim} ({claim.uid}), which was {claim.state}")
+    print(f"released: {devices}")
+    path = spec_path(place, driver, claim.uid)
+    if path is not None and _remove(path):
+        print(f"removed: {path}")
+    print(
+        f"not done: driver {driver} was not asked to unprepare {devices}; what it did for the "
+        f"claim stays until somebody undoes it, or the node restarts"
+    )
+    return 0
+
+
+def _refuse_used(place: NodePluginConfig, checkpoint: Checkpoint, entry: Entry) -> None:
+    """Raise CommandError if containers use a claim, or nobody can tell."""
+    from drakit_nodeplugin.claims.kubeletview import kubelet_claims
+    from drakit_nodeplugin.kubelet.podresources import PodResources, PodResourcesError
+
+    claim, driver = entry.claim, checkpoint.driver
+    try:
+        devices = asyncio.run(PodResources(place.podresources).list(driver=driver))
+    except PodResourcesError as error:
+        raise CommandError(
+            f"claim {claim} ({claim.uid}) is prepared, and it cannot be found out whether a "
+            f"container uses it: {error}; nothing was changed; --force forgets it all the same"
+        ) from error
+    if kubelet_claims(driver, devices).holds(claim):
+        raise CommandError(
+            f"claim {claim} ({claim.uid}) is prepared, and the kubelet lists a container that "
+            f"uses it; delete its pod, and it is unprepared; nothing was changed; --force forgets "
+            f"it all the same"
+        )
+
+
+def _remove(path: Path) -> bool:
+    """Remove a file; say whether it was there."""
+    try:
+        path.unlink()
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        print(f"{path} cannot be removed: {error}; remove it by hand", file=sys.stderr)
+        return False
+    return True

@@ -1,0 +1,137 @@
+"""
+``drakit``: which commands there are, and what an exit code means.
+
+0: done, nothing is wrong. 1: there are problems, or what was asked for could not be done. 2: wrong
+use, or wrong settings. Results go to standard output, sentences about what went wrong to standard
+error.
+
+It must not know what the commands do: each one is imported when it runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import TypeAlias, cast
+
+from drakit.cli.errors import CommandError
+
+__all__ = ("main",)
+
+# argparse has no public name for it.
+_Group: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"  # pyright: ignore[reportPrivateUsage]
+
+DEFAULT_CONFIG = Path("/etc/drakit/nodeplugin.yaml")
+"""Where the chart mounts the node plugin's configuration."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; give the exit code."""
+    options = _parser().parse_args(arguments)
+    module, _, function = cast("str", options.command).rpartition(".")
+    try:
+        run = cast("Callable[..., int]", getattr(import_module(f"drakit.cli.{module}"), function))
+        code = run(options)
+        sys.stdout.flush()
+        return code
+    except CommandError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    except ImportError as error:
+        print(f"this command needs drakit[nodeplugin]: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:
+        # Whoever reads has enough (``| head``); the interpreter must not complain at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="drakit",
+        description="Looks after drakit on this node.",
+        epilog="Exit codes: 0 fine, 1 problems were found, 2 wrong use.",
+    )
+    commands = _group(parser)
+    _add_checkpoint(_group(commands.add_parser("node", help="what the node plugin keeps")))
+    _add_lint(_group(commands.add_parser("cdi", help="CDI files")))
+    version = commands.add_parser("version", help="versions of drakit, Python and SQLite")
+    version.set_defaults(command="version.show")
+    return parser
+
+
+def _group(parser: argparse.ArgumentParser) -> _Group:
+    return parser.add_subparsers(required=True, metavar="COMMAND")
+
+
+def _add_lint(group: _Group) -> None:
+    lint = group.add_parser(
+        "lint",
+        help="find what runtimes refuse, or read in another way than it was meant",
+        description="Checks CDI files, and directories of them as a runtime reads them together.",
+    )
+    lint.add_argument(
+        "paths",
+        nargs="*",
+        type=Path,
+        metavar="PATH",
+        help="files, or directories with the weakest first (/etc/cdi /var/run/cdi)",
+    )
+    _add_json(lint)
+    lint.set_defaults(command="cdi.lint")
+
+
+def _add_checkpoint(group: _Group) -> None:
+    checkpoint = _group(group.add_parser("checkpoint", help="which claims are prepared"))
+    show = checkpoint.add_parser(
+        "show",
+        help="print the entries",
+        description="Prints the entries of the checkpoints. Nothing is written, and the node "
+        "plugin may be running.",
+    )
+    show.set_defaults(command="checkpoint.show")
+    verify = checkpoint.add_parser(
+        "verify",
+        help="check the entries, and CDI files against them",
+        description="Checks the checkpoints, and CDI files against their entries. Nothing is "
+        "written; exit code 1 says that something is wrong.",
+    )
+    verify.set_defaults(command="checkpoint.verify")
+    forget = _group(group.add_parser("claim", help="one claim")).add_parser(
+        "forget",
+        help="release a claim's devices by hand, without its driver",
+        description="Removes the entry and the CDI file of a claim. Its driver is not asked: what "
+        "it did for the claim stays. The node plugin may be running.",
+    )
+    forget.add_argument("uid", metavar="UID", help="metadata.uid of the ResourceClaim")
+    forget.add_argument(
+        "--force", action="store_true", help="also where a container uses the claim, or may do so"
+    )
+    forget.set_defaults(command="claim.forget")
+    for command in (show, verify):
+        _add_json(command)
+    for command in (show, verify, forget):
+        command.add_argument("--driver", help="only this driver's")
+        _add_place(command)
+
+
+def _add_json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+
+
+def _add_place(parser: argparse.ArgumentParser) -> None:
+    place = parser.add_argument_group("where things are on the node")
+    place.add_argument(
+        "--config", type=Path, help=f"the node plugin's configuration file ({DEFAULT_CONFIG})"
+    )
+    place.add_argument("--kubelet-root", type=Path, help="kubelet's root, before the file's")
+    place.add_argument("--cdi-dir", type=Path, help="directory of CDI specs, before the file's")
+    parser.set_defaults(default_config=DEFAULT_CONFIG)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,321 @@
+"""``drakit node checkpoint show`` and ``verify``: what people and programs see."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import sqlite3
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from drakit.cli import checkpoint as commands
+from drakit.cli.main import main
+from drakit_nodeplugin.claims.checkpoint import Checkpoint
+from drakit_nodeplugin.kubelet.sockets import socket_paths
+from tests.fakes.checkpoints import DRIVER, copy, stored_claim, stored_device
+from tests.fakes.checkpoints import prepared_claim as prepared
+
+CONFIGURED = stored_device("cam-1", configs=({"password": "secret"},), share_id="share-1")
+
+SHOW = ("node", "checkpoint", "show")
+VERIFY = ("node", "checkpoint", "verify")
+
+
+@pytest.fixture(autouse=True)
+def no_wait(monkeypatch):
+    monkeypatch.setattr(commands, "SETTLE_SECONDS", 0)
+
+
+def digest(site):
+    return {
+        path: path.stat().st_mtime_ns if path.is_file() else None for path in site.root.rglob("*")
+    }
+
+
+def change(site, statement):
+    with closing(sqlite3.connect(site.path())) as connection, connection:
+        connection.execute(statement)
+
+
+# ---------------------------------------------------------------- show
+
+
+async def test_the_entries_are_shown_as_a_table(site):
+    await site.store(
+        prepared("a"),
+        prepared("b", boot_id="boot-0", devices=(CONFIGURED,)),
+        stored_claim("c", devices=(stored_device("cam-2", admin_access=True),)),
+        prepared("d"),
+        prepared("e"),
+        owner="pod-9/nonce",
+    )
+    site.spec("uid-b").unlink()
+    site.spec("uid-d").unlink()
+    site.spec("uid-e").write_text("{}")
+
+    code, out, error = await site.run_beside(*SHOW)
+
+    assert (code, error) == (0, "")
+    head, *lines = out.splitlines()
+    assert head == f"{DRIVER}: 5 claims ({site.path()})"
+    assert "\n".join(lines) == (
+        "CLAIM  UID    STATE      DEVICES               BOOT     OWNER  CDI FILE\n"
+        "lab/a  uid-a  prepared   node-1/cam-a          this     gone   ok\n"
+        "lab/b  uid-b  prepared   node-1/cam-1 (share)  earlier  gone   -\n"
+        "lab/c  uid-c  preparing  node-1/cam-2 (admin)  this     gone   -\n"
+        "lab/d  uid-d  prepared   node-1/cam-d          this     gone   missing\n"
+        "lab/e  uid-e  prepared   node-1/cam-e          this     gone   differs"
+    )
+
+
+async def test_opaque_parameters_are_in_json_alone(site):
+    await site.store(prepared("a", devices=(CONFIGURED,)))
+    _, table, _ = await site.run_beside(*SHOW)
+    assert "secret" not in table
+    code, out, _ = await site.run_beside(*SHOW, "--json")
+    assert code == 0
+    (checkpoint,) = json.loads(out)["checkpoints"]
+    (claim,) = checkpoint["claims"]
+    assert checkpoint["driver"] == DRIVER
+    assert checkpoint["schemaVersion"] == 2
+    assert claim["devices"][0]["configs"] == [{"password": "secret"}]
+    assert (claim["uid"], claim["boot"], claim["cdi"]) == ("uid-a", "this", "ok")
+
+
+async def test_each_driver_has_its_table_unless_one_is_asked_for(site):
+    await site.store(prepared("a"))
+    await site.store(driver="gpu.example.com")
+    _, out, _ = await site.run_beside(*SHOW)
+    assert [line.split(" (")[0] for line in out.splitlines() if "(" in line] == [
+        f"{DRIVER}: 1 claim",
+        "gpu.example.com: 0 claims",
+    ]
+    _, out, _ = await site.run_beside(*SHOW, "--driver", "gpu.example.com")
+    assert DRIVER not in out
+
+
+async def test_whether_the_owner_lives_is_seen_by_its_lock(site):
+    await site.store(prepared("a"), owner="pod-9/nonce")
+    lock = socket_paths(DRIVER, kubelet_root=site.root / "kubelet", instance_uid="pod-9").lock
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        _, alive, _ = await site.run_beside(*SHOW)
+    _, gone, _ = await site.run_beside(*SHOW)
+    assert "  alive  " in alive
+    assert "  gone   " in gone
+
+
+async def test_a_look_changes_nothing_also_while_the_plugin_runs(site):
+    await site.store(prepared("a"))
+    before = digest(site)
+    assert (await site.run_beside(*SHOW))[0] == (await site.run_beside(*VERIFY))[0] == 0
+    assert digest(site) == before
+
+    checkpoint = Checkpoint(site.path())
+    await checkpoint.open()
+    await checkpoint.write([stored_claim("b")])
+    _, out, _ = await site.run_beside(*SHOW)
+    assert "uid-b" in out
+    assert (await checkpoint.write([stored_claim("c")])).written
+    assert checkpoint.alone
+    await checkpoint.close()
+    assert sorted(file.name for file in site.path().parent.iterdir()) == ["checkpoint.db"]
+
+
+async def test_a_look_at_what_a_crash_has_left(site, tmp_path):
+    checkpoint = Checkpoint(site.path())
+    await checkpoint.open()
+    await checkpoint.write([stored_claim("a")])
+    (tmp_path / "kept").mkdir()
+    copy(site.path(), tmp_path / "kept" / "checkpoint.db")
+    await checkpoint.close()
+    copy(tmp_path / "kept" / "checkpoint.db", site.path())
+    log = site.path().with_name("checkpoint.db-wal").read_bytes()
+    code, out, _ = await site.run_beside(*SHOW)
+    assert code == 0
+    assert "uid-a" in out
+    assert site.path().with_name("checkpoint.db-wal").read_bytes() == log
+
+
+def test_version_1_is_shown_and_not_migrated(site):
+    site.path().parent.mkdir(parents=True)
+    source = Path(__file__).parents[2] / "data/checkpoints/version-1.db"
+    site.path().write_bytes(source.read_bytes())
+    code, out, _ = site.run(*SHOW)
+    assert code == 0
+    assert "lab/share-b  5f0c0000-0000-4000-8000-000000000003  unpreparing" in out
+    assert site.path().read_bytes() == source.read_bytes()
+
+
+async def test_of_a_damaged_database_the_readable_rows_are_shown_and_the_rest_is_said(site):
+    await site.store(prepared("a"), prepared("b"))
+    change(site, "UPDATE bodies SET checksum = 1 WHERE id = 1")
+    before = digest(site)
+
+    code, out, error = await site.run_beside(*SHOW)
+
+    assert code == 1
+    assert "uid-b" in out
+    assert "uid-a" not in out
+    assert error == (
+        f"{DRIVER}: the row of claim uid-a: its checksum does not match\n"
+        f"{DRIVER}: the node plugin sets it aside at its next start, and salvages what is "
+        f"readable\n"
+    )
+    assert digest(site) == before
+
+
+async def test_a_database_that_was_set_aside_is_named(site):
+    await site.store(prepared("a"), prepared("b"))
+    change(site, "UPDATE bodies SET checksum = 1 WHERE id = 1")
+    checkpoint = Checkpoint(site.path())
+    await checkpoint.open()
+    await checkpoint.close()
+    code, out, error = await site.run_beside(*SHOW)
+    assert code == 1
+    assert "\nset aside: checkpoint.db.damaged-" in out
+    assert (
+        "an earlier database was damaged, and is not rebuilt yet: the row of claim uid-a" in error
+    )
+
+
+async def test_a_newer_database_is_not_read_and_not_changed(site):
+    await site.store(prepared("a"))
+    change(site, "PRAGMA user_version = 99")
+    code, out, error = await site.run_beside(*SHOW)
+    assert (code, out) == (1, "")
+    assert "it has schema version 99, this drakit knows up to 2" in error
+
+
+async def test_files_of_other_programs_are_passed_over_unless_they_are_asked_for(site):
+    await site.store(prepared("a"))
+    other = site.path("other.example.com")
+    other.parent.mkdir()
+    with closing(sqlite3.connect(other)) as connection:
+        connection.execute("CREATE TABLE songs (name)")
+    code, out, _ = await site.run_beside(*SHOW)
+    assert code == 0
+    assert "other.example.com" not in out
+    code, _, error = await site.run_beside(*SHOW, "--driver", "other.example.com")
+    assert code == 1
+    assert "is no checkpoint: it is a database of another program" in error
+
+
+@pytest.mark.parametrize(
+    ("driver", "code", "told"),
+    [
+        pytest.param("none.example.com", 1, "driver none.example.com has no checkpoint", id="none"),
+        pytest.param("../x", 2, "'../x' is no name of a driver", id="a-path"),
+    ],
+)
+def test_a_driver_that_is_not_there(site, driver, code, told):
+    found, out, error = site.run(*SHOW, "--driver", driver)
+    assert (found, out) == (code, "")
+    assert told in error
+
+
+def test_a_node_without_checkpoints(site):
+    assert site.run(*SHOW) == (
+        0,
+        f"no driver has a checkpoint in {site.root}/kubelet/plugins\n",
+        "",
+    )
+
+
+async def test_directories_on_the_command_line_come_first(site, capsys, monkeypatch):
+    await site.store(prepared("a"))
+    missing = site.root / "none.yaml"
+    monkeypatch.setattr("drakit.cli.main.DEFAULT_CONFIG", missing)
+    folders = ["--kubelet-root", f"{site.root}/kubelet", "--cdi-dir", str(site.cdi)]
+    assert await asyncio.to_thread(main, [*SHOW, *folders]) == 0
+    assert "uid-a" in capsys.readouterr().out
+    site.config.write_text(site.config.read_text().replace(f"{site.root}/kubelet", "/nowhere"))
+    assert "uid-a" in (await site.run_beside(*SHOW, *folders))[1]
+
+
+# ---------------------------------------------------------------- verify
+
+
+async def test_nothing_is_wrong(site):
+    await site.store(prepared("a"), prepared("b", boot_id="boot-0"), stored_claim("c"))
+    assert await site.run_beside(*VERIFY) == (
+        0,
+        "1 checkpoint with 3 claims: nothing is wrong\n",
+        "",
+    )
+
+
+@pytest.mark.parametrize(
+    ("spoil", "told"),
+    [
+        pytest.param(
+            lambda site: site.spec("uid-a").unlink(),
+            "claim lab/a (uid-a): its CDI file {site.cdi}/camera.example.com-claim_uid-a.json is "
+            "missing",
+            id="a-file-that-is-missing",
+        ),
+        pytest.param(
+            lambda site: site.spec("uid-a").write_text("{}"),
+            "claim lab/a (uid-a): its CDI file {site.cdi}/camera.example.com-claim_uid-a.json is "
+            "not the one that was prepared",
+            id="a-file-that-differs",
+        ),
+        pytest.param(
+            lambda site: site.spec("uid-z").write_text("{}"),
+            "CDI file {site.cdi}/camera.example.com-claim_uid-z.json is of no claim that is known",
+            id="a-file-of-no-claim",
+        ),
+        pytest.param(
+            lambda site: change(site, "UPDATE claims SET state = 'preparing' WHERE id = 1"),
+            "the row of claim uid-a: its columns do not say what its body says",
+            id="a-row-that-contradicts-itself",
+        ),
+        pytest.param(
+            lambda site: site.path().write_text("no database"),
+            "it is no SQLite database",
+            id="no-database",
+        ),
+    ],
+)
+async def test_what_is_wrong_is_said_and_exit_code_1(site, spoil, told):
+    await site.store(prepared("a"), prepared("b"))
+    spoil(site)
+    before = digest(site)
+    code, out, _ = await site.run_beside(*VERIFY)
+    assert code == 1
+    assert f"{DRIVER}: {told.format(site=site)}" in out.splitlines()
+
+    code, out, _ = await site.run_beside(*VERIFY, "--json")
+
+    assert code == 1
+    (checkpoint,) = json.loads(out)["checkpoints"]
+    assert told.format(site=site) in checkpoint["problems"]
+    assert digest(site) == before
+
+
+async def test_what_the_plugin_mends_meanwhile_is_not_wrong(site, monkeypatch):
+    await site.store(prepared("a"), prepared("b"))
+    site.spec("uid-a").unlink()
+    text = prepared("a").cdi_spec
+
+    def mend(_):
+        site.spec("uid-a").write_text(text)
+        site.spec("uid-b").unlink()  # and something new, that it has not had the time for
+
+    monkeypatch.setattr(commands.time, "sleep", mend)
+    assert (await site.run_beside(*VERIFY))[0] == 0
+
+
+async def test_a_uid_that_can_be_no_file_name_needs_no_file(site):
+    strange = replace(stored_claim("a", state="prepared"), uid="../../etc/passwd", cdi_spec="{}")
+    checkpoint = Checkpoint(site.path())
+    await checkpoint.open()
+    await checkpoint.write([strange])
+    await checkpoint.close()
+    code, out, _ = await site.run_beside(*SHOW)
+    assert code == 0
+    assert "../../etc/passwd" in out

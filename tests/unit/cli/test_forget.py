@@ -1,0 +1,174 @@
+"""``drakit node claim forget``: what is released, what is refused, and what is left undone."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from drakit_nodeplugin.claims.checkpoint import Checkpoint
+from drakit_nodeplugin.claims.inspection import InspectionError, forget
+from tests.fakes.checkpoints import DRIVER, stored_claim, stored_device
+from tests.fakes.checkpoints import prepared_claim as prepared
+from tests.fakes.podresources import FakePodResources
+
+FORGET = ("node", "claim", "forget")
+
+
+async def uids(site, driver=DRIVER):
+    checkpoint = Checkpoint(site.path(driver))
+    await checkpoint.open()
+    found = await checkpoint.uids()
+    await checkpoint.close()
+    return found
+
+
+@pytest.fixture
+async def kubelet(site):
+    async with FakePodResources(site.socket) as kubelet:
+        yield kubelet
+
+
+@pytest.mark.parametrize("state", ["preparing", "unpreparing"])
+async def test_what_is_stuck_is_released_and_what_was_not_done_is_said(site, state):
+    two = (stored_device("cam-0"), stored_device("cam-1"))
+    await site.store(replace(prepared("a", devices=two), state=state), prepared("b"))
+
+    code, out, error = await site.run_beside(*FORGET, "uid-a")
+
+    assert (code, error) == (0, "")
+    assert out == (
+        f"forgot claim lab/a (uid-a), which was {state}\n"
+        f"released: node-1/cam-0, node-1/cam-1\n"
+        f"removed: {site.spec('uid-a')}\n"
+        f"not done: driver {DRIVER} was not asked to unprepare node-1/cam-0, node-1/cam-1; what it "
+        f"did for the claim stays until somebody undoes it, or the node restarts\n"
+    )
+    assert await uids(site) == {"uid-b"}
+    assert not site.spec("uid-a").exists()
+    assert site.spec("uid-b").exists()
+
+
+async def test_a_claim_that_no_container_uses_is_forgotten(site, kubelet):
+    kubelet.add("b", "cam-b", uid="uid-b")
+    await site.store(prepared("a"), prepared("b"))
+    assert (await site.run_beside(*FORGET, "uid-a"))[0] == 0
+    assert await uids(site) == {"uid-b"}
+
+
+@pytest.mark.parametrize("cdi", [True, False], ids=["by-uid", "by-name"])
+async def test_a_claim_that_a_container_uses_is_refused_without_force(site, kubelet, cdi):
+    kubelet.add("a", "cam-a", uid="uid-a", cdi=cdi)
+    await site.store(prepared("a"))
+
+    code, out, error = await site.run_beside(*FORGET, "uid-a")
+
+    assert (code, out) == (1, "")
+    assert (
+        "claim lab/a (uid-a) is prepared, and the kubelet lists a container that uses it" in error
+    )
+    assert await uids(site) == {"uid-a"}
+    assert site.spec("uid-a").exists()
+    assert (await site.run_beside(*FORGET, "uid-a", "--force"))[0] == 0
+    assert await uids(site) == set()
+
+
+async def test_where_the_kubelet_cannot_be_asked_it_takes_force(site):
+    await site.store(prepared("a"))
+    code, _, error = await site.run_beside(*FORGET, "uid-a")
+    assert code == 1
+    assert "it cannot be found out whether a container uses it: the kubelet's podresources" in error
+    assert "--force forgets it all the same" in error
+    assert (await site.run_beside(*FORGET, "uid-a", "--force"))[0] == 0
+
+
+async def test_what_was_prepared_before_a_reboot_needs_no_force(site):
+    await site.store(prepared("a", boot_id="boot-0"))
+    assert (await site.run_beside(*FORGET, "uid-a"))[0] == 0
+    assert await uids(site) == set()
+
+
+async def test_while_the_plugin_runs_its_late_work_is_fenced(site, kubelet):
+    plugin = Checkpoint(site.path(), owner="pod/nonce")
+    await plugin.open()
+    begun = (await plugin.write([stored_claim("a")])).written["uid-a"]
+
+    assert (await site.run_beside(*FORGET, "uid-a"))[0] == 0
+
+    outcome = await plugin.write([replace(begun, state="prepared")])
+    assert outcome.fenced == {"uid-a"}
+    other = stored_claim("b", devices=begun.devices)
+    assert set((await plugin.write([other])).written) == {"uid-b"}
+    assert plugin.alone
+    await plugin.close()
+
+
+async def test_an_entry_that_changes_meanwhile_is_kept(site):
+    await site.store(stored_claim("a"))
+    with pytest.raises(InspectionError, match=r"claim lab/a has changed .* meanwhile"):
+        await asyncio.to_thread(forget, site.path(), replace(stored_claim("a"), generation=1))
+    assert await uids(site) == {"uid-a"}
+
+
+async def test_a_file_that_is_left_of_a_claim_that_nobody_knows_is_removed(site):
+    await site.store(prepared("a"))
+    site.spec("uid-z").write_text("{}")
+    code, out, _ = await site.run_beside(*FORGET, "uid-z")
+    assert (code, out) == (0, f"removed {site.spec('uid-z')}; no checkpoint knows its claim\n")
+    assert not site.spec("uid-z").exists()
+
+
+@pytest.mark.parametrize("uid", ["uid-none", "", "../../etc/passwd"])
+async def test_a_claim_that_nobody_knows(site, uid):
+    await site.store(prepared("a"))
+    code, out, error = await site.run_beside(*FORGET, uid)
+    assert (code, out) == (1, "")
+    assert error == f"no checkpoint in {site.root}/kubelet/plugins knows claim {uid}\n"
+
+
+async def test_of_a_claim_of_two_drivers_one_must_be_named(site):
+    other = "gpu.example.com"
+    await site.store(stored_claim("a"))
+    await site.store(stored_claim("a"), driver=other)
+    code, _, error = await site.run_beside(*FORGET, "uid-a")
+    assert code == 2
+    assert f"has devices of several drivers ({DRIVER}, {other}): give --driver" in error
+    assert (await site.run_beside(*FORGET, "uid-a", "--driver", other))[0] == 0
+    assert await uids(site, other) == set()
+    assert await uids(site) == {"uid-a"}
+
+
+@pytest.mark.parametrize(
+    ("statement", "told"),
+    [
+        pytest.param("PRAGMA user_version = 99", "it has schema version 99", id="newer"),
+        pytest.param(
+            "UPDATE bodies SET checksum = 1 WHERE id = 1",
+            "no checkpoint in",
+            id="a-damaged-row-is-not-known",
+        ),
+    ],
+)
+async def test_a_database_that_cannot_be_used_stays_as_it_is(site, statement, told):
+    await site.store(stored_claim("a"))
+    with closing(sqlite3.connect(site.path())) as connection, connection:
+        connection.execute(statement)
+    before = site.path().read_bytes()
+    code, out, error = await site.run_beside(*FORGET, "uid-a")
+    assert (code, out) == (1, "")
+    assert told in error
+    assert site.path().read_bytes() == before
+
+
+async def test_version_1_must_be_migrated_first(site):
+    source = Path(__file__).parents[2] / "data/checkpoints/version-1.db"
+    site.path().parent.mkdir(parents=True)
+    site.path().write_bytes(source.read_bytes())
+    code, _, error = await site.run_beside(*FORGET, "5f0c0000-0000-4000-8000-000000000005")
+    assert code == 1
+    assert "has schema version 1; start the node plugin once" in error
+    assert site.path().read_bytes() == source.read_bytes()

@@ -1,0 +1,94 @@
+"""The words of the command line, its exit codes, and what it costs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from drakit.cli.main import main
+from drakit.cli.tables import table
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_its_words_cost_nothing_of_the_daemons():
+    heavy = "{'grpc', 'pydantic', 'yaml', 'sqlite3', 'drakit_nodeplugin', 'asyncio'}"
+    program = (
+        "import sys; from drakit.cli.main import _parser; _parser();"
+        f"assert not {heavy} & set(sys.modules), sys.modules.keys()"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_the_daemons_do_not_load_it():
+    program = (
+        "import sys; import drakit_nodeplugin.app, drakit_operator.app;"
+        "assert not [name for name in sys.modules if name.startswith('drakit.cli')]"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_it_is_installed_as_a_command():
+    scripts = (ROOT / "pyproject.toml").read_text()
+    assert 'drakit = "drakit.cli.main:main"' in scripts
+
+
+def test_version(capsys):
+    assert main(["version"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith(f"drakit {version('drakit')} (Python 3.")
+    assert "SQLite 3." in said
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        pytest.param([], id="no-command"),
+        pytest.param(["node"], id="half-a-command"),
+        pytest.param(["node", "checkpoint", "destroy"], id="no-such-command"),
+        pytest.param(["node", "claim", "forget"], id="no-uid"),
+        pytest.param(["node", "checkpoint", "show", "--yaml"], id="no-such-flag"),
+    ],
+)
+def test_wrong_use_is_exit_code_2(arguments, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    assert "usage: drakit" in capsys.readouterr().err
+
+
+def test_whoever_has_read_enough_is_no_error(site, tmp_path):
+    program = (
+        "import os, sys; from drakit.cli.main import main; r, w = os.pipe(); os.close(r);"
+        "os.dup2(w, 1); sys.exit(main(['version']))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        pytest.param(None, "cannot be read: No such file or directory", id="missing"),
+        pytest.param("kubeletRot: /x\ndrivers: []", "kubeletRot: is no key", id="a-wrong-key"),
+        pytest.param("]", "is not YAML", id="no-yaml"),
+    ],
+)
+def test_wrong_settings_are_exit_code_2(site, config, told):
+    if config is None:
+        site.config.unlink()
+    else:
+        site.config.write_text(config)
+    code, out, error = site.run("node", "checkpoint", "show")
+    assert (code, out) == (2, "")
+    assert told in error
+
+
+def test_a_table_is_aligned_and_shows_what_cannot_be_printed():
+    assert table(("A", "LONG NAME"), [("x\x1b[31m", ""), ("longer", "y")]) == (
+        "A          LONG NAME\nx\\x1b[31m  -\nlonger     y"
+    )
