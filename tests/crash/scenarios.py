@@ -10,15 +10,24 @@ It must not know how processes are started and killed.
 from __future__ import annotations
 
 import asyncio
-import shutil
 import sqlite3
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from drakit_nodeplugin.claims.stored import DamagedRowError
 from tests.crash.drivers import Marking, Plain
+from tests.crash.mishaps import (
+    add_orphan,
+    bring_back,
+    damage_file,
+    damage_row,
+    reboot,
+    remove_checkpoint,
+    remove_files,
+    send_away,
+    slow_down,
+)
 from tests.crash.node import Claims, DriverClass, Node, differences
 from tests.crash.stage import Operation, Stage
 
@@ -152,6 +161,15 @@ async def lose_a_file(stage: Stage, scenario: Scenario) -> None:
     await settled(stage, scenario)
 
 
+async def lose_checkpoint(stage: Stage, scenario: Scenario) -> None:
+    """The checkpoint is removed while the plugin runs; then the kubelet calls."""
+    await stage.connect()
+    stage.arm()
+    remove_checkpoint(stage.node)
+    await stage.call_until_done("prepare", scenario.pod)
+    await settled(stage, scenario)
+
+
 async def settled(stage: Stage, scenario: Scenario) -> None:
     """Wait until what is held is consistent; raise TimeoutError with what is not."""
     until = asyncio.get_running_loop().time() + scenario.settle_seconds
@@ -173,54 +191,6 @@ def disorder(node: Node, scenario: Scenario) -> list[str]:
     return [f"claim {uid} is in use, and not prepared" for uid in lost] + differences(
         held, left, driver=scenario.driver
     )
-
-
-# -------------------------------------------------------------------- what happens to directories
-
-
-def remove_files(node: Node) -> None:
-    for path in node.cdi.glob("*.json"):
-        path.unlink()
-
-
-def reboot(node: Node) -> None:
-    """Another boot: what was in memory is gone."""
-    node.boot_id.write_text("boot-2\n")
-    shutil.rmtree(node.cdi)
-    for mark in node.hardware.marks.iterdir():
-        mark.unlink()
-
-
-def damage_row(node: Node) -> None:
-    with closing(sqlite3.connect(node.checkpoint)) as database:
-        (number,) = database.execute("SELECT id FROM claims WHERE uid = 'uid-a'").fetchone()
-        database.execute("UPDATE bodies SET body = x'00' WHERE id = ?", (number,))
-        database.commit()
-
-
-def damage_file(node: Node) -> None:
-    with closing(sqlite3.connect(node.checkpoint)) as database:
-        database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-    node.checkpoint.write_text("no database, but long enough to be taken for one" * 400)
-
-
-def add_orphan(node: Node) -> None:
-    """A file that drakit wrote, for a claim of which nothing else is known."""
-    (path,) = node.cdi.glob("*uid-a.json")
-    text = path.read_text().replace("uid-a", "uid-gone")
-    path.with_name(path.name.replace("uid-a", "uid-gone")).write_text(text)
-
-
-def slow_down(node: Node) -> None:
-    (node.hardware.slow / "dev-2").touch()
-
-
-def send_away(node: Node) -> None:
-    node.hardware.away.touch()
-
-
-def bring_back(node: Node) -> None:
-    node.hardware.away.unlink()
 
 
 # -------------------------------------------------------------------- all of them
@@ -353,6 +323,13 @@ def _others() -> list[Scenario]:
             for operation in ("prepare", "unprepare")
         ),
         damaged("row", damage_row),
+        damaged("removed", remove_checkpoint),
+        replace(
+            damaged("removed-in-use", remove_checkpoint),
+            change=None,
+            at_start=False,
+            act=lose_checkpoint,
+        ),
         Scenario(
             name="orphan",
             before=POD,

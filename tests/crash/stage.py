@@ -57,6 +57,7 @@ class Stage:
         self._kubelet: FakeKubelet | None = None
         self._podresources: FakePodResources | None = None
         self._dra: Path | None = None
+        self._kubeconfig = api.write_kubeconfig(folder)
         api.store(f"/api/v1/nodes/{nodes.NAME}", {"metadata": {"uid": "node-uid"}})
 
     # ------------------------------------------------------------ the process
@@ -85,7 +86,7 @@ class Stage:
 
     async def _fork(self, pod: str, *, armed: Path, kill_at: str | None) -> Process:
         arguments = ["--config", str(self.node.config), "--node-name", nodes.NAME]
-        arguments += ["--kubeconfig", str(self._api.write_kubeconfig(self._folder))]
+        arguments += ["--kubeconfig", str(self._kubeconfig)]
         orders = {"root": self.node.root, "trail": self._trail, "armed": armed}
         return await self._server.start(
             *arguments,

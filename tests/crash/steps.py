@@ -59,6 +59,10 @@ READING = re.compile(r"\s*(SELECT|EXPLAIN|--|PRAGMA\s+\w+\s*(\(.*\))?\s*;?\s*$)"
 
 ENDING = re.compile(r"\s*(COMMIT|END|ROLLBACK|RELEASE)\b", re.IGNORECASE)
 
+VACUUM_INSTRUCTIONS = 40
+"""Of SQLite's machine, between two steps within a VACUUM: the one statement that leaves a file
+half-made if it is cut."""
+
 FRONT_DOOR = re.compile(r"\w+ \S+(\.lock|\.sock)( #\d+)?")
 """Labels of the sockets' and their lock's steps: they are the same in every start."""
 
@@ -169,7 +173,8 @@ class Steps:
 
         @functools.wraps(connect)
         def stepped(*values: Any, **named: Any) -> sqlite3.Connection:
-            if (inside := self._inside(values[0])) is not None:
+            path = os.fsdecode(values[0]).removeprefix("file:").partition("?")[0]
+            if (inside := self._inside(path)) is not None:
                 self.step(f"connect {inside}")
             connection = connect(*values, **{"factory": traced} | named)
 
@@ -194,17 +199,24 @@ def traced_connection(steps: Steps) -> type[sqlite3.Connection]:
 
     class Traced(sqlite3.Connection):
         def execute(self, sql: str, *values: Any) -> sqlite3.Cursor:
+            if sql.startswith("VACUUM"):
+                self.set_progress_handler(self._go_on, VACUUM_INSTRUCTIONS)
             cursor = super().execute(sql, *values)
             if ENDING.match(sql):
                 steps.step("sql after COMMIT")
             return cursor
+
+        def _go_on(self) -> bool:
+            steps.step("sql within VACUUM")
+            return False
 
         def commit(self) -> None:
             super().commit()
             steps.step("sql after COMMIT")
 
         def close(self) -> None:
-            steps.step("close checkpoint")
+            # The last one to close writes the log back into the database.
+            steps.step("sql close")
             super().close()
 
     return Traced

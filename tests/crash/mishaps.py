@@ -1,0 +1,63 @@
+"""
+What happens to a node's directories while no plugin runs: reboots, damage, loss, faulty hardware.
+
+It must not know scenarios, or how a plugin is started.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from contextlib import closing
+
+from tests.crash.node import Node
+
+
+def remove_files(node: Node) -> None:
+    for path in node.cdi.glob("*.json"):
+        path.unlink()
+
+
+def reboot(node: Node) -> None:
+    """Another boot: what was in memory is gone."""
+    node.boot_id.write_text("boot-2\n")
+    shutil.rmtree(node.cdi)
+    for mark in node.hardware.marks.iterdir():
+        mark.unlink()
+
+
+def damage_row(node: Node) -> None:
+    with closing(sqlite3.connect(node.checkpoint)) as database:
+        (number,) = database.execute("SELECT id FROM claims WHERE uid = 'uid-a'").fetchone()
+        database.execute("UPDATE bodies SET body = x'00' WHERE id = ?", (number,))
+        database.commit()
+
+
+def damage_file(node: Node) -> None:
+    with closing(sqlite3.connect(node.checkpoint)) as database:
+        database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    node.checkpoint.write_text("no database, but long enough to be taken for one" * 400)
+
+
+def add_orphan(node: Node) -> None:
+    """A file that drakit wrote, for a claim of which nothing else is known."""
+    (path,) = node.cdi.glob("*uid-a.json")
+    text = path.read_text().replace("uid-a", "uid-gone")
+    path.with_name(path.name.replace("uid-a", "uid-gone")).write_text(text)
+
+
+def slow_down(node: Node) -> None:
+    (node.hardware.slow / "dev-2").touch()
+
+
+def remove_checkpoint(node: Node) -> None:
+    for path in node.checkpoint.parent.glob(f"{node.checkpoint.name}*"):
+        path.unlink()
+
+
+def send_away(node: Node) -> None:
+    node.hardware.away.touch()
+
+
+def bring_back(node: Node) -> None:
+    node.hardware.away.unlink()
