@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from drakit.cli.entries import Checkpoint, Entry, read_checkpoints, spec_path
 from drakit.cli.place import find_place
-from drakit.cli.tables import table
+from drakit.cli.tables import table, visible
 
 if TYPE_CHECKING:
     from drakit_nodeplugin.config import NodePluginConfig
@@ -63,7 +63,7 @@ def verify(options: argparse.Namespace) -> int:
         ]
         print(json.dumps({"checkpoints": body}, indent=2))
     elif any(problems.values()):
-        print("\n".join(f"{d}: {text}" for d, texts in problems.items() for text in texts))
+        print("\n".join(visible(f"{d}: {text}") for d, ts in problems.items() for text in ts))
     else:
         entries = sum(len(item.entries) for item in found)
         what = f"{_count(len(found), 'checkpoint')} with {_count(entries, 'claim')}"
@@ -103,7 +103,7 @@ def _count(number: int, word: str) -> str:
 
 def _complain(texts: list[str]) -> None:
     for text in texts:
-        print(text, file=sys.stderr)
+        print(visible(text), file=sys.stderr)
 
 
 def _as_text(checkpoint: Checkpoint) -> str:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 __all__ = ("Checkpoint", "Entry", "read_checkpoint", "read_checkpoints", "spec_path")
 
+BootState = Literal["this", "earlier", "unknown"]
+OwnerState = Literal["alive", "gone", "-"]
 CdiState = Literal["ok", "missing", "differs", "present", "-"]
 
 
@@ -31,8 +33,8 @@ class Entry:
     """One row, and what belongs to it."""
 
     claim: StoredClaim
-    boot: Literal["this", "earlier", "unknown"]
-    owner: Literal["alive", "gone", "-"]
+    boot: BootState
+    owner: OwnerState
     """The process that wrote the row last."""
 
     cdi: CdiState
@@ -84,7 +86,7 @@ def read_checkpoint(place: NodePluginConfig, driver: str) -> Checkpoint:
     inspection = inspect(path)
     boot = read_boot(place)
     owners = {claim.owner for claim in inspection.claims}
-    lives = {owner: _owner(place, driver, owner) for owner in owners}
+    lives: dict[str, OwnerState] = {owner: _owner(place, driver, owner) for owner in owners}
     orphans = files - {claim.uid for claim in inspection.claims}
     return Checkpoint(
         driver=driver,
@@ -110,13 +112,13 @@ def spec_path(place: NodePluginConfig, driver: str, uid: str) -> Path | None:
     return None
 
 
-def _boot(claim: StoredClaim, boot: str | None) -> Literal["this", "earlier", "unknown"]:
+def _boot(claim: StoredClaim, boot: str | None) -> BootState:
     if boot is None:
         return "unknown"
     return "this" if claim.boot_id == boot else "earlier"
 
 
-def _owner(place: NodePluginConfig, driver: str, owner: str) -> Literal["alive", "gone", "-"]:
+def _owner(place: NodePluginConfig, driver: str, owner: str) -> OwnerState:
     from drakit_nodeplugin.kubelet.ownership import Ownership
     from drakit_nodeplugin.kubelet.sockets import SocketError, socket_paths
 

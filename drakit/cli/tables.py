@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ("table",)
+__all__ = ("table", "visible")
 
 _GAP = "  "
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Write a table, a line a row; control characters in it become visible."""
-    lines = [[_visible(cell) for cell in row] for row in (head, *rows)]
+    """Write a table, a line a row."""
+    lines = [[visible(cell) or "-" for cell in row] for row in (head, *rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(
         _GAP.join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
@@ -23,5 +23,6 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     )
 
 
-def _visible(text: str) -> str:
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text) or "-"
+def visible(text: str) -> str:
+    """Write a text on one line, with control characters as what they are."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in " ".join(text.split()))

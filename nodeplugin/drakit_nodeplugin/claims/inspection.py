@@ -123,6 +123,10 @@ def _look(path: Path) -> _Look:
         if error.foreign:
             raise InspectionError(f"{path} is no checkpoint: {error}", foreign=True) from error
         return None, _salvaged(path), [str(error)], None
+    except DATABASE_ERRORS as error:
+        if not opening.is_damage(error):
+            raise
+        return None, _salvaged(path), [str(error)], None
     if version == 0:
         return 0, [], [], None
     for _ in range(_ATTEMPTS):

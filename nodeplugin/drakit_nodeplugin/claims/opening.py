@@ -268,7 +268,8 @@ def _only_one(folder: Path) -> Generator[None]:
 def _write_lock(path: Path) -> Generator[None]:
     """Keep processes that still work on a damaged database from writing to it, if that goes."""
     connection: sqlite3.Connection | None = None
-    if path.is_file():
+    # Nobody works on an empty file, and SQLite would remove the log beside it.
+    if path.is_file() and path.stat().st_size:
         with suppress(sqlite3.Error):
             connection = sqlite3.connect(path, timeout=schema.BUSY_SECONDS, isolation_level=None)
             connection.execute("BEGIN IMMEDIATE")

@@ -103,7 +103,8 @@ def salvage(path: Path, target: sqlite3.Connection) -> Salvage:
     Raises sqlite3.Error if the target cannot be written, or the source not be opened. The counter
     of the target is above all that was seen.
     """
-    if not path.is_file():  # SQLite would wait for the other end of a pipe
+    # SQLite would wait for the other end of a pipe, and removes the log beside an empty file.
+    if not path.is_file() or not path.stat().st_size:
         return Salvage(kept=0, lost=0, lost_uids=frozenset())
     connection = schema.connect_reading(path)
     # Damaged text must not hide the rest of its row.

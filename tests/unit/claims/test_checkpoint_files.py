@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import random
@@ -9,7 +10,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ from drakit_nodeplugin.claims.checkpoint import (
     CheckpointTooNewError,
     Salvage,
 )
+from drakit_nodeplugin.claims.inspection import InspectionError, inspect
 from drakit_nodeplugin.claims.stored import StoredDevice
 from tests.fakes.checkpoints import PARTS, copy, fill, readable, reopen, stored_claim
 
@@ -366,13 +368,19 @@ async def test_a_log_that_was_begun_anew_is_no_damage(path, tmp_path):
     await checkpoint.close()
 
 
-async def test_a_file_that_is_gone_while_its_log_is_there_is_damage(path, tmp_path):
+@pytest.mark.parametrize("remains", [None, b""], ids=["gone", "empty"])
+async def test_a_file_that_is_gone_while_its_log_is_there_is_damage(path, tmp_path, remains):
     crash = tmp_path / "crash" / "checkpoint.db"
     await fill(path, crash=crash)
+    log = crash.with_name("checkpoint.db-wal").read_bytes()
     crash.unlink()
+    if remains is not None:
+        crash.write_bytes(remains)
     claims, damage = await reopen(crash)
     assert claims == {}
     assert damage.startswith("it is empty, but its log is not; it was set aside as ")
+    # SQLite would have removed it.
+    assert crash.with_name(f"{damage.rpartition(' ')[2]}-wal").read_bytes() == log
 
 
 async def test_a_missing_shm_is_made_again(path, tmp_path):
@@ -729,6 +737,11 @@ async def test_whatever_the_bytes_are(path, tmp_path, caplog, part, version, edi
             apply(data, *edit)
         file.write_bytes(data)
     good = readable(path, scratch=tmp_path / "scratch")
+    before = digest(path)
+    with suppress(InspectionError):
+        looked = await asyncio.to_thread(inspect, path)
+        assert good.keys() <= {claim.uid for claim in looked.claims}
+    assert digest(path) == before
     try:
         claims, _ = await reopen(path)
     except CheckpointError:

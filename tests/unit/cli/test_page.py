@@ -1,0 +1,54 @@
+"""What docs/checkpoint.md shows is what is printed."""
+
+from __future__ import annotations
+
+import fcntl
+import re
+from dataclasses import replace
+from pathlib import Path
+
+from drakit.cli import checkpoint as commands
+from drakit_nodeplugin.claims import aside, schema
+from drakit_nodeplugin.kubelet.sockets import socket_paths
+from tests.fakes.checkpoints import DRIVER, prepared_claim, stored_claim, stored_device
+
+PAGE = (Path(__file__).parents[3] / "docs" / "checkpoint.md").read_text()
+
+
+def entry(number, name, *, make=stored_claim, **fields):
+    device = stored_device(f"cam-{number - 1}")
+    return replace(make(str(number), devices=(device,), **fields), name=name)
+
+
+async def test_the_commands_of_the_page_print_what_it_shows(site, monkeypatch):
+    monkeypatch.setattr(commands, "SETTLE_SECONDS", 0)
+    show, verify, forget = re.findall(r"^```console\n\$ (.*?)\n(.*?)^```", PAGE, re.M | re.S)
+    site.path().parent.mkdir(parents=True)
+    lock = socket_paths(DRIVER, kubelet_root=site.root / "kubelet", instance_uid="pod-1").lock
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        await site.store(
+            entry(1, "door", make=prepared_claim),
+            entry(3, "yard", state="unpreparing"),
+            owner="pod-1/now",
+        )
+        await site.store(entry(2, "gate", state="prepared", boot_id="boot-0"), owner="pod-0/then")
+        assert await printed(site, show[0]) == show[1]
+        site.spec("uid-1").unlink()
+        site.spec("uid-9").write_text("{}")
+        assert await printed(site, verify[0]) == verify[1]
+        assert await printed(site, forget[0]) == forget[1]
+
+
+async def printed(site, command):
+    arguments = command.rpartition("drakit node ")[2].split()
+    _, out, error = await site.run_beside("node", *arguments)
+    assert error == ""
+    text = out.replace(f"{site.root}/kubelet", "/var/lib/kubelet")
+    return text.replace(str(site.cdi), "/var/run/cdi")
+
+
+def test_the_numbers_of_the_page_are_those_of_the_code():
+    assert aside.KEPT == 5
+    assert "newest five damaged files" in PAGE
+    assert schema.SCHEMA_VERSION == 2
