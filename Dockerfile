@@ -11,6 +11,9 @@ FROM ${BASE} AS python
 # A folder of the working directory must never shadow a module; logs must not wait in a buffer.
 ENV PYTHONSAFEPATH=1 PYTHONUNBUFFERED=1
 RUN python3 -m venv --without-pip /opt/drakit
+# For people: `kubectl exec … -- drakit node checkpoint show`. Behind what the base has, so that
+# `python3` stays the one that the next lines mean.
+ENV PATH="${PATH}:/opt/drakit/bin"
 
 
 FROM python AS nodeplugin

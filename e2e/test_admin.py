@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.feature("core")]
 def drakit(stage, *arguments: str) -> str:
     """The output of a `drakit` command in the plugin's pod; fails if the command does."""
     name = stage.plugin()["metadata"]["name"]
-    argv = ["-n", SCRIPTED.namespace, "exec", name, "--", "/opt/drakit/bin/drakit", *arguments]
+    argv = ["-n", SCRIPTED.namespace, "exec", name, "--", "drakit", *arguments]
     return stage.cluster.kubectl(*argv).stdout
 
 
