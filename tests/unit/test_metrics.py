@@ -8,8 +8,12 @@ from prometheus_client.exposition import generate_latest
 from drakit.resource.claim import Claim
 from drakit_nodeplugin.claims import errors
 from drakit_nodeplugin.claims.answers import PrepareAnswer
-from drakit_nodeplugin.claims.errors import ClaimError, ClaimFetchError, ClaimGoneError
-from drakit_nodeplugin.claims.errors import NoAnswerError
+from drakit_nodeplugin.claims.errors import (
+    ClaimError,
+    ClaimFetchError,
+    ClaimGoneError,
+    NoAnswerError,
+)
 from drakit_nodeplugin.metrics import MeteredClaims, MeteredSource, Metrics
 from tests.fakes.claims import DRIVER, reference
 
