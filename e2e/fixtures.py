@@ -11,7 +11,7 @@ import json
 import os
 import re
 import uuid
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -128,7 +128,7 @@ def wait_settled(cluster: Cluster, zram: Zram) -> None:
 
 
 @contextmanager
-def namespace_of(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[str]:
+def namespace_of(cluster: Cluster, request: pytest.FixtureRequest) -> Generator[str]:
     """A namespace for one test, removed with all that is in it."""
     words = request.node.name.removeprefix("test_").lower()
     # Of its own each time: a namespace goes slowly, and nobody waits for it.

@@ -8,7 +8,7 @@ What is shown with hostdev's devices (a reboot, slices that are wiped) is in `te
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 import pytest
@@ -43,7 +43,7 @@ def began(script, operation) -> None:
 
 
 @contextmanager
-def kubelet_down(stage) -> Iterator[None]:
+def kubelet_down(stage) -> Generator[None]:
     """The kubelet of the stage's node is stopped meanwhile."""
     stage.cluster.stop_kubelet(stage.node)
     try:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Collection, Iterator
+from collections.abc import AsyncIterator, Collection, Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
@@ -125,7 +125,7 @@ class Scripted(Driver[ScriptedConfig]):
     @contextmanager
     def _told(
         self, operation: str, claim: ClaimReference, device: AllocatedDevice
-    ) -> Iterator[dict[str, Any]]:
+    ) -> Generator[dict[str, Any]]:
         rule = self._rule(operation, device.name)
         facts = {
             "operation": operation,
