@@ -8,11 +8,12 @@ It must not know the API server, the checkpoint's database, drivers or gRPC.
 
 from __future__ import annotations
 
-import hashlib
-import json
+import zlib
 from collections.abc import Mapping
 from enum import Enum
 from typing import Any, cast
+
+import orjson
 
 from drakit.device import AllocatedDevice, ClaimReference
 from drakit.resource.claim import Allocation, Claim, DeviceResult, configs_for
@@ -57,6 +58,7 @@ def wanted_claim(
     node: str,
     labels: Mapping[str, str] | None,
     boot_id: str,
+    side_effects: bool = True,
 ) -> StoredClaim:
     """
     Check a claim and give what is to be prepared of it.
@@ -98,6 +100,7 @@ def wanted_claim(
         boot_id=boot_id,
         allocation=_digest(devices),
         devices=devices,
+        side_effects=side_effects,
     )
 
 
@@ -141,12 +144,7 @@ def _deeper_than(levels: int, value: object) -> bool:
 
 
 def _digest(devices: tuple[StoredDevice, ...]) -> str:
-    facts = [
-        (d.pool, d.device, d.request, d.share_id, d.admin_access, d.consumed_capacity, d.configs)
-        for d in devices
-    ]
-    text = json.dumps(facts, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
+    return f"{zlib.crc32(orjson.dumps(devices, default=dict)):08x}"
 
 
 def next_step(old: StoredClaim | None, *, new: StoredClaim) -> Step:

@@ -149,15 +149,15 @@ class Preparing:
             if busy is not None:
                 return reference.uid, busy
             claim = await self._parts.source.fetch(reference, timeout_seconds=timeout_seconds)
-            wanted = wanted_claim(
+            return wanted_claim(
                 claim,
                 reference=reference,
                 driver=self._parts.driver,
                 node=self._parts.node.name,
                 labels=self._parts.node.labels,
                 boot_id=self._parts.boot_id,
+                side_effects=self._parts.devices.traits.side_effects,
             )
-            return replace(wanted, side_effects=self._parts.devices.traits.side_effects)
         except NoAnswerError as error:
             return usable or (reference.uid, error)
         except ClaimError as error:
