@@ -230,3 +230,33 @@ async def test_a_mistake_in_the_configuration_is_refused_with_file_key_and_reaso
     assert f"{rig.root}/plugin.yaml: " in errors.decode()
     assert sentence in errors.decode()
     assert rig.left() <= {"checkpoint.db"}
+
+
+async def test_a_claim_that_fails_is_told_as_an_event_of_its_own_and_that_it_is_over(rig):
+    events = "/apis/events.k8s.io/v1/namespaces/lab/events"
+    (rig.shelf / "atlas").touch()
+    rig.allocate("uid-a", "atlas")
+    rig.allocate("uid-b", "atlas")
+    async with FakeKubelet(rig.root) as kubelet, rig.plugin() as process:
+        await rig.until(kubelet.sockets)
+        dra = await kubelet.register()
+        await kubelet.prepare(dra, reference("uid-a"))
+        refused = (await kubelet.prepare(dra, reference("uid-b")))["uid-b"].error
+        await rig.until(lambda: rig.api_server.objects(events))
+        (event,) = rig.api_server.objects(events)
+        assert (event["type"], event["reason"], event["note"]) == (
+            "Warning",
+            "PrepareFailed",
+            refused,
+        )
+        assert event["regarding"]["kind"] == "ResourceClaim"
+        assert event["regarding"]["uid"] == "uid-b"
+
+        await kubelet.unprepare(dra, reference("uid-a"))
+        await kubelet.prepare(dra, reference("uid-b"))
+        await rig.until(lambda: len(rig.api_server.objects(events)) == 2)
+        assert {e["reason"] for e in rig.api_server.objects(events)} == {
+            "PrepareFailed",
+            "Prepared",
+        }
+        await stop(process)
