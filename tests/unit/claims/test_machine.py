@@ -401,8 +401,8 @@ _SETTINGS = settings(
     max_examples=150,
     stateful_step_count=40,
     deadline=None,
-    # The same walks each time, so that a change is judged by what it changes. To look for more, take
-    # this away and let it walk for an hour.
+    # The same walks each time, so that a change is judged by what it changes. To look for more,
+    # take this away and let it walk for an hour.
     derandomize=True,
     suppress_health_check=list(HealthCheck),
 )
