@@ -21,6 +21,7 @@ from drakit_nodeplugin.claims.engine import ClaimEngine
 from drakit_nodeplugin.claims.parts import EngineParts
 from drakit_nodeplugin.claims.source import ApiClaims
 from drakit_nodeplugin.claims.specs import ClaimSpecs
+from drakit_nodeplugin.claims.stored import STATES
 from drakit_nodeplugin.config import ConfigError
 from drakit_nodeplugin.devices.manager import DeviceManager
 from drakit_nodeplugin.endpoints.loading import LoadedDriver
@@ -179,5 +180,5 @@ class HostedDriver:
             counts = await self._checkpoint.states()
         except CheckpointError:
             return  # another gauge says so
-        for state in ("preparing", "prepared", "unpreparing"):
+        for state in STATES:
             metrics.entries(state, counts.get(state, 0))

@@ -18,9 +18,10 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from drakit.device import ClaimReference
 from drakit.resource.claim import Claim
-from drakit_nodeplugin.claims.answers import Answer, ClaimService, PrepareAnswer
-from drakit_nodeplugin.claims.errors import ClaimError, ClaimGoneError, NoAnswerError
+from drakit_nodeplugin.claims.answers import Answer, ClaimService, Operation, PrepareAnswer
+from drakit_nodeplugin.claims.errors import ClaimError, ClaimGoneError, FaultError, NoAnswerError
 from drakit_nodeplugin.claims.source import ClaimSource
+from drakit_nodeplugin.claims.stored import STATES, State
 
 __all__ = ("DriverMetrics", "MeteredClaims", "MeteredSource", "Metrics")
 
@@ -33,12 +34,6 @@ _FETCH_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 3,
 _TRANSACTION_SECONDS = (0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5, 2.5)
 """A flush takes a fraction of a millisecond on a good disk, and seconds on one that is dying."""
 
-_STATES = ("preparing", "prepared", "unpreparing")
-
-_FAULT = "Fault"
-"""The reason of an error that the engine did not foresee."""
-
-Operation = Literal["prepare", "unprepare"]
 FetchResult = Literal["success", "gone", "no_answer", "error"]
 
 
@@ -141,7 +136,7 @@ class DriverMetrics:
         self.registered = metrics.registered.labels(driver)
         self.running = metrics.running.labels(driver)
         self.slices_failing = metrics.slices_failing.labels(driver)
-        self._claims = {state: metrics.claims.labels(driver, state) for state in _STATES}
+        self._claims = {state: metrics.claims.labels(driver, state) for state in STATES}
 
     def answered(self, operation: Operation, seconds: float, *, reason: str | None) -> None:
         """A claim was answered; the reason is a word of a closed set, and None is success."""
@@ -167,7 +162,7 @@ class DriverMetrics:
         """CDI files were written again."""
         self._restored.inc(files)
 
-    def entries(self, state: Literal["preparing", "prepared", "unpreparing"], count: int) -> None:
+    def entries(self, state: State, count: int) -> None:
         """The checkpoint has so many claims in this state."""
         self._claims[state].set(count)
 
@@ -221,14 +216,14 @@ class _Timer:
 
     def answer(self, uid: str, said: PrepareAnswer) -> None:
         self._left.discard(uid)
-        reason = None if said.error is None else said.reason or _FAULT
+        reason = None if said.error is None else said.reason or FaultError.reason
         self._metrics.answered(self._operation, self._seconds(), reason=reason)
         self._answer(uid, said)
 
     def failed(self) -> None:
         """The call raised: what it has not answered is answered by the front door."""
         for _ in self._left:
-            self._metrics.answered(self._operation, self._seconds(), reason=_FAULT)
+            self._metrics.answered(self._operation, self._seconds(), reason=FaultError.reason)
 
     def _seconds(self) -> float:
         return self._loop.time() - self._began

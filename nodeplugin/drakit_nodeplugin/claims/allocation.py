@@ -9,7 +9,7 @@ It must not know the API server, the checkpoint's database, drivers or gRPC.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import Enum
 from typing import Any, cast
 
@@ -155,16 +155,20 @@ def next_step(old: StoredClaim | None, *, new: StoredClaim) -> Step:
         return Step.UNDO
     # Configs of a rebuilt entry are not known. A device that is in use must not be undone for
     # that; preparing it again is always allowed.
-    same = old.devices == new.devices if old.allocation else device_keys(old) == device_keys(new)
+    same = (
+        old.devices == new.devices
+        if old.allocation
+        else device_keys(old.devices) == device_keys(new.devices)
+    )
     if not same:
         return Step.REPLACE
     current = old.state == "prepared" and old.boot_id == new.boot_id and bool(old.allocation)
     return Step.ANSWER if current else Step.REPEAT
 
 
-def device_keys(claim: StoredClaim) -> set[tuple[str, str, str | None]]:
-    """Name a claim's devices, whatever they were asked for with: pool, device and share."""
-    return {(device.pool, device.device, device.share_id) for device in claim.devices}
+def device_keys(devices: Iterable[StoredDevice]) -> set[tuple[str, str, str | None]]:
+    """Name devices, whatever they were asked for with: pool, device and share."""
+    return {(device.pool, device.device, device.share_id) for device in devices}
 
 
 def allocated_device(device: StoredDevice) -> AllocatedDevice:

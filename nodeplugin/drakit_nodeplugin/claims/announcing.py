@@ -20,7 +20,13 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from drakit.device import ClaimReference
-from drakit_nodeplugin.claims.answers import Answer, ClaimService, PrepareAnswer
+from drakit_nodeplugin.claims.answers import (
+    GERUND,
+    Answer,
+    ClaimService,
+    Operation,
+    PrepareAnswer,
+)
 from drakit_nodeplugin.claims.errors import (
     AbandonedError,
     ClaimBusyError,
@@ -48,15 +54,11 @@ MAX_WAITING = 256
 MAX_REMEMBERED = 2048
 """Claims whose failures are remembered; the oldest are forgotten first."""
 
-Operation = Literal["prepare", "unprepare"]
-
 _PASSING = frozenset({ClaimBusyError.reason, ClaimFetchError.reason})
 """Reasons that mostly pass by themselves: an API server or another instance that is busy."""
 
 _SILENT = frozenset({AbandonedError.reason, ClaimGoneError.reason, ClaimReplacedError.reason})
 """Reasons that are nothing to be told at the claim: its pod is going, or it is not there."""
-
-_GERUND: Mapping[Operation, str] = {"prepare": "preparing", "unprepare": "unpreparing"}
 
 _Key = tuple[str, Operation]
 
@@ -122,7 +124,7 @@ class ClaimAnnouncer:
     def lasts(self, claim: ClaimReference, operation: Operation) -> None:
         """Work on a claim has gone on for :data:`PATIENCE_SECONDS`."""
         text = (
-            f"claim {claim}: driver {self._driver} has been {_GERUND[operation]} it for more than "
+            f"claim {claim}: driver {self._driver} has been {GERUND[operation]} it for more than "
             f"{PATIENCE_SECONDS:.0f} s; look at the driver's log on this node"
         )
         self._warn(claim, operation, self._failure(claim, operation), text)
@@ -197,7 +199,7 @@ class ClaimAnnouncer:
                 },
                 type="Warning" if saying.failed else "Normal",
                 reason=reason if saying.failed else "Prepared",
-                action=_GERUND[saying.operation].capitalize(),
+                action=GERUND[saying.operation].capitalize(),
                 note=saying.note,
             )
         except Exception:  # a sentence that is lost must not end the daemon

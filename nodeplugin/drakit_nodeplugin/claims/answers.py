@@ -6,13 +6,20 @@ It must not know gRPC, or how a claim is prepared.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from drakit.device import ClaimReference
 
-__all__ = ("Answer", "ClaimService", "PrepareAnswer", "PreparedDevice")
+__all__ = (
+    "GERUND",
+    "Answer",
+    "ClaimService",
+    "Operation",
+    "PrepareAnswer",
+    "PreparedDevice",
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,6 +48,12 @@ class PrepareAnswer:
     reason: str | None = None
     """For metrics and Events: one of a closed set of words, without data; None is success."""
 
+
+Operation = Literal["prepare", "unprepare"]
+"""What the kubelet asks for a claim."""
+
+GERUND: Mapping[Operation, str] = {"prepare": "preparing", "unprepare": "unpreparing"}
+"""How sentences speak of it."""
 
 Answer = Callable[[str, PrepareAnswer], None]
 """Takes the answer of one claim by its UID, once, as soon as it is known."""

@@ -209,8 +209,8 @@ class Preparing:
             return AbandonedError(claim=str(claim))
         reference = reference_of(claim)
         try:
-            answers = await asyncio.gather(
-                *(self._parts.devices.check(reference, allocated_device(d)) for d in claim.devices)
+            answers = await side_by_side(
+                [self._parts.devices.check(reference, allocated_device(d)) for d in claim.devices]
             )
         except EndpointStoppedError:
             # What is prepared stays usable while its driver is away.

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 
 from drakit.device import ClaimReference
 from drakit.driver import Node
-from drakit_nodeplugin.claims.allocation import wanted_claim
+from drakit_nodeplugin.claims.allocation import device_keys, wanted_claim
 from drakit_nodeplugin.claims.checkpoint import Checkpoint, CheckpointError
 from drakit_nodeplugin.claims.errors import ClaimError
 from drakit_nodeplugin.claims.kubeletview import KubeletClaims, KubeletView, claim_uid
@@ -30,6 +30,7 @@ from drakit_nodeplugin.claims.source import ClaimSource
 from drakit_nodeplugin.claims.specs import ClaimSpecs
 from drakit_nodeplugin.claims.spectexts import SpecText, SpecTexts
 from drakit_nodeplugin.claims.stored import StoredClaim, StoredDevice
+from drakit_nodeplugin.claims.waves import workers
 
 __all__ = ("Rebuilder", "Rebuilt")
 
@@ -187,9 +188,8 @@ class Rebuilder:
                     )
 
         try:
-            async with asyncio.timeout(FETCH_SECONDS), asyncio.TaskGroup() as group:
-                for _ in range(min(_PARALLEL, len(references))):
-                    group.create_task(ask())
+            async with asyncio.timeout(FETCH_SECONDS):
+                await workers(ask, parallel=_PARALLEL, items=len(references))
         except TimeoutError:
             logger.warning(
                 "not all claims could be read for the rebuild", extra={"driver": self._driver}
@@ -213,7 +213,7 @@ class Rebuilder:
             cdi_spec=text.text if text is not None and current else None,
         )
         # With other devices than the kubelet has, the claim was allocated anew since.
-        if wanted is None or _named(wanted.devices) != _named(listed.devices):
+        if wanted is None or device_keys(wanted.devices) != device_keys(listed.devices):
             return entry
         return replace(entry, allocation=wanted.allocation, devices=wanted.devices)
 
@@ -252,7 +252,3 @@ def _listed(driver: str, claims: KubeletClaims) -> dict[str, _Listed]:
             if stored not in before.devices:  # several containers may use the claim
                 found[uid] = replace(before, devices=(*before.devices, stored))
     return found
-
-
-def _named(devices: Sequence[StoredDevice]) -> set[tuple[str, str, str | None]]:
-    return {(device.pool, device.device, device.share_id) for device in devices}

@@ -21,7 +21,7 @@ from typing import Protocol
 
 from drakit.driver import Node
 from drakit.resource.claim import Claim
-from drakit_nodeplugin.claims.allocation import wanted_claim
+from drakit_nodeplugin.claims.allocation import device_keys, wanted_claim
 from drakit_nodeplugin.claims.checkpoint import CheckpointError
 from drakit_nodeplugin.claims.errors import (
     ClaimError,
@@ -37,6 +37,7 @@ from drakit_nodeplugin.claims.kubeletview import KubeletClaims, KubeletView
 from drakit_nodeplugin.claims.parts import reference_of
 from drakit_nodeplugin.claims.source import ClaimSource
 from drakit_nodeplugin.claims.stored import StoredClaim
+from drakit_nodeplugin.claims.waves import workers
 
 __all__ = ("StaleCollector", "StaleReason", "StaleTiming", "judge")
 
@@ -95,11 +96,8 @@ def judge(
         )
     except ClaimError as error:
         return _REASONS.get(type(error))
-    return None if _devices(wanted) == _devices(entry) else StaleReason.REALLOCATED
-
-
-def _devices(claim: StoredClaim) -> set[tuple[str, str, str | None]]:
-    return {(device.pool, device.device, device.share_id) for device in claim.devices}
+    same = device_keys(wanted.devices) == device_keys(entry.devices)
+    return None if same else StaleReason.REALLOCATED
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -259,7 +257,7 @@ class StaleCollector:
                     continue
                 judged[entry.uid] = judge(entry, found, driver=self._driver, node=self._node)
 
-        await self._side_by_side(ask, len(entries))
+        await workers(ask, parallel=self._timing.parallel, items=len(entries))
         return judged, silent
 
     def _is_due(self, entry: StoredClaim, reason: StaleReason | None) -> bool:
@@ -299,7 +297,7 @@ class StaleCollector:
             for entry in line:
                 collected += await self._collect_one(entry)
 
-        await self._side_by_side(collect, len(ready))
+        await workers(collect, parallel=self._timing.parallel, items=len(ready))
         return collected
 
     async def _collect_one(self, entry: StoredClaim) -> bool:
@@ -324,14 +322,6 @@ class StaleCollector:
             self._suspicions[entry.uid] = replace(suspicion, told=True)
             logger.warning("stale claim is not unprepared yet", extra=facts)
         return gone
-
-    async def _side_by_side(self, work: Callable[[], Awaitable[None]], items: int) -> None:
-        async def one() -> None:
-            await work()
-
-        async with asyncio.TaskGroup() as group:
-            for _ in range(min(self._timing.parallel, items)):
-                group.create_task(one())
 
 
 class _Pace:

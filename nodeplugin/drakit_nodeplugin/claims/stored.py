@@ -16,10 +16,19 @@ from typing import Any, Literal, get_args
 
 import orjson
 
-__all__ = ("DamagedRowError", "State", "StoredClaim", "StoredDevice", "checksum", "dump", "load")
+__all__ = (
+    "STATES",
+    "DamagedRowError",
+    "State",
+    "StoredClaim",
+    "StoredDevice",
+    "checksum",
+    "dump",
+    "load",
+)
 
 State = Literal["preparing", "prepared", "unpreparing"]
-_STATES = frozenset(get_args(State))
+STATES: tuple[State, ...] = get_args(State)
 
 
 class DamagedRowError(Exception):
@@ -98,7 +107,7 @@ def load(body: object, *, expected: int) -> StoredClaim:
         raise DamagedRowError("its checksum does not match")
     try:
         fields: dict[str, Any] = orjson.loads(body)
-        if fields["state"] not in _STATES:
+        if fields["state"] not in STATES:
             raise ValueError(f"its state is {fields['state']!r}")
         fields["devices"] = tuple([_device(device) for device in fields["devices"]])
         return StoredClaim(**fields)

@@ -10,10 +10,10 @@ It must not know what the works are.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
-__all__ = ("side_by_side", "waves")
+__all__ = ("side_by_side", "waves", "workers")
 
 ResultT = TypeVar("ResultT")
 
@@ -65,6 +65,15 @@ async def side_by_side(works: Sequence[Coroutine[Any, Any, ResultT]]) -> list[Re
     if len(works) == 1:
         return [await works[0]]
     return await asyncio.gather(*works)
+
+
+async def workers(
+    work: Callable[[], Coroutine[Any, Any, None]], *, parallel: int, items: int
+) -> None:
+    """Run a work that takes items off a line, as often at the same time as there is use for it."""
+    async with asyncio.TaskGroup() as group:
+        for _ in range(min(parallel, items)):
+            group.create_task(work())
 
 
 def _result(task: asyncio.Task[ResultT]) -> ResultT | BaseException:

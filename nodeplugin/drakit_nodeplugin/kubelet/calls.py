@@ -18,8 +18,8 @@ from dataclasses import replace
 
 from drakit import logs
 from drakit.device import ClaimReference
-from drakit_nodeplugin.claims.answers import ClaimService, PrepareAnswer
-from drakit_nodeplugin.kubelet.inflight import InFlight, Operation
+from drakit_nodeplugin.claims.answers import ClaimService, Operation, PrepareAnswer
+from drakit_nodeplugin.kubelet.inflight import InFlight
 
 __all__ = ("ClaimCalls", "malformed")
 

@@ -16,23 +16,18 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 from drakit import logs
 from drakit.device import ClaimReference
-from drakit_nodeplugin.claims.answers import ClaimService, PrepareAnswer
+from drakit_nodeplugin.claims.answers import GERUND, ClaimService, Operation, PrepareAnswer
 
-__all__ = ("InFlight", "Operation")
+__all__ = ("InFlight",)
 
 logger = logging.getLogger(__name__)
-
-Operation = Literal["prepare", "unprepare"]
 
 MAX_WAITING = 4
 """How many works may stand in line for one claim. Prepare, unprepare and prepare again is
 what a pod's restart makes; a longer line only grows behind a driver that hangs."""
-
-_GERUND: Mapping[Operation, str] = {"prepare": "preparing", "unprepare": "unpreparing"}
 
 
 @dataclass(eq=False, kw_only=True, slots=True)
@@ -145,7 +140,7 @@ class InFlight:
         for work in works:
             if work.answer.done():
                 continue
-            doing = _GERUND[work.operation]
+            doing = GERUND[work.operation]
             if task.cancelled():
                 text = f"{doing} it was interrupted by a stop of the node plugin; the kubelet asks"
                 self._answered(work, _error(work.claim, f"{text} again"))
@@ -223,7 +218,7 @@ class InFlight:
             work.answered_late = True
             return _error(
                 claim,
-                f"driver {self._driver} is still {_GERUND[operation]} it; the work goes on, and "
+                f"driver {self._driver} is still {GERUND[operation]} it; the work goes on, and "
                 f"the kubelet asks again",
             )
         return work.answer.result()
@@ -243,7 +238,7 @@ def _error(claim: ClaimReference, text: str) -> PrepareAnswer:
 
 def _fault(operation: Operation, claim: ClaimReference, error: Exception) -> PrepareAnswer:
     return PrepareAnswer(
-        error=f"claim {claim}: {_GERUND[operation]} it failed by a fault of the node plugin "
+        error=f"claim {claim}: {GERUND[operation]} it failed by a fault of the node plugin "
         f"({type(error).__name__}); its log on this node says more",
         reason="Fault",
     )
