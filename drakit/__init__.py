@@ -11,17 +11,27 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from drakit.device import AllocatedClaim as AllocatedClaim
     from drakit.device import AllocatedDevice as AllocatedDevice
     from drakit.device import AttributeValue as AttributeValue
+    from drakit.device import Capacity as Capacity
+    from drakit.device import CapacityRange as CapacityRange
     from drakit.device import ClaimReference as ClaimReference
+    from drakit.device import CounterSet as CounterSet
     from drakit.device import Device as Device
     from drakit.device import DeviceNode as DeviceNode
     from drakit.device import Edits as Edits
+    from drakit.device import Health as Health
     from drakit.device import Hook as Hook
     from drakit.device import IntelRdt as IntelRdt
+    from drakit.device import Inventory as Inventory
     from drakit.device import Mount as Mount
     from drakit.device import NetDevice as NetDevice
+    from drakit.device import Taint as Taint
+    from drakit.device import TaintEffect as TaintEffect
+    from drakit.device import Topology as Topology
     from drakit.device import Version as Version
+    from drakit.driver import DeviceParameters as DeviceParameters
     from drakit.driver import Driver as Driver
     from drakit.driver import DriverConfig as DriverConfig
     from drakit.driver import DriverError as DriverError
@@ -29,40 +39,60 @@ if TYPE_CHECKING:
     from drakit.settings import Duration as Duration
 
 _HOMES = {
+    "AllocatedClaim": "drakit.device",
     "AllocatedDevice": "drakit.device",
     "AttributeValue": "drakit.device",
+    "Capacity": "drakit.device",
+    "CapacityRange": "drakit.device",
     "ClaimReference": "drakit.device",
+    "CounterSet": "drakit.device",
     "Device": "drakit.device",
     "DeviceNode": "drakit.device",
+    "DeviceParameters": "drakit.driver",
     "Driver": "drakit.driver",
     "DriverConfig": "drakit.driver",
     "DriverError": "drakit.driver",
     "Duration": "drakit.settings",
     "Edits": "drakit.device",
+    "Health": "drakit.device",
     "Hook": "drakit.device",
     "IntelRdt": "drakit.device",
+    "Inventory": "drakit.device",
     "Mount": "drakit.device",
     "NetDevice": "drakit.device",
     "Node": "drakit.driver",
+    "Taint": "drakit.device",
+    "TaintEffect": "drakit.device",
+    "Topology": "drakit.device",
     "Version": "drakit.device",
 }
 
 __all__ = (
+    "AllocatedClaim",
     "AllocatedDevice",
     "AttributeValue",
+    "Capacity",
+    "CapacityRange",
     "ClaimReference",
+    "CounterSet",
     "Device",
     "DeviceNode",
+    "DeviceParameters",
     "Driver",
     "DriverConfig",
     "DriverError",
     "Duration",
     "Edits",
+    "Health",
     "Hook",
     "IntelRdt",
+    "Inventory",
     "Mount",
     "NetDevice",
     "Node",
+    "Taint",
+    "TaintEffect",
+    "Topology",
     "Version",
 )
 

@@ -18,7 +18,15 @@ from pydantic import BeforeValidator, Field, ValidationError, model_validator
 from drakit.settings import Address, Duration, Logging, Seconds, Settings, describe, read_file
 from drakit.settings import SettingsError as ConfigError
 
-__all__ = ("ConfigError", "DriverEntry", "NodePluginConfig", "StaleClaims", "load_config")
+__all__ = (
+    "ConfigError",
+    "DeviceHealthSettings",
+    "Devices",
+    "DriverEntry",
+    "NodePluginConfig",
+    "StaleClaims",
+    "load_config",
+)
 
 
 class DriverEntry(Settings):
@@ -49,6 +57,34 @@ class StaleClaims(Settings):
         if self.unconfirmed_grace_period < self.grace_period:
             raise ValueError("unconfirmedGracePeriod must not be shorter than gracePeriod")
         return self
+
+
+class DeviceHealthSettings(Settings):
+    """What becomes of a device that its driver calls unhealthy."""
+
+    recovery_period: Seconds = 30.0
+    """How long it must have been well before its taint is taken away: a device that flaps gets no
+    new pods."""
+
+    eviction_delay: Seconds = 10.0
+    """How long running work must have been broken, in the driver's words, before pods that use the
+    device are evicted (taint with effect NoExecute)."""
+
+    timeout: Seconds = 30.0
+    """How long the kubelet believes in a device's health; told again at a third of it."""
+
+
+class Devices(Settings):
+    """What becomes of devices whose driver is away."""
+
+    endpoint_stop_grace_period: Seconds = 300.0
+    """How long the devices of a stopped driver stay published, tainted; then they are removed."""
+
+    start_grace_period: Seconds = 30.0
+    """How long after a start of the plugin what is published stays as it is, while its driver has
+    not spoken yet."""
+
+    health: DeviceHealthSettings = DeviceHealthSettings()
 
 
 def _absolute(path: Any) -> Any:
@@ -84,6 +120,7 @@ class NodePluginConfig(Settings):
     """How long calls in flight may take at a stop; the kubelet itself waits 45 s."""
 
     stale_claims: StaleClaims = StaleClaims()
+    devices: Devices = Devices()
 
     pod_resources_socket: AbsolutePath | None = None
     """Where the kubelet says which devices its containers have;

@@ -6,7 +6,7 @@ It must not know claims, slices or gRPC.
 
 from __future__ import annotations
 
-__all__ = ("EndpointStoppedError", "text_of")
+__all__ = ("DeviceFailedError", "EndpointStoppedError", "text_of")
 
 
 class EndpointStoppedError(Exception):
@@ -18,6 +18,15 @@ class EndpointStoppedError(Exception):
             f"is tried again"
         )
         self.driver, self.reason = driver, reason
+
+
+class DeviceFailedError(Exception):
+    """A device of a claim could not be prepared or unprepared; the text is the driver's."""
+
+    def __init__(self, text: str, *, index: int | None = None) -> None:
+        super().__init__(text)
+        self.index = index
+        """Which of the claim's devices; None if it is not about one of them."""
 
 
 def text_of(error: BaseException) -> str:

@@ -10,11 +10,21 @@ It must not know claims, slices or gRPC.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
-from drakit.driver import Driver
+from drakit.driver import DeviceParameters, Driver
 
-__all__ = ("DriverTraits", "traits_of")
+__all__ = ("DriverTraits", "Grain", "traits_of")
+
+
+class Grain(Enum):
+    """What one call of a driver is for."""
+
+    DEVICE = "device"
+    CLAIM = "claim"
+    BATCH = "batch"
+    """The claims of a pod, or whatever else comes together."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,8 +37,41 @@ class DriverTraits:
     checks: bool = False
     """It wants to be asked whether a prepared device is still in order."""
 
+    resets: bool = False
+    """A device is reset after it was unprepared."""
+
+    polls_health: bool = False
+    """It is asked again and again how each device is."""
+
+    health: bool = False
+    """It has a source of health, of whatever kind: the kubelet is told of it."""
+
+    plain_devices: bool = False
+    """Its devices have neither taints, counters nor list attributes."""
+
+    prepare_grain: Grain = Grain.DEVICE
+    unprepare_grain: Grain = Grain.DEVICE
+    parameters_type: type[DeviceParameters] | None = None
+
 
 def traits_of(kind: type[Driver[Any]]) -> DriverTraits:
     """Look at a driver's class."""
     base: type[Driver[Any]] = Driver
-    return DriverTraits(side_effects=kind.side_effects, checks=kind.check is not base.check)
+
+    def grain(claim: str, claims: str) -> Grain:
+        if getattr(kind, claims) is not getattr(base, claims):
+            return Grain.BATCH
+        return Grain.CLAIM if getattr(kind, claim) is not getattr(base, claim) else Grain.DEVICE
+
+    polls = kind.health is not base.health
+    return DriverTraits(
+        side_effects=kind.side_effects,
+        checks=kind.check is not base.check,
+        resets=kind.reset is not base.reset,
+        polls_health=polls,
+        health=polls or kind.reports_health,
+        plain_devices=kind.plain_devices,
+        prepare_grain=grain("prepare_claim", "prepare_claims"),
+        unprepare_grain=grain("unprepare_claim", "unprepare_claims"),
+        parameters_type=kind.parameters_type,
+    )

@@ -1,0 +1,133 @@
+"""
+What the device manager says of its devices to those who publish or report them: plain data.
+
+It must not know the API's JSON, clocks, or how any of it is decided.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from drakit.device import CounterSet, Device, TaintEffect
+
+__all__ = (
+    "Capacity",
+    "DesiredDevice",
+    "DesiredPool",
+    "DeviceHealth",
+    "PoolCapacity",
+    "Publication",
+    "StampedTaint",
+    "pool_name",
+    "short_pool",
+)
+
+
+def pool_name(node: str, pool: str) -> str:
+    """Give a pool's name in the API; a pool of a node is named after it, to be unique."""
+    return f"{node}/{pool}" if pool else node
+
+
+def short_pool(node: str, name: str) -> str:
+    """Give a pool's name in the driver's words; a name that is not of this node stays as it is."""
+    if name == node:
+        return ""
+    return name.removeprefix(f"{node}/")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StampedTaint:
+    """A taint as it is published."""
+
+    key: str
+    value: str
+    effect: TaintEffect
+    added_at: int
+    """Seconds since 1970. What is published with another time already keeps that one."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DesiredDevice:
+    """A device as it is to be published."""
+
+    name: str
+    device: Device | None
+    """None if only its name is known: its endpoint is missing since a restart. What is published of
+    it stays as it is, but for the taints; if nothing is, it returns without attributes."""
+
+    taints: tuple[StampedTaint, ...] = ()
+    """All of them, the driver's own included."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DesiredPool:
+    """A pool as it is to be published: checked, and in the endpoint's order."""
+
+    devices: tuple[DesiredDevice, ...]
+    counter_sets: tuple[CounterSet, ...] | None = ()
+    """None if the endpoint is missing since a restart: what is published stays."""
+
+    fallback: tuple[DesiredDevice, ...] | None = None
+    """What is published instead where the API server drops fields; see `Inventory.fallback`."""
+
+    plain: bool = False
+    """The driver's word that devices have neither taints, counters nor list attributes. What the
+    manager taints can still be tainted."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Publication:
+    """What is to be published of one driver."""
+
+    pools: Mapping[str, DesiredPool]
+    """By the pool's name in the API."""
+
+    held: frozenset[str] = frozenset()
+    """Pools that are left as they are: their endpoints may still return after a restart."""
+
+    complete: bool = False
+    """Whether pools that are named in neither are to be deleted."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeviceHealth:
+    """A device's health as the kubelet is told of it."""
+
+    pool: str
+    """The pool's name in the API."""
+    device: str
+    status: Literal["healthy", "unhealthy", "unknown"]
+    message: str
+    changed_at: int
+    """Seconds since 1970."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PoolCapacity:
+    """The devices of a pool, by name."""
+
+    healthy: frozenset[str]
+    unhealthy: frozenset[str]
+    allocated: frozenset[str]
+    """Those that the checkpoint holds for claims; healthy or not."""
+
+    @property
+    def capacity(self) -> int:
+        """How many devices there are."""
+        return len(self.healthy) + len(self.unhealthy)
+
+    @property
+    def allocatable(self) -> int:
+        """How many of them can be given to new pods, or are."""
+        return len(self.healthy)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Capacity:
+    """The pools of a driver, by their names in the API."""
+
+    pools: Mapping[str, PoolCapacity]
+    inactive: frozenset[str]
+    """Pools that are being removed: their endpoint was away for longer than the grace period."""

@@ -1,0 +1,95 @@
+"""
+What every kind of endpoint has in common: the words between it, the manager and the engine.
+
+An endpoint lives in connections, one after the other: each is a stream that first lists what there
+is and then tells of changes, until it ends. How often it is connected again is :mod:`.lifecycle`'s.
+
+It must not know how any kind of endpoint works.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from drakit.device import AllocatedDevice, ClaimReference, Edits, Health, Inventory
+from drakit_nodeplugin.endpoints.errors import EndpointStoppedError
+from drakit_nodeplugin.endpoints.traits import DriverTraits
+
+__all__ = ("Connection", "DeviceKey", "Endpoint", "EndpointListener", "HealthReport", "Update")
+
+
+class DeviceKey(NamedTuple):
+    """A device of one driver on this node."""
+
+    pool: str
+    """In the driver's words: empty for the pool that has the node's name."""
+    name: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HealthReport:
+    """How devices are, as somebody looked; those that are not named are as they were."""
+
+    devices: Mapping[DeviceKey, Health]
+
+
+Update = Inventory | HealthReport
+"""What a connection tells: all that there is, or how something of it is."""
+
+
+class EndpointListener(Protocol):
+    """Who wants to know what an endpoint has; called in the daemon's loop, and returns at once."""
+
+    def replaced(self, endpoint: str, inventory: Inventory) -> None:
+        """The endpoint is there and has this, all of it."""
+        ...
+
+    def reported(self, endpoint: str, report: HealthReport) -> None:
+        """Devices of the endpoint are like this; a device that it does not have is ignored."""
+        ...
+
+    def stopped(self, endpoint: str, reason: str) -> None:
+        """The endpoint is away; said again if the reason changes."""
+        ...
+
+
+class Connection(Protocol):
+    """One life of an endpoint."""
+
+    def updates(self) -> AsyncIterator[Update]:
+        """List and watch: an inventory first, then whatever changes. Only the last of several
+        inventories that nobody has taken yet is given. It raises or ends when the endpoint does."""
+        ...
+
+    async def close(self) -> None:
+        """End it."""
+        ...
+
+
+class Endpoint(Protocol):
+    """What the engine calls. Calls that have a device in common do not overlap."""
+
+    @property
+    def traits(self) -> DriverTraits:
+        """Which calls it needs; known while it is stopped as well."""
+        ...
+
+    def away(self) -> EndpointStoppedError | None:
+        """Say why it cannot be called now; None if it can."""
+        ...
+
+    async def prepare(
+        self, claim: ClaimReference, devices: Sequence[AllocatedDevice]
+    ) -> Sequence[Edits]:
+        """Make the devices of a claim ready; raises DeviceFailedError, EndpointStoppedError."""
+        ...
+
+    async def unprepare(self, claim: ClaimReference, devices: Sequence[AllocatedDevice]) -> None:
+        """Undo it; raises DeviceFailedError, EndpointStoppedError."""
+        ...
+
+    async def check(self, claim: ClaimReference, devices: Sequence[AllocatedDevice]) -> bool:
+        """Say whether all of them are still in order; raises EndpointStoppedError."""
+        ...
