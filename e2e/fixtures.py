@@ -139,7 +139,7 @@ def namespace_of(cluster: Cluster, request: pytest.FixtureRequest) -> Generator[
         for arguments in (
             ("-n", name, "get", "pods,resourceclaims", "-o", "wide"),
             ("-n", name, "get", "events", "--sort-by=.lastTimestamp"),
-            ("get", "pods", "-A", "-l", "app.kubernetes.io/name=drakit", "-o", "wide"),
+            ("get", "pods", "-A", "-l", "app.kubernetes.io/part-of=drakit", "-o", "wide"),
         ):
             print(cluster.kubectl(*arguments).stdout)
     cluster.kubectl(

@@ -8,7 +8,6 @@ images are built, nor which provider runs the cluster.
 from __future__ import annotations
 
 import json
-import shutil
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -58,10 +57,9 @@ def install(
         ours.write_text(json.dumps(_cluster_values(cluster, build)))
         theirs.write_text(json.dumps(values or {}))
         files = [f"--values={path}" for path in (VALUES, ours, theirs)]
-        chart = _chart(release, Path(scratch, "chart"))
         try:
             cluster.helm(
-                *("upgrade", "--install", release.name, str(chart)),
+                *("upgrade", "--install", release.name, str(CHART)),
                 *(f"--namespace={release.namespace}", "--create-namespace", *files, *waiting),
                 timeout=WAIT_SECONDS + 60,
             )
@@ -80,35 +78,14 @@ def uninstall(cluster: Cluster, release: Release = DRAKIT) -> None:
         timeout=WAIT_SECONDS + 60,
     )
     cluster.kubectl(
-        *(
-            "wait",
-            "pods",
-            f"--namespace={release.namespace}",
-            "-l",
-            "app.kubernetes.io/name=drakit",
-        ),
+        *("wait", "pods", f"--namespace={release.namespace}", "-l", _selector(release)),
         *("--for=delete", f"--timeout={WAIT_SECONDS}s"),
         timeout=WAIT_SECONDS + 10,
     )
 
 
-def _chart(release: Release, copy: Path) -> Path:
-    """
-    The chart, with the names of its cluster-wide objects made the release's own.
-
-    The chart names them all alike, so that a cluster has it once; a vendor beside drakit has to
-    rename them, as is done here.
-    """
-    if release == DRAKIT:
-        return CHART
-    shutil.copytree(CHART, copy)
-    helpers = copy / "templates" / "_helpers.tpl"
-    named, theirs = "-}}drakit-nodeplugin{{-", f"-}}}}{release.name}-nodeplugin{{{{-"
-    text = helpers.read_text()
-    if named not in text:
-        raise ClusterError(f"{helpers.name} of the chart does not name the node plugin any more")
-    helpers.write_text(text.replace(named, theirs))
-    return copy
+def _selector(release: Release) -> str:
+    return f"app.kubernetes.io/instance={release.name}"
 
 
 def _cluster_values(cluster: Cluster, build: str) -> dict[str, Any]:
@@ -126,7 +103,7 @@ def _why_not_ready(cluster: Cluster, release: Release) -> str:
     commands = (
         ("get", "pods", "-o", "wide"),
         ("get", "events", "--sort-by=.lastTimestamp"),
-        ("logs", "-l", "app.kubernetes.io/name=drakit", "--tail=5", "--prefix"),
+        ("logs", "-l", _selector(release), "--tail=5", "--prefix"),
     )
     told = [
         cluster.kubectl(*command, f"--namespace={release.namespace}", check=False)

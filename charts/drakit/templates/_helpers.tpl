@@ -1,15 +1,32 @@
-{{/* Names are fixed: a driver is in a cluster once, and its policy names the service account. */}}
-{{- define "drakit.nodeplugin" -}}drakit-nodeplugin{{- end }}
-{{- define "drakit.operator" -}}drakit-operator{{- end }}
+{{/*
+drakit.fullname: what every name of a release begins with, so that the chart can be installed several
+times. A release called drakit, as the documentation has it, gets the names drakit-nodeplugin and
+drakit-operator. 52 characters leave room for the component in a label of 63.
+*/}}
+{{- define "drakit.fullname" -}}
+{{- if contains .Chart.Name .Release.Name -}}
+{{ .Release.Name | trunc 52 | trimSuffix "-" }}
+{{- else -}}
+{{ printf "%s-%s" .Release.Name .Chart.Name | trunc 52 | trimSuffix "-" }}
+{{- end }}
+{{- end }}
 
-{{/* drakit.selector: what selects the pods of a component; it never changes. */}}
+{{- define "drakit.nodeplugin" -}}{{ include "drakit.fullname" . }}-nodeplugin{{- end }}
+{{- define "drakit.operator" -}}{{ include "drakit.fullname" . }}-operator{{- end }}
+
+{{/*
+drakit.selector: what selects the pods of a component of this release, and no other's. It cannot be
+changed once it is installed, and was name and component in charts that could be installed once: so
+the name, not a label of its own, tells the releases apart. All of them are part-of drakit.
+*/}}
 {{- define "drakit.selector" -}}
-app.kubernetes.io/name: drakit
+app.kubernetes.io/name: {{ include "drakit.fullname" .root }}
 app.kubernetes.io/component: {{ .component }}
 {{- end }}
 
 {{- define "drakit.labels" -}}
 {{ include "drakit.selector" . }}
+app.kubernetes.io/part-of: {{ .root.Chart.Name }}
 app.kubernetes.io/instance: {{ .root.Release.Name }}
 app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .root.Release.Service }}
@@ -39,6 +56,9 @@ bootIDFile: /host/boot_id
 {{- with .Values.nodeplugin.staleClaims }}
 staleClaims: {{ toJson . }}
 {{- end }}
+{{- with .Values.nodeplugin.devices }}
+devices: {{ toJson . }}
+{{- end }}
 {{- if .Values.nodeplugin.kubeletStateDirectory }}
 kubeletStateFile: /host/kubelet/dra_manager_state
 {{- end }}
@@ -56,7 +76,8 @@ drivers:
 {{- end }}
 
 {{- define "drakit.operator.config" -}}
-{{- toYaml (merge (dict "listen" ":8080" "logging" .Values.logging) .Values.operator.config) }}
+{{- $election := dict "leaseName" (include "drakit.operator" .) }}
+{{- toYaml (merge (dict "listen" ":8080" "logging" .Values.logging) .Values.operator.config (dict "election" $election)) }}
 {{- end }}
 
 {{/* drakit.probes: live once it has started, ready when it can do its work. */}}

@@ -39,12 +39,14 @@ def render(tmp_path_factory: pytest.TempPathFactory) -> Render:
     if helm is None:
         pytest.skip("no helm: `make cluster-up` builds one")
 
-    def rendered(overrides: dict[str, Any] | None = None) -> list[dict[str, Any]]:
+    def rendered(
+        overrides: dict[str, Any] | None = None, *, release: str = "drakit"
+    ) -> list[dict[str, Any]]:
         file = tmp_path_factory.mktemp("values") / "values.yaml"
         file.write_text(json.dumps(overrides or {}))
         done = subprocess.run(
             [
-                *(helm, "template", "drakit", str(CHART), "--namespace", "drakit-system"),
+                *(helm, "template", release, str(CHART), "--namespace", "drakit-system"),
                 *("--kube-version", "1.36.3", "--values", str(file)),
             ],
             capture_output=True,

@@ -10,27 +10,9 @@ import yaml
 from drakit_drivers.hostdev.config import HostDevicesConfig
 from drakit_nodeplugin.config import load_config
 from drakit_operator.config import read_config
+from tests.unit.chart.reading import pod_spec, the, written
 
 READING = {"get", "list", "watch"}
-
-
-def the(objects: list[dict[str, Any]], kind: str, name: str) -> dict[str, Any]:
-    (found,) = [
-        body for body in objects if body["kind"] == kind and body["metadata"]["name"] == name
-    ]
-    return found
-
-
-def pod_spec(objects: list[dict[str, Any]], kind: str, name: str) -> dict[str, Any]:
-    return the(objects, kind, name)["spec"]["template"]["spec"]
-
-
-def written(objects, tmp_path, component: str):
-    """The configuration file of a component, as its container has it."""
-    data = the(objects, "ConfigMap", f"drakit-{component}")["data"]
-    file = tmp_path / f"{component}.yaml"
-    file.write_text(data[file.name])
-    return file
 
 
 def test_the_node_plugin_reads_its_configuration(render, tmp_path):
@@ -113,6 +95,14 @@ def test_stale_claims_are_collected_when_the_site_says(render, tmp_path):
     objects = render({"nodeplugin": {"staleClaims": stale}})
     config = load_config(written(objects, tmp_path, "nodeplugin")).stale_claims
     assert (config.period, config.grace_period, config.unconfirmed_grace_period) == (1, 5, 3600)
+
+
+def test_what_becomes_of_devices_is_what_the_site_says(render, tmp_path):
+    devices = {"endpointStopGracePeriod": "20s", "health": {"recoveryPeriod": "3s"}}
+    objects = render({"nodeplugin": {"devices": devices}})
+    config = load_config(written(objects, tmp_path, "nodeplugin")).devices
+    assert (config.endpoint_stop_grace_period, config.start_grace_period) == (20, 30)
+    assert (config.health.recovery_period, config.health.timeout) == (3, 30)
 
 
 def test_what_the_plugin_sees_of_the_host_beside_them_is_read_only(render):

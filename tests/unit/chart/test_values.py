@@ -8,7 +8,7 @@ import jsonschema
 import pytest
 
 from drakit_drivers.hostdev.config import HostDevicesConfig, Policy
-from drakit_nodeplugin.config import StaleClaims
+from drakit_nodeplugin.config import DeviceHealthSettings, Devices, StaleClaims
 
 
 def test_the_defaults_satisfy_the_schema(values, schema):
@@ -26,6 +26,8 @@ def test_the_defaults_satisfy_the_schema(values, schema):
         pytest.param(("hostdev", "policies", 0), id="policy"),
         pytest.param(("nodeplugin",), id="nodeplugin"),
         pytest.param(("nodeplugin", "staleClaims"), id="stale-claims"),
+        pytest.param(("nodeplugin", "devices"), id="devices"),
+        pytest.param(("nodeplugin", "devices", "health"), id="health-of-devices"),
         pytest.param(("operator",), id="operator"),
     ],
 )
@@ -46,6 +48,7 @@ def test_an_unknown_key_is_refused(values, schema, path):
         pytest.param("nodeplugin", "cdiDirectory", "", id="no-cdi-directory"),
         pytest.param("nodeplugin", "kubeletStateDirectory", "state", id="relative-state-directory"),
         pytest.param("nodeplugin", "staleClaims", {"period": 60}, id="period-without-unit"),
+        pytest.param("nodeplugin", "devices", {"startGracePeriod": 5}, id="grace-without-unit"),
         pytest.param("image", "pullPolicy", "Sometimes", id="unknown-pull-policy"),
         pytest.param("hostdev", "rescanInterval", 10, id="duration-without-unit"),
         pytest.param("logging", "level", "LOUD", id="unknown-log-level"),
@@ -67,6 +70,18 @@ def test_stale_claims_have_the_keys_and_defaults_of_the_node_plugin(values, sche
     )
     assert set(given) == known
     assert StaleClaims.model_validate(given) == StaleClaims()
+
+
+def test_devices_have_the_keys_and_defaults_of_the_node_plugin(values, schema):
+    given = values["nodeplugin"]["devices"]
+    known = schema["properties"]["nodeplugin"]["properties"]["devices"]["properties"]
+    for kind, found, keys in (
+        (Devices, given, known),
+        (DeviceHealthSettings, given["health"], known["health"]["properties"]),
+    ):
+        expected = {field.alias for field in kind.model_fields.values()}
+        assert set(keys) == set(found) == expected
+        assert kind.model_validate(found) == kind()
 
 
 def test_policies_have_the_keys_that_hostdev_knows(schema):
