@@ -127,6 +127,16 @@ class Driver(ABC, Generic[ConfigT]):
         self.inventory: Inventory | None = None
         """What `devices` yielded last; the node plugin keeps it here."""
 
+    @classmethod
+    def name_of(cls, config: ConfigT) -> str:
+        """
+        Give the driver's name where its configuration chooses it: by default it is `name`.
+
+        For a class that is several drivers, such as one for hardware that is sold under several
+        names. What holds for `name` holds for what this gives.
+        """
+        return cls.name
+
     @abstractmethod
     def devices(self) -> AsyncIterator[Collection[Device] | Inventory]:
         """

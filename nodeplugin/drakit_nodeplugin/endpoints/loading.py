@@ -52,7 +52,11 @@ def load_drivers(entries: Sequence[DriverEntry], *, file: Path, node: Node) -> l
     for index, entry in enumerate(entries):
         key = f"drivers[{index}]"
         kind = _find(entry.driver, where=f"{file}: {key}.driver")
-        name = kind.name
+        try:
+            config = kind.config_type.model_validate(entry.config)
+        except ValidationError as error:
+            raise ConfigError(describe(error, file=str(file), below=f"{key}.config")) from error
+        name = kind.name_of(config)
         # It is the vendor in CDI names, too, and those begin with a letter.
         if not is_dns_subdomain(name, max_length=MAX_DRIVER_NAME) or name[0].isdigit():
             raise ConfigError(
@@ -61,10 +65,6 @@ def load_drivers(entries: Sequence[DriverEntry], *, file: Path, node: Node) -> l
             )
         if any(driver.name == name for driver in drivers):
             raise ConfigError(f"{file}: {key}.driver: driver {name} is configured twice")
-        try:
-            config = kind.config_type.model_validate(entry.config)
-        except ValidationError as error:
-            raise ConfigError(describe(error, file=str(file), below=f"{key}.config")) from error
 
         def make(kind: type[AnyDriver] = kind, config: Any = config) -> AnyDriver:
             return kind(config, node)
