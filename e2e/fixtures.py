@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from e2e.cluster.api import Cluster
-from e2e.images import build_images, scripted_image
+from e2e.images import build_images, vendor_image
 from e2e.kit import (
     ZRAM_CONTROL,
     Space,
@@ -31,6 +31,7 @@ from e2e.kit import (
     zram_devices,
 )
 from e2e.release import install, uninstall
+from e2e.scripted import IMAGE
 from e2e.scripted.stage import (
     SCRIPTED,
     Stage,
@@ -162,7 +163,7 @@ def space(release: Cluster, zram: Zram, request: pytest.FixtureRequest) -> Itera
 @pytest.fixture(scope="session")
 def scripted(cluster: Cluster, images: list[Path]) -> Iterator[Cluster]:
     """The scripted drivers on the first node: a daemon of their own, as a vendor installs one."""
-    archive = scripted_image(images[0])
+    archive = vendor_image("scripted", IMAGE, nodeplugin=images[0])
     cluster.load_image(archive)
     install_scripted(cluster, build=build_of([archive]))
     classes = {"apiVersion": "v1", "kind": "List", "items": scripted_classes()}

@@ -3,11 +3,11 @@ The images of drakit, built without a container engine, and the image of the tes
 
 `build_images` is all that others need: docker-archive tars, built anew only where something
 changed. The Dockerfile is the one that is used with an engine, too; `python -m e2e.images context`
-makes its build context. `scripted_image` is a vendor's image on top of the node plugin's.
+makes its build context. `vendor_image` is a vendor's image on top of the node plugin's.
 """
 
 from e2e.images.build import build_images
 from e2e.images.cache import ImageError
-from e2e.images.scripted import scripted_image
+from e2e.images.vendor import vendor_image
 
-__all__ = ("ImageError", "build_images", "scripted_image")
+__all__ = ("ImageError", "build_images", "vendor_image")

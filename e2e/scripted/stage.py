@@ -13,7 +13,7 @@ from operator import itemgetter
 from typing import Any
 
 from e2e.cluster.api import Cluster
-from e2e.images.scripted import REPOSITORY_NAME
+from e2e.images.vendor import repository_name
 from e2e.kit import (
     Space,
     cdi_files,
@@ -52,7 +52,7 @@ def scripted_values(cluster: Cluster, **nodeplugin: Any) -> dict[str, Any]:
         for kind, driver in (("Scripted", LAMPS), ("ScriptedTwo", HORNS))
     ]
     return {
-        "image": {"repository": REPOSITORY_NAME},
+        "image": {"repository": repository_name("scripted")},
         "hostdev": {"enabled": False},
         "operator": {"enabled": False},
         "nodeplugin": {

@@ -1,0 +1,46 @@
+"""
+How often ResourceSlices were written, as the API server itself counts it.
+
+The counters are of all clients; a test that compares two looks has to be the only one that causes
+writes meanwhile. It must not know who writes, or why.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from e2e.cluster.api import Cluster
+
+__all__ = ("SliceWrites", "slice_writes")
+
+_LINE = re.compile(r"^apiserver_request_total\{(?P<labels>[^}]*)\} (?P<count>\S+)$", re.MULTILINE)
+_LABEL = re.compile(r'(\w+)="([^"]*)"')
+_VERBS = {"POST": "creates", "PUT": "updates", "PATCH": "updates", "DELETE": "deletes"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SliceWrites:
+    """Writes that succeeded."""
+
+    creates: int = 0
+    updates: int = 0
+    deletes: int = 0
+
+    def __sub__(self, earlier: SliceWrites) -> SliceWrites:
+        return SliceWrites(
+            creates=self.creates - earlier.creates,
+            updates=self.updates - earlier.updates,
+            deletes=self.deletes - earlier.deletes,
+        )
+
+
+def slice_writes(cluster: Cluster) -> SliceWrites:
+    """Read the counters."""
+    counts = {"creates": 0, "updates": 0, "deletes": 0}
+    for line in _LINE.finditer(cluster.kubectl("get", "--raw", "/metrics").stdout):
+        labels = dict(_LABEL.findall(line["labels"]))
+        verb = _VERBS.get(labels.get("verb", ""))
+        if labels.get("resource") == "resourceslices" and verb and labels["code"].startswith("2"):
+            counts[verb] += int(float(line["count"]))
+    return SliceWrites(**counts)
