@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from drakit.device import CounterSet, Device, TaintEffect
+from drakit.resource.pools import pool_name, short_pool
 
 __all__ = (
     "Capacity",
@@ -23,18 +24,6 @@ __all__ = (
     "pool_name",
     "short_pool",
 )
-
-
-def pool_name(node: str, pool: str) -> str:
-    """Give a pool's name in the API; a pool of a node is named after it, to be unique."""
-    return f"{node}/{pool}" if pool else node
-
-
-def short_pool(node: str, name: str) -> str:
-    """Give a pool's name in the driver's words; a name that is not of this node stays as it is."""
-    if name == node:
-        return ""
-    return name.removeprefix(f"{node}/")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

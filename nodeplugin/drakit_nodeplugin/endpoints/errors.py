@@ -6,7 +6,10 @@ It must not know claims, slices or gRPC.
 
 from __future__ import annotations
 
-__all__ = ("DeviceFailedError", "EndpointStoppedError", "text_of")
+__all__ = ("BadParametersError", "DeviceFailedError", "EndpointStoppedError", "text_of")
+
+MAX_TEXT = 2000
+"""Characters of an exception's text that go on; of an Event's message there are 1,024."""
 
 
 class EndpointStoppedError(Exception):
@@ -29,9 +32,17 @@ class DeviceFailedError(Exception):
         """Which of the claim's devices; None if it is not about one of them."""
 
 
+class BadParametersError(DeviceFailedError):
+    """The opaque parameters for a device do not fit: a fault of who wrote them."""
+
+
 def text_of(error: BaseException) -> str:
-    """Give an exception's text; vendors write exceptions whose text cannot be made."""
+    """
+    Give an exception's text, fit for a message; vendors write exceptions whose text cannot be made,
+    is empty or without end, or holds what no UTF-8 can.
+    """
     try:
-        return str(error)
+        text = str(error)[:MAX_TEXT].encode("utf-8", "backslashreplace").decode()
     except Exception:
-        return f"{type(error).__name__}, which has no text"
+        text = ""
+    return text or f"{type(error).__name__}, which has no text"

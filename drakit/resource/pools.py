@@ -1,0 +1,21 @@
+"""
+A pool's name, in the API and in a driver's own words.
+
+It must not know what is in a pool.
+"""
+
+from __future__ import annotations
+
+__all__ = ("pool_name", "short_pool")
+
+
+def pool_name(node: str, pool: str) -> str:
+    """Give a pool's name in the API; a pool of a node is named after it, to be unique."""
+    return f"{node}/{pool}" if pool else node
+
+
+def short_pool(node: str, name: str) -> str:
+    """Give a pool's name in the driver's words; a name that is not of this node stays as it is."""
+    if name == node:
+        return ""
+    return name.removeprefix(f"{node}/")

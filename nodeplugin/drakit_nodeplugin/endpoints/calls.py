@@ -1,0 +1,338 @@
+"""
+From a claim to calls of its Python driver: one for each device, for the claim, or for all claims
+that come together, as the driver wants it.
+
+What a driver does wrong becomes a sentence in :mod:`.faults`. How a call reaches the driver's
+thread, waits for its devices and is cut off is the caller's; what an error leads to is the
+engine's. The functions that are handed to the caller run in the driver's thread: vendor code, and
+that is also the values that it answers with, runs nowhere else.
+
+It must not know how drivers are started, slices, gRPC or the kubelet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
+from dataclasses import replace
+from typing import Any, Protocol, TypeVar, cast
+
+from drakit.device import AllocatedClaim, AllocatedDevice, ClaimReference, Edits
+from drakit.driver import Driver
+from drakit.resource.pools import short_pool
+from drakit_nodeplugin.endpoints.bridge import BridgeClosedError
+from drakit_nodeplugin.endpoints.endpoint import DeviceKey
+from drakit_nodeplugin.endpoints.errors import (
+    BadParametersError,
+    DeviceFailedError,
+    EndpointStoppedError,
+)
+from drakit_nodeplugin.endpoints.faults import DriverFaults, kind_of
+from drakit_nodeplugin.endpoints.parameters import with_parameters
+from drakit_nodeplugin.endpoints.together import Together
+from drakit_nodeplugin.endpoints.traits import DriverTraits, Grain
+
+__all__ = ("CALL_SECONDS", "Caller", "DriverCalls")
+
+logger = logging.getLogger(__name__)
+
+CALL_SECONDS = 300.0
+"""After which a call of a driver is cancelled, from its begin in the driver. It may wait as long
+for an earlier call for its devices. The kubelet is told long before that it goes on."""
+
+AnyDriver = Driver[Any]
+ValueT = TypeVar("ValueT")
+
+
+class Caller(Protocol):
+    """How a driver is reached."""
+
+    def away(self) -> EndpointStoppedError | None:
+        """Say why the driver cannot be called now; None if it can."""
+        ...
+
+    async def call(
+        self,
+        function: Callable[[AnyDriver], Any],
+        *,
+        what: str,
+        keys: Collection[DeviceKey],
+        timeout_seconds: float,
+    ) -> Any:
+        """
+        Call a plain or async function in the driver's thread, once no call of these devices runs.
+
+        Raises what the function raises, and what :meth:`.Bridge.call` does of its own.
+        """
+        ...
+
+
+class DriverCalls:
+    """The calls of one driver; it raises DeviceFailedError, EndpointStoppedError, and no other."""
+
+    def __init__(self, driver: str, *, traits: DriverTraits, node: str, caller: Caller) -> None:
+        """`node` is the node's name, after which pools are named in the API."""
+        self._driver = driver
+        self._traits = traits
+        self._node = node
+        self._caller = caller
+        self._faults = DriverFaults(driver, call_seconds=CALL_SECONDS)
+        self._prepares = Together[AllocatedClaim, Sequence[Edits]](self._prepare_claims)
+        self._unprepares = Together[AllocatedClaim, None](self._unprepare_claims)
+
+    # ------------------------------------------------------------ preparing
+
+    async def prepare(
+        self, claim: ClaimReference, devices: Sequence[AllocatedDevice]
+    ) -> Sequence[Edits]:
+        """Make the devices of a claim ready; gives the edits of each, in their order."""
+        match self._traits.prepare_grain:
+            case Grain.DEVICE:
+                return await self._each(
+                    [self._prepare_device(claim, d, index) for index, d in enumerate(devices)]
+                )
+            case Grain.CLAIM:
+                return await self._prepare_claim(claim, devices)
+            case Grain.BATCH:
+                item = AllocatedClaim(claim=claim, devices=tuple(devices))
+                return await self._prepares.call(item)
+
+    async def _prepare_device(
+        self, claim: ClaimReference, device: AllocatedDevice, index: int
+    ) -> Edits:
+        def run(driver: AnyDriver) -> object:
+            return driver.prepare(claim, self._checked(device, index))
+
+        answer = await self._call(run, what="prepare", devices=[device], index=index)
+        if not isinstance(answer, Edits):
+            raise self._faults.answered(
+                "prepare", f"{kind_of(answer)}, which is no Edits", index=index
+            )
+        return answer
+
+    async def _prepare_claim(
+        self, claim: ClaimReference, devices: Sequence[AllocatedDevice]
+    ) -> Sequence[Edits]:
+        async def run(driver: AnyDriver) -> Sequence[Edits]:
+            answer = await _finished(driver.prepare_claim(claim, self._all_checked(devices)))
+            return self._faults.edits(answer, what="prepare_claim", count=len(devices))
+
+        return await self._call(run, what="prepare_claim", devices=devices)
+
+    async def _prepare_claims(
+        self, claims: Sequence[AllocatedClaim]
+    ) -> Sequence[Sequence[Edits] | Exception]:
+        what = "prepare_claims"
+
+        async def run(driver: AnyDriver) -> Sequence[Sequence[Edits] | Exception]:
+            results: dict[str, Sequence[Edits] | Exception] = {}
+            due: list[AllocatedClaim] = []
+            for item in claims:
+                try:
+                    due.append(replace(item, devices=self._all_checked(item.devices)))
+                except BadParametersError as error:
+                    results[item.claim.uid] = error
+            if due:
+                answers = self._faults.answers(
+                    await _finished(driver.prepare_claims(due)), due, what
+                )
+                for item, answer in zip(due, answers, strict=True):
+                    results[item.claim.uid] = (
+                        answer
+                        if isinstance(answer, Exception)
+                        else self._faults.edits_or_error(answer, what=what, count=len(item.devices))
+                    )
+            return [results[item.claim.uid] for item in claims]
+
+        devices = [device for item in claims for device in item.devices]
+        return await self._call(run, what=what, devices=devices)
+
+    # ------------------------------------------------------------ unpreparing
+
+    async def unprepare(self, claim: ClaimReference, devices: Sequence[AllocatedDevice]) -> None:
+        """Undo it, and reset the devices if the driver wants that."""
+        match self._traits.unprepare_grain:
+            case Grain.DEVICE:
+                await self._each(
+                    [self._unprepare_device(claim, d, index) for index, d in enumerate(devices)]
+                )
+            case Grain.CLAIM:
+                await self._unprepare_claim(claim, devices)
+            case Grain.BATCH:
+                item = AllocatedClaim(claim=claim, devices=tuple(devices))
+                await self._unprepares.call(item)
+
+    async def _unprepare_device(
+        self, claim: ClaimReference, device: AllocatedDevice, index: int
+    ) -> None:
+        async def run(driver: AnyDriver) -> None:
+            known = self._checked(device, index, lenient=True)
+            await _finished(driver.unprepare(claim, known))
+            if self._resets(device):
+                await self._reset(driver, known, index)
+
+        await self._call(run, what="unprepare", devices=[device], index=index)
+
+    async def _unprepare_claim(
+        self, claim: ClaimReference, devices: Sequence[AllocatedDevice]
+    ) -> None:
+        async def run(driver: AnyDriver) -> None:
+            known = self._all_checked(devices, lenient=True)
+            await _finished(driver.unprepare_claim(claim, known))
+            await self._reset_all(driver, known)
+
+        await self._call(run, what="unprepare_claim", devices=devices)
+
+    async def _unprepare_claims(
+        self, claims: Sequence[AllocatedClaim]
+    ) -> Sequence[Exception | None]:
+        what = "unprepare_claims"
+
+        async def run(driver: AnyDriver) -> Sequence[Exception | None]:
+            due = [
+                replace(item, devices=self._all_checked(item.devices, lenient=True))
+                for item in claims
+            ]
+            answers = self._faults.answers(await _finished(driver.unprepare_claims(due)), due, what)
+            resets = [
+                self._reset_or_error(driver, item.devices, answer, what=what)
+                for item, answer in zip(due, answers, strict=True)
+            ]
+            return await asyncio.gather(*resets)
+
+        devices = [device for item in claims for device in item.devices]
+        return await self._call(run, what=what, devices=devices)
+
+    def _resets(self, device: AllocatedDevice) -> bool:
+        """Tell whether a device is reset: not if others may be using it."""
+        return self._traits.resets and device.share_id is None and not device.admin_access
+
+    async def _reset(self, driver: AnyDriver, device: AllocatedDevice, index: int) -> None:
+        try:
+            await _finished(driver.reset(device))
+        except Exception as error:
+            raise self._faults.failed(error, what="reset", index=index) from error
+
+    async def _reset_all(self, driver: AnyDriver, devices: Sequence[AllocatedDevice]) -> None:
+        if self._traits.resets:
+            await self._each(
+                [self._reset(driver, d, i) for i, d in enumerate(devices) if self._resets(d)]
+            )
+
+    async def _reset_or_error(
+        self,
+        driver: AnyDriver,
+        devices: Sequence[AllocatedDevice],
+        answer: object,
+        *,
+        what: str,
+    ) -> Exception | None:
+        """Reset the devices of a claim that the driver has answered with None."""
+        if isinstance(answer, Exception):
+            return answer
+        if answer is not None:
+            return self._faults.answered(
+                what, f"{kind_of(answer)} for a claim, which is neither None nor why"
+            )
+        try:
+            await self._reset_all(driver, devices)
+        except DeviceFailedError as error:
+            return error
+        return None
+
+    # ------------------------------------------------------------ checking
+
+    async def check(self, claim: ClaimReference, devices: Sequence[AllocatedDevice]) -> bool:
+        """
+        Say whether all devices are still in order; raises EndpointStoppedError, and nothing else.
+
+        A driver that fails to check does not know that all is well: that is False, too.
+        """
+        answers = await self._each(
+            [self._check_device(claim, d, index) for index, d in enumerate(devices)]
+        )
+        return all(answers)
+
+    async def _check_device(
+        self, claim: ClaimReference, device: AllocatedDevice, index: int
+    ) -> bool:
+        def run(driver: AnyDriver) -> object:
+            return driver.check(claim, self._checked(device, index))
+
+        facts = {"driver": self._driver, "claim_uid": claim.uid, "device": device.name}
+        try:
+            answer = await self._call(run, what="check", devices=[device], index=index)
+        except DeviceFailedError as error:
+            logger.warning("driver cannot check a device", extra=facts | {"error": str(error)})
+            return False
+        if not isinstance(answer, bool):
+            text = f"it answered check with {kind_of(answer)}, which is no bool"
+            logger.error("driver cannot check a device", extra=facts | {"error": text})
+            return False
+        return answer
+
+    # ------------------------------------------------------------ what a driver gets
+
+    def _checked(
+        self, device: AllocatedDevice, index: int, *, lenient: bool = False
+    ) -> AllocatedDevice:
+        """Give a device in the driver's words; see :func:`.with_parameters`."""
+        return with_parameters(
+            replace(device, pool=short_pool(self._node, device.pool)),
+            self._traits.parameters_type,
+            driver=self._driver,
+            index=index,
+            lenient=lenient,
+        )
+
+    def _all_checked(
+        self, devices: Sequence[AllocatedDevice], *, lenient: bool = False
+    ) -> tuple[AllocatedDevice, ...]:
+        return tuple(
+            [self._checked(device, index, lenient=lenient) for index, device in enumerate(devices)]
+        )
+
+    # ------------------------------------------------------------ one call
+
+    async def _call(
+        self,
+        function: Callable[[AnyDriver], Any],
+        *,
+        what: str,
+        devices: Collection[AllocatedDevice],
+        index: int | None = None,
+    ) -> Any:
+        if (away := self._caller.away()) is not None:
+            raise away
+        keys = {DeviceKey(short_pool(self._node, device.pool), device.name) for device in devices}
+        try:
+            return await self._caller.call(
+                function, what=what, keys=keys, timeout_seconds=CALL_SECONDS
+            )
+        except BridgeClosedError as error:
+            raise EndpointStoppedError(driver=self._driver, reason=error.reason) from None
+        except DeviceFailedError:
+            raise
+        except Exception as error:
+            raise self._faults.failed(error, what=what, index=index) from error
+
+    async def _each(self, works: Sequence[Coroutine[Any, Any, ValueT]]) -> Sequence[ValueT]:
+        """Run works side by side; what one raises is raised once all have ended."""
+        if len(works) == 1:
+            return [await works[0]]
+        results = await asyncio.gather(*works, return_exceptions=True)
+        values: list[ValueT] = []
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+            values.append(result)
+        return values
+
+
+async def _finished(value: Awaitable[ValueT] | ValueT) -> ValueT:
+    """Wait for what an async method has given; a plain one has given its answer."""
+    if inspect.isawaitable(value):
+        return await cast("Awaitable[ValueT]", value)
+    return value

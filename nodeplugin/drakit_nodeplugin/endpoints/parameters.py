@@ -1,0 +1,112 @@
+"""
+Opaque parameters: what users wrote in claims and DeviceClasses, as an object of the driver's type.
+
+The type is vendor code (validators, defaults), so all of this runs in the driver's thread. Which
+configs are meant for a device was decided before; what an error leads to is :mod:`.calls`'s.
+
+It must not know claims, events loops, or how a driver is run.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from pydantic import ValidationError
+
+from drakit.device import AllocatedDevice
+from drakit.driver import DeviceParameters
+from drakit_nodeplugin.endpoints.errors import BadParametersError
+
+__all__ = ("merged", "with_parameters")
+
+logger = logging.getLogger(__name__)
+
+MAX_PROBLEMS = 5
+"""Problems that are named; a text with all of them would not fit an Event."""
+
+MAX_PART = 64
+"""Characters of a key in a text: users write any."""
+
+
+def merged(configs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Put configs together, key by key at the top level; a later one has the last word."""
+    together: dict[str, Any] = {}
+    for config in configs:
+        together.update(config)
+    return together
+
+
+def with_parameters(
+    device: AllocatedDevice,
+    kind: type[DeviceParameters] | None,
+    *,
+    driver: str,
+    index: int,
+    lenient: bool = False,
+) -> AllocatedDevice:
+    """
+    Give a device with its checked parameters, and with configs that the driver may change.
+
+    What does not fit raises :class:`BadParametersError` about the device `index`; if `lenient`, the
+    parameters are None then.
+    """
+    if device.configs:
+        # What is stored of the claim is compared with its allocation later: a driver that pops a
+        # key must not make it another one.
+        device = replace(device, configs=copy.deepcopy(device.configs))
+    if kind is None:
+        return device
+    try:
+        # A copy again: defaults and validators may change what they are given.
+        parameters = kind.model_validate(merged(copy.deepcopy(device.configs)))
+    except Exception as error:
+        if lenient:
+            return device
+        raise BadParametersError(_sentence(error, driver=driver), index=index) from error
+    return replace(device, parameters=parameters)
+
+
+def _sentence(error: Exception, *, driver: str) -> str:
+    if isinstance(error, ValidationError):
+        return (
+            f"the opaque parameters for driver {driver} do not fit: {_problems(error)}; correct "
+            f"them in the claim or in its DeviceClass, and create the claim anew"
+        )
+    # Its text may hold what the user wrote, and goes to the log alone.
+    logger.error("driver failed", exc_info=error, extra={"driver": driver, "call": "parameters"})
+    return (
+        f"the opaque parameters cannot be checked, because driver {driver} failed in it with "
+        f"{type(error).__name__}; the node plugin's log on this node says more"
+    )
+
+
+def _problems(error: ValidationError) -> str:
+    """Name fields and reasons, but nothing of what was written there: it may be a secret."""
+    problems = error.errors(include_url=False, include_input=False, include_context=False)
+    named: list[str] = []
+    for problem in problems[:MAX_PROBLEMS]:
+        reason = problem["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
+        if problem["type"] == "extra_forbidden":
+            reason = "is no key that is known here"
+        path = _path(problem["loc"])
+        named.append(f"{path}: {reason}" if path else reason)
+    if len(problems) > MAX_PROBLEMS:
+        named.append("and more")
+    return "; ".join(named)
+
+
+def _path(parts: Sequence[int | str]) -> str:
+    path = ""
+    for part in parts:
+        if isinstance(part, int):
+            path += f"[{part}]"
+            continue
+        name = part if part.isprintable() else ascii(part)
+        if len(name) > MAX_PART:
+            name = f"{name[:MAX_PART]}..."
+        path += f".{name}" if path else name
+    return path
