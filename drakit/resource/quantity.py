@@ -1,15 +1,22 @@
 """
 Kubernetes quantities, compared by value: the API server answers ``1Gi`` where we sent ``1024Mi``.
 
+Their value is the one that the API server would store: it rounds up what is finer than a
+billionth, and cuts off what is written with a binary suffix and larger than 2^63-1.
+
 It must not know what is measured.
 """
 
 from __future__ import annotations
 
 import re
-from decimal import Decimal
+from decimal import ROUND_UP, Context, Decimal
+from functools import lru_cache
 
-__all__ = ("parse_quantity",)
+__all__ = ("parse_quantity", "quantity_problem", "same_quantity")
+
+MAX_LENGTH = 64
+"""Characters; nothing that is measured needs them, and longer ones would cost time."""
 
 _FORM = re.compile(
     r"(?P<number>[+-]?(\d+(\.\d*)?|\.\d+))(?P<suffix>[KMGTPE]i|[numkMGTPE]?|[eE][+-]?\d{1,3})",
@@ -33,14 +40,48 @@ _SCALE = {
     "Pi": Decimal(2) ** 50,
     "Ei": Decimal(2) ** 60,
 }
+_NANO = Decimal("1e-9")
+_NANO_EXPONENT = -9
+_MAX_BINARY = Decimal(2**63 - 1)
+_EXACT = Context(prec=2 * MAX_LENGTH)
+"""Digits enough for any number of that length with any suffix."""
 
 
+# A node's devices are alike: few texts come thousands of times.
+@lru_cache(maxsize=1024)
 def parse_quantity(text: str) -> Decimal:
     """Give a quantity's value; raise ValueError with a sentence for anything else."""
-    form = _FORM.fullmatch(text)
+    form = _FORM.fullmatch(text) if len(text) <= MAX_LENGTH else None
     if form is None:
-        raise ValueError(f"{text!r} is not a Kubernetes quantity (such as 8, 500m or 16Gi)")
+        shown = repr(text) if len(text) <= MAX_LENGTH else f"{text[:MAX_LENGTH]!r}..."
+        raise ValueError(f"{shown} is not a Kubernetes quantity (such as 8, 500m or 16Gi)")
     number, suffix = Decimal(form["number"]), form["suffix"]
-    if suffix in _SCALE:
-        return number * _SCALE[suffix]
-    return number * Decimal(10) ** int(suffix[1:])
+    scale = _SCALE[suffix] if suffix in _SCALE else Decimal(f"1e{suffix[1:]}")
+    value = _EXACT.multiply(number, scale)
+    if int(value.as_tuple().exponent) < _NANO_EXPONENT:
+        value = value.quantize(_NANO, rounding=ROUND_UP, context=_EXACT)
+    if suffix.endswith("i"):
+        value = max(-_MAX_BINARY, min(value, _MAX_BINARY))
+    return value
+
+
+def quantity_problem(given: object) -> str | None:
+    """Say what is wrong with an amount of something: a quantity that is not negative."""
+    if not isinstance(given, str):
+        kind = type(given).__name__
+        return f'is of type {kind}, not a quantity as text (such as "8" or "16Gi")'
+    try:
+        value = parse_quantity(given)
+    except ValueError as error:
+        return f"is no amount: {error}"
+    return f"is negative ({given})" if value < 0 else None
+
+
+def same_quantity(one: object, other: object) -> bool:
+    """Compare two quantities of the API's JSON by value; what is none is only equal to itself."""
+    if one == other:
+        return True
+    try:
+        return parse_quantity(str(one)) == parse_quantity(str(other))
+    except ValueError:
+        return False

@@ -1,0 +1,141 @@
+"""
+Whether the API server would take a capacity, and how claims are to share it.
+
+The amounts are compared as the API server does: exactly, but steps and equal amounts after they
+were rounded up to whole numbers, which it does up to Kubernetes 1.36.
+
+It must not know devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from decimal import ROUND_CEILING, Decimal
+from itertools import pairwise
+from typing import cast
+
+from drakit.device import Capacity, CapacityRange
+from drakit.resource.limits import MAX_VALID_VALUES
+from drakit.resource.quantity import parse_quantity, quantity_problem
+
+__all__ = ("capacity_problems", "has_policy")
+
+
+def has_policy(capacity: object) -> bool:
+    """Tell whether a capacity says what claims can take of it (API: ``requestPolicy``)."""
+    return isinstance(capacity, Capacity) and (
+        capacity.default is not None
+        or bool(capacity.valid_values)
+        or capacity.valid_range is not None
+    )
+
+
+def capacity_problems(capacity: object) -> list[str]:
+    """Say in sentences what is wrong with a capacity, whatever it is."""
+    if not isinstance(capacity, Capacity):
+        problem = quantity_problem(capacity)
+        return [f"{capacity!r:.80} {problem}"] if problem else []
+    problems = list(_amount_problems(capacity))
+    return problems or list(_policy_problems(capacity))
+
+
+def _amount_problems(capacity: Capacity) -> Iterator[str]:
+    """Look at each amount alone; types first, since vendors make them."""
+    amounts: list[tuple[str, object]] = [("value", capacity.value)]
+    if capacity.default is not None:
+        amounts.append(("default", capacity.default))
+    values = cast("object", capacity.valid_values)
+    if not isinstance(values, tuple | list):
+        yield f"its valid_values are of type {type(values).__name__}, not a tuple of quantities"
+    elif len(given := cast("tuple[object, ...]", values)) > MAX_VALID_VALUES:
+        yield f"it has {len(given)} valid_values, {MAX_VALID_VALUES} are allowed"
+    else:
+        amounts += [("valid value", value) for value in given]
+    span: object = capacity.valid_range
+    if isinstance(span, CapacityRange):
+        amounts.append(("min", span.min))
+        amounts += [
+            (name, amount)
+            for name, amount in (("max", span.max), ("step", span.step))
+            if amount is not None
+        ]
+    elif span is not None:
+        yield f"its valid_range is of type {type(span).__name__}, not a CapacityRange"
+    for name, amount in amounts:
+        if problem := quantity_problem(amount):
+            yield f"its {name} {amount!r:.80} {problem}"
+
+
+def _policy_problems(capacity: Capacity) -> Iterator[str]:
+    """Look at the amounts together; each alone is in order."""
+    value = parse_quantity(capacity.value)
+    if capacity.valid_values and capacity.valid_range is not None:
+        yield "it has valid_values and a valid_range, only one of the two is allowed"
+        return
+    if capacity.default is None:
+        if capacity.valid_values or capacity.valid_range is not None:
+            yield "it has no default, which must be there with valid_values or a valid_range"
+        return
+    default = parse_quantity(capacity.default)
+    if default > value:
+        yield f"its default {capacity.default} is more than there is ({capacity.value})"
+    if capacity.valid_values:
+        yield from _valid_values_problems(capacity.valid_values, default=default, value=value)
+    if capacity.valid_range is not None:
+        yield from _range_problems(capacity.valid_range, default=default, value=value)
+
+
+def _valid_values_problems(
+    texts: tuple[str, ...], *, default: Decimal, value: Decimal
+) -> Iterator[str]:
+    values = [parse_quantity(text) for text in texts]
+    if any(one > other for one, other in pairwise(values)):
+        yield "its valid_values are not in ascending order"
+    if len({_whole(each) for each in values}) < len(values):
+        yield "two of its valid_values are the same when they are rounded up to whole numbers"
+    if any(each > value for each in values):
+        yield "one of its valid_values is more than there is"
+    if default not in values:
+        yield "its default is none of its valid_values"
+
+
+def _range_problems(span: CapacityRange, *, default: Decimal, value: Decimal) -> Iterator[str]:
+    least = parse_quantity(span.min)
+    most = value if span.max is None else parse_quantity(span.max)
+    if least > most:
+        yield "the min of its valid_range is more than the max"
+    if most > value:
+        yield "the max of its valid_range is more than there is"
+    if not least <= default <= most:
+        yield "its default is not within its valid_range"
+    if span.step is None:
+        return
+    step = parse_quantity(span.step)
+    if step <= 0:
+        yield "the step of its valid_range is zero"
+        return
+    if least + step > value:
+        yield "the min of its valid_range and one step are more than there is"
+    if not _steps_fit(default - least, step) or not _whole_steps_fit(default, least, step):
+        yield "its default is not the min of its valid_range and a number of steps"
+    if span.max is not None and (
+        not _steps_fit(most - least, step) or not _whole_steps_fit(most, least, step)
+    ):
+        yield "the max of its valid_range is not the min and a number of steps"
+
+
+def _steps_fit(distance: Decimal, step: Decimal) -> bool:
+    return _units(distance) % _units(step) == 0
+
+
+def _whole_steps_fit(amount: Decimal, least: Decimal, step: Decimal) -> bool:
+    return (_whole(amount) - _whole(least)) % _whole(step) == 0
+
+
+def _units(amount: Decimal) -> int:
+    """Give billionths: integers divide exactly, however large."""
+    return int(amount.scaleb(9))
+
+
+def _whole(amount: Decimal) -> int:
+    return int(amount.to_integral_value(rounding=ROUND_CEILING))

@@ -1,0 +1,222 @@
+"""
+What of an inventory can be published: each device on its own, and what concerns several of them.
+
+A device that the API server would refuse, that has another's name, or that consumes what is not
+there is left out and named, and the rest is kept. A driver lists all of its devices at each change:
+verdicts on devices that are as they were are taken from the check before.
+
+It must not know clients, clocks, or who asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import cast
+
+from drakit.device import CounterSet, Device, Inventory
+from drakit.resource.checks import counters_problems, device_problems, place_problems, shown
+from drakit.resource.quantity import parse_quantity
+
+__all__ = ("CheckedInventory", "check_inventory")
+
+MAX_LEFT_OUT = 100
+"""Devices that are named with a reason: a driver with a bug in all of 10,000 is known by then."""
+
+_Pools = dict[str, dict[str, Device]]
+"""Devices by name, by pool."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckedInventory:
+    """What of an inventory the API server would take."""
+
+    devices: tuple[Device, ...] = ()
+    """In the endpoint's order. One that equals that of the check before is that very object."""
+
+    counter_sets: tuple[CounterSet, ...] = ()
+    fallback: tuple[Device, ...] | None = None
+    left_out: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Reasons in sentences, by ``pool/name``, or the name alone in the pool without a name. At
+    most 100 of them."""
+
+    left_out_count: int = 0
+    """All that were left out, those without a reason included."""
+
+    known: _Pools = field(default_factory=dict[str, dict[str, Device]], repr=False, compare=False)
+    """For the next check alone: the devices whose own values are in order."""
+
+
+def check_inventory(
+    inventory: Inventory, *, node: str = "", previous: CheckedInventory | None = None
+) -> CheckedInventory:
+    """
+    Say what of an inventory can be published, and why the rest cannot.
+
+    With the node's name, the names of pools are checked for their length. `previous` is what the
+    check before gave, and saves the time for devices that did not change.
+    """
+    refusals = _Refusals()
+    sets = _checked_sets(inventory.counter_sets, refusals, node=node)
+    known: _Pools = {}
+    before: _Pools = previous.known if previous is not None else {}
+    check = _Check(sets=sets, before=before, refusals=refusals, node=node)
+    devices = check.devices(inventory.devices, known=known)
+    fallback = None
+    if inventory.fallback is not None:
+        fallback = check.devices(inventory.fallback, known={}, prefix="as a fallback, ")
+    return CheckedInventory(
+        devices=devices,
+        counter_sets=tuple(each for pool in sets.values() for each in pool.values()),
+        fallback=fallback,
+        left_out=refusals.reasons,
+        left_out_count=refusals.count,
+        known=known,
+    )
+
+
+class _Refusals:
+    """Collects what is left out, and of the first ones why."""
+
+    def __init__(self) -> None:
+        self.reasons: dict[str, str] = {}
+        self.count = 0
+
+    def add(self, pool: object, name: object, problems: Collection[str]) -> None:
+        self.count += 1
+        if len(self.reasons) < MAX_LEFT_OUT:
+            # Of two with one name the first was kept, or its reason is as good.
+            self.reasons.setdefault(_place(pool, name), "; ".join(problems))
+
+
+def _place(pool: object, name: object) -> str:
+    words = [_word(name)] if pool == "" else [_word(pool), _word(name)]
+    return "/".join(words)
+
+
+def _word(given: object) -> str:
+    """Show a name as it is; anything that is no decent text as it stands in Python."""
+    plain = isinstance(given, str) and 0 < len(given) <= 80 and given.isprintable()
+    return str(given) if plain else shown(given)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Check:
+    """What the devices of one inventory are checked against."""
+
+    sets: Mapping[str, Mapping[str, CounterSet]]
+    before: _Pools
+    refusals: _Refusals
+    node: str
+
+    def devices(
+        self, given: Collection[object], *, known: _Pools, prefix: str = ""
+    ) -> tuple[Device, ...]:
+        """Give the devices that are in order; put those of good values into `known`."""
+        kept: list[Device] = []
+        for each in given:
+            device, problems = self._sound(each)
+            if device is not None:
+                pool = known.setdefault(device.pool, {})
+                if device.name in pool:
+                    problems = ["another device of its pool has the same name"]
+                else:
+                    pool[device.name] = device
+                    problems = _consumption_problems(device, self.sets) if device.consumes else []
+            if device is not None and not problems:
+                kept.append(device)
+            else:
+                pool, name = (each.pool, each.name) if isinstance(each, Device) else ("", each)
+                self.refusals.add(pool, name, [prefix + problems[0], *problems[1:]])
+        return tuple(kept)
+
+    def _sound(self, given: object) -> tuple[Device | None, list[str]]:
+        """Give the device if its own values are in order, as the object that is known already."""
+        if isinstance(given, Device):
+            old = self._old(given)
+            if old is given or (old is not None and _same(given, old)):
+                return old, []
+        problems = device_problems(given, node=self.node)
+        return (None, problems) if problems else (cast("Device", given), [])
+
+    def _old(self, device: Device) -> Device | None:
+        pool, name = cast("object", device.pool), cast("object", device.name)
+        if not isinstance(pool, str) or not isinstance(name, str):
+            return None
+        return self.before.get(pool, {}).get(name)
+
+
+def _same(device: Device, good: Device) -> bool:
+    """
+    Tell whether a device has the values of one that is in order, and of the same types.
+
+    Python takes 1, 1.0 and True for equal, the API does not.
+    """
+    try:
+        return device == good and _types(device) == _types(good)
+    except Exception:  # a vendor's value may refuse to be compared
+        return False
+
+
+def _types(device: Device) -> list[type]:
+    types: list[type] = [type(device.allow_multiple_allocations), type(device.topology.numa_node)]
+    for name in sorted(device.attributes):
+        value = device.attributes[name]
+        types.append(type(value))
+        if isinstance(value, tuple):
+            types += map(type, value)
+    return types
+
+
+def _checked_sets(
+    given: Collection[object], refusals: _Refusals, *, node: str
+) -> dict[str, dict[str, CounterSet]]:
+    sets: dict[str, dict[str, CounterSet]] = {}
+    for each in given:
+        if not isinstance(each, CounterSet):
+            kind = type(each).__name__
+            refusals.add("", "counter sets", [f"one of them is of type {kind}, not a CounterSet"])
+            continue
+        problems = _set_problems(each, node=node)
+        pool = {} if problems else sets.setdefault(each.pool, {})
+        if each.name in pool:
+            problems = ["another counter set of its pool has the same name"]
+        if problems:
+            refusals.add(each.pool, each.name, ["as a counter set, " + problems[0], *problems[1:]])
+        else:
+            pool[each.name] = each
+    return sets
+
+
+def _set_problems(given: CounterSet, *, node: str) -> list[str]:
+    try:
+        problems = list(place_problems(given.name, given.pool, node=node))
+        return problems + [f"it {problem}" for problem in counters_problems(given.counters)]
+    except Exception as error:  # its mapping can be the vendor's own class
+        return [f"it cannot be checked ({type(error).__name__}: {str(error)[:200]})"]
+
+
+def _consumption_problems(
+    device: Device, sets: Mapping[str, Mapping[str, CounterSet]]
+) -> list[str]:
+    """Compare what a sound device consumes with what there is."""
+    pool = sets.get(device.pool, {})
+    problems: list[str] = []
+    for name, counters in device.consumes.items():
+        if (source := pool.get(name)) is None:
+            problems.append(
+                f"it consumes from the counter set {name!r}, which its pool does not have"
+            )
+            continue
+        for counter, amount in counters.items():
+            if (there := source.counters.get(counter)) is None:
+                problems.append(
+                    f"it consumes the counter {counter!r}, which the counter set {name!r} "
+                    f"does not have"
+                )
+            elif parse_quantity(amount) > parse_quantity(there):
+                problems.append(
+                    f"it consumes {amount} of the counter {counter!r}, and the counter set "
+                    f"{name!r} has {there}"
+                )
+    return problems[:5]

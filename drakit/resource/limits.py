@@ -1,0 +1,54 @@
+"""
+The numbers of the API for slices and what is in them, in one place.
+
+They are those of ``resource.k8s.io/v1`` in Kubernetes 1.36 and 1.37; earlier versions have none
+that is lower for what we publish.
+
+It must not know how any of them is checked.
+"""
+
+from __future__ import annotations
+
+__all__ = (
+    "MAX_ATTRIBUTES_AND_CAPACITIES",
+    "MAX_ATTRIBUTE_VALUES",
+    "MAX_CONSUMED_COUNTER_SETS",
+    "MAX_COUNTERS",
+    "MAX_COUNTER_SETS_PER_SLICE",
+    "MAX_DEVICES_PER_SLICE",
+    "MAX_DEVICES_PER_SLICE_ADVANCED",
+    "MAX_DRIVER_TAINTS",
+    "MAX_POOL_NAME_LENGTH",
+    "MAX_STRING_BYTES",
+    "MAX_TAINTS",
+    "MAX_VALID_VALUES",
+)
+
+MAX_DEVICES_PER_SLICE = 128
+MAX_DEVICES_PER_SLICE_ADVANCED = 64
+"""Where any device of the slice has taints, consumes counters or has a list attribute."""
+
+MAX_COUNTER_SETS_PER_SLICE = 8
+MAX_COUNTERS = 32
+"""Of a counter set, and of what a device consumes of one."""
+
+MAX_CONSUMED_COUNTER_SETS = 2
+"""Sets that a device consumes from."""
+
+MAX_ATTRIBUTES_AND_CAPACITIES = 32
+"""Of a device, both together; the attributes of its topology count."""
+
+MAX_ATTRIBUTE_VALUES = 48
+"""Of a device: each value of a list counts."""
+
+MAX_STRING_BYTES = 64
+"""Of an attribute that is text or a version; the API server counts bytes."""
+
+MAX_VALID_VALUES = 10
+"""Amounts of a capacity to choose from."""
+
+MAX_TAINTS = 16
+MAX_DRIVER_TAINTS = 12
+"""Taints of the driver's own; the rest are for the node plugin."""
+
+MAX_POOL_NAME_LENGTH = 253

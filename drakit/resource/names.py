@@ -1,0 +1,77 @@
+"""
+Names as the API allows them: labels, subdomains, C identifiers, and the keys and values of labels.
+
+Which object has which kind of name is known where objects are checked. Sentences say what is wrong
+with a name and do not repeat it, so that they can stand behind any word for it.
+
+It must not know devices or slices.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+__all__ = (
+    "is_dns_label",
+    "is_dns_subdomain",
+    "label_key_problem",
+    "label_value_problem",
+    "qualified_name_problem",
+)
+
+MAX_LABEL_LENGTH = 63
+MAX_SUBDOMAIN_LENGTH = 253
+MAX_DOMAIN_LENGTH = 63
+"""Of the domain of an attribute, which is shorter than other subdomains."""
+MAX_IDENTIFIER_LENGTH = 32
+
+_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
+_SUBDOMAIN = re.compile(rf"{_LABEL.pattern}(\.{_LABEL.pattern})*")
+_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_LABEL_VALUE = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?")
+
+
+def is_dns_label(text: str) -> bool:
+    """Tell whether a text is a DNS label of at most 63 characters (RFC 1123)."""
+    return len(text) <= MAX_LABEL_LENGTH and _LABEL.fullmatch(text) is not None
+
+
+def is_dns_subdomain(text: str, *, max_length: int = MAX_SUBDOMAIN_LENGTH) -> bool:
+    """Tell whether a text is a DNS subdomain: labels joined by dots."""
+    return len(text) <= max_length and _SUBDOMAIN.fullmatch(text) is not None
+
+
+# The same few names come with each of thousands of devices.
+@lru_cache(maxsize=1024)
+def qualified_name_problem(name: str) -> str | None:
+    """Say what is wrong with the name of an attribute or a capacity (API: ``QualifiedName``)."""
+    domain, slash, identifier = name.rpartition("/")
+    if slash and not is_dns_subdomain(domain, max_length=MAX_DOMAIN_LENGTH):
+        return "has a domain that is not a DNS subdomain of at most 63 characters"
+    if len(identifier) > MAX_IDENTIFIER_LENGTH or not _IDENTIFIER.fullmatch(identifier):
+        return f"is not a C identifier of at most {MAX_IDENTIFIER_LENGTH} characters"
+    return None
+
+
+@lru_cache(maxsize=1024)
+def label_key_problem(key: str) -> str | None:
+    """Say what is wrong with the key of a label that must have a prefix."""
+    prefix, slash, name = key.partition("/")
+    if not slash:
+        return "has no domain before it (such as camera.example.com/lens)"
+    if not is_dns_subdomain(prefix):
+        return "has a domain that is not a DNS subdomain of at most 253 characters"
+    if problem := label_value_problem(name) if name else "is empty":
+        return f"has a part behind the slash that {problem}"
+    return None
+
+
+def label_value_problem(value: str) -> str | None:
+    """Say what is wrong with the value of a label; it may be empty."""
+    if not value or (len(value) <= MAX_LABEL_LENGTH and _LABEL_VALUE.fullmatch(value)):
+        return None
+    return (
+        f"is not of at most {MAX_LABEL_LENGTH} letters, digits and -_. "
+        f"that begin and end with a letter or digit"
+    )
