@@ -16,6 +16,7 @@ from drakit_proto.kubelet.dra.v1beta1 import dra_pb2 as v1beta1
 from drakit_proto.kubelet.dra.v1beta1 import dra_pb2_grpc as v1beta1_grpc
 from drakit_proto.kubelet.drahealth.v1alpha1 import health_pb2, health_pb2_grpc
 from drakit_proto.kubelet.pluginregistration.v1 import registration_pb2, registration_pb2_grpc
+from tests.fakes.health import HealthSubscriber, health_version
 
 VERSIONS = {"v1": (v1, v1_grpc), "v1beta1": (v1beta1, v1beta1_grpc)}
 
@@ -110,10 +111,20 @@ class FakeKubelet:
         return {uid: claim.error for uid, claim in answer.claims.items()}
 
     def watch_health(self, dra: Path) -> Any:
-        """Open the health stream; the call can be read, cancelled and awaited."""
+        """Open the v1alpha1 health stream; the call can be read, cancelled and awaited."""
         return health_pb2_grpc.DRAResourceHealthStub(self._channel(dra)).NodeWatchResources(
             health_pb2.NodeWatchResourcesRequest()
         )
+
+    async def follow_health(
+        self, registration: Path, *, version: str | None = None
+    ) -> HealthSubscriber:
+        """Follow the health of the driver that is registered there, as a kubelet of 1.37 does; or
+        in a given version, advertised or not, as one of 1.36 does."""
+        info = await self.get_info(registration)
+        version = version or health_version(info.supported_versions)
+        assert version is not None, "the driver advertises no health"
+        return HealthSubscriber(self._channel(Path(info.endpoint)), version=version)
 
 
 def _claims(messages: Any, claims: Sequence[ClaimReference]) -> list[Any]:

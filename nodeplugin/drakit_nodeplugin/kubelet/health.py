@@ -1,48 +1,167 @@
 """
-The health service, silent: a driver that knows no health still keeps the kubelet's stream open.
+What the kubelet is told of the devices' health, and when: at once, at each change, and again.
 
-A kubelet of 1.36 asks every plugin for this stream, advertised or not, and logs an error every 5 s
-where it is missing. A stream that says nothing changes no pod's status.
+The kubelet believes in a device's health for as long as it was told to, so all of it is told again
+at a third of that time. How messages look is said in :mod:`.healthservice`; what health a device
+has, by the source.
 
-It must not know devices.
+It must not know gRPC, or how health is found out.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from typing import Any
+import math
+import time
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any, Protocol
 
-import grpc.aio
+from drakit_nodeplugin.devices.pools import DeviceHealth
+from drakit_nodeplugin.devices.revision import Revision
 
-from drakit_proto.kubelet.drahealth.v1alpha1 import health_pb2, health_pb2_grpc
+__all__ = ("HealthReports", "HealthSource", "Subscription", "shown")
 
-__all__ = ("SilentHealth",)
+PACE_SECONDS = 0.2
+"""From one look at the devices to the next: a driver whose devices flap by the thousand makes five
+messages a second of it."""
+
+MAX_DEVICES = 500
+"""Of one message: with the longest texts a little more than half of the 4 MiB that the kubelet
+takes."""
+
+MAX_MESSAGE_CHARACTERS = 1024
+"""What the kubelet would cut itself."""
+
+GONE = "the driver does not list the device any more"
+
+_Told = Mapping[tuple[str, str], DeviceHealth]
+"""Health by pool and device."""
 
 
-class SilentHealth(health_pb2_grpc.DRAResourceHealthServicer):
-    """Holds streams open until the server stops."""
+class HealthSource(Protocol):
+    """Who knows the health of a driver's devices. Used in one event loop."""
 
-    def __init__(self) -> None:
+    @property
+    def revision(self) -> Revision:
+        """Advances at each change of a device's health, and may advance for anything else."""
+        ...
+
+    def health_states(self) -> Sequence[DeviceHealth]:
+        """Give the health of every device: at best the same object for as long as none of them
+        changed, and never an object that was given before and has changed since."""
+        ...
+
+
+class HealthReports:
+    """The reports on one driver's devices, to any number of subscribers."""
+
+    def __init__(self, source: HealthSource, *, timeout_seconds: float) -> None:
+        """The timeout is how long the kubelet believes in what it was told."""
+        self.timeout_seconds = max(1, math.ceil(timeout_seconds))
+        """In the whole seconds that a message can hold."""
+
+        self._source = source
         self._ended = asyncio.Event()
 
-    def add_to(self, server: grpc.aio.Server) -> None:
-        """Serve it, without advertising it."""
-        health_pb2_grpc.add_DRAResourceHealthServicer_to_server(self, server)
-
     def end(self) -> None:
-        """End all streams: they would hold up the server's stop."""
+        """End all subscriptions, those to come included."""
         self._ended.set()
 
-    async def NodeWatchResources(
-        self,
-        request: health_pb2.NodeWatchResourcesRequest,
-        context: grpc.aio.ServicerContext[Any, Any],
-    ) -> AsyncIterator[health_pb2.NodeWatchResourcesResponse]:
-        # Without it nothing at all would be sent, and a client cannot tell that the stream is open.
-        await context.send_initial_metadata(())
-        # A cancellation (the kubelet hung up) must leave this function as one: grpc.aio leaks
-        # the call of a stream that swallows it (github.com/grpc/grpc/issues/43360).
-        await self._ended.wait()
-        return
-        yield health_pb2.NodeWatchResourcesResponse()
+    def subscribe(self) -> Subscription:
+        """Begin to tell somebody."""
+        resend_seconds = self.timeout_seconds / 3
+        return Subscription(self._source, resend_seconds=resend_seconds, ended=self._ended)
+
+
+class Subscription:
+    """What one subscriber was told, and what it is told next."""
+
+    def __init__(
+        self, source: HealthSource, *, resend_seconds: float, ended: asyncio.Event
+    ) -> None:
+        self._source = source
+        self._resend_seconds = resend_seconds
+        self._ended = ended
+        self._told: _Told = {}
+        self._states: Sequence[DeviceHealth] | None = None
+        self._unsent: list[DeviceHealth] = []
+        self._seen = 0
+        self._looked_at = -math.inf
+        self._resend_at = -math.inf
+
+    async def next(self) -> Sequence[DeviceHealth] | None:
+        """Wait for the devices of the next message; None if there is to be none any more."""
+        while not self._unsent:
+            if await self._wait_ended(until=self._looked_at + PACE_SECONDS):
+                return None
+            changed = await self._wait_changed(until=self._resend_at)
+            self._look(resend=not changed)
+        if self._ended.is_set():
+            return None
+        part, self._unsent = self._unsent[:MAX_DEVICES], self._unsent[MAX_DEVICES:]
+        return part
+
+    def _look(self, *, resend: bool) -> None:
+        """Find what is to be sent: all devices, or those that have changed."""
+        now = self._looked_at = asyncio.get_running_loop().time()
+        self._seen = self._source.revision.number
+        before, states = self._states, self._source.health_states()
+        # A source that changes all the time must not hold it back.
+        resend = resend or now >= self._resend_at
+        if resend:
+            self._resend_at = now + self._resend_seconds
+        elif states is before:
+            return
+        told = {(state.pool, state.device): state for state in states}
+        self._unsent = [
+            state for key, state in told.items() if resend or self._told.get(key) != state
+        ]
+        self._unsent += [_gone(state) for key, state in self._told.items() if key not in told]
+        self._told, self._states = told, states
+
+    # ------------------------------------------------------------ waiting
+
+    async def _wait_ended(self, *, until: float) -> bool:
+        """Wait for the end, but not for longer than this. Say whether it has come."""
+        if not self._ended.is_set():
+            await _wait_first(self._ended.wait(), until=until)
+        return self._ended.is_set()
+
+    async def _wait_changed(self, *, until: float) -> bool:
+        """Wait for a change or the end, but not for longer than this. Say whether one came."""
+        changed = self._source.revision.after(self._seen)
+        return await _wait_first(changed, self._ended.wait(), until=until)
+
+
+def _gone(state: DeviceHealth) -> DeviceHealth:
+    """Say once of a device that is missing that nobody knows: it would keep its last health until
+    the kubelet believes in it no more."""
+    return DeviceHealth(
+        pool=state.pool,
+        device=state.device,
+        status="unknown",
+        message=GONE,
+        changed_at=int(time.time()),
+    )
+
+
+async def _wait_first(*waits: Coroutine[Any, Any, object], until: float) -> bool:
+    """Wait until one of them has ended, or a time of the loop's clock has come, which is False."""
+    left_seconds = max(0.0, until - asyncio.get_running_loop().time())
+    tasks = [asyncio.ensure_future(wait) for wait in waits]
+    try:
+        done, _ = await asyncio.wait(
+            tasks, timeout=left_seconds, return_when=asyncio.FIRST_COMPLETED
+        )
+    finally:
+        for task in tasks:
+            task.cancel()
+    return bool(done)
+
+
+def shown(message: str) -> str:
+    """Make a text that can be sent, and that the kubelet does not cut."""
+    text = message.encode(errors="backslashreplace").decode()
+    if len(text) <= MAX_MESSAGE_CHARACTERS:
+        return text
+    return text[: MAX_MESSAGE_CHARACTERS - 3] + "..."

@@ -20,7 +20,8 @@ import grpc.aio
 
 from drakit_nodeplugin.claims.answers import ClaimService
 from drakit_nodeplugin.kubelet.calls import ClaimCalls
-from drakit_nodeplugin.kubelet.health import SilentHealth
+from drakit_nodeplugin.kubelet.health import HealthSource
+from drakit_nodeplugin.kubelet.healthservice import health_service
 from drakit_nodeplugin.kubelet.ownership import Ownership
 from drakit_nodeplugin.kubelet.probe import probe_sockets
 from drakit_nodeplugin.kubelet.registration import Registration, RegistrationStatus
@@ -36,6 +37,9 @@ ANSWER_SECONDS = 40.0
 
 DRAIN_SECONDS = 40.0
 """How long a stop waits for calls and work in flight."""
+
+HEALTH_TIMEOUT_SECONDS = 30.0
+"""How long the kubelet believes in a device's health that it is told."""
 
 GUARD_SECONDS = 1.0
 """How often sockets are looked after."""
@@ -97,13 +101,19 @@ class DriverServer:
         ownership: Ownership,
         claims: ClaimService,
         *,
+        health: HealthSource | None = None,
+        health_timeout_seconds: float = HEALTH_TIMEOUT_SECONDS,
         answer_seconds: float = ANSWER_SECONDS,
         drain_seconds: float = DRAIN_SECONDS,
         guard_seconds: float = GUARD_SECONDS,
         first_retry_seconds: float = FIRST_RETRY_SECONDS,
         max_retry_seconds: float = MAX_RETRY_SECONDS,
     ) -> None:
-        """The ownership is acquired by `start`, and released by whoever made it, after `stop`."""
+        """
+        The ownership is acquired by `start`, and released by whoever made it, after `stop`.
+
+        Without a source of health the kubelet is told that there is none.
+        """
         self.name = driver_name = ownership.driver
         self.paths = ownership.paths
         self._drain_seconds = drain_seconds
@@ -111,11 +121,11 @@ class DriverServer:
         self._max_retry_seconds = max_retry_seconds
         self._ownership = ownership
         self._calls = ClaimCalls(driver_name, claims, answer_seconds=answer_seconds)
-        self._health = SilentHealth()
+        self._health = health_service(health, timeout_seconds=health_timeout_seconds)
         self._registration = Registration(
             driver_name,
             dra_socket=self.paths.dra,
-            versions=SUPPORTED_VERSIONS,
+            versions=(*SUPPORTED_VERSIONS, *self._health.versions),
             first_retry_seconds=first_retry_seconds,
             max_retry_seconds=max_retry_seconds,
         )

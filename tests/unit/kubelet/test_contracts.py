@@ -6,11 +6,21 @@ import pytest
 
 from drakit_proto.kubelet.dra.v1 import dra_pb2 as v1
 from drakit_proto.kubelet.dra.v1beta1 import dra_pb2 as v1beta1
-from drakit_proto.kubelet.drahealth.v1alpha1 import health_pb2 as health
+from drakit_proto.kubelet.drahealth.v1 import health_pb2 as health_v1
+from drakit_proto.kubelet.drahealth.v1alpha1 import health_pb2 as health_v1alpha1
 from drakit_proto.kubelet.pluginregistration.v1 import registration_pb2 as registration
 
 CLAIM = {"namespace": 1, "uid": 2, "name": 3}
 DEVICE = {"request_names": 1, "pool_name": 2, "device_name": 3, "cdi_device_ids": 4}
+
+DEVICE_ID = {"pool_name": 1, "device_name": 2}
+HEALTH = {
+    "device": 1,
+    "health": 2,
+    "last_updated_time": 3,
+    "health_check_timeout_seconds": 4,
+    "message": 5,
+}
 
 
 @pytest.mark.parametrize(
@@ -31,9 +41,10 @@ DEVICE = {"request_names": 1, "pool_name": 2, "device_name": 3, "cdi_device_ids"
             "k8s.io.kubelet.pkg.apis.dra.v1beta1.DRAPlugin",
             ["NodePrepareResources", "NodeUnprepareResources"],
         ),
-        (health, "v1alpha1.DRAResourceHealth", ["NodeWatchResources"]),
+        (health_v1, "v1.DRAResourceHealth", ["NodeWatchResources"]),
+        (health_v1alpha1, "v1alpha1.DRAResourceHealth", ["NodeWatchResources"]),
     ],
-    ids=["registration", "dra-v1", "dra-v1beta1", "health"],
+    ids=["registration", "dra-v1", "dra-v1beta1", "health-v1", "health-v1alpha1"],
 )
 def test_services_have_the_kubelets_names(module, service, methods):
     (found,) = module.DESCRIPTOR.services_by_name.values()
@@ -58,18 +69,19 @@ def test_services_have_the_kubelets_names(module, service, methods):
         (v1beta1.Device, DEVICE),
         (v1beta1.NodePrepareResourceResponse, {"devices": 1, "error": 2}),
         (v1beta1.NodeUnprepareResourceResponse, {"error": 1}),
-        (
-            health.DeviceHealth,
-            {
-                "device": 1,
-                "health": 2,
-                "last_updated_time": 3,
-                "health_check_timeout_seconds": 4,
-                "message": 5,
-            },
-        ),
+        (health_v1.NodeWatchResourcesResponse, {"devices": 1}),
+        (health_v1.DeviceIdentifier, DEVICE_ID),
+        (health_v1.DeviceHealth, HEALTH),
+        (health_v1alpha1.NodeWatchResourcesResponse, {"devices": 1}),
+        (health_v1alpha1.DeviceIdentifier, DEVICE_ID),
+        (health_v1alpha1.DeviceHealth, HEALTH),
     ],
     ids=lambda value: getattr(getattr(value, "DESCRIPTOR", None), "full_name", ""),
 )
 def test_fields_have_the_kubelets_numbers(message, fields):
     assert {field.name: field.number for field in message.DESCRIPTOR.fields} == fields
+
+
+@pytest.mark.parametrize("module", [health_v1, health_v1alpha1], ids=["v1", "v1alpha1"])
+def test_health_has_the_kubelets_numbers(module):
+    assert dict(module.HealthStatus.items()) == {"UNKNOWN": 0, "HEALTHY": 1, "UNHEALTHY": 2}

@@ -12,7 +12,7 @@ import grpc.aio
 import pytest
 
 from drakit_nodeplugin.claims.answers import PrepareAnswer
-from drakit_nodeplugin.kubelet.health import SilentHealth
+from drakit_nodeplugin.kubelet.healthservice import SilentHealth
 from drakit_nodeplugin.kubelet.ownership import Ownership
 from drakit_nodeplugin.kubelet.probe import local_channel
 from drakit_nodeplugin.kubelet.server import DriverServer

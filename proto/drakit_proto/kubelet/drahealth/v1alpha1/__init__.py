@@ -1,1 +1,1 @@
-"""The health stream of kubelets from 1.34 on."""
+"""The health stream of kubelets from 1.34 to 1.39."""

@@ -1,0 +1,1 @@
+"""The health stream of kubelets from 1.37 on."""

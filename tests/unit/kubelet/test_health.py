@@ -1,0 +1,201 @@
+"""What a subscriber is told, and when, on a clock of its own."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from drakit_nodeplugin.kubelet.health import GONE, HealthReports, shown
+from tests.fakes.health import FakeHealth, health
+
+WELL, ILL = health("cam-0"), health("cam-0", "unhealthy", "the lens is dirty")
+OTHER = health("cam-1")
+
+
+def subscribe(source, *, timeout_seconds=30.0):
+    return HealthReports(source, timeout_seconds=timeout_seconds).subscribe()
+
+
+async def waits(subscription):
+    """Begin to wait for the next message, for a test that goes on meanwhile."""
+    waiting = asyncio.create_task(subscription.next())
+    await asyncio.sleep(0.5)
+    assert not waiting.done()
+    return waiting
+
+
+@pytest.mark.looptime
+async def test_all_is_told_at_once(looptime):
+    assert list(await subscribe(FakeHealth(WELL, OTHER)).next()) == [WELL, OTHER]
+    assert looptime == 0
+
+
+@pytest.mark.looptime
+async def test_a_change_is_told_at_once_and_alone(looptime):
+    source = FakeHealth(WELL, OTHER)
+    subscription = subscribe(source)
+    await subscription.next()
+    waiting = await waits(subscription)
+    source.replace(ILL)
+    assert list(await waiting) == [ILL]
+    assert looptime == 0.5
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize(
+    ("timeout_seconds", "told_seconds", "resend_seconds"),
+    [
+        pytest.param(30.0, 30, 10.0, id="at-a-third-of-the-timeout"),
+        pytest.param(4.2, 5, 5 / 3, id="of-whole-seconds-rounded-up"),
+        pytest.param(0.01, 1, 1 / 3, id="of-one-second-at-least"),
+    ],
+)
+async def test_all_is_told_again(looptime, timeout_seconds, told_seconds, resend_seconds):
+    reports = HealthReports(FakeHealth(WELL, OTHER), timeout_seconds=timeout_seconds)
+    assert reports.timeout_seconds == told_seconds
+    subscription = reports.subscribe()
+    for number in range(3):
+        assert list(await subscription.next()) == [WELL, OTHER]
+        assert 0 <= looptime - number * resend_seconds < 0.001
+
+
+@pytest.mark.looptime
+async def test_all_is_told_again_though_some_device_changes_all_the_time(looptime):
+    source = FakeHealth(WELL, OTHER)
+    subscription = subscribe(source)
+    await subscription.next()
+
+    async def flap():
+        for number in range(1_000_000):
+            source.replace(ILL if number % 2 else WELL)
+            await asyncio.sleep(0.001)
+
+    flapping = asyncio.create_task(flap())
+    messages = 0
+    while OTHER not in await subscription.next():
+        messages += 1
+    flapping.cancel()
+    assert 10 <= looptime < 10.3
+    assert messages <= 50
+
+
+@pytest.mark.looptime
+async def test_a_thousand_changes_a_second_make_five_messages_of_what_differs(looptime):
+    devices = [f"cam-{n}" for n in range(100)]
+    source = FakeHealth(*(health(name) for name in devices))
+    subscription = subscribe(source)
+    messages = [await subscription.next()]
+
+    async def read():
+        while True:
+            messages.append(await subscription.next())
+
+    reading = asyncio.create_task(read())
+    for number in range(2000):
+        name = devices[number % 100]
+        source.replace(health(name, "unhealthy", f"fault {number // 100}"))
+        await asyncio.sleep(0.001)
+    await asyncio.sleep(1)
+    reading.cancel()
+    assert 8 <= len(messages) - 1 <= 11
+    assert all(len(message) <= 100 for message in messages)
+    last = {state.device: state for message in messages for state in message}
+    assert list(last.values()) == list(source.health_states())
+
+
+@pytest.mark.looptime
+async def test_a_change_that_is_taken_back_before_the_look_is_not_told(looptime):
+    source = FakeHealth(WELL)
+    subscription = subscribe(source)
+    await subscription.next()
+    source.replace(ILL)
+    source.replace(WELL)
+    assert list(await subscription.next()) == [WELL]
+    assert looptime == 10
+
+
+@pytest.mark.looptime
+async def test_other_news_of_the_source_are_not_told(looptime):
+    source = FakeHealth(WELL)
+    subscription = subscribe(source)
+    await subscription.next()
+    for _ in range(10):
+        source.revision.advance()
+        await asyncio.sleep(0.1)
+    await subscription.next()
+    assert looptime == 10
+
+
+@pytest.mark.looptime
+async def test_of_a_device_that_is_missing_it_is_told_once_that_nobody_knows(looptime):
+    source = FakeHealth(WELL, OTHER)
+    subscription = subscribe(source)
+    await subscription.next()
+    source.remove("cam-0")
+    (gone,) = await subscription.next()
+    assert (gone.device, gone.status, gone.message) == ("cam-0", "unknown", GONE)
+    assert looptime < 1
+    assert list(await subscription.next()) == [OTHER]
+
+
+@pytest.mark.looptime
+async def test_a_driver_without_devices_is_not_told_of_until_it_has_one(looptime):
+    source = FakeHealth()
+    subscription = subscribe(source)
+    waiting = asyncio.create_task(subscription.next())
+    await asyncio.sleep(25)
+    source.replace(WELL)
+    assert list(await waiting) == [WELL]
+    assert 25 <= looptime < 25.3
+
+
+@pytest.mark.looptime
+async def test_many_devices_come_in_several_messages_and_none_is_left_out(looptime):
+    states = [health(f"cam-{n}") for n in range(1_201)]
+    subscription = subscribe(FakeHealth(*states))
+    parts = [await subscription.next() for _ in range(3)]
+    assert [len(part) for part in parts] == [500, 500, 201]
+    assert [state for part in parts for state in part] == states
+    assert looptime == 0
+
+
+@pytest.mark.looptime
+async def test_the_end_ends_who_waits_who_has_more_to_send_and_who_comes_later():
+    reports = HealthReports(
+        FakeHealth(*(health(f"cam-{n}") for n in range(501))), timeout_seconds=30
+    )
+    waiter, sender = reports.subscribe(), reports.subscribe()
+    for _ in range(2):
+        await waiter.next()
+    await sender.next()
+    waiting = await waits(waiter)
+    reports.end()
+    assert await waiting is None
+    assert await sender.next() is None
+    assert await reports.subscribe().next() is None
+
+
+@pytest.mark.looptime
+async def test_who_stops_waiting_leaves_nothing_behind():
+    subscription = subscribe(FakeHealth(WELL))
+    await subscription.next()
+    waiting = await waits(subscription)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    await asyncio.sleep(0)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        pytest.param("", "", id="none"),
+        pytest.param("ж" * 1024, "ж" * 1024, id="of-the-longest-length-stays"),
+        pytest.param("ж" * 1025, "ж" * 1021 + "...", id="longer-is-cut"),
+        pytest.param("bad \udcff name", "bad \\udcff name", id="no-text-at-all-can-be-sent"),
+    ],
+)
+def test_a_text(text, expected):
+    assert shown(text) == expected

@@ -1,0 +1,172 @@
+"""Health on real sockets, from a source of a test to what a kubelet believes."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc
+import grpc.aio
+import pytest
+
+from tests.fakes.health import FakeHealth, health
+from tests.fakes.kubelet import reference
+
+WELL, ILL = health("cam-0"), health("cam-0", "unhealthy", "the lens is dirty")
+OTHER = health("cam-1", pool="node-1/front")
+
+
+def streams():
+    return [t for t in asyncio.all_tasks() if "NodeWatchResources" in t.get_name()]
+
+
+async def until(condition) -> None:
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+async def test_a_driver_with_health_says_so_and_the_kubelet_takes_v1(serve, kubelet):
+    async with serve(health=FakeHealth(WELL)):
+        (path,) = kubelet.sockets()
+        info = await kubelet.get_info(path)
+        assert list(info.supported_versions) == [
+            "v1.DRAPlugin",
+            "v1beta1.DRAPlugin",
+            "v1.DRAResourceHealth",
+            "v1alpha1.DRAResourceHealth",
+        ]
+        async with await kubelet.follow_health(path) as told:
+            assert told.version == "v1"
+            await told.until(lambda: told.status("cam-0") == "Healthy")
+
+
+@pytest.mark.parametrize("version", ["v1", "v1alpha1"])
+async def test_the_kubelet_is_told_the_state_and_then_what_changes(serve, kubelet, version):
+    source = FakeHealth(WELL, OTHER)
+    async with serve(health=source):
+        (path,) = kubelet.sockets()
+        async with await kubelet.follow_health(path, version=version) as told:
+            await told.until(lambda: len(told.messages) == 1)
+            for state in (ILL, health("cam-0", "unknown"), WELL):
+                seen = len(told.messages)
+                source.replace(state)
+                await told.until(lambda seen=seen: len(told.messages) > seen)
+    device = ("node-1", "cam-0")
+    assert told.messages[0].keys() == {device, ("node-1/front", "cam-1")}
+    assert told.messages[1:] == [
+        {device: ("Unhealthy", "the lens is dirty")},
+        {device: ("Unknown", "")},
+        {device: ("Healthy", "")},
+    ]
+
+
+@pytest.mark.parametrize("version", ["v1", "v1alpha1"])
+async def test_the_kubelet_is_told_all_again(serve, kubelet, version):
+    async with serve(health=FakeHealth(WELL, OTHER), health_timeout_seconds=1):
+        (path,) = kubelet.sockets()
+        async with await kubelet.follow_health(path, version=version) as told:
+            await told.until(lambda: len(told.messages) == 3)
+    assert told.messages[0].keys() == {("node-1", "cam-0"), ("node-1/front", "cam-1")}
+    assert told.messages[1] == told.messages[2] == told.messages[0]
+
+
+async def test_what_is_sent_of_a_device(serve, kubelet):
+    async with serve(health=FakeHealth(ILL), health_timeout_seconds=45):
+        call = kubelet.watch_health(await kubelet.register())
+        (device,) = (await call.read()).devices
+        call.cancel()
+    assert (device.device.pool_name, device.device.device_name) == ("node-1", "cam-0")
+    assert device.last_updated_time == 1_700_000_000
+    assert device.health_check_timeout_seconds == 45
+
+
+async def test_several_streams_are_told_the_same(serve, kubelet):
+    source = FakeHealth(WELL)
+    async with serve(health=source):
+        (path,) = kubelet.sockets()
+        async with (
+            await kubelet.follow_health(path) as first,
+            await kubelet.follow_health(path, version="v1alpha1") as second,
+        ):
+            for told in (first, second):
+                await told.until(lambda told=told: told.status("cam-0") == "Healthy")
+            source.replace(ILL)
+            for told in (first, second):
+                await told.until(lambda told=told: told.status("cam-0") == "Unhealthy")
+
+
+async def test_a_stream_that_ends_leaves_the_others(serve, kubelet):
+    source = FakeHealth(WELL)
+    async with serve(health=source):
+        (path,) = kubelet.sockets()
+        async with await kubelet.follow_health(path) as told:
+            async with await kubelet.follow_health(path, version="v1alpha1") as other:
+                await other.until(lambda: len(other.messages) == 1)
+            await until(lambda: len(streams()) == 1)
+            source.replace(ILL)
+            await told.until(lambda: told.status("cam-0") == "Unhealthy")
+        await until(lambda: not streams())
+
+
+async def test_a_stop_ends_the_streams_in_good_order(serve, kubelet):
+    loop = asyncio.get_running_loop()
+    async with serve(health=FakeHealth(WELL), drain_seconds=20.0) as server:
+        (path,) = kubelet.sockets()
+        async with await kubelet.follow_health(path) as told:
+            await told.until(lambda: told.status("cam-0") == "Healthy")
+            began = loop.time()
+            await server.stop()
+            assert loop.time() - began < 5
+            await told.until(lambda: told.ended)
+            assert await told.call.code() is grpc.StatusCode.OK
+            assert told.status("cam-0") == "Unknown"
+
+
+async def test_a_kubelet_that_reads_nothing_holds_up_neither_claims_nor_the_stop(serve, kubelet):
+    source = FakeHealth(*(health(f"cam-{n}", message="m" * 1024) for n in range(5_000)))
+    async with serve(health=source, drain_seconds=0.5) as server:
+        dra = await kubelet.register()
+        call = kubelet.watch_health(dra)
+        await call.wait_for_connection()
+        await until(streams)
+        assert (await kubelet.prepare(dra, reference("a")))["a"].error == ""
+        async with asyncio.timeout(5):
+            await server.stop()
+        call.cancel()
+
+
+async def test_many_devices_with_long_texts_fit_into_the_kubelets_messages(serve, kubelet):
+    source = FakeHealth(
+        *(health(f"cam-{n}", "unhealthy", "ж" * 2000, pool=f"{'n' * 200}") for n in range(1_200))
+    )
+    async with serve(health=source):
+        (path,) = kubelet.sockets()
+        async with await kubelet.follow_health(path) as told:
+            await told.until(lambda: sum(map(len, told.messages)) == 1_200)
+    assert told.messages[0]["n" * 200, "cam-0"] == ("Unhealthy", "ж" * 1021 + "...")
+
+
+async def test_a_socket_that_is_made_anew_tells_health_again(serve, kubelet):
+    async with serve(health=FakeHealth(WELL), guard_seconds=0.01) as server:
+        running = asyncio.create_task(server.run())
+        (path,) = kubelet.sockets()
+        dra = await kubelet.register()
+        async with await kubelet.follow_health(path) as told:
+            await told.until(lambda: told.status("cam-0") == "Healthy")
+            await asyncio.to_thread(dra.unlink)
+            await told.until(lambda: told.ended)
+            assert told.status("cam-0") == "Unknown"
+        await until(dra.exists)
+        async with await kubelet.follow_health(path) as told:
+            await told.until(lambda: told.status("cam-0") == "Healthy")
+        running.cancel()
+
+
+async def test_a_driver_without_health_advertises_none_and_serves_no_v1(serve, kubelet):
+    async with serve():
+        (path,) = kubelet.sockets()
+        info = await kubelet.get_info(path)
+        assert not [version for version in info.supported_versions if "Health" in version]
+        async with await kubelet.follow_health(path, version="v1") as told:
+            await told.until(lambda: told.ended)
+            assert await told.call.code() is grpc.StatusCode.UNIMPLEMENTED
