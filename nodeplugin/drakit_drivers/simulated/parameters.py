@@ -1,0 +1,50 @@
+"""
+What a user may write for simulated devices, in a claim or a DeviceClass.
+
+Nothing is done with it but to show it to the container; it is typed so that one sees what becomes
+of a mistake.
+
+It must not know claims or devices.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from drakit import DeviceParameters
+
+__all__ = ("OUR_VARIABLES", "SimulatedParameters")
+
+OUR_VARIABLES = "SIMULATED_"
+"""What our own environment variables begin with."""
+
+Variable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=64)]
+
+
+class SimulatedParameters(DeviceParameters):
+    """Opaque parameters of simulated devices; all of them are optional."""
+
+    sharing: Literal["exclusive", "timeSlicing"] = "exclusive"
+    """How the containers of a claim use a device that they have together."""
+
+    time_slice_milliseconds: int | None = Field(default=None, ge=1, le=1000)
+    """How long each has it, with ``timeSlicing``."""
+
+    vlan: int | None = Field(default=None, ge=1, le=4094)
+    """The VLAN that an interface is in."""
+
+    env: dict[Variable, Annotated[str, Field(max_length=256, pattern=r"^[^\0]*$")]] = Field(
+        default_factory=dict, max_length=16
+    )
+    """Environment variables of the containers. Of two devices that set one variable in one
+    container, either may win."""
+
+    @model_validator(mode="after")
+    def _time_slices_are_for_time_slicing(self) -> Self:
+        if self.time_slice_milliseconds is not None and self.sharing != "timeSlicing":
+            raise ValueError("timeSliceMilliseconds needs sharing: timeSlicing")
+        if ours := [name for name in self.env if name.startswith(OUR_VARIABLES)]:
+            raise ValueError(f"env: {ours[0]} is one of the driver's own variables")
+        return self
