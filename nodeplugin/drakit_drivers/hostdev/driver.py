@@ -57,6 +57,7 @@ class HostDevices(Driver[HostDevicesConfig]):
     name: ClassVar[str] = "hostdev.drakit.dev"
     config_type: ClassVar[type[DriverConfig]] = HostDevicesConfig
     side_effects: ClassVar[bool] = False
+    plain_devices: ClassVar[bool] = True
 
     def __init__(self, config: HostDevicesConfig, node: Node) -> None:
         super().__init__(config, node)
