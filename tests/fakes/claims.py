@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from drakit import AllocatedDevice, ClaimReference, DeviceNode, DriverError, Edits
 from drakit.resource.claim import Claim, parse_claim
 from drakit_nodeplugin.claims.answers import ClaimService, PrepareAnswer
 from drakit_nodeplugin.claims.errors import ClaimGoneError, NoAnswerError
-from drakit_nodeplugin.endpoints.errors import EndpointStoppedError
+from drakit_nodeplugin.endpoints.errors import (
+    DeviceFailedError,
+    EndpointStoppedError,
+    text_of,
+)
 from drakit_nodeplugin.endpoints.traits import DriverTraits
 
 DRIVER = "camera.example.com"
@@ -84,20 +88,31 @@ class FakeDevices:
     def away(self) -> EndpointStoppedError | None:
         return self.reason_away() if self.reason_away is not None else None
 
-    async def prepare(self, claim: ClaimReference, device: AllocatedDevice) -> Edits:
+    async def prepare(
+        self, claim: ClaimReference, devices: Sequence[AllocatedDevice]
+    ) -> Sequence[Edits]:
+        return await self._each(self.prepare_device, claim, devices)
+
+    async def unprepare(self, claim: ClaimReference, devices: Sequence[AllocatedDevice]) -> None:
+        await self._each(self.unprepare_device, claim, devices)
+
+    async def check(self, claim: ClaimReference, devices: Sequence[AllocatedDevice]) -> bool:
+        return all(await self._each(self.check_device, claim, devices))
+
+    async def prepare_device(self, claim: ClaimReference, device: AllocatedDevice) -> Edits:
         self.prepares += 1
         self.seen.append(device)
         await self._call(device)
         self.prepared[device.name] = claim.uid
         return Edits(device_nodes=(DeviceNode(path=f"/dev/{device.name}"),))
 
-    async def unprepare(self, claim: ClaimReference, device: AllocatedDevice) -> None:
+    async def unprepare_device(self, claim: ClaimReference, device: AllocatedDevice) -> None:
         self.unprepares += 1
         await self._call(device)
         if self.prepared.get(device.name) == claim.uid:
             del self.prepared[device.name]
 
-    async def check(self, claim: ClaimReference, device: AllocatedDevice) -> bool:
+    async def check_device(self, claim: ClaimReference, device: AllocatedDevice) -> bool:
         await self._call(device)
         return device.name not in self.out_of_order
 
@@ -109,6 +124,21 @@ class FakeDevices:
             raise self.reason_away()
         if device.name in self.failing:
             raise DriverError(f"{device.name} is broken; unplug it and plug it in again")
+
+    async def _each(
+        self,
+        call: Callable[[ClaimReference, AllocatedDevice], Awaitable[Any]],
+        claim: ClaimReference,
+        devices: Sequence[AllocatedDevice],
+    ) -> list[Any]:
+        """Call for all devices side by side; the first failure is raised once all have ended."""
+        results = await asyncio.gather(*(call(claim, d) for d in devices), return_exceptions=True)
+        for index, result in enumerate(results):
+            if isinstance(result, DriverError):
+                raise DeviceFailedError(text_of(result), index=index) from result
+            if isinstance(result, BaseException):
+                raise result
+        return results
 
 
 class FakeInstances:

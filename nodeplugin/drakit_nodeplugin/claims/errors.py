@@ -9,11 +9,12 @@ It must not know gRPC, HTTP, or how a claim is prepared.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 __all__ = (
     "AbandonedError",
     "BadConfigError",
+    "BadParametersFailedError",
     "CheckpointFailedError",
     "ClaimBusyError",
     "ClaimError",
@@ -132,11 +133,30 @@ class DeviceTakenError(ClaimError):
         self.device, self.holder = device, holder
 
 
+class _Device(Protocol):
+    @property
+    def request(self) -> str: ...
+    @property
+    def device(self) -> str: ...
+
+
 class DriverFailedError(ClaimError):
+    """Its driver could not prepare or unprepare a device of it, or all of them."""
+
     reason = "DriverFailed"
 
-    def __init__(self, *, claim: str, request: str, device: str, cause: str) -> None:
-        super().__init__(f"claim {claim}, request {request}, device {device}: {cause}")
+    def __init__(self, *, claim: str, cause: str, device: _Device | None = None) -> None:
+        """Without a device, the cause names what it is about."""
+        where = f"claim {claim}"
+        if device is not None:
+            # Of a rebuilt entry nobody knows the request.
+            where += f", request {device.request}" if device.request else ""
+            where += f", device {device.device}"
+        super().__init__(f"{where}: {cause}")
+
+
+class BadParametersFailedError(DriverFailedError):
+    reason = "BadConfig"
 
 
 class SpecFailedError(ClaimError):

@@ -7,14 +7,16 @@ It must not know gRPC, HTTP, SQLite, or the format of a CDI file.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from drakit.device import AllocatedDevice, ClaimReference, Edits
 from drakit.driver import Node
+from drakit_nodeplugin.claims.allocation import allocated_device
 from drakit_nodeplugin.claims.checkpoint import Checkpoint, CheckpointError
 from drakit_nodeplugin.claims.errors import (
+    BadParametersFailedError,
     CheckpointFailedError,
     ClaimBusyError,
     ClaimError,
@@ -23,14 +25,19 @@ from drakit_nodeplugin.claims.errors import (
 )
 from drakit_nodeplugin.claims.source import ClaimSource
 from drakit_nodeplugin.claims.specs import ClaimSpecs
-from drakit_nodeplugin.claims.stored import StoredClaim, StoredDevice
-from drakit_nodeplugin.endpoints.errors import EndpointStoppedError, text_of
+from drakit_nodeplugin.claims.stored import StoredClaim
+from drakit_nodeplugin.endpoints.errors import (
+    BadParametersError,
+    DeviceFailedError,
+    EndpointStoppedError,
+)
 from drakit_nodeplugin.endpoints.traits import DriverTraits
 
 __all__ = (
     "Devices",
     "EngineParts",
     "Instances",
+    "allocated_devices",
     "driver_failed",
     "error_of",
     "facts_of",
@@ -43,7 +50,12 @@ logger = logging.getLogger(__name__)
 
 
 class Devices(Protocol):
-    """What the engine needs of a driver. Calls for one device do not overlap."""
+    """
+    What the engine needs of a driver. Calls that have a device in common do not overlap.
+
+    Claims whose calls begin in the same turn of the event loop are one batch, for a driver that
+    wants batches: the engine must await nothing between them.
+    """
 
     @property
     def traits(self) -> DriverTraits:
@@ -54,16 +66,19 @@ class Devices(Protocol):
         """Say why the driver cannot be called now; None if it can."""
         ...
 
-    async def prepare(self, claim: ClaimReference, device: AllocatedDevice) -> Edits:
-        """Make a device ready; raises DriverError, EndpointStoppedError."""
+    async def prepare(
+        self, claim: ClaimReference, devices: Sequence[AllocatedDevice]
+    ) -> Sequence[Edits]:
+        """Make a claim's devices ready; gives the edits of each, in their order. Raises
+        DeviceFailedError, EndpointStoppedError once nothing works on any of them any more."""
         ...
 
-    async def unprepare(self, claim: ClaimReference, device: AllocatedDevice) -> None:
-        """Undo it; raises DriverError, EndpointStoppedError."""
+    async def unprepare(self, claim: ClaimReference, devices: Sequence[AllocatedDevice]) -> None:
+        """Undo it; raises DeviceFailedError, EndpointStoppedError."""
         ...
 
-    async def check(self, claim: ClaimReference, device: AllocatedDevice) -> bool:
-        """Say whether it is still in order; raises EndpointStoppedError."""
+    async def check(self, claim: ClaimReference, devices: Sequence[AllocatedDevice]) -> bool:
+        """Say whether all of them are still in order; raises EndpointStoppedError."""
         ...
 
 
@@ -99,10 +114,21 @@ def reference_of(claim: StoredClaim) -> ClaimReference:
     return ClaimReference(namespace=claim.namespace, name=claim.name, uid=claim.uid)
 
 
-def driver_failed(claim: StoredClaim, device: StoredDevice, cause: Exception) -> DriverFailedError:
-    """Say which device of a claim its driver could not handle; the cause is chained."""
-    error = DriverFailedError(
-        claim=str(claim), request=device.request, device=device.device, cause=text_of(cause)
+def allocated_devices(claim: StoredClaim) -> list[AllocatedDevice]:
+    """Give a claim's devices as a driver is told of them."""
+    return [allocated_device(device) for device in claim.devices]
+
+
+def driver_failed(
+    claim: StoredClaim, cause: DeviceFailedError | EndpointStoppedError
+) -> DriverFailedError:
+    """Say what of a claim its driver could not handle; the cause is chained."""
+    bad = isinstance(cause, BadParametersError)
+    index = cause.index if isinstance(cause, DeviceFailedError) else None
+    error = (BadParametersFailedError if bad else DriverFailedError)(
+        claim=str(claim),
+        device=None if index is None else claim.devices[index],
+        cause=str(cause),
     )
     error.__cause__ = cause
     return error

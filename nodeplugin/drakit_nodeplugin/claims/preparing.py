@@ -25,9 +25,8 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from drakit.cdi import InvalidEditsError
-from drakit.device import ClaimReference, Edits
-from drakit.driver import DriverError
-from drakit_nodeplugin.claims.allocation import Step, allocated_device, next_step, wanted_claim
+from drakit.device import ClaimReference
+from drakit_nodeplugin.claims.allocation import Step, next_step, wanted_claim
 from drakit_nodeplugin.claims.checkpoint import CheckpointError, HeldDevice, Outcome
 from drakit_nodeplugin.claims.errors import (
     AbandonedError,
@@ -41,6 +40,7 @@ from drakit_nodeplugin.claims.errors import (
 )
 from drakit_nodeplugin.claims.parts import (
     EngineParts,
+    allocated_devices,
     driver_failed,
     error_of,
     facts_of,
@@ -48,10 +48,10 @@ from drakit_nodeplugin.claims.parts import (
     not_stored,
     reference_of,
 )
-from drakit_nodeplugin.claims.stored import StoredClaim, StoredDevice
+from drakit_nodeplugin.claims.stored import StoredClaim
 from drakit_nodeplugin.claims.unpreparing import Undoing
-from drakit_nodeplugin.claims.waves import side_by_side, waves
-from drakit_nodeplugin.endpoints.errors import EndpointStoppedError
+from drakit_nodeplugin.claims.waves import waves
+from drakit_nodeplugin.endpoints.errors import DeviceFailedError, EndpointStoppedError
 
 __all__ = ("Preparing", "Settle")
 
@@ -207,15 +207,11 @@ class Preparing:
     async def _check(self, claim: StoredClaim) -> bool | ClaimError:
         if claim.uid in self._abandoned:
             return AbandonedError(claim=str(claim))
-        reference = reference_of(claim)
         try:
-            answers = await side_by_side(
-                [self._parts.devices.check(reference, allocated_device(d)) for d in claim.devices]
-            )
+            return await self._parts.devices.check(reference_of(claim), allocated_devices(claim))
         except EndpointStoppedError:
             # What is prepared stays usable while its driver is away.
             return True
-        return all(answers)
 
     # ------------------------------------------------------------ what was allocated anew
 
@@ -231,11 +227,7 @@ class Preparing:
             await self._work([_Work(claim=new)], settle)
         elif undone.waiting:
             cause = "its former devices are not released yet, because their driver is away"
-            device = old.devices[0]
-            failed = DriverFailedError(
-                claim=str(old), request=device.request, device=device.device, cause=cause
-            )
-            settle(old.uid, failed)
+            settle(old.uid, DriverFailedError(claim=str(old), cause=cause))
         else:
             settle(old.uid, undone.error)
 
@@ -249,7 +241,7 @@ class Preparing:
         if (away := self._parts.devices.away()) is not None:
             # Before anything is stored: there would be nothing to undo, and nobody to confirm it.
             for uid, work in works.items():
-                settle(uid, driver_failed(work.claim, work.claim.devices[0], away))
+                settle(uid, driver_failed(work.claim, away))
             return
         if self._parts.devices.traits.side_effects or not self._alone():
             await self._begin(works, settle)
@@ -295,26 +287,19 @@ class Preparing:
             settle(uid, _refused(work.claim, outcome))
 
     async def _call_driver(self, claim: StoredClaim) -> _Made:
-        """Let the driver prepare a claim's devices side by side, and make its CDI spec."""
+        """Let the driver prepare a claim's devices, and make its CDI spec."""
         if claim.uid in self._abandoned:
             return AbandonedError(claim=str(claim))
-        results = await side_by_side([self._prepare_device(claim, d) for d in claim.devices])
-        edits: list[Edits] = []
-        for result in results:
-            if isinstance(result, ClaimError):
-                return result
-            edits.append(result)
+        # Nothing is awaited before: claims that begin in one turn are one batch for the driver.
+        try:
+            edits = await self._parts.devices.prepare(reference_of(claim), allocated_devices(claim))
+        except (DeviceFailedError, EndpointStoppedError) as error:
+            return driver_failed(claim, error)
         try:
             text = self._parts.specs.build(claim.uid, edits)
         except InvalidEditsError as error:
             return SpecFailedError(claim=str(claim), cause=str(error))
         return replace(claim, state="prepared", cdi_spec=text)
-
-    async def _prepare_device(self, claim: StoredClaim, device: StoredDevice) -> Edits | ClaimError:
-        try:
-            return await self._parts.devices.prepare(reference_of(claim), allocated_device(device))
-        except (DriverError, EndpointStoppedError) as error:
-            return driver_failed(claim, device, error)
 
     def _why(self, claim: StoredClaim, result: object) -> ClaimError:
         """Tell why a work did not end well."""

@@ -21,21 +21,20 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from drakit.driver import DriverError
-from drakit_nodeplugin.claims.allocation import allocated_device
 from drakit_nodeplugin.claims.checkpoint import CheckpointError
 from drakit_nodeplugin.claims.errors import ClaimBusyError, ClaimError, SpecNotRemovedError
 from drakit_nodeplugin.claims.parts import (
     EngineParts,
+    allocated_devices,
     driver_failed,
     error_of,
     facts_of,
     not_stored,
     reference_of,
 )
-from drakit_nodeplugin.claims.stored import StoredClaim, StoredDevice
-from drakit_nodeplugin.claims.waves import side_by_side, waves
-from drakit_nodeplugin.endpoints.errors import EndpointStoppedError
+from drakit_nodeplugin.claims.stored import StoredClaim
+from drakit_nodeplugin.claims.waves import waves
+from drakit_nodeplugin.endpoints.errors import DeviceFailedError, EndpointStoppedError
 
 __all__ = ("Undoing", "Undone")
 
@@ -151,14 +150,11 @@ class Undoing:
     async def _undo_devices(self, claim: StoredClaim) -> ClaimError | None:
         if not self._needs_driver(claim):
             return None
-        results = await side_by_side([self._undo_device(claim, d) for d in claim.devices])
-        return next((result for result in results if result is not None), None)
-
-    async def _undo_device(self, claim: StoredClaim, device: StoredDevice) -> ClaimError | None:
+        # Nothing is awaited before: claims that begin in one turn are one batch for the driver.
         try:
-            await self._parts.devices.unprepare(reference_of(claim), allocated_device(device))
-        except (DriverError, EndpointStoppedError) as error:
-            return driver_failed(claim, device, error)
+            await self._parts.devices.unprepare(reference_of(claim), allocated_devices(claim))
+        except (DeviceFailedError, EndpointStoppedError) as error:
+            return driver_failed(claim, error)
         return None
 
 

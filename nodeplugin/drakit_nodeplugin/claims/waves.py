@@ -10,10 +10,10 @@ It must not know what the works are.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
-__all__ = ("side_by_side", "waves", "workers")
+__all__ = ("waves", "workers")
 
 ResultT = TypeVar("ResultT")
 
@@ -33,6 +33,8 @@ async def waves(
 
     While they run their tasks stand in `tasks`, if it is given, so that one can be cancelled: a
     cancelled work gives its CancelledError as its result. Who leaves early cancels the rest.
+
+    All works begin in the same turn of the event loop.
     """
     running = {key: asyncio.create_task(work) for key, work in works.items()}
     if tasks is not None:
@@ -57,14 +59,6 @@ async def waves(
                 del tasks[key]
         if running:
             await asyncio.wait(running.values())
-
-
-async def side_by_side(works: Sequence[Coroutine[Any, Any, ResultT]]) -> list[ResultT]:
-    """Run works concurrently and give their results; most claims have one device, and one work
-    needs no task."""
-    if len(works) == 1:
-        return [await works[0]]
-    return await asyncio.gather(*works)
 
 
 async def workers(

@@ -267,14 +267,14 @@ async def test_a_restore_does_not_wait_for_a_claim_that_is_worked_on(start, clai
 async def test_edits_of_wrong_types_are_an_error_of_their_claim_alone(start, claims, devices):
     plugin = await start()
     claims.store(claim_body(A, "cam-0"), claim_body(B, "cam-1"))
-    right = devices.prepare
+    right = devices.prepare_device
 
     async def prepare(claim, device):
         if claim.uid == B:
             return Edits(device_nodes=(DeviceNode(path=Path("/dev/cam-1")),))
         return await right(claim, device)
 
-    devices.prepare = prepare
+    devices.prepare_device = prepare
     answers = await plugin.prepare(reference(A), reference(B))
 
     assert answers[A].error is None

@@ -45,7 +45,7 @@ async def test_a_claim_that_fails_halfway_is_undone_before_its_error_is_answered
     async def refuse(claim, device):
         devices.prepared.pop(device.name, None)
 
-    devices.unprepare = refuse
+    devices.unprepare_device = refuse
     answers = await plugin.prepare(reference(A))
 
     assert "broken is broken" in answers[A].error
@@ -234,14 +234,14 @@ class Unspeakable(DriverError):
 async def test_an_error_without_a_text_is_an_error_of_its_claim_alone(start, claims, devices):
     plugin = await start()
     claims.store(claim_body(A, "cam-0"), claim_body(B, "cam-1"))
-    right = devices.prepare
+    right = devices.prepare_device
 
     async def prepare(claim, device):
         if claim.uid == A:
             raise Unspeakable
         return await right(claim, device)
 
-    devices.prepare = prepare
+    devices.prepare_device = prepare
     answers = await plugin.prepare(reference(A), reference(B))
     assert "Unspeakable, which has no text" in answers[A].error
     assert answers[B].error is None
@@ -255,14 +255,14 @@ async def test_a_fault_of_our_own_costs_one_claim_and_not_its_batch(
     claims.store(claim_body(A, "cam-0"), claim_body(B, "cam-1"))
     if call == "unprepare":
         await plugin.prepare(reference(A), reference(B))
-    right = getattr(devices, call)
+    right = getattr(devices, f"{call}_device")
 
     async def wrong(claim, device):
         if claim.uid == A:
             raise KeyError("secret")
         return await right(claim, device)
 
-    setattr(devices, call, wrong)
+    setattr(devices, f"{call}_device", wrong)
     answers = await getattr(plugin, call)(reference(A), reference(B))
     error, fine = (
         (answers[A].error, answers[B].error) if call == "prepare" else (answers[A], answers[B])
@@ -270,7 +270,7 @@ async def test_a_fault_of_our_own_costs_one_claim_and_not_its_batch(
     assert "a fault of the node plugin (KeyError)" in error
     assert "secret" not in error
     assert fine is None
-    setattr(devices, call, right)
+    setattr(devices, f"{call}_device", right)
     assert await plugin.recovery.recover() == 0
 
 
@@ -297,14 +297,14 @@ async def test_rollbacks_do_not_wait_for_each_other(start, claims, devices):
     plugin.cdi.write_text("a file where the directory should be")
     claims.store(claim_body(A, "cam-0"), claim_body(B, "cam-1"))
     hanging = asyncio.Event()
-    right = devices.unprepare
+    right = devices.unprepare_device
 
     async def unprepare(claim, device):
         if claim.uid == A:
             await hanging.wait()
         await right(claim, device)
 
-    devices.unprepare = unprepare
+    devices.unprepare_device = unprepare
     answers = {}
     work = asyncio.create_task(
         plugin.engine.prepare([reference(A), reference(B)], answers.__setitem__)
@@ -409,17 +409,17 @@ async def test_a_failure_to_prepare_again_takes_nothing_from_running_containers(
     claims.store(claim_body(A, "cam-0"))
     await plugin.prepare(reference(A))
     devices.out_of_order.add("cam-0")
-    right, devices.prepare = devices.prepare, None
+    right = devices.prepare_device
 
     async def refuse(claim, device):
         raise away()
 
-    devices.prepare = refuse
+    devices.prepare_device = refuse
     assert (await plugin.prepare(reference(A)))[A].error is not None
     assert await plugin.states() == {A: "prepared"}
     assert len(plugin.files()) == 1
     assert devices.unprepares == 0
-    devices.prepare = right
+    devices.prepare_device = right
     assert (await plugin.prepare(reference(A)))[A].error is None
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from hypothesis.stateful import (
 )
 
 from drakit import AllocatedDevice, ClaimReference, DeviceNode, DriverError, Edits
-from drakit_nodeplugin.endpoints.errors import EndpointStoppedError
+from drakit_nodeplugin.endpoints.errors import DeviceFailedError, EndpointStoppedError
 from drakit_nodeplugin.endpoints.traits import DriverTraits
 from drakit_nodeplugin.kubelet.inflight import InFlight
 from tests.fakes.claims import DRIVER, FakeClaims, claim_body, reference
@@ -57,7 +58,18 @@ class World:
     def away(self) -> EndpointStoppedError | None:
         return EndpointStoppedError(driver=DRIVER, reason="it ended") if self.stopped else None
 
-    async def prepare(self, claim: ClaimReference, device: AllocatedDevice) -> Edits:
+    async def prepare(
+        self, claim: ClaimReference, devices: Sequence[AllocatedDevice]
+    ) -> Sequence[Edits]:
+        return await self._each(self._prepare, claim, devices)
+
+    async def unprepare(self, claim: ClaimReference, devices: Sequence[AllocatedDevice]) -> None:
+        await self._each(self._unprepare, claim, devices)
+
+    async def check(self, claim: ClaimReference, devices: Sequence[AllocatedDevice]) -> bool:
+        raise AssertionError("a driver without checks is not asked")
+
+    async def _prepare(self, claim: ClaimReference, device: AllocatedDevice) -> Edits:
         self.calls += 1
         await self._usable(device)
         if self.held is not None and not self.hangs_after:
@@ -70,13 +82,10 @@ class World:
             await self.held.wait()
         return Edits(device_nodes=(DeviceNode(path=f"/dev/{device.name}"),))
 
-    async def unprepare(self, claim: ClaimReference, device: AllocatedDevice) -> None:
+    async def _unprepare(self, claim: ClaimReference, device: AllocatedDevice) -> None:
         await self._usable(device)
         if self.done.get(device.name) == claim.uid:
             del self.done[device.name]
-
-    async def check(self, claim: ClaimReference, device: AllocatedDevice) -> bool:
-        raise AssertionError("a driver without checks is not asked")
 
     async def _usable(self, device: AllocatedDevice) -> None:
         await asyncio.sleep(0)
@@ -84,6 +93,15 @@ class World:
             raise error
         if device.name in self.failing:
             raise DriverError(f"{device.name} is broken")
+
+    async def _each(self, call, claim, devices) -> list:
+        results = await asyncio.gather(*(call(claim, d) for d in devices), return_exceptions=True)
+        for index, result in enumerate(results):
+            if isinstance(result, DriverError):
+                raise DeviceFailedError(str(result), index=index)
+            if isinstance(result, BaseException):
+                raise result
+        return results
 
 
 @dataclass(frozen=True)
