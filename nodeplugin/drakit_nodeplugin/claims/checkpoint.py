@@ -1,14 +1,16 @@
 """
-The checkpoint: which claims of a driver this node has begun to prepare, and with which devices.
+The checkpoint: which claims of a driver this node has begun to prepare, and with which devices;
+and which endpoints it had.
 
 SQLite in WAL mode with ``synchronous=FULL``: one transaction and one flush a batch, whatever its
 size; after a crash it holds the whole batch or nothing of it. Every write is compare-and-swap on a
 row's generation, also across processes. Whether an entry must be prepared again is decided in
-:mod:`.engine`.
+:mod:`.engine`; what an endpoint that is away leads to, in :mod:`drakit_nodeplugin.devices`.
 
-This module has the writer's thread, and what becomes of errors; :mod:`.rows` has the statements,
-:mod:`.opening` how a database is opened, whatever has become of its file. It must not know gRPC,
-the API server, endpoints, CDI files, or the types of the engine.
+This module has the writer's thread, and what becomes of errors; :mod:`.rows`, :mod:`.holds` and
+:mod:`.endpointrows` have the statements, :mod:`.opening` how a database is opened, whatever has
+become of its file. It must not know gRPC, the API server, what endpoints are, CDI files, or the
+types of the engine.
 """
 
 from __future__ import annotations
@@ -26,11 +28,12 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from drakit_nodeplugin.claims import opening, rows, schema
+from drakit_nodeplugin.claims import endpointrows, holds, opening, rows, schema
 from drakit_nodeplugin.claims.opening import CheckpointError, CheckpointTooNewError
 from drakit_nodeplugin.claims.rows import HeldDevice, Outcome
 from drakit_nodeplugin.claims.salvage import Salvage
 from drakit_nodeplugin.claims.stored import State, StoredClaim
+from drakit_nodeplugin.devices.stored import StoredEndpoint
 
 __all__ = (
     "Checkpoint",
@@ -54,7 +57,7 @@ ResultT = TypeVar("ResultT")
 
 class Checkpoint:
     """
-    The prepared claims of one driver. All methods are safe to call concurrently.
+    The prepared claims and the endpoints of one driver. All methods are safe to call concurrently.
 
     Each raises :class:`CheckpointError` if the database cannot be used. Every later call tries
     again, once a second at most: when there is space again, the next call succeeds.
@@ -151,9 +154,10 @@ class Checkpoint:
         Write claims in one transaction, each if it carries its stored row's generation.
 
         Generation 0 says that there is no row. A claim is left out where the row is another one, or
-        where another claim holds an exclusive device of it. One that is written straight as
-        ``prepared``, with generation 0, is left out too if another process has opened the database
-        since this one did: that one may have undone it already.
+        where another claim has a device of it and one of the two wants it alone: an exclusive
+        device has one holder, shares go beside each other, admin access beside all. One that is
+        written straight as ``prepared``, with generation 0, is left out too if another process has
+        opened the database since this one did: that one may have undone it already.
         """
         if not claims:
             return Outcome(written={}, held={}, fenced=frozenset())
@@ -171,6 +175,29 @@ class Checkpoint:
         return await self._run(
             lambda database: self._transaction(database, partial(rows.delete, claims=claims))
         )
+
+    async def held_devices(self) -> Mapping[str, frozenset[str]]:
+        """Give the names of all devices that claims have, by pool; admin access included."""
+        return await self._run(holds.held_devices)
+
+    async def unpreparing_devices(self) -> frozenset[tuple[str, str]]:
+        """Give pool and name of the devices of claims that are being unprepared."""
+        return await self._run(holds.unpreparing_devices)
+
+    async def endpoints(self) -> list[StoredEndpoint]:
+        """Give the endpoints, by name; one whose row is damaged is not among them."""
+        return await self._run(endpointrows.read)
+
+    async def write_endpoint(self, endpoint: StoredEndpoint) -> None:
+        """Write an endpoint in a transaction of its own, in place of what was stored of it."""
+        write = partial(endpointrows.write, endpoints=[endpoint])
+        await self._run(lambda database: self._transaction(database, write))
+
+    async def forget_endpoints(self, names: Collection[str]) -> None:
+        """Forget endpoints in one transaction; one that is not there is fine."""
+        if names:
+            forget = partial(endpointrows.forget, names=names)
+            await self._run(lambda database: self._transaction(database, forget))
 
     async def rebuilt(self) -> None:
         """Say that all was done to make up for the damage: it is not told again after a restart."""
@@ -266,15 +293,11 @@ class Checkpoint:
         return CheckpointError(self.unusable)
 
     def _write(self, database: sqlite3.Connection, claims: Collection[StoredClaim]) -> Outcome:
-        try:
-            return self._transaction(
-                database,
-                lambda database: rows.write(database, claims, owner=self.owner, alone=self.alone),
-            )
-        except ValueError as error:
-            raise CheckpointError(
-                f"the checkpoint {self.path} takes no such entry: {error}"
-            ) from error
+        return self._transaction(
+            database,
+            # Whether we are alone is seen within the transaction.
+            lambda database: rows.write(database, claims, owner=self.owner, alone=self.alone),
+        )
 
     def _transaction(
         self, database: sqlite3.Connection, work: Callable[[sqlite3.Connection], ResultT]
@@ -282,9 +305,16 @@ class Checkpoint:
         if self.broken is not None:
             raise CheckpointError(f"{self.broken}; {_RESTART}")
         started = time.perf_counter()
-        with rows.transaction(database):
-            self._check_shared(database)
-            result = work(database)
+        try:
+            with rows.transaction(database):
+                self._check_shared(database)
+                result = work(database)
+        except UnicodeDecodeError:  # damage
+            raise
+        except ValueError as error:
+            raise CheckpointError(
+                f"the checkpoint {self.path} takes no such entry: {error}"
+            ) from error
         if self._file != _identity(self.path):
             raise CheckpointError(f"the checkpoint {self.path} was set aside by another process")
         self.unusable = None

@@ -15,13 +15,14 @@ import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from drakit_nodeplugin.claims import opening, rows, schema, soundness
+from drakit_nodeplugin.claims import endpointrows, opening, rows, schema, soundness
 from drakit_nodeplugin.claims.opening import DATABASE_ERRORS
 from drakit_nodeplugin.claims.salvage import salvage
 from drakit_nodeplugin.claims.stored import StoredClaim, load
+from drakit_nodeplugin.devices.stored import StoredEndpoint
 
 __all__ = ("Inspection", "InspectionError", "forget", "inspect")
 
@@ -49,13 +50,19 @@ class Inspection:
     claims: tuple[StoredClaim, ...]
     """By UID. Of a damaged database those that are still readable."""
 
-    problems: tuple[str, ...]
+    endpoints: tuple[StoredEndpoint, ...] = ()
+    """By name; without those whose rows are damaged."""
+
+    problems: tuple[str, ...] = ()
     """What is wrong with the database itself; the node plugin salvages it at its next start."""
 
-    damage: str | None
+    dropped: tuple[str, ...] = ()
+    """Which rows of endpoints are damaged; the node plugin drops them at its next start."""
+
+    damage: str | None = None
     """Why an earlier database was set aside, if the rest of it is not rebuilt yet."""
 
-    set_aside: tuple[str, ...]
+    set_aside: tuple[str, ...] = ()
     """Names of the files beside it that were set aside."""
 
 
@@ -68,18 +75,12 @@ def inspect(path: Path) -> Inspection:
             for entry in path.parent.glob(f"{path.name}.{kind}-*")
             if not entry.name.endswith(("-wal", "-shm", "-journal"))
         ]
-        version, claims, problems, damage = _look(path)
+        found = _look(path)
     except schema.NewerVersionError as error:
         raise InspectionError(f"the checkpoint {path} cannot be read: {error}") from error
     except (OSError, *DATABASE_ERRORS) as error:
         raise InspectionError(f"the checkpoint {path} cannot be read: {error}") from error
-    return Inspection(
-        version=version,
-        claims=tuple(sorted(claims, key=lambda claim: claim.uid)),
-        problems=tuple(problems),
-        damage=damage,
-        set_aside=tuple(sorted(aside)),
-    )
+    return replace(found, set_aside=tuple(sorted(aside)))
 
 
 def forget(path: Path, claim: StoredClaim) -> None:
@@ -113,22 +114,19 @@ def forget(path: Path, claim: StoredClaim) -> None:
         )
 
 
-_Look = tuple[int | None, list[StoredClaim], list[str], str | None]
-
-
-def _look(path: Path) -> _Look:
+def _look(path: Path) -> Inspection:
     try:
         version = schema.recognise(path)
     except schema.UnfitError as error:
         if error.foreign:
             raise InspectionError(f"{path} is no checkpoint: {error}", foreign=True) from error
-        return None, _salvaged(path), [str(error)], None
+        return _salvaged(path, None, str(error))
     except DATABASE_ERRORS as error:
         if not opening.is_damage(error):
             raise
-        return None, _salvaged(path), [str(error)], None
+        return _salvaged(path, None, str(error))
     if version == 0:
-        return 0, [], [], None
+        return Inspection(version=0, claims=())
     for _ in range(_ATTEMPTS):
         quiet = not schema.has_log(path)
         found = _look_once(path, version)
@@ -138,7 +136,7 @@ def _look(path: Path) -> _Look:
     raise InspectionError(f"the checkpoint {path} is being opened and closed again and again")
 
 
-def _look_once(path: Path, version: int) -> _Look:
+def _look_once(path: Path, version: int) -> Inspection:
     try:
         with closing(schema.connect_reading(path)) as connection:
             connection.execute("BEGIN")
@@ -146,18 +144,25 @@ def _look_once(path: Path, version: int) -> _Look:
     except DATABASE_ERRORS as error:
         if not opening.is_damage(error):
             raise
-        return version, _salvaged(path), [str(error)], None
+        return _salvaged(path, version, str(error))
 
 
-def _read(connection: sqlite3.Connection, path: Path, version: int) -> _Look:
-    check = soundness.problems if version == schema.SCHEMA_VERSION else soundness.problems_1
-    if problems := list(check(connection)):
-        return version, _salvaged(path), problems, None
-    if version != schema.SCHEMA_VERSION:
-        stored = connection.execute("SELECT body, checksum FROM claims")
-        return version, [load(body, expected=expected) for body, expected in stored], [], None
+def _read(connection: sqlite3.Connection, path: Path, version: int) -> Inspection:
+    if problems := list(soundness.problems(connection, version)):
+        return _salvaged(path, version, *problems)
+    if version == 1:
+        stored = connection.execute("SELECT body, checksum FROM claims ORDER BY uid")
+        claims = tuple([load(body, expected=expected) for body, expected in stored])
+        return Inspection(version=version, claims=claims)
     damage, _ = opening.remembered_damage(connection)
-    return version, list(_rows(connection)), [], damage
+    found = Inspection(version=version, claims=tuple(_rows(connection)), damage=damage)
+    if version == 2:
+        return found
+    return replace(
+        found,
+        endpoints=tuple(endpointrows.read(connection)),
+        dropped=tuple(endpointrows.damaged(connection).values()),
+    )
 
 
 def _rows(connection: sqlite3.Connection) -> Iterator[StoredClaim]:
@@ -167,9 +172,14 @@ def _rows(connection: sqlite3.Connection) -> Iterator[StoredClaim]:
         after = page[-1].uid
 
 
-def _salvaged(path: Path) -> list[StoredClaim]:
+def _salvaged(path: Path, version: int | None, *problems: str) -> Inspection:
     """Read what is readable of a damaged database, into memory."""
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as memory:
         schema.create(memory)
         salvage(path, memory)
-        return list(_rows(memory))
+        return Inspection(
+            version=version,
+            claims=tuple(_rows(memory)),
+            endpoints=tuple(endpointrows.read(memory)),
+            problems=problems,
+        )

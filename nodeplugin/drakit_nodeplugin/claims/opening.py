@@ -3,12 +3,12 @@ How a checkpoint's database is opened, in whatever state its file is.
 
 1. what a crash has cut of an earlier salvage is finished
 2. the file is recognised without a write: a newer version is refused and left as it is
-3. version 1 is migrated; every row is checked
+3. every row is checked, and an earlier version migrated
 4. what is damaged, or not ours, is set aside, and all rows that are still readable are salvaged
 
 Only one process at a time does this for a folder. What is no damage (no space, no permission, a
-file system that is read-only) sets nothing aside: it would lose the claims. Functions block. It
-must not know asyncio, or what claims are for.
+file system that is read-only) sets nothing aside: it would lose the claims. Nor does a damaged row
+of an endpoint, which is dropped. Functions block. It must not know asyncio, or what claims are for.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from drakit_nodeplugin.claims import aside, rows, schema, soundness
+from drakit_nodeplugin.claims import aside, endpointrows, rows, schema, soundness
 from drakit_nodeplugin.claims.salvage import Salvage, salvage
 from drakit_nodeplugin.claims.stored import DamagedRowError
 from drakit_nodeplugin.claims.waltail import lost_transactions
@@ -189,12 +189,18 @@ def _bring_up(connection: sqlite3.Connection, version: int) -> None:
     if version == 0:
         schema.create(connection)
         return
-    check = soundness.problems_1 if version == 1 else soundness.problems
-    problem = next(check(connection), None)
+    problem = next(soundness.problems(connection, version), None)
     if problem is not None:
         raise schema.UnfitError(problem)
-    if version == 1:
-        schema.migrate(connection)
+    if version != schema.SCHEMA_VERSION:
+        schema.migrate(connection, version)
+    damaged = endpointrows.damaged(connection)
+    for name, reason in damaged.items():
+        logger.warning(
+            "damaged row of an endpoint is dropped",
+            extra={"endpoint": str(name), "reason": reason},
+        )
+    endpointrows.forget(connection, damaged.keys())
 
 
 def _replace(path: Path, reason: str, *, foreign: bool) -> None:

@@ -2,8 +2,8 @@
 The rows of a checkpoint: reading them, and writing a batch as compare-and-swap.
 
 Functions over an open connection of the present schema (:mod:`.schema`). A row is written by whom
-knows its generation, and nobody else; an exclusive device has one holder. When a connection is
-opened, and what becomes of errors, is :mod:`.checkpoint`'s business.
+knows its generation, and nobody else; who holds which device is :mod:`.holds`' business. When a
+connection is opened, and what becomes of errors, is :mod:`.checkpoint`'s.
 
 They block. They must not know asyncio, files, or what the states of a claim lead to.
 """
@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeVar
 
+from drakit_nodeplugin.claims.holds import HeldAs, Holders, devices_of
 from drakit_nodeplugin.claims.stored import (
     DamagedRowError,
     State,
@@ -35,7 +36,7 @@ __all__ = (
     "count",
     "count_open",
     "delete",
-    "devices_of",
+    "next_generations",
     "opens",
     "page",
     "states",
@@ -51,12 +52,6 @@ _CHUNK = 500
 _SELECT = "SELECT uid, generation, body, checksum FROM claims JOIN bodies USING (id)"
 
 ValueT = TypeVar("ValueT")
-
-_Key = tuple[str, str]
-"""Pool and device."""
-
-_Device = tuple[str, str, int]
-"""Pool, device, and whether it is exclusive."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,7 +70,7 @@ class Outcome:
     """As they are stored now, with their new generation and owner."""
 
     held: Mapping[str, HeldDevice]
-    """Not written: another claim has an exclusive device of theirs."""
+    """Not written: another claim has a device of theirs, and one of the two wants it alone."""
 
     fenced: frozenset[str]
     """Not written: the stored row is not the one that the writer knows."""
@@ -86,7 +81,7 @@ class _Known(NamedTuple):
 
     id: int
     generation: int
-    devices: frozenset[_Device]
+    devices: frozenset[HeldAs]
 
 
 @contextmanager
@@ -176,7 +171,7 @@ def write(
             fresh[claim.uid] = claim
     taken = _taken(connection, fresh.values(), known)
     passed = [claim for claim in fresh.values() if claim.uid not in taken]
-    first = _next_generations(connection, len(passed))
+    first = next_generations(connection, len(passed))
     written = {
         claim.uid: replace(claim, generation=generation, owner=owner)
         for generation, claim in enumerate(passed, start=first)
@@ -192,10 +187,11 @@ def adopt(connection: sqlite3.Connection, claims: Collection[StoredClaim]) -> fr
     """
     Take over rows of another database as they are, within the transaction of the caller.
 
-    Gives the UIDs of those that were taken: one whose device is held by another is left out. Their
-    claims must not be here yet.
+    Gives the UIDs of those that were taken: of two that hold a device exclusively the second is
+    left out. Shares beside such a one stay, as earlier versions let them in: both were prepared.
+    Their claims must not be here yet.
     """
-    taken = _taken(connection, claims, {})
+    taken = _taken(connection, claims, {}, shares=False)
     passed = [claim for claim in claims if claim.uid not in taken]
     highest = max((claim.generation for claim in passed), default=0)
     connection.execute(
@@ -231,7 +227,7 @@ def count_open(connection: sqlite3.Connection) -> int:
 
 def touch(connection: sqlite3.Connection) -> None:
     """Write something, to see whether that is possible, within the transaction of the caller."""
-    _next_generations(connection, 1)
+    next_generations(connection, 1)
 
 
 def _known(connection: sqlite3.Connection, uids: Sequence[str]) -> dict[str, _Known]:
@@ -239,7 +235,7 @@ def _known(connection: sqlite3.Connection, uids: Sequence[str]) -> dict[str, _Kn
     for chunk in _chunks(uids):
         query = f"SELECT uid, id, generation FROM claims WHERE uid IN ({_marks(chunk)})"  # noqa: S608
         found.extend(connection.execute(query, chunk))
-    devices: dict[int, list[_Device]] = {id_: [] for _, id_, _ in found}
+    devices: dict[int, list[HeldAs]] = {id_: [] for _, id_, _ in found}
     for chunk in _chunks(list(devices)):
         query = f"SELECT * FROM devices WHERE claim IN ({_marks(chunk)})"  # noqa: S608
         for id_, *device in connection.execute(query, chunk):
@@ -248,23 +244,23 @@ def _known(connection: sqlite3.Connection, uids: Sequence[str]) -> dict[str, _Kn
 
 
 def _taken(
-    connection: sqlite3.Connection, claims: Collection[StoredClaim], known: Mapping[str, _Known]
+    connection: sqlite3.Connection,
+    claims: Collection[StoredClaim],
+    known: Mapping[str, _Known],
+    *,
+    shares: bool = True,
 ) -> dict[str, tuple[StoredDevice, str]]:
     """Find what wants a device that is held, by a row or by an earlier claim of the batch."""
     changed = [claim for claim in claims if _changed(claim, known)]
-    wanted = {claim.uid: _exclusive(claim) for claim in changed}
-    holders = _holders(connection, {key for devices in wanted.values() for key in devices})
+    holders = Holders(connection, changed, shares=shares)
     taken: dict[str, tuple[StoredDevice, str]] = {}
     for claim in changed:
-        devices = wanted[claim.uid]
-        key = next((k for k in devices if holders.get(k, claim.uid) != claim.uid), None)
-        if key is not None:
-            taken[claim.uid] = devices[key], holders[key]
+        refusal = holders.refusal(claim)
+        if refusal is not None:
+            taken[claim.uid] = refusal
             continue
-        if claim.uid in known:
-            for former in [k for k, uid in holders.items() if uid == claim.uid]:
-                del holders[former]
-        holders.update(dict.fromkeys(devices, claim.uid))
+        row = known.get(claim.uid)
+        holders.give(claim, former=row.devices if row else ())
     return taken
 
 
@@ -276,7 +272,7 @@ def _put(
     heads: list[tuple[object, ...]] = []
     bodies: list[tuple[int, int, bytes]] = []
     cleared: list[tuple[int]] = []
-    devices: list[tuple[int, str, str, int]] = []
+    devices: list[tuple[int, str, str, str]] = []
     for claim in claims:
         row = known.get(claim.uid)
         if row is None:
@@ -302,7 +298,7 @@ def _put(
     connection.executemany("INSERT INTO devices VALUES (?, ?, ?, ?)", devices)
 
 
-def _next_generations(connection: sqlite3.Connection, number: int) -> int:
+def next_generations(connection: sqlite3.Connection, number: int) -> int:
     """Take as many generations from the counter; give the first."""
     ((last,),) = connection.execute(
         "UPDATE meta SET value = value + ? WHERE name = 'generation' RETURNING value", (number,)
@@ -310,32 +306,9 @@ def _next_generations(connection: sqlite3.Connection, number: int) -> int:
     return last - number + 1
 
 
-def _holders(connection: sqlite3.Connection, wanted: Collection[_Key]) -> dict[_Key, str]:
-    holders: dict[_Key, str] = {}
-    for chunk in _chunks(list(wanted)):
-        # CROSS JOIN keeps the order: the planner would look through all devices instead.
-        rows = connection.execute(
-            f"WITH wanted (pool, device) AS (VALUES {','.join(['(?, ?)'] * len(chunk))}) "  # noqa: S608
-            "SELECT pool, device, uid FROM wanted CROSS JOIN devices USING (pool, device) "
-            "CROSS JOIN claims ON claims.id = devices.claim WHERE exclusive = 1",
-            [part for key in chunk for part in key],
-        )
-        holders.update(((pool, device), uid) for pool, device, uid in rows)
-    return holders
-
-
 def _changed(claim: StoredClaim, known: Mapping[str, _Known]) -> bool:
     row = known.get(claim.uid)
     return row is None or row.devices != devices_of(claim)
-
-
-def devices_of(claim: StoredClaim) -> frozenset[_Device]:
-    """Give a claim's devices as they are indexed: pool, device, and whether it is exclusive."""
-    return frozenset((d.pool, d.device, int(d.exclusive)) for d in claim.devices)
-
-
-def _exclusive(claim: StoredClaim) -> dict[_Key, StoredDevice]:
-    return {(d.pool, d.device): d for d in claim.devices if d.exclusive}
 
 
 def _load(rows: Iterable[tuple[str, int, object, int]]) -> Iterator[StoredClaim]:

@@ -2,8 +2,8 @@
 Salvage: what can still be read of a damaged checkpoint, copied into a new one.
 
 A row is taken if its bytes pass their checksum, wherever it stands; what the damaged database
-knows of others (their UIDs, in whatever is left of tables and indexes) is told, so that they can be
-rebuilt from elsewhere. When this is done is :mod:`.opening`'s business.
+knows of other claims (their UIDs, in whatever is left of tables and indexes) is told, so that they
+can be rebuilt from elsewhere. When this is done is :mod:`.opening`'s business.
 
 Functions block. It must not know asyncio, or what a claim's states lead to.
 """
@@ -18,8 +18,9 @@ from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
-from drakit_nodeplugin.claims import rows, schema
+from drakit_nodeplugin.claims import endpointrows, rows, schema
 from drakit_nodeplugin.claims.stored import DamagedRowError, StoredClaim, load
+from drakit_nodeplugin.devices.stored import StoredEndpoint
 
 __all__ = ("Salvage", "salvage")
 
@@ -38,7 +39,8 @@ _Row = tuple[Any, ...]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Salvage:
-    """What became of the rows of a database that was set aside."""
+    """What became of the claims of a database that was set aside. Endpoints are not counted: those
+    that are lost come back by themselves."""
 
     kept: int
     """Rows that were copied, each with its generation."""
@@ -139,6 +141,7 @@ class _Copy:
         claims = self._claims(source)
         while batch := list(islice(claims, _BATCH)):
             self._keep(batch)
+        self._keep_endpoints()
         lost = (self._met | set(self._named)) - set(self._kept.values())
         uids = {self._named[key] for key in lost if key in self._named} | self._refused
         return Salvage(
@@ -154,6 +157,16 @@ class _Copy:
         adopted = rows.adopt(self._target, [claim for _, claim in new.values()])
         self._kept.update((uid, key) for uid, (key, _) in new.items() if uid in adopted)
         self._refused.update(uid for uid in new if uid not in adopted)
+
+    def _keep_endpoints(self) -> None:
+        found: dict[str, StoredEndpoint] = {}
+        for order in ("", " DESC"):  # from both ends up to damage
+            query = f"SELECT name, checksum, body FROM endpoints ORDER BY name{order}"  # noqa: S608
+            for row in self._readable(query):
+                with suppress(DamagedRowError):
+                    endpoint = endpointrows.load(*row)
+                    found[endpoint.name] = endpoint
+        endpointrows.write(self._target, found.values())
 
     def _claims(self, source: _Source | None) -> Iterator[tuple[object, StoredClaim]]:
         for row in self._rows(source):
@@ -171,7 +184,7 @@ class _Copy:
         """Read what can be read, some rows several times: in other words too, because the damage
         may be in a name; from both ends up to damage; at last one by one."""
         tables = self._readable("SELECT name FROM sqlite_master WHERE type = 'table'")
-        unnamed = [f"SELECT * FROM {_quoted(table)}" for (table,) in tables]  # noqa: S608
+        unnamed = [f"SELECT * FROM {_quoted(t)}" for (t,) in tables if t != "endpoints"]  # noqa: S608
         for query in (*(source.queries if source else ()), *unnamed):
             yield from self._readable(query)
             if not self._failed and query not in unnamed:

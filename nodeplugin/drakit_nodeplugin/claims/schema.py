@@ -1,9 +1,10 @@
 """
 The schema of a checkpoint's database: how it is made, recognised, and brought to the present one.
 
-Version 2 is the present one; version 1 had neither generations nor owners. A database is recognised
-without a write, so that a later version, or another program's, stays as it is. What stands in the
-rows is :mod:`.rows`' business, whether they are sound :mod:`.soundness`'.
+Version 3 is the present one; version 2 knew no endpoints, and could not tell a share from admin
+access by its index; version 1 had neither generations nor owners. A database is recognised without
+a write, so that a later version, or another program's, stays as it is. What stands in the rows is
+:mod:`.rows`' and :mod:`.endpointrows`' business, whether they are sound :mod:`.soundness`'.
 
 Functions block. It must not know asyncio, or what claims are for.
 """
@@ -13,9 +14,12 @@ from __future__ import annotations
 import sqlite3
 import stat
 import time
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from drakit_nodeplugin.claims import rows
+from drakit_nodeplugin.claims.holds import devices_of
 from drakit_nodeplugin.claims.stored import load
 
 __all__ = (
@@ -30,7 +34,7 @@ __all__ = (
     "recognise",
 )
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """To be raised for a new field of :mod:`.stored`, too: earlier versions could not read its rows."""
 
 _APPLICATION_ID = 0x44524B54
@@ -43,7 +47,7 @@ _HEADER_BYTES = 100
 _MAGIC = b"SQLite format 3\0"
 
 # Databases are recognised by these words: a change of a blank is a change of the version.
-_TABLES = (
+_CLAIMS = (
     """CREATE TABLE meta (name TEXT PRIMARY KEY, value NOT NULL) WITHOUT ROWID""",
     """CREATE TABLE claims (
     id INTEGER PRIMARY KEY, uid TEXT NOT NULL UNIQUE, state TEXT NOT NULL, boot_id TEXT NOT NULL,
@@ -52,6 +56,22 @@ _TABLES = (
     """CREATE TABLE bodies (
     id INTEGER PRIMARY KEY, checksum INTEGER NOT NULL, body BLOB NOT NULL
 )""",
+)
+"""Versions 2 and 3 have them in common."""
+
+_DEVICES_3 = (
+    """CREATE TABLE devices (
+    claim INTEGER NOT NULL, pool TEXT NOT NULL, device TEXT NOT NULL, hold TEXT NOT NULL,
+    PRIMARY KEY (claim, pool, device, hold)
+) WITHOUT ROWID""",
+    """CREATE UNIQUE INDEX exclusive_device ON devices (pool, device) WHERE hold = 'exclusive'""",
+    """CREATE INDEX shared_device ON devices (pool, device) WHERE hold = 'share'""",
+    """CREATE TABLE endpoints (
+    name TEXT PRIMARY KEY, checksum INTEGER NOT NULL, body BLOB NOT NULL
+) WITHOUT ROWID""",
+)
+
+_DEVICES_2 = (
     """CREATE TABLE devices (
     claim INTEGER NOT NULL, pool TEXT NOT NULL, device TEXT NOT NULL, exclusive INTEGER NOT NULL,
     PRIMARY KEY (claim, pool, device, exclusive)
@@ -71,6 +91,12 @@ _TABLES_1 = (
     """CREATE INDEX devices_of_claim ON devices (uid)""",
     """CREATE UNIQUE INDEX exclusive_device ON devices (pool, device) WHERE exclusive = 1""",
 )
+
+_TABLES: Mapping[int, frozenset[str]] = {
+    1: frozenset(_TABLES_1),
+    2: frozenset((*_CLAIMS, *_DEVICES_2)),
+    3: frozenset((*_CLAIMS, *_DEVICES_3)),
+}
 
 
 class NewerVersionError(Exception):
@@ -159,7 +185,7 @@ def create(connection: sqlite3.Connection, *, generation: int = 0) -> None:
     Generations begin above `generation`, and above the milliseconds of the clock: where a database
     was lost, work that knows a generation of it must not meet the same number again.
     """
-    for statement in _TABLES:
+    for statement in (*_CLAIMS, *_DEVICES_3):
         connection.execute(statement)
     first = max(generation, time.time_ns() // 1_000_000)
     connection.executemany("INSERT INTO meta VALUES (?, ?)", [("generation", first), ("opens", 0)])
@@ -167,14 +193,42 @@ def create(connection: sqlite3.Connection, *, generation: int = 0) -> None:
     connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
 
-def migrate(connection: sqlite3.Connection) -> None:
-    """Bring version 1 to the present one, within the transaction of the caller."""
+def migrate(connection: sqlite3.Connection, version: int) -> None:
+    """
+    Bring a sound database of an earlier version to the present one, in the caller's transaction.
+
+    No claim is left out: where an earlier version has let a share in beside an exclusive claim,
+    both are prepared, and stay so.
+    """
+    if version == 1:
+        _migrate_1(connection)
+        return
+    connection.execute("DROP TABLE devices")
+    for statement in _DEVICES_3:
+        connection.execute(statement)
+    bodies = connection.execute("SELECT id, checksum, body FROM bodies")
+    connection.executemany(
+        "INSERT INTO devices VALUES (?, ?, ?, ?)",
+        (
+            (id_, *device)
+            for id_, expected, body in bodies
+            for device in devices_of(load(body, expected=expected))
+        ),
+    )
+    connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+
+
+def _migrate_1(connection: sqlite3.Connection) -> None:
     stored = connection.execute("SELECT body, checksum FROM claims").fetchall()
     claims = [load(body, expected=expected) for body, expected in stored]
     for table in ("devices", "claims"):
         connection.execute(f"DROP TABLE {table}")
     create(connection)
-    rows.write(connection, claims, owner="", alone=True)
+    first = rows.next_generations(connection, len(claims))
+    rows.adopt(
+        connection,
+        [replace(claim, generation=number) for number, claim in enumerate(claims, start=first)],
+    )
 
 
 def _recognise(connection: sqlite3.Connection) -> int:
@@ -182,14 +236,12 @@ def _recognise(connection: sqlite3.Connection) -> int:
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     version = _version(version, application)
     found = connection.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL")
-    tables = {statement for (statement,) in found}
+    tables = frozenset[str](statement for (statement,) in found)
     if version == 0 and not tables:
         return 0
-    if version == 1 and tables == set(_TABLES_1):
-        return 1
-    if version == SCHEMA_VERSION and tables == set(_TABLES):
-        return SCHEMA_VERSION
-    if application == _APPLICATION_ID or tables & {*_TABLES, *_TABLES_1}:
+    if tables == _TABLES.get(version):
+        return version
+    if application == _APPLICATION_ID or tables & frozenset[str]().union(*_TABLES.values()):
         raise UnfitError(f"its tables are not those of schema version {version}")
     raise UnfitError("it is a database of another program", foreign=True)
 

@@ -1,8 +1,9 @@
 """
 Whether a checkpoint's database is sound: SQLite's own check, and each row against its checksum.
 
-A row stands in the database several times (head, body, devices), so that queries are fast; all must
-say the same. What becomes of a database that is not sound is :mod:`.opening`'s business.
+A claim stands in the database several times (head, body, devices), so that queries are fast; all
+must say the same. Endpoints are no part of it: of them a damaged row is dropped alone
+(:mod:`.endpointrows`). What becomes of a database that is not sound is :mod:`.opening`'s business.
 
 Functions block. It must not know files.
 """
@@ -10,22 +11,34 @@ Functions block. It must not know files.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import groupby
 
-from drakit_nodeplugin.claims.rows import devices_of
-from drakit_nodeplugin.claims.stored import DamagedRowError, load
+from drakit_nodeplugin.claims.holds import devices_of
+from drakit_nodeplugin.claims.stored import DamagedRowError, StoredClaim, load
 
-__all__ = ("problems", "problems_1")
+__all__ = ("problems",)
 
 
-def problems(connection: sqlite3.Connection) -> Iterator[str]:
-    """Say what is wrong with a database of the present version; may raise sqlite3.Error, too."""
+def problems(connection: sqlite3.Connection, version: int) -> Iterator[str]:
+    """Say what is wrong with a database of a version; may raise sqlite3.Error, too."""
     yield from _integrity(connection)
+    match version:
+        case 1:
+            yield from _rows_1(connection)
+        case 2:
+            yield from _rows(connection, "exclusive", _devices_of_2)
+        case _:
+            yield from _rows(connection, "hold", devices_of)
+
+
+def _rows(
+    connection: sqlite3.Connection, hold: str, indexed: Callable[[StoredClaim], frozenset[object]]
+) -> Iterator[str]:
     generation = 0
     joined = connection.execute(
-        "SELECT claims.id, uid, state, boot_id, generation, checksum, body, "
-        "pool, device, exclusive "
+        "SELECT claims.id, uid, state, boot_id, generation, checksum, body, "  # noqa: S608
+        f"pool, device, {hold} "
         "FROM claims LEFT JOIN bodies USING (id) LEFT JOIN devices ON devices.claim = claims.id "
         "ORDER BY claims.id"
     )
@@ -41,7 +54,7 @@ def problems(connection: sqlite3.Connection) -> Iterator[str]:
         generation = max(generation, claim.generation)
         if [uid, *head] != [claim.uid, claim.state, claim.boot_id, claim.generation]:
             yield f"the row of claim {uid}: its columns do not say what its body says"
-        if devices != (devices_of(claim) or {(None, None, None)}):
+        if devices != (indexed(claim) or {(None, None, None)}):
             yield f"the row of claim {uid}: its devices are not those of its body"
     for table, column in (("devices", "claim"), ("bodies", "id")):
         query = f"SELECT 1 FROM {table} WHERE {column} NOT IN (SELECT id FROM claims)"  # noqa: S608
@@ -50,9 +63,11 @@ def problems(connection: sqlite3.Connection) -> Iterator[str]:
     yield from _counters(connection, generation)
 
 
-def problems_1(connection: sqlite3.Connection) -> Iterator[str]:
-    """Say what is wrong with a database of version 1."""
-    yield from _integrity(connection)
+def _devices_of_2(claim: StoredClaim) -> frozenset[object]:
+    return frozenset((d.pool, d.device, int(d.hold == "exclusive")) for d in claim.devices)
+
+
+def _rows_1(connection: sqlite3.Connection) -> Iterator[str]:
     for uid, body, expected in connection.execute("SELECT uid, body, checksum FROM claims"):
         try:
             load(body, expected=expected)

@@ -19,6 +19,7 @@ import orjson
 __all__ = (
     "STATES",
     "DamagedRowError",
+    "Hold",
     "State",
     "StoredClaim",
     "StoredDevice",
@@ -29,6 +30,9 @@ __all__ = (
 
 State = Literal["preparing", "prepared", "unpreparing"]
 STATES: tuple[State, ...] = get_args(State)
+
+Hold = Literal["exclusive", "share", "admin"]
+"""How a claim has a device: alone, beside other shares, or as one who looks on."""
 
 
 class DamagedRowError(Exception):
@@ -49,9 +53,11 @@ class StoredDevice:
     """The opaque parameters with which it was prepared: its driver may need them to undo it."""
 
     @property
-    def exclusive(self) -> bool:
-        """Whether no other claim may hold the device: neither a share nor admin access."""
-        return self.share_id is None and not self.admin_access
+    def hold(self) -> Hold:
+        """How it is held: admin access holds nothing, also where it has a share."""
+        if self.admin_access:
+            return "admin"
+        return "exclusive" if self.share_id is None else "share"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

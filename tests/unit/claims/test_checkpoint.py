@@ -208,13 +208,86 @@ async def test_a_claim_that_gets_other_devices_frees_those_it_had(checkpoint):
 @pytest.mark.parametrize(
     "fields",
     [
-        pytest.param({"admin_access": True}, id="admin-access-holds-nothing"),
-        pytest.param({"share_id": "share-1"}, id="a-share-holds-nothing"),
+        pytest.param({}, id="an-exclusive-claim"),
+        pytest.param({"share_id": "share-1"}, id="a-share"),
+        pytest.param({"admin_access": True}, id="another-admin-access"),
     ],
 )
-async def test_a_device_beside_its_holder(checkpoint, fields):
-    batch = [on("a", "cam-0"), on("b", "cam-0", **fields), on("c", "cam-0", **fields)]
+async def test_admin_access_goes_beside(checkpoint, fields):
+    admin = {"admin_access": True, "share_id": "share-9"}
+    batch = [on("b", "cam-0", **admin), on("a", "cam-0", **fields), on("c", "cam-0", **admin)]
     assert len((await checkpoint.write(batch)).written) == 3
+
+
+async def test_shares_go_beside_each_other(checkpoint):
+    await prepare(checkpoint, on("a", "cam-0", share_id="1"))
+    batch = [on("b", "cam-0", share_id="2"), on("c", "cam-0", share_id="3")]
+    assert len((await checkpoint.write(batch)).written) == 2
+
+
+SHARE = {"share_id": "share-1"}
+
+
+@pytest.mark.parametrize("together", [False, True], ids=["a-row", "an-earlier-claim-of-the-batch"])
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        pytest.param(SHARE, {}, id="an-exclusive-claim-is-refused-beside-a-share-of"),
+        pytest.param({}, SHARE, id="a-share-is-refused-beside-an-exclusive-claim-of"),
+    ],
+)
+async def test_shares_and_exclusive_claims_of_one_device(checkpoint, first, second, together):
+    holder, wanted = on("a", "cam-0", **first), on("b", "cam-1", "cam-0", **second)
+    batch = [holder, wanted, on("c", "cam-1")]
+    if not together:
+        await checkpoint.write([batch.pop(0)])
+
+    outcome = await checkpoint.write(batch)
+
+    assert outcome.held["uid-b"].device == wanted.devices[1]
+    assert outcome.held["uid-b"].holder.uid == "uid-a"
+    # What was refused holds nothing of what it wanted.
+    assert "uid-c" in outcome.written
+    await checkpoint.delete(list((await checkpoint.find(["uid-a"])).values()))
+    assert set((await checkpoint.write([on("b", "cam-0", **second)])).written) == {"uid-b"}
+
+
+async def test_an_exclusive_claim_waits_for_the_last_share_whatever_their_state(checkpoint):
+    names = ("a", "b", "c")
+    shares = await prepare(checkpoint, *(on(name, "cam-0", share_id=name) for name in names))
+    wanted = on("d", "cam-0")
+    for number, share in enumerate(shares):
+        refused = (await checkpoint.write([wanted])).held["uid-d"]
+        assert refused.holder.uid == shares[number].uid  # the same one is named each time
+        leaving = (await checkpoint.write([replace(share, state="unpreparing")])).written
+        assert (await checkpoint.write([wanted])).held["uid-d"].holder == leaving[share.uid]
+        await checkpoint.delete(list(leaving.values()))
+    assert set((await checkpoint.write([wanted])).written) == {"uid-d"}
+
+
+async def test_a_claim_that_has_a_device_is_not_in_its_own_way(checkpoint):
+    both = replace(A, devices=(stored_device("cam-0"), stored_device("cam-0", share_id="share-1")))
+    (stored,) = await prepare(checkpoint, both)
+    alone = replace(stored, devices=both.devices[:1])
+    (stored,) = (await checkpoint.write([alone])).written.values()
+    shared = replace(stored, devices=both.devices[1:])
+    batch = [shared, on("b", "cam-0", share_id="share-2")]
+    assert len((await checkpoint.write(batch)).written) == 2
+    (stored,) = (await checkpoint.find([A.uid])).values()
+    refused = (await checkpoint.write([replace(stored, devices=alone.devices)])).held
+    assert refused[A.uid].holder.uid == "uid-b"
+
+
+async def test_a_share_that_is_given_up_is_free_for_the_rest_of_the_batch(checkpoint):
+    (stored,) = await prepare(checkpoint, on("a", "cam-0", **SHARE))
+    moved = replace(stored, devices=on("a", "cam-1").devices)
+    assert (await checkpoint.write([on("b", "cam-0"), moved])).held.keys() == {"uid-b"}
+    (stored,) = (await checkpoint.find(["uid-a"])).values()
+    back = (
+        await checkpoint.write([replace(stored, devices=on("a", "cam-0", **SHARE).devices)])
+    ).written
+    moved = replace(back["uid-a"], devices=moved.devices)
+    assert (await checkpoint.write([moved, on("b", "cam-0")])).written.keys() == {"uid-a", "uid-b"}
 
 
 async def test_a_device_that_two_requests_of_a_claim_name_is_held_once(checkpoint):
@@ -226,7 +299,7 @@ async def test_a_device_that_two_requests_of_a_claim_name_is_held_once(checkpoin
 async def test_the_unique_index_is_the_last_line(path, checkpoint):
     await prepare(checkpoint, A)
     with closing(sqlite3.connect(path)) as connection, pytest.raises(sqlite3.IntegrityError):
-        connection.execute("INSERT INTO devices VALUES (99, 'node-1', 'cam-a', 1)")
+        connection.execute("INSERT INTO devices VALUES (99, 'node-1', 'cam-a', 'exclusive')")
 
 
 # ---------------------------------------------------------------- questions
@@ -244,6 +317,27 @@ async def test_claims_are_found_by_state_and_boot(checkpoint):
     assert await checkpoint.count() == 3
     assert set(await checkpoint.find(["uid-a", "uid-none"])) == {"uid-a"}
     assert await checkpoint.find([]) == {}
+
+
+async def test_the_devices_of_all_rows_are_named_by_pool(checkpoint):
+    elsewhere = replace(stored_device("cam-0"), pool="node-1/usb")
+    assert await checkpoint.held_devices() == {}
+    await prepare(checkpoint, on("a", "cam-0", "cam-1"), on("b", "cam-2", share_id="1"))
+    await checkpoint.write([on("c", "cam-2", share_id="2"), on("d", "cam-3", admin_access=True)])
+    await checkpoint.write([stored_claim("e", devices=(elsewhere,))])
+    assert await checkpoint.held_devices() == {
+        "node-1": {"cam-0", "cam-1", "cam-2", "cam-3"},
+        "node-1/usb": {"cam-0"},
+    }
+
+
+async def test_the_devices_that_are_being_unprepared_are_named(checkpoint):
+    (a, _) = await prepare(checkpoint, on("a", "cam-0", "cam-1"), on("b", "cam-2"))
+    assert await checkpoint.unpreparing_devices() == set()
+    leaving = (await checkpoint.write([replace(a, state="unpreparing")])).written
+    assert await checkpoint.unpreparing_devices() == {("node-1", "cam-0"), ("node-1", "cam-1")}
+    await checkpoint.delete(list(leaving.values()))
+    assert await checkpoint.unpreparing_devices() == set()
 
 
 async def test_pages_give_every_claim_once_and_in_order(path, checkpoint):

@@ -11,6 +11,7 @@ import sqlite3
 import subprocess
 import sys
 from contextlib import closing, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,8 @@ from drakit_nodeplugin.claims.checkpoint import (
     Salvage,
 )
 from drakit_nodeplugin.claims.inspection import InspectionError, inspect
-from drakit_nodeplugin.claims.stored import StoredDevice
+from drakit_nodeplugin.claims.stored import StoredDevice, checksum, dump
+from drakit_nodeplugin.devices.stored import StoredEndpoint
 from tests.fakes.checkpoints import PARTS, copy, fill, readable, reopen, stored_claim
 
 DATA = Path(__file__).parents[2] / "data" / "checkpoints"
@@ -117,7 +119,7 @@ async def test_only_a_damaged_row_is_lost_and_it_is_named(path, statement, told)
             id="a-device-that-is-not-held",
         ),
         pytest.param(
-            "INSERT INTO devices VALUES (999, 'node-1', 'cam-x', 1)",
+            "INSERT INTO devices VALUES (999, 'node-1', 'cam-x', 'exclusive')",
             "there are devices without a claim",
             id="a-device-that-nobody-holds",
         ),
@@ -136,11 +138,11 @@ async def test_only_a_damaged_row_is_lost_and_it_is_named(path, statement, told)
         ),
         pytest.param(
             "DROP INDEX exclusive_device",
-            "its tables are not those of schema version 2",
+            "its tables are not those of schema version 3",
             id="an-index-that-is-missing",
         ),
         pytest.param(
-            "DROP TABLE meta", "its tables are not those of schema version 2", id="no-meta-table"
+            "DROP TABLE meta", "its tables are not those of schema version 3", id="no-meta-table"
         ),
         pytest.param(
             "PRAGMA user_version = 0",
@@ -225,15 +227,15 @@ async def check(path, tmp_path, change, *, part=""):
 
 async def test_every_bit_flip_costs_at_most_what_cannot_be_read(path, tmp_path, caplog):
     caplog.set_level(logging.CRITICAL)
-    for offset in [*range(0, 100, 7), *range(100, 14 * PAGE, 1997)]:
+    for offset in [*range(0, 100, 7), *range(100, 16 * PAGE, 1997)]:
         try:
             await check(path, tmp_path, flip(offset, offset % 8))
         except CheckpointTooNewError:
             assert offset in range(60, 64)
-    assert (tmp_path / "sound" / "checkpoint.db").stat().st_size == 14 * PAGE
+    assert (tmp_path / "sound" / "checkpoint.db").stat().st_size == 16 * PAGE
 
 
-@pytest.mark.parametrize("page", range(14))
+@pytest.mark.parametrize("page", range(16))
 async def test_a_page_of_zeros_costs_at_most_what_was_on_it(path, tmp_path, page):
     _, damage = await check(path, tmp_path, zero(page))
     assert damage is not None
@@ -434,15 +436,92 @@ async def test_a_damaged_version_1_is_salvaged(path):
     await checkpoint.close()
 
 
-async def test_the_present_version_is_what_it_was_when_it_was_fixed(path):
+async def test_version_2_is_migrated_with_all_it_holds(path):
     path.parent.mkdir()
     shutil.copyfile(DATA / "version-2.db", path)
+    before = await asyncio.to_thread(inspect, path)
+
     claims, damage = await reopen(path)
+
     assert damage is None
+    assert (before.version, {claim.uid: claim for claim in before.claims}) == (2, claims)
     assert len(claims) == 6
     (device,) = claims["uid-new"].devices
     assert device.configs == ({"fps": 30},)
     assert device.consumed_capacity == {"memory": "1Gi"}
+    checkpoint = Checkpoint(path)
+    await checkpoint.open()
+    assert await checkpoint.endpoints() == []
+    # cam-0 is held alone, with one who looks on; cam-2 and cam-7 by shares.
+    wanted = [
+        stored_claim("a", devices=(share("cam-0"),)),
+        stored_claim("b", devices=(replace(share("cam-2"), share_id=None),)),
+        stored_claim("c", devices=(share("cam-2"),)),
+        stored_claim("d", devices=(replace(share("cam-7"), share_id=None),)),
+    ]
+    outcome = await checkpoint.write(wanted)
+    assert {uid: held.holder.name for uid, held in outcome.held.items()} == {
+        "uid-a": "front",
+        "uid-b": "share-a",
+        "uid-d": "new",
+    }
+    assert max(c.generation for c in claims.values()) < outcome.written["uid-c"].generation
+    await checkpoint.close()
+
+
+def share(device):
+    return StoredDevice(pool="node-1", device=device, request="main", share_id="share-9")
+
+
+BESIDE = """
+    INSERT INTO bodies SELECT 9, {sum}, CAST('{body}' AS BLOB);
+    INSERT INTO claims SELECT 9, 'uid-beside', state, boot_id, generation FROM claims WHERE id = 6;
+    INSERT INTO devices VALUES (9, 'node-1', 'cam-0', 0)
+"""
+
+
+@pytest.mark.parametrize(
+    "spoil", [(), ("UPDATE bodies SET checksum = 1 WHERE id = 5",)], ids=["sound", "damaged"]
+)
+async def test_a_share_that_version_2_let_in_beside_an_exclusive_claim_stays(path, spoil):
+    path.parent.mkdir()
+    shutil.copyfile(DATA / "version-2.db", path)
+    (like,) = [c for c in (await asyncio.to_thread(inspect, path)).claims if c.uid == "uid-new"]
+    body = dump(replace(like, uid="uid-beside", devices=(share("cam-0"),)))
+    change(path, *BESIDE.format(sum=checksum(body), body=body.decode()).split(";"), *spoil)
+
+    claims, damage = await reopen(path)
+
+    assert (damage is not None) == bool(spoil)
+    assert len(claims) == 7 - len(spoil)
+    assert claims["uid-beside"].devices == (share("cam-0"),)
+    assert await reopen(path) == (claims, damage)
+
+
+async def test_a_damaged_version_2_is_salvaged(path):
+    path.parent.mkdir()
+    shutil.copyfile(DATA / "version-2.db", path)
+    change(path, "UPDATE devices SET exclusive = 1 - exclusive WHERE claim = 2")
+    claims, damage = await reopen(path)
+    assert "its devices are not those of its body" in damage
+    assert len(claims) == 6
+
+
+async def test_the_present_version_is_what_it_was_when_it_was_fixed(path):
+    path.parent.mkdir()
+    shutil.copyfile(DATA / "version-3.db", path)
+    claims, damage = await reopen(path)
+    assert damage is None
+    assert {claim.devices[0].hold for claim in claims.values()} == {"exclusive", "share", "admin"}
+    assert len(claims) == 6
+    checkpoint = Checkpoint(path)
+    await checkpoint.open()
+    assert await checkpoint.endpoints() == [
+        StoredEndpoint(name="gone", pools={"node-1/usb": ()}, stopped_at=1e9, removing=True),
+        StoredEndpoint(name="hostdev", pools={"node-1": ("cam-0", "cam-1"), "node-1/usb": ("x",)}),
+        StoredEndpoint(name="stopped", pools={"node-1/net": ("n",)}, stopped_at=1795251182.25),
+    ]
+    await checkpoint.close()
 
 
 @pytest.mark.parametrize("crashed", [False, True], ids=["after-a-stop", "after-a-crash"])
@@ -465,7 +544,7 @@ async def test_a_later_version_is_refused_and_stays_as_it_is(path, tmp_path, cra
     for call in (checkpoint.open, checkpoint.count):
         with pytest.raises(
             CheckpointTooNewError if call == checkpoint.open else CheckpointError,
-            match="schema version 99, this drakit knows up to 2; install the later version again",
+            match="schema version 99, this drakit knows up to 3; install the later version again",
         ):
             await call()
     await checkpoint.close()
@@ -719,14 +798,15 @@ def apply(data, kind, where, text):
 )
 @given(
     part=st.sampled_from(PARTS),
-    version=st.sampled_from([1, 2]),
+    version=st.sampled_from([1, 2, 3]),
     edits=st.lists(changes(), min_size=1, max_size=6),
 )
 async def test_whatever_the_bytes_are(path, tmp_path, caplog, part, version, edits):
     caplog.set_level(logging.CRITICAL)
-    sources = {1: DATA / "version-1.db", 2: tmp_path / "crash" / "checkpoint.db"}
-    if not sources[2].exists():
-        await fill(tmp_path / "sound" / "checkpoint.db", count=CLAIMS, crash=sources[2])
+    sources = {number: DATA / f"version-{number}.db" for number in (1, 2)}
+    sources[3] = tmp_path / "crash" / "checkpoint.db"
+    if not sources[3].exists():
+        await fill(tmp_path / "sound" / "checkpoint.db", count=CLAIMS, crash=sources[3])
     shutil.rmtree(path.parent, ignore_errors=True)
     path.parent.mkdir()
     copy(sources[version], path)
@@ -747,5 +827,5 @@ async def test_whatever_the_bytes_are(path, tmp_path, caplog, part, version, edi
     except CheckpointError:
         return
     assert good.keys() <= claims.keys()
-    if version == 2:
+    if version != 1:
         assert good.items() <= claims.items()

@@ -114,7 +114,7 @@ def test_of_two_claims_with_one_device_the_first_is_kept(tmp_path, target):
         for name in ("a", "b"):
             claim = stored_claim(name, devices=(stored_device("cam-0"),))
             rows.write(connection, [claim], owner="", alone=True)
-            connection.execute("UPDATE devices SET exclusive = 0")
+            connection.execute("UPDATE devices SET hold = 'admin'")
     result = salvaged(path, target)
     assert rows.uids(target, state=None, boot_id=None) == {"uid-a"}
     assert result == Salvage(kept=1, lost=1, lost_uids=frozenset({"uid-b"}))

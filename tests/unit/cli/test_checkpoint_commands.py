@@ -81,7 +81,7 @@ async def test_opaque_parameters_are_in_json_alone(site):
     (checkpoint,) = json.loads(out)["checkpoints"]
     (claim,) = checkpoint["claims"]
     assert checkpoint["driver"] == DRIVER
-    assert checkpoint["schemaVersion"] == 2
+    assert checkpoint["schemaVersion"] == 3
     assert claim["devices"][0]["configs"] == [{"password": "secret"}]
     assert (claim["uid"], claim["boot"], claim["cdi"]) == ("uid-a", "this", "ok")
 
@@ -188,7 +188,7 @@ async def test_a_newer_database_is_not_read_and_not_changed(site):
     change(site, "PRAGMA user_version = 99")
     code, out, error = await site.run_beside(*SHOW)
     assert (code, out) == (1, "")
-    assert "it has schema version 99, this drakit knows up to 2" in error
+    assert "it has schema version 99, this drakit knows up to 3" in error
 
 
 async def test_files_of_other_programs_are_passed_over_unless_they_are_asked_for(site):
