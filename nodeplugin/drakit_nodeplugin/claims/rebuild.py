@@ -219,9 +219,9 @@ class Rebuilder:
 
     async def _write(self, entries: Sequence[StoredClaim]) -> list[StoredClaim]:
         """Write the entries; give those that are in the checkpoint then."""
-        # Those that are known in full come first: of two claims with one device it is the other
-        # one that has it for admin access.
-        ordered = sorted(entries, key=lambda entry: not entry.allocation)
+        # Those that are known in full come first, and shares, as the kubelet knows them for what
+        # they are: of two claims with one device it is the other one that has it for admin access.
+        ordered = sorted(entries, key=_doubts)
         outcome = await self._checkpoint.write(ordered)
         beside = [
             replace(
@@ -235,6 +235,13 @@ class Rebuilder:
         # Somebody else has written these since we looked.
         known = await self._checkpoint.find([*outcome.fenced, *second.fenced])
         return [*outcome.written.values(), *second.written.values(), *known.values()]
+
+
+def _doubts(entry: StoredClaim) -> int:
+    """Say how little is known of how an entry has its devices."""
+    if entry.allocation:
+        return 0
+    return 1 if any(device.share_id is not None for device in entry.devices) else 2
 
 
 def _listed(driver: str, claims: KubeletClaims) -> dict[str, _Listed]:

@@ -297,6 +297,20 @@ async def test_of_two_claims_with_one_device_the_other_has_it_for_admin_access(
     assert [device.admin_access for device in after["b"].devices] == [False]
 
 
+async def test_a_claim_beside_shares_has_the_device_for_admin_access(lose, claims, kubelet):
+    plugin = await lose()
+    kubelet.uses("a", "cam-0")
+    kubelet.uses("b", "cam-0", share="share-1")
+    kubelet.uses("c", "cam-0", share="share-2")
+    await rebuilder(plugin, kubelet, claims).rebuild()
+    after = await entries(plugin)
+    assert {name: entry.devices[0].hold for name, entry in after.items()} == {
+        "a": "admin",
+        "b": "share",
+        "c": "share",
+    }
+
+
 @pytest.mark.looptime
 async def test_an_api_server_that_hangs_is_waited_for_only_so_long(looptime):
     """Without a real database: its thread must not meet a virtual clock."""
