@@ -8,8 +8,9 @@ It must not know claims, health or taints.
 
 from __future__ import annotations
 
-from drakit import Capacity, CapacityRange, Device, Topology
+from drakit import Device, Topology
 from drakit_drivers.simulated.config import CpuProfile
+from drakit_drivers.simulated.sharing import in_steps
 
 __all__ = ("cpus", "single_cpus")
 
@@ -24,11 +25,7 @@ def cpus(profile: CpuProfile, *, numa_nodes: int) -> list[Device]:
             name=f"{profile.prefix}-numa-{numa}",
             pool=profile.pool,
             attributes={"type": "cpu", "index": numa},
-            capacity={
-                "cpus": Capacity(
-                    value=str(amount), default="1", valid_range=CapacityRange(min="1", step="1")
-                )
-            },
+            capacity={"cpus": in_steps(amount)},
             topology=Topology(numa_node=numa),
             allow_multiple_allocations=True,
         )

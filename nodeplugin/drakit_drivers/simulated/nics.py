@@ -8,30 +8,26 @@ It must not know claims, health or taints.
 
 from __future__ import annotations
 
-from drakit import AttributeValue, Capacity, CapacityRange, Device
+from drakit import AttributeValue, Device
 from drakit_drivers.simulated.config import NicProfile
 from drakit_drivers.simulated.places import pci_place
+from drakit_drivers.simulated.sharing import in_steps
 
 __all__ = ("nics", "whole_nics")
 
 _FUNCTION = 1
-_GIGABIT = "1G"
+_GIGA = "G"
 
 
 def nics(profile: NicProfile, *, numa_nodes: int) -> list[Device]:
     """List the interfaces; a claim that asks for no bandwidth gets 1 Gbit/s."""
-    bandwidth = Capacity(
-        value=f"{profile.bandwidth_gbps}G",
-        default=_GIGABIT,
-        valid_range=CapacityRange(min=_GIGABIT, step=_GIGABIT),
-    )
     lists: dict[str, AttributeValue] = {"vlans": profile.vlans} if profile.list_attributes else {}
     return [
         Device(
             name=f"{profile.prefix}-{index}",
             pool=profile.pool,
             attributes=_said_of(profile, index) | lists,
-            capacity={"bandwidth": bandwidth},
+            capacity={"bandwidth": in_steps(profile.bandwidth_gbps, unit=_GIGA)},
             topology=pci_place(index, numa_nodes=numa_nodes, function=_FUNCTION),
             allow_multiple_allocations=True,
         )
@@ -46,7 +42,7 @@ def whole_nics(profile: NicProfile, *, numa_nodes: int) -> list[Device]:
             name=f"{profile.prefix}-{index}",
             pool=profile.pool,
             attributes=_said_of(profile, index),
-            capacity={"bandwidth": f"{profile.bandwidth_gbps}G"},
+            capacity={"bandwidth": f"{profile.bandwidth_gbps}{_GIGA}"},
             topology=pci_place(index, numa_nodes=numa_nodes, function=_FUNCTION),
         )
         for index in range(profile.count)

@@ -35,7 +35,7 @@ class SimulatedParameters(DeviceParameters):
     vlan: int | None = Field(default=None, ge=1, le=4094)
     """The VLAN that an interface is in."""
 
-    env: dict[Variable, Annotated[str, Field(max_length=256, pattern=r"^[^\0]*$")]] = Field(
+    env: dict[Variable, Annotated[str, Field(max_length=256, pattern=r"^[^\x00]*$")]] = Field(
         default_factory=dict, max_length=16
     )
     """Environment variables of the containers. Of two devices that set one variable in one

@@ -1,0 +1,70 @@
+"""What an admin and a user may write, and what they are told of a mistake."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from drakit_drivers.simulated import SimulatedConfig, SimulatedParameters
+
+
+@pytest.mark.parametrize(
+    ("config", "text"),
+    [
+        pytest.param({"gpus": {}}, "gpus", id="unknown-key"),
+        pytest.param({"driverName": "Sim"}, "driverName", id="driver-name-in-capitals"),
+        pytest.param({"driverName": "3d.example.com"}, "driverName", id="name-of-a-digit"),
+        pytest.param({"numaNodes": 0}, "numaNodes", id="no-numa-node"),
+        pytest.param({"controlFile": "control.json"}, "absolute", id="relative-control-file"),
+        pytest.param({"gpu": {"count": -1}}, "gpu.count", id="fewer-than-no-gpus"),
+        pytest.param({"gpu": {"prefix": "GPU"}}, "gpu.prefix", id="prefix-in-capitals"),
+        pytest.param({"gpu": {"driverVersion": "1.2"}}, "driverVersion", id="half-a-version"),
+        pytest.param({"gpu": {"partitions": [2, 2]}}, "a size twice", id="size-twice"),
+        pytest.param({"gpu": {"partitions": [5]}}, "the 4 computeSlices", id="too-large-a-size"),
+        pytest.param({"nic": {"vlans": [4095]}}, "nic.vlans.0", id="no-such-vlan"),
+        pytest.param({"cpu": {"grouping": "socket"}}, "cpu.grouping", id="unknown-grouping"),
+        pytest.param({"nic": {"prefix": "gpu"}}, "gpu.prefix", id="one-prefix-twice"),
+        pytest.param({"cpu": {"prefix": "nic-0"}}, "begins as nic.prefix", id="prefix-of-another"),
+    ],
+)
+def test_a_config_that_cannot_be_is_refused_by_name(config, text):
+    with pytest.raises(ValidationError, match=text):
+        SimulatedConfig.model_validate(config)
+
+
+@pytest.mark.parametrize(
+    ("config", "path"),
+    [
+        pytest.param(
+            {}, "/var/lib/kubelet/plugins/simulated.drakit.dev/control.json", id="default"
+        ),
+        pytest.param(
+            {"driverName": "fpga.test"},
+            "/var/lib/kubelet/plugins/fpga.test/control.json",
+            id="of-another-name",
+        ),
+        pytest.param({"controlFile": "/run/c.json"}, "/run/c.json", id="given"),
+    ],
+)
+def test_each_driver_has_a_control_file(config, path):
+    assert SimulatedConfig.model_validate(config).control == Path(path)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "text"),
+    [
+        pytest.param({"speed": 3}, "speed", id="unknown-key"),
+        pytest.param({"sharing": "never"}, "sharing", id="unknown-sharing"),
+        pytest.param({"timeSliceMilliseconds": 5}, "sharing: timeSlicing", id="no-time-slicing"),
+        pytest.param({"vlan": "all"}, "vlan", id="no-number"),
+        pytest.param({"env": {"A B": "x"}}, "env", id="no-variable"),
+        pytest.param({"env": {"A": "x\0"}}, "env.A", id="a-value-that-ends-early"),
+        pytest.param({"env": {"SIMULATED_GPU": "x"}}, "SIMULATED_GPU is", id="our-own-variable"),
+        pytest.param({"env": {f"A{n}": "" for n in range(17)}}, "env", id="too-many-variables"),
+    ],
+)
+def test_parameters_that_cannot_be_are_refused_by_name(parameters, text):
+    with pytest.raises(ValidationError, match=text):
+        SimulatedParameters.model_validate(parameters)
