@@ -1,8 +1,8 @@
 """
 Whether the API server would take a capacity, and how claims are to share it.
 
-The amounts are compared as the API server does: exactly, but steps and equal amounts after they
-were rounded up to whole numbers, which it does up to Kubernetes 1.36.
+Amounts with a fraction are checked for two ways of the API server: exactly, as it does since
+Kubernetes 1.37, and rounded up to whole numbers where steps and equal amounts are concerned.
 
 It must not know devices.
 """
@@ -16,9 +16,12 @@ from typing import cast
 
 from drakit.device import Capacity, CapacityRange
 from drakit.resource.limits import MAX_VALID_VALUES
-from drakit.resource.quantity import parse_quantity, quantity_problem
+from drakit.resource.quantity import EXACT, parse_quantity, quantity_problem
 
 __all__ = ("capacity_problems", "has_policy")
+
+MAX_INTEGER = 2**63 - 1
+"""The API server counts steps in 64 bits: in thousandths where an amount has a fraction."""
 
 
 def has_policy(capacity: object) -> bool:
@@ -77,12 +80,27 @@ def _policy_problems(capacity: Capacity) -> Iterator[str]:
             yield "it has no default, which must be there with valid_values or a valid_range"
         return
     default = parse_quantity(capacity.default)
+    amounts = [default, *_chosen(capacity)]
+    whole = all(_units(amount) % 10**9 == 0 for amount in amounts)
+    most = MAX_INTEGER if whole else MAX_INTEGER // 1000
+    if max(amounts) > most:
+        yield f"one of the amounts that claims can take is more than {most}"
+        return
+    if capacity.valid_range is not None and any(_units(amount) % 10**6 for amount in amounts):
+        yield "an amount of its valid_range, or its default, has more than three decimal places"
+        return
     if default > value:
         yield f"its default {capacity.default} is more than there is ({capacity.value})"
     if capacity.valid_values:
         yield from _valid_values_problems(capacity.valid_values, default=default, value=value)
     if capacity.valid_range is not None:
         yield from _range_problems(capacity.valid_range, default=default, value=value)
+
+
+def _chosen(capacity: Capacity) -> list[Decimal]:
+    span = capacity.valid_range
+    texts = [span.min, span.max, span.step] if span is not None else []
+    return [parse_quantity(text) for text in (*capacity.valid_values, *texts) if text is not None]
 
 
 def _valid_values_problems(
@@ -111,7 +129,7 @@ def _range_problems(span: CapacityRange, *, default: Decimal, value: Decimal) ->
     if span.step is None:
         return
     step = parse_quantity(span.step)
-    if step <= 0:
+    if step == 0:
         yield "the step of its valid_range is zero"
         return
     if least + step > value:
@@ -133,8 +151,8 @@ def _whole_steps_fit(amount: Decimal, least: Decimal, step: Decimal) -> bool:
 
 
 def _units(amount: Decimal) -> int:
-    """Give billionths: integers divide exactly, however large."""
-    return int(amount.scaleb(9))
+    """Give billionths, the finest that there is: integers divide exactly, however large."""
+    return int(amount.scaleb(9, context=EXACT))
 
 
 def _whole(amount: Decimal) -> int:

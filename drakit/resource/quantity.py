@@ -13,7 +13,7 @@ import re
 from decimal import ROUND_UP, Context, Decimal
 from functools import lru_cache
 
-__all__ = ("parse_quantity", "quantity_problem", "same_quantity")
+__all__ = ("EXACT", "parse_quantity", "quantity_problem", "same_quantity")
 
 MAX_LENGTH = 64
 """Characters; nothing that is measured needs them, and longer ones would cost time."""
@@ -43,7 +43,7 @@ _SCALE = {
 _NANO = Decimal("1e-9")
 _NANO_EXPONENT = -9
 _MAX_BINARY = Decimal(2**63 - 1)
-_EXACT = Context(prec=2 * MAX_LENGTH)
+EXACT = Context(prec=2 * MAX_LENGTH)
 """Digits enough for any number of that length with any suffix."""
 
 
@@ -57,9 +57,9 @@ def parse_quantity(text: str) -> Decimal:
         raise ValueError(f"{shown} is not a Kubernetes quantity (such as 8, 500m or 16Gi)")
     number, suffix = Decimal(form["number"]), form["suffix"]
     scale = _SCALE[suffix] if suffix in _SCALE else Decimal(f"1e{suffix[1:]}")
-    value = _EXACT.multiply(number, scale)
+    value = EXACT.multiply(number, scale)
     if int(value.as_tuple().exponent) < _NANO_EXPONENT:
-        value = value.quantize(_NANO, rounding=ROUND_UP, context=_EXACT)
+        value = value.quantize(_NANO, rounding=ROUND_UP, context=EXACT)
     if suffix.endswith("i"):
         value = max(-_MAX_BINARY, min(value, _MAX_BINARY))
     return value

@@ -9,7 +9,7 @@ It must not know the checkpoint, drivers or gRPC.
 from __future__ import annotations
 
 import asyncio
-from typing import Protocol
+from typing import Any, Protocol
 
 from drakit.device import ClaimReference
 from drakit.kube import (
@@ -20,7 +20,9 @@ from drakit.kube import (
     UnavailableError,
     resource_path,
 )
+from drakit.kube.discovery import VersionNotServedError, served_version
 from drakit.resource.claim import Claim, parse_claim
+from drakit.resource.versions import GROUP, VERSIONS
 from drakit_nodeplugin.claims.errors import ClaimFetchError, ClaimGoneError, NoAnswerError
 
 __all__ = ("ApiClaims", "ClaimSource")
@@ -36,30 +38,35 @@ class ClaimSource(Protocol):
 
 
 class ApiClaims:
-    """Reads claims through a session that may not be there yet."""
+    """
+    Reads claims through a session that may not be there yet, in the version that is served.
+
+    ``v1`` is assumed, which every cluster since 1.34 serves, so that no claim waits for a question.
+    Only where the API is not there, and not just the claim, the API server is asked what it serves.
+    """
 
     def __init__(self, session: asyncio.Future[Session]) -> None:
         self._session = session
+        self._version = VERSIONS[0]
+        self._asking = asyncio.Lock()
+        self._asked = 0
+        """How often the API server was asked and has answered."""
 
     async def fetch(self, reference: ClaimReference, *, timeout_seconds: float) -> Claim:
-        """Read a claim of ``resource.k8s.io/v1``."""
-        path = resource_path(
-            "resource.k8s.io/v1",
-            "resourceclaims",
-            namespace=reference.namespace,
-            name=reference.name,
-        )
+        """Read a claim; what we read of it has one shape in all versions of the API."""
         name = str(reference)
         try:
             if not self._session.done():
                 async with asyncio.timeout(timeout_seconds):
                     await asyncio.shield(self._session)
-            body = await self._session.result().get(path, timeout_seconds=timeout_seconds)
+            body = await self._get(reference, timeout_seconds=timeout_seconds)
         except (UnavailableError, TooManyRequestsError, TimeoutError):
             # One that is overloaded says nothing about the claim either.
             raise NoAnswerError(claim=name, cause="it gives no answer") from None
+        except VersionNotServedError as error:
+            raise NoAnswerError(claim=name, cause=str(error)) from None
         except NotFoundError as error:
-            if error.reason == "NotFound" and error.details.get("name") == reference.name:
+            if _is_of(reference, error):
                 raise ClaimGoneError(claim=name) from None
             # Not the claim but the API is missing: a server that is being upgraded, or a proxy.
             raise NoAnswerError(claim=name, cause=str(error)) from None
@@ -73,3 +80,38 @@ class ApiClaims:
                 claim=name,
                 cause=f"the answer is no ResourceClaim ({type(error).__name__}: {error})",
             ) from error
+
+    async def _get(self, reference: ClaimReference, *, timeout_seconds: float) -> dict[str, Any]:
+        session, version, asked = self._session.result(), self._version, self._asked
+        try:
+            return await session.get(_path(reference, version), timeout_seconds=timeout_seconds)
+        except NotFoundError as error:
+            if _is_of(reference, error):
+                raise
+            async with asyncio.timeout(timeout_seconds):
+                served = await self._ask(session, asked=asked)
+                if served == version:
+                    raise
+                return await session.get(_path(reference, served))
+
+    async def _ask(self, session: Session, *, asked: int) -> str:
+        """Ask which version is served; once for all claims that have found one gone."""
+        async with self._asking:
+            if self._asked == asked:
+                self._version = await served_version(session, GROUP, VERSIONS)
+                self._asked += 1
+            return self._version
+
+
+def _is_of(reference: ClaimReference, error: NotFoundError) -> bool:
+    """Tell whether the claim is missing, or what it would be found in."""
+    return error.reason == "NotFound" and error.details.get("name") == reference.name
+
+
+def _path(reference: ClaimReference, version: str) -> str:
+    return resource_path(
+        f"{GROUP}/{version}",
+        "resourceclaims",
+        namespace=reference.namespace,
+        name=reference.name,
+    )

@@ -1,0 +1,58 @@
+"""
+In which version an API group is served, asked once and without a list of all that a server has.
+
+What the versions mean is known to those who ask for them.
+
+It must not know kinds, or remember an answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from drakit.kube.errors import NotFoundError
+
+__all__ = ("Reader", "VersionNotServedError", "served_version")
+
+
+class VersionNotServedError(Exception):
+    """The API server serves a group in no version that we know. The text is a sentence for logs."""
+
+    def __init__(self, *, group: str, known: Sequence[str], served: Sequence[str]) -> None:
+        wanted = ", ".join(known)
+        has = f"serves it in {', '.join(served)}" if served else "does not serve it at all"
+        super().__init__(
+            f"the API group {group} is needed in one of the versions {wanted}, and the API server "
+            f"{has}; switch one of them on (--runtime-config={group}/{known[0]}=true) or update "
+            f"the cluster"
+        )
+        self.group, self.known, self.served = group, tuple(known), tuple(served)
+
+
+class Reader(Protocol):
+    """What is needed of a session."""
+
+    async def get(self, path: str, *, timeout_seconds: float | None = None) -> dict[str, Any]:
+        """Get what is at a path; ApiError if that fails."""
+        ...
+
+
+async def served_version(
+    session: Reader, group: str, known: Sequence[str], *, timeout_seconds: float | None = None
+) -> str:
+    """
+    Give the first of the known versions in which a group is served (``v1``, without the group).
+
+    VersionNotServedError if there is none; ApiError if the API server does not answer.
+    """
+    try:
+        answer = await session.get(f"/apis/{group}", timeout_seconds=timeout_seconds)
+    except NotFoundError:
+        answer = {}
+    versions: list[dict[str, Any]] = answer.get("versions") or []
+    served = [str(version.get("version")) for version in versions]
+    for version in known:
+        if version in served:
+            return version
+    raise VersionNotServedError(group=group, known=known, served=served)

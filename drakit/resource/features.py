@@ -1,0 +1,152 @@
+"""
+Fields of devices that an API server may not know, and what is done without each of them.
+
+An API server whose feature gate is off, or that is older than the field, drops it and says nothing;
+only a list attribute that was dropped leaves an attribute without a value, and that is refused.
+Either way the answer tells which feature is missing. All JSON is that of ``resource.k8s.io/v1``.
+
+It must not know clients, or what is published instead.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Any
+
+from drakit.device import Capacity, Device
+from drakit.resource.raw import Object, child, children, text
+
+__all__ = ("Feature", "Refusal", "dropped_fields", "dropped_from_slice", "refusal", "without")
+
+
+class Feature(Enum):
+    """What a device can say of itself only where the API server knows it."""
+
+    TAINTS = "taints"
+    COUNTERS = "counters"
+    LIST_ATTRIBUTES = "list attributes"
+    MULTIPLE_ALLOCATIONS = "multiple allocations"
+    OTHER = "other"
+    """A field that we know no gate of."""
+
+    @property
+    def gate(self) -> str:
+        """The feature gate that is likely off; empty if unknown."""
+        return _GATES.get(self, "")
+
+
+_GATES = {
+    Feature.TAINTS: "DRADeviceTaints",
+    Feature.COUNTERS: "DRAPartitionableDevices",
+    Feature.LIST_ATTRIBUTES: "DRAListTypeAttributes",
+    Feature.MULTIPLE_ALLOCATIONS: "DRAConsumableCapacity",
+}
+_FIELDS = {
+    "taints": Feature.TAINTS,
+    "consumesCounters": Feature.COUNTERS,
+    "allowMultipleAllocations": Feature.MULTIPLE_ALLOCATIONS,
+}
+_LISTS = ("ints", "bools", "strings", "versions")
+_REFUSED_DEVICE = re.compile(
+    r"spec\.devices\[(?P<index>\d+)\](\.basic)?(\.attributes\[(?P<attribute>[^]]+)\])?"
+)
+
+
+def dropped_fields(sent: Object, stored: Object) -> frozenset[Feature]:
+    """Say what the API server has dropped of a device: what was sent and is not there at all."""
+    return frozenset(_dropped(sent, stored))
+
+
+def dropped_from_slice(sent: Object, stored: Object) -> frozenset[Feature]:
+    """Say what the API server has dropped of a whole ResourceSlice, as it answered the write."""
+    dropped: set[Feature] = set()
+    theirs = {text(device, "name"): device for device in children(stored, "spec", "devices")}
+    for device in children(sent, "spec", "devices"):
+        if (kept := theirs.get(text(device, "name"))) is not None:
+            dropped.update(_dropped(device, kept))
+    if children(sent, "spec", "sharedCounters") and not children(stored, "spec", "sharedCounters"):
+        dropped.add(Feature.COUNTERS)
+    return frozenset(dropped)
+
+
+def _dropped(sent: Object, stored: Object) -> Iterator[Feature]:
+    for key, value in sent.items():
+        if key in ("attributes", "capacity"):
+            continue
+        if value and not stored.get(key):
+            yield _FIELDS.get(key, Feature.OTHER)
+    kept = child(stored, "attributes")
+    for name, value in child(sent, "attributes").items():
+        if value and not kept.get(name):
+            yield Feature.LIST_ATTRIBUTES if _is_list(value) else Feature.OTHER
+    amounts = child(stored, "capacity")
+    for name, value in child(sent, "capacity").items():
+        if name not in amounts:
+            yield Feature.OTHER
+        elif value.get("requestPolicy") and not amounts[name].get("requestPolicy"):
+            yield Feature.MULTIPLE_ALLOCATIONS
+
+
+def _is_list(attribute: Any) -> bool:
+    return any(kind in attribute for kind in _LISTS)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Refusal:
+    """Why the API server has not taken a slice (422), as far as its answer tells."""
+
+    features: frozenset[Feature] = frozenset()
+    """What it does not know: without it, it would take the devices."""
+
+    devices: Mapping[str, str] = field(default_factory=dict[str, str])
+    """What else it says of single devices, by their names: they can be left out."""
+
+
+def refusal(details: Object, sent: Object) -> Refusal:
+    """Read the ``details`` of an answer 422 to a ResourceSlice in any version of the API."""
+    devices = children(sent, "spec", "devices")
+    features: set[Feature] = set()
+    named: dict[str, str] = {}
+    for cause in children(details, "causes"):
+        found = _REFUSED_DEVICE.match(text(cause, "field"))
+        if found is None or int(found["index"]) >= len(devices):
+            continue
+        device = devices[int(found["index"])]
+        if _is_list(child(device, "attributes").get(found["attribute"]) or {}):
+            features.add(Feature.LIST_ATTRIBUTES)
+        else:
+            named.setdefault(text(device, "name"), text(cause, "message"))
+    return Refusal(features=frozenset(features), devices=named)
+
+
+def without(device: Device, features: Collection[Feature]) -> Device | None:
+    """
+    Give a device as it can be published where features are missing; None if that is not safe.
+
+    A device that consumes counters would be allocated beside those that need the same hardware, and
+    one with a taint would be given to pods that must not have it. One that cannot be shared is
+    given to one claim as a whole, and lists are no more than something to select by.
+    """
+    if Feature.COUNTERS in features and device.consumes:
+        return None
+    if Feature.TAINTS in features and device.taints:
+        if any(taint.effect != "None" for taint in device.taints):
+            return None
+        device = replace(device, taints=())
+    if Feature.LIST_ATTRIBUTES in features and _has_lists(device):
+        scalars = {k: v for k, v in device.attributes.items() if not isinstance(v, tuple)}
+        device = replace(device, attributes=scalars)
+    if Feature.MULTIPLE_ALLOCATIONS in features and device.allow_multiple_allocations:
+        amounts = {
+            name: amount.value if isinstance(amount, Capacity) else amount
+            for name, amount in device.capacity.items()
+        }
+        device = replace(device, allow_multiple_allocations=False, capacity=amounts)
+    return device
+
+
+def _has_lists(device: Device) -> bool:
+    return any(isinstance(value, tuple) for value in device.attributes.values())

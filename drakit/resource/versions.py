@@ -1,0 +1,70 @@
+"""
+ResourceSlices in the versions of ``resource.k8s.io`` that clusters serve, to and from ``v1``.
+
+``v1`` and ``v1beta2`` have one shape; in ``v1beta1`` all of a device but its name is below
+``basic``. Fields that we do not know go along. Claims need no conversion: what we read of them
+(their identity and their allocation) has one shape in all three.
+
+It must not know which version a cluster serves, or how that is asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+from drakit.resource.raw import Object, children, text
+
+__all__ = ("GROUP", "VERSIONS", "from_version", "to_version")
+
+GROUP = "resource.k8s.io"
+VERSIONS = ("v1", "v1beta2", "v1beta1")
+"""Those that we can read and write, the one that we want first."""
+
+_OF_DEVICE = ("name", "basic")
+
+
+def to_version(body: Object, version: str) -> dict[str, Any]:
+    """Write a ResourceSlice of ``v1`` in another version, such as ``v1beta1``."""
+    converted = {**body, "apiVersion": f"{GROUP}/{_known(version)}"}
+    return _with_devices(converted, _below_basic) if version == "v1beta1" else converted
+
+
+def from_version(body: Object, version: str = "") -> dict[str, Any]:
+    """
+    Read a ResourceSlice of any of the versions as one of ``v1``.
+
+    Which it is of is said by its ``apiVersion``; items of a list have none, so that the version
+    must be given for them. Without either it is ``v1``.
+    """
+    version = version or text(body, "apiVersion").rpartition("/")[2] or VERSIONS[0]
+    converted = {**body, "apiVersion": f"{GROUP}/{VERSIONS[0]}"}
+    return _with_devices(converted, _flat) if _known(version) == "v1beta1" else converted
+
+
+def _known(version: str) -> str:
+    if version not in VERSIONS:
+        raise ValueError(f"ResourceSlices of {GROUP}/{version} are not known")
+    return version
+
+
+def _with_devices(
+    body: dict[str, Any], convert: Callable[[Object], dict[str, Any]]
+) -> dict[str, Any]:
+    devices = children(body, "spec", "devices")
+    if devices:
+        spec = cast("Object", body["spec"])
+        body["spec"] = {**spec, "devices": [convert(device) for device in devices]}
+    return body
+
+
+def _below_basic(device: Object) -> dict[str, Any]:
+    # An empty one must be there, too: it is what kind of device it is.
+    rest = {key: value for key, value in device.items() if key != "name"}
+    return {"name": device["name"], "basic": rest} if "name" in device else {"basic": rest}
+
+
+def _flat(device: Object) -> dict[str, Any]:
+    rest = {key: value for key, value in device.items() if key not in _OF_DEVICE}
+    named = {"name": device["name"]} if "name" in device else {}
+    return {**named, **cast("Object", device.get("basic") or {}), **rest}
