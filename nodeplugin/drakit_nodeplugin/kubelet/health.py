@@ -26,11 +26,12 @@ PACE_SECONDS = 0.2
 messages a second of it."""
 
 MAX_DEVICES = 500
-"""Of one message: with the longest texts a little more than half of the 4 MiB that the kubelet
-takes."""
+"""Of one message: with the longest names and texts less than 1 MiB, and the kubelet takes 4."""
 
-MAX_MESSAGE_CHARACTERS = 1024
-"""What the kubelet would cut itself."""
+MAX_MESSAGE_BYTES = 1024
+"""What the kubelet would cut itself: it counts bytes, and cuts through characters."""
+
+CUT = "..."
 
 GONE = "the driver does not list the device any more"
 
@@ -161,7 +162,8 @@ async def _wait_first(*waits: Coroutine[Any, Any, object], until: float) -> bool
 
 def shown(message: str) -> str:
     """Make a text that can be sent, and that the kubelet does not cut."""
-    text = message.encode(errors="backslashreplace").decode()
-    if len(text) <= MAX_MESSAGE_CHARACTERS:
-        return text
-    return text[: MAX_MESSAGE_CHARACTERS - 3] + "..."
+    data = message.encode(errors="backslashreplace")
+    if len(data) > MAX_MESSAGE_BYTES:
+        data = data[: MAX_MESSAGE_BYTES - len(CUT)]
+        return data.decode(errors="ignore") + CUT
+    return data.decode()

@@ -192,8 +192,10 @@ async def test_who_stops_waiting_leaves_nothing_behind():
     ("text", "expected"),
     [
         pytest.param("", "", id="none"),
-        pytest.param("ж" * 1024, "ж" * 1024, id="of-the-longest-length-stays"),
-        pytest.param("ж" * 1025, "ж" * 1021 + "...", id="longer-is-cut"),
+        pytest.param("m" * 1024, "m" * 1024, id="of-the-longest-length-stays"),
+        pytest.param("m" * 1025, "m" * 1021 + "...", id="longer-is-cut"),
+        pytest.param("ж" * 512, "ж" * 512, id="of-1024-bytes-stays"),
+        pytest.param("ж" * 513, "ж" * 510 + "...", id="is-cut-between-characters"),
         pytest.param("bad \udcff name", "bad \\udcff name", id="no-text-at-all-can-be-sent"),
     ],
 )
