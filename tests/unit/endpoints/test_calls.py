@@ -1,0 +1,607 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from drakit import (
+    AllocatedClaim,
+    AllocatedDevice,
+    ClaimReference,
+    DeviceParameters,
+    Driver,
+    DriverError,
+    Edits,
+)
+from drakit.driver import DriverConfig
+from drakit_nodeplugin.endpoints.bridge import (
+    BridgeClosedError,
+    CallNotBegunError,
+    CallOverdueError,
+)
+from drakit_nodeplugin.endpoints.calls import DriverCalls
+from drakit_nodeplugin.endpoints.endpoint import DeviceKey
+from drakit_nodeplugin.endpoints.errors import (
+    BadParametersError,
+    DeviceFailedError,
+    EndpointStoppedError,
+)
+from drakit_nodeplugin.endpoints.traits import traits_of
+from tests.fakes.caller import DirectCaller
+from tests.fakes.claims import NODE, reference
+from tests.fakes.node import StaticNode
+
+A, B, C = reference("uid-a"), reference("uid-b"), reference("uid-c")
+
+
+def device(name: str, *, pool: str = NODE, **fields: Any) -> AllocatedDevice:
+    return AllocatedDevice(name=name, pool=pool, request="main", **fields)
+
+
+def edits(name: str) -> Edits:
+    return Edits(env={"CAMERA": name})
+
+
+class Camera(Driver[DriverConfig]):
+    """Keeps what it was asked, and does what a test says of a device."""
+
+    name = "camera.example.com"
+
+    def __init__(self) -> None:
+        super().__init__(DriverConfig(), StaticNode(name=NODE))
+        self.asked: list[Any] = []
+        self.ended: list[str] = []
+        self.failing: dict[str, Exception] = {}
+        self.held: dict[str, asyncio.Event] = {}
+        self.seen: list[AllocatedDevice] = []
+
+    async def devices(self):
+        yield []
+
+    async def work(self, device: AllocatedDevice) -> None:
+        self.seen.append(device)
+        try:
+            if device.name in self.held:
+                await self.held[device.name].wait()
+            await asyncio.sleep(0)
+            if device.name in self.failing:
+                raise self.failing[device.name]
+        finally:
+            self.ended.append(device.name)
+
+
+class PerDevice(Camera):
+    async def prepare(self, claim: ClaimReference, device: AllocatedDevice) -> Edits:
+        self.asked.append(device.name)
+        await self.work(device)
+        return edits(device.name)
+
+    async def unprepare(self, claim: ClaimReference, device: AllocatedDevice) -> None:
+        self.asked.append(device.name)
+        await self.work(device)
+
+
+class PerClaim(Camera):
+    answer: Any = None
+
+    async def prepare_claim(
+        self, claim: ClaimReference, devices: Sequence[AllocatedDevice]
+    ) -> Sequence[Edits]:
+        self.asked.append([device.name for device in devices])
+        for device in devices:
+            await self.work(device)
+        return [edits(d.name) for d in devices] if self.answer is None else self.answer
+
+    async def unprepare_claim(
+        self, claim: ClaimReference, devices: Sequence[AllocatedDevice]
+    ) -> None:
+        self.asked.append([device.name for device in devices])
+        for device in devices:
+            await self.work(device)
+
+
+class PerBatch(Camera):
+    def __init__(self) -> None:
+        super().__init__()
+        self.changes: dict[str, Any] = {}
+        """Answers by UID that are other than right; "nothing" leaves one out."""
+
+    def answered(self, answers: dict[str, Any]) -> dict[str, Any]:
+        answers |= self.changes
+        return {uid: answer for uid, answer in answers.items() if answer != "nothing"}
+
+    async def prepare_claims(self, claims: Sequence[AllocatedClaim]) -> Mapping[str, Any]:
+        self.asked.append([item.claim.uid for item in claims])
+        for item in claims:
+            for device in item.devices:
+                await self.work(device)
+        return self.answered(
+            {item.claim.uid: [edits(device.name) for device in item.devices] for item in claims}
+        )
+
+    async def unprepare_claims(self, claims: Sequence[AllocatedClaim]) -> Mapping[str, Any]:
+        self.asked.append([item.claim.uid for item in claims])
+        for item in claims:
+            for device in item.devices:
+                await self.work(device)
+        return self.answered({item.claim.uid: None for item in claims})
+
+
+class Resets(Camera):
+    """Makes a driver one that resets."""
+
+    refusing: Mapping[str, Exception] = {}
+
+    async def reset(self, device: AllocatedDevice) -> None:
+        self.ended.append(f"reset {device.name}")
+        if device.name in self.refusing:
+            raise self.refusing[device.name]
+
+
+class ResetsPerDevice(Resets, PerDevice):
+    pass
+
+
+class ResetsPerClaim(Resets, PerClaim):
+    pass
+
+
+class ResetsPerBatch(Resets, PerBatch):
+    pass
+
+
+def reach(kind: type[Camera]) -> tuple[Any, DirectCaller, DriverCalls]:
+    driver = kind()
+    caller = DirectCaller(driver)
+    calls = DriverCalls(Camera.name, traits=traits_of(kind), node=NODE, caller=caller)
+    return driver, caller, calls
+
+
+async def turns(number: int = 5) -> None:
+    for _ in range(number):
+        await asyncio.sleep(0)
+
+
+async def failure(work) -> DeviceFailedError:
+    with pytest.raises(DeviceFailedError) as raised:
+        await work
+    return raised.value
+
+
+# ------------------------------------------------------------ one device
+
+
+async def test_devices_are_prepared_side_by_side_each_with_a_call_of_its_own():
+    driver, caller, calls = reach(PerDevice)
+    driver.held["cam-0"] = driver.held["cam-1"] = asyncio.Event()
+    work = asyncio.create_task(calls.prepare(A, [device("cam-0"), device("cam-1")]))
+    await turns()
+    assert driver.asked == ["cam-0", "cam-1"]
+    driver.held["cam-0"].set()
+    assert await work == [edits("cam-0"), edits("cam-1")]
+    assert caller.calls == [("prepare", {("", "cam-0")}), ("prepare", {("", "cam-1")})]
+
+
+@pytest.mark.parametrize("operation", ["prepare", "unprepare"])
+async def test_the_first_failure_is_raised_once_nothing_works_on_the_claim_any_more(operation):
+    driver, _, calls = reach(PerDevice)
+    driver.failing = {name: DriverError(f"{name} is dirty") for name in ("cam-1", "cam-2")}
+    driver.held["cam-0"] = asyncio.Event()
+    devices = [device(f"cam-{number}") for number in range(3)]
+    work = asyncio.create_task(getattr(calls, operation)(A, devices))
+    await turns()
+    assert (sorted(driver.ended), work.done()) == (["cam-1", "cam-2"], False)
+    driver.held["cam-0"].set()
+    error = await failure(work)
+    assert (str(error), error.index) == ("cam-1 is dirty", 1)
+
+
+async def test_a_claim_that_is_given_up_gives_up_all_of_its_devices():
+    driver, _, calls = reach(PerDevice)
+    driver.held["cam-0"] = driver.held["cam-1"] = asyncio.Event()
+    work = asyncio.create_task(calls.prepare(A, [device("cam-0"), device("cam-1")]))
+    await turns()
+    work.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await work
+    assert sorted(driver.ended) == ["cam-0", "cam-1"]
+
+
+async def test_a_pool_is_named_in_the_drivers_words():
+    driver, caller, calls = reach(PerDevice)
+    pools = [NODE, f"{NODE}/gpus", "other"]
+    await calls.prepare(A, [device("cam-0", pool=pool) for pool in pools])
+    assert [seen.pool for seen in driver.seen] == ["", "gpus", "other"]
+    assert [keys for _, keys in caller.calls] == [
+        {DeviceKey(pool, "cam-0")} for pool in ("", "gpus", "other")
+    ]
+
+
+# ------------------------------------------------------------ what a driver does wrong
+
+
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+@pytest.mark.parametrize(
+    ("raised", "text"),
+    [
+        pytest.param(DriverError("clean it"), "clean it", id="its-own-words"),
+        pytest.param(
+            ValueError("a bug"),
+            "driver camera.example.com failed in prepare: ValueError: a bug",
+            id="a-bug",
+        ),
+        pytest.param(
+            Unspeakable(),
+            "driver camera.example.com failed in prepare: Unspeakable: Unspeakable, which has no "
+            "text",
+            id="no-text",
+        ),
+        pytest.param(DriverError(), "DriverError, which has no text", id="an-empty-text"),
+        pytest.param(DriverError("x" * 1_000_000), "x" * 2000, id="a-text-without-end"),
+        pytest.param(DriverError("/dev/\udcff"), "/dev/\\udcff", id="a-text-that-is-no-utf-8"),
+        pytest.param(
+            CallOverdueError(),
+            "driver camera.example.com gave no answer to prepare within 300 s",
+            id="hangs",
+        ),
+        pytest.param(
+            CallNotBegunError(),
+            "driver camera.example.com: an earlier call for the device does not end, and prepare "
+            "waited 300 s for it; if it stays so, restart the node plugin on this node",
+            id="hangs-in-an-earlier-call",
+        ),
+    ],
+)
+async def test_what_is_raised_becomes_a_sentence(raised, text):
+    driver, caller, calls = reach(PerDevice)
+    if isinstance(raised, CallOverdueError):
+        caller.failure = raised
+    driver.failing["cam-0"] = raised
+    error = await failure(calls.prepare(A, [device("cam-0")]))
+    assert (str(error), error.index) == (text, 0)
+
+
+async def test_only_what_a_driver_did_not_mean_to_raise_is_logged(caplog):
+    driver, _, calls = reach(PerDevice)
+    driver.failing["cam-0"] = DriverError("clean it")
+    await failure(calls.prepare(A, [device("cam-0")]))
+    assert caplog.records == []
+    driver.failing["cam-0"] = KeyError("a bug")
+    await failure(calls.prepare(A, [device("cam-0")]))
+    (record,) = caplog.records
+    assert record.exc_info[1] is driver.failing["cam-0"]
+
+
+@pytest.mark.parametrize("kind", [PerDevice, PerClaim, PerBatch])
+@pytest.mark.parametrize("operation", ["prepare", "unprepare", "check"])
+async def test_a_driver_that_is_stopped_or_ends_meanwhile_is_said_to_be(kind, operation):
+    _, caller, calls = reach(kind)
+    caller.failure = BridgeClosedError("it ended meanwhile")
+    with pytest.raises(EndpointStoppedError, match="is stopped: it ended meanwhile"):
+        await getattr(calls, operation)(A, [device("cam-0")])
+    caller.stopped = EndpointStoppedError(driver=Camera.name, reason="its stream ended")
+    with pytest.raises(EndpointStoppedError, match="is stopped: its stream ended"):
+        await getattr(calls, operation)(A, [device("cam-0")])
+
+
+async def test_an_answer_that_is_no_edits_is_a_fault_of_the_driver(monkeypatch):
+    _, _, calls = reach(PerDevice)
+    monkeypatch.setattr(PerDevice, "prepare", lambda *_: None)
+    error = await failure(calls.prepare(A, [device("cam-0")]))
+    assert str(error) == (
+        "driver camera.example.com answered prepare with NoneType, which is no Edits; this is a "
+        "fault of the driver"
+    )
+
+
+# ------------------------------------------------------------ one claim
+
+
+@pytest.mark.parametrize("operation", ["prepare", "unprepare"])
+async def test_a_driver_of_claims_gets_all_devices_of_one_in_one_call(operation):
+    driver, caller, calls = reach(PerClaim)
+    answer = await getattr(calls, operation)(A, [device("cam-0"), device("cam-1")])
+    assert driver.asked == [["cam-0", "cam-1"]]
+    assert caller.calls == [(f"{operation}_claim", {("", "cam-0"), ("", "cam-1")})]
+    if operation == "prepare":
+        assert list(answer) == [edits("cam-0"), edits("cam-1")]
+
+
+class Broken(Sequence):
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index):
+        raise RuntimeError("a bug")
+
+
+WRONG_EDITS = [
+    pytest.param(edits("cam-0"), "with Edits, which is no sequence of Edits", None, id="no-list"),
+    pytest.param([edits("cam-0")], "with 1 Edits for 2 devices of a claim", None, id="too-few"),
+    pytest.param([edits("cam-0")] * 3, "with 3 Edits for 2 devices", None, id="too-many"),
+    pytest.param([edits("cam-0"), None], "with NoneType, which is no Edits", 1, id="a-gap"),
+    pytest.param("ab", "with str, which is no Edits", 0, id="text"),
+    pytest.param(Broken(), "RuntimeError: a bug", None, id="a-sequence-that-fails"),
+]
+
+
+@pytest.mark.parametrize(("answer", "text", "index"), WRONG_EDITS)
+async def test_an_answer_for_a_claim_is_one_edits_for_each_device(answer, text, index):
+    driver, _, calls = reach(PerClaim)
+    driver.answer = answer
+    error = await failure(calls.prepare(A, [device("cam-0"), device("cam-1")]))
+    assert text in str(error)
+    assert "driver camera.example.com" in str(error)
+    assert error.index == index
+
+
+async def test_a_failure_that_is_about_no_device_names_the_driver():
+    driver, _, calls = reach(PerClaim)
+    driver.failing["cam-1"] = DriverError("the bus is gone")
+    for operation in (calls.prepare, calls.unprepare):
+        error = await failure(operation(A, [device("cam-0"), device("cam-1")]))
+        assert (str(error), error.index) == (f"driver {Camera.name}: the bus is gone", None)
+
+
+# ------------------------------------------------------------ claims that come together
+
+
+@pytest.mark.parametrize("operation", ["prepare", "unprepare"])
+async def test_claims_of_one_turn_are_one_call_and_those_of_another_are_another(operation):
+    driver, caller, calls = reach(PerBatch)
+    ask = getattr(calls, operation)
+    first, second = await asyncio.gather(
+        ask(A, [device("cam-0"), device("cam-1")]), ask(B, [device("cam-2")])
+    )
+    await ask(C, [device("cam-3")])
+    assert driver.asked == [["uid-a", "uid-b"], ["uid-c"]]
+    assert caller.calls[0] == (
+        f"{operation}_claims",
+        {("", "cam-0"), ("", "cam-1"), ("", "cam-2")},
+    )
+    if operation == "prepare":
+        assert (list(first), list(second)) == (
+            [edits("cam-0"), edits("cam-1")],
+            [edits("cam-2")],
+        )
+
+
+@pytest.mark.parametrize(
+    ("answer", "text"),
+    [
+        pytest.param("nothing", "with nothing for this claim; this is a fault", id="left-out"),
+        pytest.param(DriverError("b is dirty"), f"driver {Camera.name}: b is dirty", id="refused"),
+        pytest.param(ValueError("a bug"), "failed in prepare_claims: ValueError: a bug", id="bug"),
+        pytest.param(asyncio.CancelledError(), "CancelledError, which is no", id="cancelled"),
+        pytest.param(None, "with NoneType, which is no sequence of Edits", id="none"),
+        pytest.param(Broken(), "failed in prepare_claims: RuntimeError", id="fails-when-read"),
+        pytest.param([], "with 0 Edits for 1 devices of a claim", id="too-few"),
+    ],
+)
+async def test_a_claim_of_a_batch_fails_alone(answer, text):
+    driver, _, calls = reach(PerBatch)
+    driver.changes = {"uid-b": answer}
+    fine, failed = await asyncio.gather(
+        calls.prepare(A, [device("cam-0")]),
+        calls.prepare(B, [device("cam-1")]),
+        return_exceptions=True,
+    )
+    assert list(fine) == [edits("cam-0")]
+    assert isinstance(failed, DeviceFailedError)
+    assert text in str(failed)
+
+
+@pytest.mark.parametrize(
+    ("answer", "text"),
+    [
+        pytest.param("nothing", "with nothing for this claim; this is a fault", id="left-out"),
+        pytest.param(DriverError("b is dirty"), f"driver {Camera.name}: b is dirty", id="refused"),
+        pytest.param(True, "with bool for a claim, which is neither None nor", id="not-none"),
+    ],
+)
+async def test_a_claim_of_a_batch_stays_to_be_undone_alone(answer, text):
+    driver, _, calls = reach(ResetsPerBatch)
+    driver.changes = {"uid-b": answer}
+    fine, failed = await asyncio.gather(
+        calls.unprepare(A, [device("cam-0")]),
+        calls.unprepare(B, [device("cam-1")]),
+        return_exceptions=True,
+    )
+    assert fine is None
+    assert text in str(failed)
+    assert driver.ended == ["cam-0", "cam-1", "reset cam-0"]
+
+
+@pytest.mark.parametrize("operation", ["prepare", "unprepare"])
+@pytest.mark.parametrize(
+    ("raised", "text"),
+    [
+        pytest.param(DriverError("the bus is gone"), "the bus is gone", id="raises"),
+        pytest.param(None, "with NoneType, which is no mapping of claims", id="no-mapping"),
+    ],
+)
+async def test_what_is_about_the_batch_fails_all_of_its_claims(
+    operation, raised, text, monkeypatch
+):
+    driver, _, calls = reach(PerBatch)
+    if raised is None:
+        monkeypatch.setattr(PerBatch, f"{operation}_claims", lambda *_: None)
+    else:
+        driver.failing["cam-0"] = raised
+    errors = await asyncio.gather(
+        getattr(calls, operation)(A, [device("cam-0")]),
+        getattr(calls, operation)(B, [device("cam-1")]),
+        return_exceptions=True,
+    )
+    assert [text in str(error) for error in errors] == [True, True]
+
+
+async def test_an_answer_for_a_claim_that_was_not_asked_for_is_told_in_the_log(caplog):
+    driver, _, calls = reach(PerBatch)
+    driver.changes = {"uid-other": [edits("cam-9")]}
+    assert list(await calls.prepare(A, [device("cam-0")])) == [edits("cam-0")]
+    assert [record.message for record in caplog.records] == ["driver answers too much"]
+
+
+async def test_a_claim_that_is_given_up_does_not_cancel_what_another_waits_for():
+    driver, _, calls = reach(PerBatch)
+    driver.held["cam-0"] = asyncio.Event()
+    first = asyncio.create_task(calls.prepare(A, [device("cam-0")]))
+    second = asyncio.create_task(calls.prepare(B, [device("cam-1")]))
+    await turns()
+    first.cancel()
+    await turns()
+    assert (first.cancelled(), driver.ended) == (True, [])
+    driver.held["cam-0"].set()
+    assert list(await second) == [edits("cam-1")]
+
+
+async def test_a_batch_that_all_have_given_up_is_cancelled():
+    driver, _, calls = reach(PerBatch)
+    driver.held["cam-0"] = asyncio.Event()
+    works = [
+        asyncio.create_task(calls.prepare(A, [device("cam-0")])),
+        asyncio.create_task(calls.prepare(B, [device("cam-1")])),
+    ]
+    await turns()
+    for work in works:
+        work.cancel()
+        await turns()
+    assert driver.ended == ["cam-0"]
+
+
+async def test_a_claim_that_is_given_up_before_its_batch_begins_is_not_in_it():
+    driver, caller, calls = reach(PerBatch)
+    works = [
+        asyncio.create_task(calls.prepare(claim, [device(f"cam-{number}")]))
+        for number, claim in enumerate((A, B))
+    ]
+    asyncio.get_running_loop().call_soon(works[0].cancel)
+    await asyncio.wait(works)
+    assert driver.asked == [["uid-b"]]
+    assert caller.calls == [("prepare_claims", {("", "cam-1")})]
+
+
+# ------------------------------------------------------------ reset
+
+
+@pytest.mark.parametrize(
+    ("kind", "calls_made"),
+    [
+        pytest.param(ResetsPerDevice, 4, id="device"),
+        pytest.param(ResetsPerClaim, 1, id="claim"),
+        pytest.param(ResetsPerBatch, 1, id="batch"),
+    ],
+)
+async def test_a_device_is_reset_in_the_call_that_undid_it_unless_others_may_use_it(
+    kind, calls_made
+):
+    driver, caller, calls = reach(kind)
+    devices = [
+        device("cam-0"),
+        device("cam-1", share_id="share-1"),
+        device("cam-2", admin_access=True),
+        device("cam-3"),
+    ]
+    await calls.unprepare(A, devices)
+    assert len(caller.calls) == calls_made
+    resets = [done for done in driver.ended if done.startswith("reset")]
+    assert sorted(resets) == ["reset cam-0", "reset cam-3"]
+    for name in ("cam-0", "cam-3"):
+        assert driver.ended.index(name) < driver.ended.index(f"reset {name}")
+
+
+@pytest.mark.parametrize("kind", [ResetsPerDevice, ResetsPerClaim, ResetsPerBatch])
+async def test_a_device_whose_unprepare_failed_is_not_reset(kind):
+    driver, _, calls = reach(kind)
+    driver.failing["cam-0"] = DriverError("it is busy")
+    await failure(calls.unprepare(A, [device("cam-0")]))
+    assert driver.ended == ["cam-0"]
+
+
+@pytest.mark.parametrize("kind", [ResetsPerDevice, ResetsPerClaim, ResetsPerBatch])
+@pytest.mark.parametrize(
+    ("refusal", "text"),
+    [
+        pytest.param(DriverError("turn it off and on"), "turn it off and on", id="refuses"),
+        pytest.param(
+            ValueError("a bug"),
+            f"driver {Camera.name} failed in reset: ValueError: a bug",
+            id="bug",
+        ),
+    ],
+)
+async def test_a_reset_that_fails_names_its_device_once_all_are_done(kind, refusal, text):
+    driver, _, calls = reach(kind)
+    driver.refusing = {"cam-1": refusal}
+    devices = [device(f"cam-{number}") for number in range(3)]
+    error = await failure(calls.unprepare(A, devices))
+    assert (str(error), error.index) == (text, 1)
+    assert "reset cam-2" in driver.ended
+
+
+# ------------------------------------------------------------ parameters
+
+
+class Parameters(DeviceParameters):
+    mode: str
+
+
+@pytest.mark.parametrize("kind", [PerDevice, PerClaim, PerBatch])
+async def test_bad_parameters_fail_their_claim_and_name_the_device(kind, monkeypatch):
+    monkeypatch.setattr(kind, "parameters_type", Parameters)
+    driver, _, calls = reach(kind)
+    good = device("cam-0", configs=({"mode": "fast"},))
+    bad = replace(good, name="cam-1", configs=({"mode": 7},))
+    fine, failed = await asyncio.gather(
+        calls.prepare(A, [replace(good, name="cam-2")]),
+        calls.prepare(B, [good, bad]),
+        return_exceptions=True,
+    )
+    assert list(fine) == [edits("cam-2")]
+    assert isinstance(failed, BadParametersError)
+    assert (failed.index, "mode: Input should be a valid string" in str(failed)) == (1, True)
+    assert {seen.name: seen.parameters for seen in driver.seen}["cam-2"] == Parameters(mode="fast")
+
+
+@pytest.mark.parametrize("kind", [PerDevice, PerClaim, PerBatch])
+async def test_bad_parameters_do_not_keep_a_device_from_being_undone(kind, monkeypatch):
+    monkeypatch.setattr(kind, "parameters_type", Parameters)
+    driver, _, calls = reach(kind)
+    await calls.unprepare(A, [device("cam-0"), device("cam-1", configs=({"mode": "fast"},))])
+    assert {seen.name: seen.parameters for seen in driver.seen} == {
+        "cam-0": None,
+        "cam-1": Parameters(mode="fast"),
+    }
+
+
+# ------------------------------------------------------------ check
+
+
+@pytest.mark.parametrize(
+    ("answers", "in_order", "logged"),
+    [
+        pytest.param([True, True], True, 0, id="all-in-order"),
+        pytest.param([True, False], False, 0, id="one-is-not"),
+        pytest.param([True, None], False, 1, id="forgets-an-answer"),
+        pytest.param([DriverError("the bus is slow"), True], False, 1, id="cannot-tell"),
+    ],
+)
+async def test_a_check_says_whether_all_is_in_order(answers, in_order, logged, monkeypatch, caplog):
+    def check(self, claim, device):
+        answer = answers[int(device.name[-1])]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(PerClaim, "check", check, raising=False)
+    _, _, calls = reach(PerClaim)
+    assert await calls.check(A, [device("cam-0"), device("cam-1")]) is in_order
+    assert len(caplog.records) == logged

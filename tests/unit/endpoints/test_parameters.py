@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import pytest
+from pydantic import Field, field_validator
+
+from drakit import AllocatedDevice, DeviceParameters
+from drakit_nodeplugin.endpoints.errors import BadParametersError
+from drakit_nodeplugin.endpoints.parameters import merged, with_parameters
+
+DRIVER = "camera.example.com"
+
+
+class Lens(DeviceParameters):
+    focal_length: Annotated[int, Field(gt=0)] = 35
+
+
+class Parameters(DeviceParameters):
+    mode: Literal["fast", "slow"] = "slow"
+    frame_rate: Annotated[int, Field(le=120)] = 30
+    lenses: tuple[Lens, ...] = ()
+    password: Annotated[str, Field(max_length=8)] = ""
+
+
+class Required(DeviceParameters):
+    mode: str
+
+
+class Odd(DeviceParameters):
+    mode: str = ""
+
+    @field_validator("mode")
+    @classmethod
+    def _known(cls, mode: str) -> str:
+        return {"fast": "f"}[mode]
+
+
+class Greedy(DeviceParameters):
+    options: dict[str, Any] = Field(default_factory=dict)
+
+    @field_validator("options", mode="before")
+    @classmethod
+    def _pop(cls, options: dict[str, Any]) -> dict[str, Any]:
+        options.pop("mode", None)
+        return options
+
+
+def device(*configs: dict[str, Any]) -> AllocatedDevice:
+    return AllocatedDevice(name="cam-0", pool="", request="main", configs=configs)
+
+
+def checked(kind, *configs, lenient=False):
+    return with_parameters(device(*configs), kind, driver=DRIVER, index=2, lenient=lenient)
+
+
+def refusal(kind, *configs) -> str:
+    with pytest.raises(BadParametersError) as raised:
+        checked(kind, *configs)
+    assert raised.value.index == 2
+    return str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("configs", "together"),
+    [
+        pytest.param([], {}, id="no-configs-are-empty"),
+        pytest.param([{"a": 1}, {"b": 2}], {"a": 1, "b": 2}, id="keys-come-together"),
+        pytest.param([{"a": 1}, {"a": 2}], {"a": 2}, id="a-later-config-wins"),
+        pytest.param(
+            [{"a": {"x": 1}}, {"a": {"y": 2}}],
+            {"a": {"y": 2}},
+            id="nothing-is-merged-below-the-top",
+        ),
+    ],
+)
+def test_configs_together(configs, together):
+    assert merged(configs) == together
+
+
+def test_a_driver_without_a_type_gets_configs_alone():
+    assert checked(None, {"mode": "fast"}).parameters is None
+
+
+def test_without_configs_the_parameters_are_the_defaults():
+    assert checked(Parameters).parameters == Parameters()
+
+
+def test_the_claim_has_the_last_word_over_its_class():
+    parameters = checked(
+        Parameters, {"mode": "fast", "frameRate": 60}, {"frameRate": 90}
+    ).parameters
+    assert (parameters.mode, parameters.frame_rate) == ("fast", 90)
+
+
+@pytest.mark.parametrize(
+    ("config", "problem"),
+    [
+        pytest.param(
+            {"frameRate": 1000},
+            "frameRate: Input should be less than or equal to 120",
+            id="a-field-as-the-manifest-has-it",
+        ),
+        pytest.param(
+            {"lenses": [{}, {"focalLength": 0}]},
+            "lenses[1].focalLength: Input should be greater than 0",
+            id="a-field-in-a-list",
+        ),
+        pytest.param({"colour": "red"}, "colour: is no key that is known here", id="unknown-key"),
+        pytest.param(
+            {"a\nb" + "c" * 5000: 1},
+            f"'a\\nb{'c' * (64 - 5)}...: is no key that is known here",
+            id="an-unknown-key-that-nobody-can-read",
+        ),
+        pytest.param(
+            {"mode": "medium", "frameRate": []},
+            "mode: Input should be 'fast' or 'slow'; frameRate: Input should be a valid integer",
+            id="all-problems",
+        ),
+        pytest.param(
+            {f"key{number}": 1 for number in range(9)},
+            "key4: is no key that is known here; and more;",
+            id="more-problems-than-fit",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_named_with_its_field(config, problem):
+    text = refusal(Parameters, config)
+    assert text.startswith(f"the opaque parameters for driver {DRIVER} do not fit: ")
+    assert problem in text
+    assert text == refusal(Parameters, config)
+
+
+def test_a_field_that_is_missing_is_named():
+    assert "mode: Field required" in refusal(Required)
+
+
+def test_what_users_wrote_is_not_repeated_for_it_may_be_a_secret():
+    assert "hunter" not in refusal(Parameters, {"password": "hunter2hunter2"})
+    assert "hunter" not in refusal(Odd, {"mode": "hunter2"})
+
+
+def test_a_validator_that_fails_is_a_fault_of_the_driver(caplog):
+    text = refusal(Odd, {"mode": "medium"})
+    assert f"driver {DRIVER} failed in it with KeyError" in text
+    assert [record.message for record in caplog.records] == ["driver failed"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "configs"),
+    [
+        pytest.param(Parameters, [{"colour": "red"}], id="unknown-key-to-a-newer-driver"),
+        pytest.param(Required, [], id="configs-that-were-not-rebuilt"),
+        pytest.param(Odd, [{"mode": "medium"}], id="a-validator-that-fails"),
+    ],
+)
+def test_an_undoing_goes_on_without_parameters(kind, configs):
+    known = checked(kind, *configs, lenient=True)
+    assert known.parameters is None
+    assert known.configs == tuple(configs)
+
+
+def test_an_undoing_has_parameters_where_they_fit():
+    assert checked(Parameters, {"mode": "fast"}, lenient=True).parameters.mode == "fast"
+
+
+def test_a_driver_that_changes_what_it_gets_changes_nothing_that_is_stored():
+    stored = {"options": {"mode": "fast"}}
+    known = checked(Greedy, stored)
+    assert known.parameters.options == {}
+    assert known.configs == ({"options": {"mode": "fast"}},)
+    known.configs[0]["options"].clear()
+    assert stored == {"options": {"mode": "fast"}}
