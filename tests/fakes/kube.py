@@ -13,7 +13,8 @@ from the rest, equality selectors, pages that expire, watches with history, book
 What it does not: schemas, defaults, admission, authorisation; server-side apply is a merge that
 replaces lists and knows no field owners.
 
-Kinds are not registered: any path of the usual shape works. To see what happens when a server
+Kinds are not registered: any path of the usual shape works; ``served`` restricts a group to the
+versions that a cluster serves. To see what happens when a server
 misbehaves: ``fail``, ``delay``, ``token``, ``expire_history``, ``expire_pages``, ``drop_watches``,
 ``end_watches_at_once`` and ``send_to_watches``.
 """
@@ -296,6 +297,7 @@ class FakeApiServer:
 
     token: str | None = None  # requests with another bearer token are answered 401
     end_watches_at_once: bool = False  # watches are accepted, and end without an event
+    served: dict[str, list[str]] = field(default_factory=dict)  # versions by group; else any is
     requests: list[tuple[str, str]] = field(default_factory=list)  # (method or WATCH, path)
     queries: list[dict[str, str]] = field(default_factory=list)  # as long as requests
     headers: list[dict[str, str]] = field(default_factory=list)
@@ -422,6 +424,10 @@ class FakeApiServer:
             await self._stumble(request)
             if self.token and request.headers.get("Authorization") != f"Bearer {self.token}":
                 raise StatusError(401, "Unauthorized")
+            if (group := self._discovered(request.path)) is not None:
+                return web.json_response(group)
+            if not self._serves(request.path):
+                return web.Response(status=404, text="404 page not found\n")
             if watch:
                 return await self._watch(request, params)
             text = await request.text()
@@ -430,6 +436,20 @@ class FakeApiServer:
         except StatusError as error:
             return web.json_response(error.body, status=error.code, headers=error.headers)
         return web.json_response(answer, status=status)
+
+    def _discovered(self, path: str) -> Object | None:
+        """The answer to ``/apis/<group>``; nothing if the path is another, or nobody serves it."""
+        match path.strip("/").split("/"):
+            case ["apis", group] if versions := self.served.get(group, ["v1"]):
+                named = [{"groupVersion": f"{group}/{each}", "version": each} for each in versions]
+                return {"kind": "APIGroup", "apiVersion": "v1", "name": group, "versions": named}
+        return None
+
+    def _serves(self, path: str) -> bool:
+        match path.strip("/").split("/"):
+            case ["apis", group, *rest]:
+                return bool(rest) and rest[0] in self.served.get(group, rest[:1])
+        return True
 
     async def _stumble(self, request: web.Request) -> None:
         for fault in self._faults:

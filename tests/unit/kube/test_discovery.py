@@ -1,0 +1,54 @@
+"""Which version of a group is served, asked of an API server in memory."""
+
+from __future__ import annotations
+
+import pytest
+
+from drakit.kube import UnavailableError
+from drakit.kube.discovery import VersionNotServedError, served_version
+
+GROUP = "resource.k8s.io"
+KNOWN = ("v1", "v1beta2", "v1beta1")
+
+
+@pytest.mark.parametrize(
+    ("served", "chosen"),
+    [
+        pytest.param(["v1", "v1beta2", "v1beta1"], "v1", id="all-are-served"),
+        pytest.param(["v1beta1", "v1alpha3", "v1"], "v1", id="our-order-counts-not-the-servers"),
+        pytest.param(["v1alpha3", "v1beta1", "v1beta2"], "v1beta2", id="no-v1"),
+        pytest.param(["v1beta1", "v1alpha3"], "v1beta1", id="only-the-oldest-that-we-know"),
+        pytest.param(["v2", "v1"], "v1", id="beside-one-that-we-do-not-know-yet"),
+    ],
+)
+async def test_the_first_version_that_we_know_is_taken(session, api_server, served, chosen):
+    api_server.served = {GROUP: served}
+    assert await served_version(session, GROUP, KNOWN) == chosen
+    assert api_server.requests == [("GET", f"/apis/{GROUP}")]
+
+
+@pytest.mark.parametrize(
+    ("served", "says"),
+    [
+        pytest.param([], "does not serve it at all", id="no-such-group"),
+        pytest.param(["v1alpha3", "v2"], "serves it in v1alpha3, v2", id="other-versions"),
+    ],
+)
+async def test_a_group_that_is_not_served_is_an_error_that_says_what_is(
+    session, api_server, served, says
+):
+    api_server.served = {GROUP: served}
+    with pytest.raises(VersionNotServedError) as raised:
+        await served_version(session, GROUP, KNOWN)
+    sentence = str(raised.value)
+    assert GROUP in sentence
+    assert "v1, v1beta2, v1beta1" in sentence
+    assert says in sentence
+    assert raised.value.served == tuple(served)
+
+
+async def test_a_server_that_does_not_answer_serves_nothing_and_everything(session, api_server):
+    api_server.fail("GET", f"/apis/{GROUP}", status=503)
+    with pytest.raises(UnavailableError):
+        await served_version(session, GROUP, KNOWN)
+    assert await served_version(session, GROUP, KNOWN) == "v1"
