@@ -47,6 +47,12 @@ udevRoot: /host/run/udev
 mountinfo: /host/mountinfo
 {{- end }}
 
+{{/* drakit.simulated: simulated's configuration; commands for its devices lie in its data directory. */}}
+{{- define "drakit.simulated" -}}
+{{- $folder := printf "%s/plugins/%s" .Values.nodeplugin.kubeletRoot .Values.simulated.config.driverName }}
+{{- toYaml (merge (dict "controlFile" (printf "%s/control.json" $folder)) .Values.simulated.config) }}
+{{- end }}
+
 {{- define "drakit.nodeplugin.config" -}}
 kubeletRoot: {{ .Values.nodeplugin.kubeletRoot }}
 cdiDirectory: {{ .Values.nodeplugin.cdiDirectory }}
@@ -69,6 +75,11 @@ drivers:
   - driver: hostdev
     config:
       {{- include "drakit.hostdev" . | nindent 6 }}
+{{- end }}
+{{- if .Values.simulated.enabled }}
+  - driver: simulated
+    config:
+      {{- include "drakit.simulated" . | nindent 6 }}
 {{- end }}
 {{- with .Values.nodeplugin.drivers }}
   {{- toYaml . | nindent 2 }}

@@ -8,6 +8,8 @@ import pytest
 import yaml
 
 from drakit_drivers.hostdev.config import HostDevicesConfig
+from drakit_drivers.simulated import SimulatedConfig
+from drakit_drivers.simulated.inventory import all_devices
 from drakit_nodeplugin.config import load_config
 from drakit_operator.config import read_config
 from tests.unit.chart.reading import pod_spec, the, written
@@ -35,6 +37,24 @@ def test_further_drivers_stand_beside_hostdev(render, tmp_path):
     config = load_config(written(objects, tmp_path, "nodeplugin"))
     assert [entry.driver for entry in config.drivers] == ["hostdev", "camera:Camera"]
     assert config.drivers[1].config == {"model": "x"}
+
+
+def test_simulated_devices_stand_beside_those_of_the_host(render, tmp_path):
+    simulated = {"enabled": True, "config": {"driverName": "fpga.test", "gpu": {"count": 5}}}
+    objects = render({"simulated": simulated, "nodeplugin": {"kubeletRoot": "/data/kubelet"}})
+    hostdev, entry = load_config(written(objects, tmp_path, "nodeplugin")).drivers
+    assert (hostdev.driver, entry.driver) == ("hostdev", "simulated")
+    config = SimulatedConfig.model_validate(entry.config)
+    assert (config.driver_name, config.gpu.count, config.nic.count) == ("fpga.test", 5, 1)
+    # A directory that the plugin makes, on a volume that it has.
+    assert str(config.control) == "/data/kubelet/plugins/fpga.test/control.json"
+
+
+def test_without_a_word_nothing_is_simulated(render, tmp_path):
+    objects = render()
+    (entry,) = load_config(written(objects, tmp_path, "nodeplugin")).drivers
+    assert entry.driver == "hostdev"
+    assert not [body for body in objects if "simulated" in body["metadata"]["name"]]
 
 
 def test_the_operator_reads_its_configuration(render, tmp_path):
@@ -186,8 +206,36 @@ def test_each_policy_has_its_class(render):
     assert 'policy == "zram"' in found["spec"]["selectors"][0]["cel"]["expression"]
 
 
+def test_each_kind_of_simulated_device_has_its_class(render):
+    simulated = {"enabled": True, "config": {"driverName": "fpga.test"}}
+    classes = {
+        body["metadata"]["name"]: body["spec"]["selectors"][0]["cel"]["expression"]
+        for body in render({"hostdev": {"enabled": False}, "simulated": simulated})
+        if body["kind"] == "DeviceClass"
+    }
+    assert classes == {
+        f"{kind}.fpga.test": (
+            f'device.driver == "fpga.test" && device.attributes["fpga.test"].type == "{kind}"'
+        )
+        for kind in ("gpu", "partition", "nic", "cpu")
+    }
+    types = {device.attributes["type"] for device in all_devices(SimulatedConfig()).devices}
+    assert {name.partition(".")[0] for name in classes} == types
+
+
+def test_what_is_not_simulated_has_no_class(render):
+    config = {"gpu": {"partitions": []}, "nic": {"count": 0}}
+    objects = render({"simulated": {"enabled": True, "config": config}})
+    names = {body["metadata"]["name"] for body in objects if body["kind"] == "DeviceClass"}
+    assert {name for name in names if ".simulated." in name} == {
+        "gpu.simulated.drakit.dev",
+        "cpu.simulated.drakit.dev",
+    }
+
+
 def test_classes_can_be_left_to_the_admin(render):
-    objects = render({"hostdev": {"deviceClasses": False}})
+    simulated = {"enabled": True, "deviceClasses": False}
+    objects = render({"hostdev": {"deviceClasses": False}, "simulated": simulated})
     assert not [body for body in objects if body["kind"] == "DeviceClass"]
 
 

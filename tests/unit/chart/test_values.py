@@ -8,6 +8,7 @@ import jsonschema
 import pytest
 
 from drakit_drivers.hostdev.config import HostDevicesConfig, Policy
+from drakit_drivers.simulated import SimulatedConfig
 from drakit_nodeplugin.config import DeviceHealthSettings, Devices, StaleClaims
 
 
@@ -24,6 +25,11 @@ def test_the_defaults_satisfy_the_schema(values, schema):
         pytest.param(("logging",), id="logging"),
         pytest.param(("hostdev",), id="hostdev"),
         pytest.param(("hostdev", "policies", 0), id="policy"),
+        pytest.param(("simulated",), id="simulated"),
+        *(
+            pytest.param(("simulated", "config", *path), id="-".join(("simulated-config", *path)))
+            for path in ((), ("gpu",), ("nic",), ("cpu",))
+        ),
         pytest.param(("nodeplugin",), id="nodeplugin"),
         pytest.param(("nodeplugin", "staleClaims"), id="stale-claims"),
         pytest.param(("nodeplugin", "devices"), id="devices"),
@@ -87,6 +93,18 @@ def test_devices_have_the_keys_and_defaults_of_the_node_plugin(values, schema):
 def test_policies_have_the_keys_that_hostdev_knows(schema):
     known = {field.alias or name for name, field in Policy.model_fields.items()}
     assert set(schema["definitions"]["policy"]["properties"]) == known
+
+
+def test_simulated_has_the_keys_and_defaults_of_the_driver(values, schema):
+    given, known = values["simulated"]["config"], schema["definitions"]["simulated"]["properties"]
+    # Where commands lie is the chart's business.
+    expected = {field.alias for field in SimulatedConfig.model_fields.values()} - {"controlFile"}
+    assert set(known) == set(given) == expected
+    for profile in ("gpu", "nic", "cpu"):
+        kind = type(getattr(SimulatedConfig(), profile))
+        expected = {field.alias for field in kind.model_fields.values()}
+        assert set(known[profile]["properties"]) == set(given[profile]) == expected
+    assert SimulatedConfig.model_validate(given) == SimulatedConfig()
 
 
 def test_the_default_policies_are_what_hostdev_accepts(values):
