@@ -15,6 +15,7 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from typing import ClassVar, Generic, Protocol, TypeVar, cast
 
 from drakit.device import (
@@ -164,13 +165,7 @@ class Driver(ABC, Generic[ConfigT]):
 
         The default gives the container the device's `node_paths`.
         """
-        for published in self.inventory.devices if self.inventory is not None else ():
-            if (published.pool, published.name) == (device.pool, device.name):
-                return Edits(device_nodes=tuple(map(_device_node, published.node_paths)))
-        raise DriverError(
-            f"device {device.name} is not on node {self.node.name} any more; delete the pod so "
-            f"that another device is found for it"
-        )
+        return _node_paths(self.inventory, device, node=self.node.name)
 
     def prepare_claim(
         self, claim: ClaimReference, devices: Sequence[AllocatedDevice]
@@ -259,11 +254,19 @@ class Driver(ABC, Generic[ConfigT]):
         """Release what `__init__` took. Prepared devices stay: the plugin only restarts."""
 
 
-def _device_node(path: str) -> DeviceNode:
-    return DeviceNode(path=path)
-
-
 # The defaults are awaitable, as most drivers' methods are: who tests one awaits them.
+
+
+async def _node_paths(inventory: Inventory | None, device: AllocatedDevice, *, node: str) -> Edits:
+    """Give the device nodes of a device that was published, as itself or instead of others."""
+    listed = inventory or Inventory(devices=())
+    for published in chain(listed.devices, listed.fallback or ()):
+        if (published.name, published.pool) == (device.name, device.pool):
+            return Edits(device_nodes=tuple(DeviceNode(path=p) for p in published.node_paths))
+    raise DriverError(
+        f"device {device.name} is not on node {node} any more; delete the pod so that another "
+        f"device is found for it"
+    )
 
 
 async def _call(function: Callable[[], Awaitable[ValueT] | ValueT]) -> ValueT:
@@ -300,6 +303,9 @@ async def _by_claim(
     )
     by_claim: dict[str, ValueT | Exception] = {}
     for item, result in zip(claims, results, strict=True):
+        if isinstance(result, asyncio.CancelledError):
+            # Ours would have ended the wait for all of them.
+            result = RuntimeError("it was cancelled, but not by its caller")
         if isinstance(result, BaseException) and not isinstance(result, Exception):
             raise result
         by_claim[item.claim.uid] = result
