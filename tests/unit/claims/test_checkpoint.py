@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from drakit_nodeplugin.claims import rows, schema
 from drakit_nodeplugin.claims.checkpoint import Checkpoint, CheckpointError
 from drakit_nodeplugin.claims.stored import (
     DamagedRowError,
@@ -300,6 +301,30 @@ async def test_the_unique_index_is_the_last_line(path, checkpoint):
     await prepare(checkpoint, A)
     with closing(sqlite3.connect(path)) as connection, pytest.raises(sqlite3.IntegrityError):
         connection.execute("INSERT INTO devices VALUES (99, 'node-1', 'cam-a', 'exclusive')")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [pytest.param({}, id="exclusive-claims"), pytest.param({"share_id": "1"}, id="shares-of-one")],
+)
+def test_what_a_write_costs_does_not_grow_with_the_rows(fields):
+    def numbered(number):
+        return on(f"{number}", "cam-0" if fields else f"cam-{number}", **fields)
+
+    def steps(rows_before):
+        """Count what SQLite does, in tens of instructions of its machine."""
+        counted = []
+        with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
+            with rows.transaction(connection):
+                schema.create(connection)
+                claims = [numbered(number) for number in range(rows_before)]
+                rows.write(connection, claims, owner="", alone=True)
+            connection.set_progress_handler(lambda: counted.append(1), 10)
+            claims = [numbered(number) for number in range(rows_before, rows_before + 8)]
+            rows.write(connection, claims, owner="", alone=True)
+        return len(counted)
+
+    assert steps(4000) < 1.2 * steps(40)
 
 
 # ---------------------------------------------------------------- questions

@@ -128,6 +128,36 @@ async def test_a_device_has_one_holder_among_three_processes(start):
     assert len(claims) == 50
 
 
+BESIDE = """
+async def main(checkpoint):
+    sys.stdin.readline()
+    for number in range(50):
+        share = {"share_id": sys.argv[2]} if sys.argv[2] != "alone" else {}
+        devices = (stored_device(f"cam-{number}", **share),)
+        await checkpoint.write([stored_claim(f"{sys.argv[2]}-{number}", devices=devices)])
+
+asyncio.run(run(main))
+"""
+
+
+async def test_a_device_has_one_holder_or_shares_among_three_processes(start):
+    processes = [start(name, BESIDE) for name in ("alone", "share-1", "share-2")]
+    for process in processes:
+        assert process.hear() == "open"
+    for process in processes:
+        process.go_on()
+    for process in processes:
+        process.end()
+
+    claims, _ = await reopen(start.path)
+
+    holders = {f"cam-{number}": set() for number in range(50)}
+    for claim in claims.values():
+        holders[claim.devices[0].device].add(claim.name.rpartition("-")[0])
+    for held in holders.values():
+        assert held in ({"alone"}, {"share-1", "share-2"})
+
+
 ONCE = """
 async def main(checkpoint):
     say("waits")
