@@ -6,9 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from drakit import DeviceNode, Edits
-from drakit_nodeplugin.endpoints.errors import EndpointStoppedError
+from drakit import DeviceNode, Driver, DriverError, Edits
+from drakit.driver import DriverConfig
+from drakit_nodeplugin.endpoints.calls import DriverCalls
+from drakit_nodeplugin.endpoints.errors import BadParametersError, EndpointStoppedError
+from drakit_nodeplugin.endpoints.traits import traits_of
+from tests.fakes.caller import DirectCaller
 from tests.fakes.claims import DRIVER, NODE, claim_body, reference
+from tests.fakes.node import StaticNode
 
 A, B, C = "uid-a", "uid-b", "uid-c"
 
@@ -279,3 +284,68 @@ async def test_edits_of_wrong_types_are_an_error_of_their_claim_alone(start, cla
 
     assert answers[A].error is None
     assert "deviceNodes[0].path must be text, not PosixPath" in answers[B].error
+
+
+# ------------------------------------------------------------ what a driver is asked for at once
+
+
+class Batches(Driver[DriverConfig]):
+    """Wants the claims of a pod together."""
+
+    name = DRIVER
+
+    def __init__(self) -> None:
+        super().__init__(DriverConfig(), StaticNode(name=NODE))
+        self.asked: list[list[str]] = []
+
+    async def devices(self):
+        yield []
+
+    def prepare_claims(self, claims):
+        self.asked.append([str(device.name) for item in claims for device in item.devices])
+        return {
+            item.claim.uid: [Edits() for _ in item.devices]
+            if item.claim.uid != B
+            else DriverError("the bus is gone")
+            for item in claims
+        }
+
+    def unprepare_claims(self, claims):
+        self.asked.append([str(device.name) for item in claims for device in item.devices])
+        return {item.claim.uid: None for item in claims}
+
+
+async def test_the_claims_of_a_pod_come_to_a_driver_of_batches_in_one_call(start, claims, devices):
+    driver = Batches()
+    calls = DriverCalls(DRIVER, traits=traits_of(Batches), node=NODE, caller=DirectCaller(driver))
+    devices.traits = traits_of(Batches)
+    devices.prepare, devices.unprepare = calls.prepare, calls.unprepare
+    plugin = await start()
+    claims.store(claim_body(A, "cam-0", "cam-1"), claim_body(B, "cam-2"), claim_body(C, "cam-3"))
+
+    answers = await plugin.prepare(*(reference(uid) for uid in (A, B, C)))
+
+    assert driver.asked == [["cam-0", "cam-1", "cam-2", "cam-3"], ["cam-2"]], "and the rollback"
+    assert [answers[A].error, answers[C].error] == [None, None]
+    assert answers[B].error == f"claim lab/claim-uid-b: driver {DRIVER}: the bus is gone"
+    driver.asked.clear()
+    assert await plugin.unprepare(reference(A), reference(C)) == {A: None, C: None}
+    assert driver.asked == [["cam-0", "cam-1", "cam-3"]]
+
+
+async def test_parameters_that_do_not_fit_are_an_error_of_the_claim_with_request_and_device(
+    start, claims, devices
+):
+    plugin = await start()
+    claims.store(claim_body(A, "cam-0", "cam-1"))
+
+    async def refuse(claim, allocated):
+        raise BadParametersError("the opaque parameters do not fit: mode: ...", index=1)
+
+    devices.prepare = refuse
+    answer = (await plugin.prepare(reference(A)))[A]
+    assert (answer.error, answer.reason) == (
+        "claim lab/claim-uid-a, request main, device cam-1: the opaque parameters do not fit: "
+        "mode: ...",
+        "BadConfig",
+    )
