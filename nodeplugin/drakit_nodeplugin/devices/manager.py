@@ -1,76 +1,507 @@
 """
-The device manager of one driver: what its endpoint has, as far as it can be published.
+The device manager of one driver: which devices there are, and how they are.
 
-It keeps the last inventory, leaves out devices that the API would refuse, and tells who listens
-that something changed. The endpoint is the source of truth; nothing between it and the manager
-caches devices. Grace periods, health and taints are to come here.
+It hears from endpoints what they have, keeps it for as long as the kubelet's device manager would,
+and says what is to be published and what the kubelet is told. The endpoint is the source of truth;
+nothing between it and the manager caches devices. What a stop means is decided in
+:mod:`.lifecycle`, what health means in :mod:`.health`; this is the shell around them: time, the
+store, and who listens.
 
-It must not know the API server, slices, claims beyond their identity, or gRPC.
+It must not know the API server, slices, claims beyond their devices, or gRPC.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection
+import math
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 
-from drakit.device import Device
-from drakit.resource.device import device_problems
+from drakit.device import Health, Inventory
+from drakit_nodeplugin.config import Devices
+from drakit_nodeplugin.devices.endpointstate import SILENT, EndpointState, Moment
+from drakit_nodeplugin.devices.health import HealthTiming
+from drakit_nodeplugin.devices.leftout import LeftOutTeller
+from drakit_nodeplugin.devices.lifecycle import (
+    Graces,
+    Phase,
+    accounted,
+    phase_ends,
+    removal_due,
+)
+from drakit_nodeplugin.devices.pools import (
+    Capacity,
+    DesiredPool,
+    DeviceHealth,
+    Publication,
+    pool_name,
+)
+from drakit_nodeplugin.devices.poolstate import Changes, PoolState
+from drakit_nodeplugin.devices.revision import Revision
+from drakit_nodeplugin.devices.stored import EndpointStore, StoredEndpoint
+from drakit_nodeplugin.devices.storing import EndpointWriter
+from drakit_nodeplugin.devices.timers import Timers
+from drakit_nodeplugin.endpoints.endpoint import DeviceKey, HealthReport
 
 __all__ = ("DeviceManager",)
 
 logger = logging.getLogger(__name__)
 
+POLL_SECONDS = 1.0
+"""Between two looks whether the sources are ready: nobody tells of that."""
+
+PAUSE_SECONDS = 0.1
+"""After an inventory, before the next one of that endpoint is looked at; of those that come in
+between the last one counts. The loop has other things to do than to compare devices."""
+
+PAUSE_SECONDS_A_DEVICE = 20e-6
+"""And this for each device: what it takes to compare one, several times over."""
+
+
+class _Waiting:
+    """What an endpoint has said in the pause."""
+
+    def __init__(self, inventory: Inventory) -> None:
+        self.inventory = inventory
+        self.words: dict[DeviceKey, Health] = {}
+        """Said after that inventory."""
+
 
 class DeviceManager:
-    """An :class:`~drakit_nodeplugin.endpoints.python.InventoryListener` that others can ask."""
+    """An :class:`~drakit_nodeplugin.endpoints.endpoint.EndpointListener` that others can ask."""
 
-    def __init__(self, driver: str) -> None:
+    def __init__(
+        self,
+        driver: str,
+        *,
+        node: str,
+        endpoints: Collection[str],
+        settings: Devices,
+        plain: bool,
+        store: EndpointStore,
+        sources_ready: Callable[[], bool],
+        on_left_out: Callable[[Mapping[str, str]], None] | None = None,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        """
+        `endpoints` are those that are expected at the start; others may come. Pools are removed
+        only while `sources_ready` says that what is missing is really gone.
+        """
         self.driver = driver
-        self.changed = asyncio.Event()
-        """Set at each change; who waits for it clears it."""
+        self.revision = Revision()
+        """Advances when what is published or told to the kubelet changes."""
 
-        self.devices: tuple[Device, ...] | None = None
-        """The devices to publish, in the endpoint's order; None until it has spoken once, and
-        then what is published from an earlier time stays as it is."""
+        self._node = node
+        self._expected = frozenset(endpoints)
+        self._settings = settings
+        self._plain = plain
+        self._sources_ready = sources_ready
+        self._wall_clock = wall_clock
+        self._timing = HealthTiming(
+            recovery_seconds=settings.health.recovery_period,
+            eviction_seconds=settings.health.eviction_delay,
+        )
+        self._graces: Graces | None = None
+        self._endpoints: dict[str, EndpointState] = {}
+        self._waiting: dict[str, _Waiting] = {}
+        self._pause_until: dict[str, float] = {}
+        self._unpreparing: dict[str, frozenset[str]] = {}
+        self._adopted: dict[DeviceKey, bool] = {}
+        self._was_complete = False
+        self._publication: Publication | None = None
+        self._health_states: tuple[DeviceHealth, ...] | None = None
+        self._timers: Timers[tuple[str, DeviceKey]] = Timers()
+        self._wake = asyncio.Event()
+        self._asleep_until = -math.inf
+        self._left_out = LeftOutTeller(driver, on_left_out)
+        self._writer = EndpointWriter(
+            driver, store, rows=self._rows, on_loaded=self._loaded, on_written=self._written
+        )
 
-        self.stop_reason: str | None = None
-        """Why the endpoint is away; None while it is there. Its devices stay as they were."""
+    # ------------------------------------------------------------ what others ask
 
-        self._reported: dict[str, str] = {}
+    def publication(self) -> Publication:
+        """Give what is to be published now. The same object for as long as nothing changed."""
+        self._hear_waiting()
+        complete = self._complete()
+        known = self._publication
+        if known is None or known.complete != complete:
+            known = self._publication = self._make_publication(complete=complete)
+        return known
 
-    def replaced(self, inventory: Collection[Device]) -> None:
-        """The endpoint has these devices, all of them."""
-        self.stop_reason = None
-        devices = self._publishable(inventory)
-        if devices != self.devices:
-            logger.info("devices changed", extra={"driver": self.driver, "devices": len(devices)})
-            self.devices = devices
-            self.changed.set()
+    def health_states(self) -> Sequence[DeviceHealth]:
+        """Give the health of every device; the same object for as long as nothing changed."""
+        self._hear_waiting()
+        if self._health_states is None:
+            pools = (pool for _, pool in self._pools())
+            self._health_states = tuple(chain.from_iterable(pool.health for pool in pools))
+        return self._health_states
 
-    def stopped(self, reason: str) -> None:
-        """The endpoint is away."""
-        self.stop_reason = reason
+    def capacity(self, allocated: Mapping[str, Collection[str]]) -> Capacity:
+        """Sort all devices; `allocated` are those that claims hold, by the pool's API name."""
+        self._hear_waiting()
+        pools: dict[str, PoolState] = {}
+        away: dict[str, bool] = {}
+        inactive: set[str] = set()
+        for state, pool in self._pools():
+            if state.phase is Phase.REMOVING:
+                inactive.add(pool.name)
+            else:
+                pools[pool.name] = pool
+                away[pool.name] = state.phase is not Phase.PRESENT
+        return Capacity(
+            pools={
+                name: pool.capacity(away=away[name], allocated=allocated.get(name, ()))
+                for name, pool in pools.items()
+            },
+            inactive=frozenset(inactive),
+        )
 
-    def _publishable(self, inventory: Collection[Device]) -> tuple[Device, ...]:
-        devices: dict[str, Device] = {}
-        reported: dict[str, str] = {}
-        for device in inventory:
-            problems = device_problems(device)
-            if device.name in devices:
-                problems = ["another device has the same name"]
-            if not problems:
-                devices[device.name] = device
+    @property
+    def stop_reason(self) -> str | None:
+        """Why an endpoint that should be there is away; None if all are, or may still come."""
+        for state in self._endpoints.values():
+            # One that is not configured any more is away as well, and nobody waits for it.
+            wanted = state.life.spoken or state.name in self._expected
+            waiting = state.phase is Phase.AWAITED and state.reason is SILENT
+            if wanted and state.phase is not Phase.PRESENT and not waiting:
+                return state.reason
+        return None
+
+    @property
+    def left_out(self) -> Mapping[str, str]:
+        """What endpoints have and cannot be published, with the reason; the first 100 of each."""
+        self._hear_waiting()
+        states = self._endpoints.values()
+        return {name: why for state in states for name, why in state.left_out.items()}
+
+    @property
+    def device_count(self) -> int:
+        """How many devices there are, in whatever state."""
+        self._hear_waiting()
+        return sum(len(pool.names) for _, pool in self._pools())
+
+    # ------------------------------------------------------------ what endpoints say
+
+    def replaced(self, endpoint: str, inventory: Inventory) -> None:
+        """The endpoint is there and has this, all of it."""
+        state = self._endpoint(endpoint)
+        moment = self._moment()
+        present = state.phase is Phase.PRESENT
+        if present and moment.now < self._pause_until.get(endpoint, -math.inf):
+            self._waiting[endpoint] = _Waiting(inventory)
+            self._wake_by(self._pause_until[endpoint])
+            return
+        self._take(state, inventory, {}, moment)
+
+    def reported(self, endpoint: str, report: HealthReport) -> None:
+        """Devices of the endpoint are like this; a device that it does not have is ignored."""
+        state = self._endpoint(endpoint)
+        if state.phase is not Phase.PRESENT:
+            return
+        words = {
+            DeviceKey(pool_name(self._node, key.pool), key.name): word
+            for key, word in report.devices.items()
+        }
+        if (waiting := self._waiting.get(endpoint)) is not None:
+            waiting.words.update(words)
+            return
+        changes = Changes()
+        self._look_later(state, state.hear(words.items(), self._moment(), changes=changes))
+        self._made(changes)
+
+    def stopped(self, endpoint: str, reason: str) -> None:
+        """The endpoint is away; what it had stays known until its grace period ends."""
+        state = self._endpoint(endpoint)
+        self._hear_waiting(endpoint)
+        changes = Changes()
+        if state.phase is Phase.PRESENT:
+            logger.warning(
+                "endpoint stopped",
+                extra={"driver": self.driver, "endpoint": endpoint, "reason": reason},
+            )
+        state.stop(reason, self._moment(), changes=changes)
+        self._made(changes)
+        self._wake.set()
+
+    # ------------------------------------------------------------ what others say
+
+    def set_unpreparing(self, devices: Collection[tuple[str, str]]) -> None:
+        """These devices, by the pool's API name, are still being unprepared, and no others."""
+        by_pool: dict[str, set[str]] = {}
+        for pool, name in devices:
+            by_pool.setdefault(pool, set()).add(name)
+        old = self._unpreparing
+        self._unpreparing = {pool: frozenset(names) for pool, names in by_pool.items()}
+        changes = Changes()
+        moment = self._moment()
+        for pool in old.keys() | self._unpreparing.keys():
+            names = old.get(pool, frozenset()) ^ self._unpreparing.get(pool, frozenset())
+            for state in self._endpoints.values():
+                state.look_at(pool, names, moment, changes=changes)
+        self._made(changes)
+
+    def adopt(self, tainted: Mapping[tuple[str, str], bool]) -> None:
+        """
+        Take over which devices were unhealthy before a restart, and recover as if there was none.
+
+        Called once by who publishes, before it asks for the first publication: by the pool's API
+        name and the device's, whether what is published has the taint ``drakit.dev/unhealthy`` with
+        effect NoExecute, too. For a driver without any source of health it must not be called.
+        """
+        moment = self._moment()
+        devices = {DeviceKey(*key): evicting for key, evicting in tainted.items()}
+        if moment.now < self._begin().start_until:
+            self._adopted = dict(devices)
+        changes = Changes()
+        for state in self._endpoints.values():
+            self._look_later(state, state.adopt(devices, moment, changes=changes))
+        self._made(changes)
+
+    def exist(self, pools: Collection[str]) -> None:
+        """
+        The API server holds these pools of the driver on this node, and no others.
+
+        Called by who publishes, whenever it knows: a pool that was to be deleted, and is, can be
+        forgotten.
+        """
+        changes = Changes()
+        others = {p.name for state, p in self._pools() if state.phase is not Phase.REMOVING}
+        for state in list(self._endpoints.values()):
+            if not self._out(state) or (state.pools.keys() - others) & set(pools):
                 continue
-            reported[device.name] = "; ".join(problems)
-            if self._reported.get(device.name) != reported[device.name]:
-                logger.error(
-                    "device is left out",
+            logger.info("endpoint removed", extra={"driver": self.driver, "endpoint": state.name})
+            state.forget(changes=changes)
+            if state.name not in self._expected:
+                del self._endpoints[state.name]
+        self._made(changes)
+
+    # ------------------------------------------------------------ time and the store
+
+    async def restore(self) -> None:
+        """Read the store, before anything runs; if it cannot be read, that is tried again later."""
+        self._begin()
+        await self._writer.load()
+
+    async def run(self) -> None:
+        """Look at graces and health, and write to the store, until cancelled."""
+        self._begin()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._writer.run())
+            group.create_task(self._look())
+
+    async def _look(self) -> None:
+        while True:
+            self._wake.clear()
+            self._pass_time()
+            now = asyncio.get_running_loop().time()
+            coming = min((when for when in self._next_looks() if when > now), default=math.inf)
+            self._asleep_until = min(coming, now + POLL_SECONDS)
+            try:
+                async with asyncio.timeout_at(self._asleep_until):
+                    await self._wake.wait()
+            except TimeoutError:
+                continue
+
+    def _next_looks(self) -> Iterator[float]:
+        graces = self._begin()
+        yield graces.start_until
+        for endpoint in self._waiting:
+            yield self._pause_until[endpoint]
+        for state in self._endpoints.values():
+            if (end := phase_ends(state.life, graces)) is not None:
+                yield end
+        if (first := self._timers.first()) is not None:
+            yield first
+
+    def _pass_time(self) -> None:
+        """Do all that is due by now."""
+        moment, graces, changes = self._moment(), self._begin(), Changes()
+        for endpoint in list(self._waiting):
+            if self._pause_until[endpoint] <= moment.now:
+                self._hear_waiting(endpoint)
+        due: dict[str, list[DeviceKey]] = {}
+        for endpoint, key in self._timers.due(moment.now):
+            due.setdefault(endpoint, []).append(key)
+        for endpoint, keys in due.items():
+            if (state := self._endpoints.get(endpoint)) is not None:
+                self._look_later(state, state.settle(keys, moment, changes=changes))
+        if moment.now >= graces.start_until:
+            self._adopted = {}
+        for state in self._endpoints.values():
+            state.age(graces, moment, changes=changes)
+            over = state.pools and removal_due(state.life, graces, now=moment.now)
+            if over and self._sources_ready():
+                logger.warning(
+                    "endpoint was away for too long, its devices are removed",
                     extra={
                         "driver": self.driver,
-                        "device": device.name,
-                        "error": reported[device.name],
+                        "endpoint": state.name,
+                        "reason": state.reason,
                     },
                 )
-        self._reported = reported
-        return tuple(devices.values())
+                state.remove(changes=changes)
+        if (complete := self._complete()) != self._was_complete:
+            self._was_complete = complete
+            changes.published = True
+        self._made(changes)
+
+    def _wake_by(self, when: float) -> None:
+        if when < self._asleep_until:
+            self._wake.set()
+
+    # ------------------------------------------------------------ the store
+
+    def _rows(self) -> Mapping[str, StoredEndpoint]:
+        """Say what is to be stored; of an endpoint that is still awaited, what is stored of it."""
+        rows: dict[str, StoredEndpoint] = {}
+        for name, state in self._endpoints.items():
+            awaited = state.phase is Phase.AWAITED
+            row = self._writer.stored.get(name) if awaited else state.row()
+            if row is not None:
+                rows[name] = row
+        return rows
+
+    def _loaded(self, rows: Mapping[str, StoredEndpoint]) -> None:
+        """Begin with the endpoints of an earlier life; those that have spoken know better."""
+        graces, moment = self._begin(), self._moment()
+        # Whatever was stored has changed where an endpoint has spoken before this could be read.
+        changes = Changes(published=True, health=True, stored=True)
+        for name, row in rows.items():
+            state = self._endpoint(name)
+            if not state.life.spoken:
+                state.restore(row, moment)
+                state.age(graces, moment, changes=changes)
+        self._made(changes)
+
+    def _written(self) -> None:
+        removing = any(state.phase is Phase.REMOVING for state in self._endpoints.values())
+        self._made(Changes(published=removing))
+
+    # ------------------------------------------------------------ within
+
+    def _begin(self) -> Graces:
+        """Give how long endpoints are waited for; the first call is the plugin's start."""
+        if self._graces is None:
+            now = asyncio.get_running_loop().time()
+            self._graces = Graces(
+                start_until=now + self._settings.start_grace_period,
+                stop_seconds=self._settings.endpoint_stop_grace_period,
+            )
+            for name in self._expected:
+                self._endpoint(name)
+        return self._graces
+
+    def _endpoint(self, name: str) -> EndpointState:
+        self._begin()
+        if name not in self._endpoints:
+            self._endpoints[name] = EndpointState(
+                name,
+                node=self._node,
+                plain=self._plain,
+                timing=self._timing,
+                moment=self._moment(),
+            )
+        return self._endpoints[name]
+
+    def _moment(self) -> Moment:
+        return Moment(
+            now=asyncio.get_running_loop().time(),
+            wall=self._wall_clock(),
+            unpreparing=self._unpreparing,
+        )
+
+    def _take(
+        self,
+        state: EndpointState,
+        inventory: Inventory,
+        words: Mapping[DeviceKey, Health],
+        moment: Moment,
+    ) -> None:
+        changes = Changes()
+        taken = {
+            pool.name
+            for other in self._endpoints.values()
+            if other is not state and other.phase is Phase.PRESENT
+            for pool in other.pools.values()
+            if pool.names
+        }
+        later = state.take(inventory, moment, taken=taken, changes=changes)
+        later += state.hear(words.items(), moment, changes=changes)
+        if self._adopted:
+            adopted = {key: self._adopted.pop(key) for key in later if key in self._adopted}
+            later += state.adopt(adopted, moment, changes=changes)
+        self._look_later(state, later)
+        size = len(state.checked.devices)
+        self._pause_until[state.name] = moment.now + PAUSE_SECONDS + PAUSE_SECONDS_A_DEVICE * size
+        if changes.stored:
+            logger.info(
+                "devices changed",
+                extra={"driver": self.driver, "endpoint": state.name, "devices": size},
+            )
+        self._left_out.tell(state.left_out)
+        self._made(changes)
+
+    def _hear_waiting(self, endpoint: str | None = None) -> None:
+        """Take what has come in a pause, of one endpoint or of all."""
+        for name in list(self._waiting) if endpoint is None else [endpoint]:
+            if (waiting := self._waiting.pop(name, None)) is not None:
+                state = self._endpoint(name)
+                self._take(state, waiting.inventory, waiting.words, self._moment())
+
+    def _look_later(self, state: EndpointState, keys: Iterable[DeviceKey]) -> None:
+        for key in keys:
+            pool = state.pools.get(key.pool)
+            if pool is not None and (when := pool.next_look(key.name)) is not None:
+                self._timers.want((state.name, key), when)
+                self._wake_by(when)
+
+    def _pools(self) -> Collection[tuple[EndpointState, PoolState]]:
+        """Give each pool once: as who is there has it, and who is away otherwise."""
+        found: dict[str, tuple[EndpointState, PoolState]] = {}
+        for state in self._endpoints.values():
+            for name, pool in state.pools.items():
+                if name not in found or _rank(state, pool) < _rank(*found[name]):
+                    found[name] = state, pool
+        return found.values()
+
+    def _out(self, state: EndpointState) -> bool:
+        """Tell whether an endpoint's pools are to be deleted: a restart must know of it first."""
+        stored = self._writer.stored.get(state.name)
+        return state.phase is Phase.REMOVING and stored is not None and stored.removing
+
+    def _make_publication(self, *, complete: bool) -> Publication:
+        pools: dict[str, DesiredPool] = {}
+        held: set[str] = set()
+        for state, pool in self._pools():
+            if state.phase is Phase.AWAITED:
+                held.add(pool.name)
+            elif not self._out(state):
+                pools[pool.name] = pool.desired()
+        return Publication(pools=pools, held=frozenset(held), complete=complete)
+
+    def _complete(self) -> bool:
+        graces, now = self._begin(), asyncio.get_running_loop().time()
+        states = self._endpoints.values()
+        return (
+            self._writer.loaded
+            and all(accounted(state.life, graces, now=now) for state in states)
+            and self._sources_ready()
+        )
+
+    def _made(self, changes: Changes) -> None:
+        """Tell who must know of changes."""
+        if changes.published:
+            self._publication = None
+        if changes.health:
+            self._health_states = None
+        if changes.stored:
+            self._writer.changed()
+        if changes.published or changes.health:
+            self.revision.advance()
+
+
+def _rank(state: EndpointState, pool: PoolState) -> tuple[bool, bool, bool]:
+    return (state.phase is not Phase.PRESENT, state.phase is Phase.REMOVING, not pool.names)

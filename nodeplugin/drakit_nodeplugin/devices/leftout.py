@@ -1,0 +1,46 @@
+"""
+Tells people which devices cannot be published, each reason once.
+
+It must not know why a device cannot be published.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+
+__all__ = ("LeftOutTeller",)
+
+logger = logging.getLogger(__name__)
+
+MAX_REMEMBERED = 1000
+"""Reasons that are not told again. A driver that makes up more has been heard."""
+
+MAX_AT_ONCE = 20
+"""Devices that are told of one change."""
+
+
+class LeftOutTeller:
+    """Tells of one driver's devices."""
+
+    def __init__(
+        self, driver: str, on_left_out: Callable[[Mapping[str, str]], None] | None
+    ) -> None:
+        self._driver = driver
+        self._on_left_out = on_left_out
+        self._told: set[tuple[str, str]] = set()
+
+    def tell(self, left_out: Mapping[str, str]) -> None:
+        """Tell of devices that were not told of yet, by name with the reason."""
+        new = [item for item in left_out.items() if item not in self._told]
+        new = new[: min(MAX_AT_ONCE, MAX_REMEMBERED - len(self._told))]
+        if not new:
+            return
+        self._told.update(new)
+        for name, reason in new:
+            logger.error(
+                "device is left out",
+                extra={"driver": self._driver, "device": name, "error": reason},
+            )
+        if self._on_left_out is not None:
+            self._on_left_out(dict(new))

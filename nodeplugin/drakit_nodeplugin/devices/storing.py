@@ -1,0 +1,118 @@
+"""
+Brings the store up to date with the endpoints of a driver: only what differs, and not too often.
+
+A store that fails is tried again for as long as it takes: devices are published all the same, and
+what is not stored is only what a restart would remember.
+
+It must not know why an endpoint is stored as it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+
+from drakit.backoff import Backoff
+from drakit_nodeplugin.devices.stored import EndpointStore, StoredEndpoint
+
+__all__ = ("EndpointWriter",)
+
+logger = logging.getLogger(__name__)
+
+PACE_SECONDS = 1.0
+"""Between two rounds of writes: a driver whose devices come and go by the thousand writes its names
+once a second."""
+
+RETRY_SECONDS = (1.0, 60.0)
+"""First and longest delay after a failure."""
+
+
+class EndpointWriter:
+    """What the store has, and what it is to have."""
+
+    def __init__(
+        self,
+        driver: str,
+        store: EndpointStore,
+        *,
+        rows: Callable[[], Mapping[str, StoredEndpoint]],
+        on_loaded: Callable[[Mapping[str, StoredEndpoint]], None],
+        on_written: Callable[[], None],
+    ) -> None:
+        """`rows` says what is to be stored, by name; `on_loaded` hears of what was stored before
+        the start, `on_written` whenever the store has got what it was to have."""
+        self._driver = driver
+        self._store = store
+        self._rows = rows
+        self._on_loaded = on_loaded
+        self._on_written = on_written
+        self._wanted = asyncio.Event()
+        self._told: str | None = None
+        self._stored: dict[str, StoredEndpoint] = {}
+        self.loaded = False
+        """Whether it is known what was stored before the start."""
+
+    @property
+    def stored(self) -> Mapping[str, StoredEndpoint]:
+        """What the store has, by the endpoint's name."""
+        return self._stored
+
+    def changed(self) -> None:
+        """Something is to be stored, perhaps."""
+        self._wanted.set()
+
+    async def load(self) -> bool:
+        """Read what was stored before the start; give whether that could be done."""
+        if self.loaded:
+            return True
+        try:
+            rows = await self._store.endpoints()
+        except Exception as error:
+            self._failed("stored endpoints cannot be read, trying again", error)
+            return False
+        self.loaded = True
+        self._stored = {row.name: row for row in rows}
+        self._on_loaded(self._stored)
+        return True
+
+    async def run(self) -> None:
+        """Write until cancelled."""
+        first, limit = RETRY_SECONDS
+        backoff = Backoff(first_seconds=first, limit_seconds=limit)
+        while True:
+            if await self.load():
+                break
+            await asyncio.sleep(backoff.next_seconds())
+        while True:
+            await self._wanted.wait()
+            self._wanted.clear()
+            try:
+                await self._write()
+            except Exception as error:
+                self._failed("endpoints cannot be stored, trying again", error)
+                self._wanted.set()
+                await asyncio.sleep(backoff.next_seconds())
+                continue
+            backoff.succeeded()
+            self._told = None
+            await asyncio.sleep(PACE_SECONDS)
+
+    async def _write(self) -> None:
+        rows = self._rows()
+        for name, row in rows.items():
+            if self._stored.get(name) != row:
+                await self._store.write_endpoint(row)
+                self._stored[name] = row
+        gone = [name for name in self._stored if name not in rows]
+        if gone:
+            await self._store.forget_endpoints(gone)
+            for name in gone:
+                del self._stored[name]
+        self._on_written()
+
+    def _failed(self, message: str, error: Exception) -> None:
+        # Anything may be raised: the store is an own layer's, whose errors are not known here.
+        if self._told != str(error):
+            self._told = str(error)
+            logger.warning(message, extra={"driver": self._driver, "error": self._told})

@@ -1,0 +1,134 @@
+"""A manager with a store, a wall clock and sources of its own; and what it says, in short."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping
+from typing import Any
+
+import pytest
+
+from drakit import Device, Health
+from drakit.device import Inventory
+from drakit_nodeplugin.config import DeviceHealthSettings, Devices
+from drakit_nodeplugin.devices.manager import DeviceManager
+from drakit_nodeplugin.devices.pools import Publication
+from drakit_nodeplugin.devices.stored import StoredEndpoint
+from drakit_nodeplugin.endpoints.endpoint import DeviceKey, HealthReport
+
+NODE = "node-1"
+DRIVER = "camera.example.com"
+
+SETTINGS = Devices(
+    endpoint_stop_grace_period=300.0,
+    start_grace_period=30.0,
+    health=DeviceHealthSettings(recovery_period=30.0, eviction_delay=10.0, timeout=30.0),
+)
+
+
+class FakeStore:
+    """What is stored survives a plugin."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, StoredEndpoint] = {}
+        self.writes = 0
+        self.error: Exception | None = None
+
+    def _use(self) -> None:
+        if self.error is not None:
+            raise self.error
+
+    async def endpoints(self) -> list[StoredEndpoint]:
+        self._use()
+        return list(self.rows.values())
+
+    async def write_endpoint(self, endpoint: StoredEndpoint) -> None:
+        self._use()
+        self.writes += 1
+        self.rows[endpoint.name] = endpoint
+
+    async def forget_endpoints(self, names: Collection[str]) -> None:
+        self._use()
+        self.writes += 1
+        for name in names:
+            self.rows.pop(name, None)
+
+
+class Node:
+    """A node on which plugins start and end; time on the wall goes as the loop's does."""
+
+    def __init__(self) -> None:
+        self.store = FakeStore()
+        self.ready = True
+        self.told: list[Mapping[str, str]] = []
+        self.epoch = 1_700_000_000.0
+
+    def wall_clock(self) -> float:
+        return self.epoch + asyncio.get_running_loop().time()
+
+    def manager(self, *endpoints: str, **changes: Any) -> DeviceManager:
+        arguments: dict[str, Any] = {
+            "node": NODE,
+            "endpoints": endpoints or (DRIVER,),
+            "settings": SETTINGS,
+            "plain": False,
+            "store": self.store,
+            "sources_ready": lambda: self.ready,
+            "on_left_out": self.told.append,
+            "wall_clock": self.wall_clock,
+        }
+        return DeviceManager(DRIVER, **(arguments | changes))
+
+    @contextlib.asynccontextmanager
+    async def plugin(self, *endpoints: str, **changes: Any) -> AsyncIterator[DeviceManager]:
+        """One life of a plugin."""
+        manager = self.manager(*endpoints, **changes)
+        await manager.restore()
+        task = asyncio.create_task(manager.run())
+        try:
+            yield manager
+            assert not task.done(), task.result()
+        finally:
+            task.cancel()
+            await asyncio.wait({task})
+
+
+@pytest.fixture
+def node() -> Node:
+    return Node()
+
+
+def cameras(*names: str, pool: str = "", health: Health | None = None) -> list[Device]:
+    return [Device(name=name, pool=pool, health=health) for name in names]
+
+
+def inventory(*names: str, **fields: Any) -> Inventory:
+    return Inventory(devices=cameras(*names, **fields))
+
+
+def report(**words: Health) -> HealthReport:
+    return HealthReport(devices={DeviceKey("", name): word for name, word in words.items()})
+
+
+def shown(publication: Publication) -> Mapping[str, Mapping[str, Collection[str]]]:
+    """Taints by device by pool: ``stopped`` for drakit.dev/stopped with NoSchedule."""
+    return {
+        name: {device.name: taint_words(device.taints) for device in pool.devices}
+        for name, pool in publication.pools.items()
+    }
+
+
+def taint_words(taints: Iterable[Any]) -> list[str]:
+    return [
+        taint.key.removeprefix("drakit.dev/")
+        + ("" if taint.effect == "NoSchedule" else f":{taint.effect}")
+        for taint in taints
+    ]
+
+
+async def pass_time(seconds: float) -> None:
+    """Let time go, and then what is due."""
+    await asyncio.sleep(seconds)
+    for _ in range(10):
+        await asyncio.sleep(0)
