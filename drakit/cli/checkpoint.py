@@ -11,6 +11,7 @@ import json
 import sys
 import time
 from dataclasses import asdict
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from drakit.cli.entries import Checkpoint, Entry, read_checkpoints, spec_path
@@ -19,6 +20,7 @@ from drakit.cli.tables import table, visible
 
 if TYPE_CHECKING:
     from drakit_nodeplugin.config import NodePluginConfig
+    from drakit_nodeplugin.devices.stored import StoredEndpoint
 
 __all__ = ("show", "verify")
 
@@ -27,10 +29,11 @@ SETTLE_SECONDS = 2.5
 those of a new claim a moment after its row."""
 
 _HEAD = ("CLAIM", "UID", "STATE", "DEVICES", "BOOT", "OWNER", "CDI FILE")
+_ENDPOINTS_HEAD = ("ENDPOINT", "STATE", "SINCE", "POOLS")
 
 
 def show(options: argparse.Namespace) -> int:
-    """Print the entries; 1 if a database is damaged."""
+    """Print claims and endpoints; 1 if a database is damaged."""
     place = find_place(options)
     found = list(read_checkpoints(place, options.driver))
     if options.json:
@@ -81,6 +84,10 @@ def _of_database(checkpoint: Checkpoint) -> list[str]:
         told.append(
             "the node plugin sets it aside at its next start, and salvages what is readable"
         )
+    told += [
+        f"{text}; the node plugin drops it at its next start: the driver tells its devices again"
+        for text in checkpoint.inspection.dropped
+    ]
     if (damage := checkpoint.inspection.damage) is not None:
         told.append(f"an earlier database was damaged, and is not rebuilt yet: {damage}")
     return told
@@ -111,6 +118,9 @@ def _as_text(checkpoint: Checkpoint) -> str:
     lines = [f"{checkpoint.driver}: {number} ({checkpoint.path})"]
     if checkpoint.entries:
         lines.append(table(_HEAD, [_row(entry) for entry in checkpoint.entries]))
+    if checkpoint.inspection.endpoints:
+        rows = [_endpoint_row(endpoint) for endpoint in checkpoint.inspection.endpoints]
+        lines += ["", table(_ENDPOINTS_HEAD, rows)]
     lines += [f"set aside: {name}" for name in checkpoint.inspection.set_aside]
     return "\n".join(lines)
 
@@ -126,6 +136,26 @@ def _row(entry: Entry) -> tuple[str, ...]:
     return str(claim), claim.uid, claim.state, shown, entry.boot, entry.owner, entry.cdi
 
 
+def _endpoint_row(endpoint: StoredEndpoint) -> tuple[str, ...]:
+    pools = [f"{pool} ({_count(len(names), 'device')})" for pool, names in endpoint.pools.items()]
+    return endpoint.name, _endpoint_state(endpoint), _since(endpoint.stopped_at), ", ".join(pools)
+
+
+def _endpoint_state(endpoint: StoredEndpoint) -> str:
+    if endpoint.removing:
+        return "removing"
+    return "running" if endpoint.stopped_at is None else "stopped"
+
+
+def _since(seconds: float | None) -> str:
+    if seconds is None:
+        return "-"
+    try:
+        return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%SZ}"
+    except (ValueError, OverflowError, OSError):
+        return f"{seconds:g}"
+
+
 def _as_json(checkpoint: Checkpoint) -> dict[str, Any]:
     inspection = checkpoint.inspection
     return {
@@ -139,5 +169,6 @@ def _as_json(checkpoint: Checkpoint) -> dict[str, Any]:
             {**asdict(entry.claim), "boot": entry.boot, "ownerState": entry.owner, "cdi": entry.cdi}
             for entry in checkpoint.entries
         ],
+        "endpoints": [asdict(endpoint) for endpoint in inspection.endpoints],
         "orphanedFiles": [str(path) for path in checkpoint.orphans],
     }

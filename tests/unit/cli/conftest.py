@@ -39,13 +39,15 @@ class Site:
     def spec(self, uid: str, driver: str = DRIVER) -> Path:
         return self.cdi / f"{driver}-claim_{uid}.json"
 
-    async def store(self, *claims, driver: str = DRIVER, owner: str = "") -> None:
-        """Write entries, and the CDI files of those that are prepared."""
+    async def store(self, *claims, endpoints=(), driver: str = DRIVER, owner: str = "") -> None:
+        """Write claims and endpoints, and the CDI files of claims that are prepared."""
         checkpoint = Checkpoint(self.path(driver), owner=owner)
         await checkpoint.open()
         outcome = await checkpoint.write(claims)
         assert not outcome.held
         assert not outcome.fenced
+        for endpoint in endpoints:
+            await checkpoint.write_endpoint(endpoint)
         await checkpoint.close()
         for claim in claims:
             if claim.cdi_spec is not None:

@@ -15,6 +15,7 @@ import pytest
 from drakit.cli import checkpoint as commands
 from drakit.cli.main import main
 from drakit_nodeplugin.claims.checkpoint import Checkpoint
+from drakit_nodeplugin.devices.stored import StoredEndpoint
 from drakit_nodeplugin.kubelet.sockets import socket_paths
 from tests.fakes.checkpoints import DRIVER, copy, stored_claim, stored_device
 from tests.fakes.checkpoints import prepared_claim as prepared
@@ -86,6 +87,69 @@ async def test_opaque_parameters_are_in_json_alone(site):
     assert (claim["uid"], claim["boot"], claim["cdi"]) == ("uid-a", "this", "ok")
 
 
+ENDPOINTS = (
+    StoredEndpoint(name="usb", pools={"node-1": ("cam-0", "cam-1"), "node-1/usb": ("hub",)}),
+    StoredEndpoint(name="net", pools={"node-1/net": ()}, stopped_at=1795251182.9),
+    StoredEndpoint(name="gone", pools={}, stopped_at=1e99, removing=True),
+)
+
+
+async def test_endpoints_are_shown_below_the_claims(site):
+    await site.store(prepared("a"), endpoints=ENDPOINTS)
+
+    code, out, error = await site.run_beside(*SHOW)
+
+    assert (code, error) == (0, "")
+    assert out.partition("\n\n")[2] == (
+        "ENDPOINT  STATE     SINCE                 POOLS\n"
+        "gone      removing  1e+99                 -\n"
+        "net       stopped   2026-11-21T08:53:02Z  node-1/net (0 devices)\n"
+        "usb       running   -                     node-1 (2 devices), node-1/usb (1 device)\n"
+    )
+
+
+async def test_the_devices_of_endpoints_are_in_json(site):
+    await site.store(endpoints=ENDPOINTS)
+    _, out, _ = await site.run_beside(*SHOW, "--json")
+    (checkpoint,) = json.loads(out)["checkpoints"]
+    assert checkpoint["endpoints"][1:] == [
+        {
+            "name": "net",
+            "pools": {"node-1/net": []},
+            "stopped_at": 1795251182.9,
+            "removing": False,
+        },
+        {
+            "name": "usb",
+            "pools": {"node-1": ["cam-0", "cam-1"], "node-1/usb": ["hub"]},
+            "stopped_at": None,
+            "removing": False,
+        },
+    ]
+
+
+async def test_of_a_damaged_database_the_readable_endpoints_are_shown(site):
+    await site.store(prepared("a"), endpoints=ENDPOINTS)
+    change(site, "UPDATE bodies SET checksum = 1")
+    code, out, _ = await site.run_beside(*SHOW)
+    assert code == 1
+    assert "\nusb       running" in out
+
+
+async def test_a_damaged_endpoint_is_said_and_nothing_else_is_wrong(site):
+    await site.store(prepared("a"), endpoints=ENDPOINTS)
+    change(site, "UPDATE endpoints SET checksum = 1 WHERE name = 'net'")
+    told = (
+        f"{DRIVER}: the row of endpoint net: its checksum does not match; the node plugin drops "
+        f"it at its next start: the driver tells its devices again\n"
+    )
+    code, out, error = await site.run_beside(*SHOW)
+    assert (code, error) == (1, told)
+    assert "uid-a" in out
+    assert "\nnet " not in out
+    assert await site.run_beside(*VERIFY) == (1, told, "")
+
+
 async def test_each_driver_has_its_table_unless_one_is_asked_for(site):
     await site.store(prepared("a"))
     await site.store(driver="gpu.example.com")
@@ -141,9 +205,10 @@ async def test_a_look_at_what_a_crash_has_left(site, tmp_path):
     assert site.path().with_name("checkpoint.db-wal").read_bytes() == log
 
 
-def test_version_1_is_shown_and_not_migrated(site):
+@pytest.mark.parametrize("version", [1, 2])
+def test_an_earlier_version_is_shown_and_not_migrated(site, version):
     site.path().parent.mkdir(parents=True)
-    source = Path(__file__).parents[2] / "data/checkpoints/version-1.db"
+    source = Path(__file__).parents[2] / f"data/checkpoints/version-{version}.db"
     site.path().write_bytes(source.read_bytes())
     code, out, _ = site.run(*SHOW)
     assert code == 0

@@ -164,11 +164,12 @@ async def test_a_database_that_cannot_be_used_stays_as_it_is(site, statement, to
     assert site.path().read_bytes() == before
 
 
-async def test_version_1_must_be_migrated_first(site):
-    source = Path(__file__).parents[2] / "data/checkpoints/version-1.db"
+@pytest.mark.parametrize("version", [1, 2])
+async def test_an_earlier_version_must_be_migrated_first(site, version):
+    source = Path(__file__).parents[2] / f"data/checkpoints/version-{version}.db"
     site.path().parent.mkdir(parents=True)
     site.path().write_bytes(source.read_bytes())
     code, _, error = await site.run_beside(*FORGET, "5f0c0000-0000-4000-8000-000000000005")
     assert code == 1
-    assert "has schema version 1; start the node plugin once" in error
+    assert f"has schema version {version}; start the node plugin once" in error
     assert site.path().read_bytes() == source.read_bytes()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from drakit.cli import checkpoint as commands
 from drakit_nodeplugin.claims import aside, schema
+from drakit_nodeplugin.devices.stored import StoredEndpoint
 from drakit_nodeplugin.kubelet.sockets import socket_paths
 from tests.fakes.checkpoints import DRIVER, prepared_claim, stored_claim, stored_device
 
@@ -24,12 +25,15 @@ async def test_the_commands_of_the_page_print_what_it_shows(site, monkeypatch):
     monkeypatch.setattr(commands, "SETTLE_SECONDS", 0)
     show, verify, forget = re.findall(r"^```console\n\$ (.*?)\n(.*?)^```", PAGE, re.M | re.S)
     site.path().parent.mkdir(parents=True)
+    pools = {"node-1": ("cam-0", "cam-1", "cam-2")}
+    endpoint = StoredEndpoint(name=DRIVER, pools=pools, stopped_at=1772357400)
     lock = socket_paths(DRIVER, kubelet_root=site.root / "kubelet", instance_uid="pod-1").lock
     with lock.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         await site.store(
             entry(1, "door", make=prepared_claim),
             entry(3, "yard", state="unpreparing"),
+            endpoints=[endpoint],
             owner="pod-1/now",
         )
         await site.store(entry(2, "gate", state="prepared", boot_id="boot-0"), owner="pod-0/then")
