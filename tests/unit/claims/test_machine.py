@@ -24,11 +24,15 @@ from hypothesis.stateful import (
     rule,
 )
 
-from drakit import AllocatedDevice, ClaimReference, DeviceNode, DriverError, Edits
+from drakit import AllocatedDevice, ClaimReference, DeviceNode, Driver, DriverError, Edits
+from drakit.driver import DriverConfig
+from drakit_nodeplugin.endpoints.bridge import Bridge
+from drakit_nodeplugin.endpoints.calls import DriverCalls
 from drakit_nodeplugin.endpoints.errors import DeviceFailedError, EndpointStoppedError
-from drakit_nodeplugin.endpoints.traits import DriverTraits
+from drakit_nodeplugin.endpoints.traits import DriverTraits, traits_of
 from drakit_nodeplugin.kubelet.inflight import InFlight
-from tests.fakes.claims import DRIVER, FakeClaims, claim_body, reference
+from tests.fakes.claims import DRIVER, NODE, FakeClaims, claim_body, reference
+from tests.fakes.node import StaticNode
 from tests.unit.claims.conftest import Plugin
 
 UIDS = [f"uid-{letter}" for letter in "abcd"]
@@ -61,15 +65,15 @@ class World:
     async def prepare(
         self, claim: ClaimReference, devices: Sequence[AllocatedDevice]
     ) -> Sequence[Edits]:
-        return await self._each(self._prepare, claim, devices)
+        return await self._each(self.prepare_device, claim, devices)
 
     async def unprepare(self, claim: ClaimReference, devices: Sequence[AllocatedDevice]) -> None:
-        await self._each(self._unprepare, claim, devices)
+        await self._each(self.unprepare_device, claim, devices)
 
     async def check(self, claim: ClaimReference, devices: Sequence[AllocatedDevice]) -> bool:
         raise AssertionError("a driver without checks is not asked")
 
-    async def _prepare(self, claim: ClaimReference, device: AllocatedDevice) -> Edits:
+    async def prepare_device(self, claim: ClaimReference, device: AllocatedDevice) -> Edits:
         self.calls += 1
         await self._usable(device)
         if self.held is not None and not self.hangs_after:
@@ -82,7 +86,7 @@ class World:
             await self.held.wait()
         return Edits(device_nodes=(DeviceNode(path=f"/dev/{device.name}"),))
 
-    async def _unprepare(self, claim: ClaimReference, device: AllocatedDevice) -> None:
+    async def unprepare_device(self, claim: ClaimReference, device: AllocatedDevice) -> None:
         await self._usable(device)
         if self.done.get(device.name) == claim.uid:
             del self.done[device.name]
@@ -104,6 +108,48 @@ class World:
         return results
 
 
+class Batches(Driver[DriverConfig]):
+    """A driver that does what is done to the world for all claims of a call, by the defaults."""
+
+    name = DRIVER
+
+    def __init__(self, world: World) -> None:
+        super().__init__(DriverConfig(), StaticNode(name=NODE))
+        self._world = world
+
+    async def devices(self):
+        yield []
+
+    async def prepare(self, claim: ClaimReference, device: AllocatedDevice) -> Edits:
+        return await self._world.prepare_device(claim, device)
+
+    async def unprepare(self, claim: ClaimReference, device: AllocatedDevice) -> None:
+        await self._world.unprepare_device(claim, device)
+
+    async def prepare_claims(self, claims):
+        return await super().prepare_claims(claims)
+
+    async def unprepare_claims(self, claims):
+        return await super().unprepare_claims(claims)
+
+
+class Reached:
+    """The world behind all that lies between an engine and a driver, but for its thread."""
+
+    def __init__(self, world: World, loop: asyncio.AbstractEventLoop) -> None:
+        self._driver = Batches(world)
+        self._bridge = Bridge(DRIVER, home=loop, there=loop)
+        self.away = world.away
+        self.traits = replace(traits_of(Batches), side_effects=world.traits.side_effects)
+        calls = DriverCalls(DRIVER, traits=self.traits, node=NODE, caller=self)
+        self.prepare, self.unprepare, self.check = calls.prepare, calls.unprepare, calls.check
+
+    async def call(self, function, *, what, keys, timeout_seconds):
+        return await self._bridge.call(
+            lambda: function(self._driver), keys=keys, timeout_seconds=timeout_seconds
+        )
+
+
 @dataclass(frozen=True)
 class Row:
     """What the model expects of a claim's row."""
@@ -117,6 +163,7 @@ class Engine(RuleBasedStateMachine):
     """One node, one driver."""
 
     side_effects = True
+    batches = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -143,7 +190,7 @@ class Engine(RuleBasedStateMachine):
             boot_id=f"boot-{self.boot}",
             owner=f"pod-{self.process}",
             claims=self.claims,
-            devices=self.world,
+            devices=Reached(self.world, self.loop) if self.batches else self.world,
         )
         self.calls = InFlight(self.plugin.engine, driver=DRIVER)
         await self.plugin.checkpoint.open()
@@ -415,6 +462,10 @@ class EngineWithoutSideEffects(Engine):
     side_effects = False
 
 
+class EngineOfBatches(Engine):
+    batches = True
+
+
 _SETTINGS = settings(
     max_examples=150,
     stateful_step_count=40,
@@ -428,3 +479,5 @@ TestEngine = Engine.TestCase
 TestEngine.settings = _SETTINGS
 TestEngineWithoutSideEffects = EngineWithoutSideEffects.TestCase
 TestEngineWithoutSideEffects.settings = _SETTINGS
+TestEngineOfBatches = EngineOfBatches.TestCase
+TestEngineOfBatches.settings = settings(_SETTINGS, max_examples=50)
