@@ -19,11 +19,12 @@ from bench.footprint import footprint
 from bench.machine import describe
 from bench.profile import OPERATIONS, profile
 from bench.rows import Row
+from bench.slices import measure_slices
 from e2e.cluster.api import Options
 from e2e.cluster.choice import cluster as find_cluster
 
 DRIVERS = ("Effects", "Plain")
-PARTS = ("footprint", "effects", "plain", "pods")
+PARTS = ("footprint", "slices", "effects", "plain", "pods")
 
 
 def main() -> None:
@@ -74,7 +75,9 @@ def _measure(
     """Give the rows as soon as they are known."""
     if "footprint" in parts:
         yield footprint(kubeconfig, idle_seconds=plan.idle_seconds)
-    if not set(parts) - {"footprint"}:
+    if "slices" in parts:
+        yield from measure_slices(api, kubeconfig, changes=plan.changes)
+    if not set(parts) - {"footprint", "slices"}:
         return
     bench = Bench(plan, api=api, kubeconfig=kubeconfig)
     for driver in DRIVERS:

@@ -1,5 +1,5 @@
 """
-The API server's part: claims that are allocated as the scheduler would, and the floor.
+The API server's part: claims that are allocated as the scheduler would, slices, and the floor.
 
 The floor is the time of as many concurrent GETs as a batch has claims, by the client that the
 plugin uses. No prepare that asks the API server can be faster.
@@ -8,10 +8,12 @@ plugin uses. No prepare that asks the API server can be faster.
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from bench.drivers import DRIVER
 from bench.plugin import NODE
@@ -23,6 +25,12 @@ __all__ = ("ApiServer", "connected")
 NAMESPACE = "default"
 WRITERS = 32
 """Claims that are created at a time."""
+
+_COUNTED = re.compile(
+    r"^apiserver_request_total\{(?P<labels>[^}]*)\} (?P<count>\S+)$", re.MULTILINE
+)
+_LABEL = re.compile(r'(\w+)="([^"]*)"')
+_WRITES = {"POST", "PUT", "PATCH", "APPLY", "DELETE", "DELETECOLLECTION"}
 
 
 @contextmanager
@@ -54,6 +62,33 @@ class ApiServer:
     def floor(self, claims: Sequence[ClaimReference]) -> float:
         """Get the claims, all at once; give the seconds that it took."""
         return self._runner.run(self._floor([_path(claim.name) for claim in claims]))
+
+    def slices(self, driver: str) -> list[dict[str, Any]]:
+        """Give the driver's ResourceSlices."""
+        selector = {"fieldSelector": f"spec.driver={driver}"}
+        return self._runner.run(self._session.list(_SLICES, params=selector)).items
+
+    def slice_writes(self) -> int:
+        """Give how many writes of ResourceSlices have succeeded, whoever made them."""
+        return self._runner.run(self._slice_writes())
+
+    def delete_slices(self, driver: str) -> None:
+        """Delete the driver's ResourceSlices."""
+        for body in self.slices(driver):
+            self._runner.run(self._session.delete(f"{_SLICES}/{body['metadata']['name']}"))
+
+    async def _slice_writes(self) -> int:
+        writes = 0
+        # Not JSON, which is all that a session reads.
+        async with self._session.http.get(f"{self._session.server}/metrics") as response:
+            response.raise_for_status()
+            text = await response.text()
+        for line in _COUNTED.finditer(text):
+            labels = dict(_LABEL.findall(line["labels"]))
+            succeeded = labels["code"].startswith("2") and labels["verb"] in _WRITES
+            if labels["resource"] == "resourceslices" and succeeded:
+                writes += int(float(line["count"]))
+        return writes
 
     async def _floor(self, paths: Sequence[str]) -> float:
         began = time.perf_counter()
@@ -100,3 +135,6 @@ class ApiServer:
 
 def _path(name: str | None = None) -> str:
     return resource_path("resource.k8s.io/v1", "resourceclaims", namespace=NAMESPACE, name=name)
+
+
+_SLICES = resource_path("resource.k8s.io/v1", "resourceslices")

@@ -61,6 +61,8 @@ class Plan:
     """Of prepare and unprepare of one claim, in the endurance run."""
 
     idle_seconds: float
+    changes: int
+    """Of devices, a thousand a second."""
 
 
 FULL = Plan(
@@ -70,6 +72,7 @@ FULL = Plan(
     pods_repetitions=8,
     pairs=100_000,
     idle_seconds=60,
+    changes=10_000,
 )
 
 QUICK = Plan(
@@ -79,6 +82,7 @@ QUICK = Plan(
     pods_repetitions=4,
     pairs=6_400,
     idle_seconds=5,
+    changes=3_000,
 )
 """Says within two minutes whether something is badly wrong, and decides nothing."""
 

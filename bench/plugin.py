@@ -63,10 +63,17 @@ class Plugin:
 
     def resident_mib(self) -> float:
         """Give VmRSS."""
+        return self._memory_mib("VmRSS")
+
+    def most_resident_mib(self) -> float:
+        """Give the highest VmRSS that there has been."""
+        return self._memory_mib("VmHWM")
+
+    def _memory_mib(self, name: str) -> float:
         for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
-            if line.startswith("VmRSS:"):
+            if line.startswith(f"{name}:"):
                 return int(line.split()[1]) / 1024
-        raise SystemExit(f"process {self.pid} has no VmRSS")
+        raise SystemExit(f"process {self.pid} has no {name}")
 
     def cpu_seconds(self) -> Mapping[int, float]:
         """Give the time that each thread has had a processor, by thread."""

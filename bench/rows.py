@@ -1,8 +1,8 @@
 """
 What a measurement prints, and which budgets it must keep.
 
-Pure: how the numbers are taken is known in :mod:`.claims` and :mod:`.footprint`. The budgets, and
-what they mean, are in docs/performance.md.
+Pure: how the numbers are taken is known in :mod:`.claims`, :mod:`.slices` and :mod:`.footprint`.
+The budgets, and what they mean, are in docs/performance.md.
 """
 
 from __future__ import annotations
@@ -12,7 +12,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-__all__ = ("Endurance", "Memory", "Pods", "Row", "Samples", "Times", "percentile")
+__all__ = (
+    "Burst",
+    "Endurance",
+    "Memory",
+    "Pods",
+    "Row",
+    "Samples",
+    "Slices",
+    "Times",
+    "percentile",
+)
 
 RESIDENT_RATIO = 1.2
 """Of the p50 with resident claims to that with none."""
@@ -23,6 +33,8 @@ SPEED_UP = 4.0
 GROWTH_MIB = 1.0
 """From the highest VmRSS of the first fifth of an endurance run to that of the last fifth. The
 heap's fragments move it by a few tenths; a leak of 32 bytes a pair would be 2.4 MiB."""
+
+WRITES_PER_SLICE_AND_SECOND = 1.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -254,4 +266,79 @@ class Endurance:
             yield (
                 f"endurance driver={self.driver}: VmRSS has grown by {growth:.1f} MiB, at most "
                 f"{GROWTH_MIB:g}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Slices:
+    """A row of how many writes it takes until the API server holds what the driver says."""
+
+    name: str
+    devices: int
+    slices: int
+    """That the API server holds in the end."""
+
+    writes: int
+    """That succeeded, as the API server counts them."""
+
+    seconds: float | None
+    """Until it holds all of it; None where there is nothing to wait for."""
+
+    rss_mib: float
+    """The highest VmRSS of the plugin until then."""
+
+    slices_budget: int | None = None
+    writes_budget: int | None = None
+    rss_budget_mib: float | None = None
+
+    def line(self) -> str:
+        seconds = "-" if self.seconds is None else f"{self.seconds:.2f}"
+        return (
+            f"slices-{self.name} devices={self.devices} slices={self.slices} "
+            f"writes={self.writes} seconds={seconds} rss_mib={self.rss_mib:.1f}"
+        )
+
+    def missed(self) -> Iterator[str]:
+        name = f"slices-{self.name} devices={self.devices}"
+        if self.slices_budget is not None and self.slices > self.slices_budget:
+            yield f"{name}: {self.slices} slices, at most {self.slices_budget}"
+        if self.writes_budget is not None and self.writes > self.writes_budget:
+            yield f"{name}: {self.writes} writes, at most {self.writes_budget}"
+        if self.rss_budget_mib is not None and self.rss_mib > self.rss_budget_mib:
+            yield (f"{name}: VmRSS is {self.rss_mib:.1f} MiB, at most {self.rss_budget_mib:.0f}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Burst:
+    """A row of many changes in a short time."""
+
+    devices: int
+    changes: int
+    seconds: float
+    """From the first change until the API server holds the last one."""
+
+    writes: Mapping[str, int]
+    """By slice, as the API server counts the changes of its spec."""
+
+    rss_mib: float
+
+    @property
+    def writes_per_second(self) -> float:
+        """Of the slice that was written most: the first write has no pause before it."""
+        return max(0, max(self.writes.values()) - 1) / self.seconds
+
+    def line(self) -> str:
+        return (
+            f"slices-burst devices={self.devices} changes={self.changes} "
+            f"changes_per_second={self.changes / self.seconds:.0f} seconds={self.seconds:.2f} "
+            f"slices={len(self.writes)} writes={sum(self.writes.values())} "
+            f"writes_per_slice_and_second={self.writes_per_second:.2f} rss_mib={self.rss_mib:.1f}"
+        )
+
+    def missed(self) -> Iterator[str]:
+        if self.writes_per_second > WRITES_PER_SLICE_AND_SECOND:
+            yield (
+                f"slices-burst devices={self.devices}: a slice was written "
+                f"{self.writes_per_second:.2f} times a second, at most "
+                f"{WRITES_PER_SLICE_AND_SECOND:g}"
             )

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench.rows import Endurance, Memory, Pods, Samples, Times, percentile
+from bench.rows import Burst, Endurance, Memory, Pods, Samples, Slices, Times, percentile
 
 
 def times(
@@ -134,3 +134,41 @@ def test_the_budget_of_memory(rss_mib, served_ms, missed):
 )
 def test_the_budget_of_growth(rss_mib, missed):
     assert len(list(Endurance(driver="effects", pairs=100, rss_mib=rss_mib).missed())) == missed
+
+
+@pytest.mark.parametrize(
+    ("slices", "writes", "rss_mib", "missed"),
+    [
+        pytest.param(18, 18, 160.0, 0, id="as-many-as-allowed"),
+        pytest.param(19, 18, 160.0, 1, id="a-slice-too-many"),
+        pytest.param(18, 19, 160.0, 1, id="a-write-too-many"),
+        pytest.param(18, 18, 160.1, 1, id="too-much-memory"),
+    ],
+)
+def test_the_budgets_of_slices(slices, writes, rss_mib, missed):
+    row = Slices(
+        name="publish",
+        devices=1_000,
+        slices=slices,
+        writes=writes,
+        seconds=None,
+        rss_mib=rss_mib,
+        slices_budget=18,
+        writes_budget=18,
+        rss_budget_mib=160.0,
+    )
+    assert len(list(row.missed())) == missed
+
+
+@pytest.mark.parametrize(
+    ("most", "missed"),
+    [
+        pytest.param(11, 0, id="a-write-at-each-end-of-ten-seconds"),
+        pytest.param(12, 1, id="more-than-one-a-second"),
+    ],
+)
+def test_the_budget_of_a_burst_is_that_of_the_slice_that_was_written_most(most, missed):
+    row = Burst(
+        devices=1_000, changes=10_000, seconds=10.0, writes={"a": 3, "b": most}, rss_mib=80.0
+    )
+    assert len(list(row.missed())) == missed

@@ -1,0 +1,202 @@
+"""
+How many writes slices cost, how soon they are there, and what memory many devices need.
+
+A driver with many devices in the real plugin; its writes are counted by the API server. That the
+API server ends up with what the driver says is waited for in each step, and a step after which
+it does not ends the measurement.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.apiserver import ApiServer
+from bench.claims import told
+from bench.machine import Folders, folders
+from bench.many import DRIVER, LEVEL, levels, names
+from bench.plugin import Plugin, running
+from bench.rows import Burst, Row, Slices
+
+__all__ = ("measure_slices",)
+
+DEVICES = 1_000
+SLICES_BUDGET = 18
+"""Of as many devices, with room in each slice and taints possible."""
+
+MANY_DEVICES = 12_800
+MANY_BUDGET_MIB = 160.0
+
+PUBLISHED_SECONDS = 120.0
+"""How long is waited at most until the API server holds everything."""
+
+QUIET_SECONDS = 3.0
+"""How long is waited for a write that should not be."""
+
+POLL_SECONDS = 0.1
+
+
+def measure_slices(api: ApiServer, kubeconfig: Path, *, changes: int) -> Iterator[Row]:
+    """Give all rows."""
+    told(f"slices: {DEVICES} devices")
+    with folders() as places:
+        stage = _Stage.of(DEVICES, places=places, api=api, kubeconfig=kubeconfig)
+        yield stage.publish(slices_budget=SLICES_BUDGET)
+        yield stage.restart()
+        yield from stage.change(changes)
+    api.delete_slices(DRIVER)
+    told(f"slices: {MANY_DEVICES} devices")
+    with folders() as places:
+        stage = _Stage.of(MANY_DEVICES, places=places, api=api, kubeconfig=kubeconfig)
+        yield stage.publish(rss_budget_mib=MANY_BUDGET_MIB)
+    api.delete_slices(DRIVER)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Stage:
+    """A plugin's folders, its driver's devices, and the API server that holds them."""
+
+    devices: int
+    places: Folders
+    changes: Path
+    """The file with the number of changes that the driver is to have made."""
+
+    api: ApiServer
+    kubeconfig: Path
+
+    @classmethod
+    def of(cls, devices: int, *, places: Folders, api: ApiServer, kubeconfig: Path) -> _Stage:
+        changes = places.root / "changes"
+        changes.write_text("0")
+        return cls(devices=devices, places=places, changes=changes, api=api, kubeconfig=kubeconfig)
+
+    def _running(self) -> Any:
+        config = {"devices": self.devices, "changes": str(self.changes)}
+        entry = {"driver": "bench.many:Many", "config": config}
+        return running([entry], kubeconfig=self.kubeconfig, folders=self.places)
+
+    # ------------------------------------------------------------ the rows
+
+    def publish(
+        self, *, slices_budget: int | None = None, rss_budget_mib: float | None = None
+    ) -> Slices:
+        """From the start of a plugin to a pool that the scheduler can use."""
+        before = self.api.slice_writes()
+        with self._running() as plugin:
+            began = time.monotonic() - plugin.served_seconds
+            slices = self._wait_published(changes=0)
+            seconds = time.monotonic() - began
+            time.sleep(QUIET_SECONDS)
+            return Slices(
+                name="publish",
+                devices=self.devices,
+                slices=slices,
+                writes=self.api.slice_writes() - before,
+                seconds=seconds,
+                rss_mib=plugin.most_resident_mib(),
+                slices_budget=slices_budget,
+                writes_budget=slices,
+                rss_budget_mib=rss_budget_mib,
+            )
+
+    def restart(self) -> Slices:
+        """A plugin that finds what it would publish."""
+        before = self.api.slice_writes()
+        with self._running() as plugin:
+            time.sleep(2 * QUIET_SECONDS)
+            slices = self._wait_published(changes=0)
+            return self._row("restart", plugin, before=before, slices=slices, budget=0)
+
+    def change(self, changes: int) -> Iterator[Row]:
+        """One device changes, and then many a thousand times a second."""
+        with self._running() as plugin:
+            time.sleep(QUIET_SECONDS)
+            before = self.api.slice_writes()
+            began = time.monotonic()
+            self.changes.write_text("1")
+            slices = self._wait_published(changes=1)
+            seconds = time.monotonic() - began
+            time.sleep(QUIET_SECONDS)
+            yield self._row(
+                "change", plugin, before=before, slices=slices, budget=1, seconds=seconds
+            )
+            yield self._burst(plugin, changes)
+
+    def _burst(self, plugin: Plugin, changes: int) -> Burst:
+        before = self._generations()
+        began = time.monotonic()
+        self.changes.write_text(str(1 + changes))
+        # Without looking on meanwhile: that would be work for the API server, and for us.
+        time.sleep(changes / 1_000)
+        self._wait_published(changes=1 + changes)
+        seconds = time.monotonic() - began
+        time.sleep(QUIET_SECONDS)
+        after = self._generations()
+        return Burst(
+            devices=self.devices,
+            changes=changes,
+            seconds=seconds,
+            writes={name: number - before.get(name, 0) for name, number in after.items()},
+            rss_mib=plugin.most_resident_mib(),
+        )
+
+    def _row(
+        self,
+        name: str,
+        plugin: Plugin,
+        *,
+        before: int,
+        slices: int,
+        budget: int,
+        seconds: float | None = None,
+    ) -> Slices:
+        return Slices(
+            name=name,
+            devices=self.devices,
+            slices=slices,
+            writes=self.api.slice_writes() - before,
+            seconds=seconds,
+            rss_mib=plugin.most_resident_mib(),
+            writes_budget=budget,
+        )
+
+    # ------------------------------------------------------------ what the API server holds
+
+    def _generations(self) -> dict[str, int]:
+        """Give how often the spec of each slice has been written."""
+        found = (body["metadata"] for body in self.api.slices(DRIVER))
+        return {metadata["name"]: metadata["generation"] for metadata in found}
+
+    def _wait_published(self, *, changes: int) -> int:
+        """Wait until the API server holds a complete pool with the devices after so many changes;
+        give the number of its slices."""
+        wanted = dict(zip(names(self.devices), levels(self.devices, changes=changes), strict=True))
+        until = time.monotonic() + PUBLISHED_SECONDS
+        while time.monotonic() < until:
+            slices = self.api.slices(DRIVER)
+            if _complete(slices) and _levels(slices) == wanted:
+                return len(slices)
+            time.sleep(POLL_SECONDS)
+        raise SystemExit(
+            f"the slices of {self.devices} devices are not what they should be after "
+            f"{PUBLISHED_SECONDS:.0f} s"
+        )
+
+
+def _complete(slices: list[dict[str, Any]]) -> bool:
+    pools = [body["spec"]["pool"] for body in slices]
+    return bool(pools) and all(
+        pool["generation"] == pools[0]["generation"] and pool["resourceSliceCount"] == len(slices)
+        for pool in pools
+    )
+
+
+def _levels(slices: list[dict[str, Any]]) -> dict[str, int]:
+    return {
+        device["name"]: device["attributes"][LEVEL]["int"]
+        for body in slices
+        for device in body["spec"].get("devices", ())
+    }

@@ -1,0 +1,38 @@
+"""The driver of many devices: what it says it has is what the measurement waits for."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.many import LEVEL, Many, ManyConfig, levels, names
+from tests.fakes.node import StaticNode
+
+
+def published(inventory):
+    return {device.name: device.attributes[LEVEL] for device in inventory}
+
+
+@pytest.mark.parametrize("devices", [1, 67, 134, 200])
+@pytest.mark.parametrize("changes", [0, 1, 150, 401])
+async def test_the_devices_after_so_many_changes(tmp_path, devices, changes):
+    file = tmp_path / "changes"
+    file.write_text("0")
+    config = ManyConfig(devices=devices, changes=file)
+    stream = Many(config, StaticNode(name="node-1")).devices()
+    first = published(await anext(stream))
+    file.write_text(str(changes))
+    found = [first, *[published(await anext(stream)) for _ in range(changes)]]
+    await stream.aclose()
+    wanted = [
+        dict(zip(names(devices), levels(devices, changes=done), strict=True))
+        for done in range(changes + 1)
+    ]
+    assert found == wanted
+
+
+async def test_a_restart_finds_the_devices_as_they_were(tmp_path):
+    (tmp_path / "changes").write_text("77")
+    config = ManyConfig(devices=50, changes=tmp_path / "changes")
+    stream = Many(config, StaticNode(name="node-1")).devices()
+    assert list(published(await anext(stream)).values()) == levels(50, changes=77)
+    await stream.aclose()
