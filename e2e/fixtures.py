@@ -189,5 +189,6 @@ def stage(scripted: Cluster, request: pytest.FixtureRequest) -> Iterator[Stage]:
             stage.show()
         for script in stage.scripts:
             script.play()
+            script.stock()
     stage.wait_empty()
     assert [script.overlaps() for script in stage.scripts] == [[], []]

@@ -2,20 +2,25 @@
 The tests' side of a scripted driver: its script is written, its calls are read, on the host.
 
 A script is a list of rules; the first that fits a call and is not used up says what the call does.
-A rule that hangs does so until it is no longer in the script. It must not know Kubernetes.
+A rule that hangs does so until it is no longer in the script. Beside it lies a stock, which says
+what devices there are and how they are, and for a moment a command, which is obeyed once.
+
+It must not know Kubernetes.
 """
 
 from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 Operation = Literal["prepare", "unprepare", "check"]
-Moment = Literal["began", "ended", "failed", "cancelled", "overlap"]
+Moment = Literal["began", "ended", "failed", "cancelled"]
+OTHER_MOMENTS = ("overlap", "made", "commanded", "obeyed")
+"""Of lines that are about no call."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +41,42 @@ class Rule:
     fail: str | None = None
     """The text of the error, raised after the delay."""
 
+    answer: Any = None
+    """What prepare answers instead of edits: nonsense, after the effect."""
+
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stock:
+    """What the driver says that there is."""
+
+    devices: int | None = None
+    """How many lamps (or horns); None: as many as the config says."""
+
+    missing: Sequence[str] = ()
+    """Names of devices that are not said, though others after them are."""
+
+    shared: bool = False
+    """Whether there is `shared-0`, too, whose 8 of `light` claims share one by one."""
+
+    extra: Sequence[Mapping[str, Any]] = ()
+    """Further devices: the fields of `drakit.Device` as JSON has them, right or wrong."""
+
+    taints: Mapping[str, Sequence[Mapping[str, str]]] = field(default_factory=dict)
+    """Taints by device, each with key, effect and perhaps value."""
+
+    health: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """By device status, and perhaps message and broken; those that are not named are healthy. Horns
+    have none."""
+
+    stop: str | None = None
+    """Why the stream ends. Connected again, the driver says nothing until this is taken out."""
+
+
+def unwell(message: str = "it flickers", *, broken: bool = False) -> dict[str, Any]:
+    """The health of a device that is not well."""
+    return {"status": "unhealthy", "message": message, "broken": broken}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,14 +108,53 @@ class Script:
 
     def play(self, *rules: Rule) -> None:
         """From now on, these rules and no others."""
-        new = self.folder / "script.json.new"
-        new.write_text(json.dumps([asdict(rule) for rule in rules]))
-        new.replace(self.folder / "script.json")
+        self._write("script.json", [asdict(rule) for rule in rules])
+
+    def stock(self, stock: Stock | None = None) -> None:
+        """From now on, these devices; the config's, all of them well, if none is given."""
+        self._write("inventory.json", asdict(stock or Stock()))
 
     def forget(self) -> None:
-        """No rules, and no calls so far."""
+        """No rules, the config's devices, no command, and no calls so far."""
         self.play()
-        (self.folder / "calls.jsonl").unlink(missing_ok=True)
+        self.stock()
+        for name in ("command.json", "calls.jsonl"):
+            (self.folder / name).unlink(missing_ok=True)
+
+    # Commands: each is begun within a tenth of a second, unless the driver is stopped.
+
+    def block(self, seconds: float) -> None:
+        """Hold the driver's thread, as code does that knows no asyncio."""
+        self._write("command.json", {"kind": "block", "seconds": seconds})
+
+    def end_thread(self) -> None:
+        """Raise SystemExit in the driver's loop."""
+        self._write("command.json", {"kind": "end-thread"})
+
+    def flood(self, seconds: float, *, per_second: int | None = None) -> None:
+        """Say new inventories, which differ in the attribute `flood`; as many as can be if no rate
+        is given. Then the stock is said again."""
+        how = {"seconds": seconds, "per_second": per_second}
+        self._write("command.json", {"kind": "flood", "how": how})
+
+    def say(self, nonsense: Any) -> None:
+        """Give something that is JSON in place of an inventory."""
+        self._write("command.json", {"kind": "yield", "answer": nonsense})
+
+    def commanded(self) -> list[str]:
+        """The commands that were begun, and with `obeyed` before them those that have ended."""
+        words = {"commanded": "{}", "obeyed": "obeyed {}"}
+        lines = [line for line in self._lines() if line["moment"] in words]
+        return [words[line["moment"]].format(line["command"]) for line in lines]
+
+    def lives(self) -> int:
+        """How often the driver was made since everything was forgotten."""
+        return sum(line["moment"] == "made" for line in self._lines())
+
+    def _write(self, name: str, content: Any) -> None:
+        new = self.folder / f"{name}.new"
+        new.write_text(json.dumps(content))
+        new.replace(self.folder / name)
 
     def _lines(self) -> Iterator[dict]:
         path = self.folder / "calls.jsonl"
@@ -95,7 +174,7 @@ class Script:
         claim_uid: str | None = None,
     ) -> list[Call]:
         """The calls so far, oldest first, of an operation, a moment, a device, a claim."""
-        calls = [Call(**line) for line in self._lines() if line["moment"] != "overlap"]
+        calls = [Call(**line) for line in self._lines() if line["moment"] not in OTHER_MOMENTS]
         return [
             call
             for call in calls

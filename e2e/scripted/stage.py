@@ -113,6 +113,20 @@ def number(driver: str, index: int) -> str:
     return f'device.attributes["{driver}"].index == {index}'
 
 
+def share(request: str, light: int, *, driver: str = LAMPS) -> dict[str, Any]:
+    """A request for so much of the device that claims share; its stock must have it."""
+    (class_name,) = (name for name, of in CLASSES.items() if of == driver)
+    selector = {"cel": {"expression": f'device.attributes["{driver}"].kind == "shared-0"'}}
+    return {
+        "name": request,
+        "exactly": {
+            "deviceClassName": class_name,
+            "selectors": [selector],
+            "capacity": {"requests": {"light": str(light)}},
+        },
+    }
+
+
 class Stage(Space):
     """A namespace of a test, with the scripts of the drivers on the first node."""
 

@@ -14,15 +14,36 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Collection, Generator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Generator
+from contextlib import aclosing, contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
-from drakit import AllocatedDevice, ClaimReference, Device, Driver, DriverConfig, DriverError, Edits
+from drakit import (
+    AllocatedDevice,
+    Capacity,
+    CapacityRange,
+    ClaimReference,
+    Device,
+    Driver,
+    DriverConfig,
+    DriverError,
+    Edits,
+    Health,
+    Taint,
+)
 
 LOOK_SECONDS = 0.02
 """How often a call that hangs looks whether the script lets it go on."""
+
+STOCK_SECONDS = 0.1
+"""How often the driver looks which devices it has, and for a command."""
+
+SHARED = "shared-0"
+"""The device that claims share."""
+
+FLOOD_SECONDS = 0.01
+"""From one batch of a flood with a rate to the next."""
 
 
 class ScriptedConfig(DriverConfig):
@@ -39,28 +60,51 @@ class Scripted(Driver[ScriptedConfig]):
     name: ClassVar[str] = "scripted.test.drakit.dev"
     config_type = ScriptedConfig
     kind: ClassVar[str] = "lamp"
+    reports_health: ClassVar[bool] = True
 
     def __init__(self, config: ScriptedConfig, node: Any) -> None:
         super().__init__(config, node)
         self._held = config.folder / "held"
         self._held.mkdir(parents=True, exist_ok=True)
+        self._tell("made", {})
 
-    async def devices(self) -> AsyncIterator[Collection[Device]]:
-        yield [
-            Device(
-                name=f"{self.kind}-{index}",
-                attributes={"kind": self.kind, "index": index},
-                capacity={"light": "8"},
-            )
-            for index in range(self.config.devices)
-        ]
-        await asyncio.Event().wait()
+    async def devices(self) -> AsyncIterator[Any]:
+        said: dict[str, Any] | None = None
+        while True:
+            stock = self._json("inventory.json", {})
+            reason = stock.get("stop")
+            if reason and said is not None:
+                raise DriverError(reason)
+            if not reason and stock != said:
+                said = stock
+                yield self._listed(stock)
+            command = self._command() if said is not None else None
+            match command:
+                case {"kind": "block", "seconds": seconds}:
+                    time.sleep(seconds)
+                case {"kind": "end-thread"}:
+                    raise SystemExit
+                case {"kind": "yield", "answer": answer}:
+                    yield answer
+                    said = None
+                case {"kind": "flood", "how": how}:
+                    async with aclosing(_flood(**how)) as numbers:
+                        async for number in numbers:
+                            yield self._listed(stock, flood=number)
+                    said = None
+                case _:
+                    pass
+            if command is not None:
+                self._tell("obeyed", {"command": command["kind"]})
+            await asyncio.sleep(STOCK_SECONDS)
 
-    async def prepare(self, claim: ClaimReference, device: AllocatedDevice) -> Edits:
+    async def prepare(self, claim: ClaimReference, device: AllocatedDevice) -> Any:
         with self._told("prepare", claim, device) as rule:
             # The effect comes first, so that a call which is cut or fails leaves something to undo.
             self._mark(claim, device)
             await self._follow(rule)
+        if "answer" in rule and rule["answer"] is not None:
+            return rule["answer"]
         # Two shares of a device may be in one container.
         name = "_".join(["SCRIPTED", device.name, *([device.share_id] if device.share_id else [])])
         return Edits(env={name.upper().replace("-", "_"): json.dumps(_facts(device))})
@@ -73,6 +117,59 @@ class Scripted(Driver[ScriptedConfig]):
     async def check(self, claim: ClaimReference, device: AllocatedDevice) -> bool:
         with self._told("check", claim, device):
             return self._mark_of(claim, device).exists()
+
+    # ------------------------------------------------------------ the devices
+
+    def _listed(self, stock: dict[str, Any], **attributes: int) -> Collection[Device]:
+        """The devices as the inventory has them; those of a flood have one more attribute."""
+        count = stock.get("devices")
+        names = [
+            f"{self.kind}-{index}"
+            for index in range(self.config.devices if count is None else count)
+        ]
+        listed = [
+            Device(
+                name=name,
+                attributes={"kind": self.kind, "index": index, **attributes},
+                capacity={"light": "8"},
+                taints=self._taints(stock, name),
+                health=self._health(stock, name),
+            )
+            for index, name in enumerate(names)
+            if name not in stock.get("missing", ())
+        ]
+        if stock.get("shared"):
+            light = Capacity(value="8", default="1", valid_range=CapacityRange(min="1", step="1"))
+            listed.append(
+                Device(
+                    name=SHARED,
+                    # An index that no test asks for: without one every such selector would fail.
+                    attributes={"kind": SHARED, "index": -1, **attributes},
+                    capacity={"light": light},
+                    taints=self._taints(stock, SHARED),
+                    health=self._health(stock, SHARED),
+                    allow_multiple_allocations=True,
+                )
+            )
+        return [*listed, *(Device(**fields) for fields in stock.get("extra", ()))]
+
+    def _taints(self, stock: dict[str, Any], name: str) -> tuple[Taint, ...]:
+        return tuple(Taint(**fields) for fields in stock.get("taints", {}).get(name, ()))
+
+    def _health(self, stock: dict[str, Any], name: str) -> Health | None:
+        if not self.reports_health:
+            return None
+        return Health(**stock.get("health", {}).get(name, {"status": "healthy"}))
+
+    # ------------------------------------------------------------ commands
+
+    def _command(self) -> dict[str, Any] | None:
+        """What is to be done at once; nobody does it again, in whatever way it ends."""
+        command = self._json("command.json", None)
+        if command is not None:
+            (self.config.folder / "command.json").unlink()
+            self._tell("commanded", {"command": command["kind"]})
+        return command
 
     # ------------------------------------------------------------ effects
 
@@ -106,10 +203,13 @@ class Scripted(Driver[ScriptedConfig]):
             raise DriverError(text)
 
     def _rules(self) -> list[dict[str, Any]]:
+        return self._json("script.json", [])
+
+    def _json(self, name: str, default: Any) -> Any:
         try:
-            return json.loads((self.config.folder / "script.json").read_text())
+            return json.loads((self.config.folder / name).read_text())
         except FileNotFoundError:
-            return []
+            return default
 
     def _rule(self, operation: str, device: str) -> dict[str, Any]:
         """The first rule that fits and is not used up."""
@@ -160,10 +260,11 @@ class Scripted(Driver[ScriptedConfig]):
 
 
 class ScriptedTwo(Scripted):
-    """Horns: another driver of the same daemon."""
+    """Horns: another driver of the same daemon, whose devices have no health."""
 
     name: ClassVar[str] = "scripted-two.test.drakit.dev"
     kind: ClassVar[str] = "horn"
+    reports_health: ClassVar[bool] = False
 
 
 def _facts(device: AllocatedDevice) -> dict[str, Any]:
@@ -177,3 +278,15 @@ def _facts(device: AllocatedDevice) -> dict[str, Any]:
         "capacity": dict(device.consumed_capacity),
         "configs": [dict(config) for config in device.configs],
     }
+
+
+async def _flood(*, seconds: float, per_second: int | None) -> AsyncGenerator[int, None]:
+    """Count, as fast as can be or at a rate."""
+    begin, number = time.monotonic(), 0
+    while (past := time.monotonic() - begin) < seconds:
+        due = number + 1 if per_second is None else int(past * per_second)
+        while number < due:
+            number += 1
+            yield number
+        if per_second is not None:
+            await asyncio.sleep(FLOOD_SECONDS)
