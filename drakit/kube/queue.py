@@ -15,7 +15,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from drakit.kube.backoff import Backoff
+from drakit.backoff import Backoff
 
 __all__ = ("QueueFullError", "WorkQueue")
 

@@ -17,7 +17,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from drakit.kube.backoff import Backoff
+from drakit.backoff import Backoff
 from drakit.kube.errors import ApiError, GoneError, TooManyRequestsError, UnavailableError
 from drakit.kube.listing import Listing
 from drakit.kube.watch import WatchEvent

@@ -3,8 +3,8 @@ Calls from one event loop into another, which runs in a thread of its own.
 
 Waking a loop of another thread costs more than the call that it is woken for. So calls that begin
 in one turn of the home loop wake the other loop once, and answers that are ready together wake the
-home loop once. Calls with the same key never overlap, and that includes what a cancelled call still
-does: its `finally` may undo something, and the next call must find it undone.
+home loop once. Calls that have a key in common never overlap, and that includes what a cancelled
+call still does: its `finally` may undo something, and the next call must find it undone.
 
 What is called, and what an end of the other loop means, is said by :mod:`.thread` and
 :mod:`.python`. It must not know drivers, devices or claims.
@@ -16,7 +16,7 @@ import asyncio
 import inspect
 import logging
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Collection, Hashable
 from contextvars import Context, copy_context
 from typing import Any
 
@@ -47,7 +47,8 @@ class CallOverdueError(Exception):
 
 
 class CallNotBegunError(CallOverdueError):
-    """A call stood in line for all of its time, behind one of the same key that does not end."""
+    """A call stood in line for all of its time, behind one with a key of its own that does not
+    end."""
 
 
 class CallCancelledError(Exception):
@@ -65,31 +66,44 @@ class _Call:
     """One call. Each field is written in one of the loops alone, and read in both."""
 
     __slots__ = (
+        "ahead",
         "answer",
         "began_at",
         "context",
         "function",
         "given_up",
-        "key",
+        "keys",
         "outcome",
         "task",
         "timeout_seconds",
         "timer",
         "waits",
+        "what",
     )
 
     def __init__(
-        self, function: Callable[[], Any], key: Hashable, timeout_seconds: float, home: _Loop
+        self,
+        function: Callable[[], Any],
+        what: str,
+        keys: Collection[Hashable],
+        timeout_seconds: float,
+        home: _Loop,
     ) -> None:
         # Written at home.
         self.function = function
-        self.key = key
+        self.what = what
+        self.keys = keys if len(keys) < 2 else dict.fromkeys(keys)
+        """Each of them once, whatever was given."""
+
         self.context: Context = copy_context()
         self.timeout_seconds = timeout_seconds
         self.answer: asyncio.Future[_Outcome] = home.create_future()
         self.timer: asyncio.TimerHandle | None = None
         self.given_up = False
         # Written there.
+        self.ahead = 0
+        """In how many lines it is not the first."""
+
         self.task: asyncio.Task[Any] | None = None
         self.began_at: float | None = None
         """By the loops' clock: both have the same."""
@@ -153,7 +167,9 @@ class Bridge:
         # Written at home.
         self._open: set[_Call] = set()
         self._closed: str | None = None
-        # Written there. A key is in it while a call runs; its list is those who stand in line.
+        # Written there. A call stands in the lines of its keys until it has ended, and begins when
+        # it is the first in all of them. It comes into all of them at once: so whichever came first
+        # of all those that have not ended is the first everywhere, and none waits forever.
         self._lines: dict[Hashable, list[_Call]] = {}
         self._ending = False
 
@@ -167,20 +183,26 @@ class Bridge:
         return self._closed
 
     async def call(
-        self, function: Callable[[], Any], *, key: Hashable, timeout_seconds: float
+        self,
+        function: Callable[[], Any],
+        *,
+        keys: Collection[Hashable],
+        timeout_seconds: float,
+        what: str = "",
     ) -> Any:
         """
-        Call a plain or async function in the other loop, once no call of the same key runs there.
+        Call a plain or async function in the other loop, once all earlier calls that have one of
+        its keys have ended there. One without keys waits for none. `what` is for log lines.
 
         It runs in the caller's context. What it raises is raised here, but for
         :class:`BridgeClosedError` if its loop has ended, :class:`CallOverdueError` if it did not
         answer within the timeout, counted from its begin, and :class:`CallNotBegunError` if it
         could not even begin within another one. If the caller is cancelled, so is the function;
-        that is not waited for here, but by the next call of its key.
+        that is not waited for here, but by the next call of its keys.
         """
         if (reason := self.stop_reason) is not None:
             raise BridgeClosedError(reason)
-        call = _Call(function, key, timeout_seconds, self._home)
+        call = _Call(function, what, keys, timeout_seconds, self._home)
         call.timer = self._home.call_later(timeout_seconds, self._look_at, call)
         self._open.add(call)
         self._calls.put(self._arrive, call)
@@ -235,10 +257,12 @@ class Bridge:
     def end(self) -> None:
         """The loop is about to end and will cancel its tasks: begin nothing any more."""
         self._ending = True
-        for line in self._lines.values():
-            for call in line:
-                self._answer(call, (None, BridgeClosedError(CLOSING)))
-            line.clear()
+        standing = {call for line in self._lines.values() for call in line if call.waits}
+        for call in standing:
+            call.waits = False
+            self._answer(call, (None, BridgeClosedError(CLOSING)))
+        lines = self._lines.items()
+        self._lines = {key: rest for key, line in lines if (rest := line[:1]) and rest[0].task}
 
     def _arrive(self, call: _Call) -> None:
         if call.given_up:
@@ -246,13 +270,31 @@ class Bridge:
         if self._ending:
             self._answer(call, (None, BridgeClosedError(CLOSING)))
             return
-        line = self._lines.get(call.key)
-        if line is None:
-            self._lines[call.key] = []
-            self._begin(call)
-        else:
+        for key in call.keys:
+            line = self._lines.get(key)
+            if line is None:
+                self._lines[key] = [call]
+            else:
+                line.append(call)
+                call.ahead += 1
+        if call.ahead:
             call.waits = True
-            line.append(call)
+        else:
+            self._begin(call)
+
+    def _step_out(self, call: _Call) -> None:
+        """A call has ended, or does not want to begin: whoever is the first now may begin."""
+        for key in call.keys:
+            line = self._lines[key]
+            first = line[0] is call
+            line.remove(call)
+            if not line:
+                del self._lines[key]
+            elif first:
+                following = line[0]
+                following.ahead -= 1
+                if not following.ahead:
+                    self._begin(following)
 
     def _begin(self, call: _Call) -> None:
         call.began_at = self._there.time()
@@ -261,13 +303,9 @@ class Bridge:
         call.task.add_done_callback(lambda task: self._ended(call, task))
 
     def _ended(self, call: _Call, task: asyncio.Task[Any]) -> None:
+        outcome = self._outcome(task)  # before others begin: it may be the loop's end
         call.task = None
-        outcome = self._outcome(task)
-        line = self._lines[call.key]
-        if line:
-            self._begin(line.pop(0))
-        else:
-            del self._lines[call.key]
+        self._step_out(call)
         self._answer(call, outcome)
 
     def _outcome(self, task: asyncio.Task[Any]) -> _Outcome:
@@ -287,18 +325,18 @@ class Bridge:
             call.outcome = outcome
             self._answers.put(self._answered, call)
         elif not (error is None or isinstance(error, BridgeClosedError | CallCancelledError)):
-            call.context.run(self._log_late, error)
+            call.context.run(self._log_late, call.what, error)
 
-    def _log_late(self, error: Exception) -> None:
-        logger.error(
-            "call failed after it was given up", exc_info=error, extra={"endpoint": self._name}
-        )
+    def _log_late(self, what: str, error: Exception) -> None:
+        facts = {"endpoint": self._name, "call": what}
+        logger.error("call failed after it was given up", exc_info=error, extra=facts)
 
     def _leave(self, call: _Call) -> None:
         if call.task is not None:
             call.task.cancel()
-        elif call in (line := self._lines.get(call.key, [])):
-            line.remove(call)
+        elif call.waits:
+            call.waits = False
+            self._step_out(call)
 
 
 def _forget(call: _Call) -> None:

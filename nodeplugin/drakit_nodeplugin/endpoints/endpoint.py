@@ -17,7 +17,25 @@ from drakit.device import AllocatedDevice, ClaimReference, Edits, Health, Invent
 from drakit_nodeplugin.endpoints.errors import EndpointStoppedError
 from drakit_nodeplugin.endpoints.traits import DriverTraits
 
-__all__ = ("Connection", "DeviceKey", "Endpoint", "EndpointListener", "HealthReport", "Update")
+__all__ = (
+    "Connection",
+    "ConnectionEndedError",
+    "DeviceKey",
+    "Endpoint",
+    "EndpointListener",
+    "HealthReport",
+    "Update",
+)
+
+
+class ConnectionEndedError(Exception):
+    """A connection is over. The text says why, and ends in a pod's Event."""
+
+    def __init__(self, reason: str, *, disorderly: bool = False) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.disorderly = disorderly
+        """It did harm for as long as it lived: that it lived long speaks for nothing."""
 
 
 class DeviceKey(NamedTuple):
@@ -58,13 +76,19 @@ class EndpointListener(Protocol):
 class Connection(Protocol):
     """One life of an endpoint."""
 
+    @property
+    def away(self) -> str | None:
+        """Why nothing can be called now; None while it can, from its first inventory on."""
+        ...
+
     def updates(self) -> AsyncIterator[Update]:
         """List and watch: an inventory first, then whatever changes. Only the last of several
-        inventories that nobody has taken yet is given. It raises or ends when the endpoint does."""
+        inventories that nobody has taken yet is given. It ends or raises when the endpoint does,
+        best a :class:`ConnectionEndedError`."""
         ...
 
     async def close(self) -> None:
-        """End it."""
+        """End it; returns within seconds, whatever becomes of it, and raises nothing."""
         ...
 
 

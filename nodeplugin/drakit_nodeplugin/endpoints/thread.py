@@ -1,8 +1,9 @@
 """
 One life of a Python driver: made, served and closed in a thread and event loop of its own.
 
-What ends it ends this life alone; that it is started again is decided in :mod:`.python`, and how
-calls reach it is :mod:`.bridge`'s business.
+What ends it ends this life alone; that there is another one after it is decided in
+:mod:`.lifecycle`. How calls reach it is :mod:`.bridge`'s business, how its inventories are read
+:mod:`.stream`'s, and how they reach the daemon's loop :mod:`.mailbox`'s.
 
 It must not know claims, slices, gRPC or the kubelet.
 """
@@ -12,126 +13,167 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Collection, Hashable, Iterable
+from collections.abc import AsyncIterator, Callable, Collection, Hashable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any
 
-from drakit.device import Device
+from drakit.device import Inventory
 from drakit.driver import Driver, DriverError
 from drakit_nodeplugin.endpoints.bridge import Bridge
+from drakit_nodeplugin.endpoints.endpoint import ConnectionEndedError, Update
+from drakit_nodeplugin.endpoints.errors import text_of
+from drakit_nodeplugin.endpoints.mailbox import Mailbox
+from drakit_nodeplugin.endpoints.polling import HealthPolling
+from drakit_nodeplugin.endpoints.stream import FloodError, open_stream, read_inventories
+from drakit_nodeplugin.endpoints.watchdog import Watched, where_is
+from drakit_nodeplugin.endpoints.windup import wind_up
 
-__all__ = ("AnyDriver", "DriverThread", "InventoryListener")
+__all__ = ("AnyDriver", "DriverThread")
 
 logger = logging.getLogger(__name__)
 
 AnyDriver = Driver[Any]
 
+TAKE_SECONDS = 0.05
+"""From one taking of news to the next: a driver that yields a thousand times a second must not keep
+the daemon's loop busy. The first is taken at once."""
 
-class DriverFailedToStartError(Exception):
-    """A driver's constructor raised something that is not about its configuration."""
-
-
-class InventoryListener(Protocol):
-    """Who wants to know what an endpoint has; called in the daemon's loop."""
-
-    def replaced(self, inventory: Collection[Device]) -> None:
-        """The endpoint has these devices, all of them."""
-        ...
-
-    def stopped(self, reason: str) -> None:
-        """The endpoint is away; until it says otherwise its devices are as they were."""
-        ...
+CLOSE_SECONDS = 5.0
+"""How long a driver may take to end; its thread does not hold the process up."""
 
 
 class DriverThread:
-    """One life of a driver."""
+    """One life of a driver: a :class:`.Connection`."""
 
-    def __init__(
-        self, name: str, make: Callable[[], AnyDriver], listener: InventoryListener
-    ) -> None:
+    def __init__(self, name: str, make: Callable[[], AnyDriver], *, polls_health: bool) -> None:
+        """`make` is called in the thread."""
         self._name = name
         self._make = make
-        self._listener = listener
+        self._polls_health = polls_health
         self._home = asyncio.get_running_loop()
-        self._started: asyncio.Future[tuple[AnyDriver, asyncio.AbstractEventLoop, Bridge]] = (
-            self._home.create_future()
-        )
-        self._ended: asyncio.Future[str] = self._home.create_future()
+        # Written at home, by what the thread tells.
+        self._started: asyncio.Future[tuple[AnyDriver, Bridge]] = self._home.create_future()
+        self._over: asyncio.Future[ConnectionEndedError] = self._home.create_future()
+        self._gone: asyncio.Future[None] = self._home.create_future()
+        self._closing = False
+        self._package = ""
+        self.watched: Watched | None = None
+        """What there is to watch; None before it has a loop, and once that is over."""
+
+        # Written in the thread.
+        self._mailbox = Mailbox()
+        self._has_listed = False
         self._main: asyncio.Task[None] | None = None
-        self._stopping = False
-        self.yielded = False
-        """Whether it ever said what it has: one that did not is restarted ever more slowly."""
+        # A daemon thread: a driver that hangs must not keep the process from ending.
+        self._thread = threading.Thread(target=self._live, name=f"driver-{name}", daemon=True)
+
+    # ------------------------------------------------------------ at home
 
     async def start(self, *, timeout_seconds: float) -> None:
-        """Raises TimeoutError if it takes longer, and goes on; or whatever the driver raises."""
-        # A daemon thread: a driver that hangs must not keep the process from ending.
-        threading.Thread(target=self._thread, name=f"driver-{self._name}", daemon=True).start()
+        """
+        Make the driver.
+
+        Raises :class:`DriverError` if it refuses, :class:`ConnectionEndedError` if it fails, and
+        TimeoutError if it takes longer; then it goes on.
+        """
+        self._thread.start()
         async with asyncio.timeout(timeout_seconds):
             await asyncio.shield(self._started)
 
-    @property
-    def started(self) -> bool:
-        """Whether it was started; it may have ended since."""
-        return self._started.done() and self._started.exception() is None
+    async def listed(self, *, timeout_seconds: float) -> None:
+        """Wait for its first inventory, or its end, but no longer than this."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_seconds):
+                await self._mailbox.wait()
+
+    async def gone(self) -> None:
+        """Wait until nothing of it runs any more."""
+        await asyncio.shield(self._gone)
+
+    def where(self) -> str:
+        """Say what its thread is doing."""
+        return where_is(self._thread.ident or 0, package=self._package)
 
     @property
-    def stop_reason(self) -> str | None:
-        """Why it cannot be called any more; None while it can, once it has started."""
-        _, _, bridge = self._started.result()
-        return bridge.stop_reason
+    def away(self) -> str | None:
+        """Why it cannot be called now; None while it can."""
+        if self._over.done():
+            return self._over.result().reason
+        if not self._started.done():
+            return "it is still starting"
+        if not self._has_listed:
+            return "it has not said yet which devices it has"
+        return self._started.result()[1].stop_reason
 
-    async def ended(self) -> str:
-        """Wait for its end, and say the reason."""
-        return await asyncio.shield(self._ended)
+    async def updates(self) -> AsyncIterator[Update]:
+        """Give what it tells, until it ends; raises :class:`ConnectionEndedError`."""
+        while True:
+            await self._mailbox.wait()
+            updates = self._mailbox.take()
+            for update in updates:
+                if self._over.done():
+                    break  # what is over has nothing any more
+                yield update
+            if self._over.done():
+                raise self._over.result()
+            await asyncio.sleep(TAKE_SECONDS)
 
-    async def stop(self, *, timeout_seconds: float) -> None:
-        """End it; one that does not end in this time is left to itself."""
-        self._stopping = True  # one that is only just starting is ended once it has started
+    async def close(self) -> None:
+        """End it; one that does not end in some time is left to itself."""
+        self._closing = True  # one that is only just starting is ended once it has started
         self._cancel()
         try:
-            async with asyncio.timeout(timeout_seconds):
-                await self.ended()
+            async with asyncio.timeout(CLOSE_SECONDS):
+                await self.gone()
         except TimeoutError:
-            logger.warning("driver does not end and is left", extra={"driver": self._name})
+            facts = {"driver": self._name, "where": self.where()}
+            logger.warning("driver does not end and is left", extra=facts)
 
     async def call(
-        self, function: Callable[[AnyDriver], Any], *, key: Hashable, timeout_seconds: float
+        self,
+        function: Callable[[AnyDriver], Any],
+        *,
+        what: str,
+        keys: Collection[Hashable],
+        timeout_seconds: float,
     ) -> Any:
         """Call it as :meth:`.Bridge.call` does; only once it has started."""
-        driver, _, bridge = self._started.result()
-        return await bridge.call(lambda: function(driver), key=key, timeout_seconds=timeout_seconds)
+        driver, bridge = self._started.result()
+        return await bridge.call(
+            lambda: function(driver), what=what, keys=keys, timeout_seconds=timeout_seconds
+        )
 
-    # ------------------------------------------------------------ in the driver's thread
+    # ------------------------------------------------------------ at home, told by the thread
 
-    def _thread(self) -> None:
-        reason = "its stream ended"
-        try:
-            driver = self._make()
-            try:
-                asyncio.run(self._serve(driver))
-            finally:
-                driver.close()
-        except asyncio.CancelledError:
-            reason = "the node plugin stops"
-        except DriverError as error:
-            reason = str(error)
-            self._tell(self._fail_start, error)
-        except BaseException as error:
-            reason = f"{type(error).__name__}: {error}"
-            logger.error("driver ended", exc_info=error, extra={"driver": self._name})
-            self._tell(self._fail_start, DriverFailedToStartError(reason))
-        self._tell(self._end, reason)
+    def _has_started(self, driver: AnyDriver, bridge: Bridge, watched: Watched) -> None:
+        self._started.set_result((driver, bridge))
+        self.watched, self._package = watched, watched.package
+        if self._closing:
+            self._cancel()
 
-    async def _serve(self, driver: AnyDriver) -> None:
-        self._main = asyncio.current_task()
-        loop = asyncio.get_running_loop()
-        bridge = Bridge(self._name, home=self._home, there=loop)
-        self._tell(self._succeed_start, driver, loop, bridge)
-        try:
-            async for inventory in driver.devices():
-                self._tell(self._replace, _checked_inventory(inventory))
-        finally:
-            bridge.end()
+    def _cancel(self) -> None:
+        if self._main is not None:
+            with suppress(RuntimeError):  # closed already: it is ending
+                self._main.get_loop().call_soon_threadsafe(self._main.cancel)
+
+    def _is_over(self, ended: ConnectionEndedError, refusal: DriverError | None) -> None:
+        self._over.set_result(ended)
+        self.watched = None
+        self._mailbox.wake()
+        if not self._started.done():
+            self._started.set_exception(refusal or ended)
+            self._started.exception()  # heard, whoever else awaits it
+
+    def _is_silent(self) -> None:
+        """Its loop is closed, so what was called and not answered never will be."""
+        if self._started.exception() is None:
+            self._started.result()[1].close(self._over.result().reason)
+
+    def _is_gone(self) -> None:
+        self._gone.set_result(None)
+
+    # ------------------------------------------------------------ in the thread
 
     def _tell(self, function: Callable[..., None], *values: Any) -> None:
         try:
@@ -139,46 +181,79 @@ class DriverThread:
         except RuntimeError:
             logger.debug("the daemon's loop is closed", extra={"driver": self._name})
 
-    # ------------------------------------------------------------ in the daemon's loop again
+    def _live(self) -> None:
+        try:
+            driver = self._make()
+        except BaseException as error:
+            self._end(error)
+        else:
+            self._serve_in_loop(driver)
+            try:
+                driver.close()
+            except BaseException:
+                logger.exception("driver failed to close", extra={"driver": self._name})
+        self._tell(self._is_gone)
 
-    def _succeed_start(
-        self, driver: AnyDriver, loop: asyncio.AbstractEventLoop, bridge: Bridge
-    ) -> None:
-        if not self._started.done():
-            self._started.set_result((driver, loop, bridge))
-        if self._stopping:
-            self._cancel()
+    def _serve_in_loop(self, driver: AnyDriver) -> None:
+        loop = asyncio.new_event_loop()
+        bridge = Bridge(self._name, home=self._home, there=loop)
+        watched = Watched(
+            loop=loop, thread=threading.get_ident(), package=_package_of(type(driver))
+        )
+        executor = ThreadPoolExecutor(thread_name_prefix=f"driver-{self._name}")
+        loop.set_default_executor(executor)
+        stream: AsyncIterator[object] | None = None
+        error: BaseException | None = None
+        try:
+            stream = open_stream(driver)
+            self._main = loop.create_task(self._serve(driver, stream), name="stream")
+            self._tell(self._has_started, driver, bridge, watched)
+            loop.run_until_complete(self._main)
+        except BaseException as raised:
+            error = raised
+        bridge.end()
+        self._end(error)
+        wind_up(loop, stream=stream, executor=executor, driver=self._name)
+        self._tell(self._is_silent)
 
-    def _cancel(self) -> None:
-        if self.started and self._main is not None:
-            _, loop, _ = self._started.result()
-            with suppress(RuntimeError):  # closed already: it is ending
-                loop.call_soon_threadsafe(self._main.cancel)
+    def _end(self, error: BaseException | None) -> None:
+        """Say why it is over: with the reason, the exception's type and its text."""
+        if error is None:
+            ended = ConnectionEndedError("its stream ended")
+        elif isinstance(error, asyncio.CancelledError):
+            reason = "the node plugin stops" if self._closing else "it cancelled its own stream"
+            ended = ConnectionEndedError(reason)
+        elif isinstance(error, DriverError):
+            ended = ConnectionEndedError(text_of(error), disorderly=isinstance(error, FloodError))
+        else:
+            ended = ConnectionEndedError(f"{type(error).__name__}: {text_of(error)}")
+            logger.error("driver ended", exc_info=error, extra={"driver": self._name})
+        self._tell(self._is_over, ended, error if isinstance(error, DriverError) else None)
 
-    def _fail_start(self, error: Exception) -> None:
-        if not self._started.done():
-            self._started.set_exception(error)
-            self._started.exception()  # heard, whoever else awaits it
+    async def _serve(self, driver: AnyDriver, stream: AsyncIterator[object]) -> None:
+        polling = HealthPolling(driver, self._mailbox.report) if self._polls_health else None
 
-    def _replace(self, inventory: tuple[Device, ...]) -> None:
-        self.yielded = True
-        self._listener.replaced(inventory)
+        def take(inventory: Inventory) -> None:
+            driver.inventory = inventory
+            self._has_listed = True
+            self._mailbox.replace(inventory)
+            if polling is not None:
+                polling.replaced(inventory)
 
-    def _end(self, reason: str) -> None:
-        if not self._ended.done():
-            self._ended.set_result(reason)
-        if self.started:
-            _, _, bridge = self._started.result()
-            bridge.close(reason)
+        if polling is None:
+            await read_inventories(stream, take)
+            return
+        reading = asyncio.create_task(read_inventories(stream, take), name="stream")
+        asking = asyncio.create_task(polling.run(), name="health")
+        parts = {reading, asking}
+        try:
+            done, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for part in parts:
+                part.cancel()
+        for part in done:
+            part.result()
 
 
-def _checked_inventory(inventory: Iterable[object]) -> tuple[Device, ...]:
-    devices: list[Device] = []
-    for device in inventory:
-        if not isinstance(device, Device):
-            raise DriverError(
-                f"it listed {type(device).__name__}, which is no Device; this is a fault of the "
-                f"driver"
-            )
-        devices.append(device)
-    return tuple(devices)
+def _package_of(thing: Any) -> str:
+    return str(getattr(thing, "__module__", "")).partition(".")[0]

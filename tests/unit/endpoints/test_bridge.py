@@ -43,10 +43,10 @@ class Lab:
                 self.ended.append(name)
             return name
 
-        return asyncio.create_task(self.bridge.call(work, key=key, timeout_seconds=300))
+        return asyncio.create_task(self.bridge.call(work, keys=[key], timeout_seconds=300))
 
     async def ask(self, function, *, key: str = "cam-0"):
-        return await self.bridge.call(function, key=key, timeout_seconds=300)
+        return await self.bridge.call(function, keys=[key], timeout_seconds=300)
 
 
 @pytest.fixture
@@ -227,7 +227,7 @@ async def test_a_loop_that_ends_begins_nothing_and_its_calls_hear_of_it(lab):
 async def test_an_answer_that_was_on_its_way_when_the_loop_ended_is_taken():
     home, there = asyncio.get_running_loop(), asyncio.new_event_loop()
     bridge = Bridge("camera", home=home, there=there)
-    call = asyncio.create_task(bridge.call(lambda: 7, key="cam-0", timeout_seconds=300))
+    call = asyncio.create_task(bridge.call(lambda: 7, keys=["cam-0"], timeout_seconds=300))
     for _ in range(3):
         await asyncio.sleep(0)
 
@@ -245,7 +245,7 @@ async def test_an_answer_that_was_on_its_way_when_the_loop_ended_is_taken():
 async def test_a_loop_that_is_closed_between_two_turns_stops_the_calls_on_their_way():
     home, there = asyncio.get_running_loop(), asyncio.new_event_loop()
     bridge = Bridge("camera", home=home, there=there)
-    call = asyncio.create_task(bridge.call(lambda: 7, key="cam-0", timeout_seconds=300))
+    call = asyncio.create_task(bridge.call(lambda: 7, keys=["cam-0"], timeout_seconds=300))
     await asyncio.sleep(0)
     there.close()
     with pytest.raises(BridgeClosedError, match="it ended meanwhile"):

@@ -1,196 +1,88 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
-from collections.abc import Callable
+from contextlib import suppress
 
 import pytest
 
-from drakit import AllocatedDevice, ClaimReference, Device, Driver, DriverError, Edits, logs
-from drakit.driver import DriverConfig
+from drakit import Device, DriverError, Edits, logs
+from drakit_nodeplugin.endpoints import calls
 from drakit_nodeplugin.endpoints import python as endpoints
-from drakit_nodeplugin.endpoints.errors import EndpointStoppedError
-from drakit_nodeplugin.endpoints.python import PythonEndpoint
-from drakit_nodeplugin.endpoints.traits import DriverTraits, traits_of
-from tests.fakes.node import StaticNode
-
-CLAIM = ClaimReference(namespace="lab", name="cam", uid="uid-a")
-DEVICE = AllocatedDevice(name="cam-0", pool="node-1", request="main")
-
-
-class Camera(Driver[DriverConfig]):
-    """A driver whose devices and calls a test decides."""
-
-    name = "camera.example.com"
-
-    def __init__(self, behaviour: Behaviour) -> None:
-        super().__init__(DriverConfig(), StaticNode(name="node-1"))
-        self.behaviour = behaviour
-        behaviour.made += 1
-        if behaviour.refuse is not None:
-            raise behaviour.refuse
-
-    async def devices(self):
-        self.behaviour.thread = threading.current_thread()
-        yield [Device(name="cam-0")]
-        while not self.behaviour.end.is_set():
-            await asyncio.sleep(0.01)
-        if self.behaviour.failure is not None:
-            raise self.behaviour.failure
-
-    async def prepare(self, claim, device):
-        return await self.behaviour.prepare()
-
-    async def check(self, claim, device):
-        return self.behaviour.check()
-
-    def close(self):
-        self.behaviour.closed += 1
-
-
-class Behaviour:
-    def __init__(self) -> None:
-        self.made = 0
-        self.closed = 0
-        self.end = threading.Event()
-        self.failure: BaseException | None = None
-        self.refuse: Exception | None = None
-        self.thread: threading.Thread | None = None
-        self.prepare: Callable = self._prepare
-        self.check: Callable = lambda: True
-
-    async def _prepare(self) -> Edits:
-        return Edits(env={"CAMERA": "0"})
-
-
-class Listener:
-    def __init__(self) -> None:
-        self.inventories: list[tuple[Device, ...]] = []
-        self.reasons: list[str] = []
-        self.news = asyncio.Event()
-
-    def replaced(self, inventory) -> None:
-        self.inventories.append(inventory)
-        self.news.set()
-
-    def stopped(self, reason) -> None:
-        self.reasons.append(reason)
-        self.news.set()
-
-    async def hear(self) -> None:
-        async with asyncio.timeout(5):
-            await self.news.wait()
-        self.news.clear()
-
-
-def new_endpoint(make: Callable[[], Camera], listener: Listener) -> PythonEndpoint:
-    return PythonEndpoint(Camera.name, make, traits=traits_of(Camera), listener=listener)
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(5):
-        while not condition():
-            await asyncio.sleep(0.01)
-
-
-@pytest.fixture
-def behaviour() -> Behaviour:
-    return Behaviour()
-
-
-@pytest.fixture
-async def listener() -> Listener:
-    return Listener()
-
-
-@pytest.fixture
-async def endpoint(behaviour, listener, monkeypatch):
-    monkeypatch.setattr(endpoints, "RESTART_SECONDS", (0.01, 0.02))
-    endpoint = new_endpoint(lambda: Camera(behaviour), listener)
-    await endpoint.start()
-    await listener.hear()
-    task = asyncio.create_task(endpoint.run())
-    yield endpoint
-    behaviour.end.set()
-    task.cancel()
-    await asyncio.wait({task})
-    await endpoint.close()
+from drakit_nodeplugin.endpoints import thread as threads
+from drakit_nodeplugin.endpoints.errors import DeviceFailedError, EndpointStoppedError
+from tests.unit.endpoints.camera import (
+    CLAIM,
+    DEVICE,
+    OTHER,
+    Camera,
+    new_endpoint,
+    running,
+    until,
+)
 
 
 async def test_a_driver_runs_in_a_thread_of_its_own(endpoint, behaviour, listener):
-    assert listener.inventories == [(Device(name="cam-0"),)]
+    assert listener.inventories == [["cam-0"]]
     assert behaviour.thread is not threading.current_thread()
-    assert await endpoint.prepare(CLAIM, DEVICE) == Edits(env={"CAMERA": "0"})
-    await endpoint.unprepare(CLAIM, DEVICE)
+    assert await endpoint.prepare(CLAIM, [DEVICE]) == [Edits(env={"CAMERA": "0"})]
+    await endpoint.unprepare(CLAIM, [DEVICE])
+    assert await endpoint.check(CLAIM, [DEVICE]) is True
 
 
-async def test_a_driver_error_is_passed_on_and_any_other_is_named(endpoint, behaviour):
-    async def refuse() -> Edits:
-        raise DriverError("the lens is dirty; clean it")
-
-    async def fail() -> Edits:
-        raise ValueError("a bug")
-
-    behaviour.prepare = refuse
-    with pytest.raises(DriverError, match=r"^the lens is dirty; clean it$"):
-        await endpoint.prepare(CLAIM, DEVICE)
-    behaviour.prepare = fail
-    with pytest.raises(DriverError, match="failed in prepare: ValueError: a bug"):
-        await endpoint.prepare(CLAIM, DEVICE)
-
-
-async def test_a_driver_that_hangs_is_cut_off(endpoint, behaviour, monkeypatch):
-    monkeypatch.setattr(endpoints, "CALL_SECONDS", 0.05)
+async def test_a_driver_that_hangs_is_cut_off(behaviour, listener, monkeypatch):
+    monkeypatch.setattr(calls, "CALL_SECONDS", 0.05)
 
     async def hang() -> Edits:
         await asyncio.Event().wait()
         raise AssertionError
 
     behaviour.prepare = hang
-    with pytest.raises(DriverError, match="gave no answer to prepare within"):
-        await endpoint.prepare(CLAIM, DEVICE)
+    async with running(new_endpoint(lambda: Camera(behaviour), listener)) as endpoint:
+        with pytest.raises(DeviceFailedError, match="gave no answer to prepare"):
+            await endpoint.prepare(CLAIM, [DEVICE])
 
 
-async def test_a_call_behind_one_that_does_not_end_says_so(endpoint, behaviour, monkeypatch):
-    monkeypatch.setattr(endpoints, "CALL_SECONDS", 0.05)
-    stubborn = asyncio.Event()
+async def test_a_call_behind_one_that_does_not_end_says_so(behaviour, listener, monkeypatch):
+    monkeypatch.setattr(calls, "CALL_SECONDS", 0.05)
+    stubborn = threading.Event()
 
     async def swallow() -> Edits:
-        try:
-            await asyncio.Event().wait()
-        except asyncio.CancelledError:
-            await stubborn.wait()
+        while not stubborn.is_set():
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(0.01)
         return Edits()
 
     behaviour.prepare = swallow
-    with pytest.raises(DriverError, match="gave no answer to prepare"):
-        await endpoint.prepare(CLAIM, DEVICE)
-    with pytest.raises(DriverError, match="an earlier call for the device does not end, and unpr"):
-        await endpoint.unprepare(CLAIM, DEVICE)
-    monkeypatch.setattr(endpoints, "CALL_SECONDS", 300)
-    other = AllocatedDevice(name="cam-1", pool="node-1", request="main")
-    await endpoint.unprepare(CLAIM, other)
+    async with running(new_endpoint(lambda: Camera(behaviour), listener)) as endpoint:
+        with pytest.raises(DeviceFailedError, match="gave no answer to prepare"):
+            await endpoint.prepare(CLAIM, [DEVICE])
+        with pytest.raises(DeviceFailedError, match="an earlier call for the device does not end"):
+            await endpoint.unprepare(CLAIM, [DEVICE])
+        await endpoint.unprepare(CLAIM, [OTHER])
+        stubborn.set()
 
 
-async def test_a_driver_that_blocks_hurts_only_its_own_calls(endpoint, behaviour, monkeypatch):
-    monkeypatch.setattr(endpoints, "CALL_SECONDS", 0.05)
+async def test_a_driver_that_blocks_hurts_only_its_own_calls(behaviour, listener, monkeypatch):
+    monkeypatch.setattr(calls, "CALL_SECONDS", 0.05)
     begun, go = threading.Event(), threading.Event()
 
-    async def block() -> Edits:
+    def block() -> Edits:
         begun.set()
         while not go.is_set():
             pass
         return Edits()
 
     behaviour.prepare = block
-    other = AllocatedDevice(name="cam-1", pool="node-1", request="main")
-    first = asyncio.create_task(endpoint.prepare(CLAIM, DEVICE))
-    await until(begun.is_set)
-    with pytest.raises(DriverError, match="gave no answer to unprepare within"):
-        await endpoint.unprepare(CLAIM, other)
-    with pytest.raises(DriverError, match="gave no answer to prepare within"):
-        await first
-    go.set()
+    async with running(new_endpoint(lambda: Camera(behaviour), listener)) as endpoint:
+        first = asyncio.create_task(endpoint.prepare(CLAIM, [DEVICE]))
+        await until(begun.is_set)
+        with pytest.raises(DeviceFailedError, match="gave no answer to unprepare"):
+            await endpoint.unprepare(CLAIM, [OTHER])
+        with pytest.raises(DeviceFailedError, match="gave no answer to prepare"):
+            await first
+        go.set()
 
 
 async def test_cancelling_a_call_cancels_it_in_the_driver(endpoint, behaviour):
@@ -205,7 +97,7 @@ async def test_cancelling_a_call_cancels_it_in_the_driver(endpoint, behaviour):
         raise AssertionError
 
     behaviour.prepare = wait
-    call = asyncio.create_task(endpoint.prepare(CLAIM, DEVICE))
+    call = asyncio.create_task(endpoint.prepare(CLAIM, [DEVICE]))
     await until(begun.is_set)
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -213,29 +105,29 @@ async def test_cancelling_a_call_cancels_it_in_the_driver(endpoint, behaviour):
     await until(cancelled.is_set)
 
 
-async def test_a_cancellation_of_the_drivers_own_is_its_failure(endpoint, behaviour):
-    async def confuse() -> Edits:
-        raise asyncio.CancelledError
-
-    behaviour.prepare = confuse
-    with pytest.raises(DriverError, match="failed in prepare: CallCancelledError"):
-        await endpoint.prepare(CLAIM, DEVICE)
-
-
+@pytest.mark.parametrize(
+    ("failure", "reason"),
+    [
+        pytest.param(SystemExit(3), "SystemExit: 3", id="exits"),
+        pytest.param(KeyboardInterrupt("stop"), "KeyboardInterrupt: stop", id="interrupts"),
+    ],
+)
 async def test_a_call_that_ends_the_thread_stops_the_driver_and_not_the_daemon(
-    endpoint, behaviour, listener
+    endpoint, behaviour, listener, failure, reason
 ):
     async def leave() -> Edits:
-        raise SystemExit(3)
+        raise failure
 
     behaviour.prepare = leave
-    waiting = asyncio.create_task(endpoint.prepare(CLAIM, DEVICE))
-    behind = asyncio.create_task(endpoint.unprepare(CLAIM, DEVICE))
+    waiting = asyncio.create_task(endpoint.prepare(CLAIM, [DEVICE]))
+    behind = asyncio.create_task(endpoint.unprepare(CLAIM, [DEVICE]))
     for call in (waiting, behind):
         with pytest.raises(EndpointStoppedError, match="it ended meanwhile"):
             await call
+    assert await listener.hear() == reason
+    assert listener.inventories == [["cam-0"]]
     await listener.hear()
-    assert listener.reasons == ["SystemExit: 3"]
+    assert listener.inventories == [["cam-0"], ["cam-0"]], "it lives again"
 
 
 async def test_a_log_line_of_the_driver_has_the_id_of_the_request_behind_it(endpoint, behaviour):
@@ -247,51 +139,24 @@ async def test_a_log_line_of_the_driver_has_the_id_of_the_request_behind_it(endp
 
     behaviour.prepare = log
     with logs.request_scope("k7f3"):
-        await endpoint.prepare(CLAIM, DEVICE)
-    await endpoint.prepare(CLAIM, DEVICE)
+        await endpoint.prepare(CLAIM, [DEVICE])
+    await endpoint.prepare(CLAIM, [DEVICE])
     assert seen == ["k7f3", "-"]
 
 
-@pytest.mark.parametrize(
-    ("answer", "in_order", "logged"),
-    [
-        pytest.param(True, True, None, id="in-order"),
-        pytest.param(False, False, None, id="not-in-order"),
-        pytest.param(None, False, "with NoneType, which is no bool", id="forgets-its-answer"),
-        pytest.param(DriverError("the bus is slow"), False, "the bus is slow", id="cannot-tell"),
-        pytest.param(ValueError("a bug"), False, "failed in check: ValueError", id="fails"),
-    ],
-)
-async def test_a_check_says_whether_all_is_in_order(
-    endpoint, behaviour, caplog, answer, in_order, logged
-):
-    def check() -> object:
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    behaviour.check = check
-    assert await endpoint.check(CLAIM, DEVICE) is in_order
-    errors = [record.error for record in caplog.records if hasattr(record, "error")]
-    assert len(errors) == (logged is not None)
-    assert (logged or "") in "".join(errors)
-
-
 async def test_who_asks_whether_the_driver_is_away_hears_what_a_call_would_raise(
-    behaviour, listener, monkeypatch
+    behaviour, listener
 ):
-    monkeypatch.setattr(endpoints, "RESTART_SECONDS", (0.01, 0.02))
     endpoint = new_endpoint(lambda: Camera(behaviour), listener)
-    assert endpoint.traits == DriverTraits(side_effects=True, checks=True)
+    assert (endpoint.traits.side_effects, endpoint.traits.checks) == (True, True)
     assert endpoint.away().reason == "it is not started yet"
     await endpoint.start()
-    await listener.hear()
     assert endpoint.away() is None
 
     behaviour.end.set()
     await until(endpoint.away)
     with pytest.raises(EndpointStoppedError) as raised:
-        await endpoint.check(CLAIM, DEVICE)
+        await endpoint.check(CLAIM, [DEVICE])
     assert str(raised.value) == str(endpoint.away())
     await endpoint.close()
     assert endpoint.away().reason == "the node plugin stops"
@@ -304,6 +169,9 @@ async def test_who_asks_whether_the_driver_is_away_hears_what_a_call_would_raise
         pytest.param(ValueError("a bug"), "ValueError: a bug", id="raises"),
         pytest.param(DriverError("the bus is gone"), "the bus is gone", id="says-why"),
         pytest.param(SystemExit(3), "SystemExit: 3", id="ends-its-thread"),
+        pytest.param(KeyboardInterrupt("x"), "KeyboardInterrupt: x", id="interrupts"),
+        pytest.param(asyncio.CancelledError(), "it cancelled its own stream", id="cancels"),
+        pytest.param(type("Odd", (Exception,), {"__str__": None})(), "Odd: Odd, which", id="odd"),
     ],
 )
 async def test_a_driver_whose_stream_ends_is_stopped_and_started_again(
@@ -311,12 +179,12 @@ async def test_a_driver_whose_stream_ends_is_stopped_and_started_again(
 ):
     behaviour.failure = failure
     behaviour.end.set()
-    await listener.hear()
-    assert listener.reasons == [reason]
+    assert (await listener.hear()).startswith(reason)
     behaviour.end.clear()
     await listener.hear()
+    assert listener.inventories == [["cam-0"], ["cam-0"]]
     assert behaviour.made == 2
-    assert await endpoint.prepare(CLAIM, DEVICE) == Edits(env={"CAMERA": "0"})
+    assert await endpoint.prepare(CLAIM, [DEVICE]) == [Edits(env={"CAMERA": "0"})]
 
 
 async def test_a_call_that_runs_while_the_driver_ends_is_no_cancellation_of_ours(
@@ -330,11 +198,10 @@ async def test_a_call_that_runs_while_the_driver_ends_is_no_cancellation_of_ours
         raise AssertionError
 
     behaviour.prepare = wait
-    call = asyncio.create_task(endpoint.prepare(CLAIM, DEVICE))
-    while not begun.is_set():
-        await asyncio.sleep(0.01)
+    call = asyncio.create_task(endpoint.prepare(CLAIM, [DEVICE]))
+    await until(begun.is_set)
     behaviour.end.set()
-    with pytest.raises(EndpointStoppedError, match="is stopped: it ended meanwhile"):
+    with pytest.raises(EndpointStoppedError, match="is stopped: it"):
         await call
 
 
@@ -344,57 +211,102 @@ async def test_a_driver_that_refuses_its_configuration_is_not_started(behaviour,
     with pytest.raises(DriverError, match="cannot be read"):
         await endpoint.start()
     with pytest.raises(EndpointStoppedError):
-        await endpoint.prepare(CLAIM, DEVICE)
+        await endpoint.prepare(CLAIM, [DEVICE])
+
+
+@pytest.mark.parametrize(
+    ("failure", "reason"),
+    [
+        pytest.param(
+            ValueError("a bug"), "it could not be started: ValueError: a bug", id="raises"
+        ),
+        pytest.param(SystemExit(3), "it could not be started: SystemExit: 3", id="exits"),
+    ],
+)
+async def test_a_driver_that_fails_in_its_start_is_started_again(
+    behaviour, listener, short_delays, failure, reason
+):
+    behaviour.refuse = failure
+    async with running(new_endpoint(lambda: Camera(behaviour), listener)):
+        assert await listener.hear() == reason
+        assert await listener.hear() == reason
+        behaviour.refuse = DriverError("the bus is gone")
+        await until(lambda: listener.reasons[-1] == "the bus is gone")
+        behaviour.refuse = None
+        await until(lambda: listener.inventories)
 
 
 async def test_closing_ends_the_thread_and_closes_the_driver(behaviour, listener):
     endpoint = new_endpoint(lambda: Camera(behaviour), listener)
     await endpoint.start()
-    await listener.hear()
     await endpoint.close()
     assert behaviour.closed == 1
     with pytest.raises(EndpointStoppedError, match="the node plugin stops"):
-        await endpoint.prepare(CLAIM, DEVICE)
+        await endpoint.prepare(CLAIM, [DEVICE])
+
+
+async def test_our_own_stop_is_no_stop_of_the_driver(behaviour, listener):
+    async with running(new_endpoint(lambda: Camera(behaviour), listener)):
+        await listener.hear()
+    assert listener.reasons == []
 
 
 async def test_a_driver_that_starts_slowly_is_taken_once_it_is_there(
-    behaviour, listener, monkeypatch
+    behaviour, listener, monkeypatch, short_delays, caplog
 ):
     monkeypatch.setattr(endpoints, "START_SECONDS", 0.05)
-    monkeypatch.setattr(endpoints, "RESTART_SECONDS", (0.01, 0.02))
     go = threading.Event()
-    threads: list[threading.Thread] = []
+    begun: list[threading.Thread] = []
 
     def make() -> Camera:
-        threads.append(threading.current_thread())
-        go.wait(5)
+        begun.append(threading.current_thread())
+        while not go.is_set():
+            pass
         return Camera(behaviour)
 
-    endpoint = new_endpoint(make, listener)
-    await endpoint.start()
-    await listener.hear()
-    assert listener.reasons == ["it is still starting after 0 s"]
-    with pytest.raises(EndpointStoppedError, match="it is still starting"):
-        await endpoint.prepare(CLAIM, DEVICE)
-    task = asyncio.create_task(endpoint.run())
-    await asyncio.sleep(0.2)
-    assert len(threads) == 1, "no second thread hangs beside the first"
+    async with running(new_endpoint(make, listener)) as endpoint:
+        assert await listener.hear() == "it is still starting"
+        (slow,) = [record for record in caplog.records if record.msg == "driver is slow to start"]
+        assert "make (" in slow.where
+        assert "test_python.py, line" in slow.where
+        with pytest.raises(EndpointStoppedError, match="it is still starting"):
+            await endpoint.prepare(CLAIM, [DEVICE])
+        await asyncio.sleep(0.2)
+        assert len(begun) == 1, "no second thread hangs beside the first"
 
-    go.set()
-    await listener.hear()
-    assert listener.inventories == [(Device(name="cam-0"),)]
-    assert await endpoint.prepare(CLAIM, DEVICE) == Edits(env={"CAMERA": "0"})
-    task.cancel()
-    await asyncio.wait({task})
-    await endpoint.close()
+        go.set()
+        await listener.hear()
+        assert listener.inventories == [["cam-0"]]
+        assert await endpoint.prepare(CLAIM, [DEVICE]) == [Edits(env={"CAMERA": "0"})]
     assert behaviour.closed == 1
+
+
+async def test_a_driver_that_is_slow_to_list_its_devices_is_away_until_it_has(
+    behaviour, listener, monkeypatch
+):
+    monkeypatch.setattr(endpoints, "LIST_SECONDS", 0.05)
+    go = threading.Event()
+
+    async def devices(driver):
+        while not go.is_set():
+            await asyncio.sleep(0.01)
+        yield [Device(name="cam-0", node_paths=("/dev/camera0",))]
+        await asyncio.Event().wait()
+
+    behaviour.devices = devices
+    async with running(new_endpoint(lambda: Camera(behaviour), listener)) as endpoint:
+        assert await listener.hear() == "it has not said yet which devices it has"
+        assert endpoint.away().reason == "it has not said yet which devices it has"
+        go.set()
+        await until(lambda: endpoint.away() is None)
+        await until(lambda: listener.inventories)
 
 
 async def test_a_driver_that_hangs_in_its_start_does_not_hold_up_the_stop(
     behaviour, listener, monkeypatch
 ):
     monkeypatch.setattr(endpoints, "START_SECONDS", 0.05)
-    monkeypatch.setattr(endpoints, "CLOSE_SECONDS", 0.05)
+    monkeypatch.setattr(threads, "CLOSE_SECONDS", 0.05)
     go = threading.Event()
 
     def make() -> Camera:
@@ -407,47 +319,7 @@ async def test_a_driver_that_hangs_in_its_start_does_not_hold_up_the_stop(
         await endpoint.close()
 
     go.set()
-    async with asyncio.timeout(5):
-        while not behaviour.closed:
-            await asyncio.sleep(0.01)
-
-
-async def test_edits_that_are_none_are_the_drivers_fault(endpoint, behaviour):
-    async def forget() -> None:
-        return None
-
-    behaviour.prepare = forget
-    with pytest.raises(DriverError, match="answered prepare with NoneType, which is no Edits"):
-        await endpoint.prepare(CLAIM, DEVICE)
-
-
-async def test_plain_functions_are_called_in_the_thread_of_the_driver(
-    endpoint, behaviour, monkeypatch
-):
-    threads: list[threading.Thread] = []
-
-    def prepare(self, claim, device) -> Edits:
-        threads.append(threading.current_thread())
-        return Edits()
-
-    def check(self, claim, device) -> bool:
-        threads.append(threading.current_thread())
-        return True
-
-    monkeypatch.setattr(Camera, "prepare", prepare)
-    monkeypatch.setattr(Camera, "check", check)
-    assert await endpoint.prepare(CLAIM, DEVICE) == Edits()
-    assert await endpoint.check(CLAIM, DEVICE) is True
-    assert threads == [behaviour.thread, behaviour.thread]
-
-
-async def test_a_timeout_of_the_drivers_own_is_not_told_as_ours(endpoint, behaviour):
-    async def fail() -> Edits:
-        raise TimeoutError("the bus is slow")
-
-    behaviour.prepare = fail
-    with pytest.raises(DriverError, match="failed in prepare: TimeoutError: the bus is slow"):
-        await endpoint.prepare(CLAIM, DEVICE)
+    await until(lambda: behaviour.closed)
 
 
 async def test_a_call_while_the_driver_is_being_closed_finds_it_stopped(
@@ -461,33 +333,47 @@ async def test_a_call_while_the_driver_is_being_closed_finds_it_stopped(
 
     monkeypatch.setattr(Camera, "close", close)
     behaviour.end.set()
-    async with asyncio.timeout(5):
-        while not closing.is_set():
-            await asyncio.sleep(0.01)
+    await until(closing.is_set)
+    assert await listener.hear() == "its stream ended", "told before it has closed"
     with pytest.raises(EndpointStoppedError):
-        await endpoint.unprepare(CLAIM, DEVICE)
+        await endpoint.unprepare(CLAIM, [DEVICE])
+    await asyncio.sleep(0.1)
+    assert behaviour.made == 1, "the next one does not begin beside it"
     go.set()
+    await until(lambda: behaviour.made == 2)
 
 
-async def test_a_call_that_its_loop_never_begins_ends_with_the_driver(
-    endpoint, behaviour, listener
+async def test_a_driver_that_fails_to_close_keeps_the_reason_of_its_end(
+    endpoint, behaviour, listener, monkeypatch, caplog
 ):
+    def close(self) -> None:
+        raise ValueError("a bug in close")
+
+    monkeypatch.setattr(Camera, "close", close)
+    behaviour.failure = DriverError("the bus is gone")
+    behaviour.end.set()
+    assert await listener.hear() == "the bus is gone"
+    await until(lambda: behaviour.made == 2)
+    errors = [r for r in caplog.records if r.msg == "driver failed to close"]
+    assert str(errors[0].exc_info[1]) == "a bug in close"
+
+
+async def test_a_call_that_its_loop_never_begins_ends_with_the_driver(endpoint, behaviour):
+    go = threading.Event()
+
     async def linger() -> Edits:
         try:
             await asyncio.Event().wait()
         finally:
-            # Keeps the loop in its last round, in which no new task is cancelled any more.
             await asyncio.get_running_loop().run_in_executor(None, go.wait, 5)
         raise AssertionError
 
-    go = threading.Event()
     behaviour.prepare = linger
-    first = asyncio.create_task(endpoint.prepare(CLAIM, DEVICE))
+    first = asyncio.create_task(endpoint.prepare(CLAIM, [DEVICE]))
     await asyncio.sleep(0.05)
     behaviour.end.set()
     await asyncio.sleep(0.1)
-    behaviour.prepare = asyncio.Event().wait
-    late = asyncio.create_task(endpoint.prepare(CLAIM, DEVICE))
+    late = asyncio.create_task(endpoint.prepare(CLAIM, [DEVICE]))
     await asyncio.sleep(0.05)
     go.set()
     async with asyncio.timeout(5):
@@ -496,18 +382,12 @@ async def test_a_call_that_its_loop_never_begins_ends_with_the_driver(
                 await call
 
 
-async def test_an_inventory_of_something_else_stops_the_driver_with_a_reason(
-    listener, behaviour, monkeypatch
+async def test_the_end_of_a_driver_is_logged_with_its_traceback(
+    endpoint, behaviour, listener, caplog
 ):
-    async def devices(self):
-        yield ["cam-0"]
-
-    monkeypatch.setattr(Camera, "devices", devices)
-    endpoint = new_endpoint(lambda: Camera(behaviour), listener)
-    await endpoint.start()
-    task = asyncio.create_task(endpoint.run())
+    behaviour.failure = ValueError("a bug")
+    behaviour.end.set()
     await listener.hear()
-    assert listener.reasons == ["it listed str, which is no Device; this is a fault of the driver"]
-    task.cancel()
-    await asyncio.wait({task})
-    await endpoint.close()
+    await until(lambda: [r for r in caplog.records if r.msg == "endpoint stopped"])
+    (record,) = [r for r in caplog.records if r.msg == "driver ended"]
+    assert (record.levelno, record.exc_info[1]) == (logging.ERROR, behaviour.failure)

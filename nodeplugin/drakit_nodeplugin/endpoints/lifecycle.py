@@ -1,0 +1,173 @@
+"""
+The life cycle of an endpoint, of whatever kind: connected, followed, stopped, connected again.
+
+What each connection tells is passed on as it comes; nothing is kept here, and what a connection had
+is not told once it is over. What devices become when their endpoint stops is decided by who
+listens.
+
+It must not know what is at the other end of a connection, or what devices mean.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Generic, TypeVar
+
+from drakit.backoff import Backoff
+from drakit.device import Inventory
+from drakit.driver import DriverError
+from drakit.tasks import cancelled_by_owner
+from drakit_nodeplugin.endpoints.endpoint import (
+    Connection,
+    ConnectionEndedError,
+    EndpointListener,
+    Update,
+)
+from drakit_nodeplugin.endpoints.errors import text_of
+
+__all__ = ("Lifecycle",)
+
+logger = logging.getLogger(__name__)
+
+RECONNECT_SECONDS = (1.0, 60.0)
+"""First and longest delay before an endpoint is connected again; it doubles in between."""
+
+STEADY_SECONDS = 60.0
+"""How long a connection must have lived for the delay to begin anew. One that lists its devices and
+dies at once is no better than one that cannot be made."""
+
+SILENT_SECONDS = 10.0
+"""How long a new connection may take to list its devices before that is told."""
+
+ConnectionT = TypeVar("ConnectionT", bound=Connection)
+
+
+class Lifecycle(Generic[ConnectionT]):
+    """Keeps one endpoint connected, and tells of it."""
+
+    def __init__(
+        self,
+        endpoint: str,
+        connect: Callable[[], Awaitable[ConnectionT]],
+        *,
+        listener: EndpointListener,
+    ) -> None:
+        """`connect` makes the next connection; it raises if there is none to be had now."""
+        self._endpoint = endpoint
+        self._connect = connect
+        self._listener = listener
+        self._backoff = Backoff(
+            first_seconds=RECONNECT_SECONDS[0], limit_seconds=RECONNECT_SECONDS[1], jitter=0
+        )
+        self._reason: str | None = "it is not started yet"
+        self.connection: ConnectionT | None = None
+        """The latest one; None while there is none."""
+
+    @property
+    def away(self) -> str | None:
+        """Why the endpoint cannot be called now; None if it can."""
+        if self._reason is not None or self.connection is None:
+            return self._reason
+        return self.connection.away
+
+    async def start(self) -> None:
+        """
+        Connect for the first time.
+
+        Raises :class:`DriverError` if the endpoint refuses its configuration. Any other failure is
+        a stop, and :meth:`run` tries again.
+        """
+        try:
+            await self._make_connection()
+        except DriverError as error:
+            self._reason = text_of(error)
+            raise
+        if (away := self.away) is not None and self._reason is None:
+            self._listener.stopped(self._endpoint, away)
+
+    async def run(self) -> None:
+        """Keep it connected until cancelled. Our own stop is none of the endpoint: nothing is told,
+        so that its devices stay as they are."""
+        while True:
+            if self.connection is None:
+                await asyncio.sleep(self._backoff.next_seconds())
+                try:
+                    await self._make_connection()
+                except DriverError as error:
+                    self._stopped(text_of(error))
+            if self.connection is not None:
+                await self._follow(self.connection)
+                self.connection = None
+
+    async def close(self) -> None:
+        """End the connection."""
+        self._reason = "the node plugin stops"
+        if self.connection is not None:
+            await self.connection.close()
+            self.connection = None
+
+    async def _make_connection(self) -> None:
+        try:
+            self.connection = await self._connect()
+        except DriverError:
+            raise
+        except Exception as error:
+            self._stopped(f"it could not be started: {_reason_of(error)}")
+        else:
+            self._reason = None
+
+    async def _follow(self, connection: ConnectionT) -> None:
+        """Pass on what one connection tells, until it is over."""
+        loop = asyncio.get_running_loop()
+        silent = loop.call_later(SILENT_SECONDS, self._tell_silence, connection)
+        listed_at: float | None = None
+        updates = connection.updates()
+        try:
+            while isinstance(update := await self._next(updates), Update):
+                if isinstance(update, Inventory):
+                    silent.cancel()
+                    listed_at = loop.time() if listed_at is None else listed_at
+                    self._listener.replaced(self._endpoint, update)
+                else:
+                    self._listener.reported(self._endpoint, update)
+        finally:
+            silent.cancel()
+        steady = listed_at is not None and loop.time() - listed_at >= STEADY_SECONDS
+        if steady and not update.disorderly:
+            self._backoff.succeeded()
+        self._stopped(update.reason)
+        await connection.close()
+
+    async def _next(self, updates: AsyncIterator[Update]) -> Update | ConnectionEndedError:
+        """Give the next update, or how the connection ended; our own stop is raised."""
+        try:
+            return await anext(updates)
+        except StopAsyncIteration:
+            return ConnectionEndedError("its stream ended")
+        except asyncio.CancelledError:
+            if cancelled_by_owner():
+                raise
+            return ConnectionEndedError("its connection was closed")
+        except ConnectionEndedError as error:
+            return error
+        except Exception as error:
+            logger.exception("endpoint failed", extra={"endpoint": self._endpoint})
+            return ConnectionEndedError(f"its stream failed: {_reason_of(error)}")
+
+    def _stopped(self, reason: str) -> None:
+        self._reason = reason
+        logger.error("endpoint stopped", extra={"endpoint": self._endpoint, "reason": reason})
+        self._listener.stopped(self._endpoint, reason)
+
+    def _tell_silence(self, connection: ConnectionT) -> None:
+        if (away := connection.away) is not None:
+            logger.error("endpoint is silent", extra={"endpoint": self._endpoint, "reason": away})
+            self._listener.stopped(self._endpoint, away)
+
+
+def _reason_of(error: Exception) -> str:
+    if isinstance(error, ConnectionEndedError):
+        return error.reason
+    return f"{type(error).__name__}: {text_of(error)}"

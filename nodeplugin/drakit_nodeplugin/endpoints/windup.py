@@ -1,0 +1,138 @@
+"""
+The end of a driver's event loop: what still runs in it is cancelled, and what does not end is left.
+
+As :func:`asyncio.run` does it, but for two things. Each step has its time, for a vendor's task that
+swallows its cancellation must not keep the driver from being started again. And tasks that nobody
+ended are named: they are leaks, and the log is where their author looks.
+
+It must not know what the tasks do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import Any
+
+__all__ = ("wind_up",)
+
+logger = logging.getLogger(__name__)
+
+CALLS_SECONDS = 30.0
+"""How long calls that were cancelled may take to undo what they began."""
+
+TASKS_SECONDS = 5.0
+"""The same for tasks that the driver left behind, for its generators, and for its threads."""
+
+MAX_NAMED = 10
+"""Tasks that a log line names."""
+
+MAX_ATTEMPTS = 100
+"""How often a task may throw the loop over (SystemExit) while it ends."""
+
+_Task = asyncio.Task[Any]
+
+_OURS = str(Path(__file__).parent)
+
+_left: set[_Task] = set()
+"""Tasks that did not end. They are kept: thrown away they would run their clean-up in whichever
+thread the garbage is collected in, which may be that of the daemon's loop."""
+
+
+def wind_up(
+    loop: asyncio.AbstractEventLoop,
+    *,
+    stream: AsyncIterator[object] | None,
+    executor: Executor,
+    driver: str,
+) -> None:
+    """End all that runs in a loop, and close it; called in its thread, and raises nothing."""
+    try:
+        _run(loop, _end_calls(), driver)
+        _run(loop, _close(getattr(stream, "aclose", None), driver), driver)
+        _run(loop, _end_leaked(driver), driver)
+        _run(loop, _close(loop.shutdown_asyncgens, driver), driver)
+        loop.close()
+        # Not in this thread: it would wait for a job that hangs.
+        ending = threading.Thread(target=executor.shutdown, name=f"{driver}-end", daemon=True)
+        ending.start()
+        ending.join(TASKS_SECONDS)
+        if ending.is_alive():
+            logger.error("driver's threads do not end and are left", extra={"driver": driver})
+    except Exception:
+        logger.exception("driver's loop does not end well", extra={"driver": driver})
+
+
+def _run(loop: asyncio.AbstractEventLoop, step: Coroutine[Any, Any, None], driver: str) -> None:
+    """Run one step, whatever other tasks throw through the loop meanwhile."""
+    task = loop.create_task(step)
+    for _ in range(MAX_ATTEMPTS):
+        try:
+            return loop.run_until_complete(task)
+        except BaseException as error:
+            logger.error("driver fails as its loop ends", exc_info=error, extra={"driver": driver})
+            if task.done():
+                return None
+    return None
+
+
+async def _end_calls() -> None:
+    """End the tasks that we began: the driver's calls among them, with what those began."""
+    calls = {task for task in _others() if _is_ours(task)}
+    for call in calls:
+        if not call.cancelling():  # a second time would cut the tail of one that was given up
+            call.cancel()
+    await _wait(calls, CALLS_SECONDS)
+
+
+async def _end_leaked(driver: str) -> None:
+    leaked = _others()
+    if not leaked:
+        return
+    facts = {"driver": driver, "count": len(leaked), "tasks": _names(leaked)}
+    logger.warning("driver left tasks behind", extra=facts)
+    for task in leaked:
+        task.cancel()
+    await _wait(leaked, TASKS_SECONDS)
+    left = _others()
+    if left:
+        _left.update(left)
+        facts = {"driver": driver, "count": len(left), "tasks": _names(left)}
+        logger.error("driver's tasks do not end and are left", extra=facts)
+
+
+async def _close(close: Callable[[], Awaitable[object]] | None, driver: str) -> None:
+    """Let a generator clean up, in the loop in which it ran; it has nothing to do if it ended."""
+    if close is None:
+        return
+    closing = asyncio.ensure_future(close())
+    await _wait({closing}, TASKS_SECONDS)
+    if closing.done() and not closing.cancelled() and (error := closing.exception()) is not None:
+        logger.error("driver fails to end its stream", exc_info=error, extra={"driver": driver})
+
+
+async def _wait(tasks: Collection[asyncio.Future[Any]], seconds: float) -> None:
+    if tasks:
+        await asyncio.wait(tasks, timeout=seconds)
+
+
+def _others() -> set[_Task]:
+    here = asyncio.current_task()
+    return {task for task in asyncio.all_tasks() if task is not here}
+
+
+def _is_ours(task: _Task) -> bool:
+    code = getattr(task.get_coro(), "cr_code", None)
+    return code is not None and code.co_filename.startswith(_OURS)
+
+
+def _names(tasks: Collection[_Task]) -> str:
+    names = sorted(
+        f"{task.get_name()} ({getattr(task.get_coro(), '__qualname__', 'unknown')})"
+        for task in tasks
+    )
+    return ", ".join(names[:MAX_NAMED]) + (", ..." if len(names) > MAX_NAMED else "")

@@ -1,0 +1,141 @@
+"""A driver whose devices and calls a test decides, and who listens to it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from drakit import AllocatedDevice, ClaimReference, Device, Driver, Edits
+from drakit.device import Inventory
+from drakit.driver import DriverConfig
+from drakit_nodeplugin.endpoints.python import PythonEndpoint
+from drakit_nodeplugin.endpoints.traits import traits_of
+from tests.fakes.node import StaticNode
+
+NODE = "node-1"
+CLAIM = ClaimReference(namespace="lab", name="cam", uid="uid-a")
+DEVICE = AllocatedDevice(name="cam-0", pool=NODE, request="main")
+OTHER = AllocatedDevice(name="cam-1", pool=NODE, request="main")
+
+
+class Behaviour:
+    def __init__(self) -> None:
+        self.made = 0
+        self.closed = 0
+        self.end = threading.Event()
+        self.failure: BaseException | None = None
+        self.refuse: BaseException | None = None
+        self.thread: threading.Thread | None = None
+        self.devices: Callable[[Driver], AsyncIterator] = self._devices
+        self.prepare: Callable = self._prepare
+        self.unprepare: Callable = lambda: None
+        self.check: Callable = lambda: True
+
+    async def _devices(self, driver):
+        self.thread = threading.current_thread()
+        yield [Device(name="cam-0")]
+        while not self.end.is_set():
+            await asyncio.sleep(0.01)
+        if self.failure is not None:
+            raise self.failure
+
+    async def _prepare(self) -> Edits:
+        return Edits(env={"CAMERA": "0"})
+
+
+class Camera(Driver[DriverConfig]):
+    name = "camera.example.com"
+
+    def __init__(self, behaviour: Behaviour) -> None:
+        super().__init__(DriverConfig(), StaticNode(name=NODE))
+        self.behaviour = behaviour
+        behaviour.made += 1
+        if behaviour.refuse is not None:
+            raise behaviour.refuse
+
+    def devices(self):
+        return self.behaviour.devices(self)
+
+    def prepare(self, claim, device):
+        return self.behaviour.prepare()
+
+    def unprepare(self, claim, device):
+        return self.behaviour.unprepare()
+
+    def check(self, claim, device):
+        return self.behaviour.check()
+
+    def close(self):
+        self.behaviour.closed += 1
+
+
+class Listener:
+    """What was told of an endpoint, in order."""
+
+    def __init__(self) -> None:
+        self.told: list[object] = []
+        self.news = asyncio.Event()
+        self._heard = 0
+
+    def replaced(self, endpoint, inventory) -> None:
+        assert (endpoint, type(inventory)) == (Camera.name, Inventory)
+        self._tell(inventory)
+
+    def reported(self, endpoint, report) -> None:
+        assert endpoint == Camera.name
+        self._tell(report)
+
+    def stopped(self, endpoint, reason) -> None:
+        assert endpoint == Camera.name
+        self._tell(reason)
+
+    def _tell(self, what: object) -> None:
+        self.told.append(what)
+        self.news.set()
+
+    async def hear(self) -> object:
+        """Wait for what is told next."""
+        async with asyncio.timeout(5):
+            while len(self.told) == self._heard:
+                self.news.clear()
+                await self.news.wait()
+        self._heard += 1
+        return self.told[self._heard - 1]
+
+    @property
+    def reasons(self) -> list[str]:
+        return [what for what in self.told if isinstance(what, str)]
+
+    @property
+    def inventories(self) -> list[list[str]]:
+        return [[device.name for device in i.devices] for i in self.told if is_inventory(i)]
+
+
+def is_inventory(what: object) -> bool:
+    return isinstance(what, Inventory)
+
+
+def new_endpoint(make: Callable[[], Driver], listener: Listener, kind=Camera) -> PythonEndpoint:
+    return PythonEndpoint(Camera.name, make, traits=traits_of(kind), listener=listener, node=NODE)
+
+
+@asynccontextmanager
+async def running(endpoint: PythonEndpoint) -> AsyncIterator[PythonEndpoint]:
+    """Start an endpoint, and have it run meanwhile."""
+    await endpoint.start()
+    task = asyncio.create_task(endpoint.run())
+    try:
+        yield endpoint
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+        await endpoint.close()
+    assert task.cancelled(), task.exception()
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0.005)

@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+import pytest
+
+from drakit_nodeplugin.endpoints import lifecycle
+from tests.unit.endpoints.camera import Behaviour, Camera, Listener, new_endpoint, running
+
+
+@pytest.fixture
+def behaviour() -> Behaviour:
+    return Behaviour()
+
+
+@pytest.fixture
+async def listener() -> Listener:
+    return Listener()
+
+
+@pytest.fixture
+def short_delays(monkeypatch) -> None:
+    """An endpoint is started again after a hundredth of a second."""
+    monkeypatch.setattr(lifecycle, "RECONNECT_SECONDS", (0.01, 0.02))
+
+
+@pytest.fixture
+async def endpoint(behaviour, listener, short_delays):
+    async with running(new_endpoint(lambda: Camera(behaviour), listener)) as endpoint:
+        await listener.hear()
+        yield endpoint
+        behaviour.end.set()
