@@ -17,7 +17,6 @@ import logging
 import math
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import chain
 
 from drakit.device import Health, Inventory
 from drakit_nodeplugin.config import Devices
@@ -31,18 +30,25 @@ from drakit_nodeplugin.devices.lifecycle import (
     phase_ends,
     removal_due,
 )
+from drakit_nodeplugin.devices.pauses import Pauses
 from drakit_nodeplugin.devices.pools import (
     Capacity,
-    DesiredPool,
     DeviceHealth,
     Publication,
     pool_name,
 )
-from drakit_nodeplugin.devices.poolstate import Changes, PoolState
+from drakit_nodeplugin.devices.poolstate import Changes
 from drakit_nodeplugin.devices.revision import Revision
 from drakit_nodeplugin.devices.stored import EndpointStore, StoredEndpoint
 from drakit_nodeplugin.devices.storing import EndpointWriter
 from drakit_nodeplugin.devices.timers import Timers
+from drakit_nodeplugin.devices.views import (
+    capacity_of,
+    health_of,
+    pools_of,
+    publication_of,
+    taken_from,
+)
 from drakit_nodeplugin.endpoints.endpoint import DeviceKey, HealthReport
 
 __all__ = ("DeviceManager",)
@@ -51,22 +57,6 @@ logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 1.0
 """Between two looks whether the sources are ready: nobody tells of that."""
-
-PAUSE_SECONDS = 0.1
-"""After an inventory, before the next one of that endpoint is looked at; of those that come in
-between the last one counts. The loop has other things to do than to compare devices."""
-
-PAUSE_SECONDS_A_DEVICE = 20e-6
-"""And this for each device: what it takes to compare one, several times over."""
-
-
-class _Waiting:
-    """What an endpoint has said in the pause."""
-
-    def __init__(self, inventory: Inventory) -> None:
-        self.inventory = inventory
-        self.words: dict[DeviceKey, Health] = {}
-        """Said after that inventory."""
 
 
 class DeviceManager:
@@ -105,8 +95,7 @@ class DeviceManager:
         )
         self._graces: Graces | None = None
         self._endpoints: dict[str, EndpointState] = {}
-        self._waiting: dict[str, _Waiting] = {}
-        self._pause_until: dict[str, float] = {}
+        self._pauses = Pauses()
         self._unpreparing: dict[str, frozenset[str]] = {}
         self._adopted: dict[DeviceKey, bool] = {}
         self._was_complete = False
@@ -128,36 +117,22 @@ class DeviceManager:
         complete = self._complete()
         known = self._publication
         if known is None or known.complete != complete:
-            known = self._publication = self._make_publication(complete=complete)
+            known = self._publication = publication_of(
+                self._endpoints.values(), out=self._out, complete=complete
+            )
         return known
 
     def health_states(self) -> Sequence[DeviceHealth]:
         """Give the health of every device; the same object for as long as nothing changed."""
         self._hear_waiting()
         if self._health_states is None:
-            pools = (pool for _, pool in self._pools())
-            self._health_states = tuple(chain.from_iterable(pool.health for pool in pools))
+            self._health_states = health_of(self._endpoints.values())
         return self._health_states
 
     def capacity(self, allocated: Mapping[str, Collection[str]]) -> Capacity:
         """Sort all devices; `allocated` are those that claims hold, by the pool's API name."""
         self._hear_waiting()
-        pools: dict[str, PoolState] = {}
-        away: dict[str, bool] = {}
-        inactive: set[str] = set()
-        for state, pool in self._pools():
-            if state.phase is Phase.REMOVING:
-                inactive.add(pool.name)
-            else:
-                pools[pool.name] = pool
-                away[pool.name] = state.phase is not Phase.PRESENT
-        return Capacity(
-            pools={
-                name: pool.capacity(away=away[name], allocated=allocated.get(name, ()))
-                for name, pool in pools.items()
-            },
-            inactive=frozenset(inactive),
-        )
+        return capacity_of(self._endpoints.values(), allocated)
 
     @property
     def stop_reason(self) -> str | None:
@@ -181,7 +156,7 @@ class DeviceManager:
     def device_count(self) -> int:
         """How many devices there are, in whatever state."""
         self._hear_waiting()
-        return sum(len(pool.names) for _, pool in self._pools())
+        return sum(len(pool.names) for _, pool in pools_of(self._endpoints.values()))
 
     # ------------------------------------------------------------ what endpoints say
 
@@ -189,11 +164,11 @@ class DeviceManager:
         """The endpoint is there and has this, all of it."""
         state = self._endpoint(endpoint)
         moment = self._moment()
-        present = state.phase is Phase.PRESENT
-        if present and moment.now < self._pause_until.get(endpoint, -math.inf):
-            self._waiting[endpoint] = _Waiting(inventory)
-            self._wake_by(self._pause_until[endpoint])
-            return
+        if state.phase is Phase.PRESENT:
+            until = self._pauses.put(endpoint, inventory, now=moment.now)
+            if until is not None:
+                self._wake_by(until)
+                return
         self._take(state, inventory, {}, moment)
 
     def reported(self, endpoint: str, report: HealthReport) -> None:
@@ -205,8 +180,7 @@ class DeviceManager:
             DeviceKey(pool_name(self._node, key.pool), key.name): word
             for key, word in report.devices.items()
         }
-        if (waiting := self._waiting.get(endpoint)) is not None:
-            waiting.words.update(words)
+        if self._pauses.put_words(endpoint, words):
             return
         changes = Changes()
         self._look_later(state, state.hear(words.items(), self._moment(), changes=changes))
@@ -268,9 +242,12 @@ class DeviceManager:
         forgotten.
         """
         changes = Changes()
-        others = {p.name for state, p in self._pools() if state.phase is not Phase.REMOVING}
+        # A pool that somebody else has by now is not this one's to be deleted.
+        pending = {
+            pool.name for state, pool in pools_of(self._endpoints.values()) if self._out(state)
+        } & set(pools)
         for state in list(self._endpoints.values()):
-            if not self._out(state) or (state.pools.keys() - others) & set(pools):
+            if not self._out(state) or state.pools.keys() & pending:
                 continue
             logger.info("endpoint removed", extra={"driver": self.driver, "endpoint": state.name})
             state.forget(changes=changes)
@@ -308,8 +285,7 @@ class DeviceManager:
     def _next_looks(self) -> Iterator[float]:
         graces = self._begin()
         yield graces.start_until
-        for endpoint in self._waiting:
-            yield self._pause_until[endpoint]
+        yield from self._pauses.ends()
         for state in self._endpoints.values():
             if (end := phase_ends(state.life, graces)) is not None:
                 yield end
@@ -319,9 +295,8 @@ class DeviceManager:
     def _pass_time(self) -> None:
         """Do all that is due by now."""
         moment, graces, changes = self._moment(), self._begin(), Changes()
-        for endpoint in list(self._waiting):
-            if self._pause_until[endpoint] <= moment.now:
-                self._hear_waiting(endpoint)
+        for endpoint in self._pauses.over(moment.now):
+            self._hear_waiting(endpoint)
         due: dict[str, list[DeviceKey]] = {}
         for endpoint, key in self._timers.due(moment.now):
             due.setdefault(endpoint, []).append(key)
@@ -421,13 +396,7 @@ class DeviceManager:
         moment: Moment,
     ) -> None:
         changes = Changes()
-        taken = {
-            pool.name
-            for other in self._endpoints.values()
-            if other is not state and other.phase is Phase.PRESENT
-            for pool in other.pools.values()
-            if pool.names
-        }
+        taken = taken_from(state, self._endpoints.values())
         later = state.take(inventory, moment, taken=taken, changes=changes)
         later += state.hear(words.items(), moment, changes=changes)
         if self._adopted:
@@ -435,7 +404,7 @@ class DeviceManager:
             later += state.adopt(adopted, moment, changes=changes)
         self._look_later(state, later)
         size = len(state.checked.devices)
-        self._pause_until[state.name] = moment.now + PAUSE_SECONDS + PAUSE_SECONDS_A_DEVICE * size
+        self._pauses.begin(state.name, devices=size, now=moment.now)
         if changes.stored:
             logger.info(
                 "devices changed",
@@ -446,8 +415,8 @@ class DeviceManager:
 
     def _hear_waiting(self, endpoint: str | None = None) -> None:
         """Take what has come in a pause, of one endpoint or of all."""
-        for name in list(self._waiting) if endpoint is None else [endpoint]:
-            if (waiting := self._waiting.pop(name, None)) is not None:
+        for name in self._pauses.waiting() if endpoint is None else [endpoint]:
+            if (waiting := self._pauses.take(name)) is not None:
                 state = self._endpoint(name)
                 self._take(state, waiting.inventory, waiting.words, self._moment())
 
@@ -458,29 +427,10 @@ class DeviceManager:
                 self._timers.want((state.name, key), when)
                 self._wake_by(when)
 
-    def _pools(self) -> Collection[tuple[EndpointState, PoolState]]:
-        """Give each pool once: as who is there has it, and who is away otherwise."""
-        found: dict[str, tuple[EndpointState, PoolState]] = {}
-        for state in self._endpoints.values():
-            for name, pool in state.pools.items():
-                if name not in found or _rank(state, pool) < _rank(*found[name]):
-                    found[name] = state, pool
-        return found.values()
-
     def _out(self, state: EndpointState) -> bool:
         """Tell whether an endpoint's pools are to be deleted: a restart must know of it first."""
         stored = self._writer.stored.get(state.name)
         return state.phase is Phase.REMOVING and stored is not None and stored.removing
-
-    def _make_publication(self, *, complete: bool) -> Publication:
-        pools: dict[str, DesiredPool] = {}
-        held: set[str] = set()
-        for state, pool in self._pools():
-            if state.phase is Phase.AWAITED:
-                held.add(pool.name)
-            elif not self._out(state):
-                pools[pool.name] = pool.desired()
-        return Publication(pools=pools, held=frozenset(held), complete=complete)
 
     def _complete(self) -> bool:
         graces, now = self._begin(), asyncio.get_running_loop().time()
@@ -501,7 +451,3 @@ class DeviceManager:
             self._writer.changed()
         if changes.published or changes.health:
             self.revision.advance()
-
-
-def _rank(state: EndpointState, pool: PoolState) -> tuple[bool, bool, bool]:
-    return (state.phase is not Phase.PRESENT, state.phase is Phase.REMOVING, not pool.names)
