@@ -1,26 +1,69 @@
-"""The examples: they fit the chart's defaults, and themselves."""
+"""The examples: they fit the chart's defaults, the drivers, and themselves."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
-EXAMPLES = sorted(Path(__file__).resolve().parents[3].joinpath("examples").glob("*.yaml"))
+from drakit import Device
+from drakit.explain.selectors import parse
+from drakit_drivers.simulated import SimulatedConfig, SimulatedParameters
+from drakit_drivers.simulated.inventory import all_devices
+from drakit_nodeplugin.devices.taints import UNHEALTHY
+
+FOLDER = Path(__file__).resolve().parents[3] / "examples"
+SIMULATED = "simulated.drakit.dev"
 
 
-@pytest.mark.parametrize("file", [pytest.param(file, id=file.stem) for file in EXAMPLES])
+def files(folder: Path) -> list[Any]:
+    return [pytest.param(file, id=file.stem) for file in sorted(folder.glob("*.yaml"))]
+
+
+def objects_of(file: Path) -> list[dict[str, Any]]:
+    return list(yaml.safe_load_all(file.read_text()))
+
+
+def specs(file: Path) -> Iterator[dict[str, Any]]:
+    """What the claims of a file ask for."""
+    for body in objects_of(file):
+        if body["kind"].startswith("ResourceClaim"):
+            yield body["spec"].get("spec", body["spec"])["devices"]
+
+
+def devices_for(request: dict[str, Any]) -> list[Device]:
+    """The simulated devices that fit a request, as far as its selectors are simple."""
+    kind = request["deviceClassName"].removesuffix(f".{SIMULATED}")
+    tests = [
+        test
+        for selector in request.get("selectors", [])
+        for test in parse(selector["cel"]["expression"]) or ()
+    ]
+    return [
+        device
+        for device in all_devices(SimulatedConfig()).devices
+        if device.attributes["type"] == kind
+        and all(
+            device.attributes.get(test.left.removeprefix(f"{SIMULATED}/")) == test.literal
+            for test in tests
+        )
+    ]
+
+
+@pytest.mark.parametrize("file", [*files(FOLDER), *files(FOLDER / "simulated")])
 def test_an_example(file, values):
     classes = {f"{policy['name']}.drakit.dev" for policy in values["hostdev"]["policies"]}
-    objects = list(yaml.safe_load_all(file.read_text()))
+    classes |= {f"{kind}.{SIMULATED}" for kind in ("gpu", "partition", "nic", "cpu")}
+    objects = objects_of(file)
     claims = [body for body in objects if body["kind"].startswith("ResourceClaim")]
     pods = [body["spec"] for body in objects if body["kind"] == "Pod"]
     assert claims
     assert pods
-    for claim in claims:
-        spec = claim["spec"].get("spec", claim["spec"])
-        for request in spec["devices"]["requests"]:
+    for spec in specs(file):
+        for request in spec["requests"]:
             assert request["exactly"]["deviceClassName"] in classes
     for pod in pods:
         sources = {
@@ -28,6 +71,41 @@ def test_an_example(file, values):
             for source in pod["resourceClaims"]
         }
         assert sources <= {claim["metadata"]["name"] for claim in claims}
-        (container,) = pod["containers"]
-        used = {claim["name"] for claim in container["resources"]["claims"]}
-        assert used == {source["name"] for source in pod["resourceClaims"]}
+        for container in pod["containers"]:
+            used = {claim["name"] for claim in container["resources"]["claims"]}
+            assert used == {source["name"] for source in pod["resourceClaims"]}
+
+
+@pytest.mark.parametrize("file", files(FOLDER / "simulated"))
+def test_what_a_simulated_example_asks_for_is_there(file):
+    for spec in specs(file):
+        found = {request["name"]: devices_for(request["exactly"]) for request in spec["requests"]}
+        assert all(found.values())
+        for request in spec["requests"]:
+            wanted = request["exactly"].get("capacity", {}).get("requests", {})
+            assert all(wanted.keys() <= device.capacity.keys() for device in found[request["name"]])
+        for constraint in spec.get("constraints", []):
+            named = set(constraint["requests"])
+            assert named <= found.keys()
+            values = [
+                {_attribute(device, constraint["matchAttribute"]) for device in found[name]}
+                for name in named
+            ]
+            assert set.intersection(*values) - {None}
+
+
+@pytest.mark.parametrize("file", files(FOLDER / "simulated"))
+def test_parameters_and_tolerations_of_a_simulated_example_are_understood(file):
+    for spec in specs(file):
+        for config in spec.get("config", []):
+            assert config["opaque"]["driver"] == SIMULATED
+            SimulatedParameters.model_validate(config["opaque"]["parameters"])
+        for request in spec["requests"]:
+            for toleration in request["exactly"].get("tolerations", []):
+                assert toleration["key"] == UNHEALTHY
+
+
+def _attribute(device: Device, name: str) -> object:
+    if name == "resource.kubernetes.io/pcieRoot":
+        return device.topology.pcie_root
+    return device.attributes.get(name.removeprefix(f"{SIMULATED}/"))
