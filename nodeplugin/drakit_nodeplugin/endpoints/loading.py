@@ -13,15 +13,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import entry_points
+from math import inf
 from pathlib import Path
 from typing import Any, cast
 
 from pydantic import ValidationError
 
-from drakit.driver import Driver, Node
+from drakit.driver import DeviceParameters, Driver, DriverConfig, Node
 from drakit.resource.device import is_dns_subdomain
 from drakit.settings import describe
 from drakit_nodeplugin.config import ConfigError, DriverEntry
+from drakit_nodeplugin.endpoints.errors import text_of
 from drakit_nodeplugin.endpoints.thread import AnyDriver
 from drakit_nodeplugin.endpoints.traits import DriverTraits, traits_of
 
@@ -51,20 +53,30 @@ def load_drivers(entries: Sequence[DriverEntry], *, file: Path, node: Node) -> l
     drivers: list[LoadedDriver] = []
     for index, entry in enumerate(entries):
         key = f"drivers[{index}]"
-        kind = _find(entry.driver, where=f"{file}: {key}.driver")
+        where = f"{file}: {key}.driver"
+        kind = _find(entry.driver, where=where)
+        if (fault := _fault_of(kind)) is not None:
+            raise ConfigError(f"{where}: {entry.driver} {fault}; this is a fault of the driver")
         try:
             config = kind.config_type.model_validate(entry.config)
+            name = cast("object", kind.name_of(config))
         except ValidationError as error:
             raise ConfigError(describe(error, file=str(file), below=f"{key}.config")) from error
-        name = kind.name_of(config)
-        # It is the vendor in CDI names, too, and those begin with a letter.
-        if not is_dns_subdomain(name, max_length=MAX_DRIVER_NAME) or name[0].isdigit():
+        except Exception as error:  # a vendor's validator
             raise ConfigError(
-                f"{file}: {key}.driver: {entry.driver} calls itself {name!r}, which is not a DNS "
+                f"{file}: {key}.config: {entry.driver} fails to read it: {_kind_and_text(error)}"
+            ) from error
+        # It is the vendor in CDI names, too, and those begin with a letter.
+        if (
+            not (isinstance(name, str) and is_dns_subdomain(name, max_length=MAX_DRIVER_NAME))
+            or name[0].isdigit()
+        ):
+            raise ConfigError(
+                f"{where}: {entry.driver} calls itself {name!r}, which is not a DNS "
                 f"subdomain of at most {MAX_DRIVER_NAME} characters that begins with a letter"
             )
         if any(driver.name == name for driver in drivers):
-            raise ConfigError(f"{file}: {key}.driver: driver {name} is configured twice")
+            raise ConfigError(f"{where}: driver {name} is configured twice")
 
         def make(kind: type[AnyDriver] = kind, config: Any = config) -> AnyDriver:
             return kind(config, node)
@@ -77,6 +89,48 @@ def load_drivers(entries: Sequence[DriverEntry], *, file: Path, node: Node) -> l
     return drivers
 
 
+def _fault_of(kind: type[AnyDriver]) -> str | None:
+    """Say what is wrong with a driver's class; vendors write what no type allows."""
+    values: dict[str, Any] = {
+        name: getattr(kind, name, None)
+        for name in ("name", "config_type", "parameters_type", "health_period_seconds")
+    }
+    parameters, period = values["parameters_type"], values["health_period_seconds"]
+    if abstract := sorted(kind.__abstractmethods__):
+        return f"does not define {' and '.join(abstract)}"
+    if not isinstance(values["name"], str):
+        return "has no name: set the class variable 'name' to a text"
+    if not _derives(values["config_type"], DriverConfig):
+        return "has a config_type that is not derived from drakit.DriverConfig"
+    if not (parameters is None or _derives(parameters, DeviceParameters)):
+        return "has a parameters_type that is not derived from drakit.DeviceParameters"
+    for name in ("side_effects", "plain_devices", "reports_health"):
+        if not isinstance(getattr(kind, name), bool):
+            return f"has {name} set to {getattr(kind, name)!r}, which is neither True nor False"
+    if isinstance(period, bool) or not isinstance(period, int | float) or not 0 < period < inf:
+        return f"has health_period_seconds set to {period!r}, which is no number above 0"
+    traits = traits_of(kind)
+    if traits.resets and not traits.side_effects:
+        return (
+            "defines reset but has side_effects set to False, so that it would never be called; "
+            "drop one of the two"
+        )
+    if traits.plain_devices and traits.health:
+        return (
+            "has plain_devices set, so that its devices have no health, but tells health as well; "
+            "drop one of the two"
+        )
+    return None
+
+
+def _kind_and_text(error: BaseException) -> str:
+    return f"{type(error).__name__}: {text_of(error)}"
+
+
+def _derives(kind: object, base: type) -> bool:
+    return isinstance(kind, type) and issubclass(kind, base)
+
+
 def _find(reference: str, *, where: str) -> type[AnyDriver]:
     try:
         if ":" in reference:
@@ -84,8 +138,12 @@ def _find(reference: str, *, where: str) -> type[AnyDriver]:
             found: object = getattr(import_module(module), attribute)
         else:
             found = _entry_point(reference, where=where)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"{where}: {reference} cannot be loaded: {error}") from error
+    except ConfigError:
+        raise
+    except (Exception, SystemExit) as error:  # a vendor's module runs as it is imported
+        plain = isinstance(error, ImportError | AttributeError)
+        text = text_of(error) if plain else _kind_and_text(error)
+        raise ConfigError(f"{where}: {reference} cannot be loaded: {text}") from error
     if not (isinstance(found, type) and issubclass(found, Driver)):
         raise ConfigError(f"{where}: {reference} is no class derived from drakit.Driver")
     return cast("type[AnyDriver]", found)

@@ -60,8 +60,11 @@ class _Polled:
 class HealthPolling:
     """Polls the devices of one driver, in the loop in which it is made and used."""
 
-    def __init__(self, driver: Driver[Any], report: Callable[[DeviceKey, Health], None]) -> None:
+    def __init__(
+        self, name: str, driver: Driver[Any], report: Callable[[DeviceKey, Health], None]
+    ) -> None:
         """`report` is told of each device's first health and of each change."""
+        self._name = name
         self._driver = driver
         self._report = report
         self._period = max(float(driver.health_period_seconds), SHORTEST_PERIOD_SECONDS)
@@ -198,7 +201,7 @@ class HealthPolling:
         """Once in each life of the driver, not for each of its devices every few seconds."""
         if kind not in self._logged:
             self._logged.add(kind)
-            facts = {"driver": self._driver.name, "error": text}
+            facts = {"driver": self._name, "error": text}
             logger.error("health cannot be told", exc_info=error, extra=facts)
 
 

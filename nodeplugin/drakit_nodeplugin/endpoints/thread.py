@@ -231,7 +231,9 @@ class DriverThread:
         self._tell(self._is_over, ended, error if isinstance(error, DriverError) else None)
 
     async def _serve(self, driver: AnyDriver, stream: AsyncIterator[object]) -> None:
-        polling = HealthPolling(driver, self._mailbox.report) if self._polls_health else None
+        polling: HealthPolling | None = None
+        if self._polls_health:
+            polling = HealthPolling(self._name, driver, self._mailbox.report)
 
         def take(inventory: Inventory) -> None:
             driver.inventory = inventory

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
+from pydantic import field_validator
 
 from drakit import Driver
 from drakit.driver import DriverConfig
 from drakit_nodeplugin.config import ConfigError, DriverEntry, load_config
+from drakit_nodeplugin.endpoints import loading
 from drakit_nodeplugin.endpoints.loading import load_drivers
 from drakit_nodeplugin.endpoints.traits import DriverTraits
 from tests.fakes.node import StaticNode
@@ -36,6 +39,62 @@ class BadName(Lens):
 
 class NameOfADigit(Lens):
     name = "3d.example.com"
+
+
+class NoName(Lens):
+    name = None
+
+
+class OtherConfig(Lens):
+    config_type = dict
+
+
+class Untyped(Lens):
+    parameters_type = LensConfig
+
+
+class Undecided(Lens):
+    side_effects = None
+
+
+class Restless(Lens):
+    health_period_seconds = 0
+
+
+class NoDevices(Driver[LensConfig]):
+    name = "lens.example.com"
+
+
+class UselessReset(Lens):
+    side_effects = False
+
+    def reset(self, device):
+        raise NotImplementedError
+
+
+class PlainWithHealth(Lens):
+    plain_devices = True
+
+    def health(self, device):
+        raise NotImplementedError
+
+
+class BrokenConfig(DriverConfig):
+    @field_validator("*", mode="before", check_fields=False)
+    def _look(cls, value):
+        raise KeyError("focal")
+
+    focal_length: int = 50
+
+
+class FailsToRead(Lens):
+    config_type = BrokenConfig
+
+
+class NameOfNothing(Lens):
+    @classmethod
+    def name_of(cls, config):
+        return None
 
 
 class Checked(Lens):
@@ -90,6 +149,27 @@ def test_which_calls_a_driver_needs_is_known_of_its_class(kind, traits):
             "cannot be loaded: No module named",
             id="no-module",
         ),
+        *(
+            pytest.param(
+                [{"driver": f"{HERE}:{kind}"}], rf"\.driver: {HERE}:{kind} {sentence}", id=id
+            )
+            for kind, sentence, id in [
+                ("NoName", "has no name", "no-name"),
+                ("OtherConfig", "has a config_type that is not", "config-of-another-type"),
+                ("Untyped", "has a parameters_type that is not", "parameters-of-another-type"),
+                ("Undecided", "has side_effects set to None", "neither-true-nor-false"),
+                ("Restless", "has health_period_seconds set to 0", "no-period"),
+                ("NoDevices", "does not define devices; this is a fault", "no-devices"),
+                ("UselessReset", "defines reset but has side_effects", "reset-without-effects"),
+                ("PlainWithHealth", "has plain_devices set", "plain-devices-with-health"),
+                ("NameOfNothing", "calls itself None, which is not a DNS", "chooses-no-name"),
+            ]
+        ),
+        pytest.param(
+            [{"driver": f"{HERE}:FailsToRead", "config": {"focalLength": 1}}],
+            r"drivers\[0\].config: .*FailsToRead fails to read it: KeyError: 'focal'",
+            id="fails-to-read-its-config",
+        ),
         pytest.param(
             [{"driver": f"{HERE}:LensConfig"}], "is no class derived from", id="no-driver"
         ),
@@ -117,6 +197,30 @@ def test_which_calls_a_driver_needs_is_known_of_its_class(kind, traits):
 def test_a_mistake_is_named_by_file_key_and_reason(entries, sentence):
     with pytest.raises(ConfigError, match=sentence):
         load(*entries)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        pytest.param(
+            "raise ValueError('no bus')", "cannot be loaded: ValueError: no bus", id="raises"
+        ),
+        pytest.param("raise SystemExit(3)", "cannot be loaded: SystemExit: 3", id="exits"),
+        pytest.param("(", "cannot be loaded: SyntaxError: ", id="is-no-python"),
+        pytest.param("import no_such_thing", "cannot be loaded: No module named", id="lacks"),
+    ],
+)
+def test_a_module_that_fails_as_it_is_imported_is_named(tmp_path, monkeypatch, text, sentence):
+    (tmp_path / "broken_vendor.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(
+        loading,
+        "entry_points",
+        lambda group: [EntryPoint(name="vendor", value="broken_vendor:Thing", group=group)],
+    )
+    for reference in ("broken_vendor:Thing", "vendor"):
+        with pytest.raises(ConfigError, match=rf"drivers\[0\].driver: {reference} {sentence}"):
+            load({"driver": reference})
 
 
 @pytest.mark.parametrize(
