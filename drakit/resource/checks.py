@@ -55,8 +55,9 @@ def device_problems(device: object, *, node: str = "") -> list[str]:
     """
     Say in sentences why the API server would not take a device; empty if it would.
 
-    Also of values that are not of the types that they should have. With the node's name, the name
-    of the pool is checked for its length as well.
+    Also of values that are not of the types that they should have, and of amounts that any version
+    of it may take but nobody can use (less than nothing, a default above all that there is). With
+    the node's name, the name of the pool is checked for its length as well.
     """
     if not isinstance(device, Device):
         return [f"it is of type {type(device).__name__}, not a Device"]

@@ -1,139 +1,245 @@
-from __future__ import annotations
+"""Devices and counter sets as the API wants them, and whether two of them mean the same."""
 
-from decimal import Decimal
+from __future__ import annotations
 
 import pytest
 
 from drakit import Device, Version
-from drakit.resource.claim import base_request
-from drakit.resource.device import device_body, device_problems, same_device
-from drakit.resource.nodeselector import NodeLabelsUnknownError, selects_node
-from drakit.resource.quantity import parse_quantity
-
-
-@pytest.mark.parametrize(
-    ("device", "problem"),
-    [
-        pytest.param(Device(name="Cam_0"), "not a DNS label", id="name"),
-        pytest.param(Device(name="c" * 64), "not a DNS label", id="name-length"),
-        pytest.param(
-            Device(name="c", attributes={f"a{n}": n for n in range(33)}), "has 33", id="too-many"
-        ),
-        pytest.param(Device(name="c", attributes={"a-b": 1}), "no C identifier", id="identifier"),
-        pytest.param(Device(name="c", attributes={"UP.er/a": 1}), "a domain", id="domain"),
-        pytest.param(Device(name="c", attributes={"a": "x" * 65}), "more than 64", id="string"),
-        pytest.param(Device(name="c", attributes={"a": "é" * 33}), "64 bytes", id="string-bytes"),
-        pytest.param(Device(name="c", attributes={"a": "\udc80"}), "as UTF-8", id="string-broken"),
-        pytest.param(Device(name="c", attributes={"a": 1.5}), "of type float", id="float"),
-        pytest.param(Device(name="c", attributes={"a": None}), "of type NoneType", id="none"),
-        pytest.param(Device(name="c", attributes={7: 1}), "of type int", id="attribute-number"),
-        pytest.param(Device(name="c", attributes=None), "no mapping", id="no-attributes"),
-        pytest.param(Device(name=None), "name is no text", id="no-name"),
-        pytest.param(Device(name="c", capacity={"size": 8}), "as text", id="amount-number"),
-        pytest.param(
-            Device(name="c", capacity={"size": "1e9999999"}), "not a Kub", id="amount-huge"
-        ),
-        pytest.param(
-            Device(name="c", attributes={"a": Version(12)}), "semantic", id="version-type"
-        ),
-        pytest.param(Device(name="c", attributes={"a": 2**63}), "64-bit", id="integer"),
-        pytest.param(Device(name="c", attributes={"a": Version("1.2")}), "semantic", id="version"),
-        pytest.param(
-            Device(name="c", capacity={"size": "8 GB"}), "not a Kubernetes", id="quantity"
-        ),
-    ],
+from drakit.device import Capacity, CapacityRange, CounterSet, Taint, Topology
+from drakit.resource.device import (
+    counter_set_body,
+    device_body,
+    device_problems,
+    same_counter_sets,
+    same_device,
+    uses_advanced,
 )
-def test_what_the_api_would_refuse_is_said_in_a_sentence(device, problem):
-    problems = "; ".join(device_problems(device)).replace("is not a C", "no C")
-    assert problem in problems
+
+FULL = Device(
+    name="gpu-0",
+    pool="gpus",
+    attributes={
+        "usb": True,
+        "port": 3,
+        "model": "x",
+        "firmware": Version("1.2.3"),
+        "ports": (1, 2),
+        "flags": (True, False),
+        "links": ("a", "b"),
+        "firmwares": (Version("1.2.3"), Version("2.0.0")),
+    },
+    capacity={
+        "memory": Capacity(value="8Gi", default="1Gi", valid_values=("1Gi", "2Gi")),
+        "bandwidth": Capacity(
+            value="10", default="2", valid_range=CapacityRange(min="1", max="9", step="1")
+        ),
+        "slots": Capacity(value="4", default="1"),
+        "weight": Capacity(value="1"),
+        "size": "8Gi",
+    },
+    topology=Topology(numa_node=0, pcie_root="pci0000:00", pci_bus_id="0000:01:00.0"),
+    consumes={"card-0": {"memory": "8Gi", "engines": "2"}},
+    allow_multiple_allocations=True,
+    taints=(Taint(key="gpu.example.com/loose", effect="NoSchedule"),),
+    node_paths=("/dev/gpu0",),
+)
 
 
 def test_a_good_device_is_written_as_the_api_wants_it():
-    device = Device(
-        name="cam-0",
-        attributes={"usb": True, "port": 3, "model": "x", "firmware": Version("1.2.3")},
-        capacity={"size": "8Gi"},
-    )
-    assert device_problems(device) == []
-    assert device_body(device) == {
-        "name": "cam-0",
+    assert device_problems(FULL) == []
+    taint = {"key": "gpu.example.com/loose", "effect": "NoSchedule"}
+    assert device_body(FULL, taints=[taint]) == {
+        "name": "gpu-0",
         "attributes": {
             "usb": {"bool": True},
             "port": {"int": 3},
             "model": {"string": "x"},
             "firmware": {"version": "1.2.3"},
+            "ports": {"ints": [1, 2]},
+            "flags": {"bools": [True, False]},
+            "links": {"strings": ["a", "b"]},
+            "firmwares": {"versions": ["1.2.3", "2.0.0"]},
+            "resource.kubernetes.io/numaNode": {"int": 0},
+            "resource.kubernetes.io/pcieRoot": {"string": "pci0000:00"},
+            "resource.kubernetes.io/pciBusID": {"string": "0000:01:00.0"},
         },
-        "capacity": {"size": {"value": "8Gi"}},
+        "capacity": {
+            "memory": {
+                "value": "8Gi",
+                "requestPolicy": {"default": "1Gi", "validValues": ["1Gi", "2Gi"]},
+            },
+            "bandwidth": {
+                "value": "10",
+                "requestPolicy": {
+                    "default": "2",
+                    "validRange": {"min": "1", "max": "9", "step": "1"},
+                },
+            },
+            "slots": {"value": "4", "requestPolicy": {"default": "1"}},
+            "weight": {"value": "1"},
+            "size": {"value": "8Gi"},
+        },
+        "consumesCounters": [
+            {
+                "counterSet": "card-0",
+                "counters": {"memory": {"value": "8Gi"}, "engines": {"value": "2"}},
+            }
+        ],
+        "allowMultipleAllocations": True,
+        "taints": [taint],
     }
 
 
-@pytest.mark.parametrize(
-    ("other", "same"),
-    [
-        ({"name": "c", "capacity": {"size": {"value": "8192Mi"}}, "taints": []}, True),
-        ({"name": "c", "capacity": {"size": {"value": "8Ti"}}}, False),
-        ({"name": "c"}, False),
-        ({"name": "c", "capacity": {"size": {"value": "8Gi"}}, "taints": [{"key": "k"}]}, False),
-    ],
-)
-def test_devices_are_compared_by_meaning(other, same):
-    assert same_device({"name": "c", "capacity": {"size": {"value": "8Gi"}}}, other) is same
+def test_a_device_without_anything_is_a_name():
+    assert device_body(Device(name="c")) == {"name": "c"}
+
+
+def test_a_counter_set_is_written_without_its_pool():
+    given = CounterSet(name="card-0", pool="gpus", counters={"memory": "8Gi"})
+    assert counter_set_body(given) == {"name": "card-0", "counters": {"memory": {"value": "8Gi"}}}
 
 
 @pytest.mark.parametrize(
-    ("text", "value"),
+    ("device", "advanced"),
     [
-        ("8", 8),
-        ("500m", Decimal("0.5")),
-        ("1Gi", 2**30),
-        ("1.5k", 1500),
-        ("12e3", 12000),
-        ("2E", 2 * 10**18),
+        pytest.param(Device(name="c", attributes={"a": 1}, capacity={"m": "1"}), False, id="plain"),
+        pytest.param(
+            Device(name="c", taints=(Taint(key="x.y/z", effect="None"),)), True, id="tainted"
+        ),
+        pytest.param(Device(name="c", consumes={"s": {"m": "1"}}), True, id="consuming"),
+        pytest.param(Device(name="c", attributes={"a": (1,)}), True, id="list"),
+        pytest.param(Device(name="c", allow_multiple_allocations=True), False, id="shared"),
     ],
 )
-def test_quantities(text, value):
-    assert parse_quantity(text) == value
+def test_what_halves_a_slice(device, advanced):
+    taints = [{"key": taint.key, "effect": taint.effect} for taint in device.taints]
+    assert uses_advanced(device) is advanced
+    assert uses_advanced(device_body(device, taints=taints)) is advanced
 
 
-@pytest.mark.parametrize("text", ["", "8 Gi", "Gi", "8GB", "1e", "--1"])
-def test_no_quantities(text):
-    with pytest.raises(ValueError, match="is not a Kubernetes quantity"):
-        parse_quantity(text)
+def capacity(value: str, **policy: object) -> dict:
+    return {"size": {"value": value, **({"requestPolicy": policy} if policy else {})}}
 
 
-def term(key: str, operator: str, *values: str, kind: str = "matchExpressions") -> dict:
-    requirement = {"key": key, "operator": operator, "values": list(values)}
-    return {"nodeSelectorTerms": [{kind: [requirement]}]}
+def taint(key: str, *, added: str | None = None, **fields: str) -> dict:
+    return {"key": key, "effect": "NoSchedule", **({"timeAdded": added} if added else {})} | fields
+
+
+def consuming(**amounts: str) -> list[dict]:
+    counters = {name: {"value": amount} for name, amount in amounts.items()}
+    return [{"counterSet": "s", "counters": counters}]
+
+
+NOON = "2026-01-01T12:00:00Z"
 
 
 @pytest.mark.parametrize(
-    ("selector", "here"),
+    ("field", "ours", "theirs", "same"),
     [
-        pytest.param(None, True, id="none-means-any"),
-        pytest.param(term("metadata.name", "In", "node-1", kind="matchFields"), True, id="name"),
-        pytest.param(term("metadata.name", "In", "node-2", kind="matchFields"), False, id="other"),
-        pytest.param(term("zone", "In", "a", "b"), True, id="in"),
-        pytest.param(term("zone", "NotIn", "a"), False, id="not-in"),
-        pytest.param(term("rack", "NotIn", "a"), True, id="not-in-without-label"),
-        pytest.param(term("zone", "Exists"), True, id="exists"),
-        pytest.param(term("rack", "DoesNotExist"), True, id="does-not-exist"),
-        pytest.param(term("slots", "Gt", "3"), True, id="greater"),
-        pytest.param(term("slots", "Lt", "3"), False, id="less"),
-        pytest.param(term("zone", "Gt", "3"), False, id="greater-than-text"),
-        pytest.param({"nodeSelectorTerms": [{}]}, False, id="an-empty-term-matches-nothing"),
-        pytest.param({"nodeSelectorTerms": []}, False, id="no-term"),
+        pytest.param("capacity", capacity("8Gi"), capacity("8192Mi"), True, id="quantity"),
+        pytest.param("capacity", capacity("8Gi"), capacity("8Ti"), False, id="other-quantity"),
+        pytest.param("capacity", capacity("8Gi"), {}, False, id="no-capacity"),
+        pytest.param("capacity", capacity("x"), capacity("x"), True, id="same-nonsense"),
+        pytest.param("capacity", capacity("8"), capacity("x"), False, id="nonsense"),
+        pytest.param(
+            "capacity",
+            capacity("8", default="1000m", validValues=["1", "2000m"]),
+            capacity("8", default="1", validValues=["1", "2"]),
+            True,
+            id="values-of-a-policy",
+        ),
+        pytest.param(
+            "capacity",
+            capacity("8", default="1", validRange={"min": "1000m", "step": "1"}),
+            capacity("8", default="1", validRange={"min": "1", "step": "1000m"}),
+            True,
+            id="range-of-a-policy",
+        ),
+        pytest.param(
+            "capacity",
+            capacity("8", default="1", validRange={"min": "1"}),
+            capacity("8", default="1", validRange={"min": "1", "max": "4"}),
+            False,
+            id="another-range",
+        ),
+        pytest.param(
+            "capacity", capacity("8", default="1"), capacity("8"), False, id="policy-dropped"
+        ),
+        pytest.param("attributes", {"a": {"int": 1}}, {"a": {"int": 1}}, True, id="attribute"),
+        pytest.param("attributes", {"a": {"int": 1}}, {"a": {"int": 2}}, False, id="other-value"),
+        pytest.param("attributes", {}, None, True, id="empty-and-null"),
+        pytest.param(
+            "attributes",
+            {"a": {"strings": ["x", "y"]}},
+            {"a": {"strings": ["y", "x"]}},
+            False,
+            id="lists-have-an-order",
+        ),
+        pytest.param("taints", [], None, True, id="no-taints"),
+        pytest.param("taints", [taint("a")], [], False, id="taint-dropped"),
+        pytest.param("taints", [taint("a")], [taint("a", added=NOON)], True, id="added-by-server"),
+        pytest.param(
+            "taints",
+            [taint("a", added=NOON)],
+            [taint("a", added="2026-01-01T12:00:01Z")],
+            True,
+            id="added-a-second-apart",
+        ),
+        pytest.param(
+            "taints",
+            [taint("a", added=NOON)],
+            [taint("a", added="2026-01-01T12:00:02Z")],
+            False,
+            id="added-two-seconds-apart",
+        ),
+        pytest.param(
+            "taints",
+            [taint("a", added=NOON)],
+            [taint("a", added="2026-01-01T13:00:00+01:00")],
+            True,
+            id="added-in-another-zone",
+        ),
+        pytest.param(
+            "taints", [taint("a", added=NOON)], [taint("a", added="?")], False, id="no-time"
+        ),
+        pytest.param(
+            "taints", [taint("a"), taint("b")], [taint("b"), taint("a")], True, id="taints-order"
+        ),
+        pytest.param("taints", [taint("a")], [taint("a", value="")], True, id="empty-taint-value"),
+        pytest.param("taints", [taint("a")], [taint("a", value="x")], False, id="taint-value"),
+        pytest.param(
+            "taints", [taint("a")], [taint("a", effect="NoExecute")], False, id="taint-effect"
+        ),
+        pytest.param("taints", [taint("a")], [taint("a"), taint("a")], False, id="taint-twice"),
+        pytest.param(
+            "consumesCounters", consuming(m="1Gi"), consuming(m="1024Mi"), True, id="counters"
+        ),
+        pytest.param(
+            "consumesCounters", consuming(m="1Gi"), consuming(m="2Gi"), False, id="other-counters"
+        ),
+        pytest.param(
+            "consumesCounters", consuming(m="1"), consuming(m="1", n="1"), False, id="more-counters"
+        ),
+        pytest.param("allowMultipleAllocations", True, None, False, id="sharing-dropped"),
+        pytest.param("allowMultipleAllocations", False, None, True, id="false-and-absent"),
+        pytest.param("bindsToNode", None, True, False, id="a-field-that-we-never-write"),
     ],
 )
-def test_node_selectors(selector, here):
-    assert selects_node(selector, name="node-1", labels={"zone": "a", "slots": "4"}) is here
+def test_devices_are_compared_by_meaning(field, ours, theirs, same):
+    mine, stored = {"name": "c", field: ours}, {"name": "c", field: theirs}
+    assert same_device(mine, stored) is same
+    assert same_device(stored, mine) is same
 
 
-def test_a_selector_on_labels_needs_labels():
-    by_name = term("metadata.name", "In", "node-1", kind="matchFields")
-    assert selects_node(by_name, name="node-1", labels=None) is True
-    with pytest.raises(NodeLabelsUnknownError):
-        selects_node(term("zone", "In", "a"), name="node-1", labels=None)
+def test_devices_of_two_names_are_not_the_same():
+    assert not same_device({"name": "a"}, {"name": "b"})
 
 
-def test_base_requests():
-    assert [base_request(name) for name in ("main", "main/small")] == ["main", "main"]
+def test_counter_sets_are_compared_by_meaning():
+    def sets(**amounts: str) -> list[dict]:
+        return [{"name": k, "counters": {"m": {"value": v}}} for k, v in amounts.items()]
+
+    assert same_counter_sets(sets(a="1Gi", b="2"), sets(b="2", a="1024Mi"))
+    assert not same_counter_sets(sets(a="1Gi"), sets(a="2Gi"))
+    assert not same_counter_sets(sets(a="1Gi"), sets(a="1Gi", b="1"))
+    assert not same_counter_sets(sets(a="1Gi"), sets(b="1Gi"))

@@ -1,0 +1,68 @@
+"""Quantities: their values are those that the API server stores."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from drakit.resource.quantity import parse_quantity, quantity_problem, same_quantity
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("8", 8),
+        ("500m", Decimal("0.5")),
+        ("1Gi", 2**30),
+        ("1.5k", 1500),
+        ("12e3", 12000),
+        ("2E", 2 * 10**18),
+        ("-1", -1),
+        ("+5.", 5),
+        (".5", Decimal("0.5")),
+        ("12345678901234567890123456789012345678901", 12345678901234567890123456789012345678901),
+        pytest.param("0.1n", Decimal("1e-9"), id="finer-than-a-billionth-is-rounded-up"),
+        pytest.param("-0.1n", Decimal("-1e-9"), id="also-below-zero"),
+        pytest.param("1e-999", Decimal("1e-9"), id="however-fine"),
+        pytest.param("9Ei", 2**63 - 1, id="binary-suffixes-end-at-64-bits"),
+        pytest.param("1e999", Decimal("1e999"), id="decimal-ones-do-not"),
+    ],
+)
+def test_quantities(text, value):
+    assert parse_quantity(text) == value
+
+
+@pytest.mark.parametrize(
+    "text", ["", "8 Gi", "Gi", "8GB", "1e", "--1", "1K", "1gi", "\uff11", "1\n", "1e9999", "1" * 65]
+)
+def test_no_quantities(text):
+    with pytest.raises(ValueError, match="is not a Kubernetes quantity"):
+        parse_quantity(text)
+
+
+@pytest.mark.parametrize(
+    ("given_", "problem"),
+    [
+        ("8Gi", None),
+        ("0", None),
+        ("-1", "negative"),
+        ("8 GB", "not a Kubernetes quantity"),
+        (8, "of type int"),
+        (None, "of type NoneType"),
+        (b"8", "of type bytes"),
+    ],
+)
+def test_amounts_of_something(given_, problem):
+    found = quantity_problem(given_)
+    assert (found is None) if problem is None else (problem in str(found))
+
+
+@settings(derandomize=True, database=None)
+@given(st.integers(0, 2**40), st.sampled_from(["", "k", "M", "Ki", "Mi"]))
+def test_a_quantity_equals_the_same_amount_in_thousandths(number, suffix):
+    value = int(parse_quantity(f"{number}{suffix}"))
+    assert same_quantity(f"{number}{suffix}", f"{value * 1000}m")
+    assert not same_quantity(f"{number}{suffix}", f"{value * 1000 + 1}m")
