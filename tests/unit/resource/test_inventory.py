@@ -1,0 +1,256 @@
+"""What of an inventory can be published, and that a second look at the same costs nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from drakit import Device, Version
+from drakit.device import CounterSet, Inventory, Topology
+from drakit.resource.inventory import CheckedInventory, check_inventory
+
+
+def inventory(*devices: object, **fields: object) -> Inventory:
+    return Inventory(devices=devices, **fields)
+
+
+def names(checked: CheckedInventory) -> list[str]:
+    return [f"{device.pool}/{device.name}".lstrip("/") for device in checked.devices]
+
+
+CARD = CounterSet(name="card", counters={"memory": "8Gi", "engines": "2"})
+
+
+def part(name: str, pool: str = "", **consumed: str) -> Device:
+    return Device(name=name, pool=pool, consumes={"card": consumed})
+
+
+def test_a_bad_device_costs_itself_alone():
+    checked = check_inventory(inventory(Device(name="a"), Device(name="B"), Device(name="c")))
+    assert names(checked) == ["a", "c"]
+    assert list(checked.left_out) == ["B"]
+    assert "not a DNS label" in checked.left_out["B"]
+    assert checked.left_out_count == 1
+
+
+def test_of_two_with_one_name_the_first_is_kept():
+    first = Device(name="a", attributes={"x": 1})
+    checked = check_inventory(inventory(first, Device(name="a"), Device(name="a", pool="p")))
+    assert checked.devices == (first, Device(name="a", pool="p"))
+    assert checked.left_out == {"a": "another device of its pool has the same name"}
+
+
+@pytest.mark.parametrize(
+    ("device", "key"),
+    [
+        pytest.param(Device(name="A"), "A", id="name"),
+        pytest.param(Device(name="A", pool="gpus"), "gpus/A", id="pool-and-name"),
+        pytest.param(Device(name="a\n\x1b[31m"), r"'a\n\x1b[31m'", id="control-characters"),
+        pytest.param(Device(name=None), "None", id="no-name"),
+        pytest.param(Device(name=["a"]), "['a']", id="a-list"),
+        pytest.param(Device(name=""), "''", id="nothing"),
+        pytest.param(Device(name="A", pool=7), "7/A", id="pool-of-another-type"),
+        pytest.param("cam-0", "cam-0", id="a-text-instead-of-a-device"),
+        pytest.param(None, "None", id="nothing-at-all"),
+        pytest.param({"name": "x" * 500}, "{'name': '" + "x" * 70, id="a-long-dict"),
+    ],
+)
+def test_what_is_left_out_is_named_whatever_it_is(device, key):
+    checked = check_inventory(inventory(device, Device(name="b")))
+    assert names(checked) == ["b"]
+    assert list(checked.left_out) == [key]
+
+
+def test_a_driver_with_a_bug_in_all_devices_is_named_a_hundred_times():
+    checked = check_inventory(inventory(*(Device(name=f"CAM-{n}") for n in range(500))))
+    assert checked.devices == ()
+    assert len(checked.left_out) == 100
+    assert checked.left_out_count == 500
+
+
+def test_what_a_pool_is_called_with_the_nodes_name_counts():
+    long = Device(name="a", pool="p" * 200)
+    assert names(check_inventory(inventory(long))) == ["p" * 200 + "/a"]
+    assert "too long" in str(check_inventory(inventory(long), node="n" * 60).left_out)
+
+
+@pytest.mark.parametrize(
+    ("device", "problem"),
+    [
+        pytest.param(part("a", memory="8Gi"), None, id="all-that-there-is"),
+        pytest.param(part("a", memory="1000m", engines="2"), None, id="some-of-several"),
+        pytest.param(part("a", memory="8193Mi"), "has 8Gi", id="more-than-there-is"),
+        pytest.param(part("a", shaders="1"), "does not have", id="unknown-counter"),
+        pytest.param(
+            Device(name="a", consumes={"cord": {"memory": "1"}}), "does not have", id="unknown-set"
+        ),
+        pytest.param(part("a", pool="p", memory="1"), "does not have", id="set-of-another-pool"),
+        pytest.param(part("a", memory="x"), "not a Kubernetes quantity", id="no-quantity"),
+    ],
+)
+def test_what_a_device_consumes_must_be_there(device, problem):
+    checked = check_inventory(inventory(device, counter_sets=(CARD,)))
+    assert (checked.devices == (device,)) is (problem is None)
+    assert (not checked.left_out) if problem is None else (problem in str(checked.left_out))
+
+
+@pytest.mark.parametrize(
+    ("counter_set", "problem"),
+    [
+        pytest.param(CounterSet(name="Card", counters={"m": "1"}), "not a DNS label", id="name"),
+        pytest.param(CounterSet(name="card", counters={}), "has 0 counters", id="no-counters"),
+        pytest.param(
+            CounterSet(name="card", counters={f"m{n}": "1" for n in range(33)}),
+            "has 33 counters",
+            id="33-counters",
+        ),
+        pytest.param(CounterSet(name="card", counters={"m": "x"}), "not a Kub", id="quantity"),
+        pytest.param(CounterSet(name="card", counters={"m": "-1"}), "negative", id="negative"),
+        pytest.param(CounterSet(name="card", counters=None), "no mapping", id="no-mapping"),
+        pytest.param(CounterSet(name="card", counters={"m": "1"}, pool=7), "no text", id="pool"),
+        pytest.param({"name": "card"}, "not a CounterSet", id="no-counter-set"),
+    ],
+)
+def test_a_bad_counter_set_takes_its_devices_with_it(counter_set, problem):
+    given_ = inventory(part("a", m="1"), Device(name="b"), counter_sets=(counter_set,))
+    checked = check_inventory(given_)
+    assert names(checked) == ["b"]
+    assert checked.counter_sets == ()
+    assert problem in str(checked.left_out)
+    assert "which its pool does not have" in checked.left_out["a"]
+
+
+def test_of_two_counter_sets_with_one_name_the_first_is_kept():
+    other = replace(CARD, counters={"memory": "1Ti"})
+    elsewhere = replace(CARD, pool="p")
+    checked = check_inventory(
+        inventory(part("a", memory="1Ti"), counter_sets=(CARD, other, elsewhere))
+    )
+    assert checked.counter_sets == (CARD, elsewhere)
+    assert checked.devices == ()
+
+
+def test_a_fallback_is_checked_on_its_own():
+    whole = Device(name="a", attributes={"parts": False})
+    checked = check_inventory(
+        inventory(part("a", memory="1"), counter_sets=(CARD,), fallback=(whole, Device(name="B")))
+    )
+    assert checked.devices == (part("a", memory="1"),)
+    assert checked.fallback == (whole,)
+    assert checked.left_out["B"].startswith("as a fallback, its name is")
+
+
+def test_without_a_fallback_there_is_none_and_an_empty_one_is_one():
+    assert check_inventory(inventory()).fallback is None
+    assert check_inventory(inventory(fallback=())).fallback == ()
+
+
+FULL = Device(
+    name="a",
+    attributes={"n": 1, "v": Version("1.0.0"), "l": (1, 2)},
+    capacity={"m": "1Gi"},
+    topology=Topology(numa_node=1),
+    allow_multiple_allocations=True,
+)
+
+
+def test_a_device_that_did_not_change_stays_the_same_object():
+    before = check_inventory(inventory(FULL, part("b", memory="1"), counter_sets=(CARD,)))
+    again = inventory(replace(FULL), part("b", memory="1"), counter_sets=(replace(CARD),))
+    after = check_inventory(again, previous=before)
+    assert after.devices[0] is before.devices[0]
+    assert after.devices[1] is before.devices[1]
+    assert check_inventory(again, previous=after).devices[0] is FULL
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        pytest.param(replace(FULL, attributes={**FULL.attributes, "n": 2}), id="value"),
+        pytest.param(replace(FULL, attributes={**FULL.attributes, "n": True}), id="boolean"),
+        pytest.param(replace(FULL, attributes={**FULL.attributes, "l": (True, 2)}), id="in-a-list"),
+        pytest.param(replace(FULL, attributes={**FULL.attributes, "n": 1.0}), id="float"),
+        pytest.param(replace(FULL, topology=Topology(numa_node=True)), id="numa-node"),
+        pytest.param(replace(FULL, allow_multiple_allocations=1), id="shared"),
+        pytest.param(replace(FULL, name="A"), id="name"),
+    ],
+)
+def test_what_python_takes_for_equal_is_checked_again(changed):
+    before = check_inventory(inventory(FULL))
+    after = check_inventory(inventory(changed), previous=before)
+    fresh = check_inventory(inventory(changed))
+    assert [id(device) for device in after.devices] == [id(device) for device in fresh.devices]
+    assert after.left_out == fresh.left_out
+
+
+class Unequal:
+    def __eq__(self, other: object) -> bool:
+        raise RuntimeError("I am like nobody")
+
+    __hash__ = None
+
+
+def test_a_value_that_refuses_to_be_compared_is_a_bad_one():
+    before = check_inventory(inventory(FULL))
+    strange = replace(FULL, attributes={**FULL.attributes, "n": Unequal()})
+    after = check_inventory(inventory(strange), previous=before)
+    assert after.devices == ()
+    assert "of type Unequal" in after.left_out["a"]
+
+
+def test_a_device_that_got_better_is_back_and_one_that_got_worse_is_gone():
+    good, bad = Device(name="a"), Device(name="a", attributes={"a-b": 1})
+    first = check_inventory(inventory(good))
+    second = check_inventory(inventory(bad), previous=first)
+    assert names(second) == []
+    third = check_inventory(inventory(good), previous=second)
+    assert names(third) == ["a"]
+
+
+def test_counters_that_go_take_devices_that_did_not_change():
+    device = part("a", memory="1")
+    first = check_inventory(inventory(device, counter_sets=(CARD,)))
+    second = check_inventory(inventory(device), previous=first)
+    assert second.devices == ()
+    third = check_inventory(inventory(device, counter_sets=(CARD,)), previous=second)
+    assert third.devices == (device,)
+
+
+devices = st.builds(
+    Device,
+    name=st.sampled_from(["a", "b", "c", "D"]),
+    pool=st.sampled_from(["", "p", "P"]),
+    attributes=st.dictionaries(
+        st.sampled_from(["x", "y-z"]), st.sampled_from([1, True, 1.0, "1", (1,), (True,), ()])
+    ),
+    consumes=st.sampled_from([{}, {"card": {"memory": "8Gi"}}, {"card": {"memory": "9Gi"}}]),
+)
+inventories = st.builds(
+    Inventory,
+    devices=st.lists(devices, max_size=6),
+    counter_sets=st.sampled_from([(), (CARD,), (CARD, replace(CARD, pool="p"))]),
+    fallback=st.one_of(st.none(), st.lists(devices, max_size=2)),
+)
+
+
+@settings(derandomize=True, database=None, deadline=None)
+@given(st.lists(inventories, max_size=6))
+def test_what_was_checked_before_changes_no_verdict(sequence):
+    previous = None
+    for each in sequence:
+        checked = check_inventory(each, previous=previous)
+        fresh = check_inventory(each)
+        assert list(map(repr, checked.devices)) == list(map(repr, fresh.devices))
+        assert repr(checked.fallback) == repr(fresh.fallback)
+        assert checked.counter_sets == fresh.counter_sets
+        assert checked.left_out == fresh.left_out
+        assert checked.left_out_count == len(each.devices) + len(each.fallback or ()) - (
+            len(checked.devices) + len(checked.fallback or ())
+        )
+        assert len({(device.pool, device.name) for device in checked.devices}) == len(
+            checked.devices
+        )
+        previous = checked
