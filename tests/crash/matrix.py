@@ -21,7 +21,7 @@ from tests.crash.forkserver import ForkServer
 from tests.crash.node import Node, inexplicable
 from tests.crash.scenarios import Scenario, Variant
 from tests.crash.stage import PODS, PluginDiedError, Stage, new_folder, new_stage
-from tests.crash.steps import FRONT_DOOR
+from tests.crash.steps import ENDPOINTS, FRONT_DOOR
 
 OVER = "over: the reply was received"
 """The last point of each scenario, where the kubelet's side kills: all is done, and it knows."""
@@ -113,8 +113,9 @@ class Matrix:
             await scenario.act(stage, scenario)
             stage.arm(on=False)
             labels = stage.trail()
-        if not scenario.front_door:
-            labels = [label for label in labels if not FRONT_DOOR.fullmatch(label)]
+        for wanted, pattern in ((scenario.front_door, FRONT_DOOR), (scenario.endpoints, ENDPOINTS)):
+            if not wanted:
+                labels = [label for label in labels if not pattern.fullmatch(label)]
         return [Point(scenario=scenario.name, label=label) for label in (*labels, OVER)]
 
     async def run(

@@ -9,8 +9,12 @@ from __future__ import annotations
 import shutil
 import sqlite3
 from contextlib import closing
+from pathlib import Path
 
+from drakit_nodeplugin.claims import rows
 from tests.crash.node import Node
+
+SAMPLES = Path(__file__).parents[1] / "data" / "checkpoints"
 
 
 def remove_files(node: Node) -> None:
@@ -37,6 +41,23 @@ def damage_file(node: Node) -> None:
     with closing(sqlite3.connect(node.checkpoint)) as database:
         database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     node.checkpoint.write_text("no database, but long enough to be taken for one" * 400)
+
+
+def downgrade(node: Node) -> None:
+    """The checkpoint is one of schema version 2: without endpoints, and with another index."""
+    with closing(sqlite3.connect(SAMPLES / "version-2.db")) as sample:
+        query = "SELECT sql FROM sqlite_master WHERE tbl_name = 'devices' AND sql IS NOT NULL"
+        tables = [sql for (sql,) in sample.execute(query)]
+    with closing(sqlite3.connect(node.checkpoint)) as database:
+        claims = rows.page(database, after="", size=1000)
+        for statement in ("DROP TABLE endpoints", "DROP TABLE devices", *tables):
+            database.execute(statement)
+        for claim in claims:
+            query = "INSERT INTO devices SELECT id, ?, ?, 1 FROM claims WHERE uid = ?"
+            held = [(device.pool, device.device, claim.uid) for device in claim.devices]
+            database.executemany(query, held)
+        database.execute("PRAGMA user_version = 2")
+        database.commit()
 
 
 def add_orphan(node: Node) -> None:

@@ -22,7 +22,7 @@ from typing import Any
 
 import yaml
 
-from drakit_nodeplugin.claims import rows
+from drakit_nodeplugin.claims import endpointrows, rows
 from drakit_nodeplugin.claims.stored import StoredClaim
 from tests.crash.drivers import Hardware, Marking, Plain
 
@@ -48,7 +48,8 @@ class Held:
     """What is in the CDI directory beside CDI files: only a process that writes may have it."""
 
     strange: Sequence[str]
-    """What should never be: half-made marks, calls that a driver should not have got."""
+    """What should never be: half-made marks, calls that a driver should not have got, rows of
+    endpoints that are neither the old nor the new one."""
 
     @property
     def prepared(self) -> Claims:
@@ -121,22 +122,26 @@ class Node:
                 marks[path.name] = self.hardware.holder(path.name) or "nobody"
         if self.hardware.wrong.exists():
             strange += self.hardware.wrong.read_text().splitlines()
-        return Held(
-            rows=self.rows(), files=files, marks=marks, temporary=temporary, strange=strange
-        )
+        stored, damaged = self._rows()
+        strange += damaged
+        return Held(rows=stored, files=files, marks=marks, temporary=temporary, strange=strange)
 
-    def rows(self) -> dict[str, StoredClaim]:
+    def _rows(self) -> tuple[dict[str, StoredClaim], list[str]]:
+        """Give the claims' rows, and say which rows of endpoints are damaged."""
         if not self.checkpoint.exists():
-            return {}
+            return {}, []
         with tempfile.TemporaryDirectory(dir=self.root.parent) as folder:
             for suffix in ("", "-wal"):
                 part = self.checkpoint.with_name(self.checkpoint.name + suffix)
                 if part.exists():
                     shutil.copy(part, folder)
             with closing(sqlite3.connect(Path(folder) / self.checkpoint.name)) as database:
-                (tables,) = database.execute("SELECT count(*) FROM sqlite_master").fetchone()
+                names = "SELECT name FROM sqlite_master WHERE type = 'table'"
+                tables = {name for (name,) in database.execute(names)}
                 claims = rows.page(database, after="", size=1000) if tables else []
-        return {claim.uid: claim for claim in claims}
+                # An earlier version has none.
+                damaged = endpointrows.damaged(database) if "endpoints" in tables else {}
+        return {claim.uid: claim for claim in claims}, list(damaged.values())
 
 
 def _sockets(folder: str, names: Sequence[str]) -> list[str]:

@@ -22,6 +22,7 @@ from tests.crash.mishaps import (
     bring_back,
     damage_file,
     damage_row,
+    downgrade,
     reboot,
     remove_checkpoint,
     remove_files,
@@ -72,6 +73,10 @@ class Scenario:
 
     front_door: bool = False
     """Whether steps of sockets and locks count: they are the same in every start."""
+
+    endpoints: bool = False
+    """Whether transactions of endpoints count: they come when the driver has something to tell, and
+    not when the kubelet calls."""
 
     broken: Collection[str] = ()
     """Devices whose prepare fails until they are mended."""
@@ -278,7 +283,13 @@ def _recoveries() -> list[Scenario]:
 def _others() -> list[Scenario]:
     return [
         Scenario(
-            name="first-start", left={}, at_start=True, front_door=True, act=start_alone, plays=2
+            name="first-start",
+            left={},
+            at_start=True,
+            front_door=True,
+            endpoints=True,
+            act=start_alone,
+            plays=2,
         ),
         Scenario(
             name="restart-without-files",
@@ -321,6 +332,16 @@ def _others() -> list[Scenario]:
                 variants=("prepare", "unprepare"),
             )
             for operation in ("prepare", "unprepare")
+        ),
+        Scenario(
+            name="earlier-version",
+            before=POD,
+            untouched=POD.keys(),
+            left=POD,
+            change=downgrade,
+            at_start=True,
+            act=start_alone,
+            plays=2,
         ),
         damaged("row", damage_row),
         damaged("removed", remove_checkpoint),

@@ -9,7 +9,8 @@ trace, and wrappers around a few functions tell of it.
 
 A step's label is made of its kind and of details that are the same in every run; what differs (pod,
 random names, times) is replaced. A label that is met again gets a number. So labels do not depend
-on the order in which the claims of a batch get their turn.
+on the order in which the claims of a batch get their turn. Transactions of endpoints have labels of
+their own, as they come whenever a driver has something to tell.
 
 It must not know scenarios, or what a step means.
 """
@@ -26,6 +27,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,6 +65,9 @@ VACUUM_INSTRUCTIONS = 40
 """Of SQLite's machine, between two steps within a VACUUM: the one statement that leaves a file
 half-made if it is cut."""
 
+ENDPOINTS = re.compile(r"sql of endpoints .*")
+"""Labels of the endpoints' transactions."""
+
 FRONT_DOOR = re.compile(r"\w+ \S+(\.lock|\.sock)( #\d+)?")
 """Labels of the sockets' and their lock's steps: they are the same in every start."""
 
@@ -95,6 +100,7 @@ class Steps:
         self._times: Counter[str] = Counter()
         self._lock = threading.Lock()
         self._write = os.write
+        self._within = ContextVar("within", default="sql")
 
     def step(self, label: str) -> None:
         """The process is about to do what the label says."""
@@ -135,6 +141,24 @@ class Steps:
                 self.step(f"{text}: {after}")
 
         setattr(kind, name, stepped)
+
+    def set_apart(self, kind: type, name: str, word: str) -> None:
+        """Give the transactions that a coroutine method makes a word of their own."""
+        method = getattr(kind, name)
+
+        @functools.wraps(method)
+        async def apart(*values: Any, **named: Any) -> Any:
+            token = self._within.set(word)
+            try:
+                return await method(*values, **named)
+            finally:
+                self._within.reset(token)
+
+        setattr(kind, name, apart)
+
+    def transaction_step(self, text: str) -> None:
+        """The process is about to do, or has done, something with a transaction."""
+        self.step(f"{self._within.get()} {text}")
 
     def _inside(self, path: object) -> str | None:
         if isinstance(path, int):
@@ -191,7 +215,7 @@ class Steps:
         if READING.match(text) or (within and not ENDING.match(text)):
             return
         words = re.findall(r"[A-Za-z_]+", text)
-        self.step(f"sql {' '.join(words[:3])}")
+        self.transaction_step(" ".join(words[:3]))
 
 
 def traced_connection(steps: Steps) -> type[sqlite3.Connection]:
@@ -203,7 +227,7 @@ def traced_connection(steps: Steps) -> type[sqlite3.Connection]:
                 self.set_progress_handler(self._go_on, VACUUM_INSTRUCTIONS)
             cursor = super().execute(sql, *values)
             if ENDING.match(sql):
-                steps.step("sql after COMMIT")
+                steps.transaction_step("after COMMIT")
             return cursor
 
         def _go_on(self) -> bool:
@@ -212,7 +236,7 @@ def traced_connection(steps: Steps) -> type[sqlite3.Connection]:
 
         def commit(self) -> None:
             super().commit()
-            steps.step("sql after COMMIT")
+            steps.transaction_step("after COMMIT")
 
         def close(self) -> None:
             # The last one to close writes the log back into the database.
@@ -229,10 +253,19 @@ def install(orders: Orders) -> None:
 
     steps = Steps(orders)
     steps.install()
+    set_endpoints_apart(steps)
     for kind, names in ((Marking, ("prepare", "unprepare", "check")), (Plain, ("prepare",))):
         for name in names:
             steps.around(kind, name, functools.partial(_driver_call, name), "before", "after")
     steps.around(ClaimCalls, "answer", _kubelet_call, "received", "reply is to be sent")
+
+
+def set_endpoints_apart(steps: Steps) -> None:
+    """Let transactions of endpoints not change the numbers of those of claims."""
+    from drakit_nodeplugin.claims.checkpoint import Checkpoint
+
+    for name in ("write_endpoint", "forget_endpoints"):
+        steps.set_apart(Checkpoint, name, "sql of endpoints")
 
 
 def _driver_call(name: str, _driver: Any, claim: Any, device: Any) -> str:

@@ -1,0 +1,61 @@
+"""
+A process that changes the endpoints of a checkpoint, and is killed at one of its steps.
+
+    python -m tests.crash.endpointwrites <change> <orders as JSON> <checkpoint>
+
+It must not know what should be stored then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+
+from drakit_nodeplugin.claims.checkpoint import Checkpoint
+from drakit_nodeplugin.devices.stored import StoredEndpoint
+from tests.crash import steps
+
+OLD = StoredEndpoint(name="usb", pools={"node-1": ("cam-0", "cam-1")})
+OTHER = StoredEndpoint(name="net", pools={"node-1/net": ("eth-0",)})
+LARGE = StoredEndpoint(
+    name="usb", pools={"node-1": tuple(f"camera-of-the-hub-{n:05}" for n in range(12_800))}
+)
+STOPPED = StoredEndpoint(name="usb", pools=OLD.pools, stopped_at=1795251182.25)
+REMOVING = StoredEndpoint(name="usb", pools=OLD.pools, stopped_at=1795251182.25, removing=True)
+
+Change = Callable[[Checkpoint], Awaitable[None]]
+
+
+def writing(endpoint: StoredEndpoint) -> Change:
+    return lambda checkpoint: checkpoint.write_endpoint(endpoint)
+
+
+CHANGES: Mapping[str, tuple[list[StoredEndpoint], Change, list[StoredEndpoint]]] = {
+    "written": ([OTHER], writing(OLD), [OTHER, OLD]),
+    "grown": ([OTHER, OLD], writing(LARGE), [OTHER, LARGE]),
+    "stopped": ([OTHER, LARGE], writing(STOPPED), [OTHER, STOPPED]),
+    "removing": ([OTHER, STOPPED], writing(REMOVING), [OTHER, REMOVING]),
+    "forgotten": ([OTHER, REMOVING], lambda c: c.forget_endpoints(["usb", "none"]), [OTHER]),
+}
+"""What was stored, what is done, and what is stored after."""
+
+
+async def main() -> None:
+    name, orders, path = sys.argv[1:]
+    facts = json.loads(orders)
+    told = {key: Path(facts[key]) for key in ("root", "trail", "armed")}
+    seen = steps.Steps(steps.Orders(**told, kill_at=facts["kill_at"]))
+    seen.install()
+    steps.set_endpoints_apart(seen)
+    checkpoint = Checkpoint(Path(path))
+    await checkpoint.open()
+    _, change, _ = CHANGES[name]
+    await change(checkpoint)
+    await checkpoint.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
