@@ -2,10 +2,15 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import itertools
 import logging
 import random
+from functools import partial
 
+import looptime
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from drakit_nodeplugin.endpoints.bridge import (
     Bridge,
@@ -28,7 +33,7 @@ class Lab:
         self.ended: list[str] = []
 
     def call(
-        self, name: str, *, seconds: float = 0.0, tail: float = 0.0, key: str = "cam-0"
+        self, name: str, *keys: str, seconds: float = 0.0, tail: float = 0.0, key: str = "cam-0"
     ) -> asyncio.Task:
         """Begin a call that works for some seconds, and for some more when it is cancelled."""
 
@@ -43,10 +48,10 @@ class Lab:
                 self.ended.append(name)
             return name
 
-        return asyncio.create_task(self.bridge.call(work, keys=[key], timeout_seconds=300))
+        return asyncio.create_task(self.bridge.call(work, keys=keys or [key], timeout_seconds=300))
 
-    async def ask(self, function, *, key: str = "cam-0"):
-        return await self.bridge.call(function, keys=[key], timeout_seconds=300)
+    async def ask(self, function, *keys: str, key: str = "cam-0"):
+        return await self.bridge.call(function, keys=keys or [key], timeout_seconds=300)
 
 
 @pytest.fixture
@@ -250,6 +255,139 @@ async def test_a_loop_that_is_closed_between_two_turns_stops_the_calls_on_their_
     there.close()
     with pytest.raises(BridgeClosedError, match="it ended meanwhile"):
         await call
+
+
+@pytest.mark.looptime
+async def test_a_call_of_several_keys_waits_for_each_of_them_and_holds_up_those_after_it(
+    lab, looptime
+):
+    lab.call("a", "cam-0", seconds=10)
+    lab.call("b", "cam-1", seconds=20)
+    lab.call("both", "cam-0", "cam-1", seconds=5)
+    lab.call("a-again", "cam-0", seconds=1)
+    last = lab.call("b-again", "cam-1", seconds=1)
+    beside = lab.call("beside", "cam-2", seconds=7)
+    await beside
+    assert looptime == 7
+    await last
+    assert looptime == 26
+    assert lab.begun == ["a", "b", "beside", "both", "a-again", "b-again"]
+
+
+@pytest.mark.looptime
+async def test_a_call_that_names_a_key_twice_does_not_wait_for_itself(lab, looptime):
+    assert await lab.call("twice", "cam-0", "cam-0", seconds=1) == "twice"
+    assert await lab.call("next", "cam-0", seconds=1) == "next"
+    assert looptime == 2
+
+
+@pytest.mark.looptime
+async def test_a_call_without_a_key_waits_for_none(lab, looptime):
+    lab.call("first", "cam-0", seconds=10)
+    free = asyncio.create_task(
+        lab.bridge.call(lambda: asyncio.sleep(1, "free"), keys=[], timeout_seconds=300)
+    )
+    assert await free == "free"
+    assert looptime == 1
+
+
+@pytest.mark.looptime
+async def test_a_call_of_several_keys_that_is_cancelled_in_line_lets_those_after_it_begin(
+    lab, looptime
+):
+    lab.call("a", "cam-0", seconds=10)
+    both = lab.call("both", "cam-0", "cam-1", seconds=10)
+    after = lab.call("after", "cam-1", seconds=1)
+    await asyncio.sleep(2)
+    assert lab.begun == ["a"], "it is the first in the second line, and keeps it"
+    both.cancel()
+    await after
+    assert looptime == 3
+    assert lab.begun == ["a", "after"]
+
+
+@pytest.mark.looptime
+async def test_a_call_of_several_keys_that_cannot_begin_says_so_and_frees_its_keys(lab, looptime):
+    lab.call("hanging", "cam-0", seconds=1000, tail=1000)
+    both = lab.call("both", "cam-0", "cam-1")
+    assert await outcome(both) is CallNotBegunError
+    assert looptime == 300
+    assert await lab.call("after", "cam-1") == "after"
+    assert looptime == 300
+
+
+@pytest.mark.looptime
+async def test_a_loop_that_ends_answers_calls_that_stand_in_several_lines_once(lab):
+    running = lab.call("running", "cam-0", seconds=10)
+    both = lab.call("both", "cam-0", "cam-1")
+    behind = lab.call("behind", "cam-1")
+    await asyncio.sleep(1)
+    lab.bridge.end()
+    assert [await outcome(call) for call in (both, behind)] == [BridgeClosedError] * 2
+    assert await outcome(running) == "running"
+    assert lab.begun == ["running"]
+
+
+@given(data=st.data())
+@settings(max_examples=150, deadline=None)
+def test_calls_that_have_a_key_in_common_never_overlap_keep_their_order_and_all_end(data):
+    """Any sequence of calls, pauses and cancellations, in a loop of its own."""
+    keys = st.sets(st.integers(0, 3), max_size=3)
+    seconds = st.sampled_from([0, 0, 1, 7, 400])
+    steps = data.draw(
+        st.lists(
+            st.one_of(
+                st.tuples(st.just("call"), keys, seconds, st.sampled_from([0, 3])),
+                st.tuples(st.just("pause"), st.sampled_from([0, 1, 2])),
+                st.tuples(st.just("cancel"), st.integers(0, 30)),
+            ),
+            max_size=30,
+        )
+    )
+
+    async def play() -> None:
+        loop = asyncio.get_running_loop()
+        bridge = Bridge("camera", home=loop, there=loop)
+        running: dict[int, frozenset[int]] = {}
+        begun: list[int] = []
+        calls: list[tuple[frozenset[int], asyncio.Task]] = []
+
+        async def work(number: int, keys: frozenset[int], seconds: float, tail: float) -> None:
+            assert not [other for other in running.values() if other & keys]
+            running[number] = keys
+            begun.append(number)
+            try:
+                await asyncio.sleep(seconds)
+            except asyncio.CancelledError:
+                await asyncio.sleep(tail)
+                raise
+            finally:
+                del running[number]
+
+        for step in steps:
+            match step:
+                case ("call", keys, seconds, tail):
+                    function = partial(work, len(calls), frozenset(keys), seconds, tail)
+                    call = bridge.call(function, keys=keys, timeout_seconds=300)
+                    calls.append((frozenset(keys), asyncio.create_task(call)))
+                case ("pause", seconds):
+                    await asyncio.sleep(seconds)
+                case ("cancel", number) if number < len(calls):
+                    calls[number][1].cancel()
+        ends = {await outcome(call) for _, call in calls}
+        assert ends <= {None, asyncio.CancelledError, CallOverdueError, CallNotBegunError}
+
+        await asyncio.sleep(10)
+        assert running == {}
+        for earlier, later in itertools.combinations(begun, 2):
+            if calls[earlier][0] & calls[later][0]:
+                assert earlier < later, "calls of a key begin in the order in which they were made"
+        for key in range(4):
+            answer = await bridge.call(lambda: "free", keys=[key], timeout_seconds=1)
+            assert answer == "free"
+
+    with asyncio.Runner(loop_factory=looptime.new_event_loop) as runner:
+        runner.run(play())
 
 
 @pytest.mark.looptime
