@@ -23,16 +23,16 @@ from drakit_nodeplugin.claims.source import ApiClaims
 from drakit_nodeplugin.claims.specs import ClaimSpecs
 from drakit_nodeplugin.claims.stored import STATES
 from drakit_nodeplugin.config import ConfigError
-from drakit_nodeplugin.devices.manager import DeviceManager
 from drakit_nodeplugin.endpoints.loading import LoadedDriver
 from drakit_nodeplugin.endpoints.python import PythonEndpoint
 from drakit_nodeplugin.environment import Environment
+from drakit_nodeplugin.hosteddevices import HostedDevices
 from drakit_nodeplugin.instances import RunningInstances, new_owner
 from drakit_nodeplugin.kubelet.ownership import Ownership
 from drakit_nodeplugin.kubelet.server import DriverServer
 from drakit_nodeplugin.kubelet.sockets import SocketError, socket_paths
 from drakit_nodeplugin.metrics import MeteredClaims, MeteredSource
-from drakit_nodeplugin.slices.publisher import SlicePublisher
+from drakit_nodeplugin.nodeevents import NodeEvents
 from drakit_nodeplugin.upkeep import Upkeep
 
 __all__ = ("HostedDriver",)
@@ -67,9 +67,23 @@ class HostedDriver:
             traces=specs.traces,
         )
         self._checkpoint.on_transaction = self._metrics.transaction
-        self._manager = DeviceManager(driver.name)
+        self._events = NodeEvents(environment.node.name, environment.session)
+        self._devices = HostedDevices(
+            driver.name,
+            plain=driver.traits.plain_devices,
+            checkpoint=self._checkpoint,
+            environment=environment,
+            events=self._events,
+            metrics=self._metrics,
+            primary=self._instances.primary,
+            registered=self._registered,
+        )
         self._endpoint = PythonEndpoint(
-            driver.name, driver.make, traits=driver.traits, listener=self._manager
+            driver.name,
+            driver.make,
+            traits=driver.traits,
+            listener=self._devices.manager,
+            node=environment.node.name,
         )
         parts = EngineParts(
             driver=driver.name,
@@ -87,21 +101,18 @@ class HostedDriver:
             self._ownership,
             MeteredClaims(AnnouncedClaims(engine, announcer), self._metrics),
             drain_seconds=config.drain_timeout.total_seconds(),
+            health=self._devices.manager if driver.traits.health else None,
+            health_timeout_seconds=config.devices.health.timeout,
         )
         self._upkeep = Upkeep(
             parts,
             engine=engine,
             announcer=announcer,
+            events=self._events,
             environment=environment,
             metrics=self._metrics,
             primary=self._instances.primary.is_set,
-            registered=lambda: self._server.status.registered_at is not None,
-        )
-        self._publisher = SlicePublisher(
-            manager=self._manager,
-            session=environment.session,
-            node=environment.node.name,
-            primary=self._instances.primary,
+            registered=self._registered,
         )
 
     async def start(self) -> None:
@@ -115,6 +126,7 @@ class HostedDriver:
                 "checkpoint cannot be used", extra={"driver": self.name, "error": str(error)}
             )
         await self._upkeep.begin()
+        await self._devices.manager.restore()
         try:
             await self._endpoint.start()
         except DriverError as error:
@@ -131,7 +143,8 @@ class HostedDriver:
             f"{self.name} endpoint": self._endpoint.run,
             f"{self.name} server": self._server.run,
             f"{self.name} instances": self._instances.run,
-            f"{self.name} slices": self._publisher.run,
+            f"{self.name} Events of the node": self._events.run,
+            **{f"{self.name} {name}": part for name, part in self._devices.parts().items()},
             **{f"{self.name} {name}": part for name, part in self._upkeep.parts().items()},
         }
 
@@ -163,22 +176,25 @@ class HostedDriver:
         """Say what keeps pods from getting devices."""
         if self._checkpoint.unusable is not None:
             return self._checkpoint.unusable
-        if self._manager.stop_reason is not None:
-            return f"the driver is stopped: {self._manager.stop_reason}"
+        if (reason := self._devices.manager.stop_reason) is not None:
+            return f"the driver is stopped: {reason}"
         return self._server.status.unready()
 
     async def measure(self) -> None:
         """Bring the gauges up to date."""
         metrics = self._metrics
-        metrics.devices.set(len(self._manager.devices or ()))
         metrics.registered.set(self._server.status.unready() is None)
-        metrics.running.set(self._manager.stop_reason is None)
+        metrics.running.set(self._devices.manager.stop_reason is None)
+        metrics.blocked.set(self._endpoint.blocked is not None)
         metrics.checkpoint_damaged.set(self._upkeep.damaged)
         metrics.checkpoint_unusable.set(self._checkpoint.unusable is not None)
-        metrics.slices_failing.set(self._publisher.last_error is not None)
+        await self._devices.measure()
         try:
             counts = await self._checkpoint.states()
         except CheckpointError:
             return  # another gauge says so
         for state in STATES:
             metrics.entries(state, counts.get(state, 0))
+
+    def _registered(self) -> bool:
+        return self._server.status.registered_at is not None

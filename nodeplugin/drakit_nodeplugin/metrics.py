@@ -82,13 +82,34 @@ class Metrics:
             "drakit_checkpoint_unusable",
             "1 if the checkpoint cannot be read or written: no claim can be prepared",
         )
-        self.devices = self._gauge("drakit_devices", "Devices to publish")
+        self.devices = self._gauge(
+            "drakit_devices",
+            "Devices by state; an allocated one is also healthy or not",
+            ("state",),
+        )
+        self.devices_left_out = self._gauge(
+            "drakit_devices_left_out",
+            "Devices that cannot be published: the log and Events of the Node say why",
+        )
+        self.pools_inactive = self._gauge(
+            "drakit_pools_inactive",
+            "Pools that are being removed: their driver was away for too long",
+        )
         self.registered = self._gauge(
             "drakit_driver_registered", "1 if the kubelet has accepted the driver's registration"
         )
         self.running = self._gauge("drakit_driver_running", "1 if the driver runs")
         self.slices_failing = self._gauge(
             "drakit_slices_failing", "1 if the last attempt to publish ResourceSlices failed"
+        )
+        self.slice_writes = self._counter(
+            "drakit_slice_writes", "Writes of ResourceSlices to the API server", ("verb", "result")
+        )
+        self.slice_fields_dropped = self._gauge(
+            "drakit_slice_fields_dropped", "1 if the API server drops fields that devices use"
+        )
+        self.blocked = self._gauge(
+            "drakit_driver_blocked", "1 if the driver's event loop does not answer"
         )
 
     def for_driver(self, name: str) -> DriverMetrics:
@@ -132,11 +153,18 @@ class DriverMetrics:
         # How things are now: set when somebody asks.
         self.checkpoint_damaged = metrics.checkpoint_damaged.labels(driver)
         self.checkpoint_unusable = metrics.checkpoint_unusable.labels(driver)
-        self.devices = metrics.devices.labels(driver)
+        self.devices_left_out = metrics.devices_left_out.labels(driver)
+        self.pools_inactive = metrics.pools_inactive.labels(driver)
+        self.slice_fields_dropped = metrics.slice_fields_dropped.labels(driver)
+        self.blocked = metrics.blocked.labels(driver)
         self.registered = metrics.registered.labels(driver)
         self.running = metrics.running.labels(driver)
         self.slices_failing = metrics.slices_failing.labels(driver)
         self._claims = {state: metrics.claims.labels(driver, state) for state in STATES}
+        self._devices = {
+            state: metrics.devices.labels(driver, state)
+            for state in ("healthy", "unhealthy", "allocated")
+        }
 
     def answered(self, operation: Operation, seconds: float, *, reason: str | None) -> None:
         """A claim was answered; the reason is a word of a closed set, and None is success."""
@@ -161,6 +189,17 @@ class DriverMetrics:
     def restored(self, files: int) -> None:
         """CDI files were written again."""
         self._restored.inc(files)
+
+    def wrote_slice(self, verb: str, seconds: float, ok: bool) -> None:
+        """A slice was created, updated or deleted, or could not be."""
+        result = "success" if ok else "error"
+        self._metrics.slice_writes.labels(self._driver, verb, result).inc()
+
+    def devices(self, *, healthy: int, unhealthy: int, allocated: int) -> None:
+        """The driver has so many devices."""
+        self._devices["healthy"].set(healthy)
+        self._devices["unhealthy"].set(unhealthy)
+        self._devices["allocated"].set(allocated)
 
     def entries(self, state: State, count: int) -> None:
         """The checkpoint has so many claims in this state."""

@@ -30,6 +30,7 @@ from drakit_nodeplugin.environment import Environment
 from drakit_nodeplugin.kubelet.claimview import KubeletClaimView
 from drakit_nodeplugin.kubelet.podresources import PodResources
 from drakit_nodeplugin.metrics import DriverMetrics
+from drakit_nodeplugin.nodeevents import NodeEvents
 
 __all__ = ("Upkeep",)
 
@@ -57,6 +58,7 @@ class Upkeep:
         *,
         engine: ClaimEngine,
         announcer: ClaimAnnouncer,
+        events: NodeEvents,
         environment: Environment,
         metrics: DriverMetrics,
         primary: Callable[[], bool],
@@ -67,6 +69,7 @@ class Upkeep:
         self._parts = parts
         self._engine = engine
         self._announcer = announcer
+        self._events = events
         self._environment = environment
         self.damaged = False
         """Whether a damaged checkpoint was set aside since the start."""
@@ -161,8 +164,11 @@ class Upkeep:
             self._engine.rebuilt.set()
             if told != damage:
                 told = damage
-                await self._tell_damage(
-                    f"the checkpoint of driver {self._parts.driver} is damaged: {damage}; {note}"
+                self._events.tell(
+                    reason="CheckpointDamaged",
+                    action="SetAside",
+                    note=f"the checkpoint of driver {self._parts.driver} is damaged: {damage}; "
+                    f"{note}",
                 )
             if not found:
                 await asyncio.sleep(REBUILD_AGAIN_SECONDS)
@@ -184,22 +190,9 @@ class Upkeep:
             logger.exception("a rebuild failed", extra={"driver": self._parts.driver})
             return f"it could not be rebuilt: {type(error).__name__}", False
 
-    async def _tell_damage(self, note: str) -> None:
-        node = self._environment.node.name
-        recorder = await self._recorder()
-        await recorder.record(
-            regarding={"apiVersion": "v1", "kind": "Node", "name": node},
-            type="Warning",
-            reason="CheckpointDamaged",
-            action="SetAside",
-            note=note,
-        )
-
     async def _tell(self) -> None:
-        await self._announcer.run(await self._recorder())
-
-    async def _recorder(self) -> EventRecorder:
         session = await asyncio.shield(self._environment.session)
-        return EventRecorder(
+        recorder = EventRecorder(
             session, controller="drakit.dev/nodeplugin", instance=self._environment.node.name
         )
+        await self._announcer.run(recorder)

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from drakit import AllocatedDevice, ClaimReference, DriverError, Edits
+from drakit import AllocatedDevice, ClaimReference, Device, DriverError, Edits, Health
+from drakit.resource.inventory import check_inventory
 from drakit_nodeplugin.config import NodePluginConfig
 from drakit_nodeplugin.endpoints.loading import LoadedDriver, load_drivers
 from drakit_nodeplugin.endpoints.traits import DriverTraits
@@ -22,6 +23,12 @@ ROOT = Path(__file__).parents[3]
 
 def listings(page: str, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", (ROOT / page).read_text(), re.M | re.S)
+
+
+def code_lines(source: str) -> int:
+    """Count lines as a vendor would: without imports, comments and empty ones."""
+    lines = [line for line in source.splitlines() if line.strip() and not line.startswith("#")]
+    return sum(not line.startswith(("import ", "from ")) for line in lines)
 
 
 def load(name: str, source: str, entry: dict, monkeypatch: pytest.MonkeyPatch) -> LoadedDriver:
@@ -37,17 +44,18 @@ def load(name: str, source: str, entry: dict, monkeypatch: pytest.MonkeyPatch) -
 @pytest.fixture
 def lamps(tmp_path, monkeypatch):
     """The first driver of the page, on a directory of lamps."""
-    source, _ = listings("docs/drivers.md", "python")
-    (config,) = listings("docs/drivers.md", "yaml")
+    source, _, _ = listings("docs/drivers.md", "python")
+    config, _ = listings("docs/drivers.md", "yaml")
     (entry,) = yaml.safe_load(config.replace("/run/lamps", str(tmp_path)))["drivers"]
     (tmp_path / "desk").touch()
+    assert code_lines(source) <= 40
     return load("lamp", source, entry, monkeypatch).make()
 
 
 @pytest.fixture
 def bays(tmp_path, monkeypatch) -> LoadedDriver:
-    """The second driver of the page, on a directory with a bay."""
-    _, source = listings("docs/drivers.md", "python")
+    """The last driver of the page, on a directory with a bay."""
+    _, _, source = listings("docs/drivers.md", "python")
     (tmp_path / "bay-0").mkdir()
     entry = {"driver": "bays:Bays", "config": {"directory": str(tmp_path)}}
     return load("bays", source, entry, monkeypatch)
@@ -58,16 +66,30 @@ async def test_the_driver_of_the_page_works(lamps, tmp_path):
     assert [device.name for device in await anext(stream)] == ["desk"]
     await stream.aclose()
     claim = ClaimReference(namespace="lab", name="light", uid="uid-a")
-    desk = AllocatedDevice(name="desk", pool="node-1", request="light")
+    bright = lamps.parameters_type(brightness=80)
+    desk = AllocatedDevice(name="desk", pool="", request="light", parameters=bright)
 
-    edits = await lamps.prepare(claim, desk)
+    edits = lamps.prepare(claim, desk)
 
-    assert edits.env == {"LAMP": "/lamps/desk"}
+    assert edits.env == {"LAMP": "/lamps/desk", "BRIGHTNESS": "80"}
     assert edits.mounts[0].host_path == str(tmp_path / "desk")
+    assert lamps.health(Device(name="desk")) == Health.ok()
+    (tmp_path / "desk").write_text("broken")
+    assert lamps.health(Device(name="desk")) == Health.bad("the filament of desk is broken")
     (tmp_path / "desk").unlink()
     with pytest.raises(Exception, match="lamp desk was unscrewed"):
-        await lamps.prepare(claim, desk)
+        lamps.prepare(claim, desk)
     await lamps.unprepare(claim, desk)
+
+
+async def test_the_partitions_of_the_page_are_devices_that_can_be_published(monkeypatch):
+    _, source, _ = listings("docs/drivers.md", "python")
+    stream = load("cards", source, {"driver": "cards:Cards"}, monkeypatch).make().devices()
+    inventory = await anext(stream)
+    await stream.aclose()
+    checked = check_inventory(inventory)
+    assert (len(checked.devices), len(checked.counter_sets), checked.left_out) == (3, 1, {})
+    assert [device.name for device in checked.fallback] == ["card-0"]
 
 
 async def test_the_driver_with_side_effects_of_the_page_keeps_its_contract(bays, tmp_path):
@@ -79,7 +101,7 @@ async def test_the_driver_with_side_effects_of_the_page_keeps_its_contract(bays,
     await stream.aclose()
     claim = ClaimReference(namespace="lab", name="test", uid="uid-a")
     bay = AllocatedDevice(
-        name="bay-0", pool="node-1", request="bay", configs=({"volts": 5}, {"volts": 12})
+        name="bay-0", pool="", request="bay", configs=({"volts": 5}, {"volts": 12})
     )
 
     for _ in range(2):
@@ -98,10 +120,10 @@ async def test_the_driver_with_side_effects_of_the_page_keeps_its_contract(bays,
     assert not await driver.check(claim, bay)
 
 
-def test_the_page_names_every_field_of_an_edit_and_of_an_allocated_device():
+def test_the_page_names_every_field_of_devices_and_edits():
     page = (ROOT / "docs/drivers.md").read_text()
     named = set(re.findall(r"`([a-z_]+)`", page))
-    for kind in (Edits, AllocatedDevice):
+    for kind in (Device, Edits, AllocatedDevice):
         assert {field.name for field in fields(kind)} <= named
 
 

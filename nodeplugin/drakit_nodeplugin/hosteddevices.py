@@ -1,0 +1,124 @@
+"""
+The devices of one hosted driver, put together: manager, publisher, and who is told of what.
+
+The manager hears from the endpoint and never calls it; the publisher hears from the manager. What
+the two have to say to people becomes log lines, Events of the Node, and metrics.
+
+It must not know how any of the parts does its work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+
+from drakit_nodeplugin.claims.checkpoint import Checkpoint, CheckpointError
+from drakit_nodeplugin.devices.manager import DeviceManager
+from drakit_nodeplugin.environment import Environment
+from drakit_nodeplugin.metrics import DriverMetrics
+from drakit_nodeplugin.nodeevents import NodeEvents
+from drakit_nodeplugin.slices.publisher import SlicePublisher
+
+__all__ = ("HostedDevices",)
+
+logger = logging.getLogger(__name__)
+
+UNPREPARING_SECONDS = 5.0
+"""Between two looks for devices that are still being unprepared; what is at both is tainted. An
+unprepare that goes well takes milliseconds, and is not worth a write."""
+
+
+class HostedDevices:
+    """What a driver has, as its manager and publisher see it."""
+
+    def __init__(
+        self,
+        driver: str,
+        *,
+        plain: bool,
+        checkpoint: Checkpoint,
+        environment: Environment,
+        events: NodeEvents,
+        metrics: DriverMetrics,
+        primary: asyncio.Event,
+        registered: Callable[[], bool],
+    ) -> None:
+        self.driver = driver
+        self._checkpoint = checkpoint
+        self._events = events
+        self._metrics = metrics
+        self._registered = registered
+        self.manager = DeviceManager(
+            driver,
+            node=environment.node.name,
+            endpoints=(driver,),
+            settings=environment.config.devices,
+            plain=plain,
+            store=checkpoint,
+            sources_ready=self._sources_ready,
+            on_left_out=self._left_out,
+        )
+        self._publisher = SlicePublisher(
+            source=self.manager,
+            session=environment.session,
+            node=environment.node.name,
+            primary=primary,
+            on_dropped=self._dropped,
+            on_write=metrics.wrote_slice,
+        )
+
+    def parts(self) -> Mapping[str, Callable[[], Awaitable[None]]]:
+        """Give what runs until the daemon stops, by name."""
+        return {
+            "devices": self.manager.run,
+            "slices": self._publisher.run,
+            "unpreparing": self._watch_unpreparing,
+        }
+
+    async def measure(self) -> None:
+        """Bring the gauges up to date."""
+        metrics = self._metrics
+        metrics.slices_failing.set(self._publisher.last_error is not None)
+        metrics.slice_fields_dropped.set(bool(self._publisher.dropped))
+        metrics.devices_left_out.set(len(self.manager.left_out) + len(self._publisher.left_out))
+        try:
+            allocated = await self._checkpoint.held_devices()
+        except CheckpointError:
+            return  # another gauge says so
+        capacity = self.manager.capacity(allocated)
+        pools = capacity.pools.values()
+        metrics.devices(
+            healthy=sum(len(pool.healthy) for pool in pools),
+            unhealthy=sum(len(pool.unhealthy) for pool in pools),
+            allocated=sum(len(pool.allocated) for pool in pools),
+        )
+        metrics.pools_inactive.set(len(capacity.inactive))
+
+    def _sources_ready(self) -> bool:
+        """Tell whether a device that is missing is really gone: nothing is removed before."""
+        return self._publisher.listed and self._registered()
+
+    def _left_out(self, devices: Mapping[str, str]) -> None:
+        for name, problem in devices.items():
+            self._events.tell(
+                reason="DeviceLeftOut",
+                action="Publish",
+                note=f"driver {self.driver}: device {name} is not published: {problem}",
+            )
+
+    def _dropped(self, note: str) -> None:
+        self._events.tell(
+            reason="FieldsDropped", action="Publish", note=f"driver {self.driver}: {note}"
+        )
+
+    async def _watch_unpreparing(self) -> None:
+        before: frozenset[tuple[str, str]] = frozenset()
+        while True:
+            try:
+                now = frozenset(await self._checkpoint.unpreparing_devices())
+            except CheckpointError:
+                now = before  # readiness says so
+            self.manager.set_unpreparing(now & before)
+            before = now
+            await asyncio.sleep(UNPREPARING_SECONDS)

@@ -1,0 +1,53 @@
+"""A driver that does what a driver must not do, at the word in a file of its directory."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from pathlib import Path
+
+from drakit import Device, Driver, DriverConfig, Edits
+
+
+class RudeConfig(DriverConfig):
+    directory: Path
+
+
+class Rude(Driver[RudeConfig]):
+    """Looks for `word`, and for the end of what it says: the word is another one."""
+
+    name = "rude.example.com"
+    config_type = RudeConfig
+
+    async def devices(self):
+        while True:
+            yield [Device(name="boor")]
+            word = self._word()
+            if word == "block":
+                while self._word() == "block":
+                    time.sleep(0.05)  # noqa: ASYNC251  (it is what the test is about)
+            elif word == "end":
+                sys.exit(1)
+            elif word == "raise":
+                raise ValueError("no manners")
+            elif word == "flood":
+                number = 0
+                while True:
+                    number += 1
+                    yield [Device(name="boor", attributes={"number": number})]
+            elif word == "nonsense":
+                yield [42]
+            elif word == "leak":
+                self._leaked = [asyncio.create_task(asyncio.sleep(3600)) for _ in range(100)]
+                return
+            await asyncio.sleep(0.02)
+
+    async def prepare(self, claim, device):
+        return Edits()
+
+    def _word(self) -> str:
+        try:
+            return (self.config.directory / "word").read_text().strip()
+        except FileNotFoundError:
+            return ""
