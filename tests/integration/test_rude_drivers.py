@@ -113,7 +113,7 @@ async def test_the_watchdog_names_the_call_that_blocks(neighbours):
         neighbours.say("block")
         told = ""
         async with asyncio.timeout(10):
-            while not re.search(r"rude\.py.*devices", told):
+            while not re.search(r"Rude\.devices .*rude\.py", told):
                 told = (await process.stderr.readline()).decode()
         assert RUDE in told
         neighbours.say("behave")
