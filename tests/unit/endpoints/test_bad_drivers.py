@@ -1,0 +1,273 @@
+"""Drivers that do what none should, in threads of their own: each harms itself alone."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+
+import pytest
+
+from drakit import Device, Edits
+from drakit_nodeplugin.endpoints import thread as threads
+from drakit_nodeplugin.endpoints import watchdog, windup
+from drakit_nodeplugin.endpoints.errors import EndpointStoppedError
+from tests.unit.endpoints.camera import (
+    CLAIM,
+    DEVICE,
+    OTHER,
+    Behaviour,
+    Camera,
+    Listener,
+    new_endpoint,
+    running,
+    until,
+)
+
+FLOOD = (
+    "it yielded more than 2,000 inventories within a second; this is a fault of the driver, which "
+    "must wait for a change before it yields again"
+)
+
+
+def records(caplog, text: str) -> list[logging.LogRecord]:
+    return [record for record in caplog.records if record.msg == text]
+
+
+async def never_waits(driver):
+    while True:
+        yield [Device(name="cam-0")]
+
+
+async def gives_way(driver):
+    while True:
+        yield [Device(name="cam-0")]
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("devices", [never_waits, gives_way])
+async def test_a_flood_stops_its_driver_and_leaves_the_loop_of_the_daemon_alone(
+    behaviour, listener, devices
+):
+    behaviour.devices = devices
+    loop = asyncio.get_running_loop()
+    async with running(new_endpoint(lambda: Camera(behaviour), listener)) as endpoint:
+        await until(lambda: FLOOD in listener.reasons)
+        assert endpoint.away().reason == FLOOD
+        assert len(listener.inventories) < 100
+        with pytest.raises(EndpointStoppedError, match="more than 2,000"):
+            await endpoint.prepare(CLAIM, [DEVICE])
+        began_at = loop.time()
+        await asyncio.sleep(0)
+        assert loop.time() - began_at < 0.5
+
+
+async def test_of_a_driver_that_yields_often_only_the_latest_is_told_and_not_often(
+    behaviour, listener
+):
+    yields = 300
+
+    async def devices(driver):
+        for number in range(yields + 1):
+            yield [Device(name=f"cam-{number}")]
+            await asyncio.sleep(0.001)
+        await asyncio.Event().wait()
+
+    behaviour.devices = devices
+    async with running(new_endpoint(lambda: Camera(behaviour), listener)):
+        began_at = time.monotonic()
+        await until(lambda: listener.inventories[-1:] == [[f"cam-{yields}"]])
+        # The first at once, then one in 50 ms.
+        assert len(listener.inventories) <= 2 + (time.monotonic() - began_at) / 0.05
+
+
+async def test_what_was_not_told_of_a_connection_when_it_ended_is_never_told(
+    behaviour, listener, monkeypatch
+):
+    """The last inventory is yielded while the one before is being taken, and then it ends."""
+
+    async def devices(driver):
+        yield [Device(name="cam-0")]
+        await asyncio.sleep(0.1)  # the first has been taken
+        yield [Device(name="cam-1")]
+        yield [Device(name="cam-2")]
+
+    monkeypatch.setattr(threads, "TAKE_SECONDS", 1)
+    behaviour.devices = devices
+    async with running(new_endpoint(lambda: Camera(behaviour), listener)):
+        await until(lambda: listener.reasons)
+        assert listener.told[1:] == ["its stream ended"]
+        assert listener.inventories == [["cam-0"]]
+
+
+async def test_nonsense_stops_its_driver_with_a_reason(behaviour, listener):
+    async def devices(driver):
+        yield ["cam-0"]
+
+    behaviour.devices = devices
+    async with running(new_endpoint(lambda: Camera(behaviour), listener)):
+        await until(lambda: listener.reasons)
+        assert listener.reasons[-1] == (
+            "it listed str, which is no Device; this is a fault of the driver"
+        )
+
+
+async def test_a_driver_that_is_stopped_can_clean_up_in_its_loop(behaviour, listener):
+    cleaned: list[str] = []
+
+    async def devices(driver):
+        try:
+            yield [Device(name="cam-0")]
+            yield ["nonsense"]
+        finally:
+            await asyncio.sleep(0.01)
+            cleaned.append(threading.current_thread().name)
+
+    behaviour.devices = devices
+    async with running(new_endpoint(lambda: Camera(behaviour), listener)):
+        await until(lambda: cleaned)
+    assert set(cleaned) == {"driver-camera.example.com"}
+
+
+async def test_tasks_that_a_driver_leaves_behind_are_ended_and_named(
+    behaviour, listener, short_delays, caplog
+):
+    ended: list[str] = []
+
+    async def leak():
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append("leak")
+
+    async def devices(driver):
+        driver.kept = asyncio.create_task(leak(), name="bus-reader")
+        yield [Device(name="cam-0")]
+        await asyncio.sleep(0.05)
+
+    behaviour.devices = devices
+    async with running(new_endpoint(lambda: Camera(behaviour), listener)):
+        await until(lambda: behaviour.made == 2)
+        assert ended[:1] == ["leak"]
+    (record, *_) = records(caplog, "driver left tasks behind")
+    assert (record.levelno, record.count, record.driver) == (logging.WARNING, 1, Camera.name)
+    assert record.tasks.startswith("bus-reader (test_tasks_that")
+    assert not records(caplog, "driver's tasks do not end and are left")
+
+
+async def test_a_call_in_flight_is_no_task_that_was_left_behind(
+    endpoint, behaviour, listener, caplog
+):
+    undone: list[bool] = []
+
+    async def work():
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0.05)
+            undone.append(True)
+
+    behaviour.prepare = work
+    call = asyncio.create_task(endpoint.prepare(CLAIM, [DEVICE]))
+    await asyncio.sleep(0.05)
+    behaviour.end.set()
+    with pytest.raises(EndpointStoppedError):
+        await call
+    await until(lambda: behaviour.closed)
+    assert undone == [True], "what it began is undone before the driver is closed"
+    assert not records(caplog, "driver left tasks behind")
+
+
+async def test_tasks_and_threads_that_do_not_end_do_not_keep_the_driver_from_living_again(
+    behaviour, listener, short_delays, caplog, monkeypatch
+):
+    monkeypatch.setattr(windup, "TASKS_SECONDS", 0.05)
+    monkeypatch.setattr(windup, "_left", set())
+    go = threading.Event()
+
+    async def swallow():
+        while not go.is_set():
+            try:
+                await asyncio.sleep(3600)
+            except asyncio.CancelledError:
+                continue
+
+    def job():
+        while not go.is_set():
+            time.sleep(0.01)
+
+    async def devices(driver):
+        driver.kept = asyncio.create_task(swallow(), name="stubborn")
+        driver.job = asyncio.get_running_loop().run_in_executor(None, job)
+        yield [Device(name="cam-0")]
+        behaviour.devices = behaviour._devices
+
+    behaviour.devices = devices
+    async with running(new_endpoint(lambda: Camera(behaviour), listener)):
+        await until(lambda: behaviour.made == 2)
+        await until(lambda: listener.inventories)
+    go.set()
+    (record,) = records(caplog, "driver's tasks do not end and are left")
+    assert record.tasks.startswith("stubborn (")
+    assert records(caplog, "driver's threads do not end and are left")
+
+
+async def test_a_task_that_exits_while_the_loop_ends_does_not_cut_the_rest_short(
+    behaviour, listener, short_delays, caplog
+):
+    ended: list[str] = []
+
+    async def leak(name):
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            if name == "exits":
+                raise SystemExit(3) from None
+            await asyncio.sleep(0.01)
+            ended.append(name)
+
+    async def devices(driver):
+        driver.kept = [asyncio.create_task(leak(name)) for name in ("exits", "exits", "ends")]
+        yield [Device(name="cam-0")]
+        behaviour.devices = behaviour._devices
+
+    behaviour.devices = devices
+    async with running(new_endpoint(lambda: Camera(behaviour), listener)):
+        await until(lambda: behaviour.made == 2)
+    assert ended == ["ends"]
+    assert listener.reasons[0] == "its stream ended"
+
+
+async def test_a_driver_that_blocks_is_named_and_nobody_else_waits(
+    endpoint, behaviour, monkeypatch, caplog
+):
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(watchdog, "PERIOD_SECONDS", 0.02)
+    monkeypatch.setattr(watchdog, "TELL_SECONDS", (0.04, 30))
+    go = threading.Event()
+
+    def block_the_bus() -> Edits:
+        while not go.is_set():
+            pass
+        return Edits()
+
+    behaviour.prepare = block_the_bus
+    other_behaviour, other_listener = Behaviour(), Listener()
+    async with running(new_endpoint(lambda: Camera(other_behaviour), other_listener)) as other:
+        call = asyncio.create_task(endpoint.prepare(CLAIM, [DEVICE]))
+        await until(lambda: endpoint.blocked)
+        assert "block_the_bus (" in endpoint.blocked
+        assert "test_bad_drivers.py, line " in endpoint.blocked
+        assert endpoint.away() is None, "it may answer again"
+        assert other.blocked is None
+        assert await other.prepare(CLAIM, [DEVICE, OTHER]) == [Edits(env={"CAMERA": "0"})] * 2
+        go.set()
+        await call
+        await until(lambda: endpoint.blocked is None)
+    (warning,) = records(caplog, "driver blocks its event loop")
+    assert (warning.levelno, warning.driver) == (logging.WARNING, Camera.name)
+    assert warning.where.startswith("test_a_driver_that_blocks")
+    (end,) = records(caplog, "driver answers again")
+    assert end.levelno == logging.INFO
+    assert end.seconds >= 0

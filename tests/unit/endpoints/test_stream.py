@@ -1,0 +1,207 @@
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+
+import pytest
+
+from drakit import Device, DriverError
+from drakit.device import CounterSet, Inventory
+from drakit_nodeplugin.endpoints import stream
+from drakit_nodeplugin.endpoints.stream import FloodError, normalised, read_inventories
+
+CAM = Device(name="cam-0")
+CARD = CounterSet(name="card", counters={"memory": "8Gi"})
+
+
+class Special(Device):
+    """A vendor may derive its own."""
+
+
+@pytest.mark.parametrize(
+    ("listed", "inventory"),
+    [
+        pytest.param([CAM], Inventory(devices=(CAM,)), id="list"),
+        pytest.param([], Inventory(devices=()), id="nothing"),
+        pytest.param({"a": CAM}.values(), Inventory(devices=(CAM,)), id="view"),
+        pytest.param((CAM for _ in range(2)), Inventory(devices=(CAM, CAM)), id="generator"),
+        pytest.param([Special(name="x")], Inventory(devices=(Special(name="x"),)), id="derived"),
+        pytest.param(
+            Inventory(devices=[CAM], counter_sets=[CARD], fallback=[]),
+            Inventory(devices=(CAM,), counter_sets=(CARD,), fallback=()),
+            id="inventory",
+        ),
+    ],
+)
+def test_what_is_yielded_becomes_an_inventory_that_does_not_change(listed, inventory):
+    assert normalised(listed) == inventory
+
+
+def test_a_list_that_its_driver_changes_later_is_not_changed():
+    listed = [CAM]
+    inventory = normalised(listed)
+    listed.clear()
+    assert inventory.devices == (CAM,)
+
+
+@pytest.mark.parametrize(
+    ("listed", "sentence"),
+    [
+        pytest.param(["cam-0"], "it listed str, which is no Device; this is a fault", id="names"),
+        pytest.param("cam-0", "it listed str, which is no Device", id="text"),
+        pytest.param({"cam-0": CAM}, "it listed str, which is no Device", id="mapping"),
+        pytest.param(CAM, "it listed Device, which is no collection of devices", id="one-device"),
+        pytest.param(None, "it listed NoneType, which is no collection", id="nothing-at-all"),
+        pytest.param(7, "it listed int, which is no collection", id="number"),
+        pytest.param([CAM, None], "it listed NoneType, which is no Device", id="a-hole"),
+        pytest.param(Inventory(devices=3), "it listed int, which is no coll", id="bad-inventory"),
+        pytest.param(
+            Inventory(devices=[CAM], counter_sets=[CAM]),
+            "it listed Device, which is no CounterSet",
+            id="devices-as-counter-sets",
+        ),
+        pytest.param(
+            Inventory(devices=[CAM], fallback=["whole"]),
+            "it listed str, which is no Device",
+            id="bad-fallback",
+        ),
+        pytest.param(
+            itertools.repeat(CAM), "it listed more than 65,536 devices, which no node", id="endless"
+        ),
+    ],
+)
+def test_what_is_no_inventory_is_refused_with_a_sentence(listed, sentence):
+    with pytest.raises(DriverError, match=sentence):
+        normalised(listed)
+
+
+def test_as_many_devices_as_are_allowed_are_taken():
+    assert len(normalised([CAM] * 65_536).devices) == 65_536
+
+
+async def read(generator) -> int:
+    """Read a stream; gives how many inventories were taken, whatever became of it."""
+    taken: list[Inventory] = []
+    try:
+        await read_inventories(generator, taken.append)
+    finally:
+        await generator.aclose()
+    return len(taken)
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize(
+    ("seconds", "yields"),
+    [
+        pytest.param(0.001, 4000, id="a-thousand-a-second"),
+        pytest.param(0.00051, 5000, id="almost-two-thousand-a-second"),
+        pytest.param(0, 1999, id="a-burst"),
+    ],
+)
+async def test_a_driver_may_yield_two_thousand_times_a_second(seconds, yields):
+    async def generate():
+        for _ in range(yields):
+            yield [CAM]
+            await asyncio.sleep(seconds)
+
+    assert await read(generate()) == yields
+
+
+@pytest.mark.looptime
+async def test_bursts_with_a_second_between_them_are_no_flood():
+    async def generate():
+        for _ in range(5):
+            for _ in range(1990):
+                yield [CAM]
+            await asyncio.sleep(1)
+
+    assert await read(generate()) == 5 * 1990
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize(
+    "seconds",
+    [
+        pytest.param(0.0004, id="waits-too-little"),
+        pytest.param(0, id="gives-way-and-does-not-wait"),
+    ],
+)
+async def test_more_than_two_thousand_a_second_are_a_flood(seconds, looptime):
+    async def generate():
+        while True:
+            yield [CAM]
+            await asyncio.sleep(seconds)
+
+    with pytest.raises(FloodError, match="more than 2,000 inventories within a second"):
+        await read(generate())
+    assert looptime <= 5
+
+
+async def test_a_stream_that_never_waits_is_a_flood_within_milliseconds():
+    async def generate():
+        while True:
+            yield [CAM]
+
+    began_at = time.thread_time()
+    with pytest.raises(FloodError):
+        await read(generate())
+    assert time.thread_time() - began_at < 0.2
+
+
+async def test_a_stream_that_never_waits_lets_others_run_until_it_is_a_flood():
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async def generate():
+        while True:
+            yield [CAM] * 2000
+
+    other = asyncio.create_task(count())
+    with pytest.raises(FloodError):
+        await read(generate())
+    other.cancel()
+    assert turns > 1
+
+
+async def test_a_stream_that_blocks_instead_of_waiting_is_no_flood_and_lets_others_run(
+    monkeypatch,
+):
+    monkeypatch.setattr(stream, "MAX_YIELDS", 50)
+    others: list[int] = []
+
+    async def count() -> None:
+        while True:
+            others.append(1)
+            await asyncio.sleep(0)
+
+    async def generate():
+        for _ in range(10):
+            yield [CAM]
+            until = time.monotonic() + 0.03
+            while time.monotonic() < until:
+                pass
+
+    other = asyncio.create_task(count())
+    assert await read(generate()) == 10
+    other.cancel()
+    assert len(others) >= 9, "between two inventories it is their turn"
+
+
+def test_a_driver_whose_devices_is_no_generator_hears_what_it_must_be():
+    class Odd:
+        def __init__(self, devices):
+            self.devices = devices
+
+    async def forgets_to_yield():
+        return [CAM]
+
+    with pytest.raises(DriverError, match=r"its devices\(\) never yields; it must be an async gen"):
+        stream.open_stream(Odd(forgets_to_yield))
+    with pytest.raises(DriverError, match=r"its devices\(\) gave list; it must be an async gener"):
+        stream.open_stream(Odd(lambda: [CAM]))
