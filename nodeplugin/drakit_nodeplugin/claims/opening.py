@@ -275,7 +275,7 @@ def _write_lock(path: Path) -> Generator[None]:
     """Keep processes that still work on a damaged database from writing to it, if that goes."""
     connection: sqlite3.Connection | None = None
     # Nobody works on an empty file, and SQLite would remove the log beside it.
-    if path.is_file() and path.stat().st_size:
+    if path.is_file() and not schema.is_empty(path):
         with suppress(sqlite3.Error):
             connection = sqlite3.connect(path, timeout=schema.BUSY_SECONDS, isolation_level=None)
             connection.execute("BEGIN IMMEDIATE")

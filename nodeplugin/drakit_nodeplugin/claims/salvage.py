@@ -106,7 +106,7 @@ def salvage(path: Path, target: sqlite3.Connection) -> Salvage:
     of the target is above all that was seen.
     """
     # SQLite would wait for the other end of a pipe, and removes the log beside an empty file.
-    if not path.is_file() or not path.stat().st_size:
+    if not path.is_file() or schema.is_empty(path):
         return Salvage(kept=0, lost=0, lost_uids=frozenset())
     connection = schema.connect_reading(path)
     # Damaged text must not hide the rest of its row.

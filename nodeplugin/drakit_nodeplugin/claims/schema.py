@@ -30,6 +30,7 @@ __all__ = (
     "connect_reading",
     "create",
     "has_log",
+    "is_empty",
     "migrate",
     "recognise",
 )
@@ -148,6 +149,11 @@ def has_log(path: Path) -> bool:
     return _size(path.with_name(f"{path.name}-wal")) > 0
 
 
+def is_empty(path: Path) -> bool:
+    """Tell whether SQLite takes a file for an empty database: then it removes the log beside it."""
+    return _size(path) <= 1
+
+
 def recognise(path: Path) -> int:
     """
     Tell the schema version of what is at a path, without a write; 0 is a new database.
@@ -159,10 +165,11 @@ def recognise(path: Path) -> int:
             raise UnfitError("it is no file", foreign=True)
     except FileNotFoundError:
         pass
-    if not _size(path):
+    if is_empty(path):
         if has_log(path):
             raise UnfitError("it is empty, but its log is not")
-        return 0
+        if not _size(path):
+            return 0
     with path.open("rb") as file:
         header = file.read(_HEADER_BYTES)
     if header.startswith(_MAGIC) and len(header) == _HEADER_BYTES:

@@ -370,7 +370,7 @@ async def test_a_log_that_was_begun_anew_is_no_damage(path, tmp_path):
     await checkpoint.close()
 
 
-@pytest.mark.parametrize("remains", [None, b""], ids=["gone", "empty"])
+@pytest.mark.parametrize("remains", [None, b"", b"S"], ids=["gone", "empty", "one-byte"])
 async def test_a_file_that_is_gone_while_its_log_is_there_is_damage(path, tmp_path, remains):
     crash = tmp_path / "crash" / "checkpoint.db"
     await fill(path, crash=crash)
@@ -378,6 +378,8 @@ async def test_a_file_that_is_gone_while_its_log_is_there_is_damage(path, tmp_pa
     crash.unlink()
     if remains is not None:
         crash.write_bytes(remains)
+        looked = await asyncio.to_thread(inspect, crash)
+        assert looked.problems == ("it is empty, but its log is not",)
     claims, damage = await reopen(crash)
     assert claims == {}
     assert damage.startswith("it is empty, but its log is not; it was set aside as ")
