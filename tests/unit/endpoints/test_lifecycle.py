@@ -1,0 +1,246 @@
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+
+from drakit import Device, DriverError
+from drakit.device import Health, Inventory
+from drakit_nodeplugin.endpoints.endpoint import ConnectionEndedError, DeviceKey, HealthReport
+from drakit_nodeplugin.endpoints.lifecycle import Lifecycle
+
+CAM = Inventory(devices=(Device(name="cam-0"),))
+MIC = Inventory(devices=(Device(name="mic-0"),))
+SICK = HealthReport(devices={DeviceKey("", "cam-0"): Health.bad("the lens is dirty")})
+
+
+class FakeConnection:
+    """Tells what a test says, at its times, and then ends as it says."""
+
+    def __init__(self, *updates, seconds: float = 0.0, end: BaseException | None = None) -> None:
+        self.told = updates
+        self.seconds = seconds
+        self.end = end
+        ready = updates and isinstance(updates[0], Inventory)
+        self.away: str | None = None if ready else "it has not listed anything"
+        self.closed = 0
+
+    async def updates(self):
+        for update in self.told:
+            if isinstance(update, int | float):
+                await asyncio.sleep(update)
+            else:
+                self.away = None
+                yield update
+        await asyncio.sleep(self.seconds)
+        self.away = "it is over"
+        if self.end is not None:
+            raise self.end
+
+    async def close(self) -> None:
+        self.closed += 1
+
+
+class Listener:
+    """What was told, and when."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[float, object]] = []
+
+    def _tell(self, endpoint: str, what: object) -> None:
+        assert endpoint == "camera"
+        self.told.append((asyncio.get_running_loop().time(), what))
+
+    replaced = reported = stopped = _tell
+
+
+class Source:
+    """Makes the connections of a test, one after the other; the last one again and again."""
+
+    def __init__(self, *connections: FakeConnection | Exception) -> None:
+        self.connections = list(connections)
+        self.connected_at: list[float] = []
+        self.made: list[FakeConnection] = []
+
+    async def connect(self) -> FakeConnection:
+        self.connected_at.append(asyncio.get_running_loop().time())
+        first = self.connections[0]
+        if len(self.connections) > 1:
+            self.connections.pop(0)
+        if isinstance(first, Exception):
+            raise first
+        again = FakeConnection(*first.told, seconds=first.seconds, end=first.end)
+        self.made.append(again)
+        return again
+
+
+async def live(source: Source, *, seconds: float) -> tuple[Listener, Lifecycle]:
+    """Run a life cycle for some time, and then stop it."""
+    listener = Listener()
+    lifecycle = Lifecycle("camera", source.connect, listener=listener)
+    await lifecycle.start()
+    task = asyncio.create_task(lifecycle.run())
+    await asyncio.wait({task}, timeout=seconds)
+    assert not task.done()
+    task.cancel()
+    await asyncio.wait({task})
+    assert task.cancelled()
+    return listener, lifecycle
+
+
+@pytest.mark.looptime
+async def test_what_a_connection_tells_is_passed_on_and_its_end_as_well():
+    source = Source(
+        FakeConnection(CAM, 5, SICK, 5, MIC, seconds=5), FakeConnection(CAM, seconds=1e6)
+    )
+    listener, lifecycle = await live(source, seconds=100)
+    assert listener.told == [
+        (0, CAM),
+        (5, SICK),
+        (10, MIC),
+        (15, "its stream ended"),
+        (16, CAM),
+    ]
+    assert [connection.closed for connection in source.made] == [1, 0]
+    assert lifecycle.away is None, "our own stop is none of the endpoint"
+    await lifecycle.close()
+    assert source.made[1].closed == 1
+    assert lifecycle.away == "the node plugin stops"
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize(
+    ("end", "reason"),
+    [
+        pytest.param(ConnectionEndedError("the bus is gone"), "the bus is gone", id="says-why"),
+        pytest.param(
+            OSError("reset"), "its stream failed: OSError: reset", id="fails-in-our-own-code"
+        ),
+        pytest.param(
+            asyncio.CancelledError(), "its connection was closed", id="is-cancelled-by-a-library"
+        ),
+    ],
+)
+async def test_however_a_connection_ends_it_is_made_again(end, reason):
+    source = Source(FakeConnection(CAM, end=end), FakeConnection(CAM, seconds=1e6))
+    listener, _ = await live(source, seconds=10)
+    assert listener.told == [(0, CAM), (0, reason), (1, CAM)]
+
+
+@pytest.mark.looptime
+async def test_an_endpoint_that_lists_and_dies_at_once_is_connected_ever_more_slowly():
+    source = Source(FakeConnection(CAM))
+    listener, _ = await live(source, seconds=250)
+    assert source.connected_at == [0, 1, 3, 7, 15, 31, 63, 123, 183, 243]
+    assert [what for _, what in listener.told] == [CAM, "its stream ended"] * 10
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize(
+    ("seconds", "delay"),
+    [
+        pytest.param(59, 4, id="short-lives-keep-the-delay"),
+        pytest.param(60, 1, id="a-long-life-begins-anew"),
+    ],
+)
+async def test_how_long_a_connection_lived_decides_how_soon_the_next_one_is_made(seconds, delay):
+    source = Source(
+        FakeConnection(CAM),
+        FakeConnection(CAM),
+        FakeConnection(CAM, seconds=seconds),
+        FakeConnection(CAM, seconds=1e6),
+    )
+    await live(source, seconds=200)
+    assert source.connected_at == [0, 1, 3, 3 + seconds + delay]
+
+
+@pytest.mark.looptime
+async def test_a_connection_that_never_listed_anything_keeps_the_delay_however_long_it_lived():
+    source = Source(FakeConnection(seconds=100), FakeConnection(seconds=100))
+    await live(source, seconds=350)
+    assert source.connected_at == [0, 101, 203, 307]
+
+
+@pytest.mark.looptime
+async def test_a_disorderly_end_keeps_the_delay_however_long_it_lived():
+    source = Source(
+        FakeConnection(CAM, seconds=100, end=ConnectionEndedError("a flood", disorderly=True))
+    )
+    await live(source, seconds=350)
+    assert source.connected_at == [0, 101, 203, 307]
+
+
+@pytest.mark.looptime
+async def test_a_connection_that_cannot_be_made_is_a_stop_and_is_tried_again():
+    source = Source(
+        OSError("refused"),
+        DriverError("the bus is gone"),
+        ConnectionEndedError("ValueError: a bug"),
+        FakeConnection(CAM, seconds=1e6),
+    )
+    listener, lifecycle = await live(source, seconds=20)
+    assert listener.told == [
+        (0, "it could not be started: OSError: refused"),
+        (1, "the bus is gone"),
+        (3, "it could not be started: ValueError: a bug"),
+        (7, CAM),
+    ]
+    assert lifecycle.away is None
+
+
+@pytest.mark.looptime
+async def test_at_the_first_start_a_configuration_that_is_refused_is_raised():
+    listener = Listener()
+    source = Source(DriverError("lens is no key"))
+    lifecycle = Lifecycle("camera", source.connect, listener=listener)
+    assert lifecycle.away == "it is not started yet"
+    with pytest.raises(DriverError, match="lens is no key"):
+        await lifecycle.start()
+    assert (lifecycle.away, listener.told) == ("lens is no key", [])
+
+
+@pytest.mark.looptime
+async def test_a_connection_that_is_silent_is_told_of_and_taken_when_it_speaks(caplog):
+    source = Source(FakeConnection(CAM), FakeConnection(30, CAM, seconds=1e6))
+    listener, _ = await live(source, seconds=100)
+    assert listener.told == [
+        (0, CAM),
+        (0, "its stream ended"),
+        (11, "it has not listed anything"),
+        (31, CAM),
+    ]
+    silent = [r.reason for r in caplog.records if r.msg == "endpoint is silent"]
+    assert silent == ["it has not listed anything"]
+
+
+@pytest.mark.looptime
+async def test_while_an_endpoint_waits_to_be_connected_it_is_away_for_the_last_reason():
+    source = Source(FakeConnection(CAM, end=ConnectionEndedError("the bus is gone")))
+    _, lifecycle = await live(source, seconds=40)
+    assert lifecycle.away == "the bus is gone"
+    assert lifecycle.connection is None
+
+
+@pytest.mark.looptime
+async def test_a_failure_of_who_listens_is_not_taken_for_one_of_the_endpoint():
+    class Broken(Listener):
+        def replaced(self, endpoint, inventory):
+            raise ZeroDivisionError
+
+    lifecycle = Lifecycle("camera", Source(FakeConnection(CAM)).connect, listener=Broken())
+    await lifecycle.start()
+    with pytest.raises(ZeroDivisionError):
+        await lifecycle.run()
+
+
+@pytest.mark.looptime
+async def test_a_stop_and_its_reason_are_one_line_of_the_log(caplog):
+    source = Source(FakeConnection(CAM, end=ConnectionEndedError("the bus is gone")))
+    await live(source, seconds=0.5)
+    (record,) = [r for r in caplog.records if r.msg == "endpoint stopped"]
+    assert (record.levelno, record.endpoint, record.reason) == (
+        logging.ERROR,
+        "camera",
+        "the bus is gone",
+    )
