@@ -72,6 +72,11 @@ SBIN = "/usr/local/sbin:/usr/sbin:/sbin"
 
 DEFAULT_GATES: Mapping[str, bool] = {"DRADeviceTaintRules": True}
 
+DEFAULT_RUNTIME_CONFIG: Mapping[str, bool] = {
+    "resource.k8s.io/v1beta1": True,
+    "resource.k8s.io/v1beta2": True,
+}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
@@ -82,6 +87,10 @@ class Options:
 
     gates: Mapping[str, bool] = field(default_factory=lambda: dict(DEFAULT_GATES))
     """Feature gates, for every component."""
+
+    runtime_config: Mapping[str, bool] = field(default_factory=lambda: dict(DEFAULT_RUNTIME_CONFIG))
+    """API versions that the API server serves beside its defaults, or does not serve. Nodes need
+    ``resource.k8s.io/v1``: without it there is the control plane alone."""
 
     kept: bool = False
     """Whether the cluster outlives the process that started it. If not, and that process died,
@@ -240,8 +249,19 @@ class Cluster(ABC):
         """End the API server; etcd keeps all objects."""
         raise UnsupportedError(self.provider, "stop the API server")
 
-    def start_api_server(self) -> None:
-        """Start it again, and wait until it is ready."""
+    def start_api_server(
+        self,
+        *,
+        gates: Mapping[str, bool] | None = None,
+        runtime_config: Mapping[str, bool] | None = None,
+    ) -> None:
+        """
+        Start it again, and wait until it is ready.
+
+        :param gates: its feature gates from now on, as after an upgrade; other components keep
+            theirs until they are started again.
+        :param runtime_config: what it serves from now on, as in :class:`Options`.
+        """
         raise UnsupportedError(self.provider, "start the API server")
 
     def cut_node(self, node: str) -> None:

@@ -19,10 +19,17 @@ from typing import Any
 
 import yaml
 
-from .api import CONTROL_PLANE, Capability, Cluster, ClusterError, Component, Options, run
+from .api import (
+    CONTROL_PLANE,
+    Capability,
+    Cluster,
+    ClusterError,
+    Component,
+    Options,
+    UnsupportedError,
+    run,
+)
 from .local.binaries import cache_folder
-
-RUNTIME_CONFIG = {"resource.k8s.io/v1beta1": "true", "resource.k8s.io/v1beta2": "true"}
 
 CONTAINERD_PATCH = """\
 [plugins."io.containerd.cri.v1.runtime"]
@@ -137,7 +144,14 @@ class KindProvider(Cluster):
         gone = "while pgrep -x kube-apiserver; do sleep 0.5; done"
         self.exec_on_node(CONTROL_PLANE, ["timeout", "90", "sh", "-c", gone], timeout=100)
 
-    def start_api_server(self) -> None:
+    def start_api_server(
+        self,
+        *,
+        gates: Mapping[str, bool] | None = None,
+        runtime_config: Mapping[str, bool] | None = None,
+    ) -> None:
+        if gates is not None or runtime_config is not None:
+            raise UnsupportedError(self.provider, "start the API server with other gates")
         self.exec_on_node(CONTROL_PLANE, ["mv", PARKED_MANIFEST, MANIFEST])
         self.wait_for_nodes(timeout_seconds=120)
 
@@ -182,7 +196,7 @@ def kind_config(options: Options) -> dict[str, Any]:
         "kind": "Cluster",
         "apiVersion": "kind.x-k8s.io/v1alpha4",
         "featureGates": dict(options.gates),
-        "runtimeConfig": RUNTIME_CONFIG,
+        "runtimeConfig": {name: str(on).lower() for name, on in options.runtime_config.items()},
         "containerdConfigPatches": [CONTAINERD_PATCH],
         "nodes": [{"role": "control-plane"}, *({"role": "worker"} for _ in range(workers))],
     }

@@ -101,6 +101,8 @@ def kubelet(names: Names, node: int, *, folder: Path, gates: Mapping[str, bool])
             "imagefs.available": "1%",
         },
         "localStorageCapacityIsolation": False,
+        # What a test kills is back at once, however often others have killed it before.
+        "crashLoopBackOff": {"maxContainerRestartPeriod": "2s"},
         "nodeStatusUpdateFrequency": "5s",
         "syncFrequency": "10s",
         "featureGates": dict(gates),
@@ -138,6 +140,6 @@ def audit_policy() -> str:
     return json.dumps(policy, indent=1)
 
 
-def gates_flag(gates: Mapping[str, bool]) -> str:
-    """The value of `--feature-gates`."""
-    return ",".join(f"{gate}={str(on).lower()}" for gate, on in sorted(gates.items()))
+def switches_flag(switches: Mapping[str, bool]) -> str:
+    """The value of `--feature-gates`, and of `--runtime-config`."""
+    return ",".join(f"{name}={str(on).lower()}" for name, on in sorted(switches.items()))

@@ -17,8 +17,6 @@ from .pki import Authority
 
 LOOPBACK = ipaddress.IPv4Address("127.0.0.1")
 
-RUNTIME_CONFIG = "resource.k8s.io/v1beta1=true,resource.k8s.io/v1beta2=true"
-
 STOP_SECONDS = 3
 """Time for an orderly end; the API server would wait up to a minute for watches to close."""
 
@@ -34,8 +32,16 @@ class ControlPlane:
     )
     """In the order of their start."""
 
-    def __init__(self, names: Names, *, programs: Path, gates: Mapping[str, bool]) -> None:
-        self.names, self.programs, self.gates = names, programs, gates
+    def __init__(
+        self,
+        names: Names,
+        *,
+        programs: Path,
+        gates: Mapping[str, bool],
+        runtime_config: Mapping[str, bool],
+    ) -> None:
+        self.names, self.programs = names, programs
+        self.gates, self.runtime_config = gates, runtime_config
         self.box = Box(names.folder, CONTROL_PLANE, is_node=False)
         self.kubeconfig = names.folder / "admin.kubeconfig"
         self.audit_log = names.folder / "logs" / "audit.json"
@@ -152,7 +158,7 @@ class ControlPlane:
             "--service-account-issuer=https://kubernetes.default.svc",
             f"--service-account-key-file={pki}/service-accounts.pub",
             f"--service-account-signing-key-file={pki}/service-accounts.key",
-            "--authorization-mode=Node,RBAC",
+            f"--authorization-mode={self._authorizers()}",
             "--enable-admission-plugins=NodeRestriction",
             "--allow-privileged=true",
             f"--kubelet-client-certificate={pki}/apiserver-kubelet.crt",
@@ -171,9 +177,13 @@ class ControlPlane:
             "--enable-aggregator-routing=true",
             f"--audit-policy-file={self.names.folder}/audit-policy.json",
             f"--audit-log-path={self.audit_log}",
-            f"--feature-gates={configs.gates_flag(self.gates)}",
-            f"--runtime-config={RUNTIME_CONFIG}",
+            f"--feature-gates={configs.switches_flag(self.gates)}",
+            f"--runtime-config={configs.switches_flag(self.runtime_config)}",
         ]
+
+    def _authorizers(self) -> str:
+        # The one of nodes watches v1 of DRA: without it the server would never be ready.
+        return "Node,RBAC" if self.runtime_config.get("resource.k8s.io/v1", True) else "RBAC"
 
     def _controller_manager(self) -> list[str]:
         folder = self.names.folder
@@ -204,5 +214,5 @@ class ControlPlane:
             f"--authorization-kubeconfig={path}",
             "--bind-address=127.0.0.1",
             "--leader-elect=false",
-            f"--feature-gates={configs.gates_flag(self.gates)}",
+            f"--feature-gates={configs.switches_flag(self.gates)}",
         ]

@@ -76,6 +76,10 @@ class LocalCluster(Cluster):
                 raise ClusterError(
                     f"cluster {self.name} is up with other feature gates: stop it first"
                 )
+            elif dict(record.runtime_config) != dict(options.runtime_config):
+                raise ClusterError(
+                    f"cluster {self.name} is up with other API versions: stop it first"
+                )
             else:
                 self._revive(record)
             self._add_nodes(record, options)
@@ -160,8 +164,19 @@ class LocalCluster(Cluster):
     def stop_api_server(self) -> None:
         self._control_plane(self._record).stop_api_server()
 
-    def start_api_server(self) -> None:
-        self._control_plane(self._record).start_component(Component.API_SERVER)
+    def start_api_server(
+        self,
+        *,
+        gates: Mapping[str, bool] | None = None,
+        runtime_config: Mapping[str, bool] | None = None,
+    ) -> None:
+        record = self._record
+        if gates is not None:
+            record = replace(record, gates=dict(gates))
+        if runtime_config is not None:
+            record = replace(record, runtime_config=dict(runtime_config))
+        record.write()
+        self._control_plane(record).start_component(Component.API_SERVER)
 
     def cut_node(self, node: str) -> None:
         network.cut(self._record.names, self._node(node).box)
@@ -202,7 +217,12 @@ class LocalCluster(Cluster):
         return record
 
     def _control_plane(self, record: Record) -> ControlPlane:
-        return ControlPlane(record.names, programs=self._programs, gates=record.gates)
+        return ControlPlane(
+            record.names,
+            programs=self._programs,
+            gates=record.gates,
+            runtime_config=record.runtime_config,
+        )
 
     def _nodes(self, record: Record) -> list[Node]:
         server = self._control_plane(record).server
@@ -263,6 +283,7 @@ class LocalCluster(Cluster):
                 owner=Process.of(os.getpid()),
                 nodes=0,
                 gates=dict(options.gates),
+                runtime_config=dict(options.runtime_config),
                 version=binaries.kubernetes_version(),
             )
             record.write()

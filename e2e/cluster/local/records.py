@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from ..api import ClusterError
+from ..api import DEFAULT_RUNTIME_CONFIG, ClusterError
 from .names import ROOT, Names, cluster_id
 
 RECORD = "cluster.json"
@@ -88,6 +88,7 @@ class Record:
     owner: Process
     nodes: int
     gates: Mapping[str, bool] = field(default_factory=dict[str, bool])
+    runtime_config: Mapping[str, bool] = field(default_factory=lambda: dict(DEFAULT_RUNTIME_CONFIG))
     version: str = ""
 
     def write(self) -> None:

@@ -52,8 +52,8 @@ def test_a_kubelet_has_its_own_cgroup_and_the_gates(tmp_path):
     assert config["featureGates"] == {"Gate": False}
 
 
-def test_gates_are_a_flag():
-    assert configs.gates_flag({"B": False, "A": True}) == "A=true,B=false"
+def test_switches_are_a_flag():
+    assert configs.switches_flag({"B": False, "A": True}) == "A=true,B=false"
 
 
 @pytest.mark.parametrize(("nodes", "roles"), [(0, 1), (1, 1), (2, 3)])

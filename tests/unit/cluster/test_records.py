@@ -40,6 +40,7 @@ def test_a_record_is_read_as_it_was_written(tmp_path, monkeypatch):
         owner=Process(pid=1, started=2),
         nodes=3,
         gates={"Gate": True},
+        runtime_config={"resource.k8s.io/v1": False},
         version="v1.36.3",
     )
     record.write()
