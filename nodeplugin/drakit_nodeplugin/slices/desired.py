@@ -1,53 +1,95 @@
 """
-From devices and what the API server holds to the writes that are needed: all pure.
+From a pool and what the API server holds to the writes that are needed: all pure.
 
-The rules of a pool: only slices of its highest generation count for the scheduler, and fewer than
-``resourceSliceCount`` of them make the pool incomplete. So one changed slice keeps the
-generation, and anything else writes all of the pool anew under the next one. Semantics:
-``resource.k8s.io/v1`` ResourceSlice, KEP-4381.
+The rules of a pool: only slices of its highest generation count for the scheduler, and while there
+are fewer of them than ``resourceSliceCount`` it allocates nothing from the pool. So what is seen
+between two writes is either true or not used:
+
+* one slice's content may change, and taints of any number, under the same generation;
+* slices that are gone, or that an interrupted round has left behind, are written under the same
+  generation too: before the last of them is there, the pool is not used;
+* everything else writes all slices of the pool under the next generation.
+
+Semantics: ``resource.k8s.io/v1`` ResourceSlice, KEP-4381.
 
 It must not know the API server's client, clocks, or where devices come from.
 """
 
 from __future__ import annotations
 
-import hashlib
-import re
-from collections.abc import Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from drakit.device import Device
-from drakit.resource.device import device_body, same_device
-from drakit.resource.raw import Object, child, children, text
-from drakit_nodeplugin.slices.packing import PackingLimits, pack
+from drakit.device import CounterSet
+from drakit.resource.features import Feature
+from drakit_nodeplugin.devices.pools import DesiredDevice, DesiredPool
+from drakit_nodeplugin.slices.contents import Difference, SliceContent, slice_spec
+from drakit_nodeplugin.slices.dropping import choose
+from drakit_nodeplugin.slices.names import PoolIdentity, slice_name
+from drakit_nodeplugin.slices.packing import Packing, PackingLimits, pack
+from drakit_nodeplugin.slices.stored import StoredSlice
+from drakit_nodeplugin.slices.survey import Held, KnownSlice, Survey
 
-__all__ = ("Plan", "PoolIdentity", "plan", "slice_name")
+__all__ = ("Plan", "SliceWrite", "plan", "planning")
 
 API_VERSION = "resource.k8s.io/v1"
 
-_INDEX = re.compile(r"(?P<index>[0-9a-f]{5})-")
-MAX_OBJECT_NAME = 253
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PoolIdentity:
-    """The pool of one driver on one node; it has the node's name."""
+class SliceWrite:
+    """A slice to write. Its body is made when it is needed: all of them are large together."""
 
-    driver: str
-    node: str
-    node_uid: str
+    pool: PoolIdentity
+    index: int
+    count: int
+    generation: int
+    content: SliceContent
+    advanced: frozenset[str]
+    stored: StoredSlice | None
+    """What it replaces; None if it is created."""
+
+    sources: Sequence[StoredSlice]
+    """Where its devices stand so far."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return slice_name(self.pool, self.index)
+
+    def body(self) -> dict[str, Any]:
+        """Give the whole object (v1), with the resourceVersion on which it builds."""
+        pool = self.pool
+        # What others put into the metadata stays.
+        metadata = {} if self.stored is None else dict(self.stored.metadata)
+        owner = {"apiVersion": "v1", "kind": "Node", "name": pool.node, "uid": pool.node_uid}
+        metadata |= {"name": self.name, "ownerReferences": [owner | {"controller": True}]}
+        of_pool = {
+            "name": pool.pool,
+            "generation": self.generation,
+            "resourceSliceCount": self.count,
+        }
+        spec = {"driver": pool.driver, "nodeName": pool.node, "pool": of_pool}
+        return {
+            "apiVersion": API_VERSION,
+            "kind": "ResourceSlice",
+            "metadata": metadata,
+            "spec": spec | slice_spec(self.content, stored=self.sources),
+        }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """Writes, in the order in which they are made."""
+    """Writes, in the order in which they are to be made."""
 
-    delete: list[Object] = field(default_factory=list[Object])
-    """Slices as the API server holds them."""
-    replace: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    """Whole objects, with the resourceVersion on which they build."""
-    create: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    delete: Sequence[StoredSlice] = ()
+    replace: Sequence[SliceWrite] = ()
+    create: Sequence[SliceWrite] = ()
+    known: Mapping[str, KnownSlice] = field(default_factory=dict[str, KnownSlice])
+    """The slices that are in order, by name."""
+
+    left_out: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Why devices are not published, by their names."""
 
     @property
     def empty(self) -> bool:
@@ -55,148 +97,157 @@ class Plan:
         return not (self.delete or self.replace or self.create)
 
 
-def slice_name(pool: PoolIdentity, index: int) -> str:
-    """
-    Give the name of a pool's slice; the same after a restart and for every instance.
-
-    It begins with the index in hexadecimal, since the allocator walks slices in the order of
-    their names, and ends in a digest, since two drivers and two nodes may join to one text.
-    """
-    identity = f"{pool.driver}/{pool.node}".encode()
-    end = f"-{hashlib.sha256(identity).hexdigest()[:8]}"
-    name = f"{index:05x}-{pool.driver}-{pool.node}"
-    return name[: MAX_OBJECT_NAME - len(end)].rstrip(".-") + end
-
-
 def plan(
-    devices: Sequence[Device],
+    pool: DesiredPool,
     *,
-    pool: PoolIdentity,
-    stored: Sequence[Object],
+    identity: PoolIdentity,
+    stored: Collection[StoredSlice],
+    known: Mapping[str, KnownSlice] | None = None,
+    left: Mapping[str, SliceContent] | None = None,
+    dropped: Collection[Feature] = (),
     limits: PackingLimits | None = None,
 ) -> Plan:
     """
-    Say what to write so that the pool holds exactly these devices.
+    Say what to write so that the pool is as desired.
 
-    `stored` are all slices of this driver on this node. A pool without devices keeps one empty
-    slice, by which observers tell a driver without devices from no driver.
+    `stored` are all slices of this pool, whoever made them; `known` those that were in order;
+    `left` those that are not written for now, as long as they are to hold just this. Features in
+    `dropped` are done without. A pool without devices keeps one empty slice, by which observers
+    tell a driver without devices from no driver.
     """
-    generation = max((_generation(body) for body in stored), default=0)
-    current, obsolete = _current(stored, pool=pool, generation=generation)
-    placed = {
-        text(device, "name"): index
-        for index, body in current.items()
-        for device in children(body, "spec", "devices")
-    }
-    homes = pack([device.name for device in devices], placed=placed, limits=limits)
-    count = max(homes.values(), default=0) + 1
-    contents: list[list[dict[str, Any]]] = [[] for _ in range(count)]
-    for device in sorted(devices, key=lambda device: _natural(device.name)):
-        contents[homes[device.name]].append(device_body(device))
+    steps = planning(
+        pool,
+        identity=identity,
+        stored=stored,
+        known=known,
+        left=left,
+        dropped=dropped,
+        limits=limits,
+    )
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return end.value
 
-    obsolete += [body for index, body in current.items() if index >= count]
-    missing = [index for index in range(count) if index not in current]
-    changed = [
-        index
-        for index in range(count)
-        if index in current
-        and not _same_slice(current[index], contents[index], pool=pool, count=count)
-    ]
-    if missing or len(changed) > 1:
-        generation += 1
-        changed = [index for index in range(count) if index in current]
-    write = {
-        index: _slice_body(
-            contents[index], pool=pool, index=index, count=count, generation=generation
+
+def planning(
+    pool: DesiredPool,
+    *,
+    identity: PoolIdentity,
+    stored: Collection[StoredSlice],
+    known: Mapping[str, KnownSlice] | None = None,
+    left: Mapping[str, SliceContent] | None = None,
+    dropped: Collection[Feature] = (),
+    limits: PackingLimits | None = None,
+) -> Generator[None, None, Plan]:
+    """Plan in steps of a few milliseconds each, between which others can work; see `plan`."""
+    left = left or {}
+    chosen = choose(pool, dropped)
+    held = Held(stored, identity=identity, left=left)
+    sets: Mapping[str, CounterSet | None] = (
+        dict.fromkeys(held.counter_sets) if chosen.counter_sets is None else chosen.counter_sets
+    )
+    yield
+    survey = Survey(held, chosen.devices, sets)
+    for index in held.slices:
+        survey.look(index, known=known or {}, left=left)
+        yield
+    advanced = survey.advanced()
+    packing = pack(
+        {name: name in advanced for name in chosen.devices},
+        counter_sets=tuple(sets),
+        standing=survey.standing(),
+        plain=pool.plain,
+        limits=limits,
+    )
+    yield
+    return _writes(survey, packing, advanced=advanced, left=left, left_out=chosen.left_out)
+
+
+def _writes(
+    survey: Survey,
+    packing: Packing,
+    *,
+    advanced: frozenset[str],
+    left: Mapping[str, SliceContent],
+    left_out: Mapping[str, str],
+) -> Plan:
+    held, count = survey.held, packing.count
+    contents = {index: _Filling.of(survey.contents.get(index)) for index in range(count)}
+    changed = {i for i, each in survey.differences.items() if each is Difference.CONTENT}
+    for name in packing.moved:
+        contents[held.devices[name]].devices.pop(name, None)
+        changed.add(held.devices[name])
+    for name, index in packing.devices.items():
+        if held.devices.get(name) != index:
+            contents[index].devices[name] = survey.devices[name]
+            changed.add(index)
+    for name, index in packing.counter_sets.items():
+        if held.counter_sets.get(name) != index:
+            contents[index].counter_sets[name] = survey.counter_sets[name]
+            changed.add(index)
+
+    kept = [index for index in sorted(held.slices) if index < count]
+    same_generation = count == held.count and len(changed & {*kept} - held.behind) <= 1
+    if same_generation:
+        tainted = {i for i, each in survey.differences.items() if each is Difference.TAINTS}
+        # Those behind last: with them the pool is whole again.
+        kept = [i for i in kept if i in (changed | tainted) - held.behind] + [
+            i for i in kept if i in held.behind
+        ]
+    generation = held.generation if same_generation else held.next_generation
+
+    def write(index: int) -> SliceWrite:
+        filling = contents[index]
+        content = SliceContent(devices=filling.devices, counter_sets=filling.counter_sets)
+        return SliceWrite(
+            pool=held.identity,
+            index=index,
+            count=count,
+            generation=generation,
+            content=content,
+            advanced=advanced.intersection(content.devices),
+            stored=held.slices.get(index),
+            sources=_sources(content, held, index),
         )
-        for index in (*changed, *missing)
-    }
+
+    creates = [write(index) for index in range(count) if index not in held.slices]
+    if same_generation:
+        creates = [each for each in creates if left.get(each.name) != each.content]
     return Plan(
-        delete=list(obsolete),
-        replace=[_upon(current[index], write[index]) for index in changed],
-        create=[write[index] for index in missing],
+        delete=[*held.obsolete, *(each for i, each in held.slices.items() if i >= count)],
+        replace=[write(index) for index in kept],
+        create=creates,
+        known=survey.known,
+        left_out=left_out,
     )
 
 
-def _current(
-    stored: Sequence[Object], *, pool: PoolIdentity, generation: int
-) -> tuple[dict[int, Object], list[Object]]:
-    """Sort what is stored into slices that are ours to keep, by index, and obsolete ones."""
-    current: dict[int, Object] = {}
-    obsolete: list[Object] = []
-    for body in sorted(stored, key=lambda body: text(body, "metadata", "name")):
-        name = text(body, "metadata", "name")
-        form = _INDEX.match(name)
-        index = int(form["index"], 16) if form else -1
-        ours = (
-            text(body, "spec", "pool", "name") == pool.node
-            and _generation(body) == generation
-            and name == slice_name(pool, max(index, 0))
-        )
-        if ours and index not in current:
-            current[index] = body
-        else:
-            obsolete.append(body)
-    return current, obsolete
+@dataclass(slots=True)
+class _Filling:
+    """A content that is being made."""
+
+    devices: dict[str, DesiredDevice]
+    counter_sets: dict[str, CounterSet | None]
+
+    @classmethod
+    def of(cls, content: SliceContent | None) -> _Filling:
+        if content is None:
+            return cls({}, {})
+        return cls(dict(content.devices), dict(content.counter_sets))
 
 
-def _generation(body: Object) -> int:
-    return int(child(body, "spec", "pool").get("generation") or 0)
-
-
-def _natural(name: str) -> tuple[tuple[int, str], ...]:
-    """Sort ``kvm-10`` behind ``kvm-9``: the allocator takes devices in this order."""
-    return tuple(
-        (int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)
-    )
-
-
-def _same_slice(
-    stored: Object, devices: Sequence[Object], *, pool: PoolIdentity, count: int
-) -> bool:
-    have = children(stored, "spec", "devices")
-    owners = {text(owner, "uid") for owner in children(stored, "metadata", "ownerReferences")}
-    return (
-        child(stored, "spec", "pool").get("resourceSliceCount") == count
-        and owners == {pool.node_uid}
-        and len(have) == len(devices)
-        and all(same_device(ours, theirs) for ours, theirs in zip(devices, have, strict=True))
-    )
-
-
-def _slice_body(
-    devices: list[dict[str, Any]], *, pool: PoolIdentity, index: int, count: int, generation: int
-) -> dict[str, Any]:
-    return {
-        "apiVersion": API_VERSION,
-        "kind": "ResourceSlice",
-        "metadata": {
-            "name": slice_name(pool, index),
-            "ownerReferences": [
-                {
-                    "apiVersion": "v1",
-                    "kind": "Node",
-                    "name": pool.node,
-                    "uid": pool.node_uid,
-                    "controller": True,
-                }
-            ],
-        },
-        "spec": {
-            "driver": pool.driver,
-            "nodeName": pool.node,
-            "pool": {
-                "name": pool.node,
-                "generation": generation,
-                "resourceSliceCount": count,
-            },
-            "devices": devices,
-        },
+def _sources(content: SliceContent, held: Held, index: int) -> list[StoredSlice]:
+    """Give the slices that hold what is needed to write a content, the newest last."""
+    needed = {
+        held.devices[name]
+        for name, each in content.devices.items()
+        if (each.taints or each.device is None) and name in held.devices
     }
-
-
-def _upon(stored: Object, body: dict[str, Any]) -> dict[str, Any]:
-    """Give a body that replaces a stored one; what others put into its metadata stays."""
-    metadata = dict(child(stored, "metadata"))
-    metadata["ownerReferences"] = body["metadata"]["ownerReferences"]
-    return body | {"metadata": metadata}
+    needed |= {
+        held.counter_sets[name]
+        for name, each in content.counter_sets.items()
+        if each is None and name in held.counter_sets
+    }
+    return [each for i, each in held.slices.items() if i in needed]

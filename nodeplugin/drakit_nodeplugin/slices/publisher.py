@@ -3,7 +3,8 @@ Keeps the ResourceSlices of one driver on this node as its devices say.
 
 It watches what the API server holds, so that slices which somebody else deletes (the kubelet wipes
 its node's slices at its start) are back at once, and writes only what differs. What is to be
-written is decided in :mod:`.desired`. Publishing never calls a driver.
+written is decided in :mod:`.desired`, and when in :mod:`.pool`, for each pool alone. Publishing
+never calls a driver.
 
 It must not know gRPC, endpoints, claims or the checkpoint.
 """
@@ -12,179 +13,223 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Mapping
 
-from drakit.kube import (
-    AlreadyExistsError,
-    ApiError,
-    ConflictError,
-    NotFoundError,
-    Session,
-    resource_path,
-)
+from drakit.kube import Session, resource_path
 from drakit.kube.reflector import Applied, Deleted, Reflector, Replaced
-from drakit.resource.raw import Object, text
-from drakit_nodeplugin.devices.manager import DeviceManager
-from drakit_nodeplugin.slices.desired import API_VERSION, Plan, PoolIdentity, plan
+from drakit.resource.features import Feature
+from drakit_nodeplugin.devices.pools import short_pool
+from drakit_nodeplugin.slices.api import OnWrite, SliceApi
+from drakit_nodeplugin.slices.dropping import describe
+from drakit_nodeplugin.slices.pool import (
+    PACE_SECONDS,
+    SETTLE_SECONDS,
+    PoolPublisher,
+    PublicationSource,
+    Surroundings,
+)
+from drakit_nodeplugin.slices.store import SliceStore
+from drakit_nodeplugin.slices.stored import StoredSlice
 
-__all__ = ("SlicePublisher",)
+__all__ = ("PublicationSource", "SlicePublisher")
 
 logger = logging.getLogger(__name__)
 
-SETTLE_SECONDS = 0.2
-"""From the first change to the write: a hub that is unplugged is one write."""
-
-PACE_SECONDS = 1.0
-"""Between two rounds of writes: devices that flap must not load the API server."""
-
-RETRY_SECONDS = (1.0, 60.0)
-"""First and longest delay after a failed write; it doubles in between, with jitter."""
-
-SLICES = resource_path(API_VERSION, "resourceslices")
+FORGET_SECONDS = 600.0
+"""What the API server drops is tried again when the watch has to begin anew, as the server may be
+a newer one; but not more often than this, since it costs writes."""
 
 
 class SlicePublisher:
-    """Publishes the pool of one driver."""
+    """Publishes all pools of one driver."""
 
     def __init__(
         self,
         *,
-        manager: DeviceManager,
+        source: PublicationSource,
         session: asyncio.Future[Session],
         node: str,
         primary: asyncio.Event,
+        on_dropped: Callable[[str], None] | None = None,
+        on_write: OnWrite | None = None,
     ) -> None:
         """While `primary` is not set another instance of the driver publishes: two with different
-        configurations would undo each other's writes for as long as an update takes."""
-        self._primary = primary
-        self._manager = manager
+        configurations would undo each other's writes for as long as an update takes. `on_dropped`
+        is told once, in a sentence, what of devices the API server drops."""
+        self._source = source
         self._session = session
         self._node = node
-        self._query = {"fieldSelector": f"spec.driver={manager.driver},spec.nodeName={node}"}
-        self._stored: dict[str, Object] | None = None
-        self._node_uid: str | None = None
-        self.last_error: str | None = None
-        """Why the last round failed; None after one that succeeded."""
+        self._primary = primary
+        self._on_dropped = on_dropped
+        self._on_write = on_write
+        self._store = SliceStore()
+        self._pools: dict[str, PoolPublisher] = {}
+        self._reflector: Reflector | None = None
+        self._dropped: frozenset[Feature] = frozenset()
+        self._reported: frozenset[Feature] = frozenset()
+        self._forgot_at: float | None = None
+
+    # ------------------------------------------------------------ what probes and metrics ask
+
+    @property
+    def listed(self) -> bool:
+        """Whether the API server has told once what it holds."""
+        return self._store.listed.is_set()
+
+    @property
+    def dropped(self) -> frozenset[Feature]:
+        """What of devices the API server is known to drop."""
+        return self._dropped
+
+    @property
+    def left_out(self) -> Mapping[str, str]:
+        """Why devices are not published though they are wanted, by ``pool/device`` in the driver's
+        words; those of the pool with the node's name by their names alone."""
+        return {
+            f"{short_pool(self._node, pool.name)}/{device}".lstrip("/"): why
+            for pool in self._pools.values()
+            for device, why in pool.left_out.items()
+        }
+
+    @property
+    def last_error(self) -> str | None:
+        """Why slices are not as they are to be, as of the last attempts; None if all went well."""
+        if not self.listed and self._reflector is not None:
+            return None if (error := self._reflector.last_error) is None else str(error)
+        errors = {name: each.last_error for name, each in sorted(self._pools.items())}
+        return "; ".join(f"pool {name}: {text}" for name, text in errors.items() if text) or None
+
+    # ------------------------------------------------------------ running
 
     async def run(self) -> None:
         """Watch and write until cancelled."""
         session = await asyncio.shield(self._session)
+        api = SliceApi(
+            session, driver=self._source.driver, node=self._node, on_write=self._on_write
+        )
+        owner = _Node(session, self._node)
+        surroundings = Surroundings(
+            source=self._source,
+            node=self._node,
+            owner=owner,
+            api=api,
+            store=self._store,
+            primary=self._primary,
+            dropped=lambda: self._dropped,
+            on_dropped=self._drops,
+        )
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._watch(session))
-            group.create_task(self._write(session))
 
-    async def _watch(self, session: Session) -> None:
-        reflector = Reflector(session, SLICES, params=self._query)
-        async for change in reflector.changes():
+            def find(names: Collection[str]) -> None:
+                for name in names:
+                    if name not in self._pools:
+                        pool = self._pools[name] = PoolPublisher(name, surroundings)
+                        group.create_task(self._publish(pool))
+
+            group.create_task(self._watch(api, owner, find))
+            group.create_task(self._wake())
+            group.create_task(self._find(find))
+
+    async def _publish(self, pool: PoolPublisher) -> None:
+        await pool.run()
+        del self._pools[pool.name]
+
+    async def _wake(self) -> None:
+        """Tell the pools of each change; they know when they look."""
+        seen = self._source.revision.number
+        while True:
+            seen = await self._source.revision.after(seen)
+            for pool in self._pools.values():
+                pool.wake()
+
+    async def _find(self, find: Callable[[Collection[str]], None]) -> None:
+        """Look for new pools."""
+        await self._store.listed.wait()
+        while True:
+            seen = self._source.revision.number
+            find(self._source.publication().pools)
+            await asyncio.sleep(PACE_SECONDS - SETTLE_SECONDS)
+            await self._source.revision.after(seen)
+            await asyncio.sleep(SETTLE_SECONDS)
+
+    async def _watch(
+        self, api: SliceApi, owner: _Node, find: Callable[[Collection[str]], None]
+    ) -> None:
+        self._reflector = Reflector(api, "resourceslices")
+        async for change in self._reflector.changes():
             match change:
                 case Replaced(items=items):
-                    self._hold(items)
-                case Applied(object=item) if self._stored is not None:
-                    self._store(item)
-                case Deleted(object=item) if self._stored is not None:
-                    self._stored.pop(text(item, "metadata", "name"), None)
-                    # The Node may have been deleted and made anew, which takes its slices along.
-                    self._node_uid = None
-                case _:
-                    continue
-            self._manager.changed.set()
+                    again = self.listed
+                    if self._store.hold(item["slice"] for item in items):
+                        owner.forget()
+                    find(self._store.pools())
+                    for pool in self._pools.values():
+                        pool.wake()
+                    if again:
+                        self._forget()
+                case Applied(object=item):
+                    new: StoredSlice = item["slice"]
+                    if self._store.apply(new):
+                        find({new.pool})
+                        self._pools[new.pool].wake()
+                case Deleted(object=item):
+                    gone: StoredSlice = item["slice"]
+                    if self._store.remove(gone.name, gone.uid) is not None:
+                        # The Node may have been deleted and made anew, which takes its slices.
+                        owner.forget()
+                        if (pool := self._pools.get(gone.pool)) is not None:
+                            pool.wake()
 
-    def _hold(self, items: Iterable[Object]) -> None:
-        self._stored = {text(item, "metadata", "name"): item for item in items}
+    # ------------------------------------------------------------ what the API server drops
 
-    def _store(self, body: Object) -> None:
-        """Keep the newer of two: our own write is answered before the watch tells of it."""
-        assert self._stored is not None
-        name = text(body, "metadata", "name")
-        old = self._stored.get(name)
-        if old is None or _version(old) <= _version(body):
-            self._stored[name] = body
-
-    async def _write(self, session: Session) -> None:
-        delay, longest = RETRY_SECONDS
-        while True:
-            await self._manager.changed.wait()
-            await self._primary.wait()
-            await asyncio.sleep(SETTLE_SECONDS)
-            self._manager.changed.clear()
-            try:
-                wrote = await self._round(session)
-            except ApiError as error:
-                self.last_error = str(error)
-                logger.warning(
-                    "slices not published, trying again",
-                    extra={
-                        "driver": self._manager.driver,
-                        "error": str(error),
-                        "seconds": delay,
-                    },
-                )
-                # Spread over time, or all nodes of a cluster return at the same moment.
-                await asyncio.sleep(delay * random.uniform(0.8, 1.2))  # noqa: S311
-                delay = min(delay * 2, longest)
-                self._manager.changed.set()
-                continue
-            self.last_error = None
-            delay = RETRY_SECONDS[0]
-            if wrote:
-                await asyncio.sleep(PACE_SECONDS - SETTLE_SECONDS)
-
-    async def _round(self, session: Session) -> bool:
-        """Write what differs; give whether anything was written."""
-        devices = self._manager.devices
-        if devices is None or self._stored is None:
+    def _drops(self, features: Collection[Feature]) -> bool:
+        """Take in what an answer lacks; tell whether something else is to be published now."""
+        new = frozenset(features) - self._dropped
+        if not new:
             return False
-        if self._node_uid is None:
-            node = await session.get(resource_path("v1", "nodes", name=self._node))
-            self._node_uid = text(node, "metadata", "uid")
-        pool = PoolIdentity(driver=self._manager.driver, node=self._node, node_uid=self._node_uid)
-        todo = plan(devices, pool=pool, stored=list(self._stored.values()))
-        if todo.empty:
-            return False
-        await self._apply(session, todo)
-        logger.info(
-            "slices published",
-            extra={
-                "driver": self._manager.driver,
-                "devices": len(devices),
-                "creates": len(todo.create),
-                "updates": len(todo.replace),
-                "deletes": len(todo.delete),
-            },
-        )
+        self._dropped |= new
+        if unreported := new - self._reported:
+            self._reported |= unreported
+            note = (
+                f"the API server drops {describe(unreported)} of devices: what needs them is "
+                f"published without, as its fallback, or not at all"
+            )
+            logger.warning(
+                "fields of slices are dropped",
+                extra={"driver": self._source.driver, "error": note},
+            )
+            if self._on_dropped is not None:
+                self._on_dropped(note)
+        if all(feature is Feature.OTHER for feature in new):
+            return False  # there is nothing to do about it
+        for pool in self._pools.values():
+            pool.forget()
         return True
 
-    async def _apply(self, session: Session, todo: Plan) -> None:
-        assert self._stored is not None
-        try:
-            for body in todo.delete:
-                name = text(body, "metadata", "name")
-                try:
-                    await session.delete(
-                        _path(name),
-                        uid=text(body, "metadata", "uid"),
-                        resource_version=text(body, "metadata", "resourceVersion"),
-                    )
-                except NotFoundError:
-                    logger.debug("slice was deleted already", extra={"slice": name})
-                self._stored.pop(name, None)
-            for body in todo.replace:
-                name = text(body, "metadata", "name")
-                self._store(await session.replace(_path(name), body))
-            for body in todo.create:
-                self._store(await session.create(SLICES, body))
-        except (ConflictError, AlreadyExistsError, NotFoundError):
-            # What we hold is older than what the API server holds: look again at once.
-            self._hold((await session.list(SLICES, params=self._query)).items)
-            raise
+    def _forget(self) -> None:
+        """The watch began anew: the API server may be another one."""
+        now = asyncio.get_running_loop().time()
+        if self._forgot_at is not None and now - self._forgot_at < FORGET_SECONDS:
+            return
+        self._forgot_at = now
+        self._dropped = frozenset()
+        for pool in self._pools.values():
+            pool.forget()
 
 
-def _path(name: str) -> str:
-    return resource_path(API_VERSION, "resourceslices", name=name)
+class _Node:
+    """Our Node, as far as its UID: it is the owner of our slices."""
 
+    def __init__(self, session: Session, name: str) -> None:
+        self._session = session
+        self._path = resource_path("v1", "nodes", name=name)
+        self._uid: str | None = None
 
-def _version(body: Object) -> int:
-    """Compare versions of one object; they are integers that grow (KEP-5504)."""
-    version = text(body, "metadata", "resourceVersion")
-    return int(version) if version.isdigit() else 0
+    def forget(self) -> None:
+        self._uid = None
+
+    async def uid(self, *, again: bool = False) -> str:
+        if self._uid is None or again:
+            node = await self._session.get(self._path)
+            self._uid = str(node["metadata"]["uid"])
+        return self._uid

@@ -1,162 +1,330 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from drakit import Device
-from drakit_nodeplugin.slices.desired import PoolIdentity, plan, slice_name
-from drakit_nodeplugin.slices.packing import PackingLimits, pack
+from drakit_nodeplugin.slices.names import PoolIdentity, slice_name
+from drakit_nodeplugin.slices.packing import PackingLimits
+from tests.unit.slices.world import (
+    NODE,
+    POOL,
+    PoolServer,
+    counter_set,
+    device,
+    many,
+    named,
+    pool,
+    taint,
+)
 
-POOL = PoolIdentity(driver="camera.example.com", node="node-1", node_uid="node-uid")
-SMALL = PackingLimits(max_devices=4, fill_devices=3)
+SMALL = PackingLimits(
+    max_devices=6, max_advanced=4, fill_plain=5, fill_devices=3, max_counter_sets=2
+)
 
 
-def devices(*names: str) -> list[Device]:
-    return [
-        Device(name=name, attributes={"model": "x"}, capacity={"size": "1024Mi"}) for name in names
-    ]
+def server(*devices, limits=SMALL, **fields) -> PoolServer:
+    made = PoolServer(limits=limits)
+    made.publish(pool(*devices, **fields))
+    return made
 
 
-class Server:
-    """What an API server would hold after the writes of plans, and how many those were."""
-
-    def __init__(self) -> None:
-        self.slices: dict[str, dict] = {}
-        self.version = 0
-
-    def publish(self, wanted, limits=SMALL) -> tuple[int, int, int]:
-        todo = plan(wanted, pool=POOL, stored=list(self.slices.values()), limits=limits)
-        for body in todo.delete:
-            del self.slices[body["metadata"]["name"]]
-        for body in (*todo.replace, *todo.create):
-            self.version += 1
-            metadata = body["metadata"] | {"resourceVersion": str(self.version), "uid": "u"}
-            stored = body | {"metadata": metadata}
-            for device in stored["spec"]["devices"]:
-                if device.get("capacity", {}).get("size") == {"value": "1024Mi"}:
-                    device["capacity"]["size"] = {"value": "1Gi"}
-            self.slices[metadata["name"]] = stored
-        return len(todo.create), len(todo.replace), len(todo.delete)
-
-    def published(self) -> dict[str, str]:
-        """Device to slice, as the scheduler sees it; checks the pool's rules."""
-        top = max(body["spec"]["pool"]["generation"] for body in self.slices.values())
-        current = [b for b in self.slices.values() if b["spec"]["pool"]["generation"] == top]
-        assert len(current) == len(self.slices) == current[0]["spec"]["pool"]["resourceSliceCount"]
-        homes = {
-            device["name"]: body["metadata"]["name"]
-            for body in current
-            for device in body["spec"]["devices"]
-        }
-        assert sum(len(body["spec"]["devices"]) for body in current) == len(homes)
-        return homes
+# ------------------------------------------------------------ writes and generations
 
 
 def test_a_first_publication_and_a_repetition_that_writes_nothing():
-    server = Server()
-    assert server.publish(devices("a", "b")) == (1, 0, 0)
-    assert server.publish(devices("b", "a")) == (0, 0, 0), "1024Mi is what the server calls 1Gi"
-    (body,) = server.slices.values()
+    made = PoolServer()
+    assert made.publish(pool("a", "b")) == (1, 0, 0)
+    assert made.publish(pool("b", "a")) == (0, 0, 0), "1024Mi is what the server calls 1Gi"
+    (body,) = made.slices.values()
     assert body["spec"]["nodeName"] == body["spec"]["pool"]["name"] == "node-1"
-    assert body["metadata"]["ownerReferences"][0]["uid"] == "node-uid"
+    assert body["metadata"]["ownerReferences"] == [
+        {"apiVersion": "v1", "kind": "Node", "name": NODE, "uid": "node-uid", "controller": True}
+    ]
 
 
 def test_a_driver_without_devices_has_one_empty_slice():
-    server = Server()
-    assert server.publish([]) == (1, 0, 0)
-    assert server.publish([]) == (0, 0, 0)
+    made = PoolServer()
+    assert made.publish(pool()) == (1, 0, 0)
+    assert made.publish(pool()) == (0, 0, 0)
+
+
+def test_a_thousand_devices_that_can_be_tainted_are_18_slices():
+    made = PoolServer()
+    assert made.publish(pool(*many(1000))) == (18, 0, 0)
+    assert made.publish(pool(*many(1000, taint()))) == (0, 18, 0), "and all of them can be"
+    assert made.generation == 1
+
+
+def test_a_thousand_plain_devices_are_9_slices():
+    assert PoolServer().publish(pool(*many(1000), plain=True)) == (9, 0, 0)
 
 
 def test_one_change_writes_one_slice_and_keeps_the_generation():
-    server = Server()
-    server.publish(devices("a", "b", "c", "d", "e"))
-    before = server.published()
-
-    assert server.publish(devices("a", "c", "d", "e")) == (0, 1, 0)
-    assert server.publish(devices("a", "c", "d", "e", "f")) == (0, 1, 0)
-
-    after = server.published()
+    made = server(*"abcde")
+    before = made.published()
+    assert made.publish(pool(*"acde")) == (0, 1, 0)
+    assert made.publish(pool(*"acdef")) == (0, 1, 0)
+    assert made.publish(pool(device("a", attributes={"model": "y"}), *"cdef")) == (0, 1, 0)
+    after = made.published()
     assert {name: after[name] for name in "acde"} == {name: before[name] for name in "acde"}
-    assert {b["spec"]["pool"]["generation"] for b in server.slices.values()} == {1}
+    assert made.generation == 1
+
+
+def test_one_more_device_than_we_place_is_one_write_all_the_same():
+    made = server(*"abcdef")
+    assert made.publish(pool(*"abcdefg")) == (0, 1, 0)
+    assert made.generation == 1
 
 
 def test_growth_bumps_the_generation_of_all():
-    server = Server()
-    server.publish(devices("a", "b", "c"))
-    assert server.publish(devices("a", "b", "c", "d")) == (1, 1, 0)
-    assert {b["spec"]["pool"]["generation"] for b in server.slices.values()} == {2}
+    made = server(*"abcdef")
+    assert made.publish(pool(*"abcdefghi")) == (1, 2, 0)
+    assert made.generation == 2
 
 
-def test_a_slice_that_somebody_deleted_is_made_again():
-    server = Server()
-    server.publish(devices(*"abcdef"))
-    del server.slices[slice_name(POOL, 0)]
-    assert server.publish(devices(*"abcdef")) == (1, 1, 0)
-    assert set(server.published()) == set("abcdef")
+def test_two_changes_of_content_write_all_slices():
+    made = server(*"abcdefghi")
+    assert made.publish(pool(*"bcdefgh")) == (0, 3, 0)
+    assert made.generation == 2
 
 
-def test_foreign_names_and_old_generations_are_removed():
-    server = Server()
-    server.publish(devices("a"))
-    (body,) = server.slices.values()
-    server.slices["random"] = body | {"metadata": body["metadata"] | {"name": "random"}}
-    assert server.publish(devices("a")) == (0, 0, 1)
+def test_a_slice_that_becomes_empty_at_the_end_is_given_up():
+    made = server(*"abcdefg")
+    assert made.publish(pool(*"abcdef")) == (0, 2, 1)
+    assert made.generation == 2
 
 
-def test_another_node_object_of_the_same_name_becomes_the_owner():
-    server = Server()
-    server.publish(devices("a"))
-    (body,) = server.slices.values()
-    body["metadata"]["ownerReferences"][0]["uid"] = "an-older-node"
-    assert server.publish(devices("a")) == (0, 1, 0)
+def test_a_new_device_goes_where_one_has_gone():
+    made = server(*"abcdefgh")
+    assert made.publish(pool(*"abcefgh", "x")) == (0, 1, 0)
+    assert made.published()["x"] == made.published()["e"]
+
+
+def test_a_new_device_goes_where_a_taint_is_written():
+    made = server(*"abcdefgh")
+    assert made.publish(pool(*"abcdefg", device("h", taint()), "x")) == (0, 1, 0)
+    assert made.published()["x"] == made.published()["h"]
+
+
+def test_an_empty_slice_in_the_middle_is_filled_before_a_new_one_is_begun():
+    made = server(*"abcdefghi")
+    made.publish(pool(*"abcghi"))
+    assert made.publish(pool(*"abcghixyz")) == (0, 1, 0)
+    assert made.publish(pool(*"abcghixyz")) == (0, 0, 0)
 
 
 def test_devices_stand_in_the_order_of_their_numbers():
-    server = Server()
-    server.publish(devices("kvm-10", "kvm-9", "kvm-1"), limits=PackingLimits())
-    (body,) = server.slices.values()
-    assert [device["name"] for device in body["spec"]["devices"]] == ["kvm-1", "kvm-9", "kvm-10"]
+    made = PoolServer()
+    made.publish(pool("kvm-10", "kvm-9", "kvm-1"))
+    assert [*made.bodies()] == ["kvm-1", "kvm-9", "kvm-10"]
 
 
-def test_two_pools_never_share_a_name():
-    one = PoolIdentity(driver="a", node="b-c", node_uid="u")
-    other = PoolIdentity(driver="a-b", node="c", node_uid="u")
-    assert slice_name(one, 0) != slice_name(other, 0)
+# ------------------------------------------------------------ what others have done
 
 
-def test_a_name_is_never_longer_than_the_api_allows():
-    long = PoolIdentity(driver="d" * 63, node=".".join(["n" * 60] * 4), node_uid="u")
-    names = {slice_name(long, index) for index in range(3)}
-    assert len(names) == 3
-    assert all(len(name) <= 253 for name in names)
+def test_a_slice_that_somebody_deleted_is_made_again_alone():
+    made = server(*"abcdefghi")
+    before = made.published()
+    del made.slices[slice_name(POOL, 1)]
+    assert made.publish(pool(*"abcdefghi")) == (1, 0, 0)
+    assert made.published() == before
+    assert made.generation == 1
 
 
-@given(st.lists(st.sets(st.sampled_from("abcdefghijklmnop"), max_size=12), min_size=1, max_size=8))
-def test_packing_holds_for_any_sequence(history):
-    """Limits hold, nothing moves without need, and the server ends with what was wanted."""
-    server = Server()
-    before: dict[str, str] = {}
-    for wanted in history:
-        server.publish(devices(*sorted(wanted)))
-        after = server.published() if server.slices else {}
-        assert set(after) == wanted
-        assert all(after[name] == before[name] for name in set(after) & set(before))
-        assert server.publish(devices(*sorted(wanted))) == (0, 0, 0)
-        before = after
+def test_a_pool_that_was_wiped_begins_anew():
+    made = server(*"abcdefghi")
+    made.slices.clear()
+    assert made.publish(pool(*"abcdefghi")) == (3, 0, 0)
+
+
+def test_foreign_names_are_removed():
+    made = server("a")
+    (body,) = made.slices.values()
+    made.slices["random"] = body | {"metadata": body["metadata"] | {"name": "random"}}
+    assert made.publish(pool("a")) == (0, 0, 1)
+
+
+def test_a_driver_that_used_other_names_is_taken_over():
+    made = PoolServer()
+    made.publish(pool("a"))
+    (body,) = made.slices.values()
+    spec = body["spec"] | {"pool": body["spec"]["pool"] | {"generation": 7}}
+    named_so = body["metadata"] | {"name": "00000-camera.example.com-node-1-x7c2p"}
+    made.slices = {named_so["name"]: body | {"metadata": named_so, "spec": spec}}
+    assert made.publish(pool("a")) == (1, 0, 1)
+    assert made.publish(pool("a")) == (0, 0, 0)
+
+
+def test_another_node_object_of_the_same_name_becomes_the_owner():
+    made = server(*"abcdef")
+    for body in made.slices.values():
+        body["metadata"]["ownerReferences"][0]["uid"] = "an-older-node"
+    assert made.publish(pool(*"abcdef")) == (0, 2, 0)
+    assert made.generation == 1
+
+
+@pytest.mark.parametrize("field", ["allNodes", "perDeviceNodeSelection", "nodeSelector"])
+def test_a_slice_that_says_elsewhere_where_it_is_for_is_mended(field):
+    made = server("a")
+    (body,) = made.slices.values()
+    body["spec"][field] = True
+    assert made.publish(pool("a")) == (0, 1, 0)
+    assert made.publish(pool("a")) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("writes", range(5))
+def test_an_interrupted_round_is_finished_without_writing_anything_twice(writes):
+    made = server(*"abcdefghi")
+    wanted = pool(*"abcdefghixyz")
+    total = sum(made.publish(wanted, writes=writes))
+    assert total == 4
+    assert sum(made.publish(wanted)) == 4 - writes
+    assert set(made.published()) == set("abcdefghixyz")
+
+
+def test_labels_of_others_stay():
+    made = server("a")
+    (body,) = made.slices.values()
+    body["metadata"]["labels"] = {"team": "lab"}
+    made.publish(pool("b"))
+    (body,) = made.slices.values()
+    assert body["metadata"]["labels"] == {"team": "lab"}
+
+
+# ------------------------------------------------------------ taints
+
+
+def test_any_number_of_taints_never_bump_the_generation():
+    made = server(*"abcdefghi")
+    tainted = [device(name, taint()) for name in "abcdef"]
+    assert made.publish(pool(*tainted, *"ghi")) == (0, 2, 0)
+    assert made.publish(pool(*"abcdefghi")) == (0, 2, 0)
+    assert made.generation == 1
+
+
+def test_a_content_change_beside_taints_does_not_bump_it_either():
+    made = server(*"abcdefghi")
+    changed = device("i", attributes={"model": "y"})
+    assert made.publish(
+        pool(device("a", taint()), *"bc", device("d", taint()), *"efgh", changed)
+    ) == (
+        0,
+        3,
+        0,
+    )
+    assert made.generation == 1
+
+
+def test_a_taint_keeps_the_time_when_it_was_added():
+    made = server(device("a", taint(at=1_700_000_000)), "b")
+    again = pool(device("a", taint(at=1_800_000_000)), "b")
+    assert made.publish(again) == (0, 0, 0)
+    more = device("a", taint(at=1_800_000_000), taint("drakit.dev/stopped", at=1_800_000_000))
+    assert made.publish(pool(more, "b")) == (0, 1, 0)
+    assert made.bodies()["a"]["taints"] == [
+        {
+            "key": "drakit.dev/unhealthy",
+            "effect": "NoSchedule",
+            "timeAdded": "2023-11-14T22:13:20Z",
+        },
+        {"key": "drakit.dev/stopped", "effect": "NoSchedule", "timeAdded": "2027-01-15T08:00:00Z"},
+    ]
+
+
+def test_plain_devices_that_are_tainted_move_only_as_far_as_they_must():
+    made = server(*"abcde", plain=True)
+    before = made.published()
+    tainted = [device(name, taint()) for name in "abcde"]
+    assert made.publish(pool(*tainted, plain=True)) == (1, 1, 0)
+    after = made.published()
+    assert sum(after[name] != before[name] for name in "abcde") == 1
+    assert made.publish(pool(*"abcde", plain=True)) == (0, 2, 0)
+    assert made.published() == after, "nothing moves back"
+
+
+# ------------------------------------------------------------ what is only known by name
+
+
+def test_of_a_device_that_is_known_by_name_all_stays_but_the_taints():
+    made = server("a", "b")
+    assert made.publish(pool(named("a", taint()), named("b"))) == (0, 1, 0)
+    body = made.bodies()["a"]
+    assert body["attributes"] == {"model": {"string": "x"}}
+    assert body["taints"][0]["key"] == "drakit.dev/unhealthy"
+    assert made.publish(pool("a", "b")) == (0, 1, 0)
+    assert "taints" not in made.bodies()["a"]
+
+
+def test_a_device_that_is_known_by_name_and_was_wiped_returns_bare():
+    made = PoolServer()
+    made.publish(pool(named("a", taint())))
+    assert made.bodies()["a"].keys() == {"name", "taints"}
+    assert made.publish(pool("a")) == (0, 1, 0)
+
+
+def test_counter_sets_that_nobody_speaks_of_stay():
+    made = server("a", counter_sets=(counter_set("gpu-0"),))
+    before = made.sets()
+    assert made.publish(pool(named("a"), counter_sets=None)) == (0, 0, 0)
+    assert made.publish(pool(named("a", taint()), counter_sets=None)) == (0, 1, 0)
+    assert made.sets() == before
+
+
+# ------------------------------------------------------------ counters
+
+
+def test_counter_sets_have_slices_of_their_own():
+    made = PoolServer()
+    sets = tuple(counter_set(f"gpu-{i}") for i in range(9))
+    assert made.publish(pool("a", counter_sets=sets)) == (3, 0, 0)
+    assert made.publish(pool("a", counter_sets=sets)) == (0, 0, 0)
+    changed = (*sets[:8], counter_set("gpu-8", "16"))
+    assert made.publish(pool("a", counter_sets=changed)) == (0, 1, 0)
+    assert made.publish(pool("a", counter_sets=changed[1:])) == (0, 1, 0)
+    assert made.publish(pool("a")) == (0, 1, 2)
+
+
+def test_devices_that_come_later_stand_behind_the_counters():
+    made = server(*"abc", counter_sets=(counter_set("gpu-0"),))
+    before = made.sets()
+    assert made.publish(pool(*"abcdefg", counter_sets=(counter_set("gpu-0"),))) == (2, 2, 0)
+    assert made.sets() == before
+
+
+# ------------------------------------------------------------ names
+
+
+def test_further_pools_have_names_of_their_own():
+    identity = PoolIdentity(driver="d", node="node-1", node_uid="u", pool="node-1/gpus")
+    made = PoolServer(identity)
+    made.publish(pool("a"))
+    ((name, body),) = made.slices.items()
+    assert name.startswith("00000-d-node-1-gpus-")
+    assert body["spec"]["pool"]["name"] == "node-1/gpus"
+    assert body["spec"]["nodeName"] == "node-1"
+
+
+def test_names_of_slices_are_those_of_earlier_releases():
+    assert slice_name(POOL, 10) == "0000a-camera.example.com-node-1-510df1f7"
 
 
 @pytest.mark.parametrize(
-    ("names", "placed", "expected"),
+    ("one", "other"),
     [
-        pytest.param("abcd", {}, {"a": 0, "b": 0, "c": 0, "d": 1}, id="new-ones-leave-room"),
-        pytest.param("abcd", dict.fromkeys("abcd", 0), dict.fromkeys("abcd", 0), id="room-is-used"),
-        pytest.param("z", {"z": 2}, {"z": 2}, id="a-device-stays-where-it-is"),
-        pytest.param("zy", {"z": 1}, {"z": 1, "y": 0}, id="gaps-are-filled-first"),
-        pytest.param(
-            "abcde", dict.fromkeys("abcde", 0), dict.fromkeys("abcd", 0) | {"e": 1}, id="overfull"
-        ),
+        pytest.param(("a", "b-c"), ("a-b", "c"), id="driver-and-node-that-join-alike"),
+        pytest.param(("a", "n/x"), ("a", "n-x"), id="a-pool-and-a-node-that-look-alike"),
     ],
 )
-def test_packing(names, placed, expected):
-    assert pack(list(names), placed=placed, limits=SMALL) == expected
+def test_two_pools_never_share_a_name(one, other):
+    names = {
+        slice_name(PoolIdentity(driver=driver, node="n", node_uid="u", pool=name), 0)
+        for driver, name in (one, other)
+    }
+    assert len(names) == 2
+
+
+def test_a_name_is_never_longer_than_the_api_allows():
+    node = ".".join(["n" * 60] * 4)
+    long = PoolIdentity(driver="d" * 63, node=node, node_uid="u", pool=node)
+    names = {slice_name(long, index) for index in range(3)}
+    assert len(names) == 3
+    assert all(len(name) <= 253 for name in names)

@@ -1,121 +1,340 @@
+"""When slices are written, how often, and what becomes of errors and of what others do."""
+
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 
-from drakit import Device
-from drakit_nodeplugin.devices.manager import DeviceManager
-from drakit_nodeplugin.slices import publisher as publishing
-from drakit_nodeplugin.slices.publisher import SlicePublisher
+from tests.fakes.kube import StatusError
+from tests.unit.slices.conftest import NODES, SLICES, Published
+from tests.unit.slices.world import NODE, counter_set, device, many, pool, taint
 
-DRIVER = "camera.example.com"
-SLICES = "/apis/resource.k8s.io/v1/resourceslices"
+pytestmark = pytest.mark.looptime
 
-
-@pytest.fixture
-def manager() -> DeviceManager:
-    return DeviceManager(DRIVER)
+GPUS = f"{NODE}/gpus"
 
 
-@pytest.fixture
-def primary() -> asyncio.Event:
-    event = asyncio.Event()
-    event.set()
-    return event
+def path(body) -> str:
+    return f"{SLICES}/{body['metadata']['name']}"
 
 
-@pytest.fixture
-async def published(api_server, session, manager, primary, monkeypatch):
-    """A running publisher; gives a wait for what the API server then holds."""
-    monkeypatch.setattr(publishing, "SETTLE_SECONDS", 0.01)
-    monkeypatch.setattr(publishing, "PACE_SECONDS", 0.02)
-    monkeypatch.setattr(publishing, "RETRY_SECONDS", (0.02, 0.05))
-    api_server.store("/api/v1/nodes/node-1", {"metadata": {"uid": "node-uid"}})
-    future = asyncio.get_running_loop().create_future()
-    future.set_result(session)
-    publisher = SlicePublisher(manager=manager, session=future, node="node-1", primary=primary)
-    task = asyncio.create_task(publisher.run())
-
-    async def wait(condition: Callable[[set[str]], bool]) -> set[str]:
-        async with asyncio.timeout(10):
-            while True:
-                names = {
-                    device["name"]
-                    for body in api_server.objects(SLICES)
-                    for device in body["spec"]["devices"]
-                }
-                if condition(names):
-                    return names
-                await asyncio.sleep(0.01)
-
-    yield wait
-    task.cancel()
-    await asyncio.wait({task})
+# ------------------------------------------------------------ what is written
 
 
-def cameras(*names: str) -> list[Device]:
-    return [Device(name=name) for name in names]
-
-
-async def test_devices_are_published_and_changes_follow(api_server, manager, published):
-    manager.replaced(cameras("a", "b"))
-    await published(lambda names: names == {"a", "b"})
-    manager.replaced(cameras("a"))
-    await published(lambda names: names == {"a"})
-    assert [method for method, _ in api_server.writes()] == ["POST", "PUT"]
-    (body,) = api_server.objects(SLICES)
-    assert body["spec"]["nodeName"] == "node-1"
+async def test_devices_are_published_and_changes_follow(published: Published):
+    published.source.says(pool("a", "b"))
+    assert await published.settled() == ["POST"]
+    published.source.says(pool("a"))
+    assert await published.settled() == ["PUT"]
+    assert published.devices() == {"a"}
+    (body,) = published.slices()
+    assert body["spec"]["nodeName"] == NODE
     assert body["metadata"]["ownerReferences"][0]["uid"] == "node-uid"
+    assert published.measured == [("create", True), ("update", True)]
 
 
 async def test_nothing_is_written_before_the_driver_has_spoken_or_without_a_change(
-    api_server, manager, published
+    published: Published,
 ):
-    await asyncio.sleep(0.1)
-    assert api_server.writes() == []
-    manager.replaced(cameras("a"))
-    await published(lambda names: names == {"a"})
-    manager.replaced(cameras("a"))
-    await asyncio.sleep(0.1)
-    assert len(api_server.writes()) == 1
+    assert await published.settled() == []
+    published.source.says(pool("a"))
+    await published.settled()
+    published.source.says(pool("a"))
+    assert await published.settled(600) == []
 
 
-async def test_an_instance_that_is_not_primary_writes_nothing_until_it_is(
-    api_server, manager, primary, published
-):
-    primary.clear()
-    manager.replaced(cameras("a"))
-    await asyncio.sleep(0.1)
-    assert api_server.writes() == []
-    primary.set()
-    await published(lambda names: names == {"a"})
+async def test_a_restart_writes_nothing(published: Published):
+    published.source.says(pool(*many(100), counter_sets=(counter_set("gpu-0"),)))
+    assert len(await published.settled()) == 3
+    await published.stop()
+    published.restart()
+    await published.start()
+    assert await published.settled(60) == []
 
 
-async def test_slices_that_somebody_deletes_are_back(api_server, manager, published):
-    manager.replaced(cameras("a"))
-    await published(lambda names: names == {"a"})
-    (body,) = api_server.objects(SLICES)
-    api_server.remove(f"{SLICES}/{body['metadata']['name']}")
-    await published(lambda names: names == {"a"})
+async def test_a_change_is_written_within_a_third_of_a_second(published: Published):
+    published.source.says(pool("a"))
+    await published.settled()
+    began = asyncio.get_running_loop().time()
+    published.source.says(pool("a", "b"))
+    await asyncio.sleep(0.3)
+    ((when, _, _),) = published.link.writes
+    assert 0.2 <= when - began <= 0.3
 
 
-async def test_a_refused_write_is_tried_again_until_it_succeeds(api_server, manager, published):
-    api_server.fail("POST", SLICES, times=2)
-    manager.replaced(cameras("a"))
-    await published(lambda names: names == {"a"})
+async def test_a_thousand_changes_a_second_are_one_write_a_second_and_slice(published: Published):
+    published.source.says(pool(*many(100)))
+    await published.settled()
+    for step in range(1000):  # 10 s
+        changed = device(f"dev-{step % 100}", attributes={"step": step})
+        rest = many(100)
+        published.source.says(
+            pool(*(changed if each.name == changed.name else each for each in rest))
+        )
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(5)
+    by_slice: dict[str, list[float]] = {}
+    for when, _, name in published.link.writes:
+        by_slice.setdefault(name, []).append(when)
+    assert len(by_slice) == 2
+    for times in by_slice.values():
+        assert len(times) <= 11
+        assert all(later - earlier >= 1 for earlier, later in pairwise(times))
 
 
-async def test_a_change_by_somebody_else_is_undone(api_server, manager, published):
-    manager.replaced(cameras("a"))
-    await published(lambda names: names == {"a"})
-    (body,) = api_server.objects(SLICES)
-    body["spec"]["devices"] = [{"name": "intruder"}]
-    api_server.store(f"{SLICES}/{body['metadata']['name']}", body)
-    await published(lambda names: names == {"a"})
+async def test_an_instance_that_is_not_primary_writes_nothing_until_it_is(published: Published):
+    published.primary.clear()
+    published.source.says(pool("a"))
+    assert await published.settled() == []
+    published.primary.set()
+    assert await published.settled() == ["POST"]
 
 
-async def test_a_bad_device_is_left_out_and_the_rest_published(api_server, manager, published):
-    manager.replaced([*cameras("a", "Not_A_Label"), Device(name="a", attributes={"twice": True})])
-    await published(lambda names: names == {"a"})
+# ------------------------------------------------------------ pools
+
+
+async def test_pools_are_published_apart(published: Published):
+    published.source.says({NODE: pool("a"), GPUS: pool("a", "b")})
+    assert await published.settled() == ["POST", "POST"]
+    published.source.says({NODE: pool("a"), GPUS: pool("a", "c")})
+    assert await published.settled() == ["PUT"]
+    assert {body["spec"]["pool"]["name"] for body in published.slices()} == {NODE, GPUS}
+
+
+async def test_a_pool_that_is_not_wanted_any_more_is_deleted(published: Published):
+    published.source.says({NODE: pool("a"), GPUS: pool(*many(100))})
+    await published.settled()
+    published.source.says({NODE: pool("a")})
+    assert await published.settled() == ["DELETE", "DELETE"]
+    published.source.says({NODE: pool("a"), GPUS: pool("b")})
+    assert await published.settled() == ["POST"]
+
+
+async def test_a_pool_is_not_deleted_while_not_all_is_known(published: Published):
+    published.source.says({NODE: pool("a"), GPUS: pool("b")})
+    await published.settled()
+    published.source.says({NODE: pool("a")}, complete=False)
+    assert await published.settled() == []
+    published.source.says({NODE: pool("a")}, held=[GPUS])
+    assert await published.settled() == []
+    published.source.says({NODE: pool("a")})
+    assert await published.settled() == ["DELETE"]
+
+
+async def test_a_held_pool_stays_as_it_is(published: Published):
+    published.source.says({NODE: pool("a")})
+    await published.settled()
+    published.source.says({NODE: pool("b")}, held=[NODE])
+    assert await published.settled() == []
+    assert published.devices() == {"a"}
+
+
+async def test_an_error_of_one_pool_holds_no_other_up(published: Published):
+    published.link.refuse = lambda method, path, body: (
+        StatusError(403, "Forbidden", "a policy says no")
+        if method == "POST" and body["spec"]["pool"]["name"] == GPUS
+        else None
+    )
+    published.source.says({NODE: pool("a"), GPUS: pool("b")})
+    await published.settled(1)
+    assert published.devices() == {"a"}
+    error = published.publisher.last_error
+    assert error is not None
+    assert error.startswith(f"pool {GPUS}: ")
+    assert "a policy says no" in error
+    published.link.refuse = lambda method, path, body: None
+    await published.settled(60)
+    assert published.devices() == {"a", "b"}
+    assert published.publisher.last_error is None
+
+
+# ------------------------------------------------------------ what others do
+
+
+async def test_slices_that_somebody_deletes_are_back_within_two_seconds(published: Published):
+    published.source.says(pool(*many(100)))
+    await published.settled()
+    for _ in range(10):
+        published.server.remove(path(published.slices()[0]))
+        await asyncio.sleep(2)
+        assert len(published.slices()) == 2
+    assert published.new_writes() == ["POST"] * 10
+
+
+async def test_a_wipe_of_all_slices_is_made_good_within_two_seconds(published: Published):
+    published.source.says(pool(*many(1000)))
+    assert len(await published.settled()) == 18
+    for body in published.slices():
+        published.server.remove(path(body))
+    await asyncio.sleep(2)
+    assert published.new_writes() == ["POST"] * 18
+
+
+async def test_the_node_is_read_again_when_slices_vanish(published: Published):
+    published.source.says(pool("a"))
+    await published.settled()
+    published.server.remove(f"{NODES}/{NODE}")
+    published.server.store(f"{NODES}/{NODE}", {"metadata": {"uid": "another"}})
+    published.server.remove(path(published.slices()[0]))
+    assert await published.settled() == ["POST"]
+    (body,) = published.slices()
+    assert body["metadata"]["ownerReferences"][0]["uid"] == "another"
+
+
+async def test_the_node_is_read_again_when_an_owner_differs(published: Published):
+    published.source.says(pool("a"))
+    await published.settled()
+    (body,) = published.slices()
+    body["metadata"]["ownerReferences"][0]["uid"] = "another"
+    published.server.store(path(body), body)
+    published.server.remove(f"{NODES}/{NODE}")
+    published.server.store(f"{NODES}/{NODE}", {"metadata": {"uid": "another"}})
+    assert await published.settled() == []
+
+
+async def test_a_change_by_somebody_else_is_undone_calmly(published: Published):
+    published.source.says(pool("a"))
+    await published.settled()
+    (body,) = published.slices()
+
+    def spoil() -> None:
+        spec = published.slices()[0]["spec"] | {"devices": [{"name": "intruder"}]}
+        published.server.store(path(body), {"spec": spec})
+
+    async def quarrel(seconds: float) -> list[float]:
+        """Spoil it again as soon as it is mended; give when it was mended."""
+        until = asyncio.get_running_loop().time() + seconds
+        while asyncio.get_running_loop().time() < until:
+            if published.devices() == {"a"}:
+                spoil()
+            await asyncio.sleep(0.1)
+        times = [when for when, _, _ in published.link.writes]
+        published.link.writes.clear()
+        return times
+
+    times = await quarrel(600)
+    gaps = [later - earlier for earlier, later in pairwise(times)]
+    assert len(times) < 20
+    assert gaps[0] < 4
+    assert max(gaps) == pytest.approx(60, abs=1)
+    await published.settled(700)
+    assert published.devices() == {"a"}
+    began = asyncio.get_running_loop().time()
+    spoil()
+    await asyncio.sleep(1)
+    assert [when - began < 1 for when, _, _ in published.link.writes] == [True], "quiet for long"
+
+
+async def test_what_the_driver_says_is_not_held_up_by_a_quarrel(published: Published):
+    published.source.says(pool("a"))
+    await published.settled()
+    (body,) = published.slices()
+    for _ in range(6):
+        spec = published.slices()[0]["spec"] | {"devices": [{"name": "intruder"}]}
+        published.server.store(path(body), {"spec": spec})
+        await asyncio.sleep(20)
+    published.source.says(pool("a", "b"))
+    await asyncio.sleep(1.5)
+    assert published.devices() == {"a", "b"}
+
+
+async def test_labels_by_somebody_else_are_no_reason_to_write(published: Published):
+    published.source.says(pool("a"))
+    await published.settled()
+    (body,) = published.slices()
+    body["metadata"]["labels"] = {"team": "x"}
+    published.server.store(path(body), body)
+    assert await published.settled() == []
+
+
+async def test_slices_of_another_making_are_deleted_calmly(published: Published):
+    published.source.says(pool("a"))
+    await published.settled()
+    (body,) = published.slices()
+    for number in range(60):
+        published.server.store(f"{SLICES}/foreign-{number}", {"spec": body["spec"]})
+        await asyncio.sleep(5)
+    rounds = {round(when) for when, _, _ in published.link.writes}
+    assert 3 <= len(rounds) <= 10, "after 0, 2, 4, 8, 16, 32 and then every 60 s"
+    await published.settled(120)
+    assert len(published.slices()) == 1
+
+
+# ------------------------------------------------------------ errors
+
+
+async def test_refused_writes_are_tried_again_with_longer_and_longer_delays(published: Published):
+    published.link.refuse = lambda method, path, body: (
+        StatusError(500, "InternalError") if method == "POST" else None
+    )
+    published.source.says(pool("a"))
+    await asyncio.sleep(600)
+    assert 10 <= len(published.link.writes) <= 30
+    assert published.publisher.last_error is not None
+    published.link.refuse = lambda method, path, body: None
+    await asyncio.sleep(61)
+    assert published.devices() == {"a"}
+    assert published.publisher.last_error is None
+
+
+async def test_a_slice_that_is_refused_does_not_stop_the_others(published: Published):
+    published.source.says(pool(*many(100)))
+    await published.settled()
+    published.link.refuse = lambda method, path, body: (
+        StatusError(422, "Invalid", "this slice is not liked")
+        if method == "PUT" and body["spec"]["devices"][0]["name"] == "dev-0"
+        else None
+    )
+    first, last = device("dev-0", taint()), device("dev-99", taint())
+    published.source.says(pool(first, *many(98, start=1), last))
+    await published.settled(1)
+    bodies = {d["name"]: d for body in published.slices() for d in body["spec"]["devices"]}
+    assert "taints" in bodies["dev-99"]
+    assert "not liked" in (published.publisher.last_error or "")
+    assert len(await published.settled(600)) <= 30
+    published.link.refuse = lambda method, path, body: None
+    await published.settled(61)
+    assert published.publisher.last_error is None
+
+
+async def test_a_device_that_the_api_server_names_is_left_out(published: Published):
+    cause = {"field": "spec.devices[1].attributes[x]", "message": "is not liked"}
+    published.link.refuse = lambda method, path, body: (
+        StatusError(422, "Invalid", "no", details={"causes": [cause]})
+        if method == "POST" and any(each["name"] == "bad" for each in body["spec"]["devices"])
+        else None
+    )
+    published.source.says(pool("a", "bad", "c"))
+    await published.settled()
+    assert published.devices() == {"a", "c"}
+    assert "is not liked" in published.publisher.left_out["bad"]
+    assert await published.settled(600) == []
+
+
+async def test_a_conflict_is_read_and_written_again(published: Published):
+    published.source.says(pool("a"))
+    await published.settled()
+    published.link.refuse = lambda method, path, body: (
+        StatusError(409, "Conflict", "somebody was faster") if method == "PUT" else None
+    )
+    published.source.says(pool("b"))
+    await published.settled(1)
+    published.link.refuse = lambda method, path, body: None
+    await published.settled(60)
+    assert published.devices() == {"b"}
+
+
+async def test_a_list_that_fails_is_an_error_of_publishing(published: Published):
+    await published.stop()
+    published.link.broken = True
+    published.restart()
+    await published.start()
+    await asyncio.sleep(1)
+    assert "the server is away" in (published.publisher.last_error or "")
+    assert not published.publisher.listed
+    published.link.broken = False
+    await asyncio.sleep(40)
+    assert published.publisher.last_error is None
+    assert published.publisher.listed

@@ -1,0 +1,385 @@
+"""
+Keeps the slices of one pool as its devices say: when it is time, one round of writes.
+
+What is to be written is decided in :mod:`.desired`. A round begins 0.2 s after the first change,
+and 1 s after the last one; an error of one pool holds no other up.
+
+It must not know how slices are watched, or other pools.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from drakit.backoff import Backoff
+from drakit.kube import (
+    AlreadyExistsError,
+    ApiError,
+    ConflictError,
+    InvalidError,
+    NotFoundError,
+    TooManyRequestsError,
+    UnavailableError,
+)
+from drakit.resource.features import Feature, dropped_from_slice, refusal
+from drakit_nodeplugin.devices.pools import DesiredDevice, DesiredPool, Publication
+from drakit_nodeplugin.devices.revision import Revision
+from drakit_nodeplugin.slices.api import SliceApi
+from drakit_nodeplugin.slices.calm import Calm
+from drakit_nodeplugin.slices.contents import SliceContent
+from drakit_nodeplugin.slices.desired import Plan, SliceWrite, planning
+from drakit_nodeplugin.slices.names import PoolIdentity, slice_index
+from drakit_nodeplugin.slices.store import SliceStore
+from drakit_nodeplugin.slices.stored import StoredSlice
+from drakit_nodeplugin.slices.survey import KnownSlice
+
+__all__ = ("NodeOwner", "PoolPublisher", "PublicationSource", "Surroundings")
+
+logger = logging.getLogger(__name__)
+
+SETTLE_SECONDS = 0.2
+"""From the first change to the write: a hub that is unplugged is one write."""
+
+PACE_SECONDS = 1.0
+"""Between two rounds of writes: devices that flap must not load the API server."""
+
+RETRY_SECONDS = (2.0, 60.0)
+"""First and longest delay after a failed write; it doubles in between, with jitter."""
+
+MAX_RETRY_AFTER_SECONDS = 60.0
+
+
+class PublicationSource(Protocol):
+    """Who says what is to be published of one driver."""
+
+    @property
+    def driver(self) -> str:
+        """The driver's name."""
+        ...
+
+    @property
+    def revision(self) -> Revision:
+        """Advances whenever `publication` would give something else."""
+        ...
+
+    def publication(self) -> Publication:
+        """Give what is to be published; asked once a second and pool at most."""
+        ...
+
+
+class NodeOwner(Protocol):
+    """Who knows our Node, the owner of our slices."""
+
+    async def uid(self, *, again: bool = False) -> str:
+        """Give its UID, read again if asked to; ApiError if it cannot be read."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Surroundings:
+    """What the pools of a driver share."""
+
+    source: PublicationSource
+    node: str
+    owner: NodeOwner
+    api: SliceApi
+    store: SliceStore
+    primary: asyncio.Event
+    dropped: Callable[[], Collection[Feature]]
+    """The features that the API server is known to drop."""
+
+    on_dropped: Callable[[Collection[Feature]], bool]
+    """Told what an answer lacks; tells whether plans have become wrong by it."""
+
+
+class _StaleError(Exception):
+    """What was planned is not right any more: plan anew."""
+
+
+class PoolPublisher:
+    """Publishes one pool."""
+
+    def __init__(self, name: str, surroundings: Surroundings) -> None:
+        self.name = name
+        self.last_error: str | None = None
+        """Why the last round failed, or a slice of it; None if nothing did."""
+
+        self.left_out: Mapping[str, str] = {}
+        """Why devices are not published though they are wanted, by name."""
+
+        self._around = surroundings
+        self._changed = asyncio.Event()
+        self._changed.set()
+        self._not_before = 0.0
+        self._backoff = Backoff(first_seconds=RETRY_SECONDS[0], limit_seconds=RETRY_SECONDS[1])
+        self._known: dict[str, KnownSlice] = {}
+        self._settled = False
+        self._calm = Calm()
+        self._again_at: float | None = None
+        self._refused: dict[str, SliceContent] = {}
+        self._refused_error: str | None = None
+        self._refused_until = 0.0
+        self._refusals = Backoff(first_seconds=RETRY_SECONDS[0], limit_seconds=RETRY_SECONDS[1])
+        self._refused_devices: dict[str, tuple[DesiredDevice, str]] = {}
+
+    def wake(self) -> None:
+        """Something has changed."""
+        self._changed.set()
+
+    def forget(self) -> None:
+        """The API server may take other things than before: look at everything again."""
+        self._known.clear()
+        self._settled = False
+        self._refused.clear()
+        self._refused_devices.clear()
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Publish until cancelled, or until the pool is not wanted any more, and gone."""
+        loop = asyncio.get_running_loop()
+        settle = 0.0  # who found the pool has waited already
+        while True:
+            try:
+                async with asyncio.timeout_at(self._again_at):
+                    await self._changed.wait()
+            except TimeoutError:
+                pass
+            await asyncio.sleep(max(settle, self._not_before - loop.time()))
+            settle = SETTLE_SECONDS
+            if not self._around.primary.is_set():
+                await self._around.primary.wait()
+                self._settled = False  # what was written meanwhile, our other instance wrote
+            self._changed.clear()
+            try:
+                gone = await self._round()
+            except _StaleError:
+                self._not_before = loop.time() + PACE_SECONDS
+                self._changed.set()
+            except ApiError as error:
+                self._failed(error)
+            else:
+                self._backoff.succeeded()
+                if gone and not self._changed.is_set():
+                    return
+
+    def _failed(self, error: ApiError) -> None:
+        seconds = max(self._backoff.next_seconds(), PACE_SECONDS)
+        if isinstance(error, TooManyRequestsError | UnavailableError):
+            seconds = max(seconds, min(error.retry_after_seconds or 0.0, MAX_RETRY_AFTER_SECONDS))
+        self.last_error = str(error)
+        logger.warning(
+            "slices not published, trying again",
+            extra=self._facts() | {"error": str(error), "seconds": round(seconds, 1)},
+        )
+        self._not_before = asyncio.get_running_loop().time() + seconds
+        self._changed.set()
+
+    def _facts(self) -> dict[str, object]:
+        return {"driver": self._around.source.driver, "pool": self.name}
+
+    # ------------------------------------------------------------ one round
+
+    async def _round(self) -> bool:
+        """Write what differs; tell whether the pool is neither wanted nor there."""
+        loop = asyncio.get_running_loop()
+        publication = self._around.source.publication()
+        pool = publication.pools.get(self.name)
+        self._again_at = None
+        if self.name in publication.held or (pool is None and not publication.complete):
+            return False
+        if pool is None:
+            todo = Plan(delete=self._around.store.of_pool(self.name))
+        else:
+            todo = await self._planned(pool)
+        refused = await self._apply(todo)
+        now = loop.time()
+        self._settled = True
+        self._not_before = now + PACE_SECONDS
+        if refused:
+            self._refused_error = "; ".join(map(str, refused))
+            self._refused_until = now + max(self._refusals.next_seconds(), PACE_SECONDS)
+        if self._refused:
+            self._look_again(self._refused_until)
+        else:
+            self._refused_error = None
+            self._refusals.succeeded()
+        self.last_error = self._refused_error
+        return pool is None
+
+    def _look_again(self, at: float) -> None:
+        self._again_at = at if self._again_at is None else min(at, self._again_at)
+
+    async def _planned(self, pool: DesiredPool) -> Plan:
+        now = asyncio.get_running_loop().time()
+        if now >= self._refused_until:
+            self._refused.clear()
+        pool, refused_devices = self._without_refused(pool)
+        stored = self._around.store.of_pool(self.name)
+        identity = await self._identity(stored)
+        left = dict(self._refused)
+        foreign = self._foreign(stored)
+        if foreign and now < self._calm.until:
+            self._look_again(self._calm.until)
+            left |= {name: known.content for name in foreign if (known := self._known.get(name))}
+            stored = [
+                each
+                for each in stored
+                if each.name not in foreign or slice_index(identity, each.name) is not None
+            ]
+        steps = planning(
+            pool,
+            identity=identity,
+            stored=stored,
+            known=self._known,
+            left=left,
+            dropped=self._around.dropped(),
+        )
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                todo: Plan = end.value
+                break
+            await asyncio.sleep(0)  # a full node's pool takes as long as many claims
+        names = {each.name for each in stored}
+        self._known = {n: each for n, each in (self._known | {**todo.known}).items() if n in names}
+        self._report({**todo.left_out, **refused_devices})
+        written = {each.name for each in (*todo.delete, *todo.replace)}
+        if undone := sorted(foreign & written - todo.known.keys()):
+            self._calm.undone(now)
+            logger.warning(
+                "somebody else writes our slices, undoing it",
+                extra=self._facts() | {"slices": undone},
+            )
+        return todo
+
+    async def _identity(self, stored: Collection[StoredSlice]) -> PoolIdentity:
+        around = self._around
+        uid = await around.owner.uid()
+        if any(each.owners != (uid,) for each in stored):
+            # The Node may have been deleted and made anew.
+            uid = await around.owner.uid(again=True)
+        return PoolIdentity(
+            driver=around.source.driver, node=around.node, node_uid=uid, pool=self.name
+        )
+
+    def _foreign(self, stored: Collection[StoredSlice]) -> set[str]:
+        """Give the slices that somebody else has made or changed since our last round."""
+        if not self._settled:
+            return set()
+        return {
+            each.name
+            for each in stored
+            if (known := self._known.get(each.name)) is None or known.version != each.version
+        }
+
+    def _without_refused(self, pool: DesiredPool) -> tuple[DesiredPool, dict[str, str]]:
+        """Leave out devices that the API server has refused, as long as they are the same."""
+        if not self._refused_devices:
+            return pool, {}
+        wanted = {each.name: each for each in pool.devices}
+        self._refused_devices = {
+            name: (device, why)
+            for name, (device, why) in self._refused_devices.items()
+            if wanted.get(name) == device
+        }
+        left_out = {name: why for name, (_, why) in self._refused_devices.items()}
+        kept = tuple(each for each in pool.devices if each.name not in left_out)
+        return replace(pool, devices=kept), left_out
+
+    def _report(self, left_out: Mapping[str, str]) -> None:
+        for name, why in left_out.items():
+            if self.left_out.get(name) != why:
+                logger.error(
+                    "device is left out", extra=self._facts() | {"device": name, "error": why}
+                )
+        self.left_out = left_out
+
+    # ------------------------------------------------------------ writing
+
+    async def _apply(self, todo: Plan) -> list[InvalidError]:
+        """Make the writes; give why the API server has refused slices."""
+        if todo.empty:
+            return []
+        refused: list[InvalidError] = []
+        for each in todo.delete:
+            self._check_primary()
+            try:
+                await self._around.api.delete(each)
+            except ConflictError:
+                await self._read(each.name)
+                raise
+            self._around.store.remove(each.name, each.uid)
+            self._known.pop(each.name, None)
+        for write in (*todo.replace, *todo.create):
+            self._check_primary()
+            try:
+                await self._write(write)
+            except InvalidError as error:
+                refused.append(error)
+        logger.info(
+            "slices published",
+            extra=self._facts()
+            | {
+                "creates": len(todo.create),
+                "updates": len(todo.replace),
+                "deletes": len(todo.delete),
+            },
+        )
+        return refused
+
+    def _check_primary(self) -> None:
+        if not self._around.primary.is_set():
+            raise _StaleError
+
+    async def _write(self, write: SliceWrite) -> None:
+        api, body = self._around.api, write.body()
+        try:
+            answer = await (api.create(body) if write.stored is None else api.replace(body))
+        except InvalidError as error:
+            self._refuse(write, body, error)
+            raise
+        except (ConflictError, AlreadyExistsError, NotFoundError):
+            # What we hold is older than what the API server holds.
+            await self._read(write.name)
+            raise
+        stored = StoredSlice.of(answer)
+        self._around.store.apply(stored)
+        self._known[write.name] = KnownSlice(
+            version=stored.version,
+            content=write.content,
+            owner=write.pool.node_uid,
+            advanced=write.advanced,
+        )
+        self._refused.pop(write.name, None)
+        if self._around.on_dropped(dropped_from_slice(body, answer)):
+            raise _StaleError
+
+    def _refuse(self, write: SliceWrite, body: Mapping[str, object], error: InvalidError) -> None:
+        """Take in what the API server says of a slice that it does not take."""
+        said = refusal(error.details, body)
+        if self._around.on_dropped(said.features):
+            raise _StaleError from error
+        logger.error(
+            "slice is refused by the API server",
+            extra=self._facts() | {"slice": write.name, "error": str(error)},
+        )
+        self._refused[write.name] = write.content
+        for name, why in said.devices.items():
+            if (device := write.content.devices.get(name)) is not None:
+                self._refused_devices[name] = (device, f"the API server refuses it: {why}")
+                self._changed.set()
+
+    async def _read(self, name: str) -> None:
+        """Look at one slice again."""
+        store = self._around.store
+        try:
+            store.apply(await self._around.api.get(name))
+        except NotFoundError:
+            for each in store.of_pool(self.name):
+                if each.name == name:
+                    store.remove(name, each.uid)
