@@ -11,9 +11,11 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
-from drakit_nodeplugin.claims import rows
-from tests.crash.node import Node
+from drakit_nodeplugin.claims import endpointrows, rows
+from drakit_nodeplugin.devices.stored import StoredEndpoint
+from tests.crash.node import NAME, Node
 
+LOST_ENDPOINT = "lamps"
 SAMPLES = Path(__file__).parents[1] / "data" / "checkpoints"
 
 
@@ -65,6 +67,15 @@ def add_orphan(node: Node) -> None:
     (path,) = node.cdi.glob("*uid-a.json")
     text = path.read_text().replace("uid-a", "uid-gone")
     path.with_name(path.name.replace("uid-a", "uid-gone")).write_text(text)
+
+
+def add_endpoint(node: Node) -> None:
+    """An endpoint that was there, and has been away for long."""
+    pools = {f"{NAME}/{LOST_ENDPOINT}": ("lamp-1",)}
+    lost = StoredEndpoint(name=LOST_ENDPOINT, pools=pools, stopped_at=1.0)
+    with closing(sqlite3.connect(node.checkpoint)) as database:
+        endpointrows.write(database, [lost])
+        database.commit()
 
 
 def slow_down(node: Node) -> None:

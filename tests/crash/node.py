@@ -24,6 +24,7 @@ import yaml
 
 from drakit_nodeplugin.claims import endpointrows, rows
 from drakit_nodeplugin.claims.stored import StoredClaim
+from drakit_nodeplugin.devices.stored import StoredEndpoint
 from tests.crash.drivers import Hardware, Marking, Plain
 
 NAME = "node-1"
@@ -46,6 +47,9 @@ class Held:
 
     temporary: Sequence[str]
     """What is in the CDI directory beside CDI files: only a process that writes may have it."""
+
+    endpoints: Collection[str]
+    """Names of the endpoints that are stored."""
 
     strange: Sequence[str]
     """What should never be: half-made marks, calls that a driver should not have got, rows of
@@ -122,14 +126,20 @@ class Node:
                 marks[path.name] = self.hardware.holder(path.name) or "nobody"
         if self.hardware.wrong.exists():
             strange += self.hardware.wrong.read_text().splitlines()
-        stored, damaged = self._rows()
-        strange += damaged
-        return Held(rows=stored, files=files, marks=marks, temporary=temporary, strange=strange)
+        claims, endpoints, damaged = self._stored()
+        return Held(
+            rows={claim.uid: claim for claim in claims},
+            files=files,
+            marks=marks,
+            temporary=temporary,
+            endpoints={endpoint.name for endpoint in endpoints},
+            strange=[*strange, *damaged],
+        )
 
-    def _rows(self) -> tuple[dict[str, StoredClaim], list[str]]:
-        """Give the claims' rows, and say which rows of endpoints are damaged."""
+    def _stored(self) -> tuple[list[StoredClaim], list[StoredEndpoint], list[str]]:
+        """Give claims and endpoints, and say which rows of endpoints are damaged."""
         if not self.checkpoint.exists():
-            return {}, []
+            return [], [], []
         with tempfile.TemporaryDirectory(dir=self.root.parent) as folder:
             for suffix in ("", "-wal"):
                 part = self.checkpoint.with_name(self.checkpoint.name + suffix)
@@ -139,9 +149,10 @@ class Node:
                 names = "SELECT name FROM sqlite_master WHERE type = 'table'"
                 tables = {name for (name,) in database.execute(names)}
                 claims = rows.page(database, after="", size=1000) if tables else []
-                # An earlier version has none.
-                damaged = endpointrows.damaged(database) if "endpoints" in tables else {}
-        return {claim.uid: claim for claim in claims}, list(damaged.values())
+                if "endpoints" not in tables:  # as in an earlier version
+                    return claims, [], []
+                damaged = endpointrows.damaged(database)
+                return claims, endpointrows.read(database), list(damaged.values())
 
 
 def _sockets(folder: str, names: Sequence[str]) -> list[str]:

@@ -18,6 +18,8 @@ from typing import Any, Literal
 from drakit_nodeplugin.claims.stored import DamagedRowError
 from tests.crash.drivers import Marking, Plain
 from tests.crash.mishaps import (
+    LOST_ENDPOINT,
+    add_endpoint,
     add_orphan,
     bring_back,
     damage_file,
@@ -43,6 +45,9 @@ ALL: tuple[Variant, ...] = ("prepare", "unprepare", "nobody")
 
 STALE = ("period", "gracePeriod", "unconfirmedGracePeriod")
 """Settings that say when stale claims are collected, in seconds."""
+
+GRACES = ("startGracePeriod", "endpointStopGracePeriod")
+"""Settings that say how long an endpoint that is away is waited for, in seconds."""
 
 Act = Callable[[Stage, "Scenario"], Awaitable[None]]
 
@@ -89,6 +94,9 @@ class Scenario:
 
     after: Callable[[Node], None] | None = None
     """What happens to the node's directories after the kill."""
+
+    gone: Collection[str] = ()
+    """Endpoints whose removal is due, and finished in the end: they are not stored any more."""
 
     left: Claims | None = None
     """What a node that nobody asks ends with; None if that depends on the step."""
@@ -193,9 +201,11 @@ def disorder(node: Node, scenario: Scenario) -> list[str]:
         return [f"the checkpoint cannot be read: {error}"]
     lost = [uid for uid in scenario.untouched if uid not in held.prepared]
     left = held.prepared if scenario.left is None else scenario.left
-    return [f"claim {uid} is in use, and not prepared" for uid in lost] + differences(
-        held, left, driver=scenario.driver
-    )
+    return [
+        *(f"claim {uid} is in use, and not prepared" for uid in lost),
+        *(f"endpoint {name} is still stored" for name in scenario.gone if name in held.endpoints),
+        *differences(held, left, driver=scenario.driver),
+    ]
 
 
 # -------------------------------------------------------------------- all of them
@@ -332,6 +342,20 @@ def _others() -> list[Scenario]:
                 variants=("prepare", "unprepare"),
             )
             for operation in ("prepare", "unprepare")
+        ),
+        Scenario(
+            name="endpoint-removed",
+            before=POD,
+            untouched=POD.keys(),
+            left=POD,
+            gone={LOST_ENDPOINT},
+            change=add_endpoint,
+            settings={"devices": dict.fromkeys(GRACES, 0.2)},
+            at_start=True,
+            endpoints=True,
+            act=start_alone,
+            variants=("nobody", "prepare"),
+            plays=2,
         ),
         Scenario(
             name="earlier-version",
