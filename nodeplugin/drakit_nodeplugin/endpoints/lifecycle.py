@@ -62,6 +62,8 @@ class Lifecycle(Generic[ConnectionT]):
             first_seconds=RECONNECT_SECONDS[0], limit_seconds=RECONNECT_SECONDS[1], jitter=0
         )
         self._reason: str | None = "it is not started yet"
+        self._before: str | None = None
+        """Why it stopped last; None once it has listed its devices since."""
         self.connection: ConnectionT | None = None
         """The latest one; None while there is none."""
 
@@ -70,7 +72,10 @@ class Lifecycle(Generic[ConnectionT]):
         """Why the endpoint cannot be called now; None if it can."""
         if self._reason is not None or self.connection is None:
             return self._reason
-        return self.connection.away
+        away = self.connection.away
+        # That a new connection says nothing yet is no cause: people look for what came before.
+        unexplained = away is not None and self._before not in (None, away)
+        return f"{away} (before that: {self._before})" if unexplained else away
 
     async def start(self) -> None:
         """
@@ -129,6 +134,7 @@ class Lifecycle(Generic[ConnectionT]):
                 if isinstance(update, Inventory):
                     silent.cancel()
                     listed_at = loop.time() if listed_at is None else listed_at
+                    self._before = None
                     self._listener.replaced(self._endpoint, update)
                 else:
                     self._listener.reported(self._endpoint, update)
@@ -157,12 +163,12 @@ class Lifecycle(Generic[ConnectionT]):
             return ConnectionEndedError(f"its stream failed: {_reason_of(error)}")
 
     def _stopped(self, reason: str) -> None:
-        self._reason = reason
+        self._reason = self._before = reason
         logger.error("endpoint stopped", extra={"endpoint": self._endpoint, "reason": reason})
         self._listener.stopped(self._endpoint, reason)
 
     def _tell_silence(self, connection: ConnectionT) -> None:
-        if (away := connection.away) is not None:
+        if connection.away is not None and (away := self.away) is not None:
             logger.error("endpoint is silent", extra={"endpoint": self._endpoint, "reason": away})
             self._listener.stopped(self._endpoint, away)
 

@@ -207,11 +207,24 @@ async def test_a_connection_that_is_silent_is_told_of_and_taken_when_it_speaks(c
     assert listener.told == [
         (0, CAM),
         (0, "its stream ended"),
-        (11, "it has not listed anything"),
+        (11, "it has not listed anything (before that: its stream ended)"),
         (31, CAM),
     ]
     silent = [r.reason for r in caplog.records if r.msg == "endpoint is silent"]
-    assert silent == ["it has not listed anything"]
+    assert silent == ["it has not listed anything (before that: its stream ended)"]
+
+
+@pytest.mark.looptime
+async def test_a_new_connection_that_is_silent_does_not_hide_why_the_one_before_ended():
+    gone = ConnectionEndedError("the bus is gone")
+    source = Source(FakeConnection(CAM, end=gone), FakeConnection(30, CAM, seconds=5))
+    _, lifecycle = await live(source, seconds=5)
+    assert lifecycle.away == "it has not listed anything (before that: the bus is gone)"
+
+    source = Source(FakeConnection(CAM, end=gone), FakeConnection(3, CAM, 1, seconds=1e6))
+    _, lifecycle = await live(source, seconds=10)
+    source.made[1].away = "it is over"
+    assert lifecycle.away == "it is over", "what came before has passed"
 
 
 @pytest.mark.looptime
