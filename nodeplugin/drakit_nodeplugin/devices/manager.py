@@ -103,7 +103,7 @@ class DeviceManager:
         self._health_states: tuple[DeviceHealth, ...] | None = None
         self._timers: Timers[tuple[str, DeviceKey]] = Timers()
         self._wake = asyncio.Event()
-        self._asleep_until = -math.inf
+        self._asleep_until = self._passed = -math.inf
         self._left_out = LeftOutTeller(driver, on_left_out)
         self._writer = EndpointWriter(
             driver, store, rows=self._rows, on_loaded=self._loaded, on_written=self._written
@@ -191,11 +191,6 @@ class DeviceManager:
         state = self._endpoint(endpoint)
         self._hear_waiting(endpoint)
         changes = Changes()
-        if state.phase is Phase.PRESENT:
-            logger.warning(
-                "endpoint stopped",
-                extra={"driver": self.driver, "endpoint": endpoint, "reason": reason},
-            )
         state.stop(reason, self._moment(), changes=changes)
         self._made(changes)
         self._wake.set()
@@ -273,14 +268,15 @@ class DeviceManager:
         while True:
             self._wake.clear()
             self._pass_time()
-            now = asyncio.get_running_loop().time()
+            now = self._now()
             coming = min((when for when in self._next_looks() if when > now), default=math.inf)
             self._asleep_until = min(coming, now + POLL_SECONDS)
             try:
                 async with asyncio.timeout_at(self._asleep_until):
                     await self._wake.wait()
             except TimeoutError:
-                continue
+                # A loop's timer may fire a hair before its time; it has come all the same.
+                self._passed = self._asleep_until
 
     def _next_looks(self) -> Iterator[float]:
         graces = self._begin()
@@ -360,9 +356,8 @@ class DeviceManager:
     def _begin(self) -> Graces:
         """Give how long endpoints are waited for; the first call is the plugin's start."""
         if self._graces is None:
-            now = asyncio.get_running_loop().time()
             self._graces = Graces(
-                start_until=now + self._settings.start_grace_period,
+                start_until=self._now() + self._settings.start_grace_period,
                 stop_seconds=self._settings.endpoint_stop_grace_period,
             )
             for name in self._expected:
@@ -381,9 +376,12 @@ class DeviceManager:
             )
         return self._endpoints[name]
 
+    def _now(self) -> float:
+        return max(asyncio.get_running_loop().time(), self._passed)
+
     def _moment(self) -> Moment:
         return Moment(
-            now=asyncio.get_running_loop().time(),
+            now=self._now(),
             wall=self._wall_clock(),
             unpreparing=self._unpreparing,
         )
@@ -433,7 +431,7 @@ class DeviceManager:
         return state.phase is Phase.REMOVING and stored is not None and stored.removing
 
     def _complete(self) -> bool:
-        graces, now = self._begin(), asyncio.get_running_loop().time()
+        graces, now = self._begin(), self._now()
         states = self._endpoints.values()
         return (
             self._writer.loaded

@@ -178,7 +178,7 @@ class PoolState:
             for name, device in devices.items():
                 if devices is content.fallback and name in content.devices:
                     continue
-                word = device.health
+                word = None if device.health is None else sound(device.health)
                 if not returned and said.get(name) == word:
                     continue
                 if word is not None:
@@ -270,11 +270,14 @@ def _same(old: Device, new: Device) -> bool:
     """Compare what is published; health is not, and True is not 1 in a CEL expression."""
     if old is new:
         return True
-    if old.health != new.health:
-        old = replace(old, health=new.health)
-    return old == new and all(
-        type(value) is type(new.attributes[name]) for name, value in old.attributes.items()
-    )
+    try:
+        if old.health is not new.health:
+            old = replace(old, health=new.health)
+        return old == new and all(
+            type(value) is type(new.attributes[name]) for name, value in old.attributes.items()
+        )
+    except Exception:  # a vendor's value may refuse to be compared
+        return False
 
 
 def _tainted(entry: DesiredDevice, condition: Condition, now: Circumstances) -> DesiredDevice:

@@ -1,25 +1,383 @@
+"""Each way through the life of an endpoint, as the publisher and the store see it."""
+
 from __future__ import annotations
+
+import asyncio
 
 import pytest
 
+from drakit_nodeplugin.devices.stored import StoredEndpoint
 from tests.unit.devices.conftest import DRIVER, NODE, Node, inventory, pass_time, shown
 
 pytestmark = pytest.mark.looptime
+
+GOOD = {NODE: {"a": [], "b": []}}
+STOPPED = {NODE: {"a": ["stopped"], "b": ["stopped"]}}
+
+
+async def life(node: Node, *, seconds: float = 5.0) -> None:
+    """A plugin that ran, with its driver, and ended."""
+    async with node.plugin() as manager:
+        manager.replaced(DRIVER, inventory("a", "b"))
+        await pass_time(seconds)
+
+
+# ------------------------------------------------------------ stop and return
 
 
 async def test_an_endpoint_that_stops_is_tainted_at_once_and_untainted_when_it_returns(node: Node):
     async with node.plugin() as manager:
         manager.replaced(DRIVER, inventory("a", "b"))
         before = manager.publication()
-        assert shown(before) == {NODE: {"a": [], "b": []}}
+        assert shown(before) == GOOD
         assert before.complete
         manager.stopped(DRIVER, "it ended")
-        assert shown(manager.publication()) == {NODE: {"a": ["stopped"], "b": ["stopped"]}}
+        assert shown(manager.publication()) == STOPPED
         assert manager.stop_reason == "it ended"
         await pass_time(299)
-        assert shown(manager.publication()) == {NODE: {"a": ["stopped"], "b": ["stopped"]}}
+        assert shown(manager.publication()) == STOPPED
         manager.replaced(DRIVER, inventory("a", "b"))
         assert manager.publication() == before
         assert manager.stop_reason is None
         await pass_time(1000)
         assert manager.publication() == before
+
+
+async def test_an_endpoint_that_returns_with_other_devices_has_those(node: Node):
+    async with node.plugin() as manager:
+        manager.replaced(DRIVER, inventory("a", "b"))
+        manager.stopped(DRIVER, "it ended")
+        manager.replaced(DRIVER, inventory("b", "c"))
+        assert shown(manager.publication()) == {NODE: {"b": [], "c": []}}
+
+
+async def test_the_time_of_the_stop_taint_is_the_stop(node: Node):
+    async with node.plugin() as manager:
+        manager.replaced(DRIVER, inventory("a"))
+        await pass_time(100)
+        manager.stopped(DRIVER, "it ended")
+        await pass_time(50)
+        manager.stopped(DRIVER, "it cannot be started")
+        assert manager.stop_reason == "it cannot be started"
+        (device,) = manager.publication().pools[NODE].devices
+        assert [taint.added_at for taint in device.taints] == [int(node.epoch) + 100]
+
+
+async def test_another_reason_is_no_longer_grace(node: Node):
+    async with node.plugin() as manager:
+        manager.replaced(DRIVER, inventory("a"))
+        manager.stopped(DRIVER, "it ended")
+        await pass_time(299)
+        manager.stopped(DRIVER, "it cannot be started")
+        await pass_time(2)
+        assert manager.capacity({}).inactive == {NODE}
+
+
+# ------------------------------------------------------------ removal
+
+
+async def test_an_endpoint_away_past_its_grace_is_removed_and_then_forgotten(node: Node, looptime):
+    async with node.plugin() as manager:
+        manager.replaced(DRIVER, inventory("a", "b"))
+        manager.stopped(DRIVER, "it ended")
+        await pass_time(301)
+        published = manager.publication()
+        assert (published.pools, published.held, published.complete) == ({}, frozenset(), True)
+        assert manager.capacity({}).inactive == {NODE}
+        assert node.store.rows[DRIVER].removing
+        manager.exist([NODE])
+        await pass_time(2)
+        assert node.store.rows[DRIVER].removing  # it is still to be deleted
+        manager.exist([])
+        await pass_time(2)
+        assert node.store.rows == {}
+        assert manager.capacity({}).inactive == set()
+        assert manager.stop_reason == "it ended"  # and the plugin is still without its driver
+        assert looptime == 305
+
+
+async def test_nothing_is_removed_before_the_store_knows_of_it(node: Node):
+    async with node.plugin() as manager:
+        manager.replaced(DRIVER, inventory("a", "b"))
+        await pass_time(5)
+        node.store.error = OSError("the disk is full")
+        manager.stopped(DRIVER, "it ended")
+        await pass_time(1000)
+        assert shown(manager.publication()) == STOPPED
+        node.store.error = None
+        await pass_time(61)
+        assert manager.publication().pools == {}
+        assert node.store.rows[DRIVER].removing
+
+
+async def test_nothing_is_removed_while_the_sources_are_not_ready(node: Node):
+    node.ready = False
+    async with node.plugin() as manager:
+        manager.replaced(DRIVER, inventory("a", "b"))
+        assert not manager.publication().complete
+        manager.stopped(DRIVER, "it ended")
+        await pass_time(1000)
+        assert shown(manager.publication()) == STOPPED
+        assert not node.store.rows[DRIVER].removing
+        seen = manager.revision.number
+        node.ready = True
+        await pass_time(2)
+        assert manager.publication().pools == {}
+        assert manager.publication().complete
+        assert manager.revision.number > seen
+
+
+async def test_an_endpoint_that_returns_during_its_removal_is_published_again(node: Node):
+    async with node.plugin() as manager:
+        manager.replaced(DRIVER, inventory("a", "b"))
+        manager.stopped(DRIVER, "it ended")
+        await pass_time(310)
+        assert manager.publication().pools == {}
+        manager.replaced(DRIVER, inventory("a", "b"))
+        assert shown(manager.publication()) == GOOD
+        manager.exist([])
+        assert shown(manager.publication()) == GOOD
+        await pass_time(2)
+        assert not node.store.rows[DRIVER].removing
+
+
+async def test_an_endpoint_that_returns_after_its_removal_is_published_again(node: Node):
+    async with node.plugin() as manager:
+        manager.replaced(DRIVER, inventory("a", "b"))
+        manager.stopped(DRIVER, "it ended")
+        await pass_time(310)
+        manager.exist([])
+        await pass_time(310)
+        manager.replaced(DRIVER, inventory("a", "b"))
+        assert shown(manager.publication()) == GOOD
+        await pass_time(2)
+        assert node.store.rows[DRIVER].pools == {NODE: ("a", "b")}
+
+
+# ------------------------------------------------------------ restarts
+
+
+async def test_a_restart_without_change_publishes_and_stores_the_same(node: Node):
+    async with node.plugin() as manager:
+        manager.replaced(DRIVER, inventory("a", "b"))
+        await pass_time(5)
+        before = manager.publication()
+    writes = node.store.writes
+    async with node.plugin() as manager:
+        restarted = manager.publication()
+        assert (restarted.pools, restarted.held) == ({}, {NODE})
+        assert not restarted.complete
+        assert manager.stop_reason is None
+        await pass_time(20)
+        assert manager.publication() == restarted
+        manager.replaced(DRIVER, inventory("a", "b"))
+        assert manager.publication() == before
+        await pass_time(1000)
+        assert manager.publication() == before
+    assert node.store.writes == writes == 1
+
+
+async def test_a_driver_missing_after_a_restart_is_tainted_when_the_start_grace_ends(node: Node):
+    await life(node)
+    async with node.plugin() as manager:
+        await pass_time(29)
+        assert manager.publication().held == {NODE}
+        assert manager.capacity({}).pools[NODE].unhealthy == {"a", "b"}
+        seen = manager.revision.number
+        await pass_time(1)
+        assert manager.revision.number > seen
+        published = manager.publication()
+        assert shown(published) == STOPPED
+        assert published.complete
+        assert published.pools[NODE].counter_sets is None
+        assert all(device.device is None for device in published.pools[NODE].devices)
+        assert manager.stop_reason is not None
+        manager.replaced(DRIVER, inventory("a", "b"))
+        assert shown(manager.publication()) == GOOD
+        assert all(device.device for device in manager.publication().pools[NODE].devices)
+
+
+async def test_a_driver_that_fails_in_the_start_grace_may_still_return(node: Node):
+    await life(node)
+    async with node.plugin() as manager:
+        manager.stopped(DRIVER, "it could not be started")
+        assert manager.stop_reason == "it could not be started"
+        assert manager.publication().held == {NODE}
+        await pass_time(29)
+        assert manager.publication().held == {NODE}
+        manager.replaced(DRIVER, inventory("a", "b"))
+        assert shown(manager.publication()) == GOOD
+
+
+async def test_the_grace_period_of_a_stopped_endpoint_goes_on_over_restarts(node: Node):
+    async with node.plugin() as manager:
+        manager.replaced(DRIVER, inventory("a", "b"))
+        manager.stopped(DRIVER, "it ended")
+        await pass_time(200)
+    async with node.plugin() as manager:
+        await pass_time(99)
+        assert shown(manager.publication()) == STOPPED
+        await pass_time(2)
+        assert manager.publication().pools == {}
+        assert manager.capacity({}).inactive == {NODE}
+
+
+async def test_a_plugin_that_restarts_again_and_again_does_not_begin_the_grace_anew(node: Node):
+    await life(node)
+    for _ in range(4):
+        async with node.plugin() as manager:
+            await pass_time(60)
+            assert shown(manager.publication()) == STOPPED
+    async with node.plugin() as manager:
+        await pass_time(59)
+        assert shown(manager.publication()) == STOPPED
+        await pass_time(3)
+        assert manager.publication().pools == {}
+
+
+async def test_the_grace_ended_while_the_plugin_was_away_but_it_may_still_return(node: Node):
+    async with node.plugin() as manager:
+        manager.replaced(DRIVER, inventory("a", "b"))
+        manager.stopped(DRIVER, "it ended")
+        await pass_time(5)
+    await asyncio.sleep(5000)
+    async with node.plugin() as manager:
+        await pass_time(29)
+        assert manager.publication().held == {NODE}
+        manager.replaced(DRIVER, inventory("a", "b"))
+        assert shown(manager.publication()) == GOOD
+
+
+async def test_a_removal_that_was_begun_is_finished_after_a_restart(node: Node):
+    async with node.plugin() as manager:
+        manager.replaced(DRIVER, inventory("a", "b"))
+        manager.stopped(DRIVER, "it ended")
+        await pass_time(302)
+    assert node.store.rows[DRIVER].removing
+    async with node.plugin() as manager:
+        published = manager.publication()
+        assert (published.pools, published.held, published.complete) == ({}, frozenset(), False)
+        assert manager.capacity({}).inactive == {NODE}
+        await pass_time(30)
+        assert manager.publication().complete  # so that the pool, which is not named, is deleted
+        manager.exist([])
+        await pass_time(2)
+    assert node.store.rows == {}
+
+
+async def test_a_removal_that_was_begun_ends_when_the_endpoint_returns_after_a_restart(node: Node):
+    async with node.plugin() as manager:
+        manager.replaced(DRIVER, inventory("a", "b"))
+        manager.stopped(DRIVER, "it ended")
+        await pass_time(302)
+    async with node.plugin() as manager:
+        manager.replaced(DRIVER, inventory("a", "b"))
+        assert shown(manager.publication()) == GOOD
+        await pass_time(2)
+        assert not node.store.rows[DRIVER].removing
+
+
+async def test_an_endpoint_that_is_not_configured_any_more_is_stopped_and_removed(node: Node):
+    async with node.plugin("old", "new") as manager:
+        manager.replaced("old", inventory("a", pool="olds"))
+        manager.replaced("new", inventory("b", pool="news"))
+        await pass_time(5)
+    async with node.plugin("new") as manager:
+        manager.replaced("new", inventory("b", pool="news"))
+        assert shown(manager.publication()) == {f"{NODE}/news": {"b": []}}
+        assert manager.publication().held == {f"{NODE}/olds"}
+        assert not manager.publication().complete
+        await pass_time(31)
+        assert shown(manager.publication()) == {
+            f"{NODE}/news": {"b": []},
+            f"{NODE}/olds": {"a": ["stopped"]},
+        }
+        assert manager.stop_reason is None  # nobody waits for it
+        await pass_time(271)
+        assert shown(manager.publication()) == {f"{NODE}/news": {"b": []}}
+        assert manager.capacity({}).inactive == {f"{NODE}/olds"}
+        manager.exist([f"{NODE}/news"])
+        await pass_time(2)
+        assert node.store.rows.keys() == {"new"}
+        assert manager.capacity({}).inactive == set()
+
+
+async def test_a_pool_that_moved_to_another_endpoint_is_that_ones(node: Node):
+    async with node.plugin("old") as manager:
+        manager.replaced("old", inventory("a", "b"))
+        await pass_time(5)
+    async with node.plugin("new") as manager:
+        manager.replaced("new", inventory("a", "b"))
+        assert shown(manager.publication()) == GOOD
+        await pass_time(305)
+        assert shown(manager.publication()) == GOOD
+        assert manager.capacity({}).inactive == set()
+        manager.exist([NODE])
+        await pass_time(2)
+        assert node.store.rows.keys() == {"new"}
+        assert shown(manager.publication()) == GOOD
+
+
+# ------------------------------------------------------------ stores that fail or know nothing
+
+
+async def test_a_store_that_cannot_be_read_at_the_start_is_read_later(node: Node):
+    await life(node)
+    node.store.error = OSError("no such device")
+    async with node.plugin() as manager:
+        assert not manager.publication().complete
+        await pass_time(100)
+        assert not manager.publication().complete
+        assert manager.publication().pools == {}
+        node.store.error = None
+        await pass_time(61)
+        assert shown(manager.publication()) == STOPPED
+
+
+async def test_an_endpoint_that_has_spoken_knows_better_than_a_store_that_is_read_late(node: Node):
+    await life(node)
+    node.store.error = OSError("no such device")
+    async with node.plugin() as manager:
+        manager.replaced(DRIVER, inventory("b", "c"))
+        assert shown(manager.publication()) == {NODE: {"b": [], "c": []}}
+        node.store.error = None
+        await pass_time(61)
+        assert shown(manager.publication()) == {NODE: {"b": [], "c": []}}
+        assert node.store.rows[DRIVER].pools == {NODE: ("b", "c")}
+
+
+async def test_without_a_stored_endpoint_what_is_published_is_left_alone_for_both_graces(
+    node: Node,
+):
+    async with node.plugin() as manager:
+        await pass_time(299)
+        assert not manager.publication().complete
+        await pass_time(2)
+        assert manager.publication().complete
+        assert manager.stop_reason is not None
+
+
+async def test_a_stop_in_the_future_is_a_stop_now(node: Node):
+    node.store.rows[DRIVER] = StoredEndpoint(
+        name=DRIVER, pools={NODE: ("a", "b")}, stopped_at=node.epoch + 1e9
+    )
+    async with node.plugin() as manager:
+        await pass_time(299)
+        assert shown(manager.publication()) == STOPPED
+        await pass_time(3)
+        assert manager.publication().pools == {}
+
+
+async def test_names_are_stored_when_they_change_and_at_most_once_a_second(node: Node):
+    async with node.plugin() as manager:
+        for number in range(1000):
+            manager.replaced(DRIVER, inventory("a", f"b-{number}"))
+            await asyncio.sleep(0.01)
+        await pass_time(2)
+        assert node.store.rows[DRIVER].pools == {NODE: ("a", "b-999")}
+        assert 10 <= node.store.writes <= 12
+        writes = node.store.writes
+        manager.stopped(DRIVER, "it ended")
+        await pass_time(2)
+        assert node.store.rows[DRIVER].stopped_at == node.wall_clock() - 2
+        assert node.store.writes == writes + 1

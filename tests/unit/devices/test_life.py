@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import pytest
+
+from drakit_nodeplugin.devices.lifecycle import (
+    Graces,
+    Life,
+    Phase,
+    accounted,
+    phase,
+    phase_ends,
+    removal_due,
+)
+from drakit_nodeplugin.devices.timers import Timers
+
+GRACES = Graces(start_until=30, stop_seconds=300)
+
+
+@pytest.mark.parametrize(
+    ("life", "now", "expected"),
+    [
+        pytest.param(
+            Life(stopped_since=None, spoken=True), 10, Phase.PRESENT, id="one-that-spoke-is-there"
+        ),
+        pytest.param(
+            Life(stopped_since=-50, known=True), 29, Phase.AWAITED, id="known-is-awaited-at-first"
+        ),
+        pytest.param(
+            Life(stopped_since=-50, known=True),
+            30,
+            Phase.STOPPED,
+            id="known-is-stopped-after-the-start-grace",
+        ),
+        pytest.param(
+            Life(stopped_since=5, spoken=True), 6, Phase.STOPPED, id="one-that-spoke-is-not-awaited"
+        ),
+        pytest.param(
+            Life(stopped_since=-50, known=True, removing=True),
+            1,
+            Phase.REMOVING,
+            id="a-removal-that-was-begun-goes-on-at-once",
+        ),
+    ],
+)
+def test_phases(life: Life, now: float, expected: Phase):
+    assert phase(life, GRACES, now=now) is expected
+
+
+@pytest.mark.parametrize(
+    ("life", "ends"),
+    [
+        pytest.param(Life(stopped_since=None, spoken=True), None, id="one-that-is-there-never"),
+        pytest.param(Life(stopped_since=100, spoken=True), 400, id="after-the-grace-period"),
+        pytest.param(
+            Life(stopped_since=-200, known=True), 100, id="the-time-before-a-restart-counts"
+        ),
+        pytest.param(
+            Life(stopped_since=-9000, known=True),
+            30,
+            id="away-for-long-before-the-restart-may-return-in-the-start-grace",
+        ),
+        pytest.param(
+            Life(stopped_since=-9000, known=True, removing=True), None, id="a-removal-has-no-end"
+        ),
+    ],
+)
+def test_the_end_of_a_grace_period(life: Life, ends: float | None):
+    assert phase_ends(life, GRACES) == ends
+    assert ends is None or not removal_due(life, GRACES, now=ends - 1)
+    assert removal_due(life, GRACES, now=ends or 99999) is (ends is not None)
+
+
+@pytest.mark.parametrize(
+    ("life", "since"),
+    [
+        pytest.param(Life(stopped_since=None, spoken=True), 0, id="one-that-is-there-at-once"),
+        pytest.param(Life(stopped_since=3, spoken=True), 0, id="one-that-was-there-at-once"),
+        pytest.param(Life(stopped_since=0, known=True), 30, id="a-known-one-after-the-start-grace"),
+        pytest.param(
+            Life(stopped_since=0), 300, id="one-of-which-nothing-is-known-after-the-stop-grace"
+        ),
+        pytest.param(
+            Life(stopped_since=-99, known=True, removing=True),
+            30,
+            id="one-that-is-being-removed-after-the-start-grace",
+        ),
+    ],
+)
+def test_when_other_pools_can_be_deleted(life: Life, since: float):
+    assert accounted(life, GRACES, now=since)
+    assert since == 0 or not accounted(life, GRACES, now=since - 1)
+
+
+def test_timers_give_each_key_once_and_by_the_earliest_time_wanted():
+    timers: Timers[str] = Timers()
+    timers.want("a", 10)
+    timers.want("b", 5)
+    timers.want("a", 3)
+    timers.want("a", 20)
+    assert timers.first() == 3
+    assert timers.due(2) == []
+    assert timers.due(5) == ["a", "b"]
+    assert timers.due(100) == []
+
+
+def test_timers_do_not_grow_with_a_time_that_is_put_off():
+    timers: Timers[str] = Timers()
+    for now in range(10_000):
+        timers.want("a", now + 30)
+    assert len(timers) == 1
