@@ -1,0 +1,445 @@
+"""What devices become by what is said of them, as the publisher and the kubelet see it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from drakit import Device, Health
+from drakit.device import CounterSet, Inventory, Taint
+from drakit_nodeplugin.devices.manager import DeviceManager
+from drakit_nodeplugin.endpoints.endpoint import DeviceKey, HealthReport
+from tests.unit.devices.conftest import (
+    DRIVER,
+    NODE,
+    Node,
+    cameras,
+    inventory,
+    pass_time,
+    report,
+    shown,
+    taint_words,
+)
+
+pytestmark = pytest.mark.looptime
+
+OK = Health.ok()
+BAD = Health.bad("too hot")
+BROKEN = Health.bad("off the bus", broken=True)
+NOBODY = Health.unknown("it does not answer")
+
+
+def told(manager: DeviceManager) -> Mapping[str, tuple[str, str]]:
+    return {state.device: (state.status, state.message) for state in manager.health_states()}
+
+
+# ------------------------------------------------------------ health
+
+
+async def test_a_device_in_bad_health_is_tainted_and_untainted_after_its_recovery(node: Node):
+    async with node.plugin() as manager:
+        manager.replaced(DRIVER, inventory("a", "b"))
+        assert told(manager) == {"a": ("unknown", ""), "b": ("unknown", "")}
+        manager.reported(DRIVER, report(a=OK, b=OK))
+        assert told(manager) == {"a": ("healthy", ""), "b": ("healthy", "")}
+        await pass_time(5)
+        manager.reported(DRIVER, report(a=BAD))
+        assert shown(manager.publication()) == {NODE: {"a": ["unhealthy"], "b": []}}
+        assert told(manager) == {"a": ("unhealthy", "too hot"), "b": ("healthy", "")}
+        assert manager.capacity({}).pools[NODE].unhealthy == {"a"}
+        await pass_time(5)
+        manager.reported(DRIVER, report(a=OK))
+        await pass_time(29)
+        assert shown(manager.publication()) == {NODE: {"a": ["unhealthy"], "b": []}}
+        assert told(manager)["a"] == ("unhealthy", "too hot")
+        seen = manager.revision.number
+        await pass_time(1)
+        assert shown(manager.publication()) == {NODE: {"a": [], "b": []}}
+        assert told(manager)["a"] == ("healthy", "")
+        assert manager.revision.number > seen
+
+
+async def test_a_device_that_stays_broken_is_evicted(node: Node):
+    async with node.plugin() as manager:
+        manager.replaced(DRIVER, inventory("a"))
+        manager.reported(DRIVER, report(a=BROKEN))
+        await pass_time(9)
+        assert shown(manager.publication()) == {NODE: {"a": ["unhealthy"]}}
+        await pass_time(1)
+        assert shown(manager.publication()) == {NODE: {"a": ["unhealthy", "unhealthy:NoExecute"]}}
+        (device,) = manager.publication().pools[NODE].devices
+        assert [taint.added_at - int(node.epoch) for taint in device.taints] == [0, 10]
+        manager.reported(DRIVER, report(a=OK))
+        await pass_time(30)
+        assert shown(manager.publication()) == {NODE: {"a": []}}
+
+
+async def test_a_device_that_flaps_changes_what_is_published_twice(node: Node):
+    async with node.plugin() as manager:
+        manager.replaced(DRIVER, inventory("a"))
+        seen = [manager.publication()]
+        for number in range(100):
+            manager.reported(DRIVER, report(a=OK if number % 2 else BAD))
+            await asyncio.sleep(5)
+            seen.append(manager.publication())
+        await pass_time(30)
+        seen.append(manager.publication())
+        turns = [one != other for one, other in pairwise(seen)]
+        assert sum(turns) == 2
+        assert manager.revision.number <= 5
+
+
+async def test_an_inventorys_word_counts_when_it_is_new(node: Node):
+    async with node.plugin() as manager:
+        manager.replaced(DRIVER, inventory("a", health=OK))
+        await pass_time(1)
+        manager.reported(DRIVER, report(a=BAD))
+        await pass_time(1)
+        # It says nothing new of this device: the last word is that of the one who looked.
+        manager.replaced(DRIVER, Inventory(devices=[*cameras("a", health=OK), *cameras("b")]))
+        await pass_time(60)
+        assert shown(manager.publication()) == {NODE: {"a": ["unhealthy"], "b": []}}
+        manager.replaced(DRIVER, Inventory(devices=cameras("a", "b", health=BAD)))
+        assert told(manager)["b"] == ("unhealthy", "too hot")
+        await pass_time(1)
+        manager.replaced(DRIVER, Inventory(devices=cameras("a", "b", health=OK)))
+        await pass_time(31)
+        assert shown(manager.publication()) == {NODE: {"a": [], "b": []}}
+
+
+async def test_health_in_an_inventory_is_no_other_device(node: Node):
+    async with node.plugin() as manager:
+        manager.replaced(DRIVER, inventory("a", health=OK))
+        await pass_time(1)
+        before = manager.publication()
+        manager.replaced(DRIVER, inventory("a", health=Health("healthy", "24 degrees")))
+        assert manager.publication() is before
+        assert told(manager)["a"] == ("healthy", "24 degrees")
+
+
+async def test_a_device_that_was_unhealthy_is_so_after_its_driver_has_restarted(node: Node):
+    async with node.plugin() as manager:
+        manager.replaced(DRIVER, inventory("a", "b"))
+        manager.reported(DRIVER, report(a=BAD, b=OK))
+        await pass_time(1)
+        manager.stopped(DRIVER, "it ended")
+        assert shown(manager.publication()) == {
+            NODE: {"a": ["stopped", "unhealthy"], "b": ["stopped"]}
+        }
+        assert told(manager)["b"] == ("unknown", "the driver is stopped: it ended")
+        await pass_time(60)
+        manager.replaced(DRIVER, inventory("a", "b"))
+        await pass_time(60)
+        assert shown(manager.publication()) == {NODE: {"a": ["unhealthy"], "b": []}}
+        assert told(manager) == {"a": ("unhealthy", "too hot"), "b": ("unknown", "")}
+        manager.reported(DRIVER, report(a=OK))
+        await pass_time(30)
+        assert shown(manager.publication()) == {NODE: {"a": [], "b": []}}
+
+
+async def test_a_driver_that_is_away_is_no_recovery_of_its_devices(node: Node):
+    async with node.plugin() as manager:
+        manager.replaced(DRIVER, inventory("a", health=BAD))
+        await pass_time(1)
+        manager.replaced(DRIVER, inventory("a", health=OK))
+        await pass_time(20)
+        manager.stopped(DRIVER, "it ended")
+        await pass_time(100)
+        manager.replaced(DRIVER, inventory("a", health=OK))
+        await pass_time(9)
+        assert shown(manager.publication()) == {NODE: {"a": ["unhealthy"]}}
+        await pass_time(1)
+        assert shown(manager.publication()) == {NODE: {"a": []}}
+
+
+async def test_a_device_that_left_and_returned_is_another_one(node: Node):
+    async with node.plugin() as manager:
+        manager.replaced(DRIVER, inventory("a", "b"))
+        manager.reported(DRIVER, report(a=BAD))
+        await pass_time(1)
+        manager.replaced(DRIVER, inventory("b"))
+        assert told(manager).keys() == {"b"}
+        await pass_time(1)
+        manager.replaced(DRIVER, inventory("a", "b"))
+        assert shown(manager.publication()) == {NODE: {"a": [], "b": []}}
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        pytest.param(DeviceKey("", "stranger"), id="a-device-that-is-not-there"),
+        pytest.param(DeviceKey("strange", "a"), id="a-pool-that-is-not-there"),
+    ],
+)
+async def test_a_report_on_what_is_not_there_is_ignored(node: Node, key: DeviceKey):
+    async with node.plugin() as manager:
+        manager.replaced(DRIVER, inventory("a"))
+        seen = manager.revision.number
+        manager.reported(DRIVER, HealthReport(devices={key: BAD}))
+        assert manager.revision.number == seen
+        assert shown(manager.publication()) == {NODE: {"a": []}}
+
+
+async def test_a_stopped_endpoint_has_no_word(node: Node):
+    async with node.plugin() as manager:
+        manager.replaced(DRIVER, inventory("a"))
+        manager.stopped(DRIVER, "it ended")
+        manager.reported(DRIVER, report(a=BAD))
+        assert shown(manager.publication()) == {NODE: {"a": ["stopped"]}}
+
+
+async def test_an_unhealthy_device_is_so_after_a_restart_of_the_plugin(node: Node):
+    async with node.plugin() as manager:
+        manager.replaced(DRIVER, inventory("a", "b", "c"))
+        manager.reported(DRIVER, report(a=BAD, b=BROKEN, c=OK))
+        await pass_time(11)
+        before = manager.publication()
+    async with node.plugin() as manager:
+        # Whether the publisher has listed or the driver was polled first does not matter.
+        manager.adopt({(NODE, "a"): False, (NODE, "b"): True, (NODE, "gone"): False})
+        manager.replaced(DRIVER, inventory("a", "b", "c"))
+        assert shown(manager.publication()) == shown(before)
+        assert told(manager)["a"][0] == "unhealthy"
+        manager.reported(DRIVER, report(a=OK, b=BROKEN, c=OK))
+        assert shown(manager.publication()) == shown(before)
+        await pass_time(30)
+        assert shown(manager.publication()) == {
+            NODE: {"a": [], "b": ["unhealthy", "unhealthy:NoExecute"], "c": []}
+        }
+
+
+async def test_a_device_that_the_store_did_not_know_is_adopted_when_it_comes(node: Node):
+    async with node.plugin() as manager:
+        manager.adopt({(NODE, "a"): False})
+        manager.replaced(DRIVER, inventory("a", "b"))
+        assert shown(manager.publication()) == {NODE: {"a": ["unhealthy"], "b": []}}
+
+
+# ------------------------------------------------------------ other taints
+
+
+async def test_a_drivers_own_taint_keeps_its_time(node: Node):
+    lens = Taint(key="camera.example.com/lens", effect="NoSchedule", value="dirty")
+
+    def lensed(number: int) -> Inventory:
+        return Inventory(devices=[Device(name="a", attributes={"n": number}, taints=(lens,))])
+
+    async with node.plugin() as manager:
+        manager.replaced(DRIVER, lensed(1))
+        await pass_time(10)
+        manager.replaced(DRIVER, lensed(2))
+        (device,) = manager.publication().pools[NODE].devices
+        assert device.device is not None
+        assert device.device.attributes == {"n": 2}
+        assert [(t.key, t.value, t.added_at) for t in device.taints] == [
+            ("camera.example.com/lens", "dirty", int(node.epoch))
+        ]
+
+
+async def test_devices_that_are_being_unprepared_are_tainted_while_they_are(node: Node):
+    async with node.plugin() as manager:
+        manager.set_unpreparing({(NODE, "c"), (NODE, "a")})
+        manager.replaced(DRIVER, inventory("a", "b"))
+        assert shown(manager.publication()) == {NODE: {"a": ["unpreparing"], "b": []}}
+        assert told(manager)["a"] == ("unknown", "")
+        manager.set_unpreparing({(NODE, "b"), ("elsewhere", "b")})
+        assert shown(manager.publication()) == {NODE: {"a": [], "b": ["unpreparing"]}}
+        seen = manager.revision.number
+        manager.set_unpreparing({(NODE, "b")})
+        assert manager.revision.number == seen
+        manager.set_unpreparing(())
+        assert shown(manager.publication()) == {NODE: {"a": [], "b": []}}
+
+
+# ------------------------------------------------------------ inventories
+
+
+async def test_an_equal_inventory_is_no_change(node: Node):
+    async with node.plugin() as manager:
+        manager.replaced(DRIVER, inventory("a", "b"))
+        await pass_time(1)
+        seen, before, states = (
+            manager.revision.number,
+            manager.publication(),
+            manager.health_states(),
+        )
+        manager.replaced(DRIVER, inventory("a", "b"))
+        assert manager.revision.number == seen
+        assert manager.publication() is before
+        assert manager.health_states() is states
+
+
+async def test_an_attribute_of_another_type_is_a_change(node: Node):
+    async with node.plugin() as manager:
+        manager.replaced(DRIVER, Inventory(devices=[Device(name="a", attributes={"n": 1})]))
+        await pass_time(1)
+        manager.replaced(DRIVER, Inventory(devices=[Device(name="a", attributes={"n": True})]))
+        (device,) = manager.publication().pools[NODE].devices
+        assert device.device is not None
+        assert device.device.attributes["n"] is True
+
+
+async def test_what_did_not_change_stays_the_same_object(node: Node):
+    async with node.plugin() as manager:
+        manager.replaced(DRIVER, inventory("a", "b"))
+        old = {device.name: device for device in manager.publication().pools[NODE].devices}
+        await pass_time(1)
+        manager.replaced(DRIVER, inventory("a", "b", "c"))
+        new = {device.name: device for device in manager.publication().pools[NODE].devices}
+        assert (new["a"] is old["a"], new["b"] is old["b"]) == (True, True)
+
+
+async def test_pools_counters_and_fallbacks_are_passed_on(node: Node):
+    gpu = CounterSet(name="gpu-0", counters={"memory": "80Gi"}, pool="gpus")
+    partition = Device(name="part-0", pool="gpus", consumes={"gpu-0": {"memory": "40Gi"}})
+    whole = Device(name="whole-0", pool="gpus", health=BAD)
+    camera = Device(name="cam-0")
+    async with node.plugin() as manager:
+        manager.replaced(
+            DRIVER,
+            Inventory(devices=[partition, camera], counter_sets=[gpu], fallback=[whole]),
+        )
+        published = manager.publication()
+        gpus = published.pools[f"{NODE}/gpus"]
+        assert [device.device for device in gpus.devices] == [partition]
+        assert gpus.counter_sets == (gpu,)
+        assert gpus.fallback is not None
+        assert [(d.device, taint_words(d.taints)) for d in gpus.fallback] == [
+            (whole, ["unhealthy"])
+        ]
+        assert published.pools[NODE].counter_sets == ()
+        assert published.pools[NODE].fallback == ()
+        assert manager.device_count == 2
+        await pass_time(1)
+        manager.replaced(DRIVER, Inventory(devices=[camera]))
+        assert manager.publication().pools.keys() == {NODE}
+        assert manager.publication().pools[NODE].fallback is None
+
+
+async def test_a_driver_without_devices_has_an_empty_pool(node: Node):
+    async with node.plugin() as manager:
+        manager.replaced(DRIVER, Inventory(devices=[]))
+        assert shown(manager.publication()) == {NODE: {}}
+        assert manager.publication().complete
+
+
+async def test_bad_devices_are_left_out_and_told_once(node: Node, caplog):
+    caplog.set_level(logging.ERROR)
+    async with node.plugin() as manager:
+        bad = [Device(name="No_Name"), Device(name="a", attributes={"1 2": 3}), Device(name="b")]
+        manager.replaced(DRIVER, Inventory(devices=[*cameras("b"), *bad]))
+        assert shown(manager.publication()) == {NODE: {"b": []}}
+        assert manager.left_out.keys() == {"No_Name", "a", "b"}
+        await pass_time(1)
+        manager.replaced(DRIVER, Inventory(devices=[*cameras("b", "c"), *bad]))
+        assert shown(manager.publication()) == {NODE: {"b": [], "c": []}}
+        await pass_time(1)
+        manager.replaced(DRIVER, inventory("a", "b"))
+        assert manager.left_out == {}
+    assert len(node.told) == 1
+    assert node.told[0].keys() == {"No_Name", "a", "b"}
+    left_out = [record for record in caplog.records if record.msg == "device is left out"]
+    assert [record.__dict__["device"] for record in left_out] == ["No_Name", "a", "b"]
+
+
+async def test_made_up_nonsense_is_not_told_for_ever(node: Node):
+    async with node.plugin() as manager:
+        for number in range(200):
+            names = [f"Bad_{number}_{each}" for each in range(50)]
+            manager.replaced(DRIVER, inventory("a", *names))
+            await asyncio.sleep(1)
+    assert sum(map(len, node.told)) == 1000
+
+
+async def test_two_endpoints_cannot_have_one_pool(node: Node):
+    async with node.plugin("one", "two") as manager:
+        manager.replaced("one", inventory("a"))
+        manager.replaced("two", Inventory(devices=[*cameras("b"), *cameras("c", pool="cs")]))
+        assert shown(manager.publication()) == {NODE: {"a": []}, f"{NODE}/cs": {"c": []}}
+        assert manager.left_out.keys() == {NODE}
+        manager.stopped("two", "it ended")
+        assert manager.stop_reason == "it ended"
+        assert shown(manager.publication()) == {NODE: {"a": []}, f"{NODE}/cs": {"c": ["stopped"]}}
+
+
+class Unequal:
+    """A vendor's value that cannot be compared."""
+
+    def __eq__(self, other: object) -> bool:
+        raise RuntimeError("no")
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize(
+    "device",
+    [
+        pytest.param(Device(name="x", attributes={"n": Unequal()}), id="attribute"),  # type: ignore[dict-item]
+        pytest.param(Device(name="x", health=Health("healthy", Unequal())), id="message"),  # type: ignore[arg-type]
+        pytest.param(Device(name="x", health=Health(Unequal())), id="status"),  # type: ignore[arg-type]
+        pytest.param(Device(name="x", capacity=Unequal()), id="capacity"),  # type: ignore[arg-type]
+        pytest.param(Unequal(), id="device"),
+    ],
+)
+async def test_nonsense_costs_the_device_at_most(node: Node, device: Any):
+    async with node.plugin() as manager:
+        for number in range(3):
+            manager.replaced(DRIVER, Inventory(devices=[*cameras(f"a-{number}"), device]))
+            await pass_time(1)
+            assert f"a-{number}" in shown(manager.publication())[NODE]
+
+
+# ------------------------------------------------------------ floods
+
+
+async def test_of_a_flood_of_inventories_few_are_looked_at_and_the_last_one_counts(node: Node):
+    async with node.plugin() as manager:
+        for number in range(10_000):
+            manager.replaced(DRIVER, inventory(f"a-{number}"))
+            await asyncio.sleep(0.001)
+        assert manager.revision.number <= 105
+        await pass_time(0.2)
+        assert shown(manager.publication()) == {NODE: {"a-9999": []}}
+
+
+async def test_words_keep_their_order_in_a_flood(node: Node):
+    async with node.plugin() as manager:
+        manager.replaced(DRIVER, inventory("a", "b"))
+        manager.replaced(DRIVER, inventory("a", "b", health=OK))
+        manager.reported(DRIVER, report(a=BAD))
+        await pass_time(0.2)
+        assert told(manager) == {"a": ("unhealthy", "too hot"), "b": ("healthy", "")}
+        manager.reported(DRIVER, report(b=BAD))
+        manager.replaced(DRIVER, inventory("a", "b", health=NOBODY))
+        manager.replaced(DRIVER, inventory("b", health=NOBODY))
+        manager.stopped(DRIVER, "it ended")
+        assert shown(manager.publication()) == {NODE: {"b": ["stopped", "unhealthy"]}}
+
+
+async def test_whoever_asks_gets_what_was_said_last(node: Node):
+    async with node.plugin() as manager:
+        manager.replaced(DRIVER, inventory("a"))
+        manager.replaced(DRIVER, inventory("a", "b"))
+        assert shown(manager.publication()) == {NODE: {"a": [], "b": []}}
+
+
+# ------------------------------------------------------------ capacity
+
+
+async def test_capacity_says_what_each_device_is(node: Node):
+    async with node.plugin() as manager:
+        manager.replaced(DRIVER, inventory("a", "b", "c"))
+        manager.reported(DRIVER, report(a=BAD))
+        pool = manager.capacity({NODE: ["a", "b"], "other": ["x"]}).pools[NODE]
+        assert (pool.healthy, pool.unhealthy) == ({"b", "c"}, {"a"})
+        assert pool.allocated == {"a", "b"}
+        assert (pool.capacity, pool.allocatable) == (3, 2)
+        manager.stopped(DRIVER, "it ended")
+        pool = manager.capacity({}).pools[NODE]
+        assert (pool.capacity, pool.allocatable) == (3, 0)
+        assert manager.capacity({}).inactive == set()
