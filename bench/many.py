@@ -1,8 +1,9 @@
 """
 A driver with many devices, of which as many change as the measurement asks for.
 
-How many changes there have been in all stands in a file: after a restart the devices are what they
+How many changes there are to be in all stands in a file: after a restart the devices are what they
 were before. The changes take turns, so that each of them is in another slice than the one before.
+When the last one was made is written to another file.
 """
 
 from __future__ import annotations
@@ -16,7 +17,17 @@ from pathlib import Path
 
 from drakit import Device, Driver, DriverConfig, Topology
 
-__all__ = ("DRIVER", "LEVEL", "RATE", "Many", "ManyConfig", "levels", "names")
+__all__ = (
+    "DRIVER",
+    "LEVEL",
+    "RATE",
+    "Many",
+    "ManyConfig",
+    "levels",
+    "made_at",
+    "names",
+    "order",
+)
 
 DRIVER = "many.drakit.dev"
 
@@ -50,6 +61,22 @@ def _step(devices: int) -> int:
     return next(step for step in count(67) if gcd(step, devices) == 1)
 
 
+def order(changes: Path, number: int) -> None:
+    """Say how many changes there are to be. The driver may be reading the file."""
+    new = changes.with_suffix(".new")
+    new.write_text(str(number))
+    new.replace(changes)
+
+
+def made_at(changes: Path) -> float:
+    """Give the time when the last change was made, by the clock that all processes share."""
+    return float(_made(changes).read_text())
+
+
+def _made(changes: Path) -> Path:
+    return changes.with_suffix(".made")
+
+
 class ManyConfig(DriverConfig):
     devices: int
     changes: Path
@@ -80,6 +107,7 @@ class Many(Driver[ManyConfig]):
                 devices[number] = _device(devices[number].name, number, current[number])
                 done += 1
                 yield list(devices)
+            _made(self.config.changes).write_text(str(time.monotonic()))
 
     def _wanted(self) -> int:
         return int(self.config.changes.read_text())

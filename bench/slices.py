@@ -17,7 +17,7 @@ from typing import Any
 from bench.apiserver import ApiServer
 from bench.claims import told
 from bench.machine import Folders, folders
-from bench.many import DRIVER, LEVEL, levels, names
+from bench.many import DRIVER, LEVEL, RATE, levels, made_at, names, order
 from bench.plugin import Plugin, running
 from bench.rows import Burst, Row, Slices
 
@@ -70,7 +70,7 @@ class _Stage:
     @classmethod
     def of(cls, devices: int, *, places: Folders, api: ApiServer, kubeconfig: Path) -> _Stage:
         changes = places.root / "changes"
-        changes.write_text("0")
+        order(changes, 0)
         return cls(devices=devices, places=places, changes=changes, api=api, kubeconfig=kubeconfig)
 
     def _running(self) -> Any:
@@ -116,7 +116,7 @@ class _Stage:
             time.sleep(QUIET_SECONDS)
             before = self.api.slice_writes()
             began = time.monotonic()
-            self.changes.write_text("1")
+            order(self.changes, 1)
             slices = self._wait_published(changes=1)
             seconds = time.monotonic() - began
             time.sleep(QUIET_SECONDS)
@@ -128,9 +128,9 @@ class _Stage:
     def _burst(self, plugin: Plugin, changes: int) -> Burst:
         before = self._generations()
         began = time.monotonic()
-        self.changes.write_text(str(1 + changes))
+        order(self.changes, 1 + changes)
         # Without looking on meanwhile: that would be work for the API server, and for us.
-        time.sleep(changes / 1_000)
+        time.sleep(changes / RATE)
         self._wait_published(changes=1 + changes)
         seconds = time.monotonic() - began
         time.sleep(QUIET_SECONDS)
@@ -138,6 +138,7 @@ class _Stage:
         return Burst(
             devices=self.devices,
             changes=changes,
+            changes_seconds=made_at(self.changes) - began,
             seconds=seconds,
             writes={name: number - before.get(name, 0) for name, number in after.items()},
             rss_mib=plugin.most_resident_mib(),

@@ -161,14 +161,22 @@ def test_the_budgets_of_slices(slices, writes, rss_mib, missed):
 
 
 @pytest.mark.parametrize(
-    ("most", "missed"),
+    ("most", "changes_seconds", "missed"),
     [
-        pytest.param(11, 0, id="a-write-at-each-end-of-ten-seconds"),
-        pytest.param(12, 1, id="more-than-one-a-second"),
+        pytest.param(11, 10.1, 0, id="a-write-at-each-end-of-ten-seconds"),
+        pytest.param(12, 10.1, 1, id="more-than-one-a-second"),
+        pytest.param(11, 11.0, 1, id="changes-too-slow"),
     ],
 )
-def test_the_budget_of_a_burst_is_that_of_the_slice_that_was_written_most(most, missed):
+def test_the_budget_of_a_burst_is_that_of_the_slice_that_was_written_most(
+    most, changes_seconds, missed
+):
     row = Burst(
-        devices=1_000, changes=10_000, seconds=10.0, writes={"a": 3, "b": most}, rss_mib=80.0
+        devices=1_000,
+        changes=10_000,
+        changes_seconds=changes_seconds,
+        seconds=10.0,
+        writes={"a": 3, "b": most},
+        rss_mib=80.0,
     )
     assert len(list(row.missed())) == missed
