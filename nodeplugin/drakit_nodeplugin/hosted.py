@@ -70,7 +70,7 @@ class HostedDriver:
         self._events = NodeEvents(environment.node.name, environment.session)
         self._devices = HostedDevices(
             driver.name,
-            plain=driver.traits.plain_devices,
+            traits=driver.traits,
             checkpoint=self._checkpoint,
             environment=environment,
             events=self._events,

@@ -11,14 +11,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 
 from drakit_nodeplugin.claims.checkpoint import Checkpoint, CheckpointError
 from drakit_nodeplugin.devices.manager import DeviceManager
+from drakit_nodeplugin.endpoints.traits import DriverTraits
 from drakit_nodeplugin.environment import Environment
 from drakit_nodeplugin.metrics import DriverMetrics
 from drakit_nodeplugin.nodeevents import NodeEvents
 from drakit_nodeplugin.slices.publisher import SlicePublisher
+from drakit_nodeplugin.slices.stored import StoredSlice, unhealthy_devices
 
 __all__ = ("HostedDevices",)
 
@@ -36,7 +38,7 @@ class HostedDevices:
         self,
         driver: str,
         *,
-        plain: bool,
+        traits: DriverTraits,
         checkpoint: Checkpoint,
         environment: Environment,
         events: NodeEvents,
@@ -49,12 +51,13 @@ class HostedDevices:
         self._events = events
         self._metrics = metrics
         self._registered = registered
+        self._has_health = traits.health
         self.manager = DeviceManager(
             driver,
             node=environment.node.name,
             endpoints=(driver,),
             settings=environment.config.devices,
-            plain=plain,
+            plain=traits.plain_devices,
             store=checkpoint,
             sources_ready=self._sources_ready,
             on_left_out=self._left_out,
@@ -64,6 +67,8 @@ class HostedDevices:
             session=environment.session,
             node=environment.node.name,
             primary=primary,
+            on_first_list=self._adopt,
+            on_pools=self.manager.exist,
             on_dropped=self._dropped,
             on_write=metrics.wrote_slice,
         )
@@ -98,6 +103,12 @@ class HostedDevices:
     def _sources_ready(self) -> bool:
         """Tell whether a device that is missing is really gone: nothing is removed before."""
         return self._publisher.listed and self._registered()
+
+    def _adopt(self, slices: Collection[StoredSlice]) -> None:
+        """Take over which devices were unhealthy before a restart; without a source of health
+        nobody would ever say that they are well again."""
+        if self._has_health:
+            self.manager.adopt(unhealthy_devices(slices))
 
     def _left_out(self, devices: Mapping[str, str]) -> None:
         for name, problem in devices.items():

@@ -50,16 +50,22 @@ class SlicePublisher:
         session: asyncio.Future[Session],
         node: str,
         primary: asyncio.Event,
+        on_first_list: Callable[[Collection[StoredSlice]], None],
+        on_pools: Callable[[Collection[str]], None],
         on_dropped: Callable[[str], None] | None = None,
         on_write: OnWrite | None = None,
     ) -> None:
         """While `primary` is not set another instance of the driver publishes: two with different
-        configurations would undo each other's writes for as long as an update takes. `on_dropped`
-        is told once, in a sentence, what of devices the API server drops."""
+        configurations would undo each other's writes for as long as an update takes.
+        `on_first_list` is told what was published before, before the source is asked for anything;
+        `on_pools` which pools the API server holds, whenever it tells of one; `on_dropped` once, in
+        a sentence, what of devices it drops."""
         self._source = source
         self._session = session
         self._node = node
         self._primary = primary
+        self._on_first_list = on_first_list
+        self._on_pools = on_pools
         self._on_dropped = on_dropped
         self._on_write = on_write
         self._store = SliceStore()
@@ -160,7 +166,10 @@ class SlicePublisher:
             match change:
                 case Replaced(items=items):
                     again = self.listed
-                    if self._store.hold(item["slice"] for item in items):
+                    slices: list[StoredSlice] = [item["slice"] for item in items]
+                    if not again:
+                        self._on_first_list(slices)
+                    if self._store.hold(slices):
                         owner.forget()
                     find(self._store.pools())
                     for pool in self._pools.values():
@@ -179,6 +188,7 @@ class SlicePublisher:
                         owner.forget()
                         if (pool := self._pools.get(gone.pool)) is not None:
                             pool.wake()
+            self._on_pools(self._store.pools())
 
     # ------------------------------------------------------------ what the API server drops
 

@@ -10,7 +10,7 @@ It must not know what is wanted, or where slices come from.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,8 +18,9 @@ import orjson
 
 from drakit.resource.device import uses_advanced
 from drakit.resource.raw import Object, child, children, text
+from drakit_nodeplugin.devices.taints import UNHEALTHY
 
-__all__ = ("StoredSlice", "newer")
+__all__ = ("StoredSlice", "newer", "unhealthy_devices")
 
 _SELECTIONS = ("nodeSelector", "allNodes", "perDeviceNodeSelection")
 """Fields of a spec that say where devices can be used; ours have ``nodeName`` alone."""
@@ -94,6 +95,22 @@ class StoredSlice:
             {text(device, "name"): device for device in devices},
             {text(each, "name"): each for each in sets},
         )
+
+
+def unhealthy_devices(slices: Iterable[StoredSlice]) -> dict[tuple[str, str], bool]:
+    """Give the devices that are published as unhealthy, by pool and name: whether running pods are
+    to be evicted, too."""
+    found: dict[tuple[str, str], bool] = {}
+    for each in slices:
+        for name, body in each.bodies()[0].items():
+            effects = {
+                text(taint, "effect")
+                for taint in children(body, "taints")
+                if text(taint, "key") == UNHEALTHY
+            }
+            if effects:
+                found[each.pool, name] = "NoExecute" in effects
+    return found
 
 
 def newer(one: str, other: str) -> bool:

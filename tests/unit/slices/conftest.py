@@ -12,6 +12,7 @@ import pytest
 from drakit.kube import UnavailableError, WatchEvent
 from drakit.kube.errors import error_of_status
 from drakit_nodeplugin.slices.publisher import SlicePublisher
+from drakit_nodeplugin.slices.stored import unhealthy_devices
 from tests.fakes.kube import FakeApiServer, StatusError, Target
 from tests.unit.slices.world import NODE, FakeSource
 
@@ -106,6 +107,10 @@ class Published:
         self.primary = asyncio.Event()
         self.primary.set()
         self.dropped: list[str] = []
+        self.before: list[dict[tuple[str, str], bool]] = []
+        """What was published as unhealthy, at each start."""
+        self.pools: list[set[str]] = []
+        """Which pools the API server has, as it was told of."""
         self.measured: list[tuple[str, bool]] = []
         self.publisher: SlicePublisher = self.restart()
         self.task: asyncio.Task[None] | None = None
@@ -118,6 +123,8 @@ class Published:
             session=future,
             node=NODE,
             primary=self.primary,
+            on_first_list=lambda slices: self.before.append(unhealthy_devices(slices)),
+            on_pools=lambda pools: self.pools.append(set(pools)),
             on_dropped=self.dropped.append,
             on_write=lambda verb, seconds, ok: self.measured.append((verb, ok)),
         )
