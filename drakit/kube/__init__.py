@@ -10,6 +10,10 @@ library, which never loads its models: they cost 30 MiB on every node.
 
 from __future__ import annotations
 
+# isort: split
+from drakit.kube import aiohttp_import as aiohttp_import  # before all that imports aiohttp
+
+# isort: split
 from drakit.kube.config import ConfigError
 from drakit.kube.errors import (
     AlreadyExistsError,
