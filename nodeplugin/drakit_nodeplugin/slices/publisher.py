@@ -58,8 +58,8 @@ class SlicePublisher:
         """While `primary` is not set another instance of the driver publishes: two with different
         configurations would undo each other's writes for as long as an update takes.
         `on_first_list` is told what was published before, before the source is asked for anything;
-        `on_pools` which pools the API server holds, whenever it tells of one; `on_dropped` once, in
-        a sentence, what of devices it drops."""
+        `on_pools` which pools the API server holds, whenever that or what is wanted changes;
+        `on_dropped` once, in a sentence, what of devices it drops."""
         self._source = source
         self._session = session
         self._node = node
@@ -147,6 +147,8 @@ class SlicePublisher:
             seen = await self._source.revision.after(seen)
             for pool in self._pools.values():
                 pool.wake()
+            if self.listed:
+                self._on_pools(self._store.pools())
 
     async def _find(self, find: Callable[[Collection[str]], None]) -> None:
         """Look for new pools."""

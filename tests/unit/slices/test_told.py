@@ -40,3 +40,12 @@ async def test_the_pools_that_there_are_are_told_after_each_change(published: Pu
     published.source.says(pool("a"))
     await published.settled()
     assert published.pools[-1] == {NODE}
+
+
+async def test_the_pools_are_told_when_what_is_wanted_changes(published: Published):
+    published.source.says({}, held={NODE})
+    await published.settled()
+    before = len(published.pools)
+    published.source.says({})
+    await published.settled()
+    assert published.pools[before:] == [set()], "one that was never there can be forgotten"
