@@ -107,16 +107,25 @@ def pack(
     news = {name: devices[name] for name in sorted(new, key=lambda name: not devices[name])}
     new_sets = [name for name in counter_sets if name not in kept_sets]
     touched = {*standing.touched, *(standing.devices[name] for name in moved)}
-    added = _added_in_place(news, new_sets, slices, standing, touched) or _spread_over_all(
-        news, new_sets, slices
-    )
-    return Packing(
-        devices=kept | added[0], counter_sets=kept_sets | added[1], moved=frozenset(moved)
-    )
+    added = _added_in_place(news, new_sets, slices, standing, touched)
+    if added is not None:
+        packing = _packing(kept, kept_sets, added, moved)
+        if packing.count == standing.count:
+            return packing
+    # With another number of slices all of them are written anyway.
+    return _packing(kept, kept_sets, _spread_over_all(news, new_sets, slices), moved)
 
 
 _Homes = tuple[dict[str, int], dict[str, int]]
 """The slices of new devices, and of new counter sets."""
+
+
+def _packing(
+    kept: dict[str, int], kept_sets: dict[str, int], added: _Homes, moved: Iterable[str]
+) -> Packing:
+    return Packing(
+        devices=kept | added[0], counter_sets=kept_sets | added[1], moved=frozenset(moved)
+    )
 
 
 class _Slices:
@@ -217,18 +226,53 @@ def _added_in_place(
 
 def _spread_over_all(new: Mapping[str, bool], new_sets: Sequence[str], slices: _Slices) -> _Homes:
     """Fill the first slices with room, and begin new ones: all of the pool is written anyway."""
-    first = [index for index in range(slices.end) if index in slices.advanced]
-    homes, rest = _spread(
-        {name: True for name, advanced in new.items() if advanced}, first, slices, reserve=False
-    )
-    rest |= {name: False for name, advanced in new.items() if not advanced}
-    more, _ = _spread(rest, _endless(slices.end + len(rest)), slices, reserve=False)
-    set_homes, _ = _spread_sets(new_sets, _endless(slices.end + len(new_sets)), slices)
-    return homes | more, set_homes
+    end = slices.end
+    empty = [i for i in range(end) if not slices.load[i] and not slices.sets[i]]
+    empty += range(end, end + len(new) + len(new_sets) + 1)
+    tight = {name: True for name, advanced in new.items() if advanced}
+    basic = {name: False for name, advanced in new.items() if not advanced}
+    takers = _takers(slices, tight=len(tight), basic=len(basic))
+    homes: dict[str, int] = {}
+    for rest, begun in ((tight, takers), (basic, range(end))):
+        held = [index for index in begun if slices.load[index]]
+        for indexes in (held, empty):
+            more, rest = _spread(rest, indexes, slices, reserve=False)
+            homes |= more
+    set_homes: dict[str, int] = {}
+    for indexes in (range(end), empty):
+        more, new_sets = _spread_sets(new_sets, indexes, slices)
+        set_homes |= more
+    return homes, set_homes
 
 
-def _endless(end: int) -> Sequence[int]:
-    return range(end + 1)
+def _takers(slices: _Slices, *, tight: int, basic: int) -> Sequence[int]:
+    """
+    Choose the slices that advanced devices are added to, so that the fewest new ones are needed.
+
+    In a plain pool the first one that comes to a slice takes half of its room away.
+    """
+    held = [index for index in range(slices.end) if slices.load[index]]
+    if not slices.plain or not tight:
+        return held
+    taking = [index for index in held if index in slices.advanced]
+    others = sorted({*held} - {*taking}, key=lambda index: (slices.load[index], index))
+
+    def new_slices(number: int) -> int:
+        free = sum(_room(slices, i, advanced=True) for i in (*taking, *others[:number]))
+        more = sum(_room(slices, i, advanced=False) for i in others[number:])
+        for_tight = max(0, _pages(tight - free, slices.limits.fill_devices))
+        spare = free + for_tight * slices.limits.fill_devices - tight
+        return for_tight + max(0, _pages(basic - spare - more, slices.limits.fill_plain))
+
+    return sorted(taking + others[: min(range(len(others) + 1), key=new_slices)])
+
+
+def _room(slices: _Slices, index: int, *, advanced: bool) -> int:
+    return max(0, slices.room(index, advanced=advanced, reserve=False))
+
+
+def _pages(items: int, size: int) -> int:
+    return -(-items // size)
 
 
 def _spread(

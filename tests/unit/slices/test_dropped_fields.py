@@ -1,0 +1,215 @@
+"""What is published where the API server drops fields of devices, and how that is noticed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from drakit.device import Capacity
+from drakit.resource.features import Feature
+from drakit_nodeplugin.slices.dropping import choose
+from tests.fakes.kube import StatusError
+from tests.unit.slices.conftest import Published
+from tests.unit.slices.world import (
+    counter_set,
+    device,
+    many,
+    named,
+    pool,
+    taint,
+)
+
+FIELDS = {
+    "taints": Feature.TAINTS,
+    "consumesCounters": Feature.COUNTERS,
+    "allowMultipleAllocations": Feature.MULTIPLE_ALLOCATIONS,
+}
+
+
+def drops(*fields: str):
+    """An API server that does not know these fields."""
+
+    def change(body: dict[str, Any]) -> dict[str, Any]:
+        spec = dict(body["spec"])
+        spec["devices"] = [
+            {key: value for key, value in each.items() if key not in fields}
+            for each in spec["devices"]
+        ]
+        if "consumesCounters" in fields:
+            spec.pop("sharedCounters", None)
+        return body | {"spec": spec}
+
+    return change
+
+
+def partition(name: str):
+    return device(name, consumes={"gpu-0": {"memory": "4"}})
+
+
+# ------------------------------------------------------------ what is chosen
+
+
+def test_nothing_is_left_out_where_nothing_is_dropped():
+    chosen = choose(pool(partition("a"), device("b", taint())), ())
+    assert [*chosen.devices] == ["a", "b"]
+    assert chosen.left_out == {}
+
+
+@pytest.mark.parametrize(
+    ("bad", "feature"),
+    [
+        pytest.param(partition("bad"), Feature.COUNTERS, id="consumes-counters"),
+        pytest.param(device("bad", taint()), Feature.TAINTS, id="is-tainted"),
+        pytest.param(named("bad", taint()), Feature.TAINTS, id="is-tainted-and-known-by-name"),
+    ],
+)
+def test_what_is_not_safe_is_left_out_and_named_with_the_gate(bad, feature):
+    chosen = choose(pool("a", bad), {feature})
+    assert [*chosen.devices] == ["a"]
+    assert feature.gate in chosen.left_out["bad"]
+
+
+def test_what_is_safe_is_published_without():
+    shared = device(
+        "a",
+        allow_multiple_allocations=True,
+        capacity={"size": Capacity(value="8Gi", default="1Gi")},
+    )
+    chosen = choose(pool(shared), {Feature.MULTIPLE_ALLOCATIONS})
+    assert chosen.devices["a"].device.allow_multiple_allocations is False
+    assert chosen.devices["a"].device.capacity == {"size": "8Gi"}
+
+
+def test_a_declared_fallback_is_published_instead():
+    wanted = pool(
+        partition("a-1"),
+        partition("a-2"),
+        counter_sets=(counter_set("gpu-0"),),
+        fallback=(device("a"),),
+    )
+    chosen = choose(wanted, {Feature.COUNTERS})
+    assert [*chosen.devices] == ["a"]
+    assert chosen.counter_sets == {}
+    assert chosen.left_out == {}
+
+
+def test_a_fallback_is_not_needed_for_what_is_not_used():
+    wanted = pool("a", fallback=(device("whole"),))
+    assert [*choose(wanted, {Feature.COUNTERS}).devices] == ["a"]
+
+
+def test_a_taint_does_not_make_the_fallback_come_and_go():
+    wanted = pool("a", device("b", taint()), fallback=(device("whole"),))
+    assert [*choose(wanted, {Feature.TAINTS}).devices] == ["a"]
+
+
+# ------------------------------------------------------------ how it is noticed
+
+
+@pytest.mark.looptime
+async def test_a_fallback_follows_the_first_answer_that_lacks_something(published: Published):
+    published.link.change = drops("consumesCounters")
+    published.source.says(
+        pool(
+            *(partition(f"part-{i}") for i in range(100)),
+            counter_sets=(counter_set("gpu-0"),),
+            fallback=(device("whole"),),
+        )
+    )
+    writes = await published.settled()
+    assert writes == ["POST", "PUT"], "the other slices were not written in vain"
+    assert published.devices() == {"whole"}
+    assert published.publisher.dropped == {Feature.COUNTERS}
+    assert published.publisher.last_error is None
+    (note,) = published.dropped
+    assert "DRAPartitionableDevices" in note
+    assert await published.settled(3600) == []
+
+
+@pytest.mark.looptime
+async def test_without_a_fallback_what_is_not_safe_is_left_out(published: Published):
+    published.link.change = drops("taints")
+    published.source.says(pool("a", "b"))
+    await published.settled()
+    published.source.says(pool("a", device("b", taint())))
+    await published.settled()
+    assert published.devices() == {"a"}
+    assert published.publisher.left_out.keys() == {"b"}
+    published.source.says(pool("a", "b"))
+    await published.settled()
+    assert published.devices() == {"a", "b"}
+    assert published.publisher.left_out == {}
+    assert len(published.dropped) == 1
+
+
+@pytest.mark.looptime
+async def test_a_field_that_we_know_no_gate_of_is_told_and_no_reason_to_write_again(
+    published: Published,
+):
+    published.link.change = drops("attributes")
+    published.source.says(pool("a"))
+    assert await published.settled(3600) == ["POST"]
+    assert len(published.dropped) == 1
+    published.source.says(pool("a", "b"))
+    assert await published.settled(3600) == ["PUT"]
+
+
+@pytest.mark.looptime
+async def test_a_server_that_refuses_lists_gets_none(published: Published):
+    cause = {"field": "spec.devices[0].attributes[lanes]", "message": "exactly one is needed"}
+    published.link.refuse = lambda method, path, body: (
+        StatusError(422, "Invalid", "no", details={"causes": [cause]})
+        if method == "POST" and "lanes" in body["spec"]["devices"][0]["attributes"]
+        else None
+    )
+    published.source.says(pool(device("a", attributes={"lanes": (1, 2), "model": "x"})))
+    await published.settled()
+    (body,) = published.slices()
+    assert body["spec"]["devices"][0]["attributes"] == {"model": {"string": "x"}}
+    assert published.publisher.dropped == {Feature.LIST_ATTRIBUTES}
+    assert published.publisher.last_error is None
+
+
+@pytest.mark.looptime
+async def test_after_an_upgrade_of_the_server_it_is_tried_again(published: Published):
+    published.link.change = drops("consumesCounters")
+    published.source.says(
+        pool(partition("part"), counter_sets=(counter_set("gpu-0"),), fallback=(device("whole"),))
+    )
+    await published.settled()
+    assert published.devices() == {"whole"}
+
+    published.link.change = lambda body: body
+    assert await published.settled(3600) == []
+    published.server.expire_history()
+    published.server.drop_watches()
+    await published.settled(60)
+    assert published.devices() == {"part"}
+    assert published.publisher.dropped == frozenset()
+
+
+@pytest.mark.looptime
+async def test_it_is_tried_again_every_ten_minutes_at_most_and_told_once(published: Published):
+    published.link.change = drops("consumesCounters")
+    published.source.says(pool("a", partition("part"), counter_sets=(counter_set("gpu-0"),)))
+    await published.settled()
+    for _ in range(60):
+        published.server.expire_history()
+        published.server.drop_watches()
+        await published.settled(0)
+        await published.settled(60)
+    assert published.devices() == {"a"}
+    assert len(published.dropped) == 1
+
+
+@pytest.mark.looptime
+async def test_all_pools_hear_of_it(published: Published):
+    published.link.change = drops("taints")
+    published.source.says(
+        {"node-1": pool("a", device("b", taint())), "node-1/gpus": pool(*many(3, taint()), "x")}
+    )
+    await published.settled()
+    assert published.devices() == {"a", "x"}
+    assert published.publisher.left_out.keys() == {"b", "gpus/dev-0", "gpus/dev-1", "gpus/dev-2"}
+    assert len(published.dropped) == 1
