@@ -112,9 +112,10 @@ def slice_spec(content: SliceContent, *, stored: Sequence[StoredSlice]) -> dict[
         sets |= more_sets
     # Devices in the order in which the allocator is to take them.
     names = sorted(content.devices, key=natural)
-    spec: dict[str, Any] = {
-        "devices": [_device(content.devices[name], devices.get(name, {})) for name in names]
-    }
+    spec: dict[str, Any] = {}
+    if names or not content.counter_sets:
+        # Beside counters the API server refuses even an empty list.
+        spec["devices"] = [_device(content.devices[name], devices.get(name, {})) for name in names]
     if content.counter_sets:
         spec["sharedCounters"] = [
             dict(sets.get(name, {})) if counter_set is None else counter_set_body(counter_set)

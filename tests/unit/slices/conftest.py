@@ -152,7 +152,7 @@ class Published:
         return self.server.objects(path)
 
     def devices(self) -> set[str]:
-        return {each["name"] for body in self.slices() for each in body["spec"]["devices"]}
+        return {each["name"] for body in self.slices() for each in body["spec"].get("devices", ())}
 
     def generations(self) -> set[int]:
         return {body["spec"]["pool"]["generation"] for body in self.slices()}

@@ -34,7 +34,7 @@ def drops(*fields: str):
         spec = dict(body["spec"])
         spec["devices"] = [
             {key: value for key, value in each.items() if key not in fields}
-            for each in spec["devices"]
+            for each in spec.get("devices", ())
         ]
         if "consumesCounters" in fields:
             spec.pop("sharedCounters", None)

@@ -95,6 +95,7 @@ class PoolServer:
         name = body["metadata"]["name"]
         metadata = body["metadata"] | {"resourceVersion": str(self.version), "uid": f"uid-{name}"}
         spec = dict(body["spec"])
+        assert not {"devices", "sharedCounters"} <= spec.keys(), "the API server takes one alone"
         spec["devices"] = [_normal(each) for each in spec.get("devices", ())]
         self.slices[name] = body | {"metadata": metadata, "spec": spec}
 
