@@ -64,6 +64,9 @@ class Lifecycle(Generic[ConnectionT]):
         self._reason: str | None = "it is not started yet"
         self._before: str | None = None
         """Why it stopped last; None once it has listed its devices since."""
+        self._told: str | None = None
+        """The reason that was told last; None once devices were."""
+
         self.connection: ConnectionT | None = None
         """The latest one; None while there is none."""
 
@@ -90,7 +93,7 @@ class Lifecycle(Generic[ConnectionT]):
             self._reason = text_of(error)
             raise
         if (away := self.away) is not None and self._reason is None:
-            self._listener.stopped(self._endpoint, away)
+            self._tell_stop(away)
 
     async def run(self) -> None:
         """Keep it connected until cancelled. Our own stop is none of the endpoint: nothing is told,
@@ -134,7 +137,7 @@ class Lifecycle(Generic[ConnectionT]):
                 if isinstance(update, Inventory):
                     silent.cancel()
                     listed_at = loop.time() if listed_at is None else listed_at
-                    self._before = None
+                    self._before = self._told = None
                     self._listener.replaced(self._endpoint, update)
                 else:
                     self._listener.reported(self._endpoint, update)
@@ -165,12 +168,17 @@ class Lifecycle(Generic[ConnectionT]):
     def _stopped(self, reason: str) -> None:
         self._reason = self._before = reason
         logger.error("endpoint stopped", extra={"endpoint": self._endpoint, "reason": reason})
-        self._listener.stopped(self._endpoint, reason)
+        self._tell_stop(reason)
 
     def _tell_silence(self, connection: ConnectionT) -> None:
         if connection.away is not None and (away := self.away) is not None:
             logger.error("endpoint is silent", extra={"endpoint": self._endpoint, "reason": away})
-            self._listener.stopped(self._endpoint, away)
+            self._tell_stop(away)
+
+    def _tell_stop(self, reason: str) -> None:
+        if reason != self._told:
+            self._told = reason
+            self._listener.stopped(self._endpoint, reason)
 
 
 def _reason_of(error: Exception) -> str:

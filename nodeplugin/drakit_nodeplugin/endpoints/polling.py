@@ -36,6 +36,9 @@ TIMEOUT_SECONDS = 30.0
 SHORTEST_PERIOD_SECONDS = 0.1
 """However often the driver wants to be asked."""
 
+TOLERANCE_SECONDS = 0.001
+"""How much too early a device may be asked: timers are no more exact than that."""
+
 MAX_MESSAGE = 1024
 """Characters that the kubelet takes."""
 
@@ -94,7 +97,6 @@ class HealthPolling:
                 self._add(key, device)
         for key in self._polled.keys() - present:
             self._remove(key)
-        self._wake.set()
 
     def _add(self, key: DeviceKey, device: Device) -> None:
         polled = self._polled.get(key)
@@ -114,7 +116,8 @@ class HealthPolling:
         """Poll until cancelled."""
         while True:
             now = self._loop.time()
-            while self._due and self._due[0][0] <= now and self._asking < CONCURRENCY:
+            soon = now + TOLERANCE_SECONDS
+            while self._due and self._due[0][0] <= soon and self._asking < CONCURRENCY:
                 polled = heapq.heappop(self._due)[2]
                 if self._polled.get(polled.key) is polled:
                     self._ask(polled)
@@ -130,6 +133,7 @@ class HealthPolling:
 
     def _plan(self, polled: _Polled, at: float) -> None:
         heapq.heappush(self._due, (at, next(self._order), polled))
+        self._wake.set()
 
     # ------------------------------------------------------------ one call
 
@@ -186,9 +190,10 @@ class HealthPolling:
         error = task.exception()
         if isinstance(error, DriverError):
             return Health.unknown(text_of(error)[:MAX_MESSAGE])
-        if error is not None:
+        if error is not None:  # SystemExit is on its way through the loop, and logged there
             text = f"{type(error).__name__}: {text_of(error)}"
-            self._log_once(type(error).__name__, "driver fails to tell health", error)
+            if isinstance(error, Exception):
+                self._log_once(type(error).__name__, "driver fails to tell health", error)
             return Health.unknown(f"the driver failed to say: {text}"[:MAX_MESSAGE])
         answer = task.result()
         if _is_health(answer):
