@@ -87,9 +87,10 @@ class PythonEndpoint:
 
     async def close(self) -> None:
         """Stop the driver; what is prepared stays prepared."""
+        connection = self._lifecycle.connection
         await self._lifecycle.close()
-        if self._thread is not None:  # one that was only being started
-            await self._thread.close()
+        if self._thread is not None and self._thread is not connection:
+            await self._thread.close()  # one that was only being started, or has not ended yet
 
     async def _connect(self) -> DriverThread:
         if self._thread is not None:

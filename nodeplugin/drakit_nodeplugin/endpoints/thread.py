@@ -77,7 +77,11 @@ class DriverThread:
         Raises :class:`DriverError` if it refuses, :class:`ConnectionEndedError` if it fails, and
         TimeoutError if it takes longer; then it goes on.
         """
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError:  # the process may have no more threads
+            self._gone.set_result(None)
+            raise
         async with asyncio.timeout(timeout_seconds):
             await asyncio.shield(self._started)
 
@@ -158,6 +162,8 @@ class DriverThread:
                 self._main.get_loop().call_soon_threadsafe(self._main.cancel)
 
     def _is_over(self, ended: ConnectionEndedError, refusal: DriverError | None) -> None:
+        if self._over.done():
+            return
         self._over.set_result(ended)
         self.watched = None
         self._mailbox.wake()
@@ -185,9 +191,12 @@ class DriverThread:
         try:
             driver = self._make()
         except BaseException as error:
-            self._end(error)
+            self._end(error, refusal=error if isinstance(error, DriverError) else None)
         else:
-            self._serve_in_loop(driver)
+            try:
+                self._serve_in_loop(driver)
+            except BaseException as error:  # there may be no file left for a loop
+                self._end(error)
             try:
                 driver.close()
             except BaseException:
@@ -211,12 +220,14 @@ class DriverThread:
             loop.run_until_complete(self._main)
         except BaseException as raised:
             error = raised
+        if self._main is not None and self._main.done() and not self._main.cancelled():
+            self._main.exception()  # heard, as asyncio wants it: SystemExit came another way
         bridge.end()
         self._end(error)
         wind_up(loop, stream=stream, executor=executor, driver=self._name)
         self._tell(self._is_silent)
 
-    def _end(self, error: BaseException | None) -> None:
+    def _end(self, error: BaseException | None, *, refusal: DriverError | None = None) -> None:
         """Say why it is over: with the reason, the exception's type and its text."""
         if error is None:
             ended = ConnectionEndedError("its stream ended")
@@ -228,7 +239,7 @@ class DriverThread:
         else:
             ended = ConnectionEndedError(f"{type(error).__name__}: {text_of(error)}")
             logger.error("driver ended", exc_info=error, extra={"driver": self._name})
-        self._tell(self._is_over, ended, error if isinstance(error, DriverError) else None)
+        self._tell(self._is_over, ended, refusal)
 
     async def _serve(self, driver: AnyDriver, stream: AsyncIterator[object]) -> None:
         polling: HealthPolling | None = None

@@ -392,3 +392,62 @@ async def test_the_end_of_a_driver_is_logged_with_its_traceback(
     await until(lambda: [r for r in caplog.records if r.msg == "endpoint stopped"])
     (record,) = [r for r in caplog.records if r.msg == "driver ended"]
     assert (record.levelno, record.exc_info[1]) == (logging.ERROR, behaviour.failure)
+
+
+async def test_a_driver_without_a_generator_is_stopped_and_its_neighbours_are_served(
+    behaviour, listener, short_delays
+):
+    async def forgets_to_yield():
+        return [Device(name="cam-0")]
+
+    behaviour.devices = lambda driver: forgets_to_yield()
+    async with running(new_endpoint(lambda: Camera(behaviour), listener)):
+        assert await listener.hear() == (
+            "it could not be started: its devices() never yields; it must be an async generator"
+        )
+        behaviour.devices = behaviour._devices
+        await until(lambda: listener.inventories)
+
+
+@pytest.mark.parametrize(
+    ("place", "name"),
+    [
+        pytest.param(threads.asyncio, "new_event_loop", id="files"),
+        pytest.param(threading.Thread, "start", id="threads"),
+    ],
+)
+async def test_a_process_that_is_out_of_something_tries_again(
+    behaviour, listener, short_delays, monkeypatch, place, name
+):
+    endpoint = new_endpoint(lambda: Camera(behaviour), listener)
+    with monkeypatch.context() as patched:
+
+        def refuse(*_):
+            raise RuntimeError("there is no more")
+
+        patched.setattr(place, name, refuse)
+        await endpoint.start()
+        assert listener.reasons == ["it could not be started: RuntimeError: there is no more"]
+    async with asyncio.timeout(5):
+        task = asyncio.create_task(endpoint.run())
+        await until(lambda: listener.inventories)
+    task.cancel()
+    await asyncio.wait({task})
+    await endpoint.close()
+
+
+async def test_a_driver_that_does_not_end_is_waited_for_once(behaviour, listener, monkeypatch):
+    monkeypatch.setattr(threads, "CLOSE_SECONDS", 0.3)
+    go = threading.Event()
+
+    def close(self) -> None:
+        while not go.is_set():
+            pass
+
+    monkeypatch.setattr(Camera, "close", close)
+    endpoint = new_endpoint(lambda: Camera(behaviour), listener)
+    await endpoint.start()
+    began_at = asyncio.get_running_loop().time()
+    await endpoint.close()
+    assert asyncio.get_running_loop().time() - began_at < 0.6
+    go.set()
