@@ -1,0 +1,178 @@
+"""
+The release `simulated`: devices that are not there, on the first node, and what is done to them.
+
+Three drivers in one daemon: the chart's own, one of another name beside it, and one whose devices
+have attributes that are lists. It must not know what the tests show.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from e2e.cluster.api import Cluster
+from e2e.kit import TEST_IMAGE, Space, plugin_log, plugin_pod, ready, slices, wait_for
+from e2e.release import Release, install
+from e2e.scripted.stage import device_class
+
+SIMULATED = Release(name="simulated", namespace="simulated-system")
+
+DRIVER = "simulated.drakit.dev"
+OTHER = "other.simulated.test.drakit.dev"
+LISTS = "lists.simulated.test.drakit.dev"
+DRIVERS = (DRIVER, OTHER, LISTS)
+
+GPU, PARTITION, NIC, CPU = (f"{kind}.{DRIVER}" for kind in ("gpu", "partition", "nic", "cpu"))
+OTHER_GPU = f"fpga.{OTHER}"
+
+EXAMPLES = Path(__file__).parents[1] / "examples" / "simulated"
+
+
+def simulated_values(cluster: Cluster) -> dict[str, Any]:
+    """The chart's values; of the chart's own driver they are the defaults."""
+    none = {"count": 0}
+    fpga = {"count": 1, "prefix": "fpga", "partitions": []}
+    other = {"driverName": OTHER, "gpu": fpga, "nic": none, "cpu": none}
+    lists = {"driverName": LISTS, "gpu": none, "nic": {"listAttributes": True}, "cpu": none}
+    return {
+        "hostdev": {"enabled": False},
+        "operator": {"enabled": False},
+        "simulated": {"enabled": True},
+        "nodeplugin": {
+            "drivers": [{"driver": "simulated", "config": config} for config in (other, lists)],
+            "nodeSelector": {"kubernetes.io/hostname": cluster.nodes[0]},
+            "devices": {"health": {"recoveryPeriod": "2s"}},
+        },
+    }
+
+
+def install_simulated(cluster: Cluster, *, build: str) -> None:
+    """Install the release, and wait until all drivers have published their devices."""
+    install(cluster, SIMULATED, values=simulated_values(cluster), build=build)
+    # The chart makes the classes of its own driver alone.
+    cluster.apply(json.dumps(device_class(OTHER_GPU, OTHER)))
+    wait_simulated(cluster)
+
+
+def wait_simulated(cluster: Cluster) -> None:
+    """Wait until the daemon is ready and all drivers have published devices, all of them well."""
+    node = cluster.nodes[0]
+    wait_for(
+        f"the simulated drivers on {node} to be ready",
+        lambda: ready(plugin_pod(cluster, node, release=SIMULATED)),
+        seconds=120,
+    )
+    for driver in DRIVERS:
+        wait_for(
+            f"the devices of {driver} to be published without taints",
+            lambda: _well(published_devices(cluster, driver)),  # noqa: B023
+        )
+
+
+def _well(devices: dict[str, dict[str, Any]]) -> bool:
+    return bool(devices) and not any(device.get("taints") for device in devices.values())
+
+
+def published_devices(cluster: Cluster, driver: str) -> dict[str, dict[str, Any]]:
+    """What is published of a driver's devices, by name."""
+    return {
+        device["name"]: device
+        for item in slices(cluster, driver=driver)
+        for device in item["spec"].get("devices") or []
+    }
+
+
+def example(name: str) -> list[dict[str, Any]]:
+    """An example's objects as they stand in its file, but with an image that needs no pull."""
+    objects = list(yaml.safe_load_all((EXAMPLES / f"{name}.yaml").read_text()))
+    for body in objects:
+        if body["kind"] == "Pod":
+            body["spec"]["terminationGracePeriodSeconds"] = 1
+            for container in body["spec"]["containers"]:
+                container |= {"image": TEST_IMAGE, "imagePullPolicy": "Never"}
+    return objects
+
+
+def amount(request: str, class_name: str, **capacity: str) -> dict[str, Any]:
+    """A request for so much of a device that claims share."""
+    return {
+        "name": request,
+        "exactly": {"deviceClassName": class_name, "capacity": {"requests": capacity}},
+    }
+
+
+def of_gpu(name: str) -> str:
+    """A CEL selector for the partitions of one GPU."""
+    return f'device.attributes["{DRIVER}"].parent == "{name}"'
+
+
+def profile(size: str) -> str:
+    """A CEL selector for the partitions of one size."""
+    return f'device.attributes["{DRIVER}"].profile == "{size}"'
+
+
+def of_type(kind: str) -> str:
+    """A CEL selector for the devices of one kind."""
+    return f'device.attributes["{DRIVER}"].type == "{kind}"'
+
+
+def index(number: int) -> str:
+    """A CEL selector for one GPU or interface."""
+    return f'device.attributes["{DRIVER}"].index == {number}'
+
+
+class Lab(Space):
+    """A namespace of a test, and the control files of the drivers on the first node."""
+
+    def __init__(self, cluster: Cluster, name: str) -> None:
+        super().__init__(cluster, name)
+        self.node = cluster.nodes[0]
+
+    def _control(self, driver: str) -> Path:
+        folder = self.cluster.node_path(self.node, f"/var/lib/kubelet/plugins/{driver}")
+        return folder / "control.json"
+
+    def command(self, driver: str = DRIVER, **said: Any) -> None:
+        """Say what becomes of a driver's devices, in the words of docs/simulated.md."""
+        path = self._control(driver)
+        partial = path.with_name(".control.json.part")
+        partial.write_text(json.dumps(said))
+        partial.replace(path)
+
+    def calm(self, *drivers: str) -> None:
+        """Take back all that was said; of all drivers if none is given."""
+        for driver in drivers or DRIVERS:
+            self._control(driver).unlink(missing_ok=True)
+
+    def devices(self, driver: str = DRIVER) -> dict[str, dict[str, Any]]:
+        """What is published of a driver's devices, by name."""
+        return published_devices(self.cluster, driver)
+
+    def facts(self, pod_name: str, container: str | None = None) -> list[dict[str, Any]]:
+        """What a container's environment says of its devices, one after the other."""
+        variables = self.environment(pod_name, container)
+        return [
+            json.loads(value)
+            for name, value in sorted(variables.items())
+            if name.startswith("SIMULATED_") and value.startswith("{")
+        ]
+
+    def environment(self, pod_name: str, container: str | None = None) -> dict[str, str]:
+        """A running container's environment."""
+        chosen = [f"--container={container}"] if container else []
+        text = self.kubectl("exec", pod_name, *chosen, "--", "env")
+        return dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
+
+    def results(self, pod_name: str, claim_name: str) -> list[dict[str, Any]]:
+        """What was allocated to a claim of a pod."""
+        body = self.claim_of(pod_name, claim_name)
+        return body["status"]["allocation"]["devices"]["results"]
+
+    def times_prepared(self, device: str, uid: str) -> int:
+        """How often a driver has prepared a device for a claim; not how often it was asked for."""
+        lines = plugin_log(self.cluster, self.node, release=SIMULATED)
+        done = [line for line in lines if line["msg"] == "claims prepared"]
+        return sum(device in line["device"] and uid in line["claim_uid"] for line in done)

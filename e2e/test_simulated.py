@@ -1,0 +1,392 @@
+"""
+What DRA can do beyond whole devices, with devices that are not there: the driver `simulated`.
+
+The real scheduler counts partitions and shares, the real API server drops what it does not know;
+the pods are those of `examples/simulated` where they fit, as they are what users try first.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from drakit.resource.quantity import same_quantity
+from e2e.cluster.api import Capability, Cluster
+from e2e.fixtures import build_of, namespace_of
+from e2e.kit import (
+    claim,
+    container,
+    from_claim,
+    from_template,
+    holds_for,
+    pod,
+    template,
+    wait_for,
+)
+from e2e.release import uninstall
+from e2e.scripted.stage import device_class, opaque
+from e2e.simulated import (
+    CPU,
+    DRIVER,
+    GPU,
+    LISTS,
+    NIC,
+    OTHER,
+    OTHER_GPU,
+    PARTITION,
+    SIMULATED,
+    Lab,
+    amount,
+    example,
+    index,
+    install_simulated,
+    of_gpu,
+    of_type,
+    profile,
+    wait_simulated,
+)
+
+pytestmark = [pytest.mark.e2e, pytest.mark.feature("core")]
+
+
+@pytest.fixture(scope="module")
+def simulated(cluster: Cluster, images: list[Path]) -> Iterator[Cluster]:
+    install_simulated(cluster, build=build_of(images))
+    yield cluster
+    if os.environ.get("KEEP_CLUSTER") != "1":
+        cluster.kubectl("delete", "deviceclass", OTHER_GPU)
+        uninstall(cluster, SIMULATED)
+
+
+@pytest.fixture
+def lab(simulated: Cluster, request: pytest.FixtureRequest) -> Iterator[Lab]:
+    """A namespace for one test; its drivers have no commands, before and after."""
+    with namespace_of(simulated, request) as name:
+        lab = Lab(simulated, name)
+        lab.calm()
+        wait_simulated(simulated)
+        yield lab
+        lab.calm()
+
+
+# ------------------------------------------------------------ partitions
+
+
+def test_partitions_are_given_out_until_the_counters_of_all_gpus_are_used_up(lab):
+    lab.apply(*example("partitions-pod"))
+    lab.wait_phase("partitions", "Running")
+    facts = lab.facts("partitions")
+    assert sorted(fact["profile"] for fact in facts) == ["1g", "2g"]
+    (cut,) = {fact["parent"] for fact in facts}
+
+    lab.apply(
+        template("half", ("half", PARTITION, profile("2g"))),
+        template("quarter", ("quarter", PARTITION, profile("1g"))),
+        *(pod(name, ("half", from_template("half"))) for name in ("one", "two")),
+    )
+    for name in ("one", "two"):
+        lab.wait_phase(name, "Running")
+        (fact,) = lab.facts(name)
+        assert fact["parent"] != cut, "three of its four compute slices are taken"
+    lab.apply(pod("three", ("half", from_template("half"))))
+    assert "cannot allocate all claims" in lab.refused("three")
+
+    lab.apply(pod("last", ("quarter", from_template("quarter"))))
+    lab.wait_phase("last", "Running")
+    (fact,) = lab.facts("last")
+    assert fact["parent"] == cut, "what is left of it is enough for a small one"
+    assert lab.phase("three") == "Pending"
+
+    lab.delete("pod", "one")
+    lab.wait_phase("three", "Running")
+
+
+def test_a_gpu_and_its_partitions_exclude_each_other(lab):
+    lab.apply(*example("gpu-pod"))
+    lab.wait_phase("gpu", "Running")
+    (whole,) = lab.facts("gpu")
+    assert whole["type"] == "gpu"
+    assert whole["capacity"] == {"memory": "40Gi"}
+    gpu = whole["device"]
+
+    lab.apply(
+        template("part", ("part", PARTITION, of_gpu(gpu))),
+        template("whole", ("whole", GPU, index(int(gpu.removeprefix("gpu-"))))),
+        pod("part", ("part", from_template("part"))),
+    )
+    lab.refused("part")
+    lab.delete("pod", "gpu")
+    lab.wait_phase("part", "Running")
+
+    lab.apply(pod("again", ("whole", from_template("whole"))))
+    lab.refused("again")
+    lab.delete("pod", "part")
+    lab.wait_phase("again", "Running")
+
+
+# ------------------------------------------------------------ shares
+
+
+def check_amounts(fact: dict[str, Any], **capacity: str) -> None:
+    """Check what a pod has of a device: the scheduler writes 40G as 39062500Ki."""
+    assert fact["capacity"].keys() == capacity.keys()
+    assert all(same_quantity(fact["capacity"][name], value) for name, value in capacity.items())
+
+
+def check_share(lab: Lab, name: str, claim_name: str, **capacity: str) -> str:
+    """Check what a pod sees of its share against its claim; give the share's ID."""
+    (fact,) = lab.facts(name)
+    (result,) = lab.results(name, claim_name)
+    assert fact["capacity"] == result["consumedCapacity"]
+    check_amounts(fact, **capacity)
+    assert fact["shareID"] == result["shareID"]
+    assert fact["device"] == result["device"]
+    return fact["shareID"]
+
+
+def test_claims_share_an_interface_until_its_bandwidth_is_used_up(lab):
+    lab.apply(*example("nic-shares"))
+    shares = set()
+    for name in ("nic-one", "nic-two"):
+        lab.wait_phase(name, "Running")
+        shares.add(check_share(lab, name, "nic", bandwidth="40G"))
+        assert lab.environment(name)["SIMULATED_NIC"] == "nic-0"
+    assert len(shares) == 2
+
+    forty = ("nic", from_template("forty-gigabits"))
+    lab.apply(pod("nic-three", forty))
+    lab.refused("nic-three")
+    lab.apply(template("rest", amount("nic", NIC, bandwidth="19500M")))
+    lab.apply(pod("nic-rest", ("nic", from_template("rest"))))
+    lab.wait_phase("nic-rest", "Running")
+    check_share(lab, "nic-rest", "nic", bandwidth="20G")  # in steps of 1 Gbit/s
+    assert lab.phase("nic-three") == "Pending"
+
+    lab.delete("pod", "nic-one")
+    lab.wait_phase("nic-three", "Running")
+    assert check_share(lab, "nic-three", "nic", bandwidth="40G") not in shares
+
+
+def test_a_pod_with_two_shares_of_one_interface_sees_both(lab):
+    ten, five = amount("ten", NIC, bandwidth="10G"), amount("five", NIC, bandwidth="5G")
+    lab.apply(
+        claim("two", ten, five),
+        pod("both", ("two", from_claim("two"))),
+        pod("beside", ("two", from_claim("two"))),
+    )
+    for name in ("both", "beside"):
+        lab.wait_phase(name, "Running")
+        results = {result["request"]: result for result in lab.results(name, "two")}
+        facts = {fact["request"]: fact for fact in lab.facts(name)}
+        assert facts.keys() == {"ten", "five"}
+        assert {f["shareID"] for f in facts.values()} == {r["shareID"] for r in results.values()}
+        check_amounts(facts["ten"], bandwidth="10G")
+        check_amounts(facts["five"], bandwidth="5G")
+
+
+def test_cpus_come_from_a_pool_of_their_own_by_numa_node(lab):
+    lab.apply(*example("cpus-pod"))
+    lab.wait_phase("cpus", "Running")
+    check_share(lab, "cpus", "cpus", cpus="2")
+    (result,) = lab.results("cpus", "cpus")
+    assert result["pool"] == f"{lab.node}/cpus"
+    (fact,) = lab.facts("cpus")
+    assert fact["pool"] == "cpus"
+    numa = fact["numaNode"]
+
+    lab.apply(template("four", amount("cpus", CPU, cpus="4")))
+    lab.apply(pod("four", ("cpus", from_template("four"))))
+    lab.wait_phase("four", "Running")
+    (fact,) = lab.facts("four")
+    assert fact["numaNode"] != numa, "two of its four are taken"
+    lab.apply(pod("more", ("cpus", from_template("four"))))
+    lab.refused("more")
+    lab.delete("pod", "cpus")
+    lab.wait_phase("more", "Running")
+
+
+def test_a_gpu_and_a_share_of_the_interface_near_it(lab):
+    lab.apply(*example("near-pod"))
+    lab.wait_phase("near", "Running")
+    facts = {fact["request"]: fact for fact in lab.facts("near")}
+    assert facts["gpu"]["numaNode"] == facts["nic"]["numaNode"]
+    # Nobody asked for an amount.
+    check_amounts(facts["nic"], bandwidth="1G")
+
+
+# ------------------------------------------------------------ parameters
+
+
+def test_parameters_of_class_and_claim_arrive_in_the_containers(lab):
+    lab.apply(*example("parameters-pod"))
+    lab.wait_phase("parameters", "Running")
+    wanted = {"sharing": "timeSlicing", "timeSliceMilliseconds": 20, "env": {"MODE": "fast"}}
+    for name in ("one", "two"):
+        (fact,) = lab.facts("parameters", name)
+        assert fact["parameters"] == wanted
+        assert lab.environment("parameters", name)["MODE"] == "fast"
+
+    strict = f"strict.{lab.name}"
+    defaults = {"vlan": 200, "env": {"MODE": "slow", "LEVEL": "1"}}
+    lab.apply(
+        device_class(strict, DRIVER, config=[opaque(DRIVER, defaults)]),
+        template(
+            "nic", ("nic", strict, of_type("nic")), config=[opaque(DRIVER, {"vlan": 300}, "nic")]
+        ),
+        pod("nic", ("nic", from_template("nic"))),
+    )
+    try:
+        lab.wait_phase("nic", "Running")
+    finally:
+        lab.cluster.kubectl("delete", "deviceclass", strict)
+    (fact,) = lab.facts("nic")
+    assert fact["parameters"]["vlan"] == 300
+    assert fact["parameters"]["env"] == {"MODE": "slow", "LEVEL": "1"}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "words"),
+    [
+        pytest.param({"vlanId": 7}, ("vlanId",), id="a-key-that-is-unknown"),
+        pytest.param({"vlan": 4095}, ("vlan", "4094"), id="a-number-out-of-range"),
+        pytest.param({"env": {"SIMULATED_X": "1"}}, ("env", "SIMULATED_X"), id="our-own-variable"),
+    ],
+)
+def test_a_mistake_in_parameters_is_told_with_the_field(lab, parameters, words):
+    lab.apply(
+        template("nic", ("nic", NIC), config=[opaque(DRIVER, parameters)]),
+        pod("nic", ("nic", from_template("nic"))),
+    )
+    text = lab.told("nic", "nic", *words)
+    assert lab.results("nic", "nic")[0]["request"] in text
+
+
+# ------------------------------------------------------------ what a driver is commanded
+
+
+def test_of_two_drivers_of_a_claim_one_fails_and_recovers(lab):
+    lab.command(OTHER, failPrepare={"fpga-0": "its cable is loose"})
+    lab.apply(
+        template("both", ("gpu", GPU, index(1)), ("other", OTHER_GPU)),
+        pod(
+            "both",
+            ("both", from_template("both")),
+            containers=[container("gpu", ("both", "gpu")), container("other", ("both", "other"))],
+        ),
+    )
+    text = lab.told("both", "its cable is loose")
+    assert "fpga-0" in text
+    uid = lab.claim_of("both", "both")["metadata"]["uid"]
+
+    lab.calm(OTHER)
+
+    def runs() -> bool:
+        lab.nudge("both")
+        return lab.phase("both") == "Running"
+
+    wait_for("the pod to run", runs, period=1)
+    for name, driver, device in (("gpu", DRIVER, "gpu-1"), ("other", OTHER, "fpga-0")):
+        (fact,) = lab.facts("both", name)
+        assert (fact["driver"], fact["device"]) == (driver, device)
+        assert lab.times_prepared(device, uid) == 1
+
+
+def keys(device: dict[str, Any]) -> set[str]:
+    return {f"{taint['key']}:{taint['effect']}" for taint in device.get("taints", ())}
+
+
+def test_taints_come_and_go_as_the_control_file_says(lab):
+    lab.command(
+        taints={"nic-*": [{"key": "maintenance", "value": "today", "effect": "NoSchedule"}]}
+    )
+    taint = f"{DRIVER}/maintenance:NoSchedule"
+    wait_for("the taint", lambda: keys(lab.devices()["nic-0"]) == {taint})
+    lab.apply(template("nic", ("nic", NIC)), pod("nic", ("nic", from_template("nic"))))
+    assert "cannot allocate all claims" in lab.refused("nic")
+    lab.calm()
+    lab.wait_phase("nic", "Running")
+    assert keys(lab.devices()["nic-0"]) == set()
+
+
+def test_an_unhealthy_gpu_and_its_partitions_are_left_to_those_who_tolerate_it(lab):
+    lab.command(health={"gpu-0": {"status": "unhealthy", "message": "it is too hot"}})
+    unhealthy = {"drakit.dev/unhealthy:NoSchedule"}
+    wait_for("the taint", lambda: keys(lab.devices()["gpu-0"]) == unhealthy)
+    tainted = {name for name, device in lab.devices().items() if keys(device)}
+    assert tainted == {name for name in lab.devices() if name.startswith("gpu-0")}
+
+    lab.apply(*example("unhealthy-pod"))
+    lab.wait_phase("unhealthy", "Running")
+    lab.delete("pod", "unhealthy")
+    lab.apply(
+        template("part", ("part", PARTITION, of_gpu("gpu-0"))),
+        pod("part", ("part", from_template("part"))),
+    )
+    lab.refused("part")
+    lab.calm()
+    lab.wait_phase("part", "Running")
+    assert not any(keys(device) for device in lab.devices().values())
+
+
+def test_a_gpu_that_is_missing_is_not_published_and_nothing_of_it(lab):
+    before = lab.devices()
+    lab.command(missing=["gpu-1"])
+    rest = {name: device for name, device in before.items() if not name.startswith("gpu-1")}
+    wait_for("the GPU to be gone", lambda: lab.devices() == rest)
+    lab.apply(
+        template("part", ("part", PARTITION, of_gpu("gpu-1"))),
+        pod("part", ("part", from_template("part"))),
+    )
+    lab.refused("part")
+    lab.calm()
+    lab.wait_phase("part", "Running")
+    assert lab.devices() == before
+
+
+# ------------------------------------------------------------ what the API server does not know
+
+
+def writes_of_slices(cluster: Cluster) -> list[dict[str, Any]]:
+    """All attempts of the release to write a slice, whether they succeeded or not."""
+    account = f"system:serviceaccount:{SIMULATED.namespace}:"
+    return [
+        entry
+        for entry in cluster.audit()
+        if entry["objectRef"]["resource"] == "resourceslices"
+        and entry["verb"] in ("create", "update", "patch", "delete")
+        and entry["user"]["username"].startswith(account)
+    ]
+
+
+def test_list_attributes_that_the_api_server_does_not_know_are_told_and_left_out(lab):
+    if lab.cluster.gates.get("DRAListTypeAttributes"):
+        pytest.skip("the cluster knows list attributes")
+    if Capability.AUDIT not in lab.cluster.capabilities:
+        pytest.skip(f"the provider {lab.cluster.provider} shows no audit records")
+
+    def told() -> set[str]:
+        events = lab.cluster.get(
+            *("events", "-n", "default"),
+            f"--field-selector=involvedObject.name={lab.node},reason=FieldsDropped",
+        )["items"]
+        return {event["message"] for event in events if f"driver {LISTS}:" in event["message"]}
+
+    (note,) = wait_for("an Event of the Node", told)
+    assert "list attributes (feature gate DRAListTypeAttributes)" in note
+    attributes = lab.devices(LISTS)["nic-0"]["attributes"]
+    assert attributes["model"] == {"string": "Simulated N1"}
+    assert "vlans" not in attributes
+
+    before = len(writes_of_slices(lab.cluster))
+    lab.command(LISTS, taints={"nic-0": [{"key": "maintenance"}]})
+    wait_for("the taint", lambda: keys(lab.devices(LISTS)["nic-0"]))
+    holds_for(
+        "one change is one write",
+        lambda: len(writes_of_slices(lab.cluster)) == before + 1,
+        seconds=4,
+    )
+    assert "vlans" not in lab.devices(LISTS)["nic-0"]["attributes"]

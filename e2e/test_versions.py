@@ -1,0 +1,267 @@
+"""
+Clusters that serve an older version of `resource.k8s.io`, or know less of it.
+
+The kubelet and the scheduler of our Kubernetes need v1, the node plugin does not: it runs as a
+process beside a control plane without nodes, whose API server is restarted with what a test wants.
+Its claims are allocated here, as a scheduler would.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.machine import Folders, folders
+from bench.plugin import NODE, Plugin, running
+from drakit.device import ClaimReference
+from e2e.cluster.api import Capability, Cluster, Options
+from e2e.cluster.choice import REPOSITORY
+from e2e.cluster.choice import cluster as choose_cluster
+from e2e.cluster.local.names import default_cluster
+from e2e.kit import holds_for, wait_for
+from e2e.simulated import DRIVER
+from e2e.writes import SliceWrites, slice_writes, written
+
+pytestmark = [pytest.mark.e2e, pytest.mark.feature("core")]
+
+GROUP = "resource.k8s.io"
+VERSIONS = ("v1", "v1beta2", "v1beta1")
+PARTITIONABLE = "DRAPartitionableDevices"
+TAINTED = {"taints": {"gpu-0": [{"key": "maintenance", "effect": "NoSchedule"}]}}
+
+
+def only(version: str) -> dict[str, bool]:
+    """The runtime configuration of an API server that serves the group in one version alone."""
+    return {f"{GROUP}/{each}": each == version for each in VERSIONS}
+
+
+class Server:
+    """A control plane without nodes, and what its API server serves."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self._has: tuple[str, dict[str, bool]] | None = None
+
+    def serve(self, version: str, **gates: bool) -> None:
+        """Have the API server serve one version, with these feature gates; what it holds stays."""
+        wanted = (version, gates)
+        if self._has is None:
+            self.cluster.start(Options(nodes=0, gates=gates, runtime_config=only(version)))
+            node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}}
+            self.cluster.kubectl("create", "-f", "-", input=json.dumps(node))
+        elif self._has != wanted:
+            self.cluster.stop_api_server()
+            self.cluster.start_api_server(gates=gates, runtime_config=only(version))
+        self._has = wanted
+
+    def slices(self, version: str) -> list[dict[str, Any]]:
+        """The driver's slices, as that version has them."""
+        items = self.cluster.get(f"resourceslices.{version}.{GROUP}")["items"]
+        return [item for item in items if item["spec"]["driver"] == DRIVER]
+
+    def allocated(self, version: str, **result: Any) -> ClaimReference:
+        """A new claim with one device of the driver, allocated as by a scheduler."""
+        name = f"claim-{uuid.uuid4().hex[:6]}"
+        request = {"deviceClassName": "any"}
+        exactly = request if version == "v1beta1" else {"exactly": request}
+        claim = {
+            "apiVersion": f"{GROUP}/{version}",
+            "kind": "ResourceClaim",
+            "metadata": {"name": name},
+            "spec": {"devices": {"requests": [{"name": "main", **exactly}]}},
+        }
+        path = f"/apis/{GROUP}/{version}/namespaces/default/resourceclaims"
+        created = self._send("create", path, claim)
+        results = [{"request": "main", "driver": DRIVER, "pool": NODE, **result}]
+        created["status"] = {"allocation": {"devices": {"results": results}}}
+        self._send("replace", f"{path}/{name}/status", created)
+        return ClaimReference(namespace="default", name=name, uid=created["metadata"]["uid"])
+
+    def _send(self, verb: str, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        text = json.dumps(body)
+        return json.loads(self.cluster.kubectl(verb, "--raw", path, "-f", "-", input=text).stdout)
+
+
+@pytest.fixture(scope="module")
+def control_plane() -> Iterator[Server]:
+    name = os.environ.get("CLUSTER_NAME") or default_cluster(REPOSITORY)
+    chosen = choose_cluster(f"{name}-versions")
+    if Capability.CONTROL_PLANE_ALONE not in chosen.capabilities:
+        pytest.skip(f"the provider {chosen.provider} has no control plane alone")
+    yield Server(chosen)
+    chosen.stop()
+    assert chosen.leftovers() == []
+
+
+@pytest.fixture
+def server(control_plane: Server) -> Iterator[Server]:
+    """The control plane, without slices at the end."""
+    yield control_plane
+    control_plane.cluster.kubectl("delete", "resourceslices,resourceclaims", "--all")
+
+
+@pytest.fixture
+def places() -> Iterator[Folders]:
+    with folders() as chosen:
+        yield chosen
+        # For somebody who reads why a test failed.
+        print((chosen.root / "log").read_text()[-8000:])
+
+
+def control(places: Folders) -> Path:
+    return places.root / "control.json"
+
+
+@contextmanager
+def plugin(server: Server, places: Folders) -> Generator[Plugin]:
+    """Run the node plugin with the driver `simulated` as it is by default."""
+    entry = {"driver": "simulated", "config": {"controlFile": str(control(places))}}
+    with running([entry], kubeconfig=server.cluster.kubeconfig, folders=places) as process:
+        yield process
+
+
+def pools(slices: list[dict[str, Any]]) -> dict[str, int]:
+    """The generations of the pools that are complete."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for item in slices:
+        found.setdefault(item["spec"]["pool"]["name"], []).append(item["spec"]["pool"])
+    return {
+        name: of[0]["generation"]
+        for name, of in found.items()
+        if all(each["resourceSliceCount"] == len(of) for each in of)
+    }
+
+
+def devices(slices: list[dict[str, Any]], version: str) -> dict[str, dict[str, Any]]:
+    """What is said of the devices, by name, as that version has it."""
+    found = [device for item in slices for device in item["spec"].get("devices") or ()]
+    return {device["name"]: device["basic"] if version == "v1beta1" else device for device in found}
+
+
+def wait_published(server: Server, version: str) -> dict[str, dict[str, Any]]:
+    """Wait until the two pools are complete; give the devices."""
+
+    def look() -> dict[str, dict[str, Any]] | None:
+        slices = server.slices(version)
+        return devices(slices, version) if pools(slices).keys() == both else None
+
+    both = {NODE, f"{NODE}/cpus"}
+    return wait_for("both pools to be complete", look)
+
+
+def counter_sets(slices: list[dict[str, Any]]) -> set[str]:
+    return {each["name"] for item in slices for each in item["spec"].get("sharedCounters") or ()}
+
+
+@pytest.mark.parametrize(
+    "version", ["v1beta1", pytest.param("v1beta2", id="v1beta2", marks=pytest.mark.slow)]
+)
+def test_where_only_an_older_version_is_served_slices_are_published_and_claims_prepared(
+    server, places, version
+):
+    server.serve(version)
+    with plugin(server, places) as process:
+        published = wait_published(server, version)
+        slices = server.slices(version)
+        generations = pools(slices)
+        assert counter_sets(slices) == {"gpu-0", "gpu-1"}
+        (consumed,) = published["gpu-0-2g-0"]["consumesCounters"]
+        assert consumed["counterSet"] == "gpu-0"
+        assert consumed["counters"]["compute"] == {"value": "2"}
+        assert published["nic-0"]["allowMultipleAllocations"] is True
+        assert published["nic-0"]["capacity"]["bandwidth"]["requestPolicy"]["default"] == "1G"
+        assert published["gpu-0"]["attributes"]["model"] == {"string": "Simulated G1"}
+
+        with written(server.cluster, updates=1):
+            control(places).write_text(json.dumps(TAINTED))
+        slices = server.slices(version)
+        (taint,) = devices(slices, version)["gpu-0"]["taints"]
+        assert (taint["key"], taint["effect"]) == (f"{DRIVER}/maintenance", "NoSchedule")
+        assert pools(slices) == generations
+
+        share = str(uuid.uuid4())
+        claim = server.allocated(
+            version, device="nic-0", shareID=share, consumedCapacity={"bandwidth": "40G"}
+        )
+        with process.kubelet(DRIVER) as kubelet:
+            kubelet.prepare([claim])
+        (spec,) = places.cdi.iterdir()
+        assert share in spec.read_text()
+        assert r"\"bandwidth\":\"40G\"" in spec.read_text()
+
+    before = slice_writes(server.cluster)
+    with plugin(server, places) as process:
+        with process.kubelet(DRIVER) as kubelet:
+            kubelet.prepare([claim])
+            kubelet.unprepare([claim])
+        assert not list(places.cdi.iterdir())
+        holds_for(
+            "a restart writes nothing",
+            lambda: slice_writes(server.cluster) - before == SliceWrites(),
+            seconds=3,
+        )
+        with written(server.cluster, updates=1):
+            control(places).unlink()
+    assert pools(server.slices(version)) == generations
+
+
+def test_a_cluster_is_updated_to_another_version_under_a_running_plugin(server, places):
+    server.serve("v1beta1")
+    with plugin(server, places) as process:
+        before = wait_published(server, "v1beta1")
+        claim = server.allocated("v1beta1", device="gpu-0")
+        with process.kubelet(DRIVER) as kubelet:
+            kubelet.prepare([claim])
+
+        server.serve("v1")
+        after = devices(server.slices("v1"), "v1")
+        assert {name: {**each, "name": name} for name, each in before.items()} == after
+        claims = [claim, server.allocated("v1", device="gpu-1")]
+        with process.kubelet(DRIVER) as kubelet:
+            kubelet.prepare(claims)
+            kubelet.unprepare(claims)
+        with written(server.cluster, updates=1, seconds=60):
+            control(places).write_text(json.dumps(TAINTED))
+        assert "taints" in devices(server.slices("v1"), "v1")["gpu-0"]
+
+
+def test_without_partitionable_devices_whole_ones_are_published(server, places):
+    server.serve("v1", **{PARTITIONABLE: False})
+    with plugin(server, places):
+        wait_for(
+            "the fallback", lambda: devices(server.slices("v1"), "v1").keys() >= {"gpu-0", "gpu-1"}
+        )
+        published = wait_published(server, "v1")
+        slices = server.slices("v1")
+        assert not any("2g" in name or "1g" in name for name in published)
+        assert not counter_sets(slices)
+        assert not any(device.get("consumesCounters") for device in published.values())
+
+        def told() -> list[str]:
+            events = server.cluster.get(
+                "events", "-n", "default", "--field-selector", "reason=FieldsDropped"
+            )
+            return [event["message"] for event in events["items"]]
+
+        (note,) = wait_for("an Event of the Node", told)
+        assert "counters (feature gate DRAPartitionableDevices)" in note
+        before = slice_writes(server.cluster)
+        holds_for(
+            "what is dropped is not tried again and again",
+            lambda: slice_writes(server.cluster) - before == SliceWrites(),
+            seconds=4,
+        )
+
+        server.serve("v1")
+        wait_for(
+            "the partitions, once the API server knows them",
+            lambda: "gpu-0-2g-0" in devices(server.slices("v1"), "v1"),
+        )
+        assert counter_sets(server.slices("v1")) == {"gpu-0", "gpu-1"}
