@@ -213,6 +213,7 @@ class EndpointState:
     def forget(self, *, changes: Changes) -> None:
         """What it had is deleted; it can still return."""
         self.life = replace(self.life, removing=False, known=False)
+        self.phase = Phase.STOPPED  # nothing is to be deleted any more, from this moment on
         self.pools = {}
         self.checked = CheckedInventory()
         self.refused = {}

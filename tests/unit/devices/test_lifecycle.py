@@ -96,6 +96,17 @@ async def test_an_endpoint_away_past_its_grace_is_removed_and_then_forgotten(nod
         assert looptime == 305
 
 
+async def test_what_was_forgotten_is_no_news_a_second_time(node: Node):
+    async with node.plugin() as manager:
+        manager.replaced(DRIVER, inventory("a", "b"))
+        manager.stopped(DRIVER, "it ended")
+        await pass_time(301)
+        manager.exist([])
+        known = manager.revision.number
+        manager.exist([])  # the publisher says so at each news
+        assert manager.revision.number == known
+
+
 async def test_nothing_is_removed_before_the_store_knows_of_it(node: Node):
     async with node.plugin() as manager:
         manager.replaced(DRIVER, inventory("a", "b"))
