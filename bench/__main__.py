@@ -17,6 +17,7 @@ from bench.apiserver import ApiServer, connected
 from bench.claims import BATCHES, FULL, QUICK, Bench, Plan
 from bench.footprint import footprint
 from bench.machine import describe
+from bench.neighbours import measure_neighbours
 from bench.profile import OPERATIONS, profile
 from bench.rows import Row
 from bench.slices import measure_slices
@@ -24,7 +25,7 @@ from e2e.cluster.api import Options
 from e2e.cluster.choice import cluster as find_cluster
 
 DRIVERS = ("Effects", "Plain")
-PARTS = ("footprint", "slices", "effects", "plain", "pods")
+PARTS = ("footprint", "slices", "effects", "plain", "pods", "neighbours")
 
 
 def main() -> None:
@@ -80,6 +81,10 @@ def _measure(
     if not set(parts) - {"footprint", "slices"}:
         return
     bench = Bench(plan, api=api, kubeconfig=kubeconfig)
+    if "neighbours" in parts:
+        yield from measure_neighbours(
+            api, kubeconfig, bench.claims_of(8), repetitions=plan.repetitions[8]
+        )
     for driver in DRIVERS:
         if driver.lower() in parts:
             yield from bench.driver(driver)

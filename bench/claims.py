@@ -98,6 +98,10 @@ class Bench:
         claims = api.create_claims(BATCH + max(plan.resident))
         self._measured, self._others = claims[:BATCH], claims[BATCH:]
 
+    def claims_of(self, batch: int) -> Sequence[ClaimReference]:
+        """Give the claims of a batch that are measured."""
+        return self._measured[:batch]
+
     # ------------------------------------------------------------ times and memory of a driver
 
     def driver(self, name: str) -> Iterator[Row]:

@@ -16,6 +16,7 @@ __all__ = (
     "Burst",
     "Endurance",
     "Memory",
+    "Neighbour",
     "Pods",
     "Row",
     "Samples",
@@ -26,6 +27,13 @@ __all__ = (
 
 RESIDENT_RATIO = 1.2
 """Of the p50 with resident claims to that with none."""
+
+NEIGHBOUR_RATIO = 1.1
+"""Of the p50 beside a driver that misbehaves to that beside a quiet one; two runs beside a quiet
+one differ by as much."""
+
+GET_INFO_MS = 1000.0
+"""What the kubelet waits."""
 
 SPEED_UP = 4.0
 """Of pods prepared at once to pods prepared one after the other."""
@@ -209,6 +217,42 @@ class Pods:
                     f"{name}: p50 at once is {self.parallel_ms:.1f} ms, at most {limit:.1f} "
                     f"({RESIDENT_RATIO:g} times that with none resident)"
                 )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Neighbour:
+    """A row of a driver whose neighbour in the same process misbehaves."""
+
+    behaviour: str
+    """The neighbour's."""
+
+    batch: int
+    p50_ms: float
+    p99_ms: float
+    floor_ms: float
+    get_info_ms: float
+    """The longest that either driver's GetInfo took."""
+
+    quiet: Neighbour | None = None
+    """The row that this one is compared with."""
+
+    def line(self) -> str:
+        line = (
+            f"neighbour does={self.behaviour} batch={self.batch} p50_ms={self.p50_ms:.2f} "
+            f"p99_ms={self.p99_ms:.2f} floor_ms={self.floor_ms:.2f} "
+            f"get_info_max_ms={self.get_info_ms:.0f}"
+        )
+        return line if self.quiet is None else f"{line} ratio={self.p50_ms / self.quiet.p50_ms:.2f}"
+
+    def missed(self) -> Iterator[str]:
+        name = f"neighbour does={self.behaviour}"
+        if self.get_info_ms > GET_INFO_MS:
+            yield f"{name}: GetInfo took {self.get_info_ms:.0f} ms, at most {GET_INFO_MS:.0f}"
+        if self.quiet is not None and self.p50_ms > (limit := self.quiet.p50_ms * NEIGHBOUR_RATIO):
+            yield (
+                f"{name}: p50 is {self.p50_ms:.2f} ms, at most {limit:.2f} ({NEIGHBOUR_RATIO:g} "
+                f"times that beside a quiet one)"
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
