@@ -350,5 +350,5 @@ async def test_a_health_that_ends_the_thread_stops_the_driver(listener, short_de
     async with running(new_endpoint(make, listener, PolledCamera)):
         while not isinstance(told := await listener.hear(), HealthReport):
             pass
-        assert listener.reasons == ["SystemExit: 3"]
+        assert listener.reasons[-1] == "SystemExit: 3"
         assert list(told.devices.values()) == [OK]
