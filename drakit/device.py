@@ -349,7 +349,8 @@ class AllocatedDevice:
     """The claim looks at the device beside its holder: do nothing exclusive, reset nothing."""
 
     consumed_capacity: Mapping[str, str] = field(default_factory=dict[str, str])
-    """What the claim has of the device's capacity, as quantities (DRAConsumableCapacity)."""
+    """What the claim has of the device's capacity, as quantities (DRAConsumableCapacity). The
+    scheduler may write an amount in another way than it was asked for: 40G as ``39062500Ki``."""
 
     configs: tuple[Mapping[str, Any], ...] = ()
     """The opaque parameters that are meant for this driver and request, the weakest first: those
