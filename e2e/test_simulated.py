@@ -347,6 +347,21 @@ def test_a_gpu_that_is_missing_is_not_published_and_nothing_of_it(lab):
     assert lab.devices() == before
 
 
+def test_a_driver_that_is_stopped_is_tainted_and_its_neighbours_are_not(lab):
+    lab.command(OTHER, stop="maintenance of the lab")
+    wait_for(
+        "the taint", lambda: keys(lab.devices(OTHER)["fpga-0"]) == {"drakit.dev/stopped:NoSchedule"}
+    )
+    assert not any(keys(device) for device in lab.devices().values())
+    lab.apply(
+        template("other", ("other", OTHER_GPU)), pod("other", ("other", from_template("other")))
+    )
+    lab.refused("other")
+    lab.calm(OTHER)
+    lab.wait_phase("other", "Running")
+    assert keys(lab.devices(OTHER)["fpga-0"]) == set()
+
+
 # ------------------------------------------------------------ what the API server does not know
 
 

@@ -33,7 +33,10 @@ pytestmark = [pytest.mark.e2e, pytest.mark.feature("core")]
 
 GROUP = "resource.k8s.io"
 VERSIONS = ("v1", "v1beta2", "v1beta1")
-PARTITIONABLE = "DRAPartitionableDevices"
+TAINTS = "DRADeviceTaints"
+FEATURES = {"DRAPartitionableDevices", "DRAConsumableCapacity", TAINTS}
+"""Feature gates that are off before Kubernetes 1.36."""
+
 TAINTED = {"taints": {"gpu-0": [{"key": "maintenance", "effect": "NoSchedule"}]}}
 
 
@@ -232,26 +235,26 @@ def test_a_cluster_is_updated_to_another_version_under_a_running_plugin(server, 
         assert "taints" in devices(server.slices("v1"), "v1")["gpu-0"]
 
 
-def test_without_partitionable_devices_whole_ones_are_published(server, places):
-    server.serve("v1", **{PARTITIONABLE: False})
+def test_where_features_are_off_the_fallback_is_published_until_they_are_on(server, places):
+    server.serve("v1", **dict.fromkeys(FEATURES, False))
     with plugin(server, places):
-        wait_for(
-            "the fallback", lambda: devices(server.slices("v1"), "v1").keys() >= {"gpu-0", "gpu-1"}
-        )
+
+        def names() -> set[str]:
+            return devices(server.slices("v1"), "v1").keys() - {f"cpu-{n}" for n in range(8)}
+
+        wait_for("the fallback", lambda: names() == {"gpu-0", "gpu-1", "nic-0"})
         published = wait_published(server, "v1")
-        slices = server.slices("v1")
-        assert not any("2g" in name or "1g" in name for name in published)
-        assert not counter_sets(slices)
-        assert not any(device.get("consumesCounters") for device in published.values())
+        assert {"cpu-0", "cpu-7"} <= published.keys()
+        assert not counter_sets(server.slices("v1"))
+        for device in published.values():
+            assert not device.keys() & {"consumesCounters", "allowMultipleAllocations"}
+        wait_for(
+            "the gates to be named in Events", lambda: FEATURES - {TAINTS} <= gates_told(server)
+        )
 
-        def told() -> list[str]:
-            events = server.cluster.get(
-                "events", "-n", "default", "--field-selector", "reason=FieldsDropped"
-            )
-            return [event["message"] for event in events["items"]]
-
-        (note,) = wait_for("an Event of the Node", told)
-        assert "counters (feature gate DRAPartitionableDevices)" in note
+        control(places).write_text(json.dumps(TAINTED))
+        wait_for("a device that must not be used to be left out", lambda: "gpu-0" not in names())
+        wait_for("the last gate to be named", lambda: gates_told(server) == FEATURES)
         before = slice_writes(server.cluster)
         holds_for(
             "what is dropped is not tried again and again",
@@ -260,8 +263,15 @@ def test_without_partitionable_devices_whole_ones_are_published(server, places):
         )
 
         server.serve("v1")
-        wait_for(
-            "the partitions, once the API server knows them",
-            lambda: "gpu-0-2g-0" in devices(server.slices("v1"), "v1"),
-        )
+        wait_for("the partitions, once the API server knows them", lambda: "gpu-0-2g-0" in names())
+        published = wait_published(server, "v1")
+        assert "taints" in published["gpu-0"]
+        assert published["cpu-numa-0"]["allowMultipleAllocations"] is True
         assert counter_sets(server.slices("v1")) == {"gpu-0", "gpu-1"}
+
+
+def gates_told(server: Server) -> set[str]:
+    """The feature gates that Events of the Node name."""
+    selector = f"--field-selector=involvedObject.name={NODE},reason=FieldsDropped"
+    notes = [event["message"] for event in server.cluster.get("events", selector)["items"]]
+    return {gate for note in notes for gate in FEATURES if f"(feature gate {gate})" in note}
