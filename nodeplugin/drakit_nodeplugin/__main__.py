@@ -11,11 +11,15 @@ import asyncio
 import logging
 import os
 import sys
+import threading
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
 __all__ = ("main",)
+
+LEFT_THREADS_SECONDS = 3.0
+"""How long threads may take that are left when everything else has ended."""
 
 
 def main() -> None:
@@ -45,6 +49,7 @@ def main() -> None:
             kubeconfig=arguments.kubeconfig,
         )
         asyncio.run(serve(config, launch))
+        _end_soon(0)
     except ConfigError as error:
         sys.exit(_refuse([error]))
     except ExceptionGroup as group:
@@ -52,7 +57,19 @@ def main() -> None:
         if failed is None and refused is not None:
             sys.exit(_refuse(refused.exceptions))
         logging.getLogger(__name__).critical("node plugin failed", exc_info=group)
+        _end_soon(1)
         sys.exit(1)
+
+
+def _end_soon(code: int) -> None:
+    """
+    See to it that the process ends, though a driver may have left a thread that does not.
+
+    Python waits for the threads of executors at its end, however long they take.
+    """
+    timer = threading.Timer(LEFT_THREADS_SECONDS, os._exit, (code,))
+    timer.daemon = True
+    timer.start()
 
 
 def _refuse(errors: Sequence[Exception]) -> int:

@@ -38,6 +38,10 @@ class Rude(Driver[RudeConfig]):
                     yield [Device(name="boor", attributes={"number": number})]
             elif word == "nonsense":
                 yield [42]
+            elif word == "linger":
+                asyncio.get_running_loop().run_in_executor(None, time.sleep, 3600)
+                (self.config.directory / "lingers").touch()
+                await asyncio.Event().wait()
             elif word == "leak":
                 self._leaked = [asyncio.create_task(asyncio.sleep(3600)) for _ in range(100)]
                 return

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.fakes.kubelet import FakeKubelet, reference
-from tests.integration.test_node_plugin import DRIVER, NODE, Rig, rig  # noqa: F401
+from tests.integration.test_node_plugin import DRIVER, NODE, Rig, rig, stop  # noqa: F401
 
 RUDE = "rude.example.com"
 SLICES = "/apis/resource.k8s.io/v1/resourceslices"
@@ -119,6 +119,16 @@ async def test_the_watchdog_names_the_call_that_blocks(neighbours):
         neighbours.say("behave")
         process.terminate()
         await process.communicate()
+
+
+async def test_the_process_ends_though_a_driver_has_left_a_thread(neighbours):
+    rig = neighbours.rig  # noqa: F811
+    async with FakeKubelet(rig.root) as kubelet, rig.plugin() as process:
+        await neighbours.sockets(kubelet)
+        neighbours.say("linger")
+        await rig.until(lambda: (neighbours.manners / "lingers").exists())
+        code, errors = await stop(process)
+    assert code == 0, errors
 
 
 def boor() -> dict:
