@@ -179,11 +179,11 @@ def scripted(cluster: Cluster, images: list[Path]) -> Iterator[Cluster]:
 @pytest.fixture
 def stage(scripted: Cluster, request: pytest.FixtureRequest) -> Iterator[Stage]:
     """A namespace and the scripts of its drivers; at its end no driver has an effect left."""
-    wait_scripted(scripted)
     with namespace_of(scripted, request) as name:
         stage = Stage(scripted, name)
         for script in stage.scripts:
             script.forget()
+        wait_scripted(scripted)
         yield stage
         if request.session.testsfailed:
             stage.show()

@@ -214,6 +214,21 @@ class Space:
         except ClusterError as error:
             raise AssertionError(f"{error}\n{self.kubectl('get', 'events')}") from None
 
+    def refused(self, name: str) -> str:
+        """Wait until the scheduler has said that it has no node for a pod; give what it said."""
+        return self.told(name, "nodes are available")
+
+    def device_health(self, name: str) -> list[tuple[str, str]]:
+        """How the devices of a pod are, as its status says: status and message of each."""
+        body = self.get("pod", name)
+        assert body is not None
+        return [
+            (resource["health"], resource.get("message", ""))
+            for container in body["status"].get("containerStatuses", [])
+            for status in container.get("allocatedResourcesStatus", [])
+            for resource in status["resources"]
+        ]
+
     def claim_of(self, pod_name: str, claim_name: str) -> dict[str, Any]:
         """The claim that a pod uses under a name of its own."""
         body = self.get("pod", pod_name)
@@ -265,6 +280,18 @@ def published(cluster: Cluster, node: str | None = None) -> set[str]:
         device["name"]
         for item in slices(cluster, node)
         for device in item["spec"].get("devices") or []
+    }
+
+
+def taints(cluster: Cluster, driver: str) -> dict[str, dict[str, str]]:
+    """The taints of a driver's devices: device -> ``key:effect`` -> since when it is there."""
+    return {
+        device["name"]: {
+            f"{taint['key']}:{taint['effect']}": taint["timeAdded"] for taint in device["taints"]
+        }
+        for item in slices(cluster, driver=driver)
+        for device in item["spec"].get("devices") or []
+        if device.get("taints")
     }
 
 

@@ -9,21 +9,14 @@ import pytest
 from e2e.cluster.api import CommandError
 from e2e.kit import from_template, pod, template, wait_for
 from e2e.scripted.control import Rule
-from e2e.scripted.stage import HORNS, LAMPS, SCRIPTED, number
+from e2e.scripted.stage import HORNS, LAMPS, number
 
 pytestmark = [pytest.mark.e2e, pytest.mark.feature("core")]
 
 
-def drakit(stage, *arguments: str) -> str:
-    """The output of a `drakit` command in the plugin's pod; fails if the command does."""
-    name = stage.plugin()["metadata"]["name"]
-    argv = ["-n", SCRIPTED.namespace, "exec", name, "--", "drakit", *arguments]
-    return stage.cluster.kubectl(*argv).stdout
-
-
 def states(stage, uid: str) -> dict[str, str]:
     """The state of a claim in each driver's checkpoint."""
-    told = json.loads(drakit(stage, "node", "checkpoint", "show", "--json"))
+    told = json.loads(stage.drakit("node", "checkpoint", "show", "--json"))
     return {
         checkpoint["driver"]: entry["state"]
         for checkpoint in told["checkpoints"]
@@ -40,9 +33,9 @@ def test_the_checkpoints_are_shown_and_verified_while_the_plugin_runs(stage):
     stage.wait_phase("user", "Running")
     uid = stage.uid("user", "both")
     assert states(stage, uid) == {LAMPS: "prepared", HORNS: "prepared"}
-    text = drakit(stage, "node", "checkpoint", "show", "--driver", LAMPS)
+    text = stage.drakit("node", "checkpoint", "show", "--driver", LAMPS)
     assert f"{stage.name}/{stage.claim_of('user', 'both')['metadata']['name']}" in text
-    assert "nothing is wrong" in drakit(stage, "node", "checkpoint", "verify")
+    assert "nothing is wrong" in stage.drakit("node", "checkpoint", "verify")
 
     stage.delete("pod", "user")
     assert states(stage, uid) == {}
@@ -54,14 +47,14 @@ def test_a_claim_in_use_is_not_forgotten_and_a_stuck_one_can_be(stage):
     stage.wait_phase("user", "Running")
     uid = stage.uid("user", "lamp")
     with pytest.raises(CommandError, match="uses it; delete its pod"):
-        drakit(stage, "node", "claim", "forget", uid)
+        stage.drakit("node", "claim", "forget", uid)
     assert states(stage, uid) == {LAMPS: "prepared"}
 
     stage.lamps.play(Rule(operation="unprepare", fail="the lamp is stuck"))
     stage.delete("pod", "user", wait=False)
     wait_for("unprepare to fail", lambda: stage.lamps.calls("unprepare", "failed"))
     assert states(stage, uid) == {LAMPS: "unpreparing"}
-    text = drakit(stage, "node", "claim", "forget", uid)
+    text = stage.drakit("node", "claim", "forget", uid)
     assert "lamp-0" in text
     assert "was not asked" in text
     stage.nudge("user")

@@ -7,7 +7,6 @@ What is shown with hostdev's devices (a reboot, slices that are wiped) is in `te
 
 from __future__ import annotations
 
-import json
 from collections.abc import Generator
 from contextlib import contextmanager
 
@@ -15,7 +14,7 @@ import pytest
 
 from e2e.kit import from_template, holds_for, pod, ready, restarts, slices, template, wait_for
 from e2e.scripted.control import Rule
-from e2e.scripted.stage import CLASSES, LAMPS, PROCESS, SCRIPTED, number
+from e2e.scripted.stage import CLASSES, LAMPS, PROCESS, number
 
 pytestmark = [
     pytest.mark.e2e,
@@ -179,16 +178,11 @@ def test_a_plugin_that_is_killed_while_it_unprepares(stage):
 )
 def test_a_plugin_that_starts_after_the_pod_was_created_and_its_slices_stay(stage, seconds):
     before = {driver: versions(stage, driver) for driver in CLASSES.values()}
-    patch_nodes(stage, {"kubernetes.io/hostname": "nowhere"})
-    try:
-        wait_for("the daemon to be gone", lambda: stage.plugin() is None)
+    with stage.without_plugin():
         with_claim(stage, "user", lamp(0))
         stage.told("user", LAMPS)
         assert stage.phase("user") == "Pending"
         holds_for("the slices stay", lambda: slices(stage.cluster, driver=LAMPS), seconds=seconds)
-    finally:
-        patch_nodes(stage, {"kubernetes.io/hostname": stage.node})
-    wait_for("the daemon", lambda: ready(stage.plugin()), seconds=90)
     stage.nudge("user")
     stage.wait_phase("user", "Running")
     # Shorter than the kubelet's 30 s: nothing was wiped, so nothing is written.
@@ -199,15 +193,6 @@ def versions(stage, driver) -> dict[str, str]:
     """The slices of a driver, each with its version."""
     bodies = slices(stage.cluster, driver=driver)
     return {b["metadata"]["name"]: b["metadata"]["resourceVersion"] for b in bodies}
-
-
-def patch_nodes(stage, selector) -> None:
-    """Give the daemon's DaemonSet another node selector."""
-    patch = {"spec": {"template": {"spec": {"nodeSelector": selector}}}}
-    stage.cluster.kubectl(
-        *("-n", SCRIPTED.namespace, "patch", "daemonset", "scripted-nodeplugin"),
-        *("--patch", json.dumps(patch)),
-    )
 
 
 def test_the_kubelet_counts_the_claims_in_use(stage):

@@ -8,11 +8,17 @@ writes meanwhile. It must not know who writes, or why.
 from __future__ import annotations
 
 import re
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from e2e.cluster.api import Cluster
+from e2e.kit import holds_for, wait_for
 
-__all__ = ("SliceWrites", "slice_writes")
+__all__ = ("SliceWrites", "slice_writes", "written")
+
+QUIET_SECONDS = 1.5
+"""For how long there must be no more: longer than from one write of a slice to the next."""
 
 _LINE = re.compile(r"^apiserver_request_total\{(?P<labels>[^}]*)\} (?P<count>\S+)$", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
@@ -44,3 +50,16 @@ def slice_writes(cluster: Cluster) -> SliceWrites:
         if labels.get("resource") == "resourceslices" and verb and labels["code"].startswith("2"):
             counts[verb] += int(float(line["count"]))
     return SliceWrites(**counts)
+
+
+@contextmanager
+def written(
+    cluster: Cluster, *, creates: int = 0, updates: int = 0, deletes: int = 0, seconds: float = 30
+) -> Generator[None]:
+    """What happens within leads to so many writes, at its end or so many seconds later at most."""
+    expected = SliceWrites(creates=creates, updates=updates, deletes=deletes)
+    before = slice_writes(cluster)
+    yield
+    told = f"the API server to have counted {expected}"
+    wait_for(told, lambda: slice_writes(cluster) - before == expected, seconds=seconds)
+    holds_for(told, lambda: slice_writes(cluster) - before == expected, seconds=QUIET_SECONDS)

@@ -8,6 +8,8 @@ own beside drakit's. It must not know what the tests show.
 from __future__ import annotations
 
 import json
+from collections.abc import Generator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from operator import itemgetter
 from typing import Any
@@ -21,6 +23,7 @@ from e2e.kit import (
     ready,
     restarts,
     slices,
+    taints,
     wait_for,
 )
 from e2e.release import Release, install
@@ -32,6 +35,19 @@ LAMPS = "scripted.test.drakit.dev"
 HORNS = "scripted-two.test.drakit.dev"
 CLASSES = {"lamp.test": LAMPS, "horn.test": HORNS}
 DEVICES = 4
+
+STOP_GRACE_SECONDS = 15
+RECOVERY_SECONDS = 3
+EVICTION_SECONDS = 2
+DEVICE_TIMES = {
+    "endpointStopGracePeriod": f"{STOP_GRACE_SECONDS}s",
+    "startGracePeriod": "6s",
+    "health": {
+        "recoveryPeriod": f"{RECOVERY_SECONDS}s",
+        "evictionDelay": f"{EVICTION_SECONDS}s",
+    },
+}
+"""Long enough for what a test does meanwhile, short enough to be waited for."""
 
 PROCESS = "-m drakit_nodeplugin --config"
 """What the daemon's command line has, and that of drakit's own does not."""
@@ -58,6 +74,7 @@ def scripted_values(cluster: Cluster, **nodeplugin: Any) -> dict[str, Any]:
         "nodeplugin": {
             "drivers": drivers,
             "nodeSelector": {"kubernetes.io/hostname": cluster.nodes[0]},
+            "devices": DEVICE_TIMES,
             **nodeplugin,
         },
     }
@@ -88,7 +105,7 @@ def scripted_classes() -> list[dict[str, Any]]:
 
 
 def wait_scripted(cluster: Cluster) -> None:
-    """Wait until the daemon is ready and both drivers have published their devices."""
+    """Wait until the daemon is ready and both drivers have published their devices, all usable."""
     node = cluster.nodes[0]
     wait_for(
         f"the scripted drivers on {node} to be ready",
@@ -100,6 +117,7 @@ def wait_scripted(cluster: Cluster) -> None:
             f"the devices of {driver} to be published",
             lambda: slices(cluster, node, driver=driver),  # noqa: B023
         )
+        wait_for(f"no taint of {driver}", lambda: not taints(cluster, driver))  # noqa: B023
 
 
 def opaque(driver: str, parameters: dict[str, Any], *requests: str) -> dict[str, Any]:
@@ -172,15 +190,48 @@ class Stage(Space):
             *(cdi_files(self.cluster, self.node, driver=driver) for driver in CLASSES.values())
         )
 
-    def kill_plugin(self) -> None:
-        """SIGKILL the daemon, and wait until the kubelet has started it again."""
+    def kill_plugin(self, *, until_ready: bool = True) -> None:
+        """SIGKILL the daemon, and wait until the kubelet has started it again. While a driver is
+        stopped it does not get ready."""
         before = restarts(self.plugin())
         self.cluster.exec_on_node(self.node, ["pkill", "-KILL", "-f", "--", PROCESS])
         wait_for(
             "the daemon to be started again",
-            lambda: restarts(self.plugin()) > before and ready(self.plugin()),
+            lambda: restarts(self.plugin()) > before and (not until_ready or ready(self.plugin())),
             seconds=120,
         )
+
+    @contextmanager
+    def without_plugin(self) -> Generator[None]:
+        """There is no daemon on the node meanwhile."""
+        self._place_plugin("nowhere")
+        try:
+            wait_for("the daemon to be gone", lambda: self.plugin() is None)
+            yield
+        finally:
+            self._place_plugin(self.node)
+            wait_for("the daemon", lambda: ready(self.plugin()), seconds=90)
+
+    def _place_plugin(self, node: str) -> None:
+        selector = {"kubernetes.io/hostname": node}
+        patch = {"spec": {"template": {"spec": {"nodeSelector": selector}}}}
+        self.cluster.kubectl(
+            *("-n", SCRIPTED.namespace, "patch", "daemonset", "scripted-drakit-nodeplugin"),
+            *("--patch", json.dumps(patch)),
+        )
+
+    def drakit(self, *arguments: str) -> str:
+        """The output of a `drakit` command in the daemon's pod; fails if the command does."""
+        plugin = self.plugin()
+        assert plugin is not None
+        argv = ["-n", SCRIPTED.namespace, "exec", plugin["metadata"]["name"], "--", "drakit"]
+        return self.cluster.kubectl(*argv, *arguments).stdout
+
+    def checkpoint(self, driver: str) -> dict[str, Any]:
+        """What the daemon keeps of a driver, as ``drakit node checkpoint show`` has it."""
+        text = self.drakit("node", "checkpoint", "show", "--json", "--driver", driver)
+        (checkpoint,) = json.loads(text)["checkpoints"]
+        return checkpoint
 
     def wait_empty(self) -> None:
         """Wait until no driver holds anything for a claim, and there is no CDI file."""

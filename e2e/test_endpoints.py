@@ -1,0 +1,342 @@
+"""
+Drivers that stop, and return or not: their devices, the pods that have them, what is written.
+
+How devices are whose driver is there is shown in `test_health.py`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from statistics import median
+from typing import Any
+
+import pytest
+
+from e2e.kit import (
+    from_template,
+    pod,
+    restarts,
+    slices,
+    taints,
+    template,
+    wait_for,
+)
+from e2e.scripted.control import Rule, Script, Stock
+from e2e.scripted.stage import (
+    DEVICES,
+    HORNS,
+    LAMPS,
+    SCRIPTED,
+    STOP_GRACE_SECONDS,
+    Stage,
+    number,
+)
+from e2e.writes import written
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.disruptive,
+    pytest.mark.serial,
+    pytest.mark.feature("core"),
+]
+
+REASON = "the bus was unplugged"
+STOPPED = "drakit.dev/stopped:NoSchedule"
+UNPREPARING = "drakit.dev/unpreparing:NoSchedule"
+
+
+def with_lamp(stage: Stage, name: str, index: int, *tolerated: str) -> None:
+    """A pod with one lamp, applied but not waited for."""
+    exactly: dict[str, Any] = {
+        "deviceClassName": "lamp.test",
+        "selectors": [{"cel": {"expression": number(LAMPS, index)}}],
+        "tolerations": [{"key": key, "operator": "Exists"} for key in tolerated],
+    }
+    stage.apply(
+        template(name, {"name": "lamp", "exactly": exactly}),
+        pod(name, ("lamp", from_template(name))),
+    )
+
+
+def stop(script: Script) -> float:
+    """Stop a driver; give when."""
+    script.stock(Stock(stop=REASON))
+    return time.monotonic()
+
+
+def wait_stopped(stage: Stage, driver: str) -> None:
+    def look() -> bool:
+        found = taints(stage.cluster, driver).values()
+        return len(found) == DEVICES and all(STOPPED in keys for keys in found)
+
+    wait_for(f"all devices of {driver} to be tainted", look, seconds=20)
+
+
+def wait_untainted(stage: Stage, driver: str) -> None:
+    wait_for(f"{driver} to have no taints", lambda: not taints(stage.cluster, driver))
+
+
+def published(stage: Stage, driver: str) -> dict[str, tuple[str, int]]:
+    """The slices of a driver, each with its UID and its pool's generation."""
+    return {
+        body["metadata"]["name"]: (body["metadata"]["uid"], body["spec"]["pool"]["generation"])
+        for body in slices(stage.cluster, driver=driver)
+    }
+
+
+def stored(stage: Stage, driver: str) -> dict[str, Any] | None:
+    """What the checkpoint says of the driver's endpoint."""
+    found = stage.checkpoint(driver)["endpoints"]
+    return found[0] if found else None
+
+
+def test_a_driver_that_returns_within_the_grace_period(stage):
+    with_lamp(stage, "user", 0)
+    stage.wait_phase("user", "Running")
+    wait_for("the lamp's health", lambda: stage.device_health("user") == [("Healthy", "")])
+    before = published(stage, LAMPS)
+    with written(stage.cluster, updates=1):
+        stop(stage.lamps)
+        wait_stopped(stage, LAMPS)
+    with written(stage.cluster):
+        with_lamp(stage, "plain", 1)
+        with_lamp(stage, "tolerant", 2, "drakit.dev/stopped")
+        stage.told("tolerant", f"driver {LAMPS} is stopped", REASON)
+        stage.refused("plain")
+        ((status, message),) = stage.device_health("user")
+        assert status == "Unknown"
+        assert REASON in message
+        assert set(taints(stage.cluster, HORNS)) == set()
+    with written(stage.cluster, updates=1):
+        stage.lamps.stock()
+        wait_untainted(stage, LAMPS)
+    stage.nudge("tolerant")
+    for name in ("plain", "tolerant"):
+        stage.wait_phase(name, "Running")
+    wait_for("the lamp's health", lambda: stage.device_health("user") == [("Healthy", "")])
+    assert restarts(stage.get("pod", "user")) == 0
+    assert published(stage, LAMPS) == before
+
+
+def test_a_pod_that_ends_while_its_driver_is_stopped_may_go_but_its_device_may_not(stage):
+    with_lamp(stage, "user", 0)
+    stage.wait_phase("user", "Running")
+    uid = stage.uid("user", "lamp")
+    stop(stage.lamps)
+    wait_stopped(stage, LAMPS)
+    stage.delete("pod", "user")
+    assert stage.files() == set()
+    assert stage.lamps.story() == ["prepare began", "prepare ended"], "nobody was there to undo it"
+    entries = {c["uid"]: c["state"] for c in stage.checkpoint(LAMPS)["claims"]}
+    assert entries == {uid: "unpreparing"}
+
+    stage.lamps.play(Rule(operation="unprepare", fail="it is still hot"))
+    stage.lamps.stock()
+    wait_for(
+        "lamp-0 alone to be tainted",
+        lambda: (
+            {name: set(keys) for name, keys in taints(stage.cluster, LAMPS).items()}
+            == {"lamp-0": {UNPREPARING}}
+        ),
+    )
+    with_lamp(stage, "next", 0)
+    stage.refused("next")
+    assert stage.prepared() == {uid}
+    stage.lamps.play()
+    stage.wait_phase("next", "Running")
+    assert stage.prepared() == {stage.uid("next", "lamp")}
+
+
+def test_after_the_grace_period_a_stopped_drivers_pool_is_forgotten(stage):
+    with_lamp(stage, "user", 0)
+    stage.wait_phase("user", "Running")
+    with written(stage.cluster, updates=1):
+        stopped_at = stop(stage.lamps)
+        wait_stopped(stage, LAMPS)
+    with written(stage.cluster, deletes=1):
+        wait_for("the slice to be deleted", lambda: not published(stage, LAMPS))
+        seconds = time.monotonic() - stopped_at
+    print(f"the slice was deleted {seconds:.1f} s after the stop")
+    assert STOP_GRACE_SECONDS - 1 < seconds < STOP_GRACE_SECONDS + 5
+    wait_for("the endpoint to be forgotten", lambda: stored(stage, LAMPS) is None)
+    assert stage.phase("user") == "Running"
+
+    with written(stage.cluster, creates=1):
+        stage.lamps.stock()
+        wait_for("the slice to be back", lambda: published(stage, LAMPS))
+    assert taints(stage.cluster, LAMPS) == {}
+    assert stored(stage, LAMPS)["stopped_at"] is None
+    with_lamp(stage, "next", 1)
+    stage.wait_phase("next", "Running")
+
+
+def test_a_restart_while_drivers_are_stopped_changes_nothing_and_their_grace_goes_on(stage):
+    with written(stage.cluster, updates=2):
+        stopped_at = stop(stage.lamps)
+        stop(stage.horns)
+        wait_stopped(stage, LAMPS)
+        wait_stopped(stage, HORNS)
+    with written(stage.cluster):
+        before = taints(stage.cluster, LAMPS)
+        stage.kill_plugin(until_ready=False)
+    assert taints(stage.cluster, LAMPS) == before
+    with written(stage.cluster, updates=1):
+        stage.horns.stock()
+        wait_untainted(stage, HORNS)
+    with written(stage.cluster, deletes=1):
+        wait_for("the slice to be deleted", lambda: not published(stage, LAMPS))
+        seconds = time.monotonic() - stopped_at
+    print(f"the slice was deleted {seconds:.1f} s after the stop")
+    assert STOP_GRACE_SECONDS - 1 < seconds < STOP_GRACE_SECONDS + 5
+
+
+@contextmanager
+def cut(stage: Stage) -> Generator[None]:
+    """The daemon cannot reach the API server meanwhile; others can."""
+    address = stage.plugin()["status"]["podIP"]
+    stage.cluster.cut_pod(stage.node, address)
+    try:
+        yield
+    finally:
+        stage.cluster.heal_pod(stage.node, address)
+
+
+def test_a_removal_that_had_begun_is_finished_after_a_restart(stage):
+    stop(stage.lamps)
+    wait_stopped(stage, LAMPS)
+
+    def removing() -> bool:
+        endpoint = stored(stage, LAMPS)
+        return endpoint is not None and endpoint["removing"]
+
+    with written(stage.cluster, deletes=1, seconds=60):
+        with cut(stage):
+            wait_for("the removal to be stored", removing)
+            assert published(stage, LAMPS)
+            stage.kill_plugin(until_ready=False)
+            assert published(stage, LAMPS)
+        wait_for("the slice to be deleted", lambda: not published(stage, LAMPS), seconds=60)
+    begun = [line for line in stage.log() if "was away for too long" in line["msg"]]
+    assert len(begun) == 1, "the removal was begun before the restart, and not again"
+    with written(stage.cluster, creates=1):
+        stage.lamps.stock()
+        wait_for("the slice to be back", lambda: published(stage, LAMPS))
+
+
+# ------------------------------------------------------------ drivers that misbehave
+
+
+def one_horn(stage: Stage, name: str) -> None:
+    """A pod with a horn starts and ends."""
+    stage.apply(pod(name, ("horn", from_template("horn"))))
+    stage.wait_phase(name, "Running")
+    stage.delete("pod", name)
+
+
+def horn_calls(stage: Stage) -> list[float]:
+    """How long the kubelet waited for each answer about a horn; seconds."""
+    return [
+        line["seconds"]
+        for line in stage.log()
+        if line["msg"] == "call answered" and line["driver"] == HORNS
+    ]
+
+
+@contextmanager
+def neighbours_unharmed(stage: Stage) -> Generator[None]:
+    """What is done to the lamps' driver within harms nothing but lamps; the caller runs horns."""
+    stage.apply(template("horn", ("horn", "horn.test")))
+    one_horn(stage, "before")
+    restarted, registered = restarts(stage.plugin()), registrations(stage)
+    before = horn_calls(stage)
+    yield
+    meanwhile = horn_calls(stage)[len(before) :]
+    told = f"calls took {before} s before, {meanwhile} s meanwhile"
+    print(told)
+    assert len(meanwhile) >= 4, "two pods at least"
+    assert median(meanwhile) < median(before) + 0.1, told
+    assert max(meanwhile) < 0.5, told
+    assert taints(stage.cluster, HORNS) == {}
+    assert restarts(stage.plugin()) == restarted
+    assert registrations(stage) == registered
+    assert set(metric(stage, "drakit_driver_registered").values()) == {1.0}
+
+
+def registrations(stage: Stage) -> int:
+    return sum(line["msg"] == "the kubelet registered the driver" for line in stage.log())
+
+
+def metric(stage: Stage, name: str) -> dict[str, float]:
+    """A gauge of the daemon's, by driver."""
+    body = stage.plugin()["metadata"]["name"]
+    path = f"/api/v1/namespaces/{SCRIPTED.namespace}/pods/{body}:8080/proxy/metrics"
+    lines = stage.cluster.kubectl("get", "--raw", path).stdout.splitlines()
+    found = [line.partition("{")[2] for line in lines if line.startswith(f"{name}{{")]
+    return {text.split('"')[1]: float(text.rpartition(" ")[2]) for text in found}
+
+
+@pytest.mark.parametrize(
+    "seconds",
+    [
+        pytest.param(12, id="12s"),
+        pytest.param(60, id="a-minute", marks=pytest.mark.slow),
+    ],
+)
+def test_a_driver_that_blocks_holds_up_its_own_pods_alone(stage, seconds):
+    before = published(stage, LAMPS)
+    with neighbours_unharmed(stage), written(stage.cluster):
+        stage.lamps.block(seconds)
+        wait_for("the driver to block", stage.lamps.commanded, period=0.05)
+        count = 0
+        while "obeyed block" not in stage.lamps.commanded():
+            one_horn(stage, f"meanwhile-{count}")
+            count += 1
+            if count == 1:
+                with_lamp(stage, "waiting", 0)
+        stage.wait_phase("waiting", "Running")
+    assert published(stage, LAMPS) == before
+    (first, *_) = [line for line in stage.log() if line["msg"] == "driver blocks its event loop"]
+    assert first["driver"] == LAMPS
+    assert "devices" in first["where"]
+    assert "scripted.py" in first["where"]
+    wait_for(
+        "the watchdog to be content",
+        lambda: any(line["msg"] == "driver answers again" for line in stage.log()),
+    )
+
+
+MISBEHAVIOUR: dict[str, Callable[[Script], None]] = {
+    "SystemExit": Script.end_thread,
+    "within a second": lambda lamps: lamps.flood(30),
+    "str, which is no": lambda lamps: lamps.say(["lamp-0"]),
+}
+"""By what it is stopped for."""
+
+
+def test_a_driver_that_ends_its_thread_floods_or_says_nonsense_is_stopped_alone(stage):
+    with_lamp(stage, "user", 0)
+    stage.wait_phase("user", "Running")
+    with neighbours_unharmed(stage):
+        for count, (reason, misbehave) in enumerate(MISBEHAVIOUR.items()):
+            misbehave(stage.lamps)
+            wait_for(
+                "the driver to begin",
+                lambda: len(stage.lamps.commanded()) > count,  # noqa: B023
+                period=0.02,
+            )
+            # Or it would be back within a second: its next life says nothing while this is so.
+            stage.lamps.stock(Stock(stop="the test holds it back"))
+            wait_stopped(stage, LAMPS)
+            one_horn(stage, f"meanwhile-{count}")
+            assert any(reason in text for text in stops(stage)), stops(stage)
+            stage.lamps.stock()
+            wait_untainted(stage, LAMPS)
+    stage.delete("pod", "user")
+    stage.wait_empty()
+
+
+def stops(stage: Stage) -> list[str]:
+    """Why drivers have stopped."""
+    return [line["reason"] for line in stage.log() if line["msg"] == "endpoint stopped"]

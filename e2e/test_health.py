@@ -1,0 +1,170 @@
+"""
+Devices that are not well: who gets them, what pods that have them are told, and who is evicted.
+
+What becomes of devices whose driver is away is shown in `test_endpoints.py`.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+import pytest
+
+from e2e.kit import from_template, holds_for, pod, taints, template, wait_for
+from e2e.scripted.control import Stock, unwell
+from e2e.scripted.stage import EVICTION_SECONDS, LAMPS, RECOVERY_SECONDS, Stage, number
+from e2e.writes import written
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.serial,
+    pytest.mark.feature("core"),
+]
+
+UNHEALTHY = "drakit.dev/unhealthy:NoSchedule"
+EVICTING = "drakit.dev/unhealthy:NoExecute"
+HEALTHY = [("Healthy", "")]
+
+
+TOLERATIONS = [
+    # With the effect: the controller that evicts does not look at a toleration without one.
+    {"key": "drakit.dev/unhealthy", "operator": "Exists", "effect": effect}
+    for effect in ("NoSchedule", "NoExecute")
+]
+
+
+def with_lamp(
+    stage: Stage, name: str, index: int, *, tolerant: bool = False, grace: int = 1
+) -> None:
+    """A pod with one lamp, applied but not waited for."""
+    exactly: dict[str, Any] = {
+        "deviceClassName": "lamp.test",
+        "selectors": [{"cel": {"expression": number(LAMPS, index)}}],
+        "tolerations": TOLERATIONS if tolerant else [],
+    }
+    stage.apply(
+        template(name, {"name": "lamp", "exactly": exactly}),
+        pod(name, ("lamp", from_template(name)), grace=grace),
+    )
+
+
+def lamps(stage: Stage, **unwell: dict[str, Any]) -> None:
+    """From now on, these lamps are not well: ``lamp_0=...``."""
+    health = {name.replace("_", "-"): word for name, word in unwell.items()}
+    stage.lamps.stock(Stock(health=health))
+
+
+def wait_taints(stage: Stage, **expected: set[str]) -> dict[str, dict[str, str]]:
+    """Wait until these lamps have these taints, and no others any; give them with their times."""
+    wanted = {name.replace("_", "-"): keys for name, keys in expected.items()}
+
+    def look() -> tuple[dict[str, dict[str, str]]] | None:
+        found = taints(stage.cluster, LAMPS)
+        fits = {name: set(keys) for name, keys in found.items()} == wanted
+        return (found,) if fits else None
+
+    return wait_for(f"the taints to be {wanted}", look, seconds=20)[0]
+
+
+def wait_health(stage: Stage, name: str, *expected: tuple[str, str]) -> None:
+    wait_for(
+        f"the status of {name} to say {expected}",
+        lambda: stage.device_health(name) == list(expected),
+    )
+
+
+def test_an_unhealthy_device_gets_no_new_pod_until_it_has_recovered(stage):
+    with_lamp(stage, "user", 0)
+    stage.wait_phase("user", "Running")
+    wait_health(stage, "user", *HEALTHY)
+    with written(stage.cluster, updates=1):
+        lamps(stage, lamp_0=unwell("it flickers"), lamp_1=unwell("it is dim"))
+        tainted = wait_taints(stage, lamp_0={UNHEALTHY}, lamp_1={UNHEALTHY})
+    wait_health(stage, "user", ("Unhealthy", "it flickers"))
+    with_lamp(stage, "waiting", 1)
+    stage.refused("waiting")
+    assert stage.phase("user") == "Running"
+
+    with written(stage.cluster):  # it flaps: nothing is written, and nothing begins anew
+        lamps(stage, lamp_1=unwell("it is dim"))
+        holds_for(
+            "lamp-0 is tainted",
+            lambda: taints(stage.cluster, LAMPS) == tainted,
+            seconds=RECOVERY_SECONDS / 3,
+        )
+        lamps(stage, lamp_0=unwell("it flickers again"), lamp_1=unwell("it is dim"))
+        wait_health(stage, "user", ("Unhealthy", "it flickers again"))
+        assert taints(stage.cluster, LAMPS) == tainted
+    with written(stage.cluster, updates=1):
+        lamps(stage)
+        wait_taints(stage)
+    wait_health(stage, "user", *HEALTHY)
+    stage.wait_phase("waiting", "Running")
+
+
+def test_pods_that_have_a_broken_device_are_evicted_unless_they_tolerate_it(stage):
+    # Long enough to be looked at while it is being stopped.
+    with_lamp(stage, "user", 0, grace=6)
+    with_lamp(stage, "tolerant", 1, tolerant=True)
+    stage.wait_phase("user", "Running")
+    stage.wait_phase("tolerant", "Running")
+    broken = unwell("its glass is broken", broken=True)
+    with written(stage.cluster, updates=2):
+        lamps(stage, lamp_0=broken, lamp_1=broken)
+        wait_taints(stage, lamp_0={UNHEALTHY}, lamp_1={UNHEALTHY})
+        both = {UNHEALTHY, EVICTING}
+        since = wait_taints(stage, lamp_0=both, lamp_1=both)["lamp-0"]
+
+        def evicted() -> dict[str, Any] | None:
+            body = stage.get("pod", "user")
+            conditions = body["status"]["conditions"] if body else []
+            return next((c for c in conditions if c["type"] == "DisruptionTarget"), None)
+
+        assert wait_for("an eviction", evicted)["reason"] == "DeletionByDeviceTaintManager"
+    waited = moment(since[EVICTING]) - moment(since[UNHEALTHY])
+    assert waited >= EVICTION_SECONDS - 1, "times of taints are whole seconds"
+    stage.wait_gone("user")
+    assert stage.prepared() == {stage.uid("tolerant", "lamp")}
+    assert stage.phase("tolerant") == "Running"
+    assert stage.device_health("tolerant") == [("Unhealthy", "its glass is broken")]
+
+    with written(stage.cluster, updates=1):
+        lamps(stage)
+        wait_taints(stage)
+    with_lamp(stage, "next", 0)
+    stage.wait_phase("next", "Running")
+
+
+def moment(text: str) -> float:
+    return datetime.fromisoformat(text).timestamp()
+
+
+@pytest.mark.disruptive
+def test_over_a_restart_of_the_plugin_taints_stay_as_they_are_and_the_kubelet_is_told_again(stage):
+    with_lamp(stage, "user", 0)
+    with_lamp(stage, "other", 1)
+    stage.wait_phase("user", "Running")
+    stage.wait_phase("other", "Running")
+    lamps(stage, lamp_0=unwell("it flickers"))
+    tainted = wait_taints(stage, lamp_0={UNHEALTHY})
+    wait_health(stage, "user", ("Unhealthy", "it flickers"))
+    with written(stage.cluster):
+        with stage.without_plugin():
+            wait_for(
+                "the kubelet to know nothing of devices",
+                lambda: (
+                    [
+                        status
+                        for name in ("user", "other")
+                        for status, _ in stage.device_health(name)
+                    ]
+                    == ["Unknown", "Unknown"]
+                ),
+            )
+        wait_health(stage, "user", ("Unhealthy", "it flickers"))
+        wait_health(stage, "other", *HEALTHY)
+    assert taints(stage.cluster, LAMPS) == tainted
+    with written(stage.cluster, updates=1):
+        lamps(stage)
+        wait_taints(stage)
