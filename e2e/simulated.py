@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from e2e.cluster.api import Cluster
-from e2e.kit import TEST_IMAGE, Space, plugin_log, plugin_pod, ready, slices, wait_for
+from e2e.kit import TEST_IMAGE, Space, plugin_log, plugin_pod, pod, ready, slices, wait_for
 from e2e.release import Release, install
 from e2e.scripted.stage import device_class
 
@@ -27,6 +27,9 @@ DRIVERS = (DRIVER, OTHER, LISTS)
 
 GPU, PARTITION, NIC, CPU = (f"{kind}.{DRIVER}" for kind in ("gpu", "partition", "nic", "cpu"))
 OTHER_GPU = f"fpga.{OTHER}"
+
+STAY = "trap exit TERM; sleep 3600 & wait"
+"""What a container does that is to be there until its pod is deleted, and then to end at once."""
 
 EXAMPLES = Path(__file__).parents[1] / "examples" / "simulated"
 
@@ -86,14 +89,22 @@ def published_devices(cluster: Cluster, driver: str) -> dict[str, dict[str, Any]
 
 
 def example(name: str) -> list[dict[str, Any]]:
-    """An example's objects as they stand in its file, but with an image that needs no pull."""
+    """An example's objects as they stand in its file, but with an image that needs no pull, and
+    pods that end at once."""
     objects = list(yaml.safe_load_all((EXAMPLES / f"{name}.yaml").read_text()))
     for body in objects:
         if body["kind"] == "Pod":
             body["spec"]["terminationGracePeriodSeconds"] = 1
             for container in body["spec"]["containers"]:
                 container |= {"image": TEST_IMAGE, "imagePullPolicy": "Never"}
+                *shell, script = container["command"]
+                container["command"] = [*shell, script.replace("sleep 3600", f"{{ {STAY}; }}")]
     return objects
+
+
+def user(name: str, *claims: tuple[str, dict[str, str]], **options: Any) -> dict[str, Any]:
+    """A pod that has claims until it is deleted."""
+    return pod(name, *claims, command=["sh", "-c", STAY], **options)
 
 
 def amount(request: str, class_name: str, **capacity: str) -> dict[str, Any]:

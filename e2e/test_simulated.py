@@ -23,7 +23,6 @@ from e2e.kit import (
     from_claim,
     from_template,
     holds_for,
-    pod,
     template,
     wait_for,
 )
@@ -39,6 +38,7 @@ from e2e.simulated import (
     OTHER_GPU,
     PARTITION,
     SIMULATED,
+    STAY,
     Lab,
     amount,
     example,
@@ -47,6 +47,7 @@ from e2e.simulated import (
     of_gpu,
     of_type,
     profile,
+    user,
     wait_simulated,
 )
 
@@ -86,16 +87,16 @@ def test_partitions_are_given_out_until_the_counters_of_all_gpus_are_used_up(lab
     lab.apply(
         template("half", ("half", PARTITION, profile("2g"))),
         template("quarter", ("quarter", PARTITION, profile("1g"))),
-        *(pod(name, ("half", from_template("half"))) for name in ("one", "two")),
+        *(user(name, ("half", from_template("half"))) for name in ("one", "two")),
     )
     for name in ("one", "two"):
         lab.wait_phase(name, "Running")
         (fact,) = lab.facts(name)
         assert fact["parent"] != cut, "three of its four compute slices are taken"
-    lab.apply(pod("three", ("half", from_template("half"))))
+    lab.apply(user("three", ("half", from_template("half"))))
     assert "cannot allocate all claims" in lab.refused("three")
 
-    lab.apply(pod("last", ("quarter", from_template("quarter"))))
+    lab.apply(user("last", ("quarter", from_template("quarter"))))
     lab.wait_phase("last", "Running")
     (fact,) = lab.facts("last")
     assert fact["parent"] == cut, "what is left of it is enough for a small one"
@@ -116,13 +117,13 @@ def test_a_gpu_and_its_partitions_exclude_each_other(lab):
     lab.apply(
         template("part", ("part", PARTITION, of_gpu(gpu))),
         template("whole", ("whole", GPU, index(int(gpu.removeprefix("gpu-"))))),
-        pod("part", ("part", from_template("part"))),
+        user("part", ("part", from_template("part"))),
     )
     lab.refused("part")
     lab.delete("pod", "gpu")
     lab.wait_phase("part", "Running")
 
-    lab.apply(pod("again", ("whole", from_template("whole"))))
+    lab.apply(user("again", ("whole", from_template("whole"))))
     lab.refused("again")
     lab.delete("pod", "part")
     lab.wait_phase("again", "Running")
@@ -158,10 +159,10 @@ def test_claims_share_an_interface_until_its_bandwidth_is_used_up(lab):
     assert len(shares) == 2
 
     forty = ("nic", from_template("forty-gigabits"))
-    lab.apply(pod("nic-three", forty))
+    lab.apply(user("nic-three", forty))
     lab.refused("nic-three")
     lab.apply(template("rest", amount("nic", NIC, bandwidth="19500M")))
-    lab.apply(pod("nic-rest", ("nic", from_template("rest"))))
+    lab.apply(user("nic-rest", ("nic", from_template("rest"))))
     lab.wait_phase("nic-rest", "Running")
     check_share(lab, "nic-rest", "nic", bandwidth="20G")  # in steps of 1 Gbit/s
     assert lab.phase("nic-three") == "Pending"
@@ -175,8 +176,8 @@ def test_a_pod_with_two_shares_of_one_interface_sees_both(lab):
     ten, five = amount("ten", NIC, bandwidth="10G"), amount("five", NIC, bandwidth="5G")
     lab.apply(
         claim("two", ten, five),
-        pod("both", ("two", from_claim("two"))),
-        pod("beside", ("two", from_claim("two"))),
+        user("both", ("two", from_claim("two"))),
+        user("beside", ("two", from_claim("two"))),
     )
     for name in ("both", "beside"):
         lab.wait_phase(name, "Running")
@@ -199,11 +200,11 @@ def test_cpus_come_from_a_pool_of_their_own_by_numa_node(lab):
     numa = fact["numaNode"]
 
     lab.apply(template("four", amount("cpus", CPU, cpus="4")))
-    lab.apply(pod("four", ("cpus", from_template("four"))))
+    lab.apply(user("four", ("cpus", from_template("four"))))
     lab.wait_phase("four", "Running")
     (fact,) = lab.facts("four")
     assert fact["numaNode"] != numa, "two of its four are taken"
-    lab.apply(pod("more", ("cpus", from_template("four"))))
+    lab.apply(user("more", ("cpus", from_template("four"))))
     lab.refused("more")
     lab.delete("pod", "cpus")
     lab.wait_phase("more", "Running")
@@ -237,7 +238,7 @@ def test_parameters_of_class_and_claim_arrive_in_the_containers(lab):
         template(
             "nic", ("nic", strict, of_type("nic")), config=[opaque(DRIVER, {"vlan": 300}, "nic")]
         ),
-        pod("nic", ("nic", from_template("nic"))),
+        user("nic", ("nic", from_template("nic"))),
     )
     try:
         lab.wait_phase("nic", "Running")
@@ -259,7 +260,7 @@ def test_parameters_of_class_and_claim_arrive_in_the_containers(lab):
 def test_a_mistake_in_parameters_is_told_with_the_field(lab, parameters, words):
     lab.apply(
         template("nic", ("nic", NIC), config=[opaque(DRIVER, parameters)]),
-        pod("nic", ("nic", from_template("nic"))),
+        user("nic", ("nic", from_template("nic"))),
     )
     text = lab.told("nic", "nic", *words)
     assert lab.results("nic", "nic")[0]["request"] in text
@@ -272,10 +273,13 @@ def test_of_two_drivers_of_a_claim_one_fails_and_recovers(lab):
     lab.command(OTHER, failPrepare={"fpga-0": "its cable is loose"})
     lab.apply(
         template("both", ("gpu", GPU, index(1)), ("other", OTHER_GPU)),
-        pod(
+        user(
             "both",
             ("both", from_template("both")),
-            containers=[container("gpu", ("both", "gpu")), container("other", ("both", "other"))],
+            containers=[
+                container(name, ("both", name), command=["sh", "-c", STAY])
+                for name in ("gpu", "other")
+            ],
         ),
     )
     text = lab.told("both", "its cable is loose")
@@ -305,7 +309,7 @@ def test_taints_come_and_go_as_the_control_file_says(lab):
     )
     taint = f"{DRIVER}/maintenance:NoSchedule"
     wait_for("the taint", lambda: keys(lab.devices()["nic-0"]) == {taint})
-    lab.apply(template("nic", ("nic", NIC)), pod("nic", ("nic", from_template("nic"))))
+    lab.apply(template("nic", ("nic", NIC)), user("nic", ("nic", from_template("nic"))))
     assert "cannot allocate all claims" in lab.refused("nic")
     lab.calm()
     lab.wait_phase("nic", "Running")
@@ -324,7 +328,7 @@ def test_an_unhealthy_gpu_and_its_partitions_are_left_to_those_who_tolerate_it(l
     lab.delete("pod", "unhealthy")
     lab.apply(
         template("part", ("part", PARTITION, of_gpu("gpu-0"))),
-        pod("part", ("part", from_template("part"))),
+        user("part", ("part", from_template("part"))),
     )
     lab.refused("part")
     lab.calm()
@@ -339,7 +343,7 @@ def test_a_gpu_that_is_missing_is_not_published_and_nothing_of_it(lab):
     wait_for("the GPU to be gone", lambda: lab.devices() == rest)
     lab.apply(
         template("part", ("part", PARTITION, of_gpu("gpu-1"))),
-        pod("part", ("part", from_template("part"))),
+        user("part", ("part", from_template("part"))),
     )
     lab.refused("part")
     lab.calm()
@@ -354,7 +358,7 @@ def test_a_driver_that_is_stopped_is_tainted_and_its_neighbours_are_not(lab):
     )
     assert not any(keys(device) for device in lab.devices().values())
     lab.apply(
-        template("other", ("other", OTHER_GPU)), pod("other", ("other", from_template("other")))
+        template("other", ("other", OTHER_GPU)), user("other", ("other", from_template("other")))
     )
     lab.refused("other")
     lab.calm(OTHER)
