@@ -101,8 +101,9 @@ def test_a_new_device_goes_where_one_has_gone():
 
 def test_a_new_device_goes_where_a_taint_is_written():
     made = server(*"abcdefgh")
-    assert made.publish(pool(*"abcdefg", device("h", taint()), "x")) == (0, 1, 0)
-    assert made.published()["x"] == made.published()["h"]
+    made.publish(pool(*"bcdefgh"))
+    assert made.publish(pool(*"bcdefg", device("h", taint()), "x")) == (0, 1, 0)
+    assert made.published()["x"] == made.published()["h"], "though there is room before it"
 
 
 def test_an_empty_slice_in_the_middle_is_filled_before_a_new_one_is_begun():
@@ -179,6 +180,18 @@ def test_an_interrupted_round_is_finished_without_writing_anything_twice(writes)
     assert total == 4
     assert sum(made.publish(wanted)) == 4 - writes
     assert set(made.published()) == set("abcdefghixyz")
+
+
+@pytest.mark.parametrize("writes", range(1, 3))
+def test_what_an_interrupted_round_left_behind_may_change_in_any_way(writes):
+    made = server(*"abcdefgh")
+    made.publish(pool(*"bcdefgh"))
+    changed = [device(name, attributes={"model": "y"}) for name in "bcdefgh"]
+    assert made.publish(pool(*changed), writes=writes) == (0, 3, 0)
+    # There is room in the first slice, too, but that one is not written any more.
+    assert made.publish(pool(*changed, device("x"))) == (0, 3 - writes, 0)
+    assert set(made.published()) == set("bcdefghx")
+    assert made.generation == 2
 
 
 def test_labels_of_others_stay():

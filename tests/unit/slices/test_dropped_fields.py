@@ -194,13 +194,14 @@ async def test_it_is_tried_again_every_ten_minutes_at_most_and_told_once(publish
     published.link.change = drops("consumesCounters")
     published.source.says(pool("a", partition("part"), counter_sets=(counter_set("gpu-0"),)))
     await published.settled()
+    writes = 0
     for _ in range(60):
         published.server.expire_history()
         published.server.drop_watches()
-        await published.settled(0)
-        await published.settled(60)
+        writes += len(await published.settled(60))
     assert published.devices() == {"a"}
     assert len(published.dropped) == 1
+    assert 0 < writes <= 7 * 4, "each time the counters are tried, and taken back"
 
 
 @pytest.mark.looptime

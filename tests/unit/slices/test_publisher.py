@@ -112,6 +112,32 @@ async def test_a_pool_that_is_not_wanted_any_more_is_deleted(published: Publishe
     assert await published.settled() == ["POST"]
 
 
+async def test_nothing_runs_on_for_pools_that_are_gone(published: Published):
+    published.source.says({NODE: pool("a")})
+    await published.settled()
+    before = len(asyncio.all_tasks())
+    for number in range(20):
+        published.source.says({NODE: pool("a"), f"{NODE}/{number}": pool("b")})
+        await published.settled()
+    published.source.says({NODE: pool("a")})
+    await published.settled()
+    assert len(asyncio.all_tasks()) == before
+
+
+@pytest.mark.parametrize("seconds", [0.1, 0.3, 0.5, 0.7, 0.9, 1.1])
+async def test_a_pool_that_is_wanted_again_while_it_is_deleted_returns(
+    published: Published, seconds: float
+):
+    published.source.says({NODE: pool("a"), GPUS: pool(*many(100))})
+    await published.settled()
+    published.link.seconds = 1.0  # two deletes: longer than it takes to look for new pools
+    published.source.says({NODE: pool("a")})
+    await asyncio.sleep(seconds)
+    published.source.says({NODE: pool("a"), GPUS: pool(*many(100))})
+    await published.settled(20)
+    assert len(published.devices()) == 101
+
+
 async def test_a_pool_is_not_deleted_while_not_all_is_known(published: Published):
     published.source.says({NODE: pool("a"), GPUS: pool("b")})
     await published.settled()
@@ -238,6 +264,44 @@ async def test_what_the_driver_says_is_not_held_up_by_a_quarrel(published: Publi
     published.source.says(pool("a", "b"))
     await asyncio.sleep(1.5)
     assert published.devices() == {"a", "b"}
+
+
+async def test_a_quarrel_about_one_slice_writes_no_other(published: Published):
+    published.source.says(pool(*many(100)))
+    await published.settled()
+    first, second = published.slices()
+    for generation in range(100, 160):
+        spec = first["spec"] | {"devices": [{"name": "intruder"}]}
+        of_pool = spec["pool"] | {"generation": generation}
+        published.server.store(path(first), {"spec": spec | {"pool": of_pool}})
+        await asyncio.sleep(5)
+    others = [name for _, _, name in published.link.writes if name == second["metadata"]["name"]]
+    assert len(others) <= 10, "only together with the first"
+
+
+async def test_what_our_other_instance_wrote_is_no_quarrel(published: Published, caplog):
+    published.source.says(pool("a"))
+    await published.settled()
+    published.primary.clear()
+    (body,) = published.slices()
+    body["spec"]["devices"] = [{"name": "of-the-other-configuration"}]
+    published.server.store(path(body), body)
+    await published.settled()
+    published.primary.set()
+    await published.settled()
+    assert published.devices() == {"a"}
+    assert "somebody else" not in caplog.text
+
+
+async def test_a_label_beside_a_change_of_ours_is_no_quarrel(published: Published, caplog):
+    published.source.says(pool(*many(56)))
+    await published.settled()
+    (body,) = published.slices()
+    body["metadata"]["labels"] = {"team": "x"}
+    published.server.store(path(body), body)
+    published.source.says(pool(*many(100)))
+    assert await published.settled() == ["PUT", "POST"]
+    assert "somebody else" not in caplog.text
 
 
 async def test_labels_by_somebody_else_are_no_reason_to_write(published: Published):
