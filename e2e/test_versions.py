@@ -34,8 +34,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.feature("core")]
 GROUP = "resource.k8s.io"
 VERSIONS = ("v1", "v1beta2", "v1beta1")
 TAINTS = "DRADeviceTaints"
-FEATURES = {"DRAPartitionableDevices", "DRAConsumableCapacity", TAINTS}
-"""Feature gates that are off before Kubernetes 1.36."""
+FEATURES = {"DRAPartitionableDevices", "DRAConsumableCapacity", "DRAListTypeAttributes", TAINTS}
+"""Feature gates that are off before Kubernetes 1.36; that of lists is off in 1.36, too."""
 
 TAINTED = {"taints": {"gpu-0": [{"key": "maintenance", "effect": "NoSchedule"}]}}
 
@@ -123,9 +123,9 @@ def control(places: Folders) -> Path:
 
 
 @contextmanager
-def plugin(server: Server, places: Folders) -> Generator[Plugin]:
-    """Run the node plugin with the driver `simulated` as it is by default."""
-    entry = {"driver": "simulated", "config": {"controlFile": str(control(places))}}
+def plugin(server: Server, places: Folders, **config: Any) -> Generator[Plugin]:
+    """Run the node plugin with the driver `simulated`, by default as it is by default."""
+    entry = {"driver": "simulated", "config": {"controlFile": str(control(places)), **config}}
     with running([entry], kubeconfig=server.cluster.kubeconfig, folders=places) as process:
         yield process
 
@@ -237,7 +237,7 @@ def test_a_cluster_is_updated_to_another_version_under_a_running_plugin(server, 
 
 def test_where_features_are_off_the_fallback_is_published_until_they_are_on(server, places):
     server.serve("v1", **dict.fromkeys(FEATURES, False))
-    with plugin(server, places):
+    with plugin(server, places, nic={"listAttributes": True}):
 
         def names() -> set[str]:
             return devices(server.slices("v1"), "v1").keys() - {f"cpu-{n}" for n in range(8)}
@@ -248,6 +248,7 @@ def test_where_features_are_off_the_fallback_is_published_until_they_are_on(serv
         assert not counter_sets(server.slices("v1"))
         for device in published.values():
             assert not device.keys() & {"consumesCounters", "allowMultipleAllocations"}
+            assert "vlans" not in device["attributes"]
         wait_for(
             "the gates to be named in Events", lambda: FEATURES - {TAINTS} <= gates_told(server)
         )
@@ -262,11 +263,12 @@ def test_where_features_are_off_the_fallback_is_published_until_they_are_on(serv
             seconds=4,
         )
 
-        server.serve("v1")
+        server.serve("v1", **dict.fromkeys(FEATURES, True))
         wait_for("the partitions, once the API server knows them", lambda: "gpu-0-2g-0" in names())
         published = wait_published(server, "v1")
         assert "taints" in published["gpu-0"]
         assert published["cpu-numa-0"]["allowMultipleAllocations"] is True
+        assert published["nic-0"]["attributes"]["vlans"] == {"ints": [100, 200, 300]}
         assert counter_sets(server.slices("v1")) == {"gpu-0", "gpu-1"}
 
 
