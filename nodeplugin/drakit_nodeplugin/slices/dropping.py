@@ -45,9 +45,10 @@ def choose(pool: DesiredPool, dropped: Collection[Feature]) -> Chosen:
         if (safe := _without(device, dropped)) is not None:
             kept[name] = safe
         else:
+            needed = [feature for feature in dropped if _without(device, {feature}) is None]
             left_out[name] = (
-                f"the API server drops {describe(dropped)} of devices, and without it is not safe "
-                f"to publish the device"
+                f"the API server drops {describe(needed)} of devices, and without that it is not "
+                f"safe to publish this one"
             )
     return Chosen(devices=kept, counter_sets=named, left_out=left_out)
 
