@@ -272,3 +272,16 @@ def test_new_configuration_replaces_the_pods(render):
 def test_every_rendered_document_has_our_labels(render):
     for body in render():
         assert body["metadata"]["labels"]["app.kubernetes.io/name"] == "drakit", yaml.dump(body)
+
+
+def test_a_driver_gets_what_it_needs_of_the_host_besides(render):
+    plain = pod_spec(render(), "DaemonSet", "drakit-nodeplugin")
+    volume = {"name": "lamps", "hostPath": {"path": "/srv/lamps", "type": "Directory"}}
+    mount = {"name": "lamps", "mountPath": "/srv/lamps", "readOnly": True}
+    more = {"volumes": [volume], "volumeMounts": [mount], "capabilities": ["SYS_ADMIN"]}
+    spec = pod_spec(render({"nodeplugin": more}), "DaemonSet", "drakit-nodeplugin")
+    (container,), (before,) = spec["containers"], plain["containers"]
+    assert spec["volumes"] == [*plain["volumes"], volume]
+    assert container["volumeMounts"] == [*before["volumeMounts"], mount]
+    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["SYS_ADMIN"]}
+    assert container["securityContext"]["allowPrivilegeEscalation"] is False
