@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from drakit.driver import DriverConfig as DriverConfig
     from drakit.driver import DriverError as DriverError
     from drakit.driver import Node as Node
+    from drakit.resource.quantity import parse_quantity as parse_quantity
     from drakit.settings import Duration as Duration
 
 _HOMES = {
@@ -65,6 +66,7 @@ _HOMES = {
     "TaintEffect": "drakit.device",
     "Topology": "drakit.device",
     "Version": "drakit.device",
+    "parse_quantity": "drakit.resource.quantity",
 }
 
 __all__ = (
@@ -94,6 +96,7 @@ __all__ = (
     "TaintEffect",
     "Topology",
     "Version",
+    "parse_quantity",
 )
 
 

@@ -50,7 +50,13 @@ EXACT = Context(prec=2 * MAX_LENGTH)
 # A node's devices are alike: few texts come thousands of times.
 @lru_cache(maxsize=1024)
 def parse_quantity(text: str) -> Decimal:
-    """Give a quantity's value; raise ValueError with a sentence for anything else."""
+    """
+    Give the value of a Kubernetes quantity: ``1500m`` is 1.5, ``2k`` is 2000, ``1Ki`` is 1024.
+
+    One value can be written in many ways, and the scheduler writes amounts anew (40G becomes
+    ``39062500Ki``): so calculate with this, never with the text. Raises ValueError with a sentence
+    for what is no quantity.
+    """
     form = _FORM.fullmatch(text) if len(text) <= MAX_LENGTH else None
     if form is None:
         shown = repr(text) if len(text) <= MAX_LENGTH else f"{text[:MAX_LENGTH]!r}..."

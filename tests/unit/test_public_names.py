@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from decimal import Decimal
 
 import drakit
 
@@ -12,6 +13,12 @@ def test_every_public_name_is_there():
     assert list(drakit.__all__) == sorted(drakit.__all__)
     for name in drakit.__all__:
         assert getattr(drakit, name).__doc__ or name in ("AttributeValue", "TaintEffect")
+
+
+def test_vendors_calculate_with_amounts_however_they_are_written():
+    assert (
+        drakit.parse_quantity("39062500Ki") == drakit.parse_quantity("40G") == Decimal(40 * 10**9)
+    )
 
 
 def test_importing_it_loads_neither_grpc_nor_pydantic_nor_a_kubernetes_client():
