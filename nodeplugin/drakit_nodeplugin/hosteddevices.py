@@ -69,6 +69,7 @@ class HostedDevices:
             primary=primary,
             on_first_list=self._adopt,
             on_pools=self.manager.exist,
+            on_left_out=self._left_out,
             on_dropped=self._dropped,
             on_write=metrics.wrote_slice,
         )

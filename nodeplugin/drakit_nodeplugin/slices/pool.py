@@ -26,7 +26,12 @@ from drakit.kube import (
     UnavailableError,
 )
 from drakit.resource.features import Feature, dropped_from_slice, refusal
-from drakit_nodeplugin.devices.pools import DesiredDevice, DesiredPool, Publication
+from drakit_nodeplugin.devices.pools import (
+    DesiredDevice,
+    DesiredPool,
+    Publication,
+    short_pool,
+)
 from drakit_nodeplugin.devices.revision import Revision
 from drakit_nodeplugin.slices.api import SliceApi
 from drakit_nodeplugin.slices.calm import Calm
@@ -37,7 +42,7 @@ from drakit_nodeplugin.slices.store import SliceStore
 from drakit_nodeplugin.slices.stored import StoredSlice
 from drakit_nodeplugin.slices.survey import KnownSlice
 
-__all__ = ("NodeOwner", "PoolPublisher", "PublicationSource", "Surroundings")
+__all__ = ("NodeOwner", "PoolPublisher", "PublicationSource", "Surroundings", "in_words")
 
 logger = logging.getLogger(__name__)
 
@@ -94,6 +99,9 @@ class Surroundings:
 
     on_dropped: Callable[[Collection[Feature]], bool]
     """Told what an answer lacks; tells whether plans have become wrong by it."""
+
+    on_left_out: Callable[[Mapping[str, str]], None]
+    """Told why devices are not published, by ``pool/device`` in the driver's words."""
 
 
 class _StaleError(Exception):
@@ -292,12 +300,13 @@ class PoolPublisher:
         return replace(pool, devices=kept), left_out
 
     def _report(self, left_out: Mapping[str, str]) -> None:
-        for name, why in left_out.items():
-            if self.left_out.get(name) != why:
-                logger.error(
-                    "device is left out", extra=self._facts() | {"device": name, "error": why}
-                )
+        new = {name: why for name, why in left_out.items() if self.left_out.get(name) != why}
         self.left_out = left_out
+        for name, why in new.items():
+            logger.error("device is left out", extra=self._facts() | {"device": name, "error": why})
+        if new:
+            pool = short_pool(self._around.node, self.name)
+            self._around.on_left_out(in_words(pool, new))
 
     # ------------------------------------------------------------ writing
 
@@ -383,3 +392,9 @@ class PoolPublisher:
             for each in store.of_pool(self.name):
                 if each.name == name:
                     store.remove(name, each.uid)
+
+
+def in_words(pool: str, left_out: Mapping[str, str]) -> dict[str, str]:
+    """Name devices of a pool as drivers do: those of the pool with the node's name by their names
+    alone."""
+    return {f"{pool}/{device}".lstrip("/"): why for device, why in left_out.items()}

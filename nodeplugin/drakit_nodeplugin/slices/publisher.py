@@ -27,6 +27,7 @@ from drakit_nodeplugin.slices.pool import (
     PoolPublisher,
     PublicationSource,
     Surroundings,
+    in_words,
 )
 from drakit_nodeplugin.slices.store import SliceStore
 from drakit_nodeplugin.slices.stored import StoredSlice
@@ -52,6 +53,7 @@ class SlicePublisher:
         primary: asyncio.Event,
         on_first_list: Callable[[Collection[StoredSlice]], None],
         on_pools: Callable[[Collection[str]], None],
+        on_left_out: Callable[[Mapping[str, str]], None],
         on_dropped: Callable[[str], None] | None = None,
         on_write: OnWrite | None = None,
     ) -> None:
@@ -59,13 +61,15 @@ class SlicePublisher:
         configurations would undo each other's writes for as long as an update takes.
         `on_first_list` is told what was published before, before the source is asked for anything;
         `on_pools` which pools the API server holds, whenever that or what is wanted changes;
-        `on_dropped` once, in a sentence, what of devices it drops."""
+        `on_left_out` why devices are newly not published, as in `left_out`; `on_dropped` once, in a
+        sentence, what of devices it drops."""
         self._source = source
         self._session = session
         self._node = node
         self._primary = primary
         self._on_first_list = on_first_list
         self._on_pools = on_pools
+        self._on_left_out = on_left_out
         self._on_dropped = on_dropped
         self._on_write = on_write
         self._store = SliceStore()
@@ -91,11 +95,10 @@ class SlicePublisher:
     def left_out(self) -> Mapping[str, str]:
         """Why devices are not published though they are wanted, by ``pool/device`` in the driver's
         words; those of the pool with the node's name by their names alone."""
-        return {
-            f"{short_pool(self._node, pool.name)}/{device}".lstrip("/"): why
-            for pool in self._pools.values()
-            for device, why in pool.left_out.items()
-        }
+        left_out: dict[str, str] = {}
+        for pool in self._pools.values():
+            left_out |= in_words(short_pool(self._node, pool.name), pool.left_out)
+        return left_out
 
     @property
     def last_error(self) -> str | None:
@@ -123,6 +126,7 @@ class SlicePublisher:
             primary=self._primary,
             dropped=lambda: self._dropped,
             on_dropped=self._drops,
+            on_left_out=self._on_left_out,
         )
         async with asyncio.TaskGroup() as group:
 

@@ -107,6 +107,7 @@ class Published:
         self.primary = asyncio.Event()
         self.primary.set()
         self.dropped: list[str] = []
+        self.left_out: list[dict[str, str]] = []
         self.before: list[dict[tuple[str, str], bool]] = []
         """What was published as unhealthy, at each start."""
         self.pools: list[set[str]] = []
@@ -125,6 +126,7 @@ class Published:
             primary=self.primary,
             on_first_list=lambda slices: self.before.append(unhealthy_devices(slices)),
             on_pools=lambda pools: self.pools.append(set(pools)),
+            on_left_out=self.left_out.append,
             on_dropped=self.dropped.append,
             on_write=lambda verb, seconds, ok: self.measured.append((verb, ok)),
         )

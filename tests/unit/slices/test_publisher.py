@@ -375,6 +375,7 @@ async def test_a_device_that_the_api_server_names_is_left_out(published: Publish
     assert published.devices() == {"a", "c"}
     assert "is not liked" in published.publisher.left_out["bad"]
     assert await published.settled(600) == []
+    assert published.left_out == [dict(published.publisher.left_out)], "it is told once"
 
 
 async def test_a_conflict_is_read_and_written_again(published: Published):
