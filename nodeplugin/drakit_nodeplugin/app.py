@@ -76,8 +76,10 @@ async def serve(config: NodePluginConfig, launch: Launch) -> None:
         raise ConfigError(f"{launch.config_file}: kubeletRoot: {error}") from error
     http = HttpServer(listen=config.listen, probed=drivers, registry=metrics.registry)
     try:
-        for driver in drivers:
-            await driver.start()
+        # At once: one that takes its time must not keep the others from being served.
+        async with asyncio.TaskGroup() as group:
+            for driver in drivers:
+                group.create_task(driver.start())
         await _listen(http, config.listen, file=launch.config_file)
         # What was imported and made until now stays. Without it in sight a full collection takes a
         # millisecond instead of twenty, in which nobody would be answered.

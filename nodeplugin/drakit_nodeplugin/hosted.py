@@ -126,7 +126,7 @@ class HostedDriver:
                 "checkpoint cannot be used", extra={"driver": self.name, "error": str(error)}
             )
         await self._upkeep.begin()
-        await self._devices.manager.restore()
+        await self._devices.restore()
         try:
             await self._endpoint.start()
         except DriverError as error:

@@ -52,6 +52,7 @@ class HostedDevices:
         self._metrics = metrics
         self._registered = registered
         self._has_health = traits.health
+        self._unpreparing: frozenset[tuple[str, str]] = frozenset()
         self.manager = DeviceManager(
             driver,
             node=environment.node.name,
@@ -73,6 +74,16 @@ class HostedDevices:
             on_dropped=self._dropped,
             on_write=metrics.wrote_slice,
         )
+
+    async def restore(self) -> None:
+        """Take over what an earlier process has left, before anything is published."""
+        await self.manager.restore()
+        try:
+            # What that one has begun to unprepare has not ended for at least a restart.
+            self._unpreparing = await self._checkpoint.unpreparing_devices()
+        except CheckpointError:
+            return  # readiness says so
+        self.manager.set_unpreparing(self._unpreparing)
 
     def parts(self) -> Mapping[str, Callable[[], Awaitable[None]]]:
         """Give what runs until the daemon stops, by name."""
@@ -125,12 +136,11 @@ class HostedDevices:
         )
 
     async def _watch_unpreparing(self) -> None:
-        before: frozenset[tuple[str, str]] = frozenset()
         while True:
-            try:
-                now = frozenset(await self._checkpoint.unpreparing_devices())
-            except CheckpointError:
-                now = before  # readiness says so
-            self.manager.set_unpreparing(now & before)
-            before = now
             await asyncio.sleep(UNPREPARING_SECONDS)
+            try:
+                now = await self._checkpoint.unpreparing_devices()
+            except CheckpointError:
+                continue
+            self.manager.set_unpreparing(now & self._unpreparing)
+            self._unpreparing = now

@@ -98,11 +98,15 @@ def held_devices(connection: sqlite3.Connection) -> Mapping[str, frozenset[str]]
 
 
 def unpreparing_devices(connection: sqlite3.Connection) -> frozenset[tuple[str, str]]:
-    """Give pool and name of the devices of claims that are being unprepared."""
+    """
+    Give pool and name of the devices that claims which are being unprepared keep from all others.
+
+    Not shares, beside which others may still be had, nor what is looked at with admin access.
+    """
     return frozenset(
         connection.execute(
             "SELECT pool, device FROM claims CROSS JOIN devices ON devices.claim = claims.id "
-            "WHERE state = 'unpreparing'"
+            "WHERE state = 'unpreparing' AND hold = 'exclusive'"
         )
     )
 

@@ -365,6 +365,15 @@ async def test_the_devices_that_are_being_unprepared_are_named(checkpoint):
     assert await checkpoint.unpreparing_devices() == set()
 
 
+async def test_shares_and_admin_access_that_are_being_unprepared_keep_a_device_from_nobody(
+    checkpoint,
+):
+    claims = on("a", "cam-0", share_id="1"), on("b", "cam-1", admin_access=True)
+    prepared = await prepare(checkpoint, *claims)
+    await checkpoint.write([replace(claim, state="unpreparing") for claim in prepared])
+    assert await checkpoint.unpreparing_devices() == set()
+
+
 async def test_pages_give_every_claim_once_and_in_order(path, checkpoint):
     stored = await fill(path, count=25)
     pages = [page async for page in checkpoint.pages(size=10)]

@@ -1,0 +1,104 @@
+"""Devices that are still being unprepared, as they are published: also right after a restart."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from drakit import Device, Inventory
+from drakit_nodeplugin.config import NodePluginConfig
+from drakit_nodeplugin.endpoints.traits import DriverTraits
+from drakit_nodeplugin.environment import Environment
+from drakit_nodeplugin.hosteddevices import HostedDevices
+from drakit_nodeplugin.metrics import Metrics
+from drakit_nodeplugin.node import PluginNode
+from drakit_nodeplugin.nodeevents import NodeEvents
+
+DRIVER, NODE = "camera.example.com", "node-1"
+
+
+class Rows:
+    """The checkpoint, as far as devices are concerned."""
+
+    def __init__(self) -> None:
+        self.unpreparing: frozenset[tuple[str, str]] = frozenset()
+        self.endpoints_stored: dict = {}
+
+    async def unpreparing_devices(self):
+        return self.unpreparing
+
+    async def endpoints(self):
+        return list(self.endpoints_stored.values())
+
+    async def write_endpoint(self, endpoint):
+        self.endpoints_stored[endpoint.name] = endpoint
+
+    async def forget_endpoints(self, names):
+        for name in names:
+            self.endpoints_stored.pop(name, None)
+
+
+def hosted(rows: Rows) -> HostedDevices:
+    session = asyncio.get_running_loop().create_future()
+    config = NodePluginConfig.model_validate({"drivers": [{"driver": "cameras"}]})
+    metrics = Metrics()
+    environment = Environment(
+        config=config,
+        node=PluginNode(NODE),
+        boot_id="boot-1",
+        instance_uid="uid",
+        session=session,
+        metrics=metrics,
+    )
+    return HostedDevices(
+        DRIVER,
+        traits=DriverTraits(),
+        checkpoint=rows,
+        environment=environment,
+        events=NodeEvents(NODE, session),
+        metrics=metrics.for_driver(DRIVER),
+        primary=asyncio.Event(),
+        registered=lambda: True,
+    )
+
+
+def tainted(devices: HostedDevices) -> set[str]:
+    return {
+        device.name
+        for pool in devices.manager.publication().pools.values()
+        for device in pool.devices
+        if any(taint.key == "drakit.dev/unpreparing" for taint in device.taints)
+    }
+
+
+@pytest.mark.looptime
+async def test_a_device_whose_unprepare_does_not_end_is_tainted_until_it_does():
+    rows = Rows()
+    devices = hosted(rows)
+    await devices.restore()
+    devices.manager.replaced(
+        DRIVER, Inventory(devices=(Device(name="cam-0"), Device(name="cam-1")))
+    )
+    watching = asyncio.create_task(devices.parts()["unpreparing"]())
+    await asyncio.sleep(6)
+    rows.unpreparing = frozenset({(NODE, "cam-0")})
+    await asyncio.sleep(5)
+    assert tainted(devices) == set(), "one look alone may have met an unprepare that goes well"
+    await asyncio.sleep(5)
+    assert tainted(devices) == {"cam-0"}
+    rows.unpreparing = frozenset()
+    await asyncio.sleep(5)
+    assert tainted(devices) == set()
+    watching.cancel()
+
+
+async def test_what_an_earlier_process_has_begun_to_unprepare_is_tainted_from_the_start():
+    rows = Rows()
+    rows.unpreparing = frozenset({(NODE, "cam-0")})
+    devices = hosted(rows)
+    await devices.restore()
+    devices.manager.replaced(
+        DRIVER, Inventory(devices=(Device(name="cam-0"), Device(name="cam-1")))
+    )
+    assert tainted(devices) == {"cam-0"}
