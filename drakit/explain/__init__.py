@@ -2,23 +2,33 @@
 Why a pod's claim is pending: pure functions over pods, claims, templates, classes and slices.
 
 :mod:`.model` is what is known of the cluster, :mod:`.projection` reads it out of raw objects,
-:mod:`.selectors` evaluates the simple part of CEL, :mod:`.pending` says what is the matter. How the
-facts are gathered, and who is told, is the caller's business: the operator writes Events.
+:mod:`.pools` puts slices together, :mod:`.selectors` evaluates the simple part of CEL,
+:mod:`.availability` counts what can be had, :mod:`.pending` says what is the matter, in the words
+of :mod:`.wording`. How the facts are gathered, and who is told, is the caller's business: the
+operator writes Events.
 
 It must not know Kubernetes clients, clocks, or the operator.
 """
 
 from drakit.explain.model import (
+    Amount,
+    CapacityFacts,
+    CapacityPolicy,
     ClaimFacts,
     ClassFacts,
+    CounterSetFacts,
     DeviceFacts,
     DeviceID,
     ObjectReference,
     PodClaim,
     PodFacts,
+    PoolID,
     Request,
+    Share,
     SliceFacts,
+    TaintFacts,
     TemplateFacts,
+    Toleration,
 )
 from drakit.explain.pending import (
     ClusterFacts,
@@ -28,24 +38,35 @@ from drakit.explain.pending import (
     missing_classes_of_claim,
     missing_classes_of_template,
 )
-from drakit.explain.selectors import Matches, Published, current_devices, match_devices
+from drakit.explain.pools import PoolCounters, Published, current_counters, current_devices
+from drakit.explain.selectors import Matches, match_devices
 
 __all__ = (
+    "Amount",
+    "CapacityFacts",
+    "CapacityPolicy",
     "ClaimFacts",
     "ClassFacts",
     "ClusterFacts",
     "Code",
+    "CounterSetFacts",
     "DeviceFacts",
     "DeviceID",
     "Matches",
     "ObjectReference",
     "PodClaim",
     "PodFacts",
+    "PoolCounters",
+    "PoolID",
     "Published",
     "Reason",
     "Request",
+    "Share",
     "SliceFacts",
+    "TaintFacts",
     "TemplateFacts",
+    "Toleration",
+    "current_counters",
     "current_devices",
     "explain",
     "match_devices",

@@ -14,17 +14,32 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 __all__ = (
+    "Amount",
+    "CapacityFacts",
+    "CapacityPolicy",
     "ClaimFacts",
     "ClassFacts",
+    "CounterSetFacts",
     "DeviceFacts",
     "DeviceID",
     "ObjectReference",
     "PodClaim",
     "PodFacts",
+    "PoolID",
     "Request",
+    "Share",
     "SliceFacts",
+    "TaintFacts",
     "TemplateFacts",
+    "Toleration",
 )
+
+
+class PoolID(NamedTuple):
+    """A pool by the two names that make it unique in a cluster."""
+
+    driver: str
+    pool: str
 
 
 class DeviceID(NamedTuple):
@@ -33,6 +48,18 @@ class DeviceID(NamedTuple):
     driver: str
     pool: str
     device: str
+
+    @property
+    def of_pool(self) -> PoolID:
+        return PoolID(self.driver, self.pool)
+
+
+@dataclass(frozen=True, slots=True)
+class Amount:
+    """So much of something: a capacity or a counter, as a quantity."""
+
+    name: str
+    quantity: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,6 +123,16 @@ class PodFacts:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Toleration:
+    """A taint in spite of which a device may be allocated; an empty key or effect means all."""
+
+    key: str = ""
+    operator: str = "Equal"
+    value: str = ""
+    effect: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
     """One request of a claim, or one alternative of a request that is a prioritized list."""
 
@@ -108,8 +145,21 @@ class Request:
     """CEL expressions that a device must fulfil besides those of its class."""
 
     admin_access: bool = False
+    tolerations: tuple[Toleration, ...] = ()
+    capacity: tuple[Amount, ...] = ()
+    """What each device must have left (API: ``capacity.requests``); names as in the request."""
+
     alternatives: tuple[Request, ...] = ()
     """If not empty (API: ``firstAvailable``), one of these is allocated, and the rest is unused."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Share:
+    """A part of a device that other claims may have parts of, too."""
+
+    device: DeviceID
+    consumed: tuple[Amount, ...] = ()
+    """By full name, ``domain/identifier``."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -120,7 +170,10 @@ class ClaimFacts:
     requests: tuple[Request, ...] = ()
     allocated: bool = False
     devices: tuple[DeviceID, ...] = ()
-    """The devices that the allocation takes from others; none of admin access."""
+    """The devices that the allocation takes from others; none of admin access, none of `shares`."""
+
+    shares: tuple[Share, ...] = ()
+    """What it has of devices that are shared; a device may be there more than once."""
 
     reserved_for: tuple[str, ...] = ()
     """Names of the pods that may use it; they live in the claim's namespace."""
@@ -169,13 +222,59 @@ AttributeFact = str | int | bool | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class TaintFacts:
+    """
+    A taint that keeps new pods away; since when it is there does not matter.
+
+    One that only tells (effect None, or one that nobody knows) is no fact.
+    """
+
+    key: str
+    effect: str
+    value: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CapacityPolicy:
+    """Which amounts a claim can take of a capacity; what is asked for is rounded up to one."""
+
+    default: str | None = None
+    valid_values: tuple[str, ...] = ()
+    min: str | None = None
+    max: str | None = None
+    step: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CapacityFacts:
+    name: str
+    """In full, ``domain/identifier``: the driver's name where the slice names no domain."""
+
+    value: str
+    policy: CapacityPolicy | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CounterSetFacts:
+    """Amounts that partitions of one piece of hardware share, or what one of them takes of them."""
+
+    name: str
+    counters: tuple[Amount, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceFacts:
     name: str
     attributes: Mapping[str, AttributeFact]
     """By full name, ``domain/identifier``: the driver's name where the slice names no domain."""
 
+    taints: tuple[TaintFacts, ...] = ()
+    capacity: tuple[CapacityFacts, ...] = ()
+    consumes: tuple[CounterSetFacts, ...] = ()
+    """What it takes of counters of its pool while it is allocated: it is a partition."""
+
     shareable: bool = False
-    """Several claims may have it at once, or parts of it: a holder does not make it unavailable."""
+    """Claims can have shares of it (API: ``allowMultipleAllocations``)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -190,3 +289,4 @@ class SliceFacts:
 
     node: str | None = None
     devices: tuple[DeviceFacts, ...] = ()
+    counter_sets: tuple[CounterSetFacts, ...] = ()

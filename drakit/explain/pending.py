@@ -1,25 +1,27 @@
 """
 What a pending pod waits for: a sentence that says what is the matter and what to do.
 
-Only what is certain is said. A selector that we cannot read, a device that can be shared, a free
-device on whichever node: then there is no reason to give, and the scheduler's own words must do.
+Only what is certain is said. A selector that we cannot read, or a free device on whichever node:
+then there is no reason to give, and the scheduler's own words must do.
 The same situation gives the same sentence (no time, no counter of attempts), so that whoever writes
 it into Events can deduplicate.
+
+Which devices can be had is counted in :mod:`.availability`, how that is put in :mod:`.wording`.
 
 It must not know Kubernetes clients, clocks, or what has been said before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
+from drakit.explain.availability import Availability, Users, count
 from drakit.explain.model import (
     ClaimFacts,
     ClassFacts,
-    DeviceID,
     ObjectReference,
     PodClaim,
     PodFacts,
@@ -27,6 +29,7 @@ from drakit.explain.model import (
     TemplateFacts,
 )
 from drakit.explain.selectors import Matches
+from drakit.explain.wording import remedy, state
 
 __all__ = (
     "ClusterFacts",
@@ -37,9 +40,6 @@ __all__ = (
     "missing_classes_of_template",
 )
 
-NAMED_HOLDERS = 3
-"""Holders named in a sentence: it must be read at a glance, and a note holds 1,024 bytes."""
-
 
 class Code(StrEnum):
     """The reasons of Events: a closed set of words."""
@@ -49,6 +49,10 @@ class Code(StrEnum):
     RESOURCE_CLAIM_TEMPLATE_MISSING = "ResourceClaimTemplateMissing"
     NO_DEVICE_PUBLISHED = "NoDevicePublished"
     DEVICES_ALLOCATED = "DevicesAllocated"
+    """It goes on when claims release something."""
+
+    DEVICES_TAINTED = "DevicesTainted"
+    """It does not go on as long as devices are tainted, whatever is released."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,14 +62,13 @@ class Reason:
     regarding: ObjectReference
 
 
-class ClusterFacts(Protocol):
+class ClusterFacts(Users, Protocol):
     """What must be known of the cluster; all kinds must have been listed before it is asked."""
 
     def claim(self, namespace: str, name: str) -> ClaimFacts | None: ...
     def template(self, namespace: str, name: str) -> TemplateFacts | None: ...
     def device_class(self, name: str) -> ClassFacts | None: ...
     def matches(self, expressions: tuple[str, ...]) -> Matches: ...
-    def holder(self, device: DeviceID) -> ClaimFacts | None: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -184,63 +187,42 @@ def _exact_requests(request: Request) -> Iterator[tuple[str, Request]]:
 def _devices(origin: str, name: str, request: Request, cluster: ClusterFacts) -> _Blocked | None:
     """Tell whether a request's devices are all away; None if not, or if that is not certain."""
     device_class = cluster.device_class(request.device_class)
-    if device_class is None or request.admin_access:
+    if device_class is None:
         return None
     matches = cluster.matches(device_class.selectors + request.selectors)
-    if not matches.certain and not matches.possible:
+    nothing = not matches.certain and not matches.possible
+    if nothing and not request.admin_access:
         return _Blocked(
             code=Code.NO_DEVICE_PUBLISHED,
             what=f'no node publishes a device of DeviceClass "{request.device_class}" that '
             f"{name} of {origin} could use; check that the driver runs and publishes "
             f"ResourceSlices, and the selectors of class and request",
         )
-    holders = _holders(matches, cluster)
-    if matches.possible or holders is None:
+    needed = max(request.count, 1)
+    found = count(matches, request, cluster, enough=needed)
+    if found is None or (request.admin_access and not found.tainted.devices):
         return None
-    total = len(matches.certain)
-    if total < request.count:
-        return _Blocked(
-            code=Code.NO_DEVICE_PUBLISHED,
-            what=f"{name} of {origin} asks for {request.count} devices of DeviceClass "
-            f'"{request.device_class}", but only {total} {"is" if total == 1 else "are"} '
-            f"published that it could use; lower count or add devices",
-        )
-    if total - len(holders) >= max(request.count, 1):
-        return None
-    verb = "is" if len(holders) == 1 else "are"
+    if found.total < needed and not request.admin_access:
+        return _too_few(origin, name, request, found)
+    released = found.free + found.releasable >= needed
+    devices = f'DeviceClass "{request.device_class}" that {name} of {origin} could use'
     return _Blocked(
-        code=Code.DEVICES_ALLOCATED,
-        what=f'{_taken(total, len(holders))} of DeviceClass "{request.device_class}" that {name} '
-        f"of {origin} could use {verb} allocated, to {_names(holders.values())}; it goes on when "
-        f"enough of them are released",
+        code=Code.DEVICES_ALLOCATED if released else Code.DEVICES_TAINTED,
+        what=f"{state(found, of=devices)}; {remedy(found, released=released)}",
     )
 
 
-def _holders(matches: Matches, cluster: ClusterFacts) -> dict[DeviceID, ClaimFacts] | None:
-    """Give the claims that hold devices; None if a held device may still be available."""
-    if matches.shareable:
-        return None
-    held = ((device, cluster.holder(device)) for device in matches.certain)
-    return {device: claim for device, claim in held if claim is not None}
-
-
-def _taken(total: int, taken: int) -> str:
-    if total == 1:
-        return "the only device"
-    return f"all {total} devices" if taken == total else f"{taken} of the {total} devices"
-
-
-def _names(holders: Iterable[ClaimFacts]) -> str:
-    claims = {(claim.namespace, claim.name): claim for claim in holders}
-    told = [_holder(claims[key]) for key in sorted(claims)]
-    rest = len(told) - NAMED_HOLDERS
-    more = f" and {rest} more" if rest > 0 else ""
-    return ", ".join(told[:NAMED_HOLDERS]) + more
-
-
-def _holder(claim: ClaimFacts) -> str:
-    pods = sorted(claim.reserved_for)
-    if not pods:
-        return f"claim {claim.namespace}/{claim.name} (no pod)"
-    more = f" and {len(pods) - 1} more" if len(pods) > 1 else ""
-    return f"claim {claim.namespace}/{claim.name} (pod {pods[0]}{more})"
+def _too_few(origin: str, name: str, request: Request, found: Availability) -> _Blocked:
+    if found.total == 0:
+        what = (
+            f'no published device of DeviceClass "{request.device_class}" that {name} of {origin} '
+            f"selects has the capacity that it asks for; lower capacity.requests or add devices"
+        )
+    else:
+        verb = "is" if found.total == 1 else "are"
+        what = (
+            f"{name} of {origin} asks for {request.count} devices of DeviceClass "
+            f'"{request.device_class}", but only {found.total} {verb} published that it could use; '
+            f"lower count or add devices"
+        )
+    return _Blocked(code=Code.NO_DEVICE_PUBLISHED, what=what)

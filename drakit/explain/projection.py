@@ -2,31 +2,43 @@
 From raw objects of ``resource.k8s.io/v1`` and ``v1`` to the facts of :mod:`.model`.
 
 Fields that the facts do not need are left; absent, null and empty are the same. Strings that repeat
-in thousands of objects (names of drivers, pools, classes, attributes) are kept once.
+in thousands of objects (names of drivers, pools, classes, attributes) are kept once, and so is what
+devices that are alike have in common: capacities, counters, taints.
 
 It must not know clients, or what is done with the facts.
 """
 
 from __future__ import annotations
 
+from functools import lru_cache
 from sys import intern
 from typing import Any
 
 from drakit.explain.model import (
+    Amount,
     AttributeFact,
+    CapacityFacts,
+    CapacityPolicy,
     ClaimFacts,
     ClassFacts,
+    CounterSetFacts,
     DeviceFacts,
     DeviceID,
     PodClaim,
     PodFacts,
     Request,
+    Share,
     SliceFacts,
+    TaintFacts,
     TemplateFacts,
+    Toleration,
 )
 from drakit.resource.raw import Object, child, children, text
 
 __all__ = ("project_claim", "project_class", "project_pod", "project_slice", "project_template")
+
+PREVENTING = ("NoSchedule", "NoExecute")
+"""Effects of taints that the scheduler obeys; it takes no notice of any other."""
 
 
 def project_pod(body: Object) -> PodFacts:
@@ -72,16 +84,22 @@ def project_claim(body: Object) -> ClaimFacts:
         ),
         None,
     )
+    results = children(allocation or {}, "devices", "results")
+    taken = [result for result in results if not result.get("adminAccess")]
     return ClaimFacts(
         namespace=intern(text(metadata, "namespace")),
         name=metadata["name"],
         uid=metadata["uid"],
         requests=_requests(child(body, "spec")),
         allocated=allocation is not None,
-        devices=tuple(
-            DeviceID(intern(result["driver"]), intern(result["pool"]), intern(result["device"]))
-            for result in children(allocation or {}, "devices", "results")
-            if not result.get("adminAccess")
+        devices=tuple(_device_id(result) for result in taken if not result.get("shareID")),
+        shares=tuple(
+            Share(
+                device=_device_id(result),
+                consumed=_amounts(child(result, "consumedCapacity"), text(result, "driver")),
+            )
+            for result in taken
+            if result.get("shareID")
         ),
         reserved_for=tuple(
             consumer["name"]
@@ -124,6 +142,10 @@ def project_slice(body: Object) -> SliceFacts:
         pool_slices=int(pool.get("resourceSliceCount") or 1),
         node=spec.get("nodeName") or None,
         devices=tuple(_device(device, driver) for device in children(spec, "devices")),
+        counter_sets=tuple(
+            _counter_set(text(counters, "name"), counters)
+            for counters in children(spec, "sharedCounters")
+        ),
     )
 
 
@@ -149,6 +171,17 @@ def _exact(name: str, body: Object) -> Request:
         count=0 if every else int(body.get("count") or 1),
         selectors=_selectors(body),
         admin_access=bool(body.get("adminAccess")),
+        tolerations=tuple(_toleration(entry) for entry in children(body, "tolerations")),
+        capacity=_amounts(child(body, "capacity", "requests")),
+    )
+
+
+def _toleration(body: Object) -> Toleration:
+    return Toleration(
+        key=text(body, "key"),
+        operator=text(body, "operator") or "Equal",
+        value=text(body, "value"),
+        effect=text(body, "effect"),
     )
 
 
@@ -157,14 +190,85 @@ def _selectors(body: Object) -> tuple[str, ...]:
     return tuple(intern(text(entry, "cel", "expression")) for entry in children(body, "selectors"))
 
 
+def _device_id(result: Object) -> DeviceID:
+    return DeviceID(intern(result["driver"]), intern(result["pool"]), intern(result["device"]))
+
+
 def _device(device: Object, driver: str) -> DeviceFacts:
     return DeviceFacts(
         name=intern(device["name"]),
         attributes={
-            intern(name if "/" in name else f"{driver}/{name}"): _attribute(value)
+            _full(name, driver): _attribute(value)
             for name, value in child(device, "attributes").items()
         },
-        shareable=bool(device.get("allowMultipleAllocations") or device.get("consumesCounters")),
+        taints=_once(
+            tuple(
+                TaintFacts(
+                    key=text(taint, "key"), effect=taint["effect"], value=text(taint, "value")
+                )
+                for taint in children(device, "taints")
+                if taint.get("effect") in PREVENTING
+            )
+        ),
+        capacity=_once(
+            tuple(
+                _capacity(_full(name, driver), value)
+                for name, value in child(device, "capacity").items()
+            )
+        ),
+        consumes=_once(
+            tuple(
+                _counter_set(text(counters, "counterSet"), counters)
+                for counters in children(device, "consumesCounters")
+            )
+        ),
+        shareable=bool(device.get("allowMultipleAllocations")),
+    )
+
+
+def _full(name: str, driver: str) -> str:
+    return intern(name if "/" in name else f"{driver}/{name}")
+
+
+@lru_cache(maxsize=1024)
+def _once(facts: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Give the tuple that came first of those that are equal: devices of a kind share it."""
+    return facts
+
+
+def _capacity(name: str, body: Object) -> CapacityFacts:
+    policy = child(body, "requestPolicy")
+    span = child(policy, "validRange")
+    return CapacityFacts(
+        name=name,
+        value=text(body, "value"),
+        policy=CapacityPolicy(
+            default=text(policy, "default") or None,
+            valid_values=tuple(str(value) for value in children(policy, "validValues")),
+            min=text(span, "min") or None,
+            max=text(span, "max") or None,
+            step=text(span, "step") or None,
+        )
+        if policy
+        else None,
+    )
+
+
+def _counter_set(name: str, body: Object) -> CounterSetFacts:
+    return CounterSetFacts(
+        name=intern(name),
+        counters=tuple(
+            Amount(intern(counter), intern(text(value, "value")))
+            for counter, value in child(body, "counters").items()
+        ),
+    )
+
+
+def _amounts(body: Object, driver: str | None = None) -> tuple[Amount, ...]:
+    """Read a map of quantities, with full names where a driver is given."""
+    return tuple(
+        Amount(intern(name) if driver is None else _full(name, driver), intern(str(quantity)))
+        for name, quantity in body.items()
     )
 
 

@@ -11,14 +11,14 @@ It must not know clients, claims, or who asks.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import NamedTuple
 
-from drakit.explain.model import AttributeFact, DeviceFacts, DeviceID, SliceFacts
+from drakit.explain.model import AttributeFact, DeviceFacts, DeviceID
+from drakit.explain.pools import Published
 
-__all__ = ("Matches", "Published", "Test", "current_devices", "match_devices", "parse")
+__all__ = ("Matches", "Test", "match_devices", "parse")
 
 _DRIVER = "driver"
 """The left side ``device.driver``; attributes have a slash in their full name."""
@@ -53,17 +53,9 @@ class Matches:
 
     certain: tuple[DeviceID, ...] = ()
     possible: tuple[DeviceID, ...] = ()
-    shareable: frozenset[DeviceID] = frozenset()
-    """Those of both that remain available while a claim holds them."""
-
-
-class Published(NamedTuple):
-    """A device and the slice that publishes it."""
-
-    origin: SliceFacts
-    device: DeviceFacts
-    complete: bool
-    """Whether all slices of its pool are there; the scheduler waits for the others."""
+    special: Mapping[DeviceID, DeviceFacts] = field(default_factory=dict[DeviceID, DeviceFacts])
+    """The certain ones that not only a holder can make unavailable: they have taints, capacities or
+    counters, or can be shared."""
 
 
 @lru_cache(maxsize=1024)
@@ -96,30 +88,6 @@ def _literal(term: re.Match[str]) -> str | int | bool:
     return term["double"] if term["double"] is not None else term["single"]
 
 
-def current_devices(slices: Iterable[SliceFacts]) -> list[Published]:
-    """
-    Give the devices of each pool's highest generation; older slices are on their way out.
-
-    A pool that lacks slices of that generation is being written anew, and nothing is allocated from
-    it until it is complete: any of its devices may be there in a moment, the older ones too.
-    """
-    pools: dict[tuple[str, str], list[SliceFacts]] = {}
-    for each in slices:
-        pools.setdefault((each.driver, each.pool), []).append(each)
-    return [published for pool in pools.values() for published in _devices_of_pool(pool)]
-
-
-def _devices_of_pool(pool: Sequence[SliceFacts]) -> list[Published]:
-    newest = max(each.generation for each in pool)
-    current = [each for each in pool if each.generation == newest]
-    complete = all(each.pool_slices == len(current) for each in current)
-    return [
-        Published(each, device, complete)
-        for each in (current if complete else pool)
-        for device in each.devices
-    ]
-
-
 def match_devices(devices: Iterable[Published], expressions: Sequence[str]) -> Matches:
     """Sort devices by what all the expressions together say of them."""
     parsed = [parse(expression) for expression in expressions]
@@ -127,16 +95,19 @@ def match_devices(devices: Iterable[Published], expressions: Sequence[str]) -> M
     all_known = None not in parsed
     certain: list[DeviceID] = []
     possible: list[DeviceID] = []
-    shareable: list[DeviceID] = []
+    special: dict[DeviceID, DeviceFacts] = {}
     for origin, device, complete in devices:
         verdict = _all_hold(tests, origin.driver, device)
         if verdict is False:
             continue
         identity = DeviceID(origin.driver, origin.pool, device.name)
-        (certain if verdict and all_known and complete else possible).append(identity)
-        if device.shareable:
-            shareable.append(identity)
-    return Matches(certain=tuple(certain), possible=tuple(possible), shareable=frozenset(shareable))
+        if not (verdict and all_known and complete):
+            possible.append(identity)
+            continue
+        certain.append(identity)
+        if device.taints or device.capacity or device.consumes or device.shareable:
+            special[identity] = device
+    return Matches(certain=tuple(certain), possible=tuple(possible), special=special)
 
 
 def _all_hold(tests: Iterable[Test], driver: str, device: DeviceFacts) -> bool | None:

@@ -19,10 +19,13 @@ from drakit.explain import (
     DeviceID,
     Matches,
     PodFacts,
+    PoolCounters,
+    PoolID,
     Published,
     Request,
     SliceFacts,
     TemplateFacts,
+    current_counters,
     current_devices,
     match_devices,
 )
@@ -95,7 +98,9 @@ class Store:
         self._templates_of_class = _Index()
         self._claims_of_class = _Index()
         self._holders: dict[DeviceID, Name] = {}
+        self._sharers: dict[DeviceID, set[Name]] = {}
         self._devices: list[Published] | None = None
+        self._counters: dict[PoolID, PoolCounters] | None = None
         self._selections: dict[tuple[str, ...], Matches] = {}
 
     # ---- what goes in
@@ -156,6 +161,16 @@ class Store:
         name = self._holders.get(device)
         return self._claims.get(name) if name is not None else None
 
+    def sharers(self, device: DeviceID) -> list[ClaimFacts]:
+        """Give the claims that have shares of a device."""
+        return [self._claims[name] for name in self._sharers.get(device, ())]
+
+    def counters(self, pool: PoolID) -> PoolCounters | None:
+        """Give what partitions of a pool share; read anew when a slice has changed."""
+        if self._counters is None:
+            self._counters = current_counters(self._slices.values())
+        return self._counters.get(pool)
+
     def matches(self, expressions: tuple[str, ...]) -> Matches:
         """Select published devices; the answer is kept until a slice changes."""
         known = self._selections.get(expressions)
@@ -213,6 +228,8 @@ class Store:
                 self._claims[name] = fact
                 self._claims_of_class.add(_class_names(fact.requests), name)
                 self._holders.update(dict.fromkeys(fact.devices, name))
+                for share in fact.shares:
+                    self._sharers.setdefault(share.device, set()).add(name)
             case TemplateFacts():
                 self._templates[name] = fact
                 self._templates_of_class.add(_class_names(fact.requests), name)
@@ -234,6 +251,10 @@ class Store:
                 for device in fact.devices:
                     if self._holders.get(device) == name:
                         del self._holders[device]
+                for device in {share.device for share in fact.shares}:
+                    self._sharers[device].discard(name)
+                    if not self._sharers[device]:
+                        del self._sharers[device]
             case TemplateFacts():
                 del self._templates[name]
                 self._templates_of_class.discard(_class_names(fact.requests), name)
@@ -245,6 +266,7 @@ class Store:
 
     def _slices_changed(self) -> None:
         self._devices = None
+        self._counters = None
         self._selections.clear()
 
 

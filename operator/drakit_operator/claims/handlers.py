@@ -55,6 +55,6 @@ def _touches_all_that_wait(change: Change) -> bool:
 
 def _held(claim: object) -> object:
     """Tell what a claim takes from others, and for whom: the sentences name both."""
-    if not isinstance(claim, ClaimFacts) or not claim.devices:
+    if not isinstance(claim, ClaimFacts) or not (claim.devices or claim.shares):
         return None
-    return (claim.devices, claim.reserved_for)
+    return (claim.devices, claim.shares, claim.reserved_for)

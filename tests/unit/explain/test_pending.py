@@ -14,6 +14,7 @@ from drakit.explain import (
     Request,
     SliceFacts,
     TemplateFacts,
+    current_counters,
     current_devices,
     explain,
     match_devices,
@@ -47,6 +48,12 @@ class Cluster:
 
     def holder(self, device):
         return next((c for c in self.claims if device in c.devices), None)
+
+    def sharers(self, device):
+        return [c for c in self.claims if device in [share.device for share in c.shares]]
+
+    def counters(self, pool):
+        return current_counters(self.slices).get(pool)
 
 
 GPU = ClassFacts(name="gpu.example", uid="c1", selectors=('device.driver == "d"',))

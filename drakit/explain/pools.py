@@ -1,0 +1,98 @@
+"""
+What the slices of a pool say together: its devices, and the counters that its partitions share.
+
+Which devices a request means is in :mod:`.selectors`, which of them can be had in
+:mod:`.availability`.
+
+It must not know clients, claims, or who asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from drakit.explain.model import CounterSetFacts, DeviceFacts, DeviceID, PoolID, SliceFacts
+
+__all__ = ("Counter", "PoolCounters", "Published", "current_counters", "current_devices")
+
+
+class Published(NamedTuple):
+    """A device and the slice that publishes it."""
+
+    origin: SliceFacts
+    device: DeviceFacts
+    complete: bool
+    """Whether all slices of its pool are there; the scheduler waits for the others."""
+
+
+class Counter(NamedTuple):
+    """A counter of a pool."""
+
+    counter_set: str
+    counter: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PoolCounters:
+    """What there is of a pool's counters, and which of its devices take of them."""
+
+    totals: Mapping[Counter, str]
+    """Quantities."""
+
+    consumers: tuple[tuple[DeviceID, DeviceFacts], ...]
+
+
+def current_devices(slices: Iterable[SliceFacts]) -> list[Published]:
+    """
+    Give the devices of each pool's highest generation; older slices are on their way out.
+
+    A pool that lacks slices of that generation is being written anew, and nothing is allocated from
+    it until it is complete: any of its devices may be there in a moment, the older ones too.
+    """
+    return [
+        Published(each, device, complete)
+        for _, pool in _pools(slices).items()
+        for current, complete in [_newest(pool)]
+        for each in (current if complete else pool)
+        for device in each.devices
+    ]
+
+
+def current_counters(slices: Iterable[SliceFacts]) -> dict[PoolID, PoolCounters]:
+    """Give the counters of each pool that has some; only what complete pools say is of use."""
+    return {
+        identity: PoolCounters(
+            totals=dict(_quantities(sets for each in current for sets in each.counter_sets)),
+            consumers=tuple(
+                (DeviceID(each.driver, each.pool, device.name), device)
+                for each in current
+                for device in each.devices
+                if device.consumes
+            ),
+        )
+        for identity, pool in _pools(slices).items()
+        for current, _ in [_newest(pool)]
+        if any(each.counter_sets for each in current)
+    }
+
+
+def _pools(slices: Iterable[SliceFacts]) -> dict[PoolID, list[SliceFacts]]:
+    pools: dict[PoolID, list[SliceFacts]] = {}
+    for each in slices:
+        pools.setdefault(PoolID(each.driver, each.pool), []).append(each)
+    return pools
+
+
+def _newest(pool: Sequence[SliceFacts]) -> tuple[list[SliceFacts], bool]:
+    """Give the slices of the highest generation, and whether they are all there."""
+    newest = max(each.generation for each in pool)
+    current = [each for each in pool if each.generation == newest]
+    return current, all(each.pool_slices == len(current) for each in current)
+
+
+def _quantities(sets: Iterable[CounterSetFacts]) -> Iterator[tuple[Counter, str]]:
+    for each in sets:
+        for amount in each.counters:
+            yield Counter(each.name, amount.name), amount.quantity

@@ -1,0 +1,99 @@
+"""
+The words for what is the matter with the devices of a request: parts of one sentence.
+
+They are for people who look at a pod, and name what these can look at next. The same situation
+gives the same words, whatever the order in which its facts came.
+
+It must not know pods, clients, clocks, or how devices are counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+from drakit.explain.availability import Availability, Obstacle
+from drakit.explain.model import ClaimFacts
+
+__all__ = ("remedy", "state")
+
+NAMED_HOLDERS = 3
+"""Holders named for one reason: it must be read at a glance, and a note holds 1,024 bytes."""
+
+NAMED_WORDS = 3
+"""Keys of taints, or capacities, named for one reason."""
+
+_ADVICE = {
+    "drakit.dev/stopped": "stopped goes when the driver is back on that node: look at its log",
+    "drakit.dev/unhealthy": "unhealthy goes when the device is well again: look at the device",
+    "drakit.dev/unpreparing": "unpreparing goes when an earlier claim is undone on that node",
+}
+"""What to do about the node plugin's own taints (see its ``devices/taints.py``)."""
+
+_ADVICE_FOR_OTHERS = "ask who set the taint, or tolerate it in the request"
+
+
+def state(found: Availability, *, of: str) -> str:
+    """Say why devices cannot be had; `of` says whose devices they are."""
+    parts = list(_parts(found))
+    if len(parts) == 1:
+        obstacle, phrase = parts[0]
+        return f"{_amount(found.total, obstacle.devices)} of {of} {phrase}"
+    told = "; ".join(f"{obstacle.devices} {phrase}" for obstacle, phrase in parts)
+    return f"of the {found.total} devices of {of}, {told}"
+
+
+def remedy(found: Availability, *, released: bool) -> str:
+    """Say what must happen; `released` if a release of devices would be enough."""
+    told: list[str] = []
+    if released:
+        whole = not found.partitioned.devices and not found.used_up.devices
+        told.append(f"it goes on when enough {'of them are' if whole else 'is'} released")
+    keys = found.tainted.words
+    told += [_ADVICE[key] for key in sorted(keys & _ADVICE.keys())]
+    if keys - _ADVICE.keys():
+        told.append(_ADVICE_FOR_OTHERS)
+    return "; ".join(told)
+
+
+def _parts(found: Availability) -> Iterator[tuple[Obstacle, str]]:
+    if one := found.allocated.devices:
+        holders = _holders(found.allocated)
+        yield found.allocated, f"{'is' if one == 1 else 'are'} allocated, to {holders}"
+    if one := found.partitioned.devices:
+        verb = "shares" if one == 1 else "share"
+        holders = _holders(found.partitioned)
+        yield found.partitioned, f"{verb} hardware with allocated devices, of {holders}"
+    if one := found.used_up.devices:
+        verb = "has" if one == 1 else "have"
+        words, holders = _words(found.used_up.words), _holders(found.used_up)
+        yield found.used_up, f"{verb} too little {words} left beside {holders}"
+    if one := found.tainted.devices:
+        verb, words = "is" if one == 1 else "are", _words(found.tainted.words)
+        yield found.tainted, f"{verb} tainted with {words}, which the request does not tolerate"
+
+
+def _amount(total: int, part: int) -> str:
+    if total == 1:
+        return "the only device"
+    return f"all {total} devices" if part == total else f"{part} of the {total} devices"
+
+
+def _words(words: Collection[str]) -> str:
+    return _cut(sorted(words), NAMED_WORDS)
+
+
+def _holders(obstacle: Obstacle) -> str:
+    return _cut([_holder(obstacle.claims[key]) for key in sorted(obstacle.claims)], NAMED_HOLDERS)
+
+
+def _cut(told: list[str], most: int) -> str:
+    rest = len(told) - most
+    return ", ".join(told[:most]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def _holder(claim: ClaimFacts) -> str:
+    pods = sorted(claim.reserved_for)
+    if not pods:
+        return f"claim {claim.namespace}/{claim.name} (no pod)"
+    more = f" and {len(pods) - 1} more" if len(pods) > 1 else ""
+    return f"claim {claim.namespace}/{claim.name} (pod {pods[0]}{more})"
