@@ -222,11 +222,13 @@ class DeviceManager:
         """
         moment = self._moment()
         devices = {DeviceKey(*key): evicting for key, evicting in tainted.items()}
-        if moment.now < self._begin().start_until:
-            self._adopted = dict(devices)
         changes = Changes()
         for state in self._endpoints.values():
-            self._look_later(state, state.adopt(devices, moment, changes=changes))
+            adopted = state.adopt(devices, moment, changes=changes)
+            self._look_later(state, adopted)
+            for key in adopted:
+                devices.pop(key, None)
+        self._adopted = devices if moment.now < self._begin().start_until else {}
         self._made(changes)
 
     def exist(self, pools: Collection[str]) -> None:

@@ -1,0 +1,264 @@
+"""
+Walks: drivers, kubelets, admins and time do to a manager what they like, in any order.
+
+Beside it goes a model of a few numbers, and a publisher that does at once what it is told. After
+each step the slices must be what the model says; where the model does not say (a removal that is
+just going on), nothing is compared.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import looptime
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from drakit import Health
+from drakit_nodeplugin.config import DeviceHealthSettings, Devices
+from drakit_nodeplugin.devices.manager import DeviceManager
+from tests.unit.devices.conftest import (
+    DRIVER,
+    NODE,
+    Node,
+    inventory,
+    pass_time,
+    report,
+    taint_words,
+)
+
+WORDS = {
+    "ok": Health.ok(),
+    "bad": Health.bad("too hot"),
+    "broken": Health.bad("off the bus", broken=True),
+    "unknown": Health.unknown(),
+}
+
+SETTINGS = Devices(
+    endpoint_stop_grace_period=20.0,
+    start_grace_period=6.0,
+    health=DeviceHealthSettings(recovery_period=5.0, eviction_delay=2.0, timeout=30.0),
+)
+
+START_GRACE = SETTINGS.start_grace_period
+STOP_GRACE = SETTINGS.endpoint_stop_grace_period
+RECOVERY = SETTINGS.health.recovery_period
+EVICTION = SETTINGS.health.eviction_delay
+
+names = st.sampled_from("ab")
+sleep = st.tuples(st.just("sleep"), st.sampled_from([1, 2, 3, 4, 5, 6, 14, 20, 23]))
+listing = st.tuples(st.just("list"), st.sets(names, min_size=1).map(sorted))
+listing_all = st.tuples(st.just("list"), st.just(["a", "b"]))
+stop = st.tuples(st.just("stop"), st.none())
+say = st.tuples(st.just("say"), st.tuples(names, st.sampled_from(sorted(WORDS))))
+say_more = st.tuples(st.just("say"), st.tuples(names, st.sampled_from(["ok", "broken"])))
+restart = st.tuples(st.just("restart"), st.sampled_from([0, 10, 50]))
+ready = st.tuples(st.just("ready"), st.booleans())
+wipe = st.tuples(st.just("wipe"), st.none())
+
+lives = st.lists(st.one_of(sleep, sleep, listing_all, stop, restart, ready, wipe), min_size=10)
+healths = st.lists(
+    st.one_of(sleep, sleep, listing, listing_all, stop, say, say_more, say, say_more, restart),
+    min_size=10,
+)
+
+
+@dataclass
+class Sick:
+    """A device that was bad."""
+
+    evicting: bool = False
+    well: float = 0.0
+    well_since: float | None = None
+    broken_since: float | None = None
+
+
+@dataclass
+class Model:
+    """What should be so."""
+
+    started: float = 0.0
+    spoken: bool = False
+    away_since: float | None = None
+    ready_since: float | None = 0.0
+    stop_stored: bool = False
+    devices: set[str] = field(default_factory=set)
+    sick: dict[str, Sick] = field(default_factory=dict)
+    words: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def present(self) -> bool:
+        return self.spoken and self.away_since is None
+
+    def pass_time(self, now: float) -> None:
+        for name, sick in list(self.sick.items()):
+            if sick.well_since is not None and sick.well + now - sick.well_since >= RECOVERY:
+                del self.sick[name]
+            if sick.broken_since is not None and now - sick.broken_since >= EVICTION:
+                sick.evicting = True
+
+    def say(self, name: str, word: str, now: float) -> None:
+        if word in ("bad", "broken"):
+            sick = self.sick.setdefault(name, Sick())
+            sick.well, sick.well_since = 0.0, None
+            if word == "bad":
+                sick.broken_since = None
+            elif sick.broken_since is None:
+                sick.broken_since = now
+        elif (sick := self.sick.get(name)) is not None:
+            sick.broken_since = None
+            if word == "ok" and sick.well_since is None:
+                sick.well_since = now
+            if word == "unknown" and sick.well_since is not None:
+                sick.well, sick.well_since = sick.well + now - sick.well_since, None
+
+    def taints(self, name: str) -> list[str]:
+        found = ["stopped"] if self.away_since is not None else []
+        if (sick := self.sick.get(name)) is not None:
+            found += ["unhealthy"] + ["unhealthy:NoExecute"] * sick.evicting
+        return found
+
+
+class World:
+    """A node, the plugin on it, and the slices."""
+
+    def __init__(self) -> None:
+        self.node = Node()
+        self.model = Model()
+        self.slices: dict[str, dict[str, list[str]]] = {}
+        self.manager: DeviceManager | None = None
+        self.task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        self.manager = self.node.manager(settings=SETTINGS)
+        await self.manager.restore()
+        self.manager.adopt(
+            {
+                (pool, name): "unhealthy:NoExecute" in taints
+                for pool, devices in self.slices.items()
+                for name, taints in devices.items()
+                if "unhealthy" in taints
+            }
+        )
+        self.task = asyncio.create_task(self.manager.run())
+
+    async def end(self) -> None:
+        assert self.task is not None
+        assert not self.task.done()
+        self.task.cancel()
+        await asyncio.wait({self.task})
+
+    def publish(self) -> None:
+        assert self.manager is not None
+        publication = self.manager.publication()
+        if publication.complete:
+            named = publication.pools.keys() | publication.held
+            self.slices = {name: pool for name, pool in self.slices.items() if name in named}
+        for name, pool in publication.pools.items():
+            self.slices[name] = {each.name: taint_words(each.taints) for each in pool.devices}
+        self.manager.exist(self.slices.keys())
+
+    async def do(self, what: str, how: Any) -> None:
+        assert self.manager is not None
+        model, now = self.model, asyncio.get_running_loop().time()
+        model.pass_time(now)
+        match what:
+            case "sleep":
+                await pass_time(how)
+            case "list":
+                self.manager.replaced(DRIVER, inventory(*how))
+                model.spoken, model.away_since, model.stop_stored = True, None, False
+                model.devices = set(how)
+                model.sick = {name: sick for name, sick in model.sick.items() if name in how}
+            case "stop":
+                self.manager.stopped(DRIVER, "it ended")
+                if model.present:
+                    model.away_since, model.stop_stored = now, True
+                    for name in model.devices:
+                        model.say(name, "unknown", now)
+            case "say":
+                name, word = how
+                self.manager.reported(DRIVER, report(**{name: WORDS[word]}))
+                if model.present and name in model.devices:
+                    model.say(name, word, now)
+            case "restart":
+                await pass_time(2)  # until the store has got what there was
+                self.publish()
+                await self.end()
+                await asyncio.sleep(how)
+                model.pass_time(now + 2)
+                model.stop_stored |= not model.spoken and now + 2 >= model.started + START_GRACE
+                now = model.started = asyncio.get_running_loop().time()
+                model.spoken = False
+                if not model.stop_stored:
+                    model.away_since = now
+                published = self.slices.get(NODE, {})
+                model.sick = {
+                    name: Sick(evicting="unhealthy:NoExecute" in taints)
+                    for name, taints in published.items()
+                    if "unhealthy" in taints
+                }
+                await self.start()
+            case "ready":
+                self.node.ready = how
+                model.ready_since = (
+                    None if not how else now if model.ready_since is None else model.ready_since
+                )
+            case "wipe":
+                self.slices.clear()
+            case _:
+                raise AssertionError(what)
+
+    def check(self) -> None:
+        model, now = self.model, asyncio.get_running_loop().time()
+        assert self.manager is not None
+        model.pass_time(now)
+        before = {name: dict(devices) for name, devices in self.slices.items()}
+        self.publish()
+        if not self.manager.device_count:
+            model.devices, model.sick = set(), {}
+        expected = {NODE: {name: model.taints(name) for name in model.devices}}
+        grace_over = now >= model.started + START_GRACE
+        if model.present:
+            assert self.slices == expected
+        elif not model.devices or model.away_since is None:
+            assert self.slices.keys() <= {NODE}
+        elif now < model.away_since + STOP_GRACE:
+            if grace_over or model.spoken:
+                assert self.slices == expected
+            else:
+                assert self.slices == before
+        elif not grace_over and not model.spoken:
+            assert self.slices == before
+        elif (
+            model.ready_since is not None
+            and now
+            >= max(model.away_since + STOP_GRACE, model.started + START_GRACE, model.ready_since)
+            + 3
+        ):
+            assert self.slices == {}
+            assert self.manager.publication().pools == {}
+
+
+async def walk(path: Sequence[tuple[str, Any]]) -> None:
+    world = World()
+    await world.start()
+    try:
+        for what, how in path:
+            await world.do(what, how)
+            world.check()
+    finally:
+        await world.end()
+
+
+@settings(deadline=None, max_examples=300, derandomize=True)
+@given(path=st.one_of(lives, healths))
+def test_slices_are_what_the_drivers_life_says(path: list[tuple[str, Any]]):
+    loop = looptime.new_event_loop(start=0)
+    try:
+        loop.run_until_complete(walk(path))
+    finally:
+        loop.close()
