@@ -16,8 +16,8 @@ logger = logging.getLogger(__name__)
 MAX_REMEMBERED = 1000
 """Reasons that are not told again. A driver that makes up more has been heard."""
 
-MAX_AT_ONCE = 20
-"""Devices that are told of one change."""
+MAX_AT_ONCE = 100
+"""Devices that are told of one change; as many as a check gives reasons for."""
 
 
 class LeftOutTeller:

@@ -153,6 +153,13 @@ class DeviceManager:
         return {name: why for state in states for name, why in state.left_out.items()}
 
     @property
+    def left_out_count(self) -> int:
+        """How many devices cannot be published, those without a reason in `left_out` included."""
+        self._hear_waiting()
+        states = self._endpoints.values()
+        return sum(state.checked.left_out_count + len(state.refused) for state in states)
+
+    @property
     def device_count(self) -> int:
         """How many devices there are, in whatever state."""
         self._hear_waiting()

@@ -335,6 +335,7 @@ async def test_bad_devices_are_left_out_and_told_once(node: Node, caplog):
         manager.replaced(DRIVER, Inventory(devices=[*cameras("b"), *bad]))
         assert shown(manager.publication()) == {NODE: {"b": []}}
         assert manager.left_out.keys() == {"No_Name", "a", "b"}
+        assert manager.left_out_count == 3
         await pass_time(1)
         manager.replaced(DRIVER, Inventory(devices=[*cameras("b", "c"), *bad]))
         assert shown(manager.publication()) == {NODE: {"b": [], "c": []}}
