@@ -30,6 +30,7 @@ from drakit.explain.selectors import Matches
 __all__ = ("Availability", "Obstacle", "Users", "count", "tolerates")
 
 _PLAIN = DeviceFacts(name="", attributes={})
+"""What there is to know of a device that is not special: nothing but its holder."""
 
 
 class Users(Protocol):

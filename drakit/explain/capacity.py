@@ -45,6 +45,8 @@ def short_capacities(
     None means that the device does not have that much even if nothing is consumed, or gives no such
     amounts. Raises ValueError if something is no quantity.
     """
+    if not asked and not device.capacity:
+        return ()
     wanted = {
         each.name if "/" in each.name else f"{driver}/{each.name}": billionths(each.quantity)
         for each in asked

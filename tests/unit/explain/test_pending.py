@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from drakit.explain import (
+    Amount,
     ClaimFacts,
     ClassFacts,
     DeviceFacts,
@@ -12,6 +13,7 @@ from drakit.explain import (
     PodClaim,
     PodFacts,
     Request,
+    Share,
     SliceFacts,
     TemplateFacts,
     current_counters,
@@ -74,6 +76,14 @@ def holder(name, *devices, pods=()):
         allocated=True,
         devices=tuple(DeviceID("d", "n1", device) for device in devices),
         reserved_for=tuple(pods),
+    )
+
+
+def sharer(name, *devices, **consumed):
+    amounts = tuple(Amount(f"d/{key}", quantity) for key, quantity in consumed.items())
+    return replace(
+        holder(name),
+        shares=tuple(Share(device=DeviceID("d", "n1", each), consumed=amounts) for each in devices),
     )
 
 
@@ -228,7 +238,7 @@ def test_a_pod_waits_for_one_reason(facts, code, sentence):
             id="request-selector-not-understood-though-all-are-allocated",
         ),
         pytest.param(
-            cluster(gpu(), slices=[published("g0", shareable=True)], holders=[holder("a", "g0")]),
+            cluster(gpu(), slices=[published("g0", shareable=True)], holders=[sharer("a", "g0")]),
             id="held-device-can-be-shared",
         ),
         pytest.param(cluster(gpu(admin_access=True)), id="admin-access-takes-no-device"),

@@ -1,6 +1,22 @@
 """Raw objects to facts."""
 
-from drakit.explain import DeviceFacts, DeviceID, PodClaim, Request
+from dataclasses import replace
+
+import pytest
+
+from drakit.explain import (
+    Amount,
+    CapacityFacts,
+    CapacityPolicy,
+    CounterSetFacts,
+    DeviceFacts,
+    DeviceID,
+    PodClaim,
+    Request,
+    Share,
+    TaintFacts,
+    Toleration,
+)
 from drakit.explain.projection import (
     project_claim,
     project_class,
@@ -183,4 +199,168 @@ def test_a_slice_gives_its_devices_attributes_their_full_names():
             },
         ),
         DeviceFacts(name="part", attributes={}, shareable=True),
+    )
+
+
+def slice_of(*devices, **spec):
+    return project_slice(
+        {
+            "metadata": {"name": "s", "uid": "u"},
+            "spec": {"driver": "h.dev", "pool": {"name": "n1"}, "devices": list(devices)} | spec,
+        }
+    )
+
+
+def tainted(*taints):
+    (device,) = slice_of({"name": "g0", "taints": list(taints)}).devices
+    return device.taints
+
+
+TAINT = {"key": "k", "value": "v", "effect": "NoSchedule", "timeAdded": "2026-08-01T10:00:00Z"}
+
+
+@pytest.mark.parametrize(
+    ("taints", "facts"),
+    [
+        pytest.param([TAINT], (TaintFacts(key="k", value="v", effect="NoSchedule"),), id="known"),
+        pytest.param(
+            [{"key": "k", "effect": "NoExecute"}],
+            (TaintFacts(key="k", effect="NoExecute"),),
+            id="without-a-value",
+        ),
+        pytest.param([{"key": "k", "effect": "None"}], (), id="only-tells"),
+        pytest.param([{"key": "k", "effect": "Later"}], (), id="effect-that-nobody-knows"),
+    ],
+)
+def test_taints_that_keep_pods_away_are_facts(taints, facts):
+    assert tainted(*taints) == facts
+
+
+def test_since_when_a_taint_is_there_makes_no_difference():
+    later = TAINT | {"timeAdded": "2026-08-02T10:00:00Z"}
+    assert slice_of({"name": "g0", "taints": [TAINT]}) == slice_of(
+        {"name": "g0", "taints": [later]}
+    )
+
+
+def test_devices_that_are_alike_have_their_facts_once():
+    def body(name):
+        return {"name": name, "taints": [TAINT], "capacity": {"size": {"value": "1"}}}
+
+    one, other = slice_of(body("g0"), body("g1")).devices
+    assert one.taints is other.taints
+    assert one.capacity is other.capacity
+
+
+def test_a_device_with_capacity_that_is_shared():
+    (device,) = slice_of(
+        {
+            "name": "n0",
+            "allowMultipleAllocations": True,
+            "capacity": {
+                "bandwidth": {
+                    "value": "10G",
+                    "requestPolicy": {
+                        "default": "1G",
+                        "validRange": {"min": "1G", "max": "8G", "step": "1G"},
+                    },
+                },
+                "x.dev/queues": {
+                    "value": "8",
+                    "requestPolicy": {"default": "1", "validValues": ["1", "2"]},
+                },
+                "plain": {"value": "3"},
+            },
+        }
+    ).devices
+    assert device.shareable
+    assert device.capacity == (
+        CapacityFacts(
+            name="h.dev/bandwidth",
+            value="10G",
+            policy=CapacityPolicy(default="1G", min="1G", max="8G", step="1G"),
+        ),
+        CapacityFacts(
+            name="x.dev/queues",
+            value="8",
+            policy=CapacityPolicy(default="1", valid_values=("1", "2")),
+        ),
+        CapacityFacts(name="h.dev/plain", value="3"),
+    )
+
+
+def test_partitions_and_the_counters_that_they_share():
+    counters = {"memory": {"value": "80Gi"}, "slots": {"value": "7"}}
+    published = slice_of(
+        {"name": "p0", "consumesCounters": [{"counterSet": "card", "counters": counters}]},
+        sharedCounters=[{"name": "card", "counters": counters}],
+    )
+    card = CounterSetFacts(name="card", counters=(Amount("memory", "80Gi"), Amount("slots", "7")))
+    assert published.counter_sets == (card,)
+    assert published.devices == (DeviceFacts(name="p0", attributes={}, consumes=(card,)),)
+
+
+def test_tolerations_and_capacity_of_requests_and_alternatives():
+    asks = {
+        "deviceClassName": "c",
+        "capacity": {"requests": {"bandwidth": "5G"}},
+        "tolerations": [
+            {"key": "k", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300},
+            {"key": "k", "value": "v"},
+        ],
+    }
+    claim = project_claim(
+        {
+            "metadata": {"namespace": "lab", "name": "c", "uid": "u"},
+            "spec": {
+                "devices": {
+                    "requests": [
+                        {"name": "one", "exactly": asks},
+                        {"name": "any", "firstAvailable": [{"name": "a", **asks}]},
+                    ]
+                }
+            },
+        }
+    )
+    facts = Request(
+        name="one",
+        device_class="c",
+        capacity=(Amount("bandwidth", "5G"),),
+        tolerations=(
+            Toleration(key="k", operator="Exists", effect="NoExecute"),
+            Toleration(key="k", operator="Equal", value="v"),
+        ),
+    )
+    assert claim.requests == (
+        facts,
+        Request(name="any", device_class="", alternatives=(replace(facts, name="a"),)),
+    )
+
+
+def test_shares_are_no_devices_that_are_taken_from_others():
+    device = {"request": "r", "driver": "h.dev", "pool": "n1", "device": "n0"}
+    share = device | {"shareID": "1", "consumedCapacity": {"bandwidth": "5G", "x.dev/queues": "1"}}
+    claim = project_claim(
+        {
+            "metadata": {"namespace": "lab", "name": "c", "uid": "u"},
+            "spec": {},
+            "status": {
+                "allocation": {
+                    "devices": {
+                        "results": [
+                            share,
+                            device | {"device": "n1"},
+                            share | {"device": "n2", "adminAccess": True},
+                        ]
+                    }
+                }
+            },
+        }
+    )
+    assert claim.devices == (DeviceID("h.dev", "n1", "n1"),)
+    assert claim.shares == (
+        Share(
+            device=DeviceID("h.dev", "n1", "n0"),
+            consumed=(Amount("h.dev/bandwidth", "5G"), Amount("x.dev/queues", "1")),
+        ),
     )

@@ -5,13 +5,17 @@ from dataclasses import replace
 import pytest
 
 from drakit.explain import (
+    Amount,
     ClaimFacts,
     ClassFacts,
+    CounterSetFacts,
     DeviceFacts,
     DeviceID,
     PodClaim,
     PodFacts,
+    PoolID,
     Request,
+    Share,
     SliceFacts,
     TemplateFacts,
 )
@@ -80,6 +84,27 @@ def test_a_device_that_changed_hands_is_not_lost_when_the_first_holder_goes(stor
     assert store.holder(G0).name == "train-x"
 
 
+def test_all_sharers_are_known_until_they_give_their_shares_back(store):
+    shares = (Share(device=G0), Share(device=G0))
+    for name in ("first", "second"):
+        store.apply(CLAIMS, replace(CLAIM, name=name, uid=name, allocated=True, shares=shares))
+    assert {claim.name for claim in store.sharers(G0)} == {"first", "second"}
+    assert store.holder(G0) is None
+    store.apply(CLAIMS, replace(CLAIM, name="first", uid="first"))
+    assert [claim.name for claim in store.sharers(G0)] == ["second"]
+    store.remove(CLAIMS, Name("lab", "second"), uid="second")
+    assert store.sharers(G0) == []
+
+
+def test_counters_follow_the_slices(store):
+    pool, card = PoolID("d", "n1"), CounterSetFacts(name="card", counters=(Amount("m", "1"),))
+    assert store.counters(pool) is None
+    store.apply(SLICES, replace(SLICE, counter_sets=(card,)))
+    assert store.counters(pool).totals == {("card", "m"): "1"}
+    store.remove(SLICES, Name("", "s"), uid="s1")
+    assert store.counters(pool) is None
+
+
 def test_a_selection_follows_the_slices(store):
     assert store.matches(()).certain == (G0,)
     store.remove(SLICES, Name("", "s"), uid="s1")
@@ -118,6 +143,12 @@ WAITING = {TRAIN, OTHER}
             replace(CLAIM, allocated=True, devices=(G0,)),
             WAITING,
             id="allocation-touches-all-that-wait",
+        ),
+        pytest.param(
+            CLAIMS,
+            replace(CLAIM, allocated=True, shares=(Share(device=G0),)),
+            WAITING,
+            id="share-touches-all-that-wait",
         ),
         pytest.param(
             TEMPLATES, replace(TEMPLATE, requests=()), {TRAIN}, id="template-touches-its-pods"

@@ -1,0 +1,73 @@
+"""What a claim takes of a capacity at least, and whether it is left."""
+
+import pytest
+
+from drakit.explain import Amount, CapacityFacts, CapacityPolicy, DeviceFacts
+from drakit.explain.capacity import billionths, short_capacities, summed
+
+
+def short(total, *, asked=None, used="0", policy=None):
+    device = DeviceFacts(
+        name="n0",
+        attributes={},
+        capacity=(CapacityFacts(name="d/size", value=total, policy=policy),),
+        shareable=True,
+    )
+    return short_capacities(
+        device,
+        driver="d",
+        asked=() if asked is None else (Amount("size", asked),),
+        consumed=summed([Amount("d/size", used)]),
+    )
+
+
+VALUES = CapacityPolicy(default="1", valid_values=("1", "2", "8"))
+RANGE = CapacityPolicy(default="2", min="2", max="8", step="3")
+ODD = CapacityPolicy(default="0", min="0", step="1500m")
+ENOUGH, TOO_LITTLE, NEVER = (), ("d/size",), None
+
+
+@pytest.mark.parametrize(
+    ("facts", "answer"),
+    [
+        pytest.param({"asked": "6", "used": "4"}, ENOUGH, id="exactly-what-is-left"),
+        pytest.param({"asked": "6", "used": "4001m"}, TOO_LITTLE, id="a-thousandth-too-much"),
+        pytest.param({"asked": "11"}, NEVER, id="more-than-there-is"),
+        pytest.param({"used": "1"}, TOO_LITTLE, id="all-of-it-by-default"),
+        pytest.param({"used": "9", "policy": VALUES}, ENOUGH, id="default-of-the-policy"),
+        pytest.param(
+            {"asked": "3", "used": "3", "policy": VALUES}, TOO_LITTLE, id="up-to-a-valid-value"
+        ),
+        pytest.param({"asked": "9", "policy": VALUES}, NEVER, id="more-than-any-valid-value"),
+        pytest.param(
+            {"asked": "1", "used": "9", "policy": RANGE}, TOO_LITTLE, id="up-to-the-minimum"
+        ),
+        pytest.param({"asked": "3", "used": "6", "policy": RANGE}, TOO_LITTLE, id="up-to-a-step"),
+        pytest.param({"asked": "5", "used": "5", "policy": RANGE}, ENOUGH, id="a-step-exactly"),
+        pytest.param({"asked": "9", "policy": RANGE}, NEVER, id="more-than-the-maximum"),
+        pytest.param(
+            {"asked": "4", "used": "6", "policy": ODD}, ENOUGH, id="fractions-are-not-rounded"
+        ),
+    ],
+)
+def test_what_is_left_is_compared_with_what_is_taken(facts, answer):
+    assert short("10", **facts) == answer
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param("other", id="unknown"), pytest.param("e/size", id="of-another-domain")]
+)
+def test_a_capacity_that_the_device_does_not_have_is_never_enough(name):
+    device = DeviceFacts(
+        name="n0", attributes={}, capacity=(CapacityFacts(name="d/size", value="1"),)
+    )
+    assert short_capacities(device, driver="d", asked=(Amount(name, "1"),), consumed={}) is None
+
+
+def test_amounts_are_exact_however_large():
+    assert billionths("9223372036854775807") - billionths("9223372036854775806999m") == 10**6
+
+
+def test_what_is_no_quantity_is_an_error():
+    with pytest.raises(ValueError, match="'much' is not a Kubernetes quantity"):
+        short("much", asked="1")

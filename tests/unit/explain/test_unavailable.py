@@ -1,0 +1,399 @@
+"""Why published devices cannot be had: taints, partitions of used hardware, shares; and silence."""
+
+from dataclasses import dataclass, replace
+
+import pytest
+
+from drakit.explain import (
+    Amount,
+    CapacityFacts,
+    CapacityPolicy,
+    ClaimFacts,
+    ClassFacts,
+    CounterSetFacts,
+    DeviceFacts,
+    DeviceID,
+    PodClaim,
+    PodFacts,
+    Request,
+    Share,
+    SliceFacts,
+    TaintFacts,
+    Toleration,
+    current_counters,
+    current_devices,
+    explain,
+    match_devices,
+)
+from drakit.explain.availability import tolerates
+
+REQUEST = Request(name="gpu", device_class="gpu")
+POD = PodFacts(namespace="lab", name="train", uid="p", claims=(PodClaim(name="gpu", claim="mine"),))
+
+
+@dataclass
+class Cluster:
+    """One class that means all devices of pool n1, and what claims have of them."""
+
+    request: Request
+    slices: list[SliceFacts]
+    others: tuple[ClaimFacts, ...] = ()
+
+    def claim(self, namespace, name):
+        return ClaimFacts(namespace=namespace, name=name, uid="w", requests=(self.request,))
+
+    def template(self, namespace, name):
+        return None
+
+    def device_class(self, name):
+        return ClassFacts(name=name, uid="c", selectors=('device.driver == "d"',))
+
+    def matches(self, expressions):
+        return match_devices(current_devices(self.slices), expressions)
+
+    def holder(self, device):
+        return next((c for c in self.others if device in c.devices), None)
+
+    def sharers(self, device):
+        return [c for c in self.others if any(share.device == device for share in c.shares)]
+
+    def counters(self, pool):
+        return current_counters(self.slices).get(pool)
+
+
+def cluster(*devices, request=REQUEST, others=(), counter_sets=()):
+    slices = [SliceFacts(name="s", uid="s", driver="d", pool="n1", devices=devices)]
+    if counter_sets:
+        counters = SliceFacts(name="c", uid="c", driver="d", pool="n1", counter_sets=counter_sets)
+        slices = [replace(each, pool_slices=2) for each in (*slices, counters)]
+    return Cluster(request=request, slices=slices, others=tuple(others))
+
+
+def device(name, *taints, **facts):
+    return DeviceFacts(name=name, attributes={}, taints=taints, **facts)
+
+
+def taint(key, effect="NoSchedule", value=""):
+    return TaintFacts(key=key, effect=effect, value=value)
+
+
+def holder(name, *devices):
+    return ClaimFacts(
+        namespace="lab",
+        name=name,
+        uid=name,
+        allocated=True,
+        devices=tuple(DeviceID("d", "n1", each) for each in devices),
+        reserved_for=(f"pod-{name}",),
+    )
+
+
+def sharer(name, device, *amounts):
+    share = Share(device=DeviceID("d", "n1", device), consumed=amounts)
+    return replace(holder(name), shares=(share,))
+
+
+def partition(name, memory, *taints):
+    return device(name, *taints, consumes=(card(memory),))
+
+
+def card(memory):
+    return CounterSetFacts(name="card-0", counters=(Amount("memory", memory),))
+
+
+def nic(name, bandwidth="10G", *taints, policy=None):
+    capacity = CapacityFacts(name="d/bandwidth", value=bandwidth, policy=policy)
+    return device(name, *taints, capacity=(capacity,), shareable=True)
+
+
+def bandwidth(quantity, name="bandwidth"):
+    return Amount(name, quantity)
+
+
+def asking(quantity, name="bandwidth", **changes):
+    return replace(REQUEST, capacity=(bandwidth(quantity, name),), **changes)
+
+
+UNHEALTHY, STOPPED = taint("drakit.dev/unhealthy"), taint("drakit.dev/stopped")
+UNPREPARING, LENS = taint("drakit.dev/unpreparing"), taint("cam.example.com/lens")
+WHAT = 'of DeviceClass "gpu" that request "gpu" of claim "mine" could use'
+LOOK = "unhealthy goes when the device is well again: look at the device"
+BACK = "stopped goes when the driver is back on that node: look at its log"
+UNDONE = "unpreparing goes when an earlier claim is undone on that node"
+ASK = "ask who set the taint, or tolerate it in the request"
+NOT = "which the request does not tolerate"
+ON = "it goes on when enough is released"
+
+
+@pytest.mark.parametrize(
+    ("facts", "code", "sentence"),
+    [
+        pytest.param(
+            cluster(device("g0", UNHEALTHY)),
+            "DevicesTainted",
+            f"the only device {WHAT} is tainted with drakit.dev/unhealthy, {NOT}; {LOOK}",
+            id="unhealthy",
+        ),
+        pytest.param(
+            cluster(device("g0", STOPPED), device("g1", UNPREPARING)),
+            "DevicesTainted",
+            f"all 2 devices {WHAT} are tainted with drakit.dev/stopped, drakit.dev/unpreparing, "
+            f"{NOT}; {BACK}; {UNDONE}",
+            id="driver-away-and-claim-not-undone",
+        ),
+        pytest.param(
+            cluster(device("g0", LENS, taint(LENS.key, "NoExecute", "dirty"))),
+            "DevicesTainted",
+            f"the only device {WHAT} is tainted with cam.example.com/lens, {NOT}; {ASK}",
+            id="driver's-own-taint-named-once",
+        ),
+        pytest.param(
+            cluster(device("g0", UNHEALTHY, *(taint(f"x.example.com/{n}") for n in "dcba"))),
+            "DevicesTainted",
+            f"the only device {WHAT} is tainted with drakit.dev/unhealthy, x.example.com/a, "
+            f"x.example.com/b and 2 more, {NOT}; {LOOK}; {ASK}",
+            id="many-keys-are-cut",
+        ),
+        pytest.param(
+            cluster(
+                device("g0", UNHEALTHY, LENS),
+                request=replace(REQUEST, tolerations=(Toleration(key=LENS.key),)),
+            ),
+            "DevicesTainted",
+            f"the only device {WHAT} is tainted with drakit.dev/unhealthy, {NOT}; {LOOK}",
+            id="a-tolerated-taint-is-not-named",
+        ),
+        pytest.param(
+            cluster(device("g0", UNHEALTHY), others=[holder("a", "g0")]),
+            "DevicesTainted",
+            f"the only device {WHAT} is tainted with drakit.dev/unhealthy, {NOT}; {LOOK}",
+            id="a-release-does-not-help-what-is-tainted",
+        ),
+        pytest.param(
+            cluster(device("g0", UNHEALTHY), request=replace(REQUEST, admin_access=True)),
+            "DevicesTainted",
+            f"the only device {WHAT} is tainted with drakit.dev/unhealthy, {NOT}; {LOOK}",
+            id="admin-access-does-not-tolerate",
+        ),
+        pytest.param(
+            cluster(device("g0", UNHEALTHY), device("g1"), others=[holder("a", "g1")]),
+            "DevicesAllocated",
+            f"of the 2 devices {WHAT}, 1 is allocated, to claim lab/a (pod pod-a); 1 is tainted "
+            f"with drakit.dev/unhealthy, {NOT}; it goes on when enough of them are released; "
+            f"{LOOK}",
+            id="one-allocated-one-tainted",
+        ),
+        pytest.param(
+            cluster(
+                device("g0", UNHEALTHY),
+                device("g1"),
+                device("g2"),
+                request=replace(REQUEST, count=3),
+                others=[holder("a", "g1")],
+            ),
+            "DevicesTainted",
+            f"of the 3 devices {WHAT}, 1 is allocated, to claim lab/a (pod pod-a); 1 is tainted "
+            f"with drakit.dev/unhealthy, {NOT}; {LOOK}",
+            id="a-release-alone-would-not-be-enough",
+        ),
+        pytest.param(
+            cluster(
+                partition("whole", "80Gi"),
+                partition("half", "40Gi"),
+                counter_sets=(card("80Gi"),),
+                others=[holder("a", "whole")],
+            ),
+            "DevicesAllocated",
+            f"of the 2 devices {WHAT}, 1 is allocated, to claim lab/a (pod pod-a); 1 shares "
+            f"hardware with allocated devices, of claim lab/a (pod pod-a); {ON}",
+            id="a-partition-of-allocated-hardware",
+        ),
+        pytest.param(
+            cluster(
+                partition("whole", "80Gi", UNHEALTHY),
+                partition("h0", "40Gi"),
+                partition("h1", "40960Mi"),
+                partition("h2", "40Gi"),
+                counter_sets=(card("80Gi"),),
+                others=[holder("a", "h0"), holder("b", "h1")],
+            ),
+            "DevicesAllocated",
+            f"of the 4 devices {WHAT}, 2 are allocated, to claim lab/a (pod pod-a), claim lab/b "
+            f"(pod pod-b); 1 shares hardware with allocated devices, of claim lab/a (pod pod-a), "
+            f"claim lab/b (pod pod-b); 1 is tainted with drakit.dev/unhealthy, {NOT}; {ON}; {LOOK}",
+            id="partitions-that-fill-the-hardware-together",
+        ),
+        pytest.param(
+            cluster(
+                nic("n0"),
+                request=asking("5G"),
+                others=[
+                    sharer("a", "n0", bandwidth("4G", "d/bandwidth")),
+                    sharer("b", "n0", bandwidth("1953125Ki", "d/bandwidth")),
+                ],
+            ),
+            "DevicesAllocated",
+            f"the only device {WHAT} has too little bandwidth left beside claim lab/a (pod pod-a), "
+            f"claim lab/b (pod pod-b); {ON}",
+            id="shares-leave-too-little",
+        ),
+        pytest.param(
+            cluster(nic("n0"), others=[sharer("a", "n0", bandwidth("1", "d/bandwidth"))]),
+            "DevicesAllocated",
+            f"the only device {WHAT} has too little bandwidth left beside claim lab/a "
+            f"(pod pod-a); {ON}",
+            id="without-an-amount-all-of-it-is-asked-for",
+        ),
+        pytest.param(
+            cluster(nic("n0"), others=[holder("a", "n0")]),
+            "DevicesAllocated",
+            f"the only device {WHAT} is allocated, to claim lab/a (pod pod-a); it goes on when "
+            f"enough of them are released",
+            id="a-device-that-was-taken-whole-before-it-could-be-shared",
+        ),
+        pytest.param(
+            cluster(nic("n0"), device("plain"), request=asking("11G")),
+            "NoDevicePublished",
+            'no published device of DeviceClass "gpu" that request "gpu" of claim "mine" selects '
+            "has the capacity that it asks for; lower capacity.requests or add devices",
+            id="more-than-any-device-has",
+        ),
+        pytest.param(
+            cluster(nic("n0"), nic("n1", "1G"), request=asking("5G", count=2)),
+            "NoDevicePublished",
+            'request "gpu" of claim "mine" asks for 2 devices of DeviceClass "gpu", but only 1 is '
+            "published that it could use; lower count or add devices",
+            id="what-is-too-small-is-not-counted",
+        ),
+    ],
+)
+def test_what_stands_in_the_way_is_named(facts, code, sentence):
+    (reason,) = explain(POD, facts)
+    assert (str(reason.code), reason.sentence) == (code, f"pod lab/train waits: {sentence}")
+
+
+HALF_USED = [sharer("a", "n0", bandwidth("5G", "d/bandwidth"))]
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        pytest.param(cluster(device("g0", UNHEALTHY), device("g1")), id="one-of-two-is-tainted"),
+        pytest.param(
+            cluster(
+                device("g0", UNHEALTHY),
+                request=replace(REQUEST, tolerations=(Toleration(operator="Exists"),)),
+            ),
+            id="all-taints-are-tolerated",
+        ),
+        pytest.param(
+            cluster(
+                device("g0", taint("k", value="5")),
+                request=replace(
+                    REQUEST, tolerations=(Toleration(key="k", operator="Gt", value="3"),)
+                ),
+            ),
+            id="an-operator-that-we-do-not-know-may-tolerate",
+        ),
+        pytest.param(
+            cluster(
+                partition("h0", "40Gi"),
+                partition("h1", "40Gi"),
+                counter_sets=(card("80Gi"),),
+                others=[holder("a", "h0")],
+            ),
+            id="enough-of-the-hardware-is-left",
+        ),
+        pytest.param(
+            cluster(
+                partition("h0", "40Gi"),
+                partition("h1", "80Gi"),
+                counter_sets=(),
+                others=[holder("a", "h0")],
+            ),
+            id="counters-that-nobody-publishes",
+        ),
+        pytest.param(
+            cluster(partition("h0", "90Gi"), counter_sets=(card("80Gi"),)),
+            id="a-partition-that-never-fits-is-the-driver's-mistake",
+        ),
+        pytest.param(
+            cluster(
+                partition("h0", "a lot"),
+                partition("h1", "40Gi"),
+                counter_sets=(card("40Gi"),),
+                others=[holder("a", "h0")],
+            ),
+            id="counters-that-cannot-be-read",
+        ),
+        pytest.param(
+            cluster(
+                replace(nic("n0"), consumes=(card("80Gi"),)),
+                counter_sets=(card("80Gi"),),
+                request=asking("5G"),
+                others=HALF_USED,
+            ),
+            id="a-shared-partition-has-its-hardware-already",
+        ),
+        pytest.param(
+            cluster(nic("n0"), request=asking("5G"), others=HALF_USED), id="just-enough-is-left"
+        ),
+        pytest.param(
+            cluster(nic("n0"), request=asking("5G", "d/bandwidth"), others=HALF_USED),
+            id="a-capacity-by-its-full-name",
+        ),
+        pytest.param(
+            cluster(nic("n0", policy=CapacityPolicy(default="1G")), others=HALF_USED),
+            id="the-default-is-left",
+        ),
+        pytest.param(
+            cluster(device("g0"), request=replace(REQUEST, admin_access=True)),
+            id="admin-access-to-a-healthy-device",
+        ),
+        pytest.param(
+            cluster(
+                device("g0"),
+                request=replace(REQUEST, admin_access=True),
+                others=[holder("a", "g0")],
+            ),
+            id="admin-access-to-a-held-device",
+        ),
+    ],
+)
+def test_nothing_is_said_of_what_may_be_free(facts):
+    assert explain(POD, facts) == []
+
+
+def test_the_order_of_facts_does_not_change_the_sentence():
+    facts = cluster(
+        device("g0", LENS),
+        device("g1", STOPPED, UNHEALTHY),
+        device("g2"),
+        device("g3"),
+        others=[holder("b", "g3"), holder("a", "g2")],
+    )
+    (swapped,) = [replace(each, devices=each.devices[::-1]) for each in facts.slices]
+    other = Cluster(request=REQUEST, slices=[swapped], others=facts.others[::-1])
+    assert explain(POD, facts) == explain(POD, other) != []
+
+
+@pytest.mark.parametrize(
+    ("toleration", "tolerated"),
+    [
+        pytest.param(Toleration(key="k", value="v"), True, id="equal"),
+        pytest.param(Toleration(key="k", value="w"), False, id="other-value"),
+        pytest.param(Toleration(key="k"), False, id="no-value-is-the-empty-one"),
+        pytest.param(Toleration(key="k", operator="Exists"), True, id="exists"),
+        pytest.param(Toleration(key="x", operator="Exists"), False, id="other-key"),
+        pytest.param(Toleration(operator="Exists"), True, id="any-key"),
+        pytest.param(Toleration(value="v"), True, id="any-key-of-that-value"),
+        pytest.param(
+            Toleration(key="k", operator="Exists", effect="NoSchedule"), True, id="that-effect"
+        ),
+        pytest.param(
+            Toleration(key="k", operator="Exists", effect="NoExecute"), False, id="other-effect"
+        ),
+    ],
+)
+def test_what_a_toleration_tolerates(toleration, tolerated):
+    assert tolerates(toleration, taint("k", value="v")) is tolerated
