@@ -161,11 +161,12 @@ def error_of(claim: StoredClaim, result: BaseException) -> ClaimError:
     return FaultError(claim=str(claim), cause=result)
 
 
-def facts_of(claims: Iterable[StoredClaim]) -> dict[str, str]:
+def facts_of(driver: str, claims: Iterable[StoredClaim]) -> dict[str, str]:
     """Name claims and their devices in one log line: a line a claim would cost more than its
     transaction."""
     listed = list(claims)
     return {
+        "driver": driver,
         "claim": ", ".join(str(claim) for claim in listed),
         "claim_uid": ", ".join(claim.uid for claim in listed),
         "device": ", ".join(device.device for claim in listed for device in claim.devices),

@@ -342,7 +342,7 @@ class Preparing:
         written = outcome.written
         failed = await self._write_specs(written.values())
         if prepared := [claim for uid, claim in written.items() if uid not in failed]:
-            logger.info("claims prepared", extra=facts_of(prepared))
+            logger.info("claims prepared", extra=facts_of(self._parts.driver, prepared))
         for claim in prepared:
             settle(claim.uid, claim)
         late = [claim for claim in made if claim.uid not in written]

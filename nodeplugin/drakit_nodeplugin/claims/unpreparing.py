@@ -143,7 +143,7 @@ class Undoing:
                 if claim.uid in fenced:
                     undone[claim.uid] = Undone(error=_changed(claim), fenced=True)
         if told := [claim for claim in gone if undone[claim.uid].error is None]:
-            logger.info("claims unprepared", extra=facts_of(told))
+            logger.info("claims unprepared", extra=facts_of(self._parts.driver, told))
         for uid, state in undone.items():
             done(uid, state)
 
