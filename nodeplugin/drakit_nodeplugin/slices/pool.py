@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 from drakit.backoff import Backoff
@@ -26,18 +26,13 @@ from drakit.kube import (
     UnavailableError,
 )
 from drakit.resource.features import Feature, dropped_from_slice, refusal
-from drakit_nodeplugin.devices.pools import (
-    DesiredDevice,
-    DesiredPool,
-    Publication,
-    short_pool,
-)
+from drakit_nodeplugin.devices.pools import DesiredPool, Publication, short_pool
 from drakit_nodeplugin.devices.revision import Revision
 from drakit_nodeplugin.slices.api import SliceApi
 from drakit_nodeplugin.slices.calm import Calm
-from drakit_nodeplugin.slices.contents import SliceContent
 from drakit_nodeplugin.slices.desired import Plan, SliceWrite, planning
 from drakit_nodeplugin.slices.names import PoolIdentity, slice_index
+from drakit_nodeplugin.slices.refusals import Refusals
 from drakit_nodeplugin.slices.store import SliceStore
 from drakit_nodeplugin.slices.stored import StoredSlice
 from drakit_nodeplugin.slices.survey import KnownSlice
@@ -123,16 +118,12 @@ class PoolPublisher:
         self._changed = asyncio.Event()
         self._changed.set()
         self._not_before = 0.0
-        self._backoff = Backoff(first_seconds=RETRY_SECONDS[0], limit_seconds=RETRY_SECONDS[1])
+        self._backoff = _backoff()
         self._known: dict[str, KnownSlice] = {}
         self._settled = False
         self._calm = Calm()
         self._again_at: float | None = None
-        self._refused: dict[str, SliceContent] = {}
-        self._refused_error: str | None = None
-        self._refused_until = 0.0
-        self._refusals = Backoff(first_seconds=RETRY_SECONDS[0], limit_seconds=RETRY_SECONDS[1])
-        self._refused_devices: dict[str, tuple[DesiredDevice, str]] = {}
+        self._refusals = Refusals(_backoff())
 
     def wake(self) -> None:
         """Something has changed."""
@@ -142,8 +133,7 @@ class PoolPublisher:
         """The API server may take other things than before: look at everything again."""
         self._known.clear()
         self._settled = False
-        self._refused.clear()
-        self._refused_devices.clear()
+        self._refusals.forget()
         self._changed.set()
 
     async def run(self) -> None:
@@ -207,15 +197,10 @@ class PoolPublisher:
         now = loop.time()
         self._settled = True
         self._not_before = now + PACE_SECONDS
-        if refused:
-            self._refused_error = "; ".join(map(str, refused))
-            self._refused_until = now + max(self._refusals.next_seconds(), PACE_SECONDS)
-        if self._refused:
-            self._look_again(self._refused_until)
-        else:
-            self._refused_error = None
-            self._refusals.succeeded()
-        self.last_error = self._refused_error
+        self._refusals.round_ended(refused, now)
+        if self._refusals.slices:
+            self._look_again(self._refusals.until)
+        self.last_error = self._refusals.error
         return pool is None
 
     def _look_again(self, at: float) -> None:
@@ -223,12 +208,11 @@ class PoolPublisher:
 
     async def _planned(self, pool: DesiredPool) -> Plan:
         now = asyncio.get_running_loop().time()
-        if now >= self._refused_until:
-            self._refused.clear()
-        pool, refused_devices = self._without_refused(pool)
+        self._refusals.retry(now)
+        pool, refused_devices = self._refusals.left_out(pool)
         stored = self._around.store.of_pool(self.name)
         identity = await self._identity(stored)
-        left = dict(self._refused)
+        left = dict(self._refusals.slices)
         foreign = self._foreign(stored)
         if foreign and now < self._calm.until:
             self._look_again(self._calm.until)
@@ -284,20 +268,6 @@ class PoolPublisher:
             for each in stored
             if (known := self._known.get(each.name)) is None or known.version != each.version
         }
-
-    def _without_refused(self, pool: DesiredPool) -> tuple[DesiredPool, dict[str, str]]:
-        """Leave out devices that the API server has refused, as long as they are the same."""
-        if not self._refused_devices:
-            return pool, {}
-        wanted = {each.name: each for each in pool.devices}
-        self._refused_devices = {
-            name: (device, why)
-            for name, (device, why) in self._refused_devices.items()
-            if wanted.get(name) == device
-        }
-        left_out = {name: why for name, (_, why) in self._refused_devices.items()}
-        kept = tuple(each for each in pool.devices if each.name not in left_out)
-        return replace(pool, devices=kept), left_out
 
     def _report(self, left_out: Mapping[str, str]) -> None:
         new = {name: why for name, why in left_out.items() if self.left_out.get(name) != why}
@@ -364,7 +334,7 @@ class PoolPublisher:
             owner=write.pool.node_uid,
             advanced=write.advanced,
         )
-        self._refused.pop(write.name, None)
+        self._refusals.written(write.name)
         if self._around.on_dropped(dropped_from_slice(body, answer)):
             raise _StaleError
 
@@ -377,11 +347,8 @@ class PoolPublisher:
             "slice is refused by the API server",
             extra=self._facts() | {"slice": write.name, "error": str(error)},
         )
-        self._refused[write.name] = write.content
-        for name, why in said.devices.items():
-            if (device := write.content.devices.get(name)) is not None:
-                self._refused_devices[name] = (device, f"the API server refuses it: {why}")
-                self._changed.set()
+        if self._refusals.refused(write.name, write.content, said.devices):
+            self._changed.set()
 
     async def _read(self, name: str) -> None:
         """Look at one slice again."""
@@ -392,6 +359,10 @@ class PoolPublisher:
             for each in store.of_pool(self.name):
                 if each.name == name:
                     store.remove(name, each.uid)
+
+
+def _backoff() -> Backoff:
+    return Backoff(first_seconds=RETRY_SECONDS[0], limit_seconds=RETRY_SECONDS[1])
 
 
 def in_words(pool: str, left_out: Mapping[str, str]) -> dict[str, str]:
