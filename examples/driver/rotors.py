@@ -1,8 +1,9 @@
 """Rotors: each folder below a configured one is a rotor; claims share it by its revolutions."""
 
 import asyncio
+import re
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field
 
@@ -17,6 +18,7 @@ from drakit import (
     Edits,
     Health,
     Mount,
+    parse_quantity,
 )
 
 
@@ -26,43 +28,42 @@ class RotorsConfig(DriverConfig):
 
 class RotorParameters(DeviceParameters):
     speed: Annotated[int, Field(ge=0, le=3000)] = 0
-    direction: Literal["left", "right"] = "right"
 
 
 class Rotors(Driver[RotorsConfig]):
     name = "rotors.example.com"
     config_type = RotorsConfig
     parameters_type = RotorParameters
-    steps = CapacityRange(min="100", step="100")
+    rpm = Capacity(value="3000", default="100", valid_range=CapacityRange(min="100", step="100"))
 
     async def devices(self):
         while True:
-            yield [self._describe(d) for d in sorted(self.config.directory.glob("*")) if d.is_dir()]
+            yield [self._device(d) for d in sorted(self.config.directory.glob("*")) if d.is_dir()]
             await asyncio.sleep(2)
 
     def prepare(self, claim, device):
-        rotor, p = self.config.directory / device.name, device.parameters
+        rotor, speed = self.config.directory / device.name, device.parameters.speed
+        rpm = device.consumed_capacity.get("rpm", self.rpm.value)  # all, if it is not shared
         if not rotor.is_dir():
             raise DriverError(f"rotor {device.name} was taken away; put it back")
-        self._turn(device, p.speed)
-        env = {"ROTOR": device.name, "ROTOR_SPEED": str(p.speed), "ROTOR_DIRECTION": p.direction}
-        at = f"/rotors/{device.name}"
-        mount = Mount(host_path=str(rotor), container_path=at, options=("rbind", "ro"))
-        return Edits(env=env, mounts=(mount,))
+        if speed > parse_quantity(rpm):
+            raise DriverError(f"speed {speed} is more than the claim's {rpm} rpm; claim more")
+        self._turn(device, speed)
+        which = re.sub(r"\W", "_", f"ROTOR_SPEED_{device.request}__{device.name}").upper()
+        mount = Mount(host_path=str(rotor), container_path=f"/rotors/{device.name}")
+        return Edits(env={which: str(speed)}, mounts=(mount,))
 
     def unprepare(self, claim, device):
         self._turn(device, None)
 
     def health(self, device):
-        why = [f.read_text() or "fault" for f in self.config.directory.glob(f"{device.name}/fault")]
+        why = [f.read_text().strip() for f in self.config.directory.glob(f"{device.name}/fault")]
         return Health.bad(why[0], broken=why[0].startswith("fatal")) if why else Health.ok()
 
-    def _describe(self, rotor):
+    def _device(self, rotor):
         about = {file.name: file.read_text().strip() for file in rotor.glob("model")}
-        rpm = {"rpm": Capacity(value="3000", default="100", valid_range=self.steps)}
-        return Device(
-            name=rotor.name, attributes=about, capacity=rpm, allow_multiple_allocations=True
-        )
+        shared = {"capacity": {"rpm": self.rpm}, "allow_multiple_allocations": True}
+        return Device(name=rotor.name, attributes=about, **shared)
 
     def _turn(self, device, speed):
         # A file for each share: the rotor turns as fast as the fastest of them asks for.
