@@ -44,6 +44,17 @@ SILENT_SECONDS = 10.0
 ConnectionT = TypeVar("ConnectionT", bound=Connection)
 
 
+class _NotTakenError(Exception):
+    """Who listens has failed with what a connection told."""
+
+    def __init__(self, error: Exception) -> None:
+        self.reason = (
+            f"the node plugin failed with what it told ({type(error).__name__}); the node plugin's "
+            f"log on this node says more"
+        )
+        super().__init__(self.reason)
+
+
 class Lifecycle(Generic[ConnectionT]):
     """Keeps one endpoint connected, and tells of it."""
 
@@ -138,9 +149,9 @@ class Lifecycle(Generic[ConnectionT]):
                     silent.cancel()
                     listed_at = loop.time() if listed_at is None else listed_at
                     self._before = self._told = None
-                    self._listener.replaced(self._endpoint, update)
-                else:
-                    self._listener.reported(self._endpoint, update)
+                self._pass_on(update)
+        except _NotTakenError as error:
+            update = ConnectionEndedError(error.reason)
         finally:
             silent.cancel()
         steady = listed_at is not None and loop.time() - listed_at >= STEADY_SECONDS
@@ -148,6 +159,18 @@ class Lifecycle(Generic[ConnectionT]):
             self._backoff.succeeded()
         self._stopped(update.reason)
         await connection.close()
+
+    def _pass_on(self, update: Update) -> None:
+        """Tell who listens. What fails in that, an endpoint's words have caused: so it ends their
+        connection, and not the daemon, which serves others as well."""
+        try:
+            if isinstance(update, Inventory):
+                self._listener.replaced(self._endpoint, update)
+            else:
+                self._listener.reported(self._endpoint, update)
+        except Exception as error:
+            logger.exception("endpoint's news cannot be taken", extra={"endpoint": self._endpoint})
+            raise _NotTakenError(error) from error
 
     async def _next(self, updates: AsyncIterator[Update]) -> Update | ConnectionEndedError:
         """Give the next update, or how the connection ended; our own stop is raised."""
@@ -177,8 +200,13 @@ class Lifecycle(Generic[ConnectionT]):
 
     def _tell_stop(self, reason: str) -> None:
         if reason != self._told:
-            self._told = reason
-            self._listener.stopped(self._endpoint, reason)
+            try:
+                self._listener.stopped(self._endpoint, reason)
+            except Exception:
+                facts = {"endpoint": self._endpoint}
+                logger.exception("endpoint's stop cannot be taken", extra=facts)
+            else:
+                self._told = reason
 
 
 def _reason_of(error: Exception) -> str:

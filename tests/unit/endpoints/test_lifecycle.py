@@ -235,16 +235,61 @@ async def test_while_an_endpoint_waits_to_be_connected_it_is_away_for_the_last_r
     assert lifecycle.connection is None
 
 
-@pytest.mark.looptime
-async def test_a_failure_of_who_listens_is_not_taken_for_one_of_the_endpoint():
-    class Broken(Listener):
-        def replaced(self, endpoint, inventory):
-            raise ZeroDivisionError
+class Failing(Listener):
+    """Fails with what one of its methods is told for the first time."""
 
-    lifecycle = Lifecycle("camera", Source(FakeConnection(CAM)).connect, listener=Broken())
+    def __init__(self, method: str) -> None:
+        super().__init__()
+        setattr(self, method, self._fail)
+        self.method = method
+
+    def _fail(self, endpoint: str, what: object) -> None:
+        delattr(self, self.method)
+        raise TypeError("no text")
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize(
+    ("method", "updates"),
+    [
+        pytest.param("replaced", [CAM], id="an-inventory"),
+        pytest.param("reported", [CAM, SICK], id="a-report-of-health"),
+    ],
+)
+async def test_a_failure_of_who_listens_ends_the_connection_and_not_the_daemon(
+    method, updates, caplog
+):
+    listener = Failing(method)
+    source = Source(FakeConnection(*updates, seconds=1e6), FakeConnection(CAM, seconds=1e6))
+    lifecycle = Lifecycle("camera", source.connect, listener=listener)
     await lifecycle.start()
-    with pytest.raises(ZeroDivisionError):
-        await lifecycle.run()
+    task = asyncio.create_task(lifecycle.run())
+    await asyncio.wait({task}, timeout=100)
+    reason = (
+        "the node plugin failed with what it told (TypeError); the node plugin's log on this node "
+        "says more"
+    )
+    assert listener.told[-2:] == [(0, reason), (1, CAM)]
+    assert source.made[0].closed == 1
+    (record,) = [r for r in caplog.records if r.msg == "endpoint's news cannot be taken"]
+    assert isinstance(record.exc_info[1], TypeError)
+    task.cancel()
+    await asyncio.wait({task})
+    assert task.cancelled()
+
+
+@pytest.mark.looptime
+async def test_a_failure_of_who_hears_of_a_stop_does_not_end_the_daemon():
+    listener = Failing("stopped")
+    source = Source(OSError("refused"), OSError("refused"), FakeConnection(CAM, seconds=1e6))
+    lifecycle = Lifecycle("camera", source.connect, listener=listener)
+    await lifecycle.start()
+    task = asyncio.create_task(lifecycle.run())
+    await asyncio.wait({task}, timeout=100)
+    told = (1, "it could not be started: OSError: refused")
+    assert listener.told == [told, (3, CAM)], "what was not heard is told again"
+    task.cancel()
+    await asyncio.wait({task})
 
 
 @pytest.mark.looptime
