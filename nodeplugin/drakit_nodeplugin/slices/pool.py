@@ -158,23 +158,33 @@ class PoolPublisher:
                 self._not_before = loop.time() + PACE_SECONDS
                 self._changed.set()
             except ApiError as error:
-                self._failed(error)
+                seconds = self._failed(error)
+                logger.warning(
+                    "slices not published, trying again",
+                    extra=self._facts() | {"error": str(error), "seconds": round(seconds, 1)},
+                )
+            except Exception as error:
+                # A fault of ours: the pools of other drivers go on.
+                seconds = self._failed(error)
+                logger.exception(
+                    "a fault in the node plugin: slices not published, trying again",
+                    extra=self._facts() | {"seconds": round(seconds, 1)},
+                )
             else:
                 self._backoff.succeeded()
                 if gone and not self._changed.is_set():
                     return
 
-    def _failed(self, error: ApiError) -> None:
+    def _failed(self, error: Exception) -> float:
+        """Have it tried again, and tell in how many seconds."""
         seconds = max(self._backoff.next_seconds(), PACE_SECONDS)
         if isinstance(error, TooManyRequestsError | UnavailableError):
             seconds = max(seconds, min(error.retry_after_seconds or 0.0, MAX_RETRY_AFTER_SECONDS))
-        self.last_error = str(error)
-        logger.warning(
-            "slices not published, trying again",
-            extra=self._facts() | {"error": str(error), "seconds": round(seconds, 1)},
-        )
+        known = isinstance(error, ApiError)
+        self.last_error = str(error) if known else f"a fault in the node plugin: {error!r}"
         self._not_before = asyncio.get_running_loop().time() + seconds
         self._changed.set()
+        return seconds
 
     def _facts(self) -> dict[str, object]:
         return {"driver": self._around.source.driver, "pool": self.name}

@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import pytest
 
+from drakit_nodeplugin.devices.pools import StampedTaint
 from tests.fakes.kube import StatusError
 from tests.unit.slices.conftest import NODES, SLICES, Published
 from tests.unit.slices.world import NODE, counter_set, device, many, pool, taint
@@ -403,3 +404,20 @@ async def test_a_list_that_fails_is_an_error_of_publishing(published: Published)
     await asyncio.sleep(40)
     assert published.publisher.last_error is None
     assert published.publisher.listed
+
+
+async def test_a_fault_in_one_pool_is_tried_again_and_ends_nothing_else(
+    published: Published, caplog
+):
+    faulty = StampedTaint(key="k", value="", effect="NoSchedule", added_at=10**20)
+    published.source.says({NODE: pool("a"), GPUS: pool(device("b", faulty))})
+    await published.settled(600)
+    assert published.devices() == {"a"}
+    assert (published.publisher.last_error or "").startswith(f"pool {GPUS}: a fault in")
+    faults = [each for each in caplog.records if "a fault" in each.message]
+    assert 10 <= len(faults) <= 30
+    assert all(each.exc_info and each.pool == GPUS for each in faults)
+    published.source.says({NODE: pool("a", "c"), GPUS: pool("b")})
+    await published.settled(61)
+    assert published.devices() == {"a", "b", "c"}
+    assert published.publisher.last_error is None
