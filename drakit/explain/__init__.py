@@ -10,6 +10,7 @@ operator writes Events.
 It must not know Kubernetes clients, clocks, or the operator.
 """
 
+from drakit.explain.availability import Availability, availability
 from drakit.explain.model import (
     Amount,
     CapacityFacts,
@@ -43,6 +44,7 @@ from drakit.explain.selectors import Matches, match_devices
 
 __all__ = (
     "Amount",
+    "Availability",
     "CapacityFacts",
     "CapacityPolicy",
     "ClaimFacts",
@@ -66,6 +68,7 @@ __all__ = (
     "TaintFacts",
     "TemplateFacts",
     "Toleration",
+    "availability",
     "current_counters",
     "current_devices",
     "explain",

@@ -27,7 +27,7 @@ from drakit.explain.model import (
 from drakit.explain.pools import Counter, PoolCounters
 from drakit.explain.selectors import Matches
 
-__all__ = ("Availability", "Obstacle", "Users", "count", "tolerates")
+__all__ = ("Availability", "Obstacle", "Users", "availability", "needed", "tolerates")
 
 _PLAIN = DeviceFacts(name="", attributes={})
 """What there is to know of a device that is not special: nothing but its holder."""
@@ -86,8 +86,13 @@ class Availability:
         return self.allocated.devices + self.partitioned.devices + self.used_up.devices
 
 
-def count(matches: Matches, request: Request, users: Users, *, enough: int) -> Availability | None:
-    """Sort the devices; None if `enough` of them are free, or if that is not certain."""
+def needed(request: Request) -> int:
+    """Give how many devices there must be at least; "all" means one, too."""
+    return max(request.count, 1)
+
+
+def availability(matches: Matches, request: Request, users: Users) -> Availability | None:
+    """Sort the devices; None if there are enough free ones, or if that is not certain."""
     if matches.possible:
         return None
     found = Availability()
@@ -97,7 +102,7 @@ def count(matches: Matches, request: Request, users: Users, *, enough: int) -> A
             _sort(identity, matches.special.get(identity, _PLAIN), request, users, hardware, found)
         except ValueError:
             return None  # a quantity or a counter that we cannot read
-        if found.free >= enough:
+        if found.free >= needed(request):
             return None
     return found
 
@@ -111,12 +116,11 @@ def _sort(
     found: Availability,
 ) -> None:
     sharers = users.sharers(identity) if device.shareable else ()
-    shares = (share for claim in sharers for share in claim.shares if share.device == identity)
     short = short_capacities(
         device,
         driver=identity.driver,
         asked=request.capacity,
-        consumed=summed(amount for share in shares for amount in share.consumed),
+        consumed=_consumed_of(identity, sharers) if sharers else {},
     )
     if short is None:
         found.small += 1
@@ -133,6 +137,11 @@ def _sort(
         found.partitioned.add(claims=claims)
     else:
         found.free += 1
+
+
+def _consumed_of(identity: DeviceID, sharers: Iterable[ClaimFacts]) -> dict[str, int]:
+    shares = (share for claim in sharers for share in claim.shares if share.device == identity)
+    return summed(amount for share in shares for amount in share.consumed)
 
 
 def _short(name: str, driver: str) -> str:

@@ -45,8 +45,8 @@ def short_capacities(
     None means that the device does not have that much even if nothing is consumed, or gives no such
     amounts. Raises ValueError if something is no quantity.
     """
-    if not asked and not device.capacity:
-        return ()
+    if not asked and not consumed:
+        return ()  # all of it is left, and its policy's default is never more
     wanted = {
         each.name if "/" in each.name else f"{driver}/{each.name}": billionths(each.quantity)
         for each in asked

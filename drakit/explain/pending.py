@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from drakit.explain.availability import Availability, Users, count
+from drakit.explain.availability import Availability, needed
 from drakit.explain.model import (
     ClaimFacts,
     ClassFacts,
@@ -62,13 +62,14 @@ class Reason:
     regarding: ObjectReference
 
 
-class ClusterFacts(Users, Protocol):
+class ClusterFacts(Protocol):
     """What must be known of the cluster; all kinds must have been listed before it is asked."""
 
     def claim(self, namespace: str, name: str) -> ClaimFacts | None: ...
     def template(self, namespace: str, name: str) -> TemplateFacts | None: ...
     def device_class(self, name: str) -> ClassFacts | None: ...
     def matches(self, expressions: tuple[str, ...]) -> Matches: ...
+    def available(self, request: Request, expressions: tuple[str, ...]) -> Availability | None: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -189,7 +190,8 @@ def _devices(origin: str, name: str, request: Request, cluster: ClusterFacts) ->
     device_class = cluster.device_class(request.device_class)
     if device_class is None:
         return None
-    matches = cluster.matches(device_class.selectors + request.selectors)
+    expressions = device_class.selectors + request.selectors
+    matches = cluster.matches(expressions)
     nothing = not matches.certain and not matches.possible
     if nothing and not request.admin_access:
         return _Blocked(
@@ -198,13 +200,12 @@ def _devices(origin: str, name: str, request: Request, cluster: ClusterFacts) ->
             f"{name} of {origin} could use; check that the driver runs and publishes "
             f"ResourceSlices, and the selectors of class and request",
         )
-    needed = max(request.count, 1)
-    found = count(matches, request, cluster, enough=needed)
+    found = cluster.available(request, expressions)
     if found is None or (request.admin_access and not found.tainted.devices):
         return None
-    if found.total < needed and not request.admin_access:
+    if found.total < needed(request) and not request.admin_access:
         return _too_few(origin, name, request, found)
-    released = found.free + found.releasable >= needed
+    released = found.free + found.releasable >= needed(request)
     devices = f'DeviceClass "{request.device_class}" that {name} of {origin} could use'
     return _Blocked(
         code=Code.DEVICES_ALLOCATED if released else Code.DEVICES_TAINTED,

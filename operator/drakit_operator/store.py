@@ -10,10 +10,11 @@ It must not know Kopf, sessions, queues, or what is written to whom.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from drakit.explain import (
+    Availability,
     ClaimFacts,
     ClassFacts,
     DeviceID,
@@ -25,6 +26,7 @@ from drakit.explain import (
     Request,
     SliceFacts,
     TemplateFacts,
+    availability,
     current_counters,
     current_devices,
     match_devices,
@@ -34,7 +36,8 @@ from drakit_operator.kinds import CLAIMS, CLASSES, PODS, SLICES, TEMPLATES, Fact
 __all__ = ("Change", "Store")
 
 CACHED_SELECTIONS = 256
-"""Selections of devices kept until a slice changes: one for each class and set of selectors."""
+"""Selections of devices kept until a slice changes: one for each class and set of selectors. Also
+what can be had of them, kept until a claim takes or releases something, too."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,6 +105,7 @@ class Store:
         self._devices: list[Published] | None = None
         self._counters: dict[PoolID, PoolCounters] | None = None
         self._selections: dict[tuple[str, ...], Matches] = {}
+        self._available: dict[Hashable, Availability | None] = {}
 
     # ---- what goes in
 
@@ -184,6 +188,21 @@ class Store:
         self._selections[expressions] = selection
         return selection
 
+    def available(self, request: Request, expressions: tuple[str, ...]) -> Availability | None:
+        """Say which of the selected devices can be had; alike requests of many pods ask once."""
+        key = (
+            expressions,
+            request.count,
+            request.admin_access,
+            request.tolerations,
+            request.capacity,
+        )
+        if key not in self._available:
+            if len(self._available) >= CACHED_SELECTIONS:
+                self._available.clear()
+            self._available[key] = availability(self.matches(expressions), request, self)
+        return self._available[key]
+
     def waiting_pods(self) -> Iterator[Name]:
         """Name the pending pods that have claims and no node yet."""
         return (name for name, pod in self._pods.items() if pod.node is None)
@@ -227,6 +246,8 @@ class Store:
             case ClaimFacts():
                 self._claims[name] = fact
                 self._claims_of_class.add(_class_names(fact.requests), name)
+                if fact.devices or fact.shares:
+                    self._available.clear()
                 self._holders.update(dict.fromkeys(fact.devices, name))
                 for share in fact.shares:
                     self._sharers.setdefault(share.device, set()).add(name)
@@ -248,6 +269,8 @@ class Store:
             case ClaimFacts():
                 del self._claims[name]
                 self._claims_of_class.discard(_class_names(fact.requests), name)
+                if fact.devices or fact.shares:
+                    self._available.clear()
                 for device in fact.devices:
                     if self._holders.get(device) == name:
                         del self._holders[device]
@@ -268,6 +291,7 @@ class Store:
         self._devices = None
         self._counters = None
         self._selections.clear()
+        self._available.clear()
 
 
 def _claim_names(pod: PodFacts) -> list[Name]:

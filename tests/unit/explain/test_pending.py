@@ -16,6 +16,7 @@ from drakit.explain import (
     Share,
     SliceFacts,
     TemplateFacts,
+    availability,
     current_counters,
     current_devices,
     explain,
@@ -47,6 +48,9 @@ class Cluster:
 
     def matches(self, expressions):
         return match_devices(current_devices(self.slices), expressions)
+
+    def available(self, request, expressions):
+        return availability(self.matches(expressions), request, self)
 
     def holder(self, device):
         return next((c for c in self.claims if device in c.devices), None)

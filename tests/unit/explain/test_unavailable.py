@@ -20,6 +20,7 @@ from drakit.explain import (
     SliceFacts,
     TaintFacts,
     Toleration,
+    availability,
     current_counters,
     current_devices,
     explain,
@@ -50,6 +51,9 @@ class Cluster:
 
     def matches(self, expressions):
         return match_devices(current_devices(self.slices), expressions)
+
+    def available(self, request, expressions):
+        return availability(self.matches(expressions), request, self)
 
     def holder(self, device):
         return next((c for c in self.others if device in c.devices), None)

@@ -6,6 +6,7 @@ import pytest
 
 from drakit.explain import (
     Amount,
+    CapacityFacts,
     ClaimFacts,
     ClassFacts,
     CounterSetFacts,
@@ -17,7 +18,9 @@ from drakit.explain import (
     Request,
     Share,
     SliceFacts,
+    TaintFacts,
     TemplateFacts,
+    Toleration,
 )
 from drakit_operator.claims.handlers import claims_touched, pods_touched
 from drakit_operator.kinds import CLAIMS, CLASSES, PODS, SLICES, TEMPLATES, Name
@@ -94,6 +97,30 @@ def test_all_sharers_are_known_until_they_give_their_shares_back(store):
     assert [claim.name for claim in store.sharers(G0)] == ["second"]
     store.remove(CLAIMS, Name("lab", "second"), uid="second")
     assert store.sharers(G0) == []
+
+
+def test_what_is_available_follows_claims_and_slices(store):
+    assert store.available(REQUEST, ()) is None  # it is free
+    store.apply(CLAIMS, replace(CLAIM, allocated=True, devices=(G0,)))
+    assert store.available(REQUEST, ()).allocated.devices == 1
+    assert store.available(replace(REQUEST, admin_access=True), ()) is None
+    store.apply(CLAIMS, CLAIM)
+    assert store.available(REQUEST, ()) is None
+    taint = TaintFacts(key="k", effect="NoSchedule")
+    store.apply(SLICES, replace(SLICE, devices=(replace(SLICE.devices[0], taints=(taint,)),)))
+    assert store.available(REQUEST, ()).tainted.words == {"k"}
+    assert store.available(replace(REQUEST, tolerations=(Toleration(key="k"),)), ()) is None
+
+
+def test_the_last_share_makes_a_device_available_again(store):
+    capacity = (CapacityFacts(name="d/size", value="1"),)
+    shared = DeviceFacts(name="g0", attributes={}, capacity=capacity, shareable=True)
+    store.apply(SLICES, replace(SLICE, devices=(shared,)))
+    share = Share(device=G0, consumed=(Amount("d/size", "1"),))
+    store.apply(CLAIMS, replace(CLAIM, allocated=True, shares=(share,)))
+    assert store.available(REQUEST, ()).used_up.words == {"size"}
+    store.remove(CLAIMS, Name("lab", "train-x"), uid="c1")
+    assert store.available(REQUEST, ()) is None
 
 
 def test_counters_follow_the_slices(store):
