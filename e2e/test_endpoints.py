@@ -92,14 +92,16 @@ def stored(stage: Stage, driver: str) -> dict[str, Any] | None:
     return found[0] if found else None
 
 
-def test_a_driver_that_returns_within_the_grace_period(stage):
+def test_a_driver_that_returns_within_the_grace_period_and_one_that_does_not(stage):
     with_lamp(stage, "user", 0)
     stage.wait_phase("user", "Running")
     wait_for("the lamp's health", lambda: stage.device_health("user") == [("Healthy", "")])
     before = published(stage, LAMPS)
-    with written(stage.cluster, updates=1):
+    with written(stage.cluster, updates=2):
         stop(stage.lamps)
+        stopped_at = stop(stage.horns)
         wait_stopped(stage, LAMPS)
+        wait_stopped(stage, HORNS)
     with written(stage.cluster):
         with_lamp(stage, "plain", 1)
         with_lamp(stage, "tolerant", 2, "drakit.dev/stopped")
@@ -108,10 +110,21 @@ def test_a_driver_that_returns_within_the_grace_period(stage):
         ((status, message),) = stage.device_health("user")
         assert status == "Unknown"
         assert REASON in message
-        assert set(taints(stage.cluster, HORNS)) == set()
     with written(stage.cluster, updates=1):
         stage.lamps.stock()
         wait_untainted(stage, LAMPS)
+
+    with written(stage.cluster, deletes=1):
+        wait_for("the horns' slice to be deleted", lambda: not published(stage, HORNS))
+        seconds = time.monotonic() - stopped_at
+    print(f"the slice was deleted {seconds:.1f} s after the stop")
+    assert STOP_GRACE_SECONDS - 1 < seconds < STOP_GRACE_SECONDS + 5
+    wait_for("the endpoint to be forgotten", lambda: stored(stage, HORNS) is None)
+    with written(stage.cluster, creates=1):
+        stage.horns.stock()
+        wait_for("the slice to be back", lambda: published(stage, HORNS))
+    assert taints(stage.cluster, HORNS) == {}
+
     stage.nudge("tolerant")
     for name in ("plain", "tolerant"):
         stage.wait_phase(name, "Running")
@@ -149,49 +162,6 @@ def test_a_pod_that_ends_while_its_driver_is_stopped_may_go_but_its_device_may_n
     assert stage.prepared() == {stage.uid("next", "lamp")}
 
 
-def test_after_the_grace_period_a_stopped_drivers_pool_is_forgotten(stage):
-    with_lamp(stage, "user", 0)
-    stage.wait_phase("user", "Running")
-    with written(stage.cluster, updates=1):
-        stopped_at = stop(stage.lamps)
-        wait_stopped(stage, LAMPS)
-    with written(stage.cluster, deletes=1):
-        wait_for("the slice to be deleted", lambda: not published(stage, LAMPS))
-        seconds = time.monotonic() - stopped_at
-    print(f"the slice was deleted {seconds:.1f} s after the stop")
-    assert STOP_GRACE_SECONDS - 1 < seconds < STOP_GRACE_SECONDS + 5
-    wait_for("the endpoint to be forgotten", lambda: stored(stage, LAMPS) is None)
-    assert stage.phase("user") == "Running"
-
-    with written(stage.cluster, creates=1):
-        stage.lamps.stock()
-        wait_for("the slice to be back", lambda: published(stage, LAMPS))
-    assert taints(stage.cluster, LAMPS) == {}
-    assert stored(stage, LAMPS)["stopped_at"] is None
-    with_lamp(stage, "next", 1)
-    stage.wait_phase("next", "Running")
-
-
-def test_a_restart_while_drivers_are_stopped_changes_nothing_and_their_grace_goes_on(stage):
-    with written(stage.cluster, updates=2):
-        stopped_at = stop(stage.lamps)
-        stop(stage.horns)
-        wait_stopped(stage, LAMPS)
-        wait_stopped(stage, HORNS)
-    with written(stage.cluster):
-        before = taints(stage.cluster, LAMPS)
-        stage.kill_plugin(until_ready=False)
-    assert taints(stage.cluster, LAMPS) == before
-    with written(stage.cluster, updates=1):
-        stage.horns.stock()
-        wait_untainted(stage, HORNS)
-    with written(stage.cluster, deletes=1):
-        wait_for("the slice to be deleted", lambda: not published(stage, LAMPS))
-        seconds = time.monotonic() - stopped_at
-    print(f"the slice was deleted {seconds:.1f} s after the stop")
-    assert STOP_GRACE_SECONDS - 1 < seconds < STOP_GRACE_SECONDS + 5
-
-
 @contextmanager
 def cut(stage: Stage) -> Generator[None]:
     """The daemon cannot reach the API server meanwhile; others can."""
@@ -203,21 +173,32 @@ def cut(stage: Stage) -> Generator[None]:
         stage.cluster.heal_pod(stage.node, address)
 
 
-def test_a_removal_that_had_begun_is_finished_after_a_restart(stage):
-    stop(stage.lamps)
-    wait_stopped(stage, LAMPS)
+def test_over_restarts_the_grace_goes_on_and_a_removal_that_had_begun_is_finished(stage):
+    with written(stage.cluster, updates=2):
+        stopped_at = stop(stage.lamps)
+        stop(stage.horns)
+        wait_stopped(stage, LAMPS)
+        wait_stopped(stage, HORNS)
+    with written(stage.cluster):
+        before = taints(stage.cluster, LAMPS)
+        stage.kill_plugin(until_ready=False)
+    assert taints(stage.cluster, LAMPS) == before
 
     def removing() -> bool:
         endpoint = stored(stage, LAMPS)
         return endpoint is not None and endpoint["removing"]
 
-    with written(stage.cluster, deletes=1, seconds=60):
+    with written(stage.cluster, updates=1, deletes=1, seconds=60):
+        stage.horns.stock()
+        wait_untainted(stage, HORNS)
         with cut(stage):
             wait_for("the removal to be stored", removing)
-            assert published(stage, LAMPS)
+            seconds = time.monotonic() - stopped_at
             stage.kill_plugin(until_ready=False)
             assert published(stage, LAMPS)
-        wait_for("the slice to be deleted", lambda: not published(stage, LAMPS), seconds=60)
+        wait_for("the lamps' slice to be deleted", lambda: not published(stage, LAMPS))
+    print(f"the removal was begun {seconds:.1f} s after the stop")
+    assert STOP_GRACE_SECONDS - 1 < seconds < STOP_GRACE_SECONDS + 5
     begun = [line for line in stage.log() if "was away for too long" in line["msg"]]
     assert len(begun) == 1, "the removal was begun before the restart, and not again"
     with written(stage.cluster, creates=1):
