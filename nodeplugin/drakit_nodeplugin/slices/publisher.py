@@ -134,15 +134,17 @@ class SlicePublisher:
                 for name in names:
                     if name not in self._pools:
                         pool = self._pools[name] = PoolPublisher(name, surroundings)
-                        group.create_task(self._publish(pool))
+                        group.create_task(self._publish(pool, find))
 
             group.create_task(self._watch(api, owner, find))
             group.create_task(self._wake())
             group.create_task(self._find(find))
 
-    async def _publish(self, pool: PoolPublisher) -> None:
+    async def _publish(self, pool: PoolPublisher, find: Callable[[Collection[str]], None]) -> None:
         await pool.run()
         del self._pools[pool.name]
+        # It may be wanted again since its last look, found while it was still here, and not woken.
+        find({pool.name} & self._source.publication().pools.keys())
 
     async def _wake(self) -> None:
         """Tell the pools of each change; they know when they look."""

@@ -139,6 +139,24 @@ async def test_a_pool_that_is_wanted_again_while_it_is_deleted_returns(
     assert len(published.devices()) == 101
 
 
+async def test_a_pool_that_is_wanted_again_just_as_its_publisher_ends_returns(
+    published: Published,
+):
+    began = asyncio.get_running_loop().time()
+    published.source.says({NODE: pool("a"), GPUS: pool("b")})
+    await published.settled(10)
+    published.source.says({NODE: pool("a")}, held=[GPUS])  # looked for at 10.2, next at 11.0
+    await asyncio.sleep(0.4)
+    published.link.seconds = 0.605  # a delete, from 10.6 to 11.205
+    published.source.says({NODE: pool("a")})
+    await asyncio.sleep(began + 11.199 - asyncio.get_running_loop().time())
+    published.source.revision.late_seconds = 0.01
+    published.source.says({NODE: pool("a"), GPUS: pool("b")})
+    published.link.seconds = 0.01
+    await published.settled(60)
+    assert published.devices() == {"a", "b"}
+
+
 async def test_a_pool_is_not_deleted_while_not_all_is_known(published: Published):
     published.source.says({NODE: pool("a"), GPUS: pool("b")})
     await published.settled()

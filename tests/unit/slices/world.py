@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -158,12 +159,24 @@ def _normal(body: Mapping[str, Any]) -> dict[str, Any]:
     return new
 
 
+class LateRevision(Revision):
+    """A revision of which those who wait may hear late: they do not run in any order."""
+
+    late_seconds = 0.0
+
+    async def after(self, seen: int) -> int:
+        number = await super().after(seen)
+        if self.late_seconds:
+            await asyncio.sleep(self.late_seconds)
+        return number
+
+
 class FakeSource:
     """What a device manager says, as a test wants it."""
 
     def __init__(self, driver: str = DRIVER) -> None:
         self.driver = driver
-        self.revision = Revision()
+        self.revision = LateRevision()
         self._publication = Publication(pools={})
 
     def publication(self) -> Publication:
