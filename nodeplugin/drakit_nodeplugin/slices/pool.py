@@ -333,7 +333,7 @@ class PoolPublisher:
             self._refuse(write, body, error)
             raise
         except (ConflictError, AlreadyExistsError, NotFoundError):
-            # What we hold is older than what the API server holds.
+            # What we hold is not what the API server holds.
             await self._read(write.name)
             raise
         stored = StoredSlice.of(answer)
@@ -361,10 +361,11 @@ class PoolPublisher:
             self._changed.set()
 
     async def _read(self, name: str) -> None:
-        """Look at one slice again."""
+        """Look at one slice again: what we hold of it is wrong."""
         store = self._around.store
+        held = store.find(name)
         try:
-            store.apply(await self._around.api.get(name))
+            store.correct(await self._around.api.get(name), held=held)
         except NotFoundError:
             for each in store.of_pool(self.name):
                 if each.name == name:

@@ -1,7 +1,9 @@
 """
 The slices of our driver on our node, as the API server last told of them.
 
-They are told of twice: by the answer to a write, and by the watch, in any order.
+They are told of twice: by the answer to a write, and by the watch, in any order; the newer counts.
+After a restore of etcd what is new has a lower version than what was there before. So a list, and
+a read after a conflict, count whatever their versions are.
 
 It must not know what is wanted, or how it is told.
 """
@@ -33,14 +35,21 @@ class SliceStore:
 
     def hold(self, slices: Iterable[StoredSlice]) -> set[str]:
         """These are all there are; give the pools of which slices are gone."""
-        before = self._slices
-        self._slices = {}
-        for each in slices:
-            old = before.get(each.name)
-            # The answer to a write may be newer than the list.
-            self._slices[each.name] = old if old and newer(old.version, each.version) else each
+        before, self._slices = self._slices, {each.name: each for each in slices}
         self.listed.set()
         return {each.pool for name, each in before.items() if name not in self._slices}
+
+    def find(self, name: str) -> StoredSlice | None:
+        """Give one slice."""
+        return self._slices.get(name)
+
+    def correct(self, new: StoredSlice, *, held: StoredSlice | None) -> None:
+        """Keep what was read, as `held` is wrong; if something else is held meanwhile, the newer
+        of that and this."""
+        if self._slices.get(new.name) is held:
+            self._slices[new.name] = new
+        else:
+            self.apply(new)
 
     def apply(self, new: StoredSlice) -> bool:
         """Keep the newer of two; tell whether it is the new one."""

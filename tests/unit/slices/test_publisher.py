@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+from dataclasses import dataclass
 from itertools import pairwise
 
 import pytest
 
 from drakit_nodeplugin.devices.pools import StampedTaint
-from tests.fakes.kube import StatusError
+from tests.fakes.kube import FakeApiServer, StatusError
 from tests.unit.slices.conftest import NODES, SLICES, Published
 from tests.unit.slices.world import NODE, counter_set, device, many, pool, taint
 
@@ -407,6 +409,50 @@ async def test_a_conflict_is_read_and_written_again(published: Published):
     await published.settled(1)
     published.link.refuse = lambda method, path, body: None
     await published.settled(60)
+    assert published.devices() == {"b"}
+
+
+@dataclass
+class Backup:
+    """What etcd held once."""
+
+    server: FakeApiServer
+
+    def __post_init__(self) -> None:
+        self.version = self.server.cluster.version
+        self.objects = copy.deepcopy(self.server.cluster.objects)
+
+    def restore(self) -> None:
+        """No watch is told."""
+        self.server.cluster.version = self.version
+        self.server.cluster.objects = self.objects
+        self.server.cluster.history.clear()
+
+
+async def test_after_a_restore_of_etcd_a_slice_can_be_written_again(published: Published):
+    published.source.says(pool("a"))
+    await published.settled()
+    backup = Backup(published.server)
+    for name in ("b", "c", "d"):
+        published.source.says(pool(name))
+        await published.settled()
+    backup.restore()
+    published.source.says(pool("e"))
+    await published.settled(10)
+    assert published.devices() == {"e"}
+    assert published.publisher.last_error is None
+
+
+async def test_after_a_restore_of_etcd_a_list_is_believed(published: Published):
+    published.source.says(pool("a"))
+    await published.settled()
+    backup = Backup(published.server)
+    published.source.says(pool("b"))
+    await published.settled()
+    backup.restore()
+    published.server.cluster.oldest_version = 10**6
+    published.server.drop_watches()
+    await published.settled(10)
     assert published.devices() == {"b"}
 
 
