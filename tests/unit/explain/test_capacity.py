@@ -23,6 +23,7 @@ def short(total, *, asked=None, used="0", policy=None):
 
 VALUES = CapacityPolicy(default="1", valid_values=("1", "2", "8"))
 RANGE = CapacityPolicy(default="2", min="2", max="8", step="3")
+SPAN = CapacityPolicy(default="2", min="2", max="8")
 ODD = CapacityPolicy(default="0", min="0", step="1500m")
 ENOUGH, TOO_LITTLE, NEVER = (), ("d/size",), None
 
@@ -40,11 +41,11 @@ ENOUGH, TOO_LITTLE, NEVER = (), ("d/size",), None
         ),
         pytest.param({"asked": "9", "policy": VALUES}, NEVER, id="more-than-any-valid-value"),
         pytest.param(
-            {"asked": "1", "used": "9", "policy": RANGE}, TOO_LITTLE, id="up-to-the-minimum"
+            {"asked": "1", "used": "9", "policy": SPAN}, TOO_LITTLE, id="up-to-the-minimum"
         ),
         pytest.param({"asked": "3", "used": "6", "policy": RANGE}, TOO_LITTLE, id="up-to-a-step"),
         pytest.param({"asked": "5", "used": "5", "policy": RANGE}, ENOUGH, id="a-step-exactly"),
-        pytest.param({"asked": "9", "policy": RANGE}, NEVER, id="more-than-the-maximum"),
+        pytest.param({"asked": "9", "policy": SPAN}, NEVER, id="more-than-the-maximum"),
         pytest.param(
             {"asked": "4", "used": "6", "policy": ODD}, ENOUGH, id="fractions-are-not-rounded"
         ),

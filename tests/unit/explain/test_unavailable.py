@@ -229,6 +229,18 @@ ON = "it goes on when enough is released"
         ),
         pytest.param(
             cluster(
+                replace(nic("n0", "10G", LENS), consumes=(card("40Gi"),)),
+                partition("h0", "80Gi"),
+                counter_sets=(card("80Gi"),),
+                others=[sharer("a", "n0")],
+            ),
+            "DevicesAllocated",
+            f"of the 2 devices {WHAT}, 1 shares hardware with allocated devices, of claim lab/a "
+            f"(pod pod-a); 1 is tainted with {LENS.key}, {NOT}; {ON}; {ASK}",
+            id="a-share-of-a-partition-takes-hardware",
+        ),
+        pytest.param(
+            cluster(
                 nic("n0"),
                 request=asking("5G"),
                 others=[
@@ -318,8 +330,20 @@ HALF_USED = [sharer("a", "n0", bandwidth("5G", "d/bandwidth"))]
             id="counters-that-nobody-publishes",
         ),
         pytest.param(
-            cluster(partition("h0", "90Gi"), counter_sets=(card("80Gi"),)),
+            cluster(
+                partition("h0", "90Gi"),
+                partition("h1", "40Gi"),
+                counter_sets=(card("80Gi"),),
+                others=[holder("a", "h1")],
+            ),
             id="a-partition-that-never-fits-is-the-driver's-mistake",
+        ),
+        pytest.param(
+            cluster(
+                partition("h0", "40Gi"),
+                counter_sets=(replace(card("40Gi"), name="card-1"),),
+            ),
+            id="a-counter-that-its-pool-does-not-have",
         ),
         pytest.param(
             cluster(
