@@ -1,8 +1,8 @@
 """
 How often ResourceSlices were written, as the API server itself counts it.
 
-The counters are of all clients; a test that compares two looks has to be the only one that causes
-writes meanwhile. It must not know who writes, or why.
+Dry runs are no writes. The counters are of all clients; a test that compares two looks has to be
+the only one that causes writes meanwhile. It must not know who writes, or why.
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ def slice_writes(cluster: Cluster) -> SliceWrites:
     for line in _LINE.finditer(cluster.kubectl("get", "--raw", "/metrics").stdout):
         labels = dict(_LABEL.findall(line["labels"]))
         verb = _VERBS.get(labels.get("verb", ""))
-        if labels.get("resource") == "resourceslices" and verb and labels["code"].startswith("2"):
+        if labels.get("resource") != "resourceslices" or labels.get("dry_run"):
+            continue
+        if verb and labels["code"].startswith("2"):
             counts[verb] += int(float(line["count"]))
     return SliceWrites(**counts)
 

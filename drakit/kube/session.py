@@ -57,6 +57,8 @@ class Timeouts:
     """Bookmarks come once a minute: a watch that is silent for longer is a dead connection."""
 
 
+_DRY_RUN = {"dryRun": "All"}
+
 MAX_REQUESTS = 16
 """Requests at once, watches aside. A connection with TLS costs 256 KiB for as long as it is kept,
 and with 64 of them 64 reads are answered no sooner (median) than with 16."""
@@ -129,16 +131,34 @@ class Session:
         return await self._request("GET", path, params=params, timeout_seconds=timeout_seconds)
 
     async def create(
-        self, path: str, body: Mapping[str, Any], *, timeout_seconds: float | None = None
+        self,
+        path: str,
+        body: Mapping[str, Any],
+        *,
+        dry_run: bool = False,
+        timeout_seconds: float | None = None,
     ) -> dict[str, Any]:
-        """Create an object in a collection."""
-        return await self._request("POST", path, body=body, timeout_seconds=timeout_seconds)
+        """Create an object in a collection. A dry run is answered in the same way, but nothing is
+        stored."""
+        params = _DRY_RUN if dry_run else None
+        return await self._request(
+            "POST", path, params=params, body=body, timeout_seconds=timeout_seconds
+        )
 
     async def replace(
-        self, path: str, body: Mapping[str, Any], *, timeout_seconds: float | None = None
+        self,
+        path: str,
+        body: Mapping[str, Any],
+        *,
+        dry_run: bool = False,
+        timeout_seconds: float | None = None,
     ) -> dict[str, Any]:
-        """Replace an object; ConflictError if its resourceVersion is given and is not current."""
-        return await self._request("PUT", path, body=body, timeout_seconds=timeout_seconds)
+        """Replace an object; ConflictError if its resourceVersion is given and is not current. For
+        a dry run see `create`."""
+        params = _DRY_RUN if dry_run else None
+        return await self._request(
+            "PUT", path, params=params, body=body, timeout_seconds=timeout_seconds
+        )
 
     async def patch(
         self,

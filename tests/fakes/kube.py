@@ -9,7 +9,8 @@ An API server in memory, over real HTTP, for tests of everything that talks to K
 
 What it does as the real one: resource versions, ``AlreadyExists`` and ``Conflict``, delete
 preconditions, finalizers, generations, writes without a change that write nothing, ``status`` apart
-from the rest, equality selectors, pages that expire, watches with history, bookmarks and 410.
+from the rest, dry runs, equality selectors, pages that expire, watches with history, bookmarks and
+410.
 What it does not: schemas, defaults, admission, authorisation; server-side apply is a merge that
 replaces lists and knows no field owners.
 
@@ -158,6 +159,8 @@ class FakeCluster:
     ) -> tuple[int, Object]:
         """Answer one request that is not a watch; StatusError if it is refused."""
         target, params = Target.parse(path), params or {}
+        if params.get("dryRun"):
+            return self._scratch().request(method, path, params | {"dryRun": ""}, body)
         match method:
             case "GET" if target.name:
                 return 200, copy.deepcopy(self._found(target))
@@ -172,6 +175,13 @@ class FakeCluster:
             case "DELETE" if target.name:
                 return 200, self._delete(target, body or {})
         raise StatusError(405, "MethodNotAllowed")
+
+    def _scratch(self) -> FakeCluster:
+        """The same objects in a cluster that nobody watches."""
+        scratch = FakeCluster()
+        scratch.version, scratch.oldest_version = self.version, self.oldest_version
+        scratch.objects = copy.deepcopy(self.objects)
+        return scratch
 
     def _found(self, target: Target) -> Object:
         try:

@@ -82,19 +82,21 @@ class SliceApi:
             body = await self._session.get(_path(version, name))
         return StoredSlice.of(from_version(body, version))
 
-    async def create(self, body: Object) -> dict[str, Any]:
-        """Create one, and give what the API server has made of it."""
+    async def create(self, body: Object, *, dry_run: bool = False) -> dict[str, Any]:
+        """Create one, and give what the API server has made of it, or would in a dry run."""
         version = await self._served()
-        async with self._guarded(), self._measured("create"):
-            answer = await self._session.create(_path(version), to_version(body, version))
+        sent = to_version(body, version)
+        async with self._guarded(), self._measured("create", dry_run=dry_run):
+            answer = await self._session.create(_path(version), sent, dry_run=dry_run)
         return from_version(answer, version)
 
-    async def replace(self, body: Object) -> dict[str, Any]:
-        """Replace one, and give what the API server has made of it."""
+    async def replace(self, body: Object, *, dry_run: bool = False) -> dict[str, Any]:
+        """Replace one, and give what the API server has made of it, or would in a dry run."""
         version = await self._served()
         path = _path(version, text(body, "metadata", "name"))
-        async with self._guarded(), self._measured("update"):
-            answer = await self._session.replace(path, to_version(body, version))
+        sent = to_version(body, version)
+        async with self._guarded(), self._measured("update", dry_run=dry_run):
+            answer = await self._session.replace(path, sent, dry_run=dry_run)
         return from_version(answer, version)
 
     async def delete(self, stored: StoredSlice) -> None:
@@ -131,7 +133,7 @@ class SliceApi:
             raise _not_served(error.message, method=error.method, path=error.path) from error
 
     @asynccontextmanager
-    async def _measured(self, verb: Verb) -> AsyncGenerator[None]:
+    async def _measured(self, verb: Verb, *, dry_run: bool = False) -> AsyncGenerator[None]:
         loop = asyncio.get_running_loop()
         began, ok = loop.time(), False
         try:
@@ -141,7 +143,7 @@ class SliceApi:
             ok = verb == "delete"
             raise
         finally:
-            if self._on_write is not None:
+            if self._on_write is not None and not dry_run:
                 self._on_write(verb, loop.time() - began, ok)
 
 

@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Collection, Mapping
+from typing import Any
 
 from drakit.backoff import Backoff
 from drakit.kube import (
@@ -26,18 +25,16 @@ from drakit.kube import (
     UnavailableError,
 )
 from drakit.resource.features import Feature, dropped_from_slice, refusal
-from drakit_nodeplugin.devices.pools import DesiredPool, Publication, short_pool
-from drakit_nodeplugin.devices.revision import Revision
-from drakit_nodeplugin.slices.api import SliceApi
+from drakit_nodeplugin.devices.pools import DesiredPool, short_pool
 from drakit_nodeplugin.slices.calm import Calm
 from drakit_nodeplugin.slices.desired import Plan, SliceWrite, planning
 from drakit_nodeplugin.slices.names import PoolIdentity, slice_index
 from drakit_nodeplugin.slices.refusals import Refusals
-from drakit_nodeplugin.slices.store import SliceStore
 from drakit_nodeplugin.slices.stored import StoredSlice
+from drakit_nodeplugin.slices.surroundings import Surroundings
 from drakit_nodeplugin.slices.survey import KnownSlice
 
-__all__ = ("NodeOwner", "PoolPublisher", "PublicationSource", "Surroundings", "in_words")
+__all__ = ("PoolPublisher", "in_words")
 
 logger = logging.getLogger(__name__)
 
@@ -53,54 +50,13 @@ RETRY_SECONDS = (2.0, 60.0)
 MAX_RETRY_AFTER_SECONDS = 60.0
 
 
-class PublicationSource(Protocol):
-    """Who says what is to be published of one driver."""
-
-    @property
-    def driver(self) -> str:
-        """The driver's name."""
-        ...
-
-    @property
-    def revision(self) -> Revision:
-        """Advances whenever `publication` would give something else."""
-        ...
-
-    def publication(self) -> Publication:
-        """Give what is to be published; asked once a second and pool at most."""
-        ...
-
-
-class NodeOwner(Protocol):
-    """Who knows our Node, the owner of our slices."""
-
-    async def uid(self, *, again: bool = False) -> str:
-        """Give its UID, read again if asked to; ApiError if it cannot be read."""
-        ...
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Surroundings:
-    """What the pools of a driver share."""
-
-    source: PublicationSource
-    node: str
-    owner: NodeOwner
-    api: SliceApi
-    store: SliceStore
-    primary: asyncio.Event
-    dropped: Callable[[], Collection[Feature]]
-    """The features that the API server is known to drop."""
-
-    on_dropped: Callable[[Collection[Feature]], bool]
-    """Told what an answer lacks; tells whether plans have become wrong by it."""
-
-    on_left_out: Callable[[Mapping[str, str]], None]
-    """Told why devices are not published, by ``pool/device`` in the driver's words."""
-
-
 class _StaleError(Exception):
     """What was planned is not right any more: plan anew."""
+
+
+class _DroppedError(Exception):
+    """It is not right as the API server drops fields: plan anew at once, as what it holds may lack
+    them, or be part of a pool that is not whole. Each feature is noticed once."""
 
 
 class PoolPublisher:
@@ -156,6 +112,9 @@ class PoolPublisher:
                 gone = await self._round()
             except _StaleError:
                 self._not_before = loop.time() + PACE_SECONDS
+                self._changed.set()
+            except _DroppedError:
+                settle = 0.0
                 self._changed.set()
             except ApiError as error:
                 seconds = self._failed(error)
@@ -294,7 +253,8 @@ class PoolPublisher:
         """Make the writes; give why the API server has refused slices."""
         if todo.empty:
             return []
-        refused: list[InvalidError] = []
+        writes = (*todo.replace, *todo.create)
+        refused = await self._check_taints(writes)
         for each in todo.delete:
             self._check_primary()
             try:
@@ -304,12 +264,14 @@ class PoolPublisher:
                 raise
             self._around.store.remove(each.name, each.uid)
             self._known.pop(each.name, None)
-        for write in (*todo.replace, *todo.create):
+        for write in writes:
+            if write.name in refused:
+                continue
             self._check_primary()
             try:
                 await self._write(write)
             except InvalidError as error:
-                refused.append(error)
+                refused[write.name] = error
         logger.info(
             "slices published",
             extra=self._facts()
@@ -319,23 +281,30 @@ class PoolPublisher:
                 "deletes": len(todo.delete),
             },
         )
-        return refused
+        return [*refused.values()]
 
     def _check_primary(self) -> None:
         if not self._around.primary.is_set():
             raise _StaleError
 
+    async def _check_taints(self, writes: Collection[SliceWrite]) -> dict[str, InvalidError]:
+        """Make sure that taints are kept before anything is written, or pods would be given broken
+        devices for a moment; give why the API server would refuse slices, by name."""
+        refused: dict[str, InvalidError] = {}
+        for write in self._around.taints.needed(writes):
+            try:
+                _, dropped = await self._send(write, dry_run=True)
+            except InvalidError as error:
+                refused[write.name] = error
+                continue
+            # Another pool may have been told of it meanwhile.
+            if self._around.on_dropped(dropped) or Feature.TAINTS in dropped:
+                raise _DroppedError
+            self._around.taints.kept()
+        return refused
+
     async def _write(self, write: SliceWrite) -> None:
-        api, body = self._around.api, write.body()
-        try:
-            answer = await (api.create(body) if write.stored is None else api.replace(body))
-        except InvalidError as error:
-            self._refuse(write, body, error)
-            raise
-        except (ConflictError, AlreadyExistsError, NotFoundError):
-            # What we hold is not what the API server holds.
-            await self._read(write.name)
-            raise
+        answer, dropped = await self._send(write)
         stored = StoredSlice.of(answer)
         self._around.store.apply(stored)
         self._known[write.name] = KnownSlice(
@@ -345,14 +314,31 @@ class PoolPublisher:
             advanced=write.advanced,
         )
         self._refusals.written(write.name)
-        if self._around.on_dropped(dropped_from_slice(body, answer)):
-            raise _StaleError
+        if self._around.on_dropped(dropped):
+            raise _DroppedError
+
+    async def _send(
+        self, write: SliceWrite, *, dry_run: bool = False
+    ) -> tuple[dict[str, Any], Collection[Feature]]:
+        """Give the answer to a write, and which features it lacks."""
+        api, body = self._around.api, write.body()
+        send = api.create if write.stored is None else api.replace
+        try:
+            answer = await send(body, dry_run=dry_run)
+        except InvalidError as error:
+            self._refuse(write, body, error)
+            raise
+        except (ConflictError, AlreadyExistsError, NotFoundError):
+            # What we hold is not what the API server holds.
+            await self._read(write.name)
+            raise
+        return answer, dropped_from_slice(body, answer)
 
     def _refuse(self, write: SliceWrite, body: Mapping[str, object], error: InvalidError) -> None:
         """Take in what the API server says of a slice that it does not take."""
         said = refusal(error.details, body)
         if self._around.on_dropped(said.features):
-            raise _StaleError from error
+            raise _DroppedError from error
         logger.error(
             "slice is refused by the API server",
             extra=self._facts() | {"slice": write.name, "error": str(error)},

@@ -25,12 +25,12 @@ from drakit_nodeplugin.slices.pool import (
     PACE_SECONDS,
     SETTLE_SECONDS,
     PoolPublisher,
-    PublicationSource,
-    Surroundings,
     in_words,
 )
 from drakit_nodeplugin.slices.store import SliceStore
 from drakit_nodeplugin.slices.stored import StoredSlice
+from drakit_nodeplugin.slices.surroundings import PublicationSource, Surroundings
+from drakit_nodeplugin.slices.taintcheck import TaintCheck
 
 __all__ = ("PublicationSource", "SlicePublisher")
 
@@ -77,6 +77,7 @@ class SlicePublisher:
         self._reflector: Reflector | None = None
         self._dropped: frozenset[Feature] = frozenset()
         self._reported: frozenset[Feature] = frozenset()
+        self._taints = TaintCheck()
         self._forgot_at: float | None = None
 
     # ------------------------------------------------------------ what probes and metrics ask
@@ -126,6 +127,7 @@ class SlicePublisher:
             primary=self._primary,
             dropped=lambda: self._dropped,
             on_dropped=self._drops,
+            taints=self._taints,
             on_left_out=self._on_left_out,
         )
         async with asyncio.TaskGroup() as group:
@@ -226,6 +228,7 @@ class SlicePublisher:
 
     def _forget(self) -> None:
         """The watch began anew: the API server may be another one."""
+        self._taints.forget()
         now = asyncio.get_running_loop().time()
         if self._forgot_at is not None and now - self._forgot_at < FORGET_SECONDS:
             return

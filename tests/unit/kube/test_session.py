@@ -52,6 +52,18 @@ async def test_applying_creates_what_is_missing(session, api_server):
     assert api_server.queries[-1]["force"] == "false"
 
 
+async def test_a_dry_run_is_answered_and_stores_nothing(session, api_server):
+    answer = await session.create(CLAIMS, {"metadata": {"name": "cam"}, "spec": {}}, dry_run=True)
+    assert answer["metadata"]["name"] == "cam"
+    assert api_server.queries[-1] == {"dryRun": "All"}
+    assert api_server.object(CLAIM) is None
+    old = api_server.store(CLAIM, {"spec": {"a": 1}})
+    answer = await session.replace(CLAIM, old | {"spec": {"a": 2}}, dry_run=True)
+    assert answer["spec"] == {"a": 2}
+    assert api_server.queries[-1] == {"dryRun": "All"}
+    assert api_server.object(CLAIM) == old
+
+
 async def test_only_the_object_that_was_seen_is_deleted(session, api_server):
     uid = api_server.store(CLAIM, {})["metadata"]["uid"]
     with pytest.raises(ConflictError):

@@ -27,6 +27,7 @@ class Link:
     server: FakeApiServer
     seconds: float = 0.01  # for an answer
     writes: list[tuple[float, str, str]] = field(default_factory=list)  # when, method, name
+    dry_runs: list[tuple[str, str]] = field(default_factory=list)  # method, name
     asked: list[tuple[str, str]] = field(default_factory=list)
     refuse: Callable[[str, str, Any], StatusError | None] = lambda method, path, body: None
     change: Callable[[dict[str, Any]], dict[str, Any]] = lambda body: body
@@ -40,7 +41,11 @@ class Link:
         name = Target.parse(path).name if path.count("/") > 3 else ""
         if method != "GET":
             now = asyncio.get_running_loop().time()
-            self.writes.append((now, method, name or (body or {})["metadata"]["name"]))
+            name = name or (body or {})["metadata"]["name"]
+            if params and params.get("dryRun"):
+                self.dry_runs.append((method, name))
+            else:
+                self.writes.append((now, method, name))
         try:
             if self.broken:
                 raise StatusError(503, "ServiceUnavailable", "the server is away")
@@ -59,11 +64,11 @@ class Link:
     async def get(self, path, *, params=None, timeout_seconds=None):
         return await self.ask("GET", path, params)
 
-    async def create(self, path, body, *, timeout_seconds=None):
-        return await self.ask("POST", path, body=body)
+    async def create(self, path, body, *, dry_run=False, timeout_seconds=None):
+        return await self.ask("POST", path, {"dryRun": "All"} if dry_run else None, body)
 
-    async def replace(self, path, body, *, timeout_seconds=None):
-        return await self.ask("PUT", path, body=body)
+    async def replace(self, path, body, *, dry_run=False, timeout_seconds=None):
+        return await self.ask("PUT", path, {"dryRun": "All"} if dry_run else None, body)
 
     async def delete(self, path, *, uid=None, resource_version=None, timeout_seconds=None):
         wanted = {"uid": uid, "resourceVersion": resource_version}

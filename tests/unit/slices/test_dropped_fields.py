@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from drakit.device import Capacity
 from drakit.resource.features import Feature
+from drakit_nodeplugin.devices.pools import DesiredPool
 from drakit_nodeplugin.slices.dropping import choose
 from tests.fakes.kube import StatusError
 from tests.unit.slices.conftest import Published
@@ -215,3 +218,132 @@ async def test_all_pools_hear_of_it(published: Published):
     assert published.devices() == {"a", "x"}
     assert published.publisher.left_out.keys() == {"b", "gpus/dev-0", "gpus/dev-1", "gpus/dev-2"}
     assert len(published.dropped) == 1
+
+
+# ------------------------------------------------------------ taints, before anything is written
+
+
+def names_without_taints(published: Published) -> set[str]:
+    """The devices that anybody has ever seen without a taint, as far as the history goes back."""
+    return {
+        each["name"]
+        for change in published.server.cluster.history
+        for each in (change.new or {}).get("spec", {}).get("devices", ())
+        if not each.get("taints")
+    }
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        pytest.param(pool("a", device("b", taint())), id="one-slice"),
+        pytest.param(
+            pool("a", *many(100), device("b", taint()), device("dev-0-b", taint())),
+            id="slices-of-which-several-change",
+        ),
+        pytest.param(pool("a", "c", device("b", replace(taint(), effect="NoExecute"))), id="evict"),
+    ],
+)
+async def test_a_device_is_not_seen_without_its_taint_at_any_restart(
+    published: Published, wanted: DesiredPool
+):
+    published.link.change = drops("taints")
+    published.source.says(wanted)
+    await published.settled()
+    for _ in range(3):
+        await published.stop()
+        published.restart()
+        published.link.dry_runs.clear()
+        await published.start()
+        assert await published.settled() == []
+        assert len(published.link.dry_runs) == 1
+        assert published.publisher.left_out.keys() == {d.name for d in wanted.devices if d.taints}
+    assert "a" in published.devices()
+    assert "b" not in names_without_taints(published)
+
+
+@pytest.mark.looptime
+async def test_a_device_is_not_seen_without_its_taint_when_the_watch_begins_anew(
+    published: Published,
+):
+    published.link.change = drops("taints")
+    published.source.says(pool("a", device("b", taint())))
+    await published.settled()
+    for _ in range(3):
+        published.server.expire_history()
+        published.server.drop_watches()
+        assert await published.settled(700) == []
+        assert "b" not in names_without_taints(published)
+    assert len(published.link.dry_runs) == 4
+    assert len(published.dropped) == 1
+
+
+@pytest.mark.looptime
+async def test_no_pool_writes_what_another_has_learned(published: Published):
+    published.link.change = drops("taints")
+    published.source.says(
+        {"node-1": pool("a", device("b", taint())), "node-1/gpus": pool("x", device("y", taint()))}
+    )
+    assert await published.settled() == ["POST", "POST"]
+    assert names_without_taints(published) == {"a", "x"}
+
+
+@pytest.mark.looptime
+async def test_a_server_that_keeps_taints_is_asked_once(published: Published):
+    published.source.says(pool(*many(100)))
+    await published.settled()
+    assert published.link.dry_runs == [], "nothing is tainted"
+    bad = device("dev-0", replace(taint(), effect="None"))
+    published.source.says(pool(bad, *many(99, start=1)))
+    await published.settled()
+    assert published.link.dry_runs == [], "nothing is kept off"
+    published.source.says(pool(*many(99), device("dev-99", taint())))
+    assert await published.settled() == ["PUT", "PUT"]
+    published.source.says(pool(*many(98), *many(2, taint(), start=98)))
+    assert await published.settled() == ["PUT"]
+    assert [method for method, _ in published.link.dry_runs] == ["PUT"]
+    assert published.measured == [("create", True)] * 2 + [("update", True)] * 4
+    published.server.expire_history()
+    published.server.drop_watches()
+    await published.settled(60)
+    published.source.says(pool(*many(1, taint()), *many(97, start=1), *many(2, taint(), start=98)))
+    await published.settled()
+    assert len(published.link.dry_runs) == 2, "it may be another server"
+
+
+@pytest.mark.looptime
+async def test_taints_that_are_kept_beside_old_ones_say_nothing_of_others(published: Published):
+    published.source.says(pool(device("dev-0", taint()), *many(99, start=1)))
+    await published.settled()
+    await published.stop()
+    published.restart()
+    await published.start()
+    await published.settled()
+    published.link.dry_runs.clear()
+
+    def change(body: dict[str, Any]) -> dict[str, Any]:
+        names = {each["name"] for each in body["spec"]["devices"]}
+        return body if "dev-0" in names else drops("taints")(body)
+
+    published.link.change = change
+    published.source.says(pool(*many(2, taint()), *many(98, start=2)))
+    assert await published.settled() == ["PUT"]
+    assert published.link.dry_runs == []
+    published.source.says(pool(*many(2, taint()), *many(97, start=2), device("dev-99", taint())))
+    await published.settled()
+    assert len(published.link.dry_runs) == 1
+    assert "dev-99" not in published.devices()
+    assert published.publisher.dropped == {Feature.TAINTS}
+
+
+@pytest.mark.looptime
+async def test_what_is_dropped_is_mended_at_once(published: Published):
+    published.link.change = drops("consumesCounters")
+    published.source.says(
+        pool("a", partition("part"), counter_sets=(counter_set("gpu-0"),), fallback=(device("a"),))
+    )
+    await asyncio.sleep(2)
+    first, *_, last = (when for when, _, _ in published.link.writes)
+    assert last - first < 0.1
+    assert published.devices() == {"a"}
