@@ -60,6 +60,7 @@ class HostedDevices:
             settings=environment.config.devices,
             plain=traits.plain_devices,
             store=checkpoint,
+            primary=primary,
             sources_ready=self._sources_ready,
             on_left_out=self._left_out,
         )
@@ -98,7 +99,7 @@ class HostedDevices:
         metrics = self._metrics
         metrics.slices_failing.set(self._publisher.last_error is not None)
         metrics.slice_fields_dropped.set(bool(self._publisher.dropped))
-        metrics.devices_left_out.set(len(self.manager.left_out) + len(self._publisher.left_out))
+        metrics.devices_left_out.set(self.manager.left_out_count + len(self._publisher.left_out))
         try:
             allocated = await self._checkpoint.held_devices()
         except CheckpointError:

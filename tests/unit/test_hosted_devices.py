@@ -1,4 +1,4 @@
-"""Devices that are still being unprepared, as they are published: also right after a restart."""
+"""What of a driver's devices reaches its manager from the checkpoint, and people from there."""
 
 from __future__ import annotations
 
@@ -28,6 +28,9 @@ class Rows:
     async def unpreparing_devices(self):
         return self.unpreparing
 
+    async def held_devices(self):
+        return {}
+
     async def endpoints(self):
         return list(self.endpoints_stored.values())
 
@@ -39,10 +42,10 @@ class Rows:
             self.endpoints_stored.pop(name, None)
 
 
-def hosted(rows: Rows) -> HostedDevices:
+def hosted(rows: Rows, metrics: Metrics | None = None) -> HostedDevices:
     session = asyncio.get_running_loop().create_future()
     config = NodePluginConfig.model_validate({"drivers": [{"driver": "cameras"}]})
-    metrics = Metrics()
+    metrics = metrics or Metrics()
     environment = Environment(
         config=config,
         node=PluginNode(NODE),
@@ -61,6 +64,10 @@ def hosted(rows: Rows) -> HostedDevices:
         primary=asyncio.Event(),
         registered=lambda: True,
     )
+
+
+def gauge(metrics: Metrics, name: str) -> float | None:
+    return metrics.registry.get_sample_value(name, {"driver": DRIVER})
 
 
 def tainted(devices: HostedDevices) -> set[str]:
@@ -102,3 +109,12 @@ async def test_what_an_earlier_process_has_begun_to_unprepare_is_tainted_from_th
         DRIVER, Inventory(devices=(Device(name="cam-0"), Device(name="cam-1")))
     )
     assert tainted(devices) == {"cam-0"}
+
+
+async def test_all_devices_that_are_left_out_are_counted_and_not_the_named_ones_alone():
+    metrics = Metrics()
+    devices = hosted(Rows(), metrics)
+    bad = [Device(name=f"No_Name_{number}") for number in range(150)]
+    devices.manager.replaced(DRIVER, Inventory(devices=bad))
+    await devices.measure()
+    assert gauge(metrics, "drakit_devices_left_out") == 150

@@ -96,13 +96,19 @@ class EndpointState:
     # ------------------------------------------------------------ what changes it
 
     def restore(self, row: StoredEndpoint, moment: Moment) -> None:
-        """Begin with what was stored of it: it is away, and was before the plugin's start."""
-        if row.stopped_at is not None:
-            self.stopped_at = min(row.stopped_at, moment.wall)
+        """
+        Begin with what was stored of it: it is away, and was before the plugin's start.
+
+        Again with what another instance of the driver has stored since, if it is that one's turn no
+        more: it was there until now, unless that one says otherwise.
+        """
+        stopped_at = moment.wall if row.stopped_at is None else row.stopped_at
+        self.stopped_at = min(stopped_at, moment.wall)
         since = moment.now - (moment.wall - self.stopped_at)
         self.life = Life(stopped_since=since, known=True, removing=row.removing)
+        self.pools = {name: self.pools.get(name) or self._pool(name) for name in row.pools}
         for name, devices in row.pools.items():
-            pool = self.pools[name] = self._pool(name)
+            pool = self.pools[name]
             pool.restore(devices)
             pool.look(None, self._circumstances(name, moment), changes=Changes())
 

@@ -71,13 +71,15 @@ class DeviceManager:
         settings: Devices,
         plain: bool,
         store: EndpointStore,
+        primary: asyncio.Event,
         sources_ready: Callable[[], bool],
         on_left_out: Callable[[Mapping[str, str]], None] | None = None,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         """
-        `endpoints` are those that are expected at the start; others may come. Pools are removed
-        only while `sources_ready` says that what is missing is really gone.
+        `endpoints` are those that are expected at the start; others may come. Nothing is stored
+        while `primary` is not set: another instance of the driver does it. Pools are removed only
+        while `sources_ready` says that what is missing is really gone.
         """
         self.driver = driver
         self.revision = Revision()
@@ -106,7 +108,12 @@ class DeviceManager:
         self._asleep_until = self._passed = -math.inf
         self._left_out = LeftOutTeller(driver, on_left_out)
         self._writer = EndpointWriter(
-            driver, store, rows=self._rows, on_loaded=self._loaded, on_written=self._written
+            driver,
+            store,
+            primary=primary,
+            rows=self._rows,
+            on_loaded=self._loaded,
+            on_written=self._written,
         )
 
     # ------------------------------------------------------------ what others ask
@@ -299,6 +306,7 @@ class DeviceManager:
 
     def _pass_time(self) -> None:
         """Do all that is due by now."""
+        self._writer.look()
         moment, graces, changes = self._moment(), self._begin(), Changes()
         for endpoint in self._pauses.over(moment.now):
             self._hear_waiting(endpoint)
@@ -345,7 +353,8 @@ class DeviceManager:
         return rows
 
     def _loaded(self, rows: Mapping[str, StoredEndpoint]) -> None:
-        """Begin with the endpoints of an earlier life; those that have spoken know better."""
+        """Begin with the endpoints of an earlier life, or with what another instance has left of
+        them; those that have spoken know better."""
         graces, moment = self._begin(), self._moment()
         # Whatever was stored has changed where an endpoint has spoken before this could be read.
         changes = Changes(published=True, health=True, stored=True)
@@ -354,6 +363,9 @@ class DeviceManager:
             if not state.life.spoken:
                 state.restore(row, moment)
                 state.age(graces, moment, changes=changes)
+        for name, state in list(self._endpoints.items()):
+            if name not in rows and not state.life.spoken and state.pools:
+                state.forget(changes=changes)  # by who was the primary instance until now
         self._made(changes)
 
     def _written(self) -> None:

@@ -131,10 +131,16 @@ class PoolState:
     # ------------------------------------------------------------ what changes it
 
     def restore(self, names: Iterable[str]) -> None:
-        """Begin with names alone."""
-        self._devices = {name: DesiredDevice(name=name, device=None) for name in names}
+        """Begin with names alone; what is known already of these devices stays."""
+        old = self._devices
+        self._devices = {
+            name: old.get(name) or DesiredDevice(name=name, device=None) for name in names
+        }
         self._counter_sets = None
         self._desired = None
+        for known in (self._conditions, self._health, self._said):
+            for name in [name for name in known if name not in self._devices]:
+                del known[name]
 
     def replace(
         self, content: PoolContent, *, returned: bool, now: float, changes: Changes

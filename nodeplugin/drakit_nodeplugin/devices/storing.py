@@ -4,6 +4,9 @@ Brings the store up to date with the endpoints of a driver: only what differs, a
 A store that fails is tried again for as long as it takes: devices are published all the same, and
 what is not stored is only what a restart would remember.
 
+While one instance of a driver replaces another, both have endpoints of the same names. Only the
+primary one writes; whoever becomes it reads first what the other has left.
+
 It must not know why an endpoint is stored as it is.
 """
 
@@ -36,22 +39,31 @@ class EndpointWriter:
         driver: str,
         store: EndpointStore,
         *,
+        primary: asyncio.Event,
         rows: Callable[[], Mapping[str, StoredEndpoint]],
         on_loaded: Callable[[Mapping[str, StoredEndpoint]], None],
         on_written: Callable[[], None],
     ) -> None:
-        """`rows` says what is to be stored, by name; `on_loaded` hears of what was stored before
-        the start, `on_written` whenever the store has got what it was to have."""
+        """Nothing is written while `primary` is not set. `rows` says what is to be stored, by name;
+        `on_loaded` hears of what others have stored, before the start or until this instance became
+        the primary one, `on_written` whenever the store has got what it was to have."""
         self._driver = driver
         self._store = store
+        self._primary = primary
         self._rows = rows
         self._on_loaded = on_loaded
         self._on_written = on_written
         self._wanted = asyncio.Event()
         self._told: str | None = None
         self._stored: dict[str, StoredEndpoint] = {}
-        self.loaded = False
-        """Whether it is known what was stored before the start."""
+        self._loaded = False
+        self._current = False
+        """Whether nobody else can have written since the store was read."""
+
+    @property
+    def loaded(self) -> bool:
+        """Whether it is known what others have stored; of a primary instance: all of it."""
+        return self._loaded and (self._current or not self._primary.is_set())
 
     @property
     def stored(self) -> Mapping[str, StoredEndpoint]:
@@ -62,18 +74,22 @@ class EndpointWriter:
         """Something is to be stored, perhaps."""
         self._wanted.set()
 
+    def look(self) -> None:
+        """See whether this instance is the primary one; nobody tells when it is not any more."""
+        if not self._primary.is_set():
+            self._current = False
+        elif not self._current:
+            self._wanted.set()
+
     async def load(self) -> bool:
         """Read what was stored before the start; give whether that could be done."""
-        if self.loaded:
+        if self._loaded:
             return True
         try:
-            rows = await self._store.endpoints()
+            await self._read()
         except Exception as error:
             self._failed("stored endpoints cannot be read, trying again", error)
             return False
-        self.loaded = True
-        self._stored = {row.name: row for row in rows}
-        self._on_loaded(self._stored)
         return True
 
     async def run(self) -> None:
@@ -87,7 +103,12 @@ class EndpointWriter:
         while True:
             await self._wanted.wait()
             self._wanted.clear()
+            self.look()
+            if not self._primary.is_set():
+                continue  # all of it is written when it is
             try:
+                if not self._current:
+                    await self._read()
                 await self._write()
             except Exception as error:
                 self._failed("endpoints cannot be stored, trying again", error)
@@ -98,14 +119,21 @@ class EndpointWriter:
             self._told = None
             await asyncio.sleep(PACE_SECONDS)
 
+    async def _read(self) -> None:
+        primary = self._primary.is_set()
+        rows = await self._store.endpoints()
+        self._loaded, self._current = True, primary
+        self._stored = {row.name: row for row in rows}
+        self._on_loaded(self._stored)
+
     async def _write(self) -> None:
         rows = self._rows()
         for name, row in rows.items():
-            if self._stored.get(name) != row:
+            if self._stored.get(name) != row and self._primary.is_set():
                 await self._store.write_endpoint(row)
                 self._stored[name] = row
         gone = [name for name in self._stored if name not in rows]
-        if gone:
+        if gone and self._primary.is_set():
             await self._store.forget_endpoints(gone)
             for name in gone:
                 del self._stored[name]

@@ -61,6 +61,8 @@ class Node:
     def __init__(self) -> None:
         self.store = FakeStore()
         self.ready = True
+        self.primary = asyncio.Event()
+        self.primary.set()
         self.told: list[Mapping[str, str]] = []
         self.epoch = 1_700_000_000.0
 
@@ -74,6 +76,7 @@ class Node:
             "settings": SETTINGS,
             "plain": False,
             "store": self.store,
+            "primary": self.primary,
             "sources_ready": lambda: self.ready,
             "on_left_out": self.told.append,
             "wall_clock": self.wall_clock,
