@@ -44,10 +44,11 @@ class DesiredDevice:
     name: str
     device: Device | None
     """None if only its name is known: its endpoint is missing since a restart. What is published of
-    it stays as it is, but for the taints; if nothing is, it returns without attributes."""
+    it stays as it is, but for the node plugin's taints; if nothing is, it returns without
+    attributes."""
 
     taints: tuple[StampedTaint, ...] = ()
-    """All of them, the driver's own included."""
+    """All of them, the driver's own included; without those where only its name is known."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -19,6 +19,7 @@ from drakit.device import CounterSet
 from drakit.resource.device import counter_set_body, device_body, same_counter_sets, same_device
 from drakit.resource.raw import Object, children, text
 from drakit_nodeplugin.devices.pools import DesiredDevice, StampedTaint
+from drakit_nodeplugin.devices.taints import DOMAIN
 from drakit_nodeplugin.slices.names import natural
 from drakit_nodeplugin.slices.stored import StoredSlice
 
@@ -65,7 +66,7 @@ def compare(stored: StoredSlice, wanted: SliceContent) -> Difference:
             device_body(device.device), _bare(devices[name])
         ):
             return Difference.CONTENT
-        if {_key(taint) for taint in device.taints} != _stored_taints(devices[name]).keys():
+        if {_key(taint) for taint in device.taints} != _comparable(devices[name], device):
             difference = Difference.TAINTS
     return difference
 
@@ -92,7 +93,9 @@ def compare_contents(before: SliceContent, wanted: SliceContent) -> Difference |
                 return None
             if not same_device(device_body(device.device), device_body(old.device)):
                 return Difference.CONTENT
-        if {*map(_key, device.taints)} != {*map(_key, old.taints)}:
+        full = device.device is not None
+        known = {_key(taint) for taint in old.taints if full or _is_ours(taint.key)}
+        if {*map(_key, device.taints)} != known:
             difference = Difference.TAINTS
     return difference
 
@@ -101,7 +104,7 @@ def slice_spec(content: SliceContent, *, stored: Sequence[StoredSlice]) -> dict[
     """
     Write a content as the part of ``ResourceSlice.spec`` that it is.
 
-    `stored` is what is published of it: of a device that is only known by name all stays but the
+    `stored` is what is published of it: of a device that is only known by name all stays but our
     taints, and a taint that is there already keeps the time when it was added.
     """
     devices: dict[str, Object] = {}
@@ -129,6 +132,9 @@ def _device(wanted: DesiredDevice, stored: Object) -> dict[str, Any]:
     taints = [_taint_body(taint, times.get(_key(taint))) for taint in wanted.taints]
     if wanted.device is not None:
         return device_body(wanted.device, taints=taints)
+    # Only its driver can say that the driver's own taints are over.
+    own = [dict(each) for each in children(stored, "taints") if not _is_ours(text(each, "key"))]
+    taints = own + taints
     return {"name": wanted.name} | _bare(stored) | ({"taints": taints} if taints else {})
 
 
@@ -138,6 +144,16 @@ def _bare(body: Object) -> dict[str, Any]:
 
 def _key(taint: StampedTaint) -> tuple[str, str, str]:
     return taint.key, taint.value, taint.effect
+
+
+def _is_ours(key: str) -> bool:
+    return key.startswith(DOMAIN)
+
+
+def _comparable(body: Object, wanted: DesiredDevice) -> set[tuple[str, str, str]]:
+    """Give the stored taints of a device that must be those that are wanted."""
+    found = _stored_taints(body)
+    return {key for key in found if wanted.device is not None or _is_ours(key[0])}
 
 
 def _stored_taints(body: Object) -> dict[tuple[str, str, str], str]:

@@ -274,6 +274,29 @@ def test_a_device_that_is_known_by_name_and_was_wiped_returns_bare():
     assert made.publish(pool("a")) == (0, 1, 0)
 
 
+def test_what_a_driver_has_tainted_stays_so_while_the_driver_is_missing():
+    lens = taint("camera.example.com/lens", at=1)
+    made = server(device("a", lens, taint(at=2)))
+    seen = made.plan(pool(device("a", lens, taint(at=2)))).known
+    missing = pool(named("a", taint("drakit.dev/stopped", at=3)))
+    assert made.publish(missing, known=seen) == (0, 1, 0)
+    assert [(each["key"], each["timeAdded"]) for each in made.bodies()["a"]["taints"]] == [
+        ("camera.example.com/lens", "1970-01-01T00:00:01Z"),
+        ("drakit.dev/stopped", "1970-01-01T00:00:03Z"),
+    ]
+    assert made.publish(missing) == (0, 0, 0)
+    made.publish(pool(device("a")))
+    assert "taints" not in made.bodies()["a"], "the driver is back, and says so no more"
+
+
+def test_a_drivers_own_taint_alone_is_no_difference_while_the_driver_is_missing():
+    wanted = pool(device("a", taint("camera.example.com/lens")))
+    made = server(*wanted.devices)
+    seen = made.plan(wanted).known
+    assert made.publish(pool(named("a")), known=seen) == (0, 0, 0)
+    assert made.publish(pool(named("a"))) == (0, 0, 0)
+
+
 def test_counter_sets_that_nobody_speaks_of_stay():
     made = server("a", counter_sets=(counter_set("gpu-0"),))
     before = made.sets()
