@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from drakit.resource.raw import children
+from drakit.resource.raw import children, text
 from drakit_nodeplugin.slices.desired import SliceWrite
 from drakit_nodeplugin.slices.stored import StoredSlice
 
@@ -44,10 +44,16 @@ class TaintCheck:
 
 def _keeps_off(write: SliceWrite) -> bool:
     """Tell whether there are taints that keep pods off a device."""
+    devices = write.content.devices
+    if any(taint.effect != "None" for each in devices.values() for taint in each.taints):
+        return True
+    # Taints that are published of a device of which only the name is known can stay.
     return any(
-        taint.effect != "None"
-        for device in write.content.devices.values()
-        for taint in device.taints
+        text(taint, "effect") != "None"
+        for source in write.sources
+        for name, body in source.bodies()[0].items()
+        if name in devices and devices[name].device is None
+        for taint in children(body, "taints")
     )
 
 

@@ -10,11 +10,16 @@ import pytest
 
 from drakit.device import Capacity
 from drakit.resource.features import Feature
-from drakit_nodeplugin.devices.pools import DesiredPool
+from drakit_nodeplugin.devices.pools import DesiredDevice, DesiredPool
+from drakit_nodeplugin.slices.contents import SliceContent
+from drakit_nodeplugin.slices.desired import SliceWrite
 from drakit_nodeplugin.slices.dropping import choose
+from drakit_nodeplugin.slices.taintcheck import TaintCheck
 from tests.fakes.kube import StatusError
 from tests.unit.slices.conftest import Published
 from tests.unit.slices.world import (
+    POOL,
+    PoolServer,
     counter_set,
     device,
     many,
@@ -310,6 +315,31 @@ async def test_a_server_that_keeps_taints_is_asked_once(published: Published):
     published.source.says(pool(*many(1, taint()), *many(97, start=1), *many(2, taint(), start=98)))
     await published.settled()
     assert len(published.link.dry_runs) == 2, "it may be another server"
+
+
+@pytest.mark.parametrize(
+    ("known", "asked"),
+    [
+        pytest.param(named("b"), True, id="its-taints-may-stay"),
+        pytest.param(device("b"), False, id="its-taints-go"),
+    ],
+)
+def test_a_device_that_moves_with_its_published_taints_is_asked_about(
+    known: DesiredDevice, asked: bool
+):
+    server = PoolServer()
+    server.publish(pool(device("b", taint())))
+    write = SliceWrite(
+        pool=POOL,
+        index=1,
+        count=2,
+        generation=2,
+        content=SliceContent(devices={"b": known}),
+        advanced=frozenset(),
+        stored=None,
+        sources=server.stored(),
+    )
+    assert [*TaintCheck().needed([write])] == ([write] if asked else [])
 
 
 @pytest.mark.looptime
