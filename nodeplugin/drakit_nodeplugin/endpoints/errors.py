@@ -6,10 +6,26 @@ It must not know claims, slices or gRPC.
 
 from __future__ import annotations
 
-__all__ = ("BadParametersError", "DeviceFailedError", "EndpointStoppedError", "text_of")
+import traceback
+
+from drakit_nodeplugin.endpoints.plain import name_of_type
+
+__all__ = (
+    "BadParametersError",
+    "DeviceFailedError",
+    "EndpointStoppedError",
+    "text_of",
+    "traceback_of",
+)
 
 MAX_TEXT = 2000
 """Characters of an exception's text that go on; of an Event's message there are 1,024."""
+
+MAX_TRACEBACK = 20_000
+"""Characters of a traceback in the log."""
+
+MAX_FRAMES = 40
+"""Of each exception in it, from the outermost."""
 
 
 class EndpointStoppedError(Exception):
@@ -40,9 +56,29 @@ def text_of(error: BaseException) -> str:
     """
     Give an exception's text, fit for a message; vendors write exceptions whose text cannot be made,
     is empty or without end, or holds what no UTF-8 can.
+
+    That calls the vendor's code: it is done in the driver's thread, and nowhere else.
     """
     try:
-        text = str(error)[:MAX_TEXT].encode("utf-8", "backslashreplace").decode()
+        text = str.__str__(str(error))[:MAX_TEXT].encode("utf-8", "backslashreplace").decode()
     except Exception:
         text = ""
-    return text or f"{type(error).__name__}, which has no text"
+    return text or f"{name_of_type(type(error))}, which has no text"
+
+
+def traceback_of(error: BaseException) -> str:
+    """
+    Give an exception's traceback, and those of what caused it, as a text that is not too long.
+
+    As the log would make it, which calls the vendor's code, too, and holds the log's lock
+    meanwhile: one that does not end would end all that is logged.
+    """
+    try:
+        text = "".join(traceback.format_exception(error, limit=MAX_FRAMES))
+        text = str.__str__(text).encode("utf-8", "backslashreplace").decode()
+    except Exception:
+        return f"{name_of_type(type(error))}, whose traceback cannot be shown"
+    if len(text) > MAX_TRACEBACK:
+        # The error itself stands at the end, what caused it at the begin.
+        text = f"{text[: MAX_TRACEBACK // 2]}\n...\n{text[-MAX_TRACEBACK // 2 :]}"
+    return text

@@ -16,12 +16,14 @@ import itertools
 import logging
 import operator
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from typing import Any, TypeGuard
 
 from drakit.device import Device, Health, Inventory
 from drakit.driver import Driver, DriverError
 from drakit_nodeplugin.endpoints.endpoint import DeviceKey
-from drakit_nodeplugin.endpoints.errors import text_of
+from drakit_nodeplugin.endpoints.errors import text_of, traceback_of
+from drakit_nodeplugin.endpoints.plain import name_of_type, plain
 
 __all__ = ("HealthPolling",)
 
@@ -82,19 +84,22 @@ class HealthPolling:
         self._wake = asyncio.Event()
         self._logged: set[str] = set()
 
-    def replaced(self, inventory: Inventory) -> None:
-        """There are these devices now; new ones are asked at once."""
-        devices = inventory.devices
+    def replaced(self, given: Inventory, ours: Inventory) -> None:
+        """There are these devices now, those of the fallback as well; new ones are asked at once.
+
+        The driver is asked for its own objects, by keys of the plain ones."""
+        devices = *given.devices, *(given.fallback or ())
         same = len(devices) == len(self._devices) and all(map(operator.is_, devices, self._devices))
         if same:
             return
         self._devices = devices
         present: set[DeviceKey] = set()
-        for device in devices:
-            if isinstance(device.name, str) and isinstance(device.pool, str):  # pyright: ignore[reportUnnecessaryIsInstance] - vendors
-                key = DeviceKey(device.pool, device.name)
-                present.add(key)
-                self._add(key, device)
+        for device, known in zip(devices, (*ours.devices, *(ours.fallback or ())), strict=True):
+            if isinstance(known.name, str) and isinstance(known.pool, str):  # pyright: ignore[reportUnnecessaryIsInstance] - vendors
+                key = DeviceKey(known.pool, known.name)
+                if key not in present:  # of two with one name it is the first
+                    present.add(key)
+                    self._add(key, device)
         for key in self._polled.keys() - present:
             self._remove(key)
 
@@ -191,14 +196,16 @@ class HealthPolling:
         if isinstance(error, DriverError):
             return Health.unknown(text_of(error)[:MAX_MESSAGE])
         if error is not None:  # SystemExit is on its way through the loop, and logged there
-            text = f"{type(error).__name__}: {text_of(error)}"
+            kind = name_of_type(type(error))
+            text = f"{kind}: {text_of(error)}"
             if isinstance(error, Exception):
-                self._log_once(type(error).__name__, "driver fails to tell health", error)
+                self._log_once(kind, "driver fails to tell health", error)
             return Health.unknown(f"the driver failed to say: {text}"[:MAX_MESSAGE])
         answer = task.result()
-        if _is_health(answer):
-            return answer
-        text = f"the driver answered {type(answer).__name__}, which is no Health that there is"
+        with suppress(Exception):  # its class may be the vendor's own, and raise when it is read
+            if _is_health(answer):
+                return plain(answer)
+        text = f"the driver answered {name_of_type(type(answer))}, which is no Health that there is"
         self._log_once("answer", text, None)
         return Health.unknown(text)
 
@@ -207,7 +214,9 @@ class HealthPolling:
         if kind not in self._logged:
             self._logged.add(kind)
             facts = {"driver": self._name, "error": text}
-            logger.error("health cannot be told", exc_info=error, extra=facts)
+            if error is not None:
+                facts["exception"] = traceback_of(error)
+            logger.error("health cannot be told", extra=facts)
 
 
 def _is_health(answer: object) -> TypeGuard[Health]:

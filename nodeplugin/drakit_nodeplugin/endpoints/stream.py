@@ -2,8 +2,9 @@
 What a driver yields, read in its own loop: made an :class:`.Inventory`, checked, and counted.
 
 Only what would harm the daemon itself is refused here, and stops the driver: things that are no
-devices, more of them than any node has, and floods. Whether a device can be published is the device
-manager's question, and costs that device alone.
+devices, more of them than any node has, what cannot be read, and floods. What goes on is made plain
+by :mod:`.freezing`. Whether a device can be published is the device manager's question, and costs
+that device alone.
 
 It must not know threads, or who takes the inventories.
 """
@@ -18,15 +19,23 @@ from typing import Any, TypeVar, cast
 
 from drakit.device import CounterSet, Device, Inventory
 from drakit.driver import Driver, DriverError
+from drakit_nodeplugin.endpoints.errors import text_of
+from drakit_nodeplugin.endpoints.freezing import Freezer
+from drakit_nodeplugin.endpoints.plain import name_of_type
 
-__all__ = ("FloodError", "normalised", "open_stream", "read_inventories")
+__all__ = ("FloodError", "UnreadableError", "normalised", "open_stream", "read_inventories")
 
 MAX_YIELDS = 2000
 """Inventories a second, and as many at once. A bus that reports each of its events stays far below;
 a loop that forgets to wait is far above."""
 
-MAX_DEVICES = 65_536
-"""Of a driver on one node: five times what is published with ease."""
+COUNTED_DEVICES = 256
+"""An inventory that comes at once after another counts as one for each so many of its devices, or a
+stream of large ones that never waits would be followed for a minute before it is too much."""
+
+MAX_DEVICES = 16_384
+"""Of a driver on one node: more than have been seen to be published with ease, and few enough to
+be gone through at each change."""
 
 TURN_SECONDS = 0.005
 """How long a stream that does not wait keeps the driver's loop from its calls."""
@@ -37,10 +46,26 @@ ThingT = TypeVar("ThingT")
 class FloodError(DriverError):
     """A driver yields so fast that nobody can follow."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, large: bool = False) -> None:
+        what = (
+            "large inventories one after the other, and waited for nothing"
+            if large
+            else f"more than {MAX_YIELDS:,} inventories within a second"
+        )
         super().__init__(
-            f"it yielded more than {MAX_YIELDS:,} inventories within a second; this is a fault of "
-            f"the driver, which must wait for a change before it yields again"
+            f"it yielded {what}; this is a fault of the driver, which must wait for a change "
+            f"before it yields again"
+        )
+
+
+class UnreadableError(DriverError):
+    """What a driver yielded raises when it is looked at."""
+
+    def __init__(self, error: Exception) -> None:
+        kind = name_of_type(type(error))
+        super().__init__(
+            f"what it yielded cannot be read: {kind}: {text_of(error)}; this is a fault of the "
+            f"driver"
         )
 
 
@@ -51,9 +76,9 @@ class _Allowance:
         self._limit = a_second
         self._left = float(a_second)
 
-    def take(self, *, after_seconds: float) -> bool:
-        """Take one; False if there was none."""
-        self._left = min(self._limit, self._left + after_seconds * self._limit) - 1
+    def take(self, count: float = 1, *, after_seconds: float = 0) -> bool:
+        """Take so many; False if there were not as many."""
+        self._left = min(self._limit, self._left + after_seconds * self._limit) - count
         return self._left >= 0
 
 
@@ -66,24 +91,26 @@ def open_stream(driver: Driver[Any]) -> AsyncIterator[object]:
         stream.close()
         raise DriverError("its devices() never yields; it must be an async generator")
     raise DriverError(
-        f"its devices() gave {type(stream).__name__}; it must be an async generator, defined with "
+        f"its devices() gave {_kind(stream)}; it must be an async generator, defined with "
         f"'async def' and yield"
     )
 
 
 async def read_inventories(
-    stream: AsyncIterator[object], take: Callable[[Inventory], None]
+    stream: AsyncIterator[object], take: Callable[[Inventory, Inventory], None]
 ) -> None:
     """
-    Read a driver's stream until it ends.
+    Read a driver's stream until it ends. `take` gets each inventory twice: with the driver's own
+    objects, which are for the driver alone, and made plain.
 
-    Raises what the stream raises, and :class:`DriverError` for what is no inventory, or a flood.
-    The stream is not closed.
+    Raises what the stream raises, and :class:`DriverError` for what is no inventory, cannot be
+    read, or is a flood. The stream is not closed.
     """
     loop = asyncio.get_running_loop()
     allowance = _Allowance(a_second=MAX_YIELDS)
     yielded_at = turned_at = loop.time()
     turn = _Turn(loop)
+    freezer = Freezer()
     while True:
         asked_at = loop.time()
         turn.watch()
@@ -97,7 +124,17 @@ async def read_inventories(
         if not allowance.take(after_seconds=now - (yielded_at if waited else asked_at)):
             raise FloodError
         yielded_at = now
-        take(normalised(listed))
+        try:
+            given = normalised(listed)
+            large = 0 if waited else len(given.devices) // COUNTED_DEVICES
+            if large and not allowance.take(large):
+                raise FloodError(large=True)
+            ours = await freezer.frozen(given)
+        except DriverError:
+            raise
+        except Exception as error:
+            raise UnreadableError(error) from error
+        take(given, ours)
         if waited:
             turned_at = now
         elif loop.time() - turned_at > TURN_SECONDS:
@@ -128,7 +165,7 @@ class _Turn:
 
 
 def normalised(listed: object) -> Inventory:
-    """Make an inventory of what was yielded, which cannot change any more; raises DriverError."""
+    """Make an inventory of what was yielded, with tuples of its objects; raises DriverError."""
     if not isinstance(listed, Inventory):
         return Inventory(devices=_all_of(listed, Device, "devices"))
     fallback = listed.fallback
@@ -142,7 +179,7 @@ def normalised(listed: object) -> Inventory:
 def _all_of(listed: object, kind: type[ThingT], plural: str) -> tuple[ThingT, ...]:
     if not isinstance(listed, Iterable):
         raise DriverError(
-            f"it listed {type(listed).__name__}, which is no collection of {plural}; this is a "
+            f"it listed {_kind(listed)}, which is no collection of {plural}; this is a "
             f"fault of the driver"
         )
     endless = cast("Iterable[Any]", listed)  # as it may be
@@ -156,7 +193,11 @@ def _all_of(listed: object, kind: type[ThingT], plural: str) -> tuple[ThingT, ..
         for thing in things:
             if not isinstance(thing, kind):
                 raise DriverError(
-                    f"it listed {type(thing).__name__}, which is no {kind.__name__}; this is a "
+                    f"it listed {_kind(thing)}, which is no {kind.__name__}; this is a "
                     f"fault of the driver"
                 )
     return things
+
+
+def _kind(thing: object) -> str:
+    return name_of_type(type(thing))

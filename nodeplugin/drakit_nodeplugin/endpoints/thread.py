@@ -22,10 +22,16 @@ from drakit.device import Inventory
 from drakit.driver import Driver, DriverError
 from drakit_nodeplugin.endpoints.bridge import Bridge
 from drakit_nodeplugin.endpoints.endpoint import ConnectionEndedError, Update
-from drakit_nodeplugin.endpoints.errors import text_of
+from drakit_nodeplugin.endpoints.errors import text_of, traceback_of
 from drakit_nodeplugin.endpoints.mailbox import Mailbox
+from drakit_nodeplugin.endpoints.plain import name_of_type
 from drakit_nodeplugin.endpoints.polling import HealthPolling
-from drakit_nodeplugin.endpoints.stream import FloodError, open_stream, read_inventories
+from drakit_nodeplugin.endpoints.stream import (
+    FloodError,
+    UnreadableError,
+    open_stream,
+    read_inventories,
+)
 from drakit_nodeplugin.endpoints.watchdog import Watched, where_is
 from drakit_nodeplugin.endpoints.windup import wind_up
 
@@ -199,8 +205,9 @@ class DriverThread:
                 self._end(error)
             try:
                 driver.close()
-            except BaseException:
-                logger.exception("driver failed to close", extra={"driver": self._name})
+            except BaseException as error:
+                facts = {"driver": self._name, "exception": traceback_of(error)}
+                logger.error("driver failed to close", extra=facts)
         self._tell(self._is_gone)
 
     def _serve_in_loop(self, driver: AnyDriver) -> None:
@@ -237,8 +244,12 @@ class DriverThread:
         elif isinstance(error, DriverError):
             ended = ConnectionEndedError(text_of(error), disorderly=isinstance(error, FloodError))
         else:
-            ended = ConnectionEndedError(f"{type(error).__name__}: {text_of(error)}")
-            logger.error("driver ended", exc_info=error, extra={"driver": self._name})
+            ended = ConnectionEndedError(f"{name_of_type(type(error))}: {text_of(error)}")
+        if error is not None and _is_a_bug(error):
+            facts = {"driver": self._name, "exception": traceback_of(error)}
+            logger.error("driver ended", extra=facts)
+        if refusal is not None:  # its own may be of a class of the vendor's
+            refusal = DriverError(ended.reason)
         self._tell(self._is_over, ended, refusal)
 
     async def _serve(self, driver: AnyDriver, stream: AsyncIterator[object]) -> None:
@@ -246,12 +257,12 @@ class DriverThread:
         if self._polls_health:
             polling = HealthPolling(self._name, driver, self._mailbox.report)
 
-        def take(inventory: Inventory) -> None:
-            driver.inventory = inventory
+        def take(given: Inventory, ours: Inventory) -> None:
+            driver.inventory = given
             self._has_listed = True
-            self._mailbox.replace(inventory)
+            self._mailbox.replace(ours)
             if polling is not None:
-                polling.replaced(inventory)
+                polling.replaced(given, ours)
 
         if polling is None:
             await read_inventories(stream, take)
@@ -266,6 +277,13 @@ class DriverThread:
                 part.cancel()
         for part in done:
             part.result()
+
+
+def _is_a_bug(error: BaseException) -> bool:
+    """Tell what the log must explain: a DriverError says all that its driver has to say."""
+    if isinstance(error, DriverError):
+        return isinstance(error, UnreadableError)
+    return not isinstance(error, asyncio.CancelledError)
 
 
 def _package_of(thing: Any) -> str:

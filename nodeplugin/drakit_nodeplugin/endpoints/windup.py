@@ -18,6 +18,8 @@ from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
 
+from drakit_nodeplugin.endpoints.errors import traceback_of
+
 __all__ = ("wind_up",)
 
 logger = logging.getLogger(__name__)
@@ -63,8 +65,9 @@ def wind_up(
         ending.join(TASKS_SECONDS)
         if ending.is_alive():
             logger.error("driver's threads do not end and are left", extra={"driver": driver})
-    except Exception:
-        logger.exception("driver's loop does not end well", extra={"driver": driver})
+    except Exception as error:
+        facts = {"driver": driver, "exception": traceback_of(error)}
+        logger.error("driver's loop does not end well", extra=facts)
 
 
 def _run(loop: asyncio.AbstractEventLoop, step: Coroutine[Any, Any, None], driver: str) -> None:
@@ -74,7 +77,8 @@ def _run(loop: asyncio.AbstractEventLoop, step: Coroutine[Any, Any, None], drive
         try:
             return loop.run_until_complete(task)
         except BaseException as error:
-            logger.error("driver fails as its loop ends", exc_info=error, extra={"driver": driver})
+            facts = {"driver": driver, "exception": traceback_of(error)}
+            logger.error("driver fails as its loop ends", extra=facts)
             if task.done():
                 return None
     return None
@@ -112,7 +116,8 @@ async def _close(close: Callable[[], Awaitable[object]] | None, driver: str) -> 
     closing = asyncio.ensure_future(close())
     await _wait({closing}, TASKS_SECONDS)
     if closing.done() and not closing.cancelled() and (error := closing.exception()) is not None:
-        logger.error("driver fails to end its stream", exc_info=error, extra={"driver": driver})
+        facts = {"driver": driver, "exception": traceback_of(error)}
+        logger.error("driver fails to end its stream", extra=facts)
 
 
 async def _wait(tasks: Collection[asyncio.Future[Any]], seconds: float) -> None:

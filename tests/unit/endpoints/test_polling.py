@@ -59,7 +59,8 @@ class Lab:
         self.told.append((asyncio.get_running_loop().time(), key.name, health))
 
     def replaced(self, *names: str) -> None:
-        self.polling.replaced(Inventory(devices=tuple(Device(name=name) for name in names)))
+        listed = Inventory(devices=tuple(Device(name=name) for name in names))
+        self.polling.replaced(listed, listed)
 
     async def close(self) -> None:
         assert not self.task.done(), self.task
@@ -77,6 +78,44 @@ async def test_each_device_is_asked_again_and_again_and_only_changes_are_told():
     await asyncio.sleep(25)
     assert lens.asked == [(at, name) for at in (0, 10, 20, 30, 40) for name in ("a", "b")]
     assert lab.told == [(0, "a", OK), (0, "b", OK), (30, "b", DIRTY)]
+    await lab.close()
+
+
+@pytest.mark.looptime
+async def test_devices_that_may_be_published_instead_are_asked_as_well_each_name_once():
+    lens = Lens()
+    lab = Lab(lens)
+    ours = Inventory(
+        devices=(Device(name="a"),),
+        fallback=(Device(name="a", pool=""), Device(name="whole"), Device(name="whole")),
+    )
+    lab.polling.replaced(ours, ours)
+    await asyncio.sleep(1)
+    assert lab.told == [(0, "a", OK), (0, "whole", OK)]
+    fewer = Inventory(devices=ours.devices, fallback=())
+    lab.polling.replaced(fewer, fewer)
+    await asyncio.sleep(10)
+    assert [name for _, name in lens.asked] == ["a", "whole", "a"]
+    await lab.close()
+
+
+@pytest.mark.looptime
+async def test_an_answer_is_made_plain_whatever_its_class_does():
+    class Sick(Health):
+        pass
+
+    class Worse(Health):
+        def __getattribute__(self, name):
+            raise RuntimeError("nobody may know")
+
+    lens = Lens()
+    lens.answer = lambda name: {"a": Sick("unhealthy", "dirty"), "b": Worse("unhealthy")}[name]
+    lab = Lab(lens)
+    lab.replaced("a", "b")
+    await asyncio.sleep(1)
+    (_, _, sick), (_, _, worse) = lab.told
+    assert (type(sick), sick) == (Health, Health.bad("dirty"))
+    assert worse.status == "unknown"
     await lab.close()
 
 

@@ -67,7 +67,7 @@ def test_a_list_that_its_driver_changes_later_is_not_changed():
             id="bad-fallback",
         ),
         pytest.param(
-            itertools.repeat(CAM), "it listed more than 65,536 devices, which no node", id="endless"
+            itertools.repeat(CAM), "it listed more than 16,384 devices, which no node", id="endless"
         ),
     ],
 )
@@ -77,14 +77,14 @@ def test_what_is_no_inventory_is_refused_with_a_sentence(listed, sentence):
 
 
 def test_as_many_devices_as_are_allowed_are_taken():
-    assert len(normalised([CAM] * 65_536).devices) == 65_536
+    assert len(normalised([CAM] * 16_384).devices) == 16_384
 
 
 async def read(generator) -> int:
     """Read a stream; gives how many inventories were taken, whatever became of it."""
     taken: list[Inventory] = []
     try:
-        await read_inventories(generator, taken.append)
+        await read_inventories(generator, lambda given, ours: taken.append(ours))
     finally:
         await generator.aclose()
     return len(taken)
@@ -167,6 +167,30 @@ async def test_a_stream_that_never_waits_lets_others_run_until_it_is_a_flood():
         await read(generate())
     other.cancel()
     assert turns > 1
+
+
+async def test_large_inventories_without_a_wait_are_a_flood_before_they_cost_much():
+    yields = 0
+
+    async def generate():
+        nonlocal yields
+        while True:
+            yields += 1
+            yield [CAM] * 16_384
+
+    with pytest.raises(FloodError, match="large inventories one after the other, and waited for"):
+        await read(generate())
+    assert yields < 40
+
+
+@pytest.mark.looptime
+async def test_large_inventories_with_waits_between_them_are_no_flood():
+    async def generate():
+        for _ in range(60):
+            yield [CAM] * 8192
+            await asyncio.sleep(0.05)
+
+    assert await read(generate()) == 60
 
 
 async def test_a_stream_that_blocks_instead_of_waiting_is_no_flood_and_lets_others_run(
