@@ -15,12 +15,13 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 
 from drakit_nodeplugin.claims.checkpoint import Checkpoint, CheckpointError
 from drakit_nodeplugin.devices.manager import DeviceManager
+from drakit_nodeplugin.devices.taints import UNHEALTHY
 from drakit_nodeplugin.endpoints.traits import DriverTraits
 from drakit_nodeplugin.environment import Environment
 from drakit_nodeplugin.metrics import DriverMetrics
 from drakit_nodeplugin.nodeevents import NodeEvents
 from drakit_nodeplugin.slices.publisher import SlicePublisher
-from drakit_nodeplugin.slices.stored import StoredSlice, unhealthy_devices
+from drakit_nodeplugin.slices.stored import StoredSlice, published_taints
 
 __all__ = ("HostedDevices",)
 
@@ -118,10 +119,18 @@ class HostedDevices:
         return self._publisher.listed and self._registered()
 
     def _adopt(self, slices: Collection[StoredSlice]) -> None:
-        """Take over which devices were unhealthy before a restart; without a source of health
-        nobody would ever say that they are well again."""
-        if self._has_health:
-            self.manager.adopt(unhealthy_devices(slices))
+        """Take over how devices were tainted before a restart; but without a source of health
+        nobody would ever say of those that were unhealthy that they are well again."""
+        self.manager.adopt(
+            {
+                device: {
+                    (key, effect): added_at
+                    for (key, effect), added_at in taints.items()
+                    if self._has_health or key != UNHEALTHY
+                }
+                for device, taints in published_taints(slices).items()
+            }
+        )
 
     def _left_out(self, devices: Mapping[str, str]) -> None:
         for name, problem in devices.items():

@@ -16,7 +16,7 @@ from drakit.device import CounterSet, Device, Health, Inventory
 from drakit.resource.inventory import CheckedInventory, check_inventory
 from drakit_nodeplugin.devices.health import HealthTiming
 from drakit_nodeplugin.devices.lifecycle import Graces, Life, Phase, phase
-from drakit_nodeplugin.devices.pools import pool_name
+from drakit_nodeplugin.devices.pools import PublishedTaints, pool_name
 from drakit_nodeplugin.devices.poolstate import Changes, Circumstances, PoolContent, PoolState
 from drakit_nodeplugin.devices.stored import StoredEndpoint
 from drakit_nodeplugin.endpoints.endpoint import DeviceKey
@@ -177,14 +177,14 @@ class EndpointState:
         return later + self._look(settled, moment, changes=changes)
 
     def adopt(
-        self, devices: Mapping[DeviceKey, bool], moment: Moment, *, changes: Changes
+        self, devices: Mapping[DeviceKey, PublishedTaints], moment: Moment, *, changes: Changes
     ) -> list[DeviceKey]:
-        """Take over which devices were tainted before a restart, and which were evicting."""
+        """Take over which devices were tainted before a restart, and since when; gives those."""
         adopted: dict[str, list[str]] = {}
-        for key, evicting in devices.items():
+        for key, published in devices.items():
             pool = self.pools.get(key.pool)
-            if pool is not None and key.name in pool.names:
-                pool.adopt(key.name, evicting=evicting, now=moment.now)
+            if pool is not None and key.name in pool:
+                pool.adopt(key.name, published, now=moment.now)
                 adopted.setdefault(key.pool, []).append(key.name)
         return self._look(adopted, moment, changes=changes)
 
@@ -235,7 +235,7 @@ class EndpointState:
     ) -> None:
         """Bring some devices of a pool up to date."""
         if (state := self.pools.get(pool)) is not None:
-            known = [name for name in names if name in state.names]
+            known = [name for name in names if name in state]
             state.look(known, self._circumstances(pool, moment), changes=changes)
 
     def _look(

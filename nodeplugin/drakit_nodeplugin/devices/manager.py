@@ -35,6 +35,7 @@ from drakit_nodeplugin.devices.pools import (
     Capacity,
     DeviceHealth,
     Publication,
+    PublishedTaints,
     pool_name,
 )
 from drakit_nodeplugin.devices.poolstate import Changes
@@ -99,7 +100,7 @@ class DeviceManager:
         self._endpoints: dict[str, EndpointState] = {}
         self._pauses = Pauses()
         self._unpreparing: dict[str, frozenset[str]] = {}
-        self._adopted: dict[DeviceKey, bool] = {}
+        self._adopted: dict[DeviceKey, PublishedTaints] = {}
         self._was_complete = False
         self._publication: Publication | None = None
         self._health_states: tuple[DeviceHealth, ...] | None = None
@@ -226,16 +227,17 @@ class DeviceManager:
                 state.look_at(pool, names, moment, changes=changes)
         self._made(changes)
 
-    def adopt(self, tainted: Mapping[tuple[str, str], bool]) -> None:
+    def adopt(self, published: Mapping[tuple[str, str], PublishedTaints]) -> None:
         """
-        Take over which devices were unhealthy before a restart, and recover as if there was none.
+        Take over how devices were tainted before a restart: unhealthy ones recover as if there was
+        none, and all taints keep their times, whatever becomes of what is published.
 
-        Called once by who publishes, before it asks for the first publication: by the pool's API
-        name and the device's, whether what is published has the taint ``drakit.dev/unhealthy`` with
-        effect NoExecute, too. For a driver without any source of health it must not be called.
+        Called once by who publishes, before it asks for the first publication: the taints by the
+        pool's API name and the device's. For a driver without any source of health
+        ``drakit.dev/unhealthy`` must not be among them.
         """
         moment = self._moment()
-        devices = {DeviceKey(*key): evicting for key, evicting in tainted.items()}
+        devices = {DeviceKey(*key): taints for key, taints in published.items()}
         changes = Changes()
         for state in self._endpoints.values():
             adopted = state.adopt(devices, moment, changes=changes)

@@ -20,6 +20,7 @@ __all__ = (
     "DeviceHealth",
     "PoolCapacity",
     "Publication",
+    "PublishedTaints",
     "StampedTaint",
     "pool_name",
     "short_pool",
@@ -35,6 +36,11 @@ class StampedTaint:
     effect: TaintEffect
     added_at: int
     """Seconds since 1970. What is published with another time already keeps that one."""
+
+
+PublishedTaints = Mapping[tuple[str, str], int | None]
+"""A device's taints as they were published before a restart, by key and effect: since when each is
+there, seconds since 1970; None if that is not said."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

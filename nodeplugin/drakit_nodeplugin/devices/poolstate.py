@@ -29,8 +29,9 @@ from drakit_nodeplugin.devices.pools import (
     DesiredPool,
     DeviceHealth,
     PoolCapacity,
+    PublishedTaints,
 )
-from drakit_nodeplugin.devices.taints import stamped, taints
+from drakit_nodeplugin.devices.taints import DOMAIN, NOT_PUBLISHED, UNHEALTHY, stamped, taints
 
 __all__ = ("Changes", "Circumstances", "PoolContent", "PoolState")
 
@@ -88,6 +89,8 @@ class PoolState:
         self._conditions: dict[str, Condition] = {}
         """Of the devices on which there was a word."""
         self._health: dict[str, DeviceHealth] = {}
+        self._published: dict[str, PublishedTaints] = {}
+        """Before a restart, of devices that have not been listed since then."""
         self._desired: DesiredPool | None = None
 
     # ------------------------------------------------------------ what there is
@@ -96,6 +99,10 @@ class PoolState:
     def names(self) -> Collection[str]:
         """The devices, without those of the fallback alone."""
         return self._devices.keys()
+
+    def __contains__(self, name: object) -> bool:
+        """Tell whether there is a device of that name, be it in the fallback alone."""
+        return name in self._devices or name in (self._fallback or ())
 
     @property
     def health(self) -> Collection[DeviceHealth]:
@@ -138,7 +145,7 @@ class PoolState:
         }
         self._counter_sets = None
         self._desired = None
-        for known in (self._conditions, self._health, self._said):
+        for known in (self._conditions, self._health, self._said, self._published):
             for name in [name for name in known if name not in self._devices]:
                 del known[name]
 
@@ -170,7 +177,7 @@ class PoolState:
         ):
             self._counter_sets = content.counter_sets
             self._touched(changes)
-        for known in (self._conditions, self._health, self._said):
+        for known in (self._conditions, self._health, self._said, self._published):
             for name in [name for name in known if name not in present]:
                 del known[name]
                 changes.health = True
@@ -197,7 +204,7 @@ class PoolState:
 
     def observe(self, name: str, word: Health, *, now: float) -> bool:
         """Take in a word on a device; give whether it must be looked at, and is one of ours."""
-        if name not in self._devices and name not in (self._fallback or ()):
+        if name not in self:
             return False
         old, word = self._conditions.get(name, UNKNOWN), sound(word)
         if old.word == word:
@@ -210,10 +217,13 @@ class PoolState:
         for name in list(self._conditions):
             self.observe(name, unknown, now=now)
 
-    def adopt(self, name: str, *, evicting: bool, now: float) -> bool:
-        """Take over that a device was tainted before a restart, as far as that is not known."""
-        old = self._conditions.get(name, UNKNOWN)
-        return self._know(name, adopted(old, evicting=evicting, now=now))
+    def adopt(self, name: str, published: PublishedTaints, *, now: float) -> None:
+        """Take over the taints that a device had before a restart, as far as they are not known."""
+        self._published[name] = published
+        effects = {effect for key, effect in published if key == UNHEALTHY}
+        if effects:
+            old = self._conditions.get(name, UNKNOWN)
+            self._know(name, adopted(old, evicting="NoExecute" in effects, now=now))
 
     def settle(self, name: str, *, now: float) -> bool:
         """See what time alone has changed of a device; give whether it must be looked at."""
@@ -239,19 +249,30 @@ class PoolState:
             names = self._devices.keys() | (self._fallback or {}).keys()
         for name in names:
             condition = self._conditions.get(name, UNKNOWN)
-            for entries in (self._devices, self._fallback):
-                entry = None if entries is None else entries.get(name)
-                if entries is None or entry is None:
-                    continue
-                new = _tainted(entry, condition, circumstances)
-                if new is not entry:
-                    entries[name] = new
-                    self._touched(changes)
+            self._taint(name, condition, circumstances, changes=changes)
             old = self._health.get(name)
             told = _told(self.name, name, old, condition, circumstances)
             if told is not old:
                 self._health[name] = told
                 changes.health = True
+
+    def _taint(
+        self, name: str, condition: Condition, circumstances: Circumstances, *, changes: Changes
+    ) -> None:
+        published, listed = self._published.pop(name, NOT_PUBLISHED), False
+        for entries in (self._devices, self._fallback):
+            entry = None if entries is None else entries.get(name)
+            if entries is None or entry is None:
+                continue
+            listed = listed or entry.device is not None
+            new = _tainted(entry, condition, circumstances, published)
+            if new is not entry:
+                entries[name] = new
+                self._touched(changes)
+        if published and not listed:
+            # Whether its driver's own taints are still there is not known before it is listed.
+            own = {key: at for key, at in published.items() if not key[0].startswith(DOMAIN)}
+            self._published[name] = own
 
     def _touched(self, changes: Changes) -> None:
         self._desired = None
@@ -286,13 +307,15 @@ def _same(old: Device, new: Device) -> bool:
         return False
 
 
-def _tainted(entry: DesiredDevice, condition: Condition, now: Circumstances) -> DesiredDevice:
+def _tainted(
+    entry: DesiredDevice, condition: Condition, now: Circumstances, published: PublishedTaints
+) -> DesiredDevice:
     own = () if entry.device is None else entry.device.taints
     unpreparing = entry.name in now.unpreparing
     if not (own or entry.taints or condition.tainted or unpreparing or now.away):
         return entry  # which is what nearly all of them are
     wanted = taints(own, condition, stopped=now.away is not None, unpreparing=unpreparing)
-    new = stamped(wanted, entry.taints, now=now.wall)
+    new = stamped(wanted, entry.taints, now=now.wall, published=published)
     return entry if new is entry.taints else replace(entry, taints=new)
 
 

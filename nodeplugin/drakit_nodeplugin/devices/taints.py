@@ -10,12 +10,13 @@ It must not know the API's JSON, clocks, or why a device is what it is.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from types import MappingProxyType
 
 from drakit.device import Taint
 from drakit_nodeplugin.devices.health import Condition
-from drakit_nodeplugin.devices.pools import StampedTaint
+from drakit_nodeplugin.devices.pools import PublishedTaints, StampedTaint
 
-__all__ = ("DOMAIN", "STOPPED", "UNHEALTHY", "UNPREPARING", "stamped", "taints")
+__all__ = ("DOMAIN", "NOT_PUBLISHED", "STOPPED", "UNHEALTHY", "UNPREPARING", "stamped", "taints")
 
 DOMAIN = "drakit.dev/"
 """Before the keys of all taints that are not the driver's own."""
@@ -29,6 +30,9 @@ STOPPED = DOMAIN + "stopped"
 
 UNPREPARING = DOMAIN + "unpreparing"
 """What an earlier claim left has not been undone yet."""
+
+NOT_PUBLISHED: PublishedTaints = MappingProxyType({})
+"""Of a device without taints, or of which they do not matter any more."""
 
 
 def taints(
@@ -48,15 +52,21 @@ def taints(
 
 
 def stamped(
-    wanted: Iterable[Taint], old: tuple[StampedTaint, ...], *, now: int
+    wanted: Iterable[Taint],
+    old: tuple[StampedTaint, ...],
+    *,
+    now: int,
+    published: PublishedTaints = NOT_PUBLISHED,
 ) -> tuple[StampedTaint, ...]:
     """
     Say since when each taint is there: its time stays for as long as key and effect do.
 
-    How long a claim tolerates a taint counts from that time, and a new value is no new start.
-    Gives the old tuple itself if nothing has changed.
+    How long a claim tolerates a taint counts from that time, and a new value is no new start, nor
+    is a restart: what was `published` before it counts. Gives the old tuple itself if nothing has
+    changed.
     """
-    since = {(taint.key, taint.effect): taint.added_at for taint in old}
+    since: dict[tuple[str, str], int] = {(t.key, t.effect): t.added_at for t in old}
+    since |= {key: added_at for key, added_at in published.items() if added_at is not None}
     new = tuple(
         StampedTaint(
             key=taint.key,

@@ -12,15 +12,16 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 import orjson
 
 from drakit.resource.device import uses_advanced
 from drakit.resource.raw import Object, child, children, text
-from drakit_nodeplugin.devices.taints import UNHEALTHY
+from drakit_nodeplugin.devices.pools import PublishedTaints
 
-__all__ = ("StoredSlice", "newer", "unhealthy_devices")
+__all__ = ("StoredSlice", "newer", "published_taints")
 
 _SELECTIONS = ("nodeSelector", "allNodes", "perDeviceNodeSelection")
 """Fields of a spec that say where devices can be used; ours have ``nodeName`` alone."""
@@ -97,20 +98,25 @@ class StoredSlice:
         )
 
 
-def unhealthy_devices(slices: Iterable[StoredSlice]) -> dict[tuple[str, str], bool]:
-    """Give the devices that are published as unhealthy, by pool and name: whether running pods are
-    to be evicted, too."""
-    found: dict[tuple[str, str], bool] = {}
+def published_taints(slices: Iterable[StoredSlice]) -> dict[tuple[str, str], PublishedTaints]:
+    """Give the taints of all devices that have some, by pool and name."""
+    found: dict[tuple[str, str], PublishedTaints] = {}
     for each in slices:
         for name, body in each.bodies()[0].items():
-            effects = {
-                text(taint, "effect")
-                for taint in children(body, "taints")
-                if text(taint, "key") == UNHEALTHY
-            }
-            if effects:
-                found[each.pool, name] = "NoExecute" in effects
+            if taints := children(body, "taints"):
+                found[each.pool, name] = {
+                    (text(taint, "key"), text(taint, "effect")): _seconds(text(taint, "timeAdded"))
+                    for taint in taints
+                }
     return found
+
+
+def _seconds(time: str) -> int | None:
+    """Read a time of the API (RFC 3339) as seconds since 1970; None if it is none."""
+    try:
+        return int(datetime.fromisoformat(time).timestamp())
+    except ValueError:
+        return None
 
 
 def newer(one: str, other: str) -> bool:

@@ -13,7 +13,7 @@ from drakit import Device, Health
 from drakit.device import Inventory
 from drakit_nodeplugin.config import DeviceHealthSettings, Devices
 from drakit_nodeplugin.devices.manager import DeviceManager
-from drakit_nodeplugin.devices.pools import Publication
+from drakit_nodeplugin.devices.pools import Publication, PublishedTaints
 from drakit_nodeplugin.devices.stored import StoredEndpoint
 from drakit_nodeplugin.endpoints.endpoint import DeviceKey, HealthReport
 
@@ -128,6 +128,15 @@ def taint_words(taints: Iterable[Any]) -> list[str]:
         + ("" if taint.effect == "NoSchedule" else f":{taint.effect}")
         for taint in taints
     ]
+
+
+def published(*words: str, at: int | None = None) -> PublishedTaints:
+    """Taints that the slices have had since a time, as `taint_words` writes them."""
+    pairs = [word.partition(":") for word in words]
+    return {
+        (key if "/" in key else f"drakit.dev/{key}", effect or "NoSchedule"): at
+        for key, _, effect in pairs
+    }
 
 
 async def pass_time(seconds: float) -> None:

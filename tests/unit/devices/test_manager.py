@@ -13,6 +13,7 @@ import pytest
 from drakit import Device, Health
 from drakit.device import CounterSet, Inventory, Taint
 from drakit_nodeplugin.devices.manager import DeviceManager
+from drakit_nodeplugin.devices.stored import StoredEndpoint
 from drakit_nodeplugin.endpoints.endpoint import DeviceKey, HealthReport
 from tests.unit.devices.conftest import (
     DRIVER,
@@ -21,6 +22,7 @@ from tests.unit.devices.conftest import (
     cameras,
     inventory,
     pass_time,
+    published,
     report,
     shown,
     taint_words,
@@ -201,7 +203,14 @@ async def test_an_unhealthy_device_is_so_after_a_restart_of_the_plugin(node: Nod
         before = manager.publication()
     async with node.plugin() as manager:
         # Whether the publisher has listed or the driver was polled first does not matter.
-        manager.adopt({(NODE, "a"): False, (NODE, "b"): True, (NODE, "gone"): False})
+        evicting = published("unhealthy", "unhealthy:NoExecute")
+        manager.adopt(
+            {
+                (NODE, "a"): published("unhealthy"),
+                (NODE, "b"): evicting,
+                (NODE, "gone"): published("unhealthy"),
+            }
+        )
         manager.replaced(DRIVER, inventory("a", "b", "c"))
         assert shown(manager.publication()) == shown(before)
         assert told(manager)["a"][0] == "unhealthy"
@@ -215,9 +224,110 @@ async def test_an_unhealthy_device_is_so_after_a_restart_of_the_plugin(node: Nod
 
 async def test_a_device_that_the_store_did_not_know_is_adopted_when_it_comes(node: Node):
     async with node.plugin() as manager:
-        manager.adopt({(NODE, "a"): False})
+        manager.adopt({(NODE, "a"): published("unhealthy")})
         manager.replaced(DRIVER, inventory("a", "b"))
         assert shown(manager.publication()) == {NODE: {"a": ["unhealthy"], "b": []}}
+
+
+LENS = Taint(key="camera.example.com/lens", effect="NoSchedule", value="dirty")
+LENS_BEFORE = {(LENS.key, LENS.effect): 7}
+
+
+def since(manager: DeviceManager) -> Mapping[str, Mapping[str, int]]:
+    """Since when each device of the node's pool has its taints."""
+    return {
+        device.name: {
+            word: taint.added_at
+            for word, taint in zip(taint_words(device.taints), device.taints, strict=True)
+        }
+        for device in manager.publication().pools[NODE].devices
+    }
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        pytest.param("listed first", id="the-driver-is-there-before-the-slices-are-read"),
+        pytest.param("adopted first", id="the-slices-are-read-before-the-driver-is-there"),
+    ],
+)
+@pytest.mark.parametrize("known", [pytest.param(True, id="known"), pytest.param(False, id="new")])
+async def test_taints_keep_over_a_restart_the_times_that_were_published(
+    node: Node, order: str, known: bool
+):
+    if known:
+        node.store.rows[DRIVER] = StoredEndpoint(name=DRIVER, pools={NODE: ("a", "b")})
+    worse = Taint(key=LENS.key, effect=LENS.effect, value="broken")
+    listed = Inventory(devices=[Device(name="a", taints=(worse,)), *cameras("b")])
+    before = {
+        (NODE, "a"): LENS_BEFORE | published("unhealthy", at=8),
+        (NODE, "b"): published("unhealthy", "unhealthy:NoExecute", at=9),
+    }
+    async with node.plugin() as manager:
+        if order == "listed first":
+            manager.replaced(DRIVER, listed)
+            manager.adopt(before)
+        else:
+            manager.adopt(before)
+            manager.replaced(DRIVER, listed)
+        assert since(manager) == {
+            "a": {LENS.key: 7, "unhealthy": 8},
+            "b": {"unhealthy": 9, "unhealthy:NoExecute": 9},
+        }
+
+
+async def test_a_taint_that_went_after_a_restart_returns_as_a_new_one(node: Node):
+    async with node.plugin() as manager:
+        manager.adopt({(NODE, "a"): LENS_BEFORE})
+        manager.replaced(DRIVER, inventory("a"))
+        await pass_time(5)
+        manager.replaced(DRIVER, Inventory(devices=[Device(name="a", taints=(LENS,))]))
+        assert since(manager) == {"a": {LENS.key: int(node.epoch) + 5}}
+
+
+async def test_taints_of_a_driver_that_is_missing_after_a_restart_keep_their_times(node: Node):
+    node.store.rows[DRIVER] = StoredEndpoint(name=DRIVER, pools={NODE: ("a",)})
+    async with node.plugin() as manager:
+        manager.adopt({(NODE, "a"): LENS_BEFORE | published("stopped", at=8)})
+        await pass_time(40)
+        assert since(manager) == {"a": {"stopped": 8}}
+        manager.replaced(DRIVER, Inventory(devices=[Device(name="a", taints=(LENS,))]))
+        assert since(manager) == {"a": {LENS.key: 7}}
+        manager.stopped(DRIVER, "it ended")
+        assert since(manager) == {"a": {LENS.key: 7, "stopped": int(node.epoch) + 40}}
+
+
+async def test_a_time_that_was_not_published_is_that_of_the_restart(node: Node):
+    async with node.plugin() as manager:
+        manager.adopt({(NODE, "a"): published("unhealthy", at=None)})
+        manager.replaced(DRIVER, inventory("a"))
+        assert since(manager) == {"a": {"unhealthy": int(node.epoch)}}
+
+
+# ------------------------------------------------------------ fallbacks
+
+
+async def test_devices_of_a_fallback_alone_are_tainted_as_others_are(node: Node):
+    def whole(health: Health | None = None) -> Inventory:
+        return Inventory(devices=cameras("part"), fallback=cameras("whole", health=health))
+
+    def fallback(manager: DeviceManager) -> list[str]:
+        (device,) = manager.publication().pools[NODE].fallback or ()
+        return taint_words(device.taints)
+
+    async with node.plugin() as manager:
+        manager.adopt({(NODE, "whole"): published("unhealthy", at=8)})
+        manager.replaced(DRIVER, whole())
+        assert fallback(manager) == ["unhealthy"]
+        await pass_time(1)
+        manager.replaced(DRIVER, whole(OK))
+        await pass_time(31)
+        assert fallback(manager) == []
+        manager.set_unpreparing({(NODE, "whole")})
+        assert fallback(manager) == ["unpreparing"]
+        manager.set_unpreparing(())
+        manager.reported(DRIVER, report(whole=BAD))
+        assert fallback(manager) == ["unhealthy"]
 
 
 # ------------------------------------------------------------ other taints

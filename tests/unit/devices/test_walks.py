@@ -26,6 +26,7 @@ from tests.unit.devices.conftest import (
     Node,
     inventory,
     pass_time,
+    published,
     report,
     taint_words,
 )
@@ -137,10 +138,10 @@ class World:
         await self.manager.restore()
         self.manager.adopt(
             {
-                (pool, name): "unhealthy:NoExecute" in taints
+                (pool, name): published(*taints)
                 for pool, devices in self.slices.items()
                 for name, taints in devices.items()
-                if "unhealthy" in taints
+                if taints
             }
         )
         self.task = asyncio.create_task(self.manager.run())

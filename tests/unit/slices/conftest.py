@@ -11,8 +11,9 @@ import pytest
 
 from drakit.kube import UnavailableError, WatchEvent
 from drakit.kube.errors import error_of_status
+from drakit_nodeplugin.devices.pools import PublishedTaints
 from drakit_nodeplugin.slices.publisher import SlicePublisher
-from drakit_nodeplugin.slices.stored import unhealthy_devices
+from drakit_nodeplugin.slices.stored import published_taints
 from tests.fakes.kube import FakeApiServer, StatusError, Target
 from tests.unit.slices.world import NODE, FakeSource
 
@@ -113,8 +114,8 @@ class Published:
         self.primary.set()
         self.dropped: list[str] = []
         self.left_out: list[dict[str, str]] = []
-        self.before: list[dict[tuple[str, str], bool]] = []
-        """What was published as unhealthy, at each start."""
+        self.before: list[dict[tuple[str, str], PublishedTaints]] = []
+        """Which taints were published, at each start."""
         self.pools: list[set[str]] = []
         """Which pools the API server has, as it was told of."""
         self.measured: list[tuple[str, bool]] = []
@@ -129,7 +130,7 @@ class Published:
             session=future,
             node=NODE,
             primary=self.primary,
-            on_first_list=lambda slices: self.before.append(unhealthy_devices(slices)),
+            on_first_list=lambda slices: self.before.append(published_taints(slices)),
             on_pools=lambda pools: self.pools.append(set(pools)),
             on_left_out=self.left_out.append,
             on_dropped=self.dropped.append,

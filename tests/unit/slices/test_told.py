@@ -6,21 +6,20 @@ from dataclasses import replace
 
 import pytest
 
+from drakit_nodeplugin.slices.stored import StoredSlice, published_taints
 from tests.unit.slices.conftest import Published
 from tests.unit.slices.world import NODE, device, pool, taint
 
 pytestmark = pytest.mark.looptime
 
 
-async def test_what_was_published_as_unhealthy_is_told_after_a_restart(published: Published):
+async def test_taints_that_were_published_are_told_after_a_restart(published: Published):
     await published.settled()
     assert published.before == [{}]
-    unhealthy = taint("drakit.dev/unhealthy")
-    evicted = replace(unhealthy, effect="NoExecute")
-    dusty = taint("lab.example.com/dusty")
-    published.source.says(
-        pool("a", device("b", unhealthy), device("c", unhealthy, evicted), device("d", dusty))
-    )
+    unhealthy = taint("drakit.dev/unhealthy", at=5)
+    evicted = replace(unhealthy, effect="NoExecute", added_at=6)
+    dusty = taint("lab.example.com/dusty", at=1_700_000_000)
+    published.source.says(pool("a", device("b", unhealthy, evicted), device("c", dusty)))
     await published.settled()
     await published.stop()
 
@@ -28,7 +27,27 @@ async def test_what_was_published_as_unhealthy_is_told_after_a_restart(published
     await published.start()
     await published.settled()
 
-    assert published.before[1:] == [{(NODE, "b"): False, (NODE, "c"): True}]
+    assert published.before[1:] == [
+        {
+            (NODE, "b"): {
+                ("drakit.dev/unhealthy", "NoSchedule"): 5,
+                ("drakit.dev/unhealthy", "NoExecute"): 6,
+            },
+            (NODE, "c"): {("lab.example.com/dusty", "NoSchedule"): 1_700_000_000},
+        }
+    ]
+
+
+def test_a_taint_without_a_time_that_can_be_read_was_published_all_the_same():
+    devices = [
+        {"name": "a", "taints": [{"key": "x", "effect": "NoSchedule"}]},
+        {"name": "b", "taints": [{"key": "x", "effect": "NoSchedule", "timeAdded": "soon"}]},
+    ]
+    stored = StoredSlice.of({"spec": {"pool": {"name": NODE}, "devices": devices}})
+    assert published_taints([stored]) == {
+        (NODE, "a"): {("x", "NoSchedule"): None},
+        (NODE, "b"): {("x", "NoSchedule"): None},
+    }
 
 
 async def test_the_pools_that_there_are_are_told_after_each_change(published: Published):
