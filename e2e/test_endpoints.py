@@ -211,9 +211,9 @@ def test_over_restarts_the_grace_goes_on_and_a_removal_that_had_begun_is_finishe
 
 def one_horn(stage: Stage, name: str) -> None:
     """A pod with a horn starts and ends."""
-    stage.apply(pod(name, ("horn", from_template("horn"))))
-    stage.wait_phase(name, "Running")
-    stage.delete("pod", name)
+    stage.apply(pod(name, ("horn", from_template("horn")), command=["true"]))
+    stage.wait_phase(name, "Succeeded")
+    wait_for(f"{name} to give its horn back", lambda: not stage.horns.held())
 
 
 def horn_calls(stage: Stage) -> list[float]:
