@@ -2,63 +2,65 @@
 
 from __future__ import annotations
 
+import copy
+import os
 import re
+import subprocess
 import sys
-import types
-from dataclasses import fields, replace
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
+from typing import Any
 
+import jsonschema
 import pytest
 import yaml
 
-from drakit import AllocatedDevice, ClaimReference, Device, DriverError, Edits, Health
+import drakit
+from drakit import AllocatedDevice, ClaimReference, Device, DriverError, Edits, Health, Inventory
+from drakit.cdi.spec import build_spec
+from drakit.resource.features import Feature, without
 from drakit.resource.inventory import check_inventory
 from drakit_nodeplugin.config import NodePluginConfig
 from drakit_nodeplugin.endpoints.loading import LoadedDriver, load_drivers
 from drakit_nodeplugin.endpoints.traits import DriverTraits
 from tests.fakes.node import StaticNode
+from tests.unit.docs.listings import ROOT, code_lines, listing, listings, module
 
-ROOT = Path(__file__).parents[3]
-
-
-def listings(page: str, language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", (ROOT / page).read_text(), re.M | re.S)
+PAGE = "docs/drivers.md"
+CHART = ROOT / "charts" / "drakit"
 
 
-def code_lines(source: str) -> int:
-    """Count lines as a vendor would: without imports, comments and empty ones."""
-    lines = [line for line in source.splitlines() if line.strip() and not line.startswith("#")]
-    return sum(not line.startswith(("import ", "from ")) for line in lines)
-
-
-def load(name: str, source: str, entry: dict, monkeypatch: pytest.MonkeyPatch) -> LoadedDriver:
+def load(name: str, entry: dict, monkeypatch: pytest.MonkeyPatch) -> LoadedDriver:
     """Load a driver of docs/drivers.md as the page says."""
-    module = types.ModuleType(name)
-    monkeypatch.setitem(sys.modules, name, module)
-    exec(compile(source, "docs/drivers.md", "exec"), module.__dict__)
+    module(name, listing(PAGE, f"{name}.py"), monkeypatch)
     entries = NodePluginConfig.model_validate({"drivers": [entry]}).drivers
     (driver,) = load_drivers(entries, file=Path("plugin.yaml"), node=StaticNode(name="node-1"))
     return driver
 
 
+def values_of(name: str) -> dict[str, Any]:
+    return yaml.safe_load(listing(PAGE, name))
+
+
 @pytest.fixture
 def lamps(tmp_path, monkeypatch):
     """The first driver of the page, on a directory of lamps."""
-    source, _, _ = listings("docs/drivers.md", "python")
-    config, _ = listings("docs/drivers.md", "yaml")
-    (entry,) = yaml.safe_load(config.replace("/run/lamps", str(tmp_path)))["drivers"]
+    (entry,) = copy.deepcopy(values_of("values.yaml")["nodeplugin"]["drivers"])
+    entry["config"]["directory"] = str(tmp_path)
     (tmp_path / "desk").touch()
-    assert code_lines(source) <= 40
-    return load("lamp", source, entry, monkeypatch).make()
+    return load("lamp", entry, monkeypatch).make()
 
 
 @pytest.fixture
 def bays(tmp_path, monkeypatch) -> LoadedDriver:
     """The last driver of the page, on a directory with a bay."""
-    _, _, source = listings("docs/drivers.md", "python")
     (tmp_path / "bay-0").mkdir()
     entry = {"driver": "bays:Bays", "config": {"directory": str(tmp_path)}}
-    return load("bays", source, entry, monkeypatch)
+    return load("bays", entry, monkeypatch)
+
+
+def test_the_first_driver_of_the_page_has_at_most_forty_lines():
+    assert code_lines(listing(PAGE, "lamp.py")) <= 40
 
 
 async def test_the_driver_of_the_page_works(lamps, tmp_path):
@@ -71,7 +73,7 @@ async def test_the_driver_of_the_page_works(lamps, tmp_path):
 
     edits = lamps.prepare(claim, desk)
 
-    assert edits.env == {"LAMP": "/lamps/desk", "BRIGHTNESS": "80"}
+    assert edits.env == {"LAMP_LIGHT__DESK": "/lamps/desk", "LAMP_BRIGHTNESS_LIGHT__DESK": "80"}
     assert edits.mounts[0].host_path == str(tmp_path / "desk")
     assert lamps.health(Device(name="desk")) == Health.ok()
     (tmp_path / "desk").write_text("broken")
@@ -83,8 +85,7 @@ async def test_the_driver_of_the_page_works(lamps, tmp_path):
 
 
 async def test_the_partitions_of_the_page_are_devices_that_can_be_published(monkeypatch):
-    _, source, _ = listings("docs/drivers.md", "python")
-    stream = load("cards", source, {"driver": "cards:Cards"}, monkeypatch).make().devices()
+    stream = load("cards", {"driver": "cards:Cards"}, monkeypatch).make().devices()
     inventory = await anext(stream)
     await stream.aclose()
     checked = check_inventory(inventory)
@@ -120,20 +121,167 @@ async def test_the_driver_with_side_effects_of_the_page_keeps_its_contract(bays,
     assert not await driver.check(claim, bay)
 
 
+def test_two_lamps_of_one_container_have_variables_of_their_own(lamps, tmp_path):
+    (tmp_path / "left-wall").touch()
+    claim = ClaimReference(namespace="lab", name="light", uid="uid-a")
+    names = [
+        name
+        for device, request in (("desk", "light"), ("desk", "main/dim"), ("left-wall", "light"))
+        for name in lamps.prepare(
+            claim,
+            AllocatedDevice(
+                name=device, pool="", request=request, parameters=lamps.parameters_type()
+            ),
+        ).env
+    ]
+    assert len(set(names)) == 6
+    assert all(re.fullmatch(r"[A-Z][A-Z_]*", name) for name in names)
+
+
+def test_the_test_of_the_page_runs_and_notices_a_driver_that_is_wrong(tmp_path):
+    (tmp_path / "test_lamp.py").write_text(listing(PAGE, "test_lamp.py"))
+    lamp = listing(PAGE, "lamp.py")
+
+    def run(source: str) -> str:
+        (tmp_path / "lamp.py").write_text(source)
+        return subprocess.run(
+            [sys.executable, "-B", "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider"],
+            cwd=tmp_path,
+            env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+            capture_output=True,
+            text=True,
+            timeout=25,
+            check=False,
+        ).stdout
+
+    count = len(re.findall(r"^def test_", listing(PAGE, "test_lamp.py"), re.M))
+    assert f"\n{count} passed in" in run(lamp)
+    wrong = lamp.replace("{device.request}__{device.name}", "{device.request}")
+    assert wrong != lamp
+    assert f"\n1 failed, {count - 1} passed in" in run(wrong)
+
+
+def test_what_is_applied_of_the_page_fits_the_driver(lamps):
+    text = listing(PAGE, "lamp-pod.yaml")
+    device_class, template, pod = yaml.safe_load_all(text)
+    (selector,) = device_class["spec"]["selectors"]
+    assert selector["cel"]["expression"] == f'device.driver == "{lamps.name}"'
+    devices = template["spec"]["spec"]["devices"]
+    (request,), (config,) = devices["requests"], devices["config"]
+    assert request["exactly"]["deviceClassName"] == device_class["metadata"]["name"]
+    assert config["requests"] == [request["name"]]
+    assert config["opaque"]["driver"] == lamps.name
+    (source,) = pod["spec"]["resourceClaims"]
+    assert source["resourceClaimTemplateName"] == template["metadata"]["name"]
+    # What the comment beside the pod's command promises.
+    desk = AllocatedDevice(
+        name="desk",
+        pool="",
+        request=request["name"],
+        parameters=lamps.parameters_type.model_validate(config["opaque"]["parameters"]),
+    )
+    claim = ClaimReference(namespace="lab", name="light", uid="uid-a")
+    assert dict(re.findall(r"(LAMP_\w+)=([\w/]+)", text)) == lamps.prepare(claim, desk).env
+
+
+@pytest.mark.parametrize("key", ["apiVersion", "kind", "glow"])
+def test_parameters_that_are_no_fields_are_refused_as_the_page_says(lamps, key):
+    with pytest.raises(ValueError, match=key):
+        lamps.parameters_type.model_validate({"brightness": 80, key: "x"})
+
+
+def test_a_card_of_the_page_can_be_published_and_shared(monkeypatch):
+    card = module("devices", listing(PAGE, "devices.py"), monkeypatch).CARD
+    assert check_inventory(Inventory(devices=[card])).left_out == {}
+    assert all(getattr(card, field.name) for field in fields(Device) if field.name != "consumes")
+    whole = without(card, {Feature.MULTIPLE_ALLOCATIONS})
+    assert whole is not None
+    assert not whole.allow_multiple_allocations
+
+    (request,) = values_of("shares.yaml")["spec"]["devices"]["requests"]
+    ((name, amount),) = request["exactly"]["capacity"]["requests"].items()
+    policy = card.capacity[name].valid_range
+    amounts = [drakit.parse_quantity(text) for text in (policy.min, amount, policy.max)]
+    assert amounts == sorted(amounts)
+    assert amounts[1] % drakit.parse_quantity(policy.step) == 0
+    texts = re.search(r"Amounts may come as (.*): calculate", (ROOT / PAGE).read_text())
+    assert texts is not None
+    written = re.findall(r"`(\w+)`", texts[1])
+    assert {drakit.parse_quantity(text) for text in written} == {amounts[1]}
+
+
+def test_edits_of_the_page_keep_the_rules_of_cdi(monkeypatch):
+    given = module("edits", listing(PAGE, "edits.py"), monkeypatch).GIVEN
+    assert all(getattr(given, field.name) for field in fields(Edits))
+    spec = build_spec("cards.example.com/claim", [("card-0", given)])
+    assert spec["devices"]
+
+
 def test_the_page_names_every_field_of_devices_and_edits():
-    page = (ROOT / "docs/drivers.md").read_text()
+    page = (ROOT / PAGE).read_text()
     named = set(re.findall(r"`([a-z_]+)`", page))
     for kind in (Device, Edits, AllocatedDevice):
         assert {field.name for field in fields(kind)} <= named
+
+
+def test_the_page_shows_how_every_value_is_made():
+    shown = "".join(listings(PAGE, "python"))
+    for name in drakit.__all__:
+        if is_dataclass(getattr(drakit, name)) and name != "AllocatedClaim":  # the plugin makes it
+            assert f"{name}(" in shown or f"{name}." in shown, name
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        pytest.param(lambda: values_of("values.yaml"), id="of-the-lamps"),
+        pytest.param(lambda: values_of("host-values.yaml"), id="of-folders-of-the-host"),
+        pytest.param(
+            lambda: yaml.safe_load((ROOT / "examples/driver/values.yaml").read_text()),
+            id="of-the-example",
+        ),
+    ],
+)
+def test_values_are_those_of_the_chart(values, schema):
+    def merged(defaults: Any, given: Any) -> Any:
+        if not isinstance(defaults, dict):
+            return given
+        return defaults | {key: merged(defaults.get(key), given[key]) for key in given}
+
+    defaults = yaml.safe_load((CHART / "values.yaml").read_text())
+    jsonschema.validate(merged(defaults, values()), schema)
+
+
+def test_the_commands_of_the_page_make_and_install_what_the_values_name():
+    (commands,) = listings(PAGE, "console")
+    image = values_of("values.yaml")["image"]
+    name = f"{image['repository']}-nodeplugin:{image['tag']}"
+    (base,) = re.findall(r"^ARG BASE=(.*)", listing(PAGE, "Dockerfile"), re.M)
+    for words in (f"build -t {name} ", f"BASE={base} ", f"push {name}\n", "-f values.yaml"):
+        assert words in commands
+    # As the README says it, and named as it is installed.
+    (label,) = re.findall(r"pod-security\S+", commands)
+    assert label in (ROOT / "README.md").read_text()
+    assert {*re.findall(r" -n (\w+)", commands), *re.findall(r"namespace (\w+)", commands)} == {
+        "lamps"
+    }
+
+
+def test_the_dockerfiles_of_page_and_example_are_the_same_but_for_the_driver():
+    example = (ROOT / "examples/driver/Dockerfile").read_text()
+    assert listing(PAGE, "Dockerfile") == "# Dockerfile\n" + example.replace("rotors.py", "lamp.py")
+    assert listing(PAGE, "Dockerfile.more").splitlines()[1:3] == example.splitlines()[:2]
+    # Where the image has its Python.
+    assert "python3 -m venv --without-pip /opt/drakit" in (ROOT / "Dockerfile").read_text()
 
 
 @pytest.mark.parametrize(
     "page", ["README.md", *sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md"))]
 )
 def test_yaml_of_the_pages_is_yaml_and_their_links_lead_somewhere(page):
-    for listing in listings(page, "yaml"):
-        assert list(yaml.safe_load_all(listing))
-    for target in re.findall(r"\]\(([^)#]+)\)", (ROOT / page).read_text()):
+    for text in listings(page, "yaml"):
+        assert list(yaml.safe_load_all(text))
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", (ROOT / page).read_text()):
         if not target.startswith("https://"):
             assert ((ROOT / page).parent / target).exists(), target
 
