@@ -20,9 +20,13 @@ class DirectCaller:
         self.stopped: EndpointStoppedError | None = None
         self.failure: Exception | None = None
         """Raised instead of calling, as the bridge may."""
+        self.busy_keys: set[DeviceKey] = set()
 
     def away(self) -> EndpointStoppedError | None:
         return self.stopped
+
+    def busy(self, keys: Collection[DeviceKey]) -> bool:
+        return not self.busy_keys.isdisjoint(keys)
 
     async def call(
         self,

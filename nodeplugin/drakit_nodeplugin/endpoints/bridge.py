@@ -20,6 +20,8 @@ from collections.abc import Callable, Collection, Hashable
 from contextvars import Context, copy_context
 from typing import Any
 
+from drakit_nodeplugin.endpoints.errors import traceback_of
+
 __all__ = (
     "Bridge",
     "BridgeClosedError",
@@ -218,6 +220,19 @@ class Bridge:
             raise error
         return value
 
+    def busy(self, keys: Collection[Hashable]) -> bool:
+        """
+        Tell whether a call that was made by now has one of the keys, and has not ended there.
+
+        One that is about to end may still count.
+        """
+        wanted = set(keys)
+        # Only looked up, which is one step of CPython's own: a call that is not open any more is in
+        # its lines until it has ended, or never begins.
+        return any(key in self._lines for key in wanted) or any(
+            not wanted.isdisjoint(call.keys) for call in self._open
+        )
+
     def close(self, reason: str) -> None:
         """The other loop has ended: what it did not answer any more fails with the reason."""
         self._closed = reason
@@ -328,8 +343,8 @@ class Bridge:
             call.context.run(self._log_late, call.what, error)
 
     def _log_late(self, what: str, error: Exception) -> None:
-        facts = {"endpoint": self._name, "call": what}
-        logger.error("call failed after it was given up", exc_info=error, extra=facts)
+        facts = {"endpoint": self._name, "call": what, "exception": traceback_of(error)}
+        logger.error("call failed after it was given up", extra=facts)
 
     def _leave(self, call: _Call) -> None:
         if call.task is not None:

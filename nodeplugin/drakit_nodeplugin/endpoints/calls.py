@@ -5,7 +5,8 @@ that come together, as the driver wants it.
 What a driver does wrong becomes a sentence in :mod:`.faults`. How a call reaches the driver's
 thread, waits for its devices and is cut off is the caller's; what an error leads to is the
 engine's. The functions that are handed to the caller run in the driver's thread: vendor code, and
-that is also the values that it answers with, runs nowhere else.
+that is also the values that it answers with and the texts of what it raises, runs nowhere else.
+What comes back is plain.
 
 It must not know how drivers are started, slices, gRPC or the kubelet.
 """
@@ -53,6 +54,10 @@ class Caller(Protocol):
         """Say why the driver cannot be called now; None if it can."""
         ...
 
+    def busy(self, keys: Collection[DeviceKey]) -> bool:
+        """Tell whether a call of one of these devices runs, or waits."""
+        ...
+
     async def call(
         self,
         function: Callable[[AnyDriver], Any],
@@ -79,8 +84,10 @@ class DriverCalls:
         self._node = node
         self._caller = caller
         self._faults = DriverFaults(driver, call_seconds=CALL_SECONDS)
-        self._prepares = Together[AllocatedClaim, Sequence[Edits]](self._prepare_claims)
-        self._unprepares = Together[AllocatedClaim, None](self._unprepare_claims)
+        self._prepares = Together[AllocatedClaim, Sequence[Edits]](
+            self._prepare_claims, apart=self._busy
+        )
+        self._unprepares = Together[AllocatedClaim, None](self._unprepare_claims, apart=self._busy)
 
     # ------------------------------------------------------------ preparing
 
@@ -102,15 +109,11 @@ class DriverCalls:
     async def _prepare_device(
         self, claim: ClaimReference, device: AllocatedDevice, index: int
     ) -> Edits:
-        def run(driver: AnyDriver) -> object:
-            return driver.prepare(claim, self._checked(device, index))
+        async def run(driver: AnyDriver) -> Edits:
+            answer = await _finished(driver.prepare(claim, self._checked(device, index)))
+            return self._faults.one_edits(answer, what="prepare", index=index)
 
-        answer = await self._call(run, what="prepare", devices=[device], index=index)
-        if not isinstance(answer, Edits):
-            raise self._faults.answered(
-                "prepare", f"{kind_of(answer)}, which is no Edits", index=index
-            )
-        return answer
+        return await self._call(run, what="prepare", devices=[device], index=index)
 
     async def _prepare_claim(
         self, claim: ClaimReference, devices: Sequence[AllocatedDevice]
@@ -144,7 +147,7 @@ class DriverCalls:
                         if isinstance(answer, Exception)
                         else self._faults.edits_or_error(answer, what=what, count=len(item.devices))
                     )
-            return [results[item.claim.uid] for item in claims]
+            return [_alone(results[item.claim.uid]) for item in claims]
 
         devices = [device for item in claims for device in item.devices]
         return await self._call(run, what=what, devices=devices)
@@ -200,7 +203,7 @@ class DriverCalls:
                 self._reset_or_error(driver, item.devices, answer, what=what)
                 for item, answer in zip(due, answers, strict=True)
             ]
-            return await asyncio.gather(*resets)
+            return [_alone(answer) for answer in await asyncio.gather(*resets)]
 
         devices = [device for item in claims for device in item.devices]
         return await self._call(run, what=what, devices=devices)
@@ -213,7 +216,7 @@ class DriverCalls:
         try:
             await _finished(driver.reset(device))
         except Exception as error:
-            raise self._faults.failed(error, what="reset", index=index) from error
+            raise self._faults.failed(error, what="reset", index=index) from None
 
     async def _reset_all(self, driver: AnyDriver, devices: Sequence[AllocatedDevice]) -> None:
         if self._traits.resets:
@@ -258,20 +261,20 @@ class DriverCalls:
     async def _check_device(
         self, claim: ClaimReference, device: AllocatedDevice, index: int
     ) -> bool:
-        def run(driver: AnyDriver) -> object:
-            return driver.check(claim, self._checked(device, index))
+        async def run(driver: AnyDriver) -> bool:
+            answer = cast(
+                "object", await _finished(driver.check(claim, self._checked(device, index)))
+            )
+            if type(answer) is bool:
+                return answer
+            raise self._faults.answered("check", f"{kind_of(answer)}, which is no bool")
 
         facts = {"driver": self._driver, "claim_uid": claim.uid, "device": device.name}
         try:
-            answer = await self._call(run, what="check", devices=[device], index=index)
+            return await self._call(run, what="check", devices=[device], index=index)
         except DeviceFailedError as error:
             logger.warning("driver cannot check a device", extra=facts | {"error": str(error)})
             return False
-        if not isinstance(answer, bool):
-            text = f"it answered check with {kind_of(answer)}, which is no bool"
-            logger.error("driver cannot check a device", extra=facts | {"error": text})
-            return False
-        return answer
 
     # ------------------------------------------------------------ what a driver gets
 
@@ -306,17 +309,31 @@ class DriverCalls:
     ) -> Any:
         if (away := self._caller.away()) is not None:
             raise away
-        keys = {DeviceKey(short_pool(self._node, device.pool), device.name) for device in devices}
+
+        async def run(driver: AnyDriver) -> Any:
+            try:
+                return await _finished(function(driver))
+            except Exception as error:
+                failed = self._faults.failed(error, what=what, index=index)
+            raise failed.alone()
+
         try:
             return await self._caller.call(
-                function, what=what, keys=keys, timeout_seconds=CALL_SECONDS
+                run, what=what, keys=self._keys(devices), timeout_seconds=CALL_SECONDS
             )
         except BridgeClosedError as error:
             raise EndpointStoppedError(driver=self._driver, reason=error.reason) from None
         except DeviceFailedError:
             raise
-        except Exception as error:
-            raise self._faults.failed(error, what=what, index=index) from error
+        except Exception as error:  # of the bridge's own
+            raise self._faults.failed(error, what=what, index=index) from None
+
+    def _keys(self, devices: Collection[AllocatedDevice]) -> Collection[DeviceKey]:
+        return {DeviceKey(short_pool(self._node, device.pool), device.name) for device in devices}
+
+    def _busy(self, item: AllocatedClaim) -> bool:
+        """Tell whether a claim would have to wait: others of a batch must not wait with it."""
+        return self._caller.busy(self._keys(item.devices))
 
     async def _each(self, works: Sequence[Coroutine[Any, Any, ValueT]]) -> Sequence[ValueT]:
         """Run works side by side; what one raises is raised once all have ended."""
@@ -336,3 +353,10 @@ async def _finished(value: Awaitable[ValueT] | ValueT) -> ValueT:
     if inspect.isawaitable(value):
         return await cast("Awaitable[ValueT]", value)
     return value
+
+
+def _alone(answer: ValueT) -> ValueT:
+    """Give an answer without what caused it, if it is a failure."""
+    if isinstance(answer, DeviceFailedError):
+        answer.alone()
+    return answer

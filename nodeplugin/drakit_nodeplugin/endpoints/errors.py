@@ -7,6 +7,7 @@ It must not know claims, slices or gRPC.
 from __future__ import annotations
 
 import traceback
+from typing import Self
 
 from drakit_nodeplugin.endpoints.plain import name_of_type
 
@@ -46,6 +47,11 @@ class DeviceFailedError(Exception):
         super().__init__(text)
         self.index = index
         """Which of the claim's devices; None if it is not about one of them."""
+
+    def alone(self) -> Self:
+        """Forget what caused it: that holds the driver's objects, and who shows it asks them."""
+        self.__cause__ = self.__context__ = self.__traceback__ = None
+        return self
 
 
 class BadParametersError(DeviceFailedError):

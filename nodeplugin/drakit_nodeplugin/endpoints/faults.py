@@ -16,7 +16,8 @@ from typing import cast
 from drakit.device import AllocatedClaim, Edits
 from drakit.driver import DriverError
 from drakit_nodeplugin.endpoints.bridge import CallNotBegunError, CallOverdueError
-from drakit_nodeplugin.endpoints.errors import DeviceFailedError, text_of
+from drakit_nodeplugin.endpoints.errors import DeviceFailedError, text_of, traceback_of
+from drakit_nodeplugin.endpoints.plain import name_of_type, plain
 
 __all__ = ("DriverFaults", "kind_of")
 
@@ -49,13 +50,10 @@ class DriverFaults:
         elif isinstance(error, CallOverdueError):
             text = f"{driver} gave no answer to {what} within {self._call_seconds:.0f} s"
         else:
-            logger.error(
-                "driver failed", exc_info=error, extra={"driver": self._driver, "call": what}
-            )
+            facts = {"driver": self._driver, "call": what, "exception": traceback_of(error)}
+            logger.error("driver failed", extra=facts)
             text = f"{driver} failed in {what}: {kind_of(error)}: {text_of(error)}"
-        failed = DeviceFailedError(text, index=index)
-        failed.__cause__ = error
-        return failed
+        return DeviceFailedError(text, index=index)
 
     # ------------------------------------------------------------ what it answers
 
@@ -71,12 +69,18 @@ class DriverFaults:
         if not isinstance(answer, Sequence):
             raise self.answered(what, f"{kind_of(answer)}, which is no sequence of Edits")
         edits = tuple(cast("Sequence[object]", answer))
-        for index, item in enumerate(edits[:count]):
-            if not isinstance(item, Edits):
-                raise self.answered(what, f"{kind_of(item)}, which is no Edits", index=index)
+        ours = [
+            self.one_edits(item, what=what, index=index) for index, item in enumerate(edits[:count])
+        ]
         if len(edits) != count:
             raise self.answered(what, f"{len(edits)} Edits for {count} devices of a claim")
-        return cast("tuple[Edits, ...]", edits)
+        return tuple(ours)
+
+    def one_edits(self, answer: object, *, what: str, index: int) -> Edits:
+        """Give the edits of a device as plain ones; raises DeviceFailedError if they are none."""
+        if not isinstance(answer, Edits):
+            raise self.answered(what, f"{kind_of(answer)}, which is no Edits", index=index)
+        return plain(answer)
 
     def edits_or_error(
         self, answer: object, *, what: str, count: int
@@ -109,4 +113,4 @@ class DriverFaults:
 
 def kind_of(value: object) -> str:
     """Give the name of a value's type."""
-    return type(value).__name__
+    return name_of_type(type(value))

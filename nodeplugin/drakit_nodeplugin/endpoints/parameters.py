@@ -19,7 +19,8 @@ from pydantic import ValidationError
 
 from drakit.device import AllocatedDevice
 from drakit.driver import DeviceParameters
-from drakit_nodeplugin.endpoints.errors import BadParametersError
+from drakit_nodeplugin.endpoints.errors import BadParametersError, traceback_of
+from drakit_nodeplugin.endpoints.plain import name_of_type
 
 __all__ = ("merged", "with_parameters")
 
@@ -77,10 +78,11 @@ def _sentence(error: Exception, *, driver: str) -> str:
             f"them in the claim or in its DeviceClass, and create the claim anew"
         )
     # Its text may hold what the user wrote, and goes to the log alone.
-    logger.error("driver failed", exc_info=error, extra={"driver": driver, "call": "parameters"})
+    facts = {"driver": driver, "call": "parameters", "exception": traceback_of(error)}
+    logger.error("driver failed", extra=facts)
     return (
         f"the opaque parameters cannot be checked, because driver {driver} failed in it with "
-        f"{type(error).__name__}; the node plugin's log on this node says more"
+        f"{name_of_type(type(error))}; the node plugin's log on this node says more"
     )
 
 

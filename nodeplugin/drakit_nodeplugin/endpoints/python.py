@@ -143,6 +143,11 @@ class PythonEndpoint:
             function, what=what, keys=keys, timeout_seconds=timeout_seconds
         )
 
+    def busy(self, keys: Collection[DeviceKey]) -> bool:
+        """Tell whether a call of these devices has not ended; False while the driver is away."""
+        connection, away = self._lifecycle.connection, self._lifecycle.away
+        return connection is not None and away is None and connection.busy(keys)
+
     async def prepare(
         self, claim: ClaimReference, devices: Sequence[AllocatedDevice]
     ) -> Sequence[Edits]:

@@ -154,6 +154,11 @@ class DriverThread:
             lambda: function(driver), what=what, keys=keys, timeout_seconds=timeout_seconds
         )
 
+    def busy(self, keys: Collection[Hashable]) -> bool:
+        """Tell whether it has not ended all calls with these keys, as :meth:`.Bridge.busy` does;
+        only once it has started."""
+        return self._started.result()[1].busy(keys)
+
     # ------------------------------------------------------------ at home, told by the thread
 
     def _has_started(self, driver: AnyDriver, bridge: Bridge, watched: Watched) -> None:

@@ -202,7 +202,23 @@ async def test_what_a_call_raises_after_it_was_given_up_is_logged(lab, caplog):
     call.cancel()
     await asyncio.sleep(1)
     (record,) = caplog.records
-    assert (record.levelno, str(record.exc_info[1])) == (logging.ERROR, "cannot undo it")
+    assert (record.levelno, record.exc_info) == (logging.ERROR, None)
+    assert record.exception.endswith("cannot undo it\n")
+
+
+@pytest.mark.looptime
+async def test_a_key_is_busy_until_the_call_that_was_made_with_it_has_ended_there(lab):
+    call = lab.call("call", "cam-0", "cam-1", seconds=10, tail=100)
+    await asyncio.sleep(0)
+    assert lab.bridge.busy(["cam-1", "cam-2"]), "it is on its way"
+    assert not lab.bridge.busy(["cam-2"])
+    await asyncio.sleep(1)
+    call.cancel()
+    await asyncio.sleep(98)
+    assert call.cancelled()
+    assert lab.bridge.busy(["cam-0"]), "it still undoes what it did"
+    await asyncio.sleep(3)
+    assert not lab.bridge.busy(["cam-0", "cam-1"])
 
 
 @pytest.mark.looptime

@@ -1,0 +1,231 @@
+"""What comes out of a driver's thread: plain values and plain texts, and no vendor's code."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from drakit import ClaimReference, DriverError, Edits, logs
+from drakit_nodeplugin.endpoints import calls
+from drakit_nodeplugin.endpoints.errors import DeviceFailedError, text_of, traceback_of
+from tests.unit.endpoints.camera import (
+    CLAIM,
+    DEVICE,
+    OTHER,
+    Behaviour,
+    Camera,
+    new_endpoint,
+    running,
+    until,
+)
+
+THREAD = "driver-camera.example.com"
+SECOND = ClaimReference(namespace="lab", name="mic", uid="uid-b")
+
+
+class Watching:
+    """Remembers in which threads its text was asked for."""
+
+    def __init__(self) -> None:
+        self.readers: list[str] = []
+
+    def text(self) -> str:
+        self.readers.append(threading.current_thread().name)
+        return "it is dirty"
+
+
+class Watched(Exception):
+    def __init__(self, watching: Watching) -> None:
+        super().__init__()
+        self.watching = watching
+
+    def __str__(self) -> str:
+        return self.watching.text()
+
+    __repr__ = __str__
+
+
+class Refusal(Watched, DriverError):
+    pass
+
+
+class Bug(Watched):
+    pass
+
+
+class Answer:
+    """No answer at all, and one that watches who looks at its class."""
+
+    def __init__(self, watching: Watching) -> None:
+        self.watching = watching
+
+    @property
+    def __class__(self) -> Any:
+        self.watching.text()
+        return int
+
+
+class PerClaim(Camera):
+    def prepare_claim(self, claim, devices):
+        return [self.behaviour.prepare() for _ in devices]
+
+
+class PerBatch(Camera):
+    async def prepare_claims(self, claims):
+        results = {}
+        for item in claims:
+            try:
+                results[item.claim.uid] = [await self.behaviour.answer(d) for d in item.devices]
+            except Exception as error:
+                results[item.claim.uid] = error
+        return results
+
+
+@pytest.fixture
+def written() -> Iterator[list[str]]:
+    """Lines of the log as a daemon writes them."""
+    lines: list[str] = []
+
+    class Lines(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            lines.append(self.format(record))
+
+    handler = Lines()
+    handler.setFormatter(logs.JsonFormatter())
+    logging.getLogger().addHandler(handler)
+    yield lines
+    logging.getLogger().removeHandler(handler)
+
+
+def raising(error: Exception) -> Callable[[], Any]:
+    def fail() -> Any:
+        raise error
+
+    return fail
+
+
+@pytest.mark.parametrize("kind", [Camera, PerClaim, PerBatch])
+@pytest.mark.parametrize("raised", [Refusal, Bug])
+async def test_the_text_of_what_a_driver_raises_is_made_in_its_thread(
+    kind, raised, behaviour, listener, written
+):
+    watching = Watching()
+    behaviour.prepare = raising(raised(watching))
+
+    async def answer(device):
+        return behaviour.prepare()
+
+    behaviour.answer = answer
+    async with running(new_endpoint(lambda: kind(behaviour), listener, kind)) as endpoint:
+        with pytest.raises(DeviceFailedError, match="it is dirty") as failed:
+            await endpoint.prepare(CLAIM, [DEVICE])
+        logging.getLogger(__name__).error("claim failed", exc_info=failed.value)
+    assert set(watching.readers) == {THREAD}
+    assert (failed.value.__cause__, failed.value.__context__) == (None, None)
+    if raised is Bug:
+        (line,) = [line for line in written if '"driver failed"' in line]
+        assert "in fail" in line, "the log has the traceback"
+
+
+async def test_why_a_driver_ends_or_does_not_start_is_said_in_its_thread(
+    behaviour, listener, written
+):
+    watching = Watching()
+    behaviour.refuse = Refusal(watching)
+    endpoint = new_endpoint(lambda: Camera(behaviour), listener)
+    with pytest.raises(DriverError, match="it is dirty") as refused:
+        await endpoint.start()
+    assert type(refused.value) is DriverError
+    await endpoint.close()
+
+    behaviour.refuse, behaviour.failure = None, Bug(watching)
+    async with running(new_endpoint(lambda: Camera(behaviour), listener)):
+        behaviour.end.set()
+        await until(lambda: "Bug: it is dirty" in listener.reasons)
+    assert [line for line in written if '"driver ended"' in line]
+    assert set(watching.readers) == {THREAD}
+
+
+async def test_an_answer_is_looked_at_in_the_drivers_thread(endpoint, behaviour):
+    watching = Watching()
+    behaviour.prepare = lambda: Answer(watching)
+    with pytest.raises(DeviceFailedError, match="with Answer, which is no Edits"):
+        await endpoint.prepare(CLAIM, [DEVICE])
+    behaviour.check = lambda: Answer(watching)
+    assert await endpoint.check(CLAIM, [DEVICE]) is False
+    assert set(watching.readers) <= {THREAD}
+
+
+@pytest.mark.parametrize("kind", [Camera, PerClaim, PerBatch])
+async def test_edits_are_made_plain_in_the_drivers_thread(kind, behaviour, listener):
+    class Lazy(Mapping[str, str]):
+        def __getitem__(self, key: str) -> str:
+            assert threading.current_thread().name == THREAD
+            return "0"
+
+        def __iter__(self) -> Iterator[str]:
+            return iter(["CAMERA"])
+
+        def __len__(self) -> int:
+            return 1
+
+    async def answer(device):
+        return behaviour.prepare()
+
+    behaviour.prepare = lambda: Edits(env=Lazy())
+    behaviour.answer = answer
+    async with running(new_endpoint(lambda: kind(behaviour), listener, kind)) as endpoint:
+        (edits,) = await endpoint.prepare(CLAIM, [DEVICE])
+    assert edits == Edits(env={"CAMERA": "0"})
+
+
+async def test_a_claim_whose_device_does_not_come_free_holds_up_no_other(listener, monkeypatch):
+    monkeypatch.setattr(calls, "CALL_SECONDS", 0.3)
+    go = threading.Event()
+
+    async def answer(device):
+        while device.name == "cam-0" and not go.is_set():
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(0.01)
+        return Edits()
+
+    behaviour = Behaviour()
+    behaviour.answer = answer
+    async with running(new_endpoint(lambda: PerBatch(behaviour), listener, PerBatch)) as endpoint:
+        with pytest.raises(DeviceFailedError, match="gave no answer to prepare_claims"):
+            await endpoint.prepare(CLAIM, [DEVICE])
+        stuck = asyncio.create_task(endpoint.prepare(CLAIM, [DEVICE]))
+        other = asyncio.create_task(endpoint.prepare(SECOND, [OTHER]))
+        assert list(await other) == [Edits()]
+        assert not stuck.done()
+        with pytest.raises(DeviceFailedError, match="an earlier call for the device does not end"):
+            await stuck
+        go.set()
+
+
+def test_texts_and_tracebacks_have_an_end_whatever_an_exception_is():
+    class Text(str):
+        def __getitem__(self, index):
+            raise RuntimeError("not to be cut")
+
+    class Odd(Exception):
+        def __str__(self) -> str:
+            return Text("odd")
+
+    assert text_of(Odd()) == "odd"
+    assert type(text_of(Odd())) is str
+    assert len(traceback_of(ValueError("x" * 1_000_000))) < 21_000
+    assert traceback_of(ValueError("\udcff")).endswith("ValueError: \\udcff\n")
+
+    def fall(depth: int) -> None:
+        fall(depth + 1)
+
+    with pytest.raises(RecursionError) as raised:
+        fall(0)
+    assert len(traceback_of(raised.value)) < 21_000
