@@ -131,7 +131,9 @@ class Health:
     How a device is. Made by :meth:`ok`, :meth:`bad` and :meth:`unknown`.
 
     What is bad is tainted at once, so that no new pod gets it, and shown in the status of the pods
-    that have it; when it has been well for a while the taint goes by itself.
+    that have it; when it has been well for a while the taint goes by itself. After a restart of the
+    node plugin say of every device how it is, be it :meth:`unknown`: the taint of a device of which
+    nothing at all is said goes after a minute or so.
     """
 
     status: Literal["healthy", "unhealthy", "unknown"]

@@ -185,6 +185,8 @@ class EndpointState:
             pool = self.pools.get(key.pool)
             if pool is not None and key.name in pool:
                 pool.adopt(key.name, published, now=moment.now)
+                if self.phase is Phase.PRESENT:
+                    pool.list_again(key.name, now=moment.now)
                 adopted.setdefault(key.pool, []).append(key.name)
         return self._look(adopted, moment, changes=changes)
 

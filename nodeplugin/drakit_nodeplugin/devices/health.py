@@ -19,11 +19,17 @@ __all__ = (
     "Condition",
     "HealthTiming",
     "adopted",
+    "listed",
+    "lost",
     "next_look",
     "observed",
     "settled",
     "sound",
 )
+
+SILENCE_SECONDS = 60.0
+"""At least, until a taint from before a restart goes of which nobody says anything: a driver that
+is asked for its devices' health has 30 s for an answer."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,6 +40,12 @@ class HealthTiming:
     """Of being well, until the taints go."""
     eviction_seconds: float
     """Of being broken, until running pods are evicted."""
+
+    @property
+    def silence_seconds(self) -> float:
+        """Of silence after a return, until taints from before the restart go: of a device that was
+        repaired in between, a driver that is told of health by events has nothing to say."""
+        return max(self.recovery_seconds, SILENCE_SECONDS)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,11 +76,19 @@ class Condition:
     """Since when running work is broken without another word; None while it is not. Evicting pods
     cannot be undone, so a moment in which nobody could tell begins it anew."""
 
+    said: bool = False
+    """Whether there was a word on it since the plugin's start; that nobody knows is one."""
+
+    silent_since: float | None = None
+    """Since when a device that was tainted before is listed, without a word so far."""
+
 
 UNKNOWN = Condition(word=Health.unknown())
 """A device of which nobody has said anything yet."""
 
-_WELL = Condition(word=Health.ok())
+_WELL = Condition(word=Health.ok(), said=True)
+
+_UNSURE = replace(UNKNOWN, said=True)
 
 _STATUSES = ("healthy", "unhealthy", "unknown")
 
@@ -97,20 +117,45 @@ def observed(old: Condition, word: Health, *, now: float) -> Condition:
             evicting=old.evicting,
             message=word.message,
             broken_since=since if word.broken else None,
+            said=True,
         )
     if not old.tainted:
-        return _WELL if word == _WELL.word else Condition(word=word)
+        return _untainted(word)
+    old = replace(old, word=word, broken_since=None, said=True, silent_since=None)
     if word.status == "healthy":
-        since = now if old.well_since is None else old.well_since
-        return replace(old, word=word, well_since=since, broken_since=None)
+        return replace(old, well_since=now if old.well_since is None else old.well_since)
     well_seconds = old.well_seconds
     if old.well_since is not None:
         well_seconds += now - old.well_since
-    return replace(old, word=word, well_since=None, well_seconds=well_seconds, broken_since=None)
+    return replace(old, well_since=None, well_seconds=well_seconds)
+
+
+def _untainted(word: Health) -> Condition:
+    # Nearly all devices are one of these two, which need the memory but once.
+    for common in (_WELL, _UNSURE):
+        if word == common.word:
+            return common
+    return Condition(word=word, said=True)
+
+
+def lost(old: Condition, *, now: float) -> Condition:
+    """The endpoint is away: nobody can say any more how a device is."""
+    if not old.tainted:
+        return UNKNOWN
+    return replace(observed(old, UNKNOWN.word, now=now), said=old.said)
+
+
+def listed(old: Condition, *, now: float) -> Condition:
+    """The endpoint is there again, and has said of a device what it has to say at once."""
+    if not old.tainted or old.said or old.silent_since is not None:
+        return old
+    return replace(old, silent_since=now)
 
 
 def next_look(condition: Condition, timing: HealthTiming) -> float | None:
     """Say when time alone changes something; None if it does not."""
+    if condition.silent_since is not None:
+        return condition.silent_since + timing.silence_seconds
     if condition.well_since is not None:
         return condition.well_since + (timing.recovery_seconds - condition.well_seconds)
     if condition.broken_since is not None and not condition.evicting:
@@ -123,8 +168,10 @@ def settled(condition: Condition, timing: HealthTiming, *, now: float) -> Condit
     due = next_look(condition, timing)
     if due is None or now < due:
         return condition
+    if condition.silent_since is not None:
+        return UNKNOWN
     if condition.well_since is not None:
-        return _WELL if condition.word == _WELL.word else Condition(word=condition.word)
+        return _untainted(condition.word)
     return replace(condition, evicting=True)
 
 

@@ -19,6 +19,8 @@ from drakit_nodeplugin.devices.health import (
     Condition,
     HealthTiming,
     adopted,
+    listed,
+    lost,
     next_look,
     observed,
     settled,
@@ -181,7 +183,10 @@ class PoolState:
             for name in [name for name in known if name not in present]:
                 del known[name]
                 changes.health = True
-        return dirty | self._listen(content, returned=returned, now=now)
+        dirty |= self._listen(content, returned=returned, now=now)
+        if returned:
+            dirty |= {name for name in list(self._conditions) if self.list_again(name, now=now)}
+        return dirty
 
     def _listen(self, content: PoolContent, *, returned: bool, now: float) -> set[str]:
         """Take the words in the inventory; give the devices on which something new was said."""
@@ -196,8 +201,8 @@ class PoolState:
                     continue
                 if word is not None:
                     said[name] = word
-                elif said.pop(name, None) is None:
-                    continue
+                elif said.pop(name, None) is None or returned:
+                    continue  # nothing was said in this life
                 self.observe(name, word or Health.unknown(), now=now)
                 listened.add(name)
         return listened
@@ -207,15 +212,19 @@ class PoolState:
         if name not in self:
             return False
         old, word = self._conditions.get(name, UNKNOWN), sound(word)
-        if old.word == word:
+        if old.said and old.word == word:
             return False
         return self._know(name, settled(observed(old, word, now=now), self._timing, now=now))
 
     def lose_sight(self, *, now: float) -> None:
         """Nobody can say any more how the devices are."""
-        unknown = Health.unknown()
-        for name in list(self._conditions):
-            self.observe(name, unknown, now=now)
+        for name, condition in list(self._conditions.items()):
+            self._know(name, lost(condition, now=now))
+
+    def list_again(self, name: str, *, now: float) -> bool:
+        """The endpoint is there again, with what it has said of a device so far; give whether it
+        must be looked at."""
+        return self._know(name, listed(self._conditions.get(name, UNKNOWN), now=now))
 
     def adopt(self, name: str, published: PublishedTaints, *, now: float) -> None:
         """Take over the taints that a device had before a restart, as far as they are not known."""

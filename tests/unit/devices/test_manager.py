@@ -18,6 +18,7 @@ from drakit_nodeplugin.endpoints.endpoint import DeviceKey, HealthReport
 from tests.unit.devices.conftest import (
     DRIVER,
     NODE,
+    SETTINGS,
     Node,
     cameras,
     inventory,
@@ -227,6 +228,62 @@ async def test_a_device_that_the_store_did_not_know_is_adopted_when_it_comes(nod
         manager.adopt({(NODE, "a"): published("unhealthy")})
         manager.replaced(DRIVER, inventory("a", "b"))
         assert shown(manager.publication()) == {NODE: {"a": ["unhealthy"], "b": []}}
+
+
+@pytest.mark.parametrize(
+    "recovery",
+    [pytest.param(30.0, id="a-minute-at-least"), pytest.param(90.0, id="longer-where-recovery-is")],
+)
+async def test_a_taint_from_before_a_restart_goes_if_its_driver_says_nothing_of_the_device(
+    node: Node, recovery: float
+):
+    health = SETTINGS.health.model_copy(update={"recovery_period": recovery})
+    due = max(60, recovery)
+    async with node.plugin(settings=SETTINGS.model_copy(update={"health": health})) as manager:
+        evicting = published("unhealthy", "unhealthy:NoExecute")
+        manager.adopt({(NODE, name): evicting for name in ("silent", "unsure", "bad")})
+        await pass_time(20)
+        manager.replaced(DRIVER, inventory("silent", "unsure", "bad"))
+        manager.reported(DRIVER, report(unsure=Health.unknown()))
+        await pass_time(due - 1)
+        manager.reported(DRIVER, report(bad=BAD))
+        tainted = ["unhealthy", "unhealthy:NoExecute"]
+        assert shown(manager.publication()) == {
+            NODE: {"silent": tainted, "unsure": tainted, "bad": tainted}
+        }
+        await pass_time(1)
+        assert shown(manager.publication()) == {
+            NODE: {"silent": [], "unsure": tainted, "bad": tainted}
+        }
+        assert told(manager)["silent"] == ("unknown", "")
+        await pass_time(1000)
+        assert shown(manager.publication())[NODE]["unsure"] == tainted
+
+
+async def test_a_driver_that_spoke_before_the_slices_were_read_has_spoken(node: Node):
+    async with node.plugin() as manager:
+        manager.replaced(DRIVER, inventory("unsure", "silent"))
+        manager.reported(DRIVER, report(unsure=Health.unknown()))
+        await pass_time(5)
+        before = published("unhealthy")
+        manager.adopt({(NODE, "unsure"): before, (NODE, "silent"): before})
+        await pass_time(65)
+        assert shown(manager.publication()) == {NODE: {"unsure": ["unhealthy"], "silent": []}}
+
+
+async def test_a_driver_that_is_away_is_not_silent(node: Node):
+    async with node.plugin() as manager:
+        manager.replaced(DRIVER, inventory("a"))
+        manager.adopt({(NODE, "a"): published("unhealthy")})
+        await pass_time(50)
+        manager.stopped(DRIVER, "it ended")
+        await pass_time(100)
+        assert shown(manager.publication()) == {NODE: {"a": ["stopped", "unhealthy"]}}
+        manager.replaced(DRIVER, inventory("a"))
+        await pass_time(59)
+        assert shown(manager.publication()) == {NODE: {"a": ["unhealthy"]}}
+        await pass_time(1)
+        assert shown(manager.publication()) == {NODE: {"a": []}}
 
 
 LENS = Taint(key="camera.example.com/lens", effect="NoSchedule", value="dirty")

@@ -48,9 +48,10 @@ START_GRACE = SETTINGS.start_grace_period
 STOP_GRACE = SETTINGS.endpoint_stop_grace_period
 RECOVERY = SETTINGS.health.recovery_period
 EVICTION = SETTINGS.health.eviction_delay
+SILENCE = 60.0
 
 names = st.sampled_from("ab")
-sleep = st.tuples(st.just("sleep"), st.sampled_from([1, 2, 3, 4, 5, 6, 14, 20, 23]))
+sleep = st.tuples(st.just("sleep"), st.sampled_from([1, 2, 3, 4, 5, 6, 14, 20, 23, 59]))
 listing = st.tuples(st.just("list"), st.sets(names, min_size=1).map(sorted))
 listing_all = st.tuples(st.just("list"), st.just(["a", "b"]))
 stop = st.tuples(st.just("stop"), st.none())
@@ -75,6 +76,8 @@ class Sick:
     well: float = 0.0
     well_since: float | None = None
     broken_since: float | None = None
+    said: bool = True
+    silent_since: float | None = None
 
 
 @dataclass
@@ -98,6 +101,8 @@ class Model:
         for name, sick in list(self.sick.items()):
             if sick.well_since is not None and sick.well + now - sick.well_since >= RECOVERY:
                 del self.sick[name]
+            if sick.silent_since is not None and now - sick.silent_since >= SILENCE:
+                del self.sick[name]
             if sick.broken_since is not None and now - sick.broken_since >= EVICTION:
                 sick.evicting = True
 
@@ -105,12 +110,14 @@ class Model:
         if word in ("bad", "broken"):
             sick = self.sick.setdefault(name, Sick())
             sick.well, sick.well_since = 0.0, None
+            sick.said, sick.silent_since = True, None
             if word == "bad":
                 sick.broken_since = None
             elif sick.broken_since is None:
                 sick.broken_since = now
         elif (sick := self.sick.get(name)) is not None:
             sick.broken_since = None
+            sick.said, sick.silent_since = True, None
             if word == "ok" and sick.well_since is None:
                 sick.well_since = now
             if word == "unknown" and sick.well_since is not None:
@@ -171,15 +178,21 @@ class World:
                 await pass_time(how)
             case "list":
                 self.manager.replaced(DRIVER, inventory(*how))
+                returned = not model.present
                 model.spoken, model.away_since, model.stop_stored = True, None, False
                 model.devices = set(how)
                 model.sick = {name: sick for name, sick in model.sick.items() if name in how}
+                for sick in model.sick.values():
+                    if returned and not sick.said:
+                        sick.silent_since = now
             case "stop":
                 self.manager.stopped(DRIVER, "it ended")
                 if model.present:
                     model.away_since, model.stop_stored = now, True
-                    for name in model.devices:
+                    for name, sick in model.sick.items():
+                        said = sick.said
                         model.say(name, "unknown", now)
+                        sick.said = said
             case "say":
                 name, word = how
                 self.manager.reported(DRIVER, report(**{name: WORDS[word]}))
@@ -198,7 +211,7 @@ class World:
                     model.away_since = now
                 published = self.slices.get(NODE, {})
                 model.sick = {
-                    name: Sick(evicting="unhealthy:NoExecute" in taints)
+                    name: Sick(evicting="unhealthy:NoExecute" in taints, said=False)
                     for name, taints in published.items()
                     if "unhealthy" in taints
                 }
