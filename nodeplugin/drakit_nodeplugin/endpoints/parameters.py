@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from pydantic import ValidationError
+from pydantic.alias_generators import to_camel
 
 from drakit.device import AllocatedDevice
 from drakit.driver import DeviceParameters
@@ -62,8 +63,11 @@ def with_parameters(
     if kind is None:
         return device
     try:
-        # A copy again: defaults and validators may change what they are given.
-        parameters = kind.model_validate(merged(copy.deepcopy(device.configs)))
+        # A copy again: defaults and validators may change what they are given. By alias alone: a
+        # field with two names could be given twice, and neither would have the last word.
+        parameters = kind.model_validate(
+            merged(copy.deepcopy(device.configs)), by_alias=True, by_name=False
+        )
     except Exception as error:
         if lenient:
             return device
@@ -93,12 +97,25 @@ def _problems(error: ValidationError) -> str:
     for problem in problems[:MAX_PROBLEMS]:
         reason = problem["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
         if problem["type"] == "extra_forbidden":
-            reason = "is no key that is known here"
+            reason = f"is no key that is known here{_hint(problem['loc'])}"
         path = _path(problem["loc"])
         named.append(f"{path}: {reason}" if path else reason)
     if len(problems) > MAX_PROBLEMS:
         named.append("and more")
     return "; ".join(named)
+
+
+def _hint(parts: Sequence[int | str]) -> str:
+    """Say how a key is written that is the name of a field in Python, or looks as one."""
+    key = parts[-1]
+    if (
+        not isinstance(key, str)
+        or len(key) > MAX_PART
+        or not (key.isidentifier() and key.isascii())
+    ):
+        return ""
+    written = to_camel(key)
+    return f" (keys are written as in {written})" if "_" in key and written != key else ""
 
 
 def _path(parts: Sequence[int | str]) -> str:
@@ -107,7 +124,7 @@ def _path(parts: Sequence[int | str]) -> str:
         if isinstance(part, int):
             path += f"[{part}]"
             continue
-        name = part if part.isprintable() else ascii(part)
+        name = part if part and part.isprintable() else ascii(part)
         if len(name) > MAX_PART:
             name = f"{name[:MAX_PART]}..."
         path += f".{name}" if path else name

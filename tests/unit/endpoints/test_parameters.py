@@ -93,6 +93,13 @@ def test_the_claim_has_the_last_word_over_its_class():
     assert (parameters.mode, parameters.frame_rate) == ("fast", 90)
 
 
+def test_a_field_has_one_name_in_class_and_claim_so_that_the_last_word_can_be_had():
+    assert checked(Parameters, {"frameRate": 60}, {"frameRate": 90}).parameters.frame_rate == 90
+    for configs in ([{"frame_rate": 60}], [{"frameRate": 60}, {"frame_rate": 90}]):
+        assert "frame_rate: is no key" in refusal(Parameters, *configs)
+    assert Parameters(frame_rate=60).frame_rate == 60, "but not in Python"
+
+
 @pytest.mark.parametrize(
     ("config", "problem"),
     [
@@ -107,6 +114,17 @@ def test_the_claim_has_the_last_word_over_its_class():
             id="a-field-in-a-list",
         ),
         pytest.param({"colour": "red"}, "colour: is no key that is known here", id="unknown-key"),
+        pytest.param(
+            {"frame_rate": 60},
+            "frame_rate: is no key that is known here (keys are written as in frameRate);",
+            id="a-field-as-the-driver-has-it",
+        ),
+        pytest.param(
+            {"lenses": [{"focal_length": 60}]},
+            "lenses[0].focal_length: is no key that is known here (keys are written as in focal",
+            id="a-field-in-a-list-as-the-driver-has-it",
+        ),
+        pytest.param({"": 1}, "'': is no key that is known here;", id="an-empty-key"),
         pytest.param(
             {"a\nb" + "c" * 5000: 1},
             f"'a\\nb{'c' * (64 - 5)}...: is no key that is known here",
