@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import stat
 from collections.abc import AsyncGenerator, Iterable
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -145,6 +146,8 @@ def _stamp(path: Path) -> Stamp | None:
         status = path.stat()
     except OSError:
         return None
+    if not stat.S_ISREG(status.st_mode):
+        return None  # opening a pipe would wait for whoever writes to it
     return (status.st_mtime_ns, status.st_size, status.st_ino)
 
 

@@ -36,6 +36,11 @@ class Recovery:
         self._told: set[str] = set()
         """UIDs whose failure was said: once is enough, until it ends."""
 
+        self._failed: set[str] = set()
+        """UIDs that failed though the driver was there: each is tried by itself from then on. A
+        driver that takes claims together gives one answer for all, and one that hangs would keep
+        all others from ever being undone."""
+
     async def recover(self) -> int:
         """Look once; give how many entries are still to be undone."""
         left: dict[str, StoredClaim] = {}
@@ -43,10 +48,15 @@ class Recovery:
         for state in ("preparing", "unpreparing"):
             claims = {claim.uid: claim for claim in await self._checkpoint.in_state(state)}
             left |= claims
-            for uid, result in (await self._engine.undo_left(claims, state=state)).items():
-                self._tell(claims[uid], result)
-                undone += result.error is None
+            alone = sorted(claims.keys() & self._failed)
+            for uids in (sorted(claims.keys() - self._failed), *([uid] for uid in alone)):
+                for uid, result in (await self._engine.undo_left(uids, state=state)).items():
+                    self._tell(claims[uid], result)
+                    undone += result.error is None
+                    if result.error is not None and not result.waiting:
+                        self._failed.add(uid)
         self._told &= left.keys()
+        self._failed &= left.keys()
         return len(left) - undone
 
     async def run(self) -> None:

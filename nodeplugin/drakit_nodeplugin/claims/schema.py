@@ -106,7 +106,8 @@ class NewerVersionError(Exception):
     def __init__(self, version: int) -> None:
         super().__init__(
             f"it has schema version {version}, this drakit knows up to {SCHEMA_VERSION}; install "
-            f"the later version again, or drain the node and remove the file"
+            f"the later version again, or remove the file and restart the node plugin: it rebuilds "
+            f"the claims from what the kubelet, the CDI files and the API server know"
         )
 
 

@@ -55,11 +55,12 @@ class ApiClaims:
     async def fetch(self, reference: ClaimReference, *, timeout_seconds: float) -> Claim:
         """Read a claim; what we read of it has one shape in all versions of the API."""
         name = str(reference)
+        until = asyncio.get_running_loop().time() + timeout_seconds
         try:
             if not self._session.done():
-                async with asyncio.timeout(timeout_seconds):
+                async with asyncio.timeout_at(until):
                     await asyncio.shield(self._session)
-            body = await self._get(reference, timeout_seconds=timeout_seconds)
+            body = await self._get(reference, until=until)
         except (UnavailableError, TooManyRequestsError, TimeoutError):
             # One that is overloaded says nothing about the claim either.
             raise NoAnswerError(claim=name, cause="it gives no answer") from None
@@ -81,14 +82,15 @@ class ApiClaims:
                 cause=f"the answer is no ResourceClaim ({type(error).__name__}: {error})",
             ) from error
 
-    async def _get(self, reference: ClaimReference, *, timeout_seconds: float) -> dict[str, Any]:
+    async def _get(self, reference: ClaimReference, *, until: float) -> dict[str, Any]:
         session, version, asked = self._session.result(), self._version, self._asked
+        left = max(until - asyncio.get_running_loop().time(), 0.001)
         try:
-            return await session.get(_path(reference, version), timeout_seconds=timeout_seconds)
+            return await session.get(_path(reference, version), timeout_seconds=left)
         except NotFoundError as error:
             if _is_of(reference, error):
                 raise
-            async with asyncio.timeout(timeout_seconds):
+            async with asyncio.timeout_at(until):
                 served = await self._ask(session, asked=asked)
                 if served == version:
                     raise

@@ -356,6 +356,31 @@ async def test_an_undo_that_hangs_does_not_keep_recovery_from_the_others(start, 
     assert await first == 0
 
 
+async def test_claims_that_failed_together_are_undone_one_by_one(start, claims, devices):
+    plugin = await start()
+    claims.store(claim_body(A, "cam-0"), claim_body(B, "cam-1"))
+    await plugin.prepare(reference(A), reference(B))
+    devices.reason_away = away
+    await plugin.unprepare(reference(A), reference(B))
+    devices.reason_away = None
+    under_way: set[str] = set()
+
+    async def unprepare(device) -> None:
+        """As one call for all that come together: cam-0 is broken, and so the call fails."""
+        under_way.add(device.name)
+        together = set(under_way)
+        await asyncio.sleep(0)
+        together |= under_way
+        under_way.discard(device.name)
+        if "cam-0" in together:
+            raise DriverError("the driver gave no answer to unprepare_claims within 300 s")
+
+    devices.unprepare_device = lambda claim, device: unprepare(device)
+    assert await plugin.recovery.recover() == 2
+    assert await plugin.recovery.recover() == 1
+    assert await plugin.states() == {A: "unpreparing"}
+
+
 async def test_what_a_crash_left_preparing_is_undone_at_the_next_start(start, claims, devices):
     plugin = await start()
     devices.held["cam-0"] = asyncio.Event()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 from contextlib import aclosing
 from pathlib import Path
 
@@ -47,6 +48,11 @@ async def test_a_change_is_noticed_within_two_looks(file, looptime):
         file.unlink()
         assert await change == Control()
         assert looptime <= 30.8
+
+
+def test_a_pipe_in_the_files_place_is_not_waited_for(file):
+    os.mkfifo(file)
+    assert ControlFile(file).look() is None
 
 
 @pytest.mark.parametrize(
