@@ -1,14 +1,18 @@
 """
-A driver as a vendor writes it from docs/drivers.md: the page's own text, in a real pod.
+Drivers as vendors write them from docs/drivers.md: the page's own text, and examples/driver.
 
-The image, the values of the release and the driver are what the page shows; nothing is added.
+The images, the values of the releases, the drivers and what is applied are what page and example
+show; other than there are only the names of images.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+import shutil
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -16,25 +20,27 @@ import yaml
 from e2e.cluster.api import Cluster
 from e2e.fixtures import namespace_of
 from e2e.images import vendor_image
+from e2e.images.build import TAG
 from e2e.images.vendor import repository_name
 from e2e.kit import (
+    TEST_IMAGE,
     Space,
-    from_template,
+    devices_of,
     plugin_pod,
-    pod,
     ready,
-    slices,
-    template,
+    taints,
     wait_for,
 )
 from e2e.release import Release, install, uninstall
-from e2e.scripted.stage import opaque
 
 pytestmark = [pytest.mark.e2e, pytest.mark.feature("core")]
 
 LAMPS = "lamps.example.com"
-RELEASE = Release(name="lamps", namespace="lamps")
-PAGE = Path(__file__).parents[1] / "docs" / "drivers.md"
+ROTORS = "rotors.example.com"
+UNHEALTHY = "drakit.dev/unhealthy:NoSchedule"
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "drivers.md"
+EXAMPLE = ROOT / "examples" / "driver"
 
 
 def listing(language: str, containing: str) -> str:
@@ -44,74 +50,153 @@ def listing(language: str, containing: str) -> str:
     return text
 
 
+def objects_of(text: str) -> list[dict[str, Any]]:
+    """What page or example applies, with an image that the nodes have."""
+    objects = list(yaml.safe_load_all(text))
+    for body in objects:
+        if body["kind"] == "Pod":
+            for container in body["spec"]["containers"]:
+                container["image"] = TEST_IMAGE
+    return objects
+
+
+@contextmanager
+def installed(
+    cluster: Cluster, vendor: str, folder: Path, *, values: str, images: list[Path]
+) -> Generator[Path]:
+    """Install a vendor's driver; give the directory of its devices on the first node."""
+    archive = vendor_image(vendor, folder, nodeplugin=images[0])
+    cluster.load_image(archive)
+    told = yaml.safe_load(values)
+    told["image"] = {"repository": repository_name(vendor), "tag": TAG}
+    (driver,) = told["nodeplugin"]["drivers"]
+    node = cluster.nodes[0]
+    directory = cluster.node_path(node, driver["config"]["directory"])
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(parents=True)
+    release = Release(name=vendor, namespace=vendor)
+    install(cluster, release, values=told, build=archive.parent.name)
+    wait_for(
+        f"the {vendor} on {node} to be ready",
+        lambda: ready(plugin_pod(cluster, node, release=release)),
+    )
+    yield directory
+    uninstall(cluster, release)
+
+
 @pytest.fixture(scope="module")
 def lamps(cluster: Cluster, images: list[Path], tmp_path_factory) -> Iterator[Path]:
     """The page's driver, installed; gives the directory of lamps on the first node."""
     folder = tmp_path_factory.mktemp("lamps")
     (folder / "Dockerfile").write_text(listing("dockerfile", "lamp.py"))
     (folder / "lamp.py").write_text(listing("python", "class Lamps"))
-    archive = vendor_image("lamps", folder, nodeplugin=images[0])
-    cluster.load_image(archive)
-    values = yaml.safe_load(listing("yaml", "helm install lamps"))
-    values["image"]["repository"] = repository_name("lamps")
-    (driver,) = values["nodeplugin"]["drivers"]
-    directory = cluster.node_path(cluster.nodes[0], driver["config"]["directory"])
-    directory.mkdir(parents=True, exist_ok=True)
-    for path in directory.iterdir():
-        path.unlink()
-    (directory / "desk").touch()
-    (directory / "floor").touch()
-    install(cluster, RELEASE, values=values, build=archive.parent.name)
-    wait_for(
-        "the driver to be ready",
-        lambda: ready(plugin_pod(cluster, cluster.nodes[0], release=RELEASE)),
-    )
-    yield directory
-    uninstall(cluster, RELEASE)
+    values = listing("yaml", "driver: lamp:Lamps")
+    with installed(cluster, "lamps", folder, values=values, images=images) as directory:
+        (directory / "desk").touch()
+        yield directory
+
+
+@pytest.fixture(scope="module")
+def rotors(cluster: Cluster, images: list[Path]) -> Iterator[Path]:
+    """The example, installed; gives the directory of rotors on the first node."""
+    values = (EXAMPLE / "values.yaml").read_text()
+    with installed(cluster, "rotors", EXAMPLE, values=values, images=images) as directory:
+        (directory / "west").mkdir()
+        yield directory
 
 
 @pytest.fixture
-def room(cluster: Cluster, lamps: Path, request: pytest.FixtureRequest) -> Iterator[Space]:
+def room(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Space]:
     with namespace_of(cluster, request) as name:
         yield Space(cluster, name)
 
 
-def test_the_driver_of_the_page_gives_a_lamp_to_a_pod(room, lamps):
-    room.cluster.apply(
-        yaml.safe_dump(
-            {
-                "apiVersion": "resource.k8s.io/v1",
-                "kind": "DeviceClass",
-                "metadata": {"name": "lamps.example.com"},
-                "spec": {"selectors": [{"cel": {"expression": f'device.driver == "{LAMPS}"'}}]},
-            }
-        )
-    )
-    room.apply(
-        template("lamp", ("lamp", LAMPS), config=[opaque(LAMPS, {"brightness": 80})]),
-        template("bright", ("lamp", LAMPS), config=[opaque(LAMPS, {"brightness": 800})]),
-        pod("reader", ("lamp", from_template("lamp"))),
-    )
-    room.wait_phase("reader", "Running")
-    environment = room.kubectl("exec", "reader", "--", "env")
-    assert "BRIGHTNESS=80" in environment
-    lamp = re.search(r"^LAMP=(/lamps/\w+)$", environment, re.M)[1]
-    room.kubectl("exec", "reader", "--", "ls", lamp)
+def end(room: Space, pod: str) -> None:
+    """Delete a pod of page or example; its shell would let the kubelet wait for half a minute."""
+    room.kubectl("delete", "pod", pod, "--grace-period=1")
 
-    room.apply(pod("dazzled", ("lamp", from_template("bright"))))
+
+def test_the_driver_of_the_page_gives_a_lamp_to_a_pod(room, lamps):
+    objects = objects_of(listing("yaml", "kind: DeviceClass"))
+    room.apply(*objects)
+    (pod,) = [body for body in objects if body["kind"] == "Pod"]
+    name = pod["metadata"]["name"]
+    room.wait_phase(name, "Running")
+    environment = room.kubectl("exec", name, "--", "env")
+    assert re.search(r"^LAMP_BRIGHTNESS_\w+__DESK=80$", environment, re.M)
+    (lamp,) = re.findall(r"^LAMP_\w+__DESK=(/lamps/\w+)$", environment, re.M)
+    room.kubectl("exec", name, "--", "ls", lamp)
+    end(room, name)
+
+    (template,) = [body for body in objects if body["kind"] == "ResourceClaimTemplate"]
+    (config,) = template["spec"]["spec"]["devices"]["config"]
+    config["opaque"]["parameters"]["brightness"] = 800
+    template["metadata"]["name"] = "bright"
+    pod["metadata"]["name"] = "dazzled"
+    pod["spec"]["resourceClaims"][0]["resourceClaimTemplateName"] = "bright"
+    room.apply(template, pod)
     assert "less than or equal to 100" in room.told("dazzled", "brightness")
 
 
 def test_a_broken_lamp_of_the_page_is_tainted(room, lamps):
     (lamps / "floor").write_text("broken")
-    node = room.cluster.nodes[0]
+    wait_for(
+        "the broken lamp to be tainted",
+        lambda: (
+            {name: set(found) for name, found in taints(room.cluster, LAMPS).items()}
+            == {"floor": {UNHEALTHY}}
+        ),
+    )
 
-    def tainted() -> list[str]:
-        return [
-            device["name"]
-            for item in slices(room.cluster, node, driver=LAMPS)
-            for device in item["spec"]["devices"]
-            if any(taint["key"] == "drakit.dev/unhealthy" for taint in device.get("taints", []))
-        ]
 
-    wait_for("the broken lamp to be tainted", lambda: tainted() == ["floor"])
+def rotor_pod(name: str, *, rpm: int, speed: int) -> list[dict[str, Any]]:
+    """The example's claim and pod, under another name and with other amounts."""
+    _, template, pod = objects_of((EXAMPLE / "claim.yaml").read_text())
+    devices = template["spec"]["spec"]["devices"]
+    (request,), (config,) = devices["requests"], devices["config"]
+    request["exactly"]["capacity"]["requests"]["rpm"] = str(rpm)
+    config["opaque"]["parameters"]["speed"] = speed
+    template["metadata"]["name"] = pod["metadata"]["name"] = name
+    pod["spec"]["resourceClaims"][0]["resourceClaimTemplateName"] = name
+    return [template, pod]
+
+
+def test_pods_share_a_rotor_of_the_example_and_each_undoes_its_own(room, rotors):
+    speed = rotors / "west" / "speed"
+    room.apply(*objects_of((EXAMPLE / "claim.yaml").read_text()))
+    room.wait_phase("rotor", "Running")
+    wait_for("the pod to have said what it got", lambda: "speed: " in room.logs("rotor"))
+    assert room.logs("rotor").splitlines() == ["ROTOR_SPEED_ROTOR__WEST=1200", "speed: 1200"]
+    assert speed.read_text() == "1200"
+
+    room.apply(*rotor_pod("fast", rpm=1800, speed=1500))
+    room.wait_phase("fast", "Running")
+    assert speed.read_text() == "1500"
+    claims = [room.claim_of(pod, "rotor") for pod in ("rotor", "fast")]
+    assert [devices_of(claim) for claim in claims] == [["west"], ["west"]]
+    assert len(list(speed.parent.glob("speed.*"))) == 2
+
+    end(room, "fast")
+    wait_for("the slower share alone to count", lambda: speed.read_text() == "1200")
+    end(room, "rotor")
+    wait_for("the rotor to stand still", lambda: speed.read_text() == "0")
+    assert not list(speed.parent.glob("speed.*"))
+
+
+def test_a_pod_that_wants_a_rotor_of_the_example_faster_than_it_claimed_is_told(room, rotors):
+    room.apply(*rotor_pod("greedy", rpm=1200, speed=1201))
+    told = room.told("greedy", "speed 1201 is more than the claim's")
+    assert "claim more" in told
+    assert not list((rotors / "west").glob("speed.*"))
+
+
+def test_a_rotor_of_the_example_with_a_fault_is_tainted(room, rotors):
+    (rotors / "east").mkdir()
+    (rotors / "east" / "fault").write_text("it squeaks\n")
+    wait_for(
+        "the rotor with a fault to be tainted",
+        lambda: (
+            {name: set(found) for name, found in taints(room.cluster, ROTORS).items()}
+            == {"east": {UNHEALTHY}}
+        ),
+    )
