@@ -4,7 +4,9 @@ times. A release called drakit, as the documentation has it, gets the names drak
 drakit-operator. 52 characters leave room for the component in a label of 63.
 */}}
 {{- define "drakit.fullname" -}}
-{{- if contains .Chart.Name .Release.Name -}}
+{{- if .Values.fullnameOverride -}}
+{{ .Values.fullnameOverride }}
+{{- else if contains .Chart.Name .Release.Name -}}
 {{ .Release.Name | trunc 52 | trimSuffix "-" }}
 {{- else -}}
 {{ printf "%s-%s" .Release.Name .Chart.Name | trunc 52 | trimSuffix "-" }}

@@ -285,3 +285,9 @@ def test_a_driver_gets_what_it_needs_of_the_host_besides(render):
     assert container["volumeMounts"] == [*before["volumeMounts"], mount]
     assert container["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["SYS_ADMIN"]}
     assert container["securityContext"]["allowPrivilegeEscalation"] is False
+
+
+def test_a_release_can_keep_the_names_that_were_fixed_once(render):
+    names = {(body["kind"], body["metadata"]["name"]) for body in render(release="drakit")}
+    kept = render({"fullnameOverride": "drakit"}, release="prod")
+    assert {(body["kind"], body["metadata"]["name"]) for body in kept} == names

@@ -55,6 +55,10 @@ def test_an_unknown_key_is_refused(values, schema, path):
         pytest.param("nodeplugin", "kubeletStateDirectory", "state", id="relative-state-directory"),
         pytest.param("nodeplugin", "staleClaims", {"period": 60}, id="period-without-unit"),
         pytest.param("nodeplugin", "devices", {"startGracePeriod": 5}, id="grace-without-unit"),
+        pytest.param("nodeplugin", "devices", {"startGracePeriod": "0s"}, id="no-grace-at-all"),
+        pytest.param(
+            *("nodeplugin", "devices", {"health": {"timeout": "0h0m0s"}}), id="no-time-for-health"
+        ),
         pytest.param("nodeplugin", "volumes", [{"hostPath": {}}], id="volume-without-a-name"),
         pytest.param("nodeplugin", "volumeMounts", [{"name": "a"}], id="mount-without-a-path"),
         pytest.param(
