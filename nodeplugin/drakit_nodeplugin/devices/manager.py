@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
@@ -42,7 +41,6 @@ from drakit_nodeplugin.devices.poolstate import Changes
 from drakit_nodeplugin.devices.revision import Revision
 from drakit_nodeplugin.devices.stored import EndpointStore, StoredEndpoint
 from drakit_nodeplugin.devices.storing import EndpointWriter
-from drakit_nodeplugin.devices.timers import Timers
 from drakit_nodeplugin.devices.views import (
     capacity_of,
     health_of,
@@ -50,14 +48,12 @@ from drakit_nodeplugin.devices.views import (
     publication_of,
     taken_from,
 )
+from drakit_nodeplugin.devices.waking import Waking
 from drakit_nodeplugin.endpoints.endpoint import DeviceKey, HealthReport
 
 __all__ = ("DeviceManager",)
 
 logger = logging.getLogger(__name__)
-
-POLL_SECONDS = 1.0
-"""Between two looks whether the sources are ready: nobody tells of that."""
 
 
 class DeviceManager:
@@ -104,9 +100,9 @@ class DeviceManager:
         self._was_complete = False
         self._publication: Publication | None = None
         self._health_states: tuple[DeviceHealth, ...] | None = None
-        self._timers: Timers[tuple[str, DeviceKey]] = Timers()
-        self._wake = asyncio.Event()
-        self._asleep_until = self._passed = -math.inf
+        self._waking: Waking[tuple[str, DeviceKey]] = Waking(
+            pass_time=self._pass_time, ends=self._ends
+        )
         self._left_out = LeftOutTeller(driver, on_left_out)
         self._writer = EndpointWriter(
             driver,
@@ -182,7 +178,7 @@ class DeviceManager:
         if state.phase is Phase.PRESENT:
             until = self._pauses.put(endpoint, inventory, now=moment.now)
             if until is not None:
-                self._wake_by(until)
+                self._waking.wake_by(until)
                 return
         self._take(state, inventory, {}, moment)
 
@@ -208,7 +204,7 @@ class DeviceManager:
         changes = Changes()
         state.stop(reason, self._moment(), changes=changes)
         self._made(changes)
-        self._wake.set()
+        self._waking.wake()
 
     # ------------------------------------------------------------ what others say
 
@@ -280,31 +276,15 @@ class DeviceManager:
         self._begin()
         async with asyncio.TaskGroup() as group:
             group.create_task(self._writer.run())
-            group.create_task(self._look())
+            group.create_task(self._waking.run())
 
-    async def _look(self) -> None:
-        while True:
-            self._wake.clear()
-            self._pass_time()
-            now = self._now()
-            coming = min((when for when in self._next_looks() if when > now), default=math.inf)
-            self._asleep_until = min(coming, now + POLL_SECONDS)
-            try:
-                async with asyncio.timeout_at(self._asleep_until):
-                    await self._wake.wait()
-            except TimeoutError:
-                # A loop's timer may fire a hair before its time; it has come all the same.
-                self._passed = self._asleep_until
-
-    def _next_looks(self) -> Iterator[float]:
+    def _ends(self) -> Iterator[float]:
         graces = self._begin()
         yield graces.start_until
         yield from self._pauses.ends()
         for state in self._endpoints.values():
             if (end := phase_ends(state.life, graces)) is not None:
                 yield end
-        if (first := self._timers.first()) is not None:
-            yield first
 
     def _pass_time(self) -> None:
         """Do all that is due by now."""
@@ -313,7 +293,7 @@ class DeviceManager:
         for endpoint in self._pauses.over(moment.now):
             self._hear_waiting(endpoint)
         due: dict[str, list[DeviceKey]] = {}
-        for endpoint, key in self._timers.due(moment.now):
+        for endpoint, key in self._waking.due(moment.now):
             due.setdefault(endpoint, []).append(key)
         for endpoint, keys in due.items():
             if (state := self._endpoints.get(endpoint)) is not None:
@@ -337,10 +317,6 @@ class DeviceManager:
             self._was_complete = complete
             changes.published = True
         self._made(changes)
-
-    def _wake_by(self, when: float) -> None:
-        if when < self._asleep_until:
-            self._wake.set()
 
     # ------------------------------------------------------------ the store
 
@@ -380,7 +356,7 @@ class DeviceManager:
         """Give how long endpoints are waited for; the first call is the plugin's start."""
         if self._graces is None:
             self._graces = Graces(
-                start_until=self._now() + self._settings.start_grace_period,
+                start_until=self._waking.now() + self._settings.start_grace_period,
                 stop_seconds=self._settings.endpoint_stop_grace_period,
             )
             for name in self._expected:
@@ -399,12 +375,9 @@ class DeviceManager:
             )
         return self._endpoints[name]
 
-    def _now(self) -> float:
-        return max(asyncio.get_running_loop().time(), self._passed)
-
     def _moment(self) -> Moment:
         return Moment(
-            now=self._now(),
+            now=self._waking.now(),
             wall=self._wall_clock(),
             unpreparing=self._unpreparing,
         )
@@ -445,8 +418,7 @@ class DeviceManager:
         for key in keys:
             pool = state.pools.get(key.pool)
             if pool is not None and (when := pool.next_look(key.name)) is not None:
-                self._timers.want((state.name, key), when)
-                self._wake_by(when)
+                self._waking.want((state.name, key), when)
 
     def _out(self, state: EndpointState) -> bool:
         """Tell whether an endpoint's pools are to be deleted: a restart must know of it first."""
@@ -454,7 +426,7 @@ class DeviceManager:
         return state.phase is Phase.REMOVING and stored is not None and stored.removing
 
     def _complete(self) -> bool:
-        graces, now = self._begin(), self._now()
+        graces, now = self._begin(), self._waking.now()
         states = self._endpoints.values()
         return (
             self._writer.loaded
