@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from operator import attrgetter
 from typing import Generic, TypeVar, cast
 
 from drakit.device import CounterSet, Device, Inventory, Topology
@@ -94,12 +95,14 @@ class Freezer:
         """Give what is known of a thing if it is, at a quick look, as it was."""
         key = _key(thing)
         old = None if key is None else before.get(key)
-        if old is None or type(thing) is not type(old.ours) or old.shape is None:
+        if old is None or old.shape is None:
             return None
         try:
-            return old if thing == old.ours and _shape(thing) == old.shape else None
+            # Not by its own comparison: a class of the vendor's may hold more, and is never equal.
+            same = _values(thing) == _values(old.ours) and _shape(thing) == old.shape
         except Exception:  # a vendor's value may refuse to be compared
             return None
+        return old if same else None
 
     def _new(self, thing: ThingT, before: _Things[ThingT]) -> _Known[ThingT]:
         ours = cast("ThingT", plain(thing))
@@ -115,16 +118,27 @@ class Freezer:
         return _Known(shape, ours)
 
 
+_device_values = attrgetter(*(each.name for each in fields(Device)))
+_set_values = attrgetter(*(each.name for each in fields(CounterSet)))
+
+
+def _values(thing: Device | CounterSet) -> object:
+    return (_device_values if isinstance(thing, Device) else _set_values)(thing)
+
+
 def _key(thing: Device | CounterSet) -> tuple[str, str] | None:
-    pool, name = thing.pool, thing.name
-    return (pool, name) if type(pool) is type(name) is str else None
+    pool, name = cast("object", thing.pool), cast("object", thing.name)
+    if type(pool) is type(name) is str:
+        return cast("tuple[str, str]", (pool, name))
+    texts = issubclass(type(pool), str) and issubclass(type(name), str)
+    return (plain(pool), plain(name)) if texts else None
 
 
 def _shape(thing: Device | CounterSet) -> _Shape | None:
     """Say what of a thing its comparison does not: Python takes 1, 1.0 and True for equal."""
-    if type(thing) is CounterSet:
+    if not isinstance(thing, Device):
         return ()
-    if type(thing) is not Device or type(thing.topology) is not Topology:
+    if type(thing.topology) is not Topology:
         return None
     given = cast("object", thing.attributes)
     if type(given) is not dict:

@@ -244,6 +244,21 @@ async def test_a_device_that_did_not_change_is_the_object_that_it_was(make):
     assert second.fallback[0] is first.fallback[0]
 
 
+async def test_a_device_of_a_class_of_the_drivers_own_is_quickly_known_again(monkeypatch):
+    class Special(Device):
+        def __eq__(self, other: object) -> bool:
+            return False
+
+        __hash__ = None
+
+    freezer = Freezer()
+    first = await frozen(Special(name=Word.GPUS, attributes={"n": Word.BAD}), freezer=freezer)
+    assert_plain(first)
+    monkeypatch.setattr(freezing, "plain", lambda value: str.__str__(value))
+    second = await frozen(Special(name=Word.GPUS, attributes={"n": Word.BAD}), freezer=freezer)
+    assert second.devices[0] is first.devices[0]
+
+
 async def test_a_device_that_is_gone_is_forgotten():
     freezer = Freezer()
     first = await frozen(FULL, freezer=freezer)
