@@ -70,7 +70,7 @@ class HostedDevices:
             session=environment.session,
             node=environment.node.name,
             primary=primary,
-            on_first_list=self._adopt,
+            on_first_list=self.adopt,
             on_pools=self.manager.exist,
             on_left_out=self._left_out,
             on_dropped=self._dropped,
@@ -86,6 +86,20 @@ class HostedDevices:
         except CheckpointError:
             return  # readiness says so
         self.manager.set_unpreparing(self._unpreparing)
+
+    def adopt(self, slices: Collection[StoredSlice]) -> None:
+        """Take over how devices were tainted before a restart; but without a source of health
+        nobody would ever say of those that were unhealthy that they are well again."""
+        self.manager.adopt(
+            {
+                device: {
+                    (key, effect): added_at
+                    for (key, effect), added_at in taints.items()
+                    if self._has_health or key != UNHEALTHY
+                }
+                for device, taints in published_taints(slices).items()
+            }
+        )
 
     def parts(self) -> Mapping[str, Callable[[], Awaitable[None]]]:
         """Give what runs until the daemon stops, by name."""
@@ -117,20 +131,6 @@ class HostedDevices:
     def _sources_ready(self) -> bool:
         """Tell whether a device that is missing is really gone: nothing is removed before."""
         return self._publisher.listed and self._registered()
-
-    def _adopt(self, slices: Collection[StoredSlice]) -> None:
-        """Take over how devices were tainted before a restart; but without a source of health
-        nobody would ever say of those that were unhealthy that they are well again."""
-        self.manager.adopt(
-            {
-                device: {
-                    (key, effect): added_at
-                    for (key, effect), added_at in taints.items()
-                    if self._has_health or key != UNHEALTHY
-                }
-                for device, taints in published_taints(slices).items()
-            }
-        )
 
     def _left_out(self, devices: Mapping[str, str]) -> None:
         for name, problem in devices.items():

@@ -14,6 +14,7 @@ from drakit_nodeplugin.hosteddevices import HostedDevices
 from drakit_nodeplugin.metrics import Metrics
 from drakit_nodeplugin.node import PluginNode
 from drakit_nodeplugin.nodeevents import NodeEvents
+from drakit_nodeplugin.slices.stored import StoredSlice
 
 DRIVER, NODE = "camera.example.com", "node-1"
 
@@ -42,7 +43,7 @@ class Rows:
             self.endpoints_stored.pop(name, None)
 
 
-def hosted(rows: Rows, metrics: Metrics | None = None) -> HostedDevices:
+def hosted(rows: Rows, metrics: Metrics | None = None, *, health: bool = False) -> HostedDevices:
     session = asyncio.get_running_loop().create_future()
     config = NodePluginConfig.model_validate({"drivers": [{"driver": "cameras"}]})
     metrics = metrics or Metrics()
@@ -56,7 +57,7 @@ def hosted(rows: Rows, metrics: Metrics | None = None) -> HostedDevices:
     )
     return HostedDevices(
         DRIVER,
-        traits=DriverTraits(),
+        traits=DriverTraits(health=health),
         checkpoint=rows,
         environment=environment,
         events=NodeEvents(NODE, session),
@@ -118,3 +119,20 @@ async def test_all_devices_that_are_left_out_are_counted_and_not_the_named_ones_
     devices.manager.replaced(DRIVER, Inventory(devices=bad))
     await devices.measure()
     assert gauge(metrics, "drakit_devices_left_out") == 150
+
+
+@pytest.mark.parametrize(
+    ("health", "expected"),
+    [
+        pytest.param(True, {"drakit.dev/unhealthy"}, id="that-knows-health-are-adopted"),
+        pytest.param(False, set(), id="that-never-says-that-a-device-is-well-are-not"),
+    ],
+)
+async def test_health_taints_of_a_driver(health: bool, expected: set[str]):
+    devices = hosted(Rows(), health=health)
+    taint = {"key": "drakit.dev/unhealthy", "effect": "NoSchedule"}
+    spec = {"pool": {"name": NODE}, "devices": [{"name": "cam-0", "taints": [taint]}]}
+    devices.adopt([StoredSlice.of({"spec": spec})])
+    devices.manager.replaced(DRIVER, Inventory(devices=(Device(name="cam-0"),)))
+    (device,) = devices.manager.publication().pools[NODE].devices
+    assert {taint.key for taint in device.taints} == expected

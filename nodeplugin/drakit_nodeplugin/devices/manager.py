@@ -19,16 +19,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 
 from drakit.device import Health, Inventory
 from drakit_nodeplugin.config import Devices
-from drakit_nodeplugin.devices.endpointstate import SILENT, EndpointState, Moment
+from drakit_nodeplugin.devices.endpointstate import EndpointState, Moment
 from drakit_nodeplugin.devices.health import HealthTiming
 from drakit_nodeplugin.devices.leftout import LeftOutTeller
-from drakit_nodeplugin.devices.lifecycle import (
-    Graces,
-    Phase,
-    accounted,
-    phase_ends,
-    removal_due,
-)
+from drakit_nodeplugin.devices.lifecycle import Phase, removal_due
 from drakit_nodeplugin.devices.pauses import Pauses
 from drakit_nodeplugin.devices.pools import (
     Capacity,
@@ -39,6 +33,7 @@ from drakit_nodeplugin.devices.pools import (
 )
 from drakit_nodeplugin.devices.poolstate import Changes
 from drakit_nodeplugin.devices.revision import Revision
+from drakit_nodeplugin.devices.roster import Roster
 from drakit_nodeplugin.devices.stored import EndpointStore, StoredEndpoint
 from drakit_nodeplugin.devices.storing import EndpointWriter
 from drakit_nodeplugin.devices.views import (
@@ -83,8 +78,6 @@ class DeviceManager:
         """Advances when what is published or told to the kubelet changes."""
 
         self._node = node
-        self._expected = frozenset(endpoints)
-        self._settings = settings
         self._plain = plain
         self._sources_ready = sources_ready
         self._wall_clock = wall_clock
@@ -92,8 +85,6 @@ class DeviceManager:
             recovery_seconds=settings.health.recovery_period,
             eviction_seconds=settings.health.eviction_delay,
         )
-        self._graces: Graces | None = None
-        self._endpoints: dict[str, EndpointState] = {}
         self._pauses = Pauses()
         self._unpreparing: dict[str, frozenset[str]] = {}
         self._adopted: dict[DeviceKey, PublishedTaints] = {}
@@ -102,6 +93,9 @@ class DeviceManager:
         self._health_states: tuple[DeviceHealth, ...] | None = None
         self._waking: Waking[tuple[str, DeviceKey]] = Waking(
             pass_time=self._pass_time, ends=self._ends
+        )
+        self._endpoints = Roster(
+            endpoints, settings=settings, make=self._made_endpoint, now=self._waking.now
         )
         self._left_out = LeftOutTeller(driver, on_left_out)
         self._writer = EndpointWriter(
@@ -122,7 +116,7 @@ class DeviceManager:
         known = self._publication
         if known is None or known.complete != complete:
             known = self._publication = publication_of(
-                self._endpoints.values(), out=self._out, complete=complete
+                self._endpoints, out=self._out, complete=complete
             )
         return known
 
@@ -130,50 +124,44 @@ class DeviceManager:
         """Give the health of every device; the same object for as long as nothing changed."""
         self._hear_waiting()
         if self._health_states is None:
-            self._health_states = health_of(self._endpoints.values())
+            self._health_states = health_of(self._endpoints)
         return self._health_states
 
     def capacity(self, allocated: Mapping[str, Collection[str]]) -> Capacity:
         """Sort all devices; `allocated` are those that claims hold, by the pool's API name."""
         self._hear_waiting()
-        return capacity_of(self._endpoints.values(), allocated)
+        return capacity_of(self._endpoints, allocated)
 
     @property
     def stop_reason(self) -> str | None:
         """Why an endpoint that should be there is away; None if all are, or may still come."""
-        for state in self._endpoints.values():
-            # One that is not configured any more is away as well, and nobody waits for it.
-            wanted = state.life.spoken or state.name in self._expected
-            waiting = state.phase is Phase.AWAITED and state.reason is SILENT
-            if wanted and state.phase is not Phase.PRESENT and not waiting:
-                return state.reason
-        return None
+        return self._endpoints.stop_reason
 
     @property
     def left_out(self) -> Mapping[str, str]:
         """What endpoints have and cannot be published, with the reason; the first 100 of each."""
         self._hear_waiting()
-        states = self._endpoints.values()
+        states = self._endpoints
         return {name: why for state in states for name, why in state.left_out.items()}
 
     @property
     def left_out_count(self) -> int:
         """How many devices cannot be published, those without a reason in `left_out` included."""
         self._hear_waiting()
-        states = self._endpoints.values()
+        states = self._endpoints
         return sum(state.checked.left_out_count + len(state.refused) for state in states)
 
     @property
     def device_count(self) -> int:
         """How many devices there are, in whatever state."""
         self._hear_waiting()
-        return sum(len(pool.names) for _, pool in pools_of(self._endpoints.values()))
+        return sum(len(pool.names) for _, pool in pools_of(self._endpoints))
 
     # ------------------------------------------------------------ what endpoints say
 
     def replaced(self, endpoint: str, inventory: Inventory) -> None:
         """The endpoint is there and has this, all of it."""
-        state = self._endpoint(endpoint)
+        state = self._endpoints.get(endpoint)
         moment = self._moment()
         if state.phase is Phase.PRESENT:
             until = self._pauses.put(endpoint, inventory, now=moment.now)
@@ -184,7 +172,7 @@ class DeviceManager:
 
     def reported(self, endpoint: str, report: HealthReport) -> None:
         """Devices of the endpoint are like this; a device that it does not have is ignored."""
-        state = self._endpoint(endpoint)
+        state = self._endpoints.get(endpoint)
         if state.phase is not Phase.PRESENT:
             return
         words = {
@@ -199,7 +187,7 @@ class DeviceManager:
 
     def stopped(self, endpoint: str, reason: str) -> None:
         """The endpoint is away; what it had stays known until its grace period ends."""
-        state = self._endpoint(endpoint)
+        state = self._endpoints.get(endpoint)
         self._hear_waiting(endpoint)
         changes = Changes()
         state.stop(reason, self._moment(), changes=changes)
@@ -219,7 +207,7 @@ class DeviceManager:
         moment = self._moment()
         for pool in old.keys() | self._unpreparing.keys():
             names = old.get(pool, frozenset()) ^ self._unpreparing.get(pool, frozenset())
-            for state in self._endpoints.values():
+            for state in self._endpoints:
                 state.look_at(pool, names, moment, changes=changes)
         self._made(changes)
 
@@ -235,12 +223,12 @@ class DeviceManager:
         moment = self._moment()
         devices = {DeviceKey(*key): taints for key, taints in published.items()}
         changes = Changes()
-        for state in self._endpoints.values():
+        for state in self._endpoints:
             adopted = state.adopt(devices, moment, changes=changes)
             self._look_later(state, adopted)
             for key in adopted:
                 devices.pop(key, None)
-        self._adopted = devices if moment.now < self._begin().start_until else {}
+        self._adopted = devices if moment.now < self._endpoints.graces.start_until else {}
         self._made(changes)
 
     def exist(self, pools: Collection[str]) -> None:
@@ -253,54 +241,48 @@ class DeviceManager:
         changes = Changes()
         # A pool that somebody else has by now is not this one's to be deleted.
         pending = {
-            pool.name for state, pool in pools_of(self._endpoints.values()) if self._out(state)
+            pool.name for state, pool in pools_of(self._endpoints) if self._out(state)
         } & set(pools)
-        for state in list(self._endpoints.values()):
+        for state in self._endpoints:
             if not self._out(state) or state.pools.keys() & pending:
                 continue
             logger.info("endpoint removed", extra={"driver": self.driver, "endpoint": state.name})
-            state.forget(changes=changes)
-            if state.name not in self._expected:
-                del self._endpoints[state.name]
+            self._endpoints.forget(state, changes=changes)
         self._made(changes)
 
     # ------------------------------------------------------------ time and the store
 
     async def restore(self) -> None:
         """Read the store, before anything runs; if it cannot be read, that is tried again later."""
-        self._begin()
+        self._endpoints.begin()
         await self._writer.load()
 
     async def run(self) -> None:
         """Look at graces and health, and write to the store, until cancelled."""
-        self._begin()
+        self._endpoints.begin()
         async with asyncio.TaskGroup() as group:
             group.create_task(self._writer.run())
             group.create_task(self._waking.run())
 
     def _ends(self) -> Iterator[float]:
-        graces = self._begin()
-        yield graces.start_until
         yield from self._pauses.ends()
-        for state in self._endpoints.values():
-            if (end := phase_ends(state.life, graces)) is not None:
-                yield end
+        yield from self._endpoints.ends()
 
     def _pass_time(self) -> None:
         """Do all that is due by now."""
         self._writer.look()
-        moment, graces, changes = self._moment(), self._begin(), Changes()
+        moment, graces, changes = self._moment(), self._endpoints.graces, Changes()
         for endpoint in self._pauses.over(moment.now):
             self._hear_waiting(endpoint)
         due: dict[str, list[DeviceKey]] = {}
         for endpoint, key in self._waking.due(moment.now):
             due.setdefault(endpoint, []).append(key)
         for endpoint, keys in due.items():
-            if (state := self._endpoints.get(endpoint)) is not None:
+            if (state := self._endpoints.find(endpoint)) is not None:
                 self._look_later(state, state.settle(keys, moment, changes=changes))
         if moment.now >= graces.start_until:
             self._adopted = {}
-        for state in self._endpoints.values():
+        for state in self._endpoints:
             state.age(graces, moment, changes=changes)
             over = state.pools and removal_due(state.life, graces, now=moment.now)
             if over and self._sources_ready():
@@ -321,59 +303,28 @@ class DeviceManager:
     # ------------------------------------------------------------ the store
 
     def _rows(self) -> Mapping[str, StoredEndpoint]:
-        """Say what is to be stored; of an endpoint that is still awaited, what is stored of it."""
-        rows: dict[str, StoredEndpoint] = {}
-        for name, state in self._endpoints.items():
-            awaited = state.phase is Phase.AWAITED
-            row = self._writer.stored.get(name) if awaited else state.row()
-            if row is not None:
-                rows[name] = row
-        return rows
+        return self._endpoints.rows(self._writer.stored)
 
     def _loaded(self, rows: Mapping[str, StoredEndpoint]) -> None:
-        """Begin with the endpoints of an earlier life, or with what another instance has left of
-        them; those that have spoken know better."""
-        graces, moment = self._begin(), self._moment()
         # Whatever was stored has changed where an endpoint has spoken before this could be read.
         changes = Changes(published=True, health=True, stored=True)
-        for name, row in rows.items():
-            state = self._endpoint(name)
-            if not state.life.spoken:
-                state.restore(row, moment)
-                state.age(graces, moment, changes=changes)
-        for name, state in list(self._endpoints.items()):
-            if name not in rows and not state.life.spoken and state.pools:
-                state.forget(changes=changes)  # by who was the primary instance until now
+        self._endpoints.restore(rows, self._moment(), changes=changes)
         self._made(changes)
 
     def _written(self) -> None:
-        removing = any(state.phase is Phase.REMOVING for state in self._endpoints.values())
+        removing = any(state.phase is Phase.REMOVING for state in self._endpoints)
         self._made(Changes(published=removing))
 
     # ------------------------------------------------------------ within
 
-    def _begin(self) -> Graces:
-        """Give how long endpoints are waited for; the first call is the plugin's start."""
-        if self._graces is None:
-            self._graces = Graces(
-                start_until=self._waking.now() + self._settings.start_grace_period,
-                stop_seconds=self._settings.endpoint_stop_grace_period,
-            )
-            for name in self._expected:
-                self._endpoint(name)
-        return self._graces
-
-    def _endpoint(self, name: str) -> EndpointState:
-        self._begin()
-        if name not in self._endpoints:
-            self._endpoints[name] = EndpointState(
-                name,
-                node=self._node,
-                plain=self._plain,
-                timing=self._timing,
-                moment=self._moment(),
-            )
-        return self._endpoints[name]
+    def _made_endpoint(self, name: str) -> EndpointState:
+        return EndpointState(
+            name,
+            node=self._node,
+            plain=self._plain,
+            timing=self._timing,
+            moment=self._moment(),
+        )
 
     def _moment(self) -> Moment:
         return Moment(
@@ -390,7 +341,7 @@ class DeviceManager:
         moment: Moment,
     ) -> None:
         changes = Changes()
-        taken = taken_from(state, self._endpoints.values())
+        taken = taken_from(state, self._endpoints)
         later = state.take(inventory, moment, taken=taken, changes=changes)
         later += state.hear(words.items(), moment, changes=changes)
         if self._adopted:
@@ -411,7 +362,7 @@ class DeviceManager:
         """Take what has come in a pause, of one endpoint or of all."""
         for name in self._pauses.waiting() if endpoint is None else [endpoint]:
             if (waiting := self._pauses.take(name)) is not None:
-                state = self._endpoint(name)
+                state = self._endpoints.get(name)
                 self._take(state, waiting.inventory, waiting.words, self._moment())
 
     def _look_later(self, state: EndpointState, keys: Iterable[DeviceKey]) -> None:
@@ -426,13 +377,7 @@ class DeviceManager:
         return state.phase is Phase.REMOVING and stored is not None and stored.removing
 
     def _complete(self) -> bool:
-        graces, now = self._begin(), self._waking.now()
-        states = self._endpoints.values()
-        return (
-            self._writer.loaded
-            and all(accounted(state.life, graces, now=now) for state in states)
-            and self._sources_ready()
-        )
+        return self._writer.loaded and self._endpoints.accounted() and self._sources_ready()
 
     def _made(self, changes: Changes) -> None:
         """Tell who must know of changes."""
