@@ -27,7 +27,9 @@ class VersionNotServedError(Exception):
             f"{has}; switch one of them on (--runtime-config={group}/{known[0]}=true) or update "
             f"the cluster"
         )
-        self.group, self.known, self.served = group, tuple(known), tuple(served)
+        self.group: str = group
+        self.known: tuple[str, ...] = tuple(known)
+        self.served: tuple[str, ...] = tuple(served)
 
 
 class Reader(Protocol):
