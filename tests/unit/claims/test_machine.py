@@ -144,6 +144,9 @@ class Reached:
         calls = DriverCalls(DRIVER, traits=self.traits, node=NODE, caller=self)
         self.prepare, self.unprepare, self.check = calls.prepare, calls.unprepare, calls.check
 
+    def busy(self, keys) -> bool:
+        return self._bridge.busy(keys)
+
     async def call(self, function, *, what, keys, timeout_seconds):
         return await self._bridge.call(
             lambda: function(self._driver), keys=keys, timeout_seconds=timeout_seconds
