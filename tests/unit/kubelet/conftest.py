@@ -11,21 +11,9 @@ import pytest
 from drakit_nodeplugin.kubelet.ownership import Ownership
 from drakit_nodeplugin.kubelet.server import DriverServer
 from drakit_nodeplugin.kubelet.sockets import socket_paths
-from tests.conftest import _detector as blocking_call_detector
 from tests.fakes.kubelet import FakeKubelet, HeldClaims
 
 DRIVER = "camera.example.com"
-
-
-@pytest.fixture(autouse=True)
-def no_blocking_calls():
-    """As everywhere, but gRPC may join its poller thread when its last object is freed."""
-    detector = blocking_call_detector()
-    join = detector.functions["threading.Lock.acquire"]
-    join.can_block_in("threading.py", {"_wait_for_tstate_lock"})
-    detector.activate()
-    yield
-    detector.deactivate()
 
 
 @pytest.fixture
