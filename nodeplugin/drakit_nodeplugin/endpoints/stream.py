@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import math
 from collections.abc import AsyncIterator, Callable, Iterable
 from itertools import islice
 from typing import Any, TypeVar, cast
@@ -29,13 +30,17 @@ MAX_YIELDS = 2000
 """Inventories a second, and as many at once. A bus that reports each of its events stays far below;
 a loop that forgets to wait is far above."""
 
-COUNTED_DEVICES = 256
-"""An inventory that comes at once after another counts as one for each so many of its devices, or a
-stream of large ones that never waits would be followed for a minute before it is too much."""
+COUNTED_DEVICES = 8_192
+"""As many devices count like one more inventory, where a driver yields without waiting: a look at
+them takes as long as many small ones."""
 
 MAX_DEVICES = 16_384
 """Of a driver on one node: more than have been seen to be published with ease, and few enough to
 be gone through at each change."""
+
+PACE_SECONDS = 0.05
+"""Between two inventories that are made plain: 1,000 devices take 2 ms of this thread, and a driver
+may yield 2,000 times a second."""
 
 TURN_SECONDS = 0.005
 """How long a stream that does not wait keeps the driver's loop from its calls."""
@@ -110,7 +115,7 @@ async def read_inventories(
     allowance = _Allowance(a_second=MAX_YIELDS)
     yielded_at = turned_at = loop.time()
     turn = _Turn(loop)
-    freezer = Freezer()
+    later = _Later(take)
     while True:
         asked_at = loop.time()
         turn.watch()
@@ -129,17 +134,72 @@ async def read_inventories(
             large = 0 if waited else len(given.devices) // COUNTED_DEVICES
             if large and not allowance.take(large):
                 raise FloodError(large=True)
-            ours = await freezer.frozen(given)
+            if later.put(given):
+                await later.freeze()
         except DriverError:
             raise
         except Exception as error:
             raise UnreadableError(error) from error
-        take(given, ours)
         if waited:
             turned_at = now
         elif loop.time() - turned_at > TURN_SECONDS:
             await asyncio.sleep(0)
             turned_at = loop.time()
+
+
+class _Later:
+    """
+    Makes inventories plain, but not each of those that come faster than anybody takes them.
+
+    Of several that a driver yields in a short time the last one is made plain a little later, also
+    if the driver then waits for long.
+    """
+
+    def __init__(self, take: Callable[[Inventory, Inventory], None]) -> None:
+        self._take = take
+        self._loop = asyncio.get_running_loop()
+        self._freezer = Freezer()
+        self._lock = asyncio.Lock()
+        self._pending: Inventory | None = None
+        self._frozen_at = -math.inf
+        self._timer: asyncio.TimerHandle | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._failed: Exception | None = None
+
+    def put(self, given: Inventory) -> bool:
+        """Hand in an inventory; tells whether it is to be made plain now. Raises what has failed
+        later for an earlier one."""
+        if self._failed is not None:
+            raise self._failed
+        self._pending = given
+        now = self._loop.time()
+        if now - self._frozen_at >= PACE_SECONDS:
+            return True
+        if self._timer is None:
+            self._timer = self._loop.call_later(PACE_SECONDS, self._begin)
+        return False
+
+    async def freeze(self) -> None:
+        """Make the last inventory plain, and pass it on."""
+        async with self._lock:
+            given, self._pending = self._pending, None
+            if given is None:
+                return
+            ours = await self._freezer.frozen(given)
+            self._frozen_at = self._loop.time()
+            self._take(given, ours)
+
+    def _begin(self) -> None:
+        self._timer = None
+        if self._pending is not None:
+            self._task = self._loop.create_task(self._freeze_later())
+
+    async def _freeze_later(self) -> None:
+        try:
+            await self.freeze()
+        except Exception as error:
+            # Raised at the next yield; until then what was there before stays.
+            self._failed = error
 
 
 class _Turn:
