@@ -317,6 +317,10 @@ class Edits:
     """Groups that the container's process is in besides its own."""
 
     intel_rdt: IntelRdt | None = None
+    cdi_devices: tuple[str, ...] = ()
+    """Qualified names (``vendor.example/class=name``) of CDI devices that somebody else describes
+    in a CDI file on the node: the container gets those as well. The runtime looks them up when it
+    makes the container, and fails if there is none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

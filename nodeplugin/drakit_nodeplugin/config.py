@@ -19,8 +19,10 @@ from drakit.settings import Address, Duration, Logging, Seconds, Settings, descr
 from drakit.settings import SettingsError as ConfigError
 
 __all__ = (
+    "Backends",
     "ConfigError",
     "DeviceHealthSettings",
+    "DevicePlugins",
     "Devices",
     "DriverEntry",
     "NodePluginConfig",
@@ -96,6 +98,32 @@ def _absolute(path: Any) -> Any:
 AbsolutePath = Annotated[Path, BeforeValidator(_absolute)]
 
 
+class Backends(Settings):
+    """Drivers that are programs of their own, in any language."""
+
+    enabled: bool = False
+    """Whether backends are looked for."""
+
+    directory: AbsolutePath | None = None
+    """The registration directory, in which they have their sockets;
+    ``<kubeletRoot>/plugins/drakit.dev/backends`` if none is given."""
+
+
+class DevicePlugins(Settings):
+    """Device plugins of the kubelet's kind, which register with this plugin instead."""
+
+    enabled: bool = False
+    """Whether they may register."""
+
+    directory: AbsolutePath | None = None
+    """What device plugins see as ``/var/lib/kubelet/device-plugins``;
+    ``<kubeletRoot>/plugins/drakit.dev/device-plugins`` if none is given."""
+
+    driver_name: str = "deviceplugin.drakit.dev"
+    """The name of the driver that publishes their devices. Of two releases with device plugins on
+    one node each needs a name and a directory of its own."""
+
+
 class NodePluginConfig(Settings):
     """The configuration file of ``drakit-nodeplugin``."""
 
@@ -131,8 +159,31 @@ class NodePluginConfig(Settings):
     Its directory must be mounted, for the kubelet replaces the file at each change."""
 
     logging: Logging = Logging()
-    drivers: Annotated[tuple[DriverEntry, ...], Field(min_length=1)]
-    """The drivers that this plugin hosts."""
+    drivers: tuple[DriverEntry, ...] = ()
+    """The drivers that this plugin hosts in its own process."""
+
+    backends: Backends = Backends()
+    device_plugins: DevicePlugins = DevicePlugins()
+
+    @model_validator(mode="after")
+    def _hosts_something(self) -> Self:
+        if not (self.drivers or self.backends.enabled or self.device_plugins.enabled):
+            raise ValueError(
+                "there is nothing to host: name drivers, or set backends.enabled or "
+                "devicePlugins.enabled"
+            )
+        return self
+
+    @property
+    def backends_directory(self) -> Path:
+        """Where backends have their sockets."""
+        return self.backends.directory or self.kubelet_root / "plugins/drakit.dev/backends"
+
+    @property
+    def device_plugins_directory(self) -> Path:
+        """Where device plugins have their sockets, and find ours."""
+        default = self.kubelet_root / "plugins/drakit.dev/device-plugins"
+        return self.device_plugins.directory or default
 
     @property
     def podresources(self) -> Path:

@@ -1,5 +1,5 @@
 """
-Contracts with the kubelet, as .proto files of our own and the stubs generated from them.
+Contracts as .proto files and the stubs generated from them: the kubelet's, and ours with backends.
 
 Field numbers and service names are the wire's and never change; the comments are in the .proto
 files. ``tools/generate_proto.py`` makes the stubs.

@@ -1,5 +1,6 @@
 """
-What every kind of endpoint has in common: the words between it, the manager and the engine.
+What every kind of endpoint has in common: the words between it, the manager, the engine, and who
+hosts it.
 
 An endpoint lives in connections, one after the other: each is a stream that first lists what there
 is and then tells of changes, until it ends. How often it is connected again is :mod:`.lifecycle`'s.
@@ -9,7 +10,8 @@ It must not know how any kind of endpoint works.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -24,6 +26,9 @@ __all__ = (
     "Endpoint",
     "EndpointListener",
     "HealthReport",
+    "HostedEndpoint",
+    "Remark",
+    "Surroundings",
     "Update",
 )
 
@@ -117,3 +122,53 @@ class Endpoint(Protocol):
     async def check(self, claim: ClaimReference, devices: Sequence[AllocatedDevice]) -> bool:
         """Say whether all of them are still in order; raises EndpointStoppedError."""
         ...
+
+
+class HostedEndpoint(Endpoint, Protocol):
+    """What a hosted driver runs: one endpoint, or all endpoints of a driver that has several."""
+
+    @property
+    def blocked(self) -> str | None:
+        """What its event loop is blocked in, if it has one of its own; None while it answers."""
+        ...
+
+    async def start(self) -> None:
+        """Connect for the first time, before anything is served; returns within seconds. Raises
+        :class:`drakit.driver.DriverError` if a configuration is refused, and nothing else."""
+        ...
+
+    async def run(self) -> None:
+        """Keep it connected until cancelled, and tell the listener what it has."""
+        ...
+
+    async def close(self) -> None:
+        """End it; what is prepared stays prepared. Called after the end of :meth:`run`."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Remark:
+    """Something that people should know of an endpoint: becomes a log line and an Event of the
+    Node, and is counted by its reason."""
+
+    reason: str
+    """One of a closed set of words (``ResourceRefused``), as the Event has it."""
+
+    note: str
+    """A sentence that names endpoint, cause and remedy; the same cause gives the same text."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Surroundings:
+    """What an endpoint is given by who hosts it."""
+
+    listener: EndpointListener
+    node: str
+    """The node's name."""
+
+    primary: asyncio.Event
+    """Set while this process is the driver's primary one: while one instance of a driver replaces
+    another, only that one has the sockets on which vendors' programs call us."""
+
+    remark: Callable[[Remark], None]
+    """Says something to people; returns at once."""

@@ -1,0 +1,1 @@
+"""The backend contract, version 1."""
