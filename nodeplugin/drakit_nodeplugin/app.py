@@ -1,7 +1,8 @@
 """
 The composition root of the node plugin: what starts, in which order, and what stops.
 
-1. drivers are loaded and their configurations checked; a mistake ends the start here
+1. drivers are loaded and their configurations checked; a mistake ends the start here (what is
+   hosted, and backends that come later, is :mod:`.hosting`'s)
 2. per driver: checkpoint, CDI files, the driver itself, sockets (within a second of the start)
 3. the API session, which nothing above waits for: slices, labels, claims
 4. on SIGTERM: sockets drain first, then everything else stops
@@ -23,11 +24,9 @@ from drakit import tasks
 from drakit.kube import ConfigError as KubeConfigError
 from drakit.kube import Session, connect
 from drakit_nodeplugin.config import ConfigError, NodePluginConfig
-from drakit_nodeplugin.endpoints.loading import load_drivers
 from drakit_nodeplugin.environment import Environment
-from drakit_nodeplugin.hosted import HostedDriver
+from drakit_nodeplugin.hosting import Hosting
 from drakit_nodeplugin.http import HttpServer
-from drakit_nodeplugin.kubelet.sockets import SocketError
 from drakit_nodeplugin.metrics import Metrics
 from drakit_nodeplugin.node import PluginNode, read_boot_id
 
@@ -69,17 +68,10 @@ async def serve(config: NodePluginConfig, launch: Launch) -> None:
         session=session,
         metrics=metrics,
     )
-    loaded = load_drivers(config.drivers, file=launch.config_file, node=node)
-    try:
-        drivers = [HostedDriver(driver, environment) for driver in loaded]
-    except SocketError as error:
-        raise ConfigError(f"{launch.config_file}: kubeletRoot: {error}") from error
+    drivers = Hosting(environment, config_file=launch.config_file)
     http = HttpServer(listen=config.listen, probed=drivers, registry=metrics.registry)
     try:
-        # At once: one that takes its time must not keep the others from being served.
-        async with asyncio.TaskGroup() as group:
-            for driver in drivers:
-                group.create_task(driver.start())
+        await drivers.start()
         await _listen(http, config.listen, file=launch.config_file)
         # What was imported and made until now stays. Without it in sight a full collection takes a
         # millisecond instead of twenty, in which nobody would be answered.
@@ -92,13 +84,12 @@ async def serve(config: NodePluginConfig, launch: Launch) -> None:
         parts: dict[str, Callable[[], Awaitable[None]]] = {
             "API session": lambda: _connect(session, launch.kubeconfig),
             "node labels": lambda: node.run(session),
+            **drivers.parts(),
         }
-        for driver in drivers:
-            parts |= driver.parts()
         await _run_until(stopping, parts)
     finally:
         logger.info("node plugin stops", extra={"node": node.name})
-        await asyncio.gather(*(driver.stop() for driver in drivers))
+        await drivers.stop()
         await http.stop()
         if session.done() and not session.cancelled() and session.exception() is None:
             await session.result().close()

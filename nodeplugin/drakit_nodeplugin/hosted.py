@@ -23,8 +23,8 @@ from drakit_nodeplugin.claims.source import ApiClaims
 from drakit_nodeplugin.claims.specs import ClaimSpecs
 from drakit_nodeplugin.claims.stored import STATES
 from drakit_nodeplugin.config import ConfigError
-from drakit_nodeplugin.endpoints.loading import LoadedDriver
-from drakit_nodeplugin.endpoints.python import PythonEndpoint
+from drakit_nodeplugin.endpoints.endpoint import Remark, Surroundings
+from drakit_nodeplugin.endpoints.source import DriverSource
 from drakit_nodeplugin.environment import Environment
 from drakit_nodeplugin.hosteddevices import HostedDevices
 from drakit_nodeplugin.instances import RunningInstances, new_owner
@@ -43,11 +43,12 @@ logger = logging.getLogger(__name__)
 class HostedDriver:
     """A driver and all that serves it."""
 
-    def __init__(self, driver: LoadedDriver, environment: Environment) -> None:
+    def __init__(self, driver: DriverSource, environment: Environment) -> None:
         """Raises :class:`SocketError` if no path of a socket fits."""
         config = environment.config
         self.name = driver.name
         self._where = driver.where
+        self._foreign = driver.foreign
         self._metrics = environment.metrics.for_driver(driver.name)
         self._ownership = Ownership(
             driver.name,
@@ -75,15 +76,17 @@ class HostedDriver:
             environment=environment,
             events=self._events,
             metrics=self._metrics,
+            expected=driver.expected,
             primary=self._instances.primary,
             registered=self._registered,
         )
-        self._endpoint = PythonEndpoint(
-            driver.name,
-            driver.make,
-            traits=driver.traits,
-            listener=self._devices.manager,
-            node=environment.node.name,
+        self._endpoint = driver.endpoint(
+            Surroundings(
+                listener=self._devices.manager,
+                node=environment.node.name,
+                primary=self._instances.primary,
+                remark=self._remark,
+            )
         )
         parts = EngineParts(
             driver=driver.name,
@@ -165,6 +168,15 @@ class HostedDriver:
             except Exception:
                 logger.exception("a step of the stop failed", extra={"driver": self.name})
 
+    async def idle(self) -> bool:
+        """Tell whether nothing is known of the driver any more: neither devices nor claims."""
+        if self._devices.manager.known:
+            return False
+        try:
+            return not any((await self._checkpoint.states()).values())
+        except CheckpointError:
+            return False
+
     # ------------------------------------------------------------ what probes and metrics ask
 
     async def dead(self) -> str | None:
@@ -176,7 +188,8 @@ class HostedDriver:
         """Say what keeps pods from getting devices."""
         if self._checkpoint.unusable is not None:
             return self._checkpoint.unusable
-        if (reason := self._devices.manager.stop_reason) is not None:
+        reason = None if self._foreign else self._devices.manager.stop_reason
+        if reason is not None:
             return f"the driver is stopped: {reason}"
         return self._server.status.unready()
 
@@ -195,6 +208,14 @@ class HostedDriver:
             return  # another gauge says so
         for state in STATES:
             metrics.entries(state, counts.get(state, 0))
+
+    def _remark(self, remark: Remark) -> None:
+        self._metrics.remarked(remark.reason)
+        logger.warning(
+            "endpoint needs attention",
+            extra={"driver": self.name, "reason": remark.reason, "note": remark.note},
+        )
+        self._events.tell(reason=remark.reason, action="Connect", note=remark.note)
 
     def _registered(self) -> bool:
         return self._server.status.registered_at is not None

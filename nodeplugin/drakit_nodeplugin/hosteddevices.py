@@ -44,6 +44,7 @@ class HostedDevices:
         environment: Environment,
         events: NodeEvents,
         metrics: DriverMetrics,
+        expected: Collection[str],
         primary: asyncio.Event,
         registered: Callable[[], bool],
     ) -> None:
@@ -57,7 +58,7 @@ class HostedDevices:
         self.manager = DeviceManager(
             driver,
             node=environment.node.name,
-            endpoints=(driver,),
+            endpoints=expected,
             settings=environment.config.devices,
             plain=traits.plain_devices,
             store=checkpoint,

@@ -108,6 +108,11 @@ class Metrics:
         self.slice_fields_dropped = self._gauge(
             "drakit_slice_fields_dropped", "1 if the API server drops fields that devices use"
         )
+        self.remarks = self._counter(
+            "drakit_endpoint_remarks",
+            "What was wrong with backends and device plugins: log and Events of the Node say more",
+            ("reason",),
+        )
         self.blocked = self._gauge(
             "drakit_driver_blocked", "1 if the driver's event loop does not answer"
         )
@@ -189,6 +194,10 @@ class DriverMetrics:
     def restored(self, files: int) -> None:
         """CDI files were written again."""
         self._restored.inc(files)
+
+    def remarked(self, reason: str) -> None:
+        """Something is wrong with an endpoint; the reason is a word of a closed set."""
+        self._metrics.remarks.labels(self._driver, reason).inc()
 
     def wrote_slice(self, verb: str, seconds: float, ok: bool) -> None:
         """A slice was created, updated or deleted, or could not be."""

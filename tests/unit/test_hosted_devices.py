@@ -62,6 +62,7 @@ def hosted(rows: Rows, metrics: Metrics | None = None, *, health: bool = False) 
         environment=environment,
         events=NodeEvents(NODE, session),
         metrics=metrics.for_driver(DRIVER),
+        expected=(DRIVER,),
         primary=asyncio.Event(),
         registered=lambda: True,
     )

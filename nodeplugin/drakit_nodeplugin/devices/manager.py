@@ -138,6 +138,12 @@ class DeviceManager:
         return self._endpoints.stop_reason
 
     @property
+    def known(self) -> bool:
+        """Whether any endpoint is there, may still come, or has left something behind."""
+        gone = Phase.STOPPED
+        return any(state.pools or state.phase is not gone for state in self._endpoints)
+
+    @property
     def left_out(self) -> Mapping[str, str]:
         """What endpoints have and cannot be published, with the reason; the first 100 of each."""
         self._hear_waiting()

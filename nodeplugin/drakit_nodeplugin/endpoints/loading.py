@@ -9,7 +9,7 @@ It must not know claims, slices, gRPC or the kubelet.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -20,22 +20,23 @@ from typing import Any, cast
 from pydantic import ValidationError
 
 from drakit.driver import DeviceParameters, Driver, DriverConfig, Node
-from drakit.resource.device import is_dns_subdomain
 from drakit.settings import describe
 from drakit_nodeplugin.config import ConfigError, DriverEntry
+from drakit_nodeplugin.endpoints.endpoint import HostedEndpoint, Surroundings
 from drakit_nodeplugin.endpoints.errors import text_of
+from drakit_nodeplugin.endpoints.names import MAX_DRIVER_NAME, is_driver_name
+from drakit_nodeplugin.endpoints.python import PythonEndpoint
 from drakit_nodeplugin.endpoints.thread import AnyDriver
 from drakit_nodeplugin.endpoints.traits import DriverTraits, traits_of
 
 __all__ = ("LoadedDriver", "load_drivers")
 
 GROUP = "drakit.drivers"
-MAX_DRIVER_NAME = 63
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoadedDriver:
-    """A driver that can be started."""
+    """A Python class that can be started: a :class:`.DriverSource`."""
 
     name: str
     make: Callable[[], AnyDriver]
@@ -46,6 +47,26 @@ class LoadedDriver:
 
     where: str
     """File and key of its configuration, for errors that come up when it is made."""
+
+    @property
+    def foreign(self) -> bool:
+        """It runs in this process."""
+        return False
+
+    @property
+    def expected(self) -> Collection[str]:
+        """Its one endpoint, which has its name."""
+        return (self.name,)
+
+    def endpoint(self, surroundings: Surroundings) -> HostedEndpoint:
+        """Make what runs it."""
+        return PythonEndpoint(
+            self.name,
+            self.make,
+            traits=self.traits,
+            listener=surroundings.listener,
+            node=surroundings.node,
+        )
 
 
 def load_drivers(entries: Sequence[DriverEntry], *, file: Path, node: Node) -> list[LoadedDriver]:
@@ -66,11 +87,7 @@ def load_drivers(entries: Sequence[DriverEntry], *, file: Path, node: Node) -> l
             raise ConfigError(
                 f"{file}: {key}.config: {entry.driver} fails to read it: {_kind_and_text(error)}"
             ) from error
-        # It is the vendor in CDI names, too, and those begin with a letter.
-        if (
-            not (isinstance(name, str) and is_dns_subdomain(name, max_length=MAX_DRIVER_NAME))
-            or name[0].isdigit()
-        ):
+        if not is_driver_name(name):
             raise ConfigError(
                 f"{where}: {entry.driver} calls itself {name!r}, which is not a DNS "
                 f"subdomain of at most {MAX_DRIVER_NAME} characters that begins with a letter"

@@ -1,0 +1,71 @@
+"""
+Which drivers of backends a node has known: a small file each, beside the driver's checkpoint.
+
+A backend's driver is hosted when its socket is first seen. After a restart it must be hosted
+before that, with or without its backend: its claims are still to be unprepared, and its devices to
+be tainted.
+
+Functions block. It must not know how backends are found, or how a driver is hosted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+from pathlib import Path
+from typing import Any, cast
+
+from drakit_nodeplugin.endpoints.names import is_driver_name
+
+__all__ = ("forget_driver", "known_drivers", "remember_driver")
+
+logger = logging.getLogger(__name__)
+
+RECORD = "backend.json"
+VERSION = 1
+
+
+def known_drivers(plugins: Path) -> list[str]:
+    """Read the names of all drivers that are known below the kubelet's ``plugins``; a record that
+    cannot be read is set aside and told in the log."""
+    found: list[str] = []
+    for path in sorted(plugins.glob(f"*/{RECORD}")):
+        try:
+            record = cast("dict[str, Any]", json.loads(path.read_bytes()))
+            name, version = record["driver"], record["version"]
+            if version != VERSION or name != path.parent.name or not is_driver_name(name):
+                raise ValueError("it is no record of this driver in a version that is known here")
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            aside = path.with_name(f"{RECORD}.unreadable")
+            logger.error(
+                "record of a backend is set aside", extra={"file": str(aside), "error": str(error)}
+            )
+            with contextlib.suppress(OSError):
+                path.replace(aside)
+            continue
+        found.append(name)
+    return found
+
+
+def remember_driver(plugins: Path, name: str) -> None:
+    """Make sure that a driver is known after a restart. Raises OSError."""
+    path = plugins / name / RECORD
+    if path.exists():
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{RECORD}.{os.getpid()}")
+    try:
+        with temporary.open("w") as file:
+            json.dump({"driver": name, "version": VERSION}, file)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def forget_driver(plugins: Path, name: str) -> None:
+    """A driver is not hosted any more, at the next start either. Raises OSError."""
+    (plugins / name / RECORD).unlink(missing_ok=True)
