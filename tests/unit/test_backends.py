@@ -1,0 +1,44 @@
+"""The records of backends' drivers: what a node plugin knows of them after a restart."""
+
+from __future__ import annotations
+
+import pytest
+
+from drakit_nodeplugin.backends import forget_driver, known_drivers, remember_driver
+
+
+def test_a_driver_is_known_until_it_is_forgotten(tmp_path):
+    for name in ("gpu.example.com", "nic.example.com", "gpu.example.com"):
+        remember_driver(tmp_path, name)
+    assert known_drivers(tmp_path) == ["gpu.example.com", "nic.example.com"]
+    forget_driver(tmp_path, "gpu.example.com")
+    forget_driver(tmp_path, "gpu.example.com")
+    assert known_drivers(tmp_path) == ["nic.example.com"]
+    assert {p.name for p in (tmp_path / "nic.example.com").iterdir()} == {"backend.json"}
+
+
+def test_no_directory_of_plugins_is_no_driver(tmp_path):
+    assert known_drivers(tmp_path / "plugins") == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param("", id="an-empty-file"),
+        pytest.param("\x00" * 40, id="zeros"),
+        pytest.param("[]", id="a-list"),
+        pytest.param('{"driver": "gpu.example.com"}', id="no-version"),
+        pytest.param('{"driver": "gpu.example.com", "version": 2}', id="a-later-version"),
+        pytest.param('{"driver": "nic.example.com", "version": 1}', id="another-driver"),
+    ],
+)
+def test_a_record_that_cannot_be_read_is_set_aside_and_told(tmp_path, text, caplog):
+    remember_driver(tmp_path, "fpga.example.com")
+    folder = tmp_path / "gpu.example.com"
+    folder.mkdir()
+    (folder / "backend.json").write_text(text)
+    assert known_drivers(tmp_path) == ["fpga.example.com"]
+    assert {p.name for p in folder.iterdir()} == {"backend.json.unreadable"}
+    assert "record of a backend is set aside" in caplog.text
+    remember_driver(tmp_path, "gpu.example.com")
+    assert known_drivers(tmp_path) == ["fpga.example.com", "gpu.example.com"]
