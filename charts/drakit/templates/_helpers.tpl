@@ -55,6 +55,39 @@ mountinfo: /host/mountinfo
 {{- toYaml (merge (dict "controlFile" (printf "%s/control.json" $folder)) .Values.simulated.config) }}
 {{- end }}
 
+{{/* drakit.hosts: not empty if the plugin hosts drivers in its own process. */}}
+{{- define "drakit.hosts" -}}
+{{- if or .Values.hostdev.enabled .Values.simulated.enabled .Values.nodeplugin.drivers }}yes{{ end }}
+{{- end }}
+
+{{- define "drakit.backends.directory" -}}
+{{ .Values.backends.directory | default (printf "%s/plugins/drakit.dev/backends" .Values.nodeplugin.kubeletRoot) }}
+{{- end }}
+
+{{- define "drakit.devicePlugins.directory" -}}
+{{ .Values.devicePlugins.directory | default (printf "%s/plugins/drakit.dev/device-plugins" .Values.nodeplugin.kubeletRoot) }}
+{{- end }}
+
+{{/*
+drakit.directories: those of backends and device plugins that are not below the kubelet's plugins,
+which the plugin has anyway: a YAML object, volume name to path.
+*/}}
+{{- define "drakit.directories" -}}
+{{- $have := printf "%s/plugins/" .Values.nodeplugin.kubeletRoot }}
+{{- if .Values.backends.enabled }}
+{{- $directory := include "drakit.backends.directory" . }}
+{{- if not (hasPrefix $have $directory) }}
+backends: {{ $directory }}
+{{- end }}
+{{- end }}
+{{- if .Values.devicePlugins.enabled }}
+{{- $directory := include "drakit.devicePlugins.directory" . }}
+{{- if not (hasPrefix $have $directory) }}
+device-plugins: {{ $directory }}
+{{- end }}
+{{- end }}
+{{- end }}
+
 {{- define "drakit.nodeplugin.config" -}}
 kubeletRoot: {{ .Values.nodeplugin.kubeletRoot }}
 cdiDirectory: {{ .Values.nodeplugin.cdiDirectory }}
@@ -72,6 +105,18 @@ kubeletStateFile: /host/kubelet/dra_manager_state
 {{- end }}
 listen: ":8080"  # every address, of either family
 logging: {{ toJson .Values.logging }}
+{{- if .Values.backends.enabled }}
+backends: {enabled: true, directory: {{ include "drakit.backends.directory" . }}}
+{{- end }}
+{{- if .Values.devicePlugins.enabled }}
+devicePlugins:
+  enabled: true
+  directory: {{ include "drakit.devicePlugins.directory" . }}
+  driverName: {{ .Values.devicePlugins.driverName }}
+{{- end }}
+{{- if not (include "drakit.hosts" .) }}
+drivers: []
+{{- else }}
 drivers:
 {{- if .Values.hostdev.enabled }}
   - driver: hostdev
@@ -85,6 +130,7 @@ drivers:
 {{- end }}
 {{- with .Values.nodeplugin.drivers }}
   {{- toYaml . | nindent 2 }}
+{{- end }}
 {{- end }}
 {{- end }}
 

@@ -31,13 +31,19 @@ def schema() -> dict[str, Any]:
 
 
 @pytest.fixture(scope="session")
-def render(tmp_path_factory: pytest.TempPathFactory) -> Render:
-    """Render the chart with some values; skips where no helm was built or installed yet."""
-    helm = shutil.which("helm") or next(
+def helm() -> str:
+    """The path of helm; skips where none was built or installed yet."""
+    found = shutil.which("helm") or next(
         (str(path) for path in cache_folder().glob("programs/*/helm")), None
     )
-    if helm is None:
+    if found is None:
         pytest.skip("no helm: `make cluster-up` builds one")
+    return found
+
+
+@pytest.fixture(scope="session")
+def render(helm: str, tmp_path_factory: pytest.TempPathFactory) -> Render:
+    """Render the chart with some values."""
 
     def rendered(
         overrides: dict[str, Any] | None = None, *, release: str = "drakit"

@@ -1,0 +1,191 @@
+"""What a release has for backends and device plugins: configuration, directories, classes."""
+
+from __future__ import annotations
+
+import subprocess
+from typing import Any
+
+import jsonschema
+import pytest
+
+from drakit_nodeplugin.config import Backends, DevicePlugins, load_config
+from tests.unit.chart.conftest import CHART
+from tests.unit.chart.reading import pod_spec, the, written
+
+DRIVER = "deviceplugin.drakit.dev"
+ALONE: dict[str, Any] = {"hostdev": {"enabled": False}, "operator": {"enabled": False}}
+
+
+def classes(objects: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    return {
+        body["metadata"]["name"]: body["spec"] for body in objects if body["kind"] == "DeviceClass"
+    }
+
+
+def writable(objects: list[dict[str, Any]]) -> set[str]:
+    """The directories of the host that the plugin can write to, by their paths there."""
+    spec = pod_spec(objects, "DaemonSet", "drakit-nodeplugin")
+    mounts = {m["name"]: m for m in spec["containers"][0]["volumeMounts"]}
+    found = {
+        volume["hostPath"]["path"]: mounts[volume["name"]]
+        for volume in spec["volumes"]
+        if "hostPath" in volume and not mounts[volume["name"]].get("readOnly")
+    }
+    assert all(mount["mountPath"] == path for path, mount in found.items())
+    return set(found)
+
+
+@pytest.mark.parametrize("kind", ["backends", "devicePlugins"])
+def test_the_keys_and_defaults_are_those_of_the_node_plugin(values, schema, kind):
+    settings = {"backends": Backends, "devicePlugins": DevicePlugins}[kind]
+    known = {field.alias for field in settings.model_fields.values()}
+    # Classes are the chart's business.
+    assert set(values[kind]) - {"resources", "extendedResources"} == known
+    assert set(values[kind]) == set(schema["properties"][kind]["properties"])
+    given = {key: values[kind][key] for key in known if values[kind][key] != ""}
+    assert settings.model_validate(given) == settings()
+
+
+@pytest.mark.parametrize("kind", ["backends", "devicePlugins"])
+def test_either_of_them_alone_is_something_to_run(render, tmp_path, kind):
+    objects = render({**ALONE, kind: {"enabled": True}})
+    config = load_config(written(objects, tmp_path, "nodeplugin"))
+    assert config.drivers == ()
+    enabled = (config.backends.enabled, config.device_plugins.enabled)
+    assert enabled == (kind == "backends", kind == "devicePlugins")
+
+
+def test_the_default_directories_are_those_that_the_plugin_would_take(render, tmp_path):
+    objects = render(
+        {
+            "backends": {"enabled": True},
+            "devicePlugins": {"enabled": True},
+            "nodeplugin": {"kubeletRoot": "/data/kubelet"},
+        }
+    )
+    config = load_config(written(objects, tmp_path, "nodeplugin"))
+    bare = config.model_copy(update={"backends": Backends(), "device_plugins": DevicePlugins()})
+    assert config.backends_directory == bare.backends_directory
+    assert config.device_plugins_directory == bare.device_plugins_directory
+    assert writable(objects) == writable(render({"nodeplugin": {"kubeletRoot": "/data/kubelet"}}))
+
+
+def test_other_directories_are_mounted_at_their_own_paths(render, tmp_path):
+    objects = render(
+        {
+            "backends": {"enabled": True, "directory": "/srv/backends"},
+            "devicePlugins": {"enabled": True, "directory": "/srv/plugins", "driverName": "dp.x"},
+        }
+    )
+    config = load_config(written(objects, tmp_path, "nodeplugin"))
+    assert str(config.backends_directory) == "/srv/backends"
+    assert str(config.device_plugins_directory) == "/srv/plugins"
+    assert config.device_plugins.driver_name == "dp.x"
+    assert writable(objects) - writable(render()) == {"/srv/backends", "/srv/plugins"}
+
+
+def test_what_is_not_enabled_leaves_nothing_behind(render, tmp_path):
+    objects = render(
+        {
+            "backends": {"directory": "/srv/backends"},
+            "devicePlugins": {"directory": "/srv/plugins", "resources": ["vendor.example/a"]},
+        }
+    )
+    assert writable(objects) == writable(render())
+    assert classes(objects).keys() == classes(render()).keys()
+    config = load_config(written(objects, tmp_path, "nodeplugin"))
+    assert not config.backends.enabled
+    assert not config.device_plugins.enabled
+
+
+def test_each_resource_has_a_class(render):
+    resources = [
+        "vendor.example/thing",
+        "vendor.example/mig-1g.5GB_x2",
+        {"name": "other.example/fpga", "deviceClass": "fpga"},
+    ]
+    plugins = {"enabled": True, "driverName": "dp.x", "resources": resources}
+    found = classes(render({**ALONE, "devicePlugins": plugins}))
+    assert {name: spec["extendedResourceName"] for name, spec in found.items()} == {
+        "thing.vendor.example": "vendor.example/thing",
+        "mig-1g-5gb-x2.vendor.example": "vendor.example/mig-1g.5GB_x2",
+        "fpga": "other.example/fpga",
+    }
+    (selector,) = found["fpga"]["selectors"]
+    assert selector["cel"]["expression"] == (
+        'device.driver == "dp.x" && device.attributes["dp.x"].resource == "other.example/fpga"'
+    )
+
+
+def test_classes_can_be_for_claims_alone(render):
+    plugins = {"enabled": True, "resources": ["vendor.example/a"], "extendedResources": False}
+    (spec,) = classes(render({**ALONE, "devicePlugins": plugins})).values()
+    assert "extendedResourceName" not in spec
+
+
+def test_the_policy_lets_a_plugin_publish_for_drivers_that_nobody_knows_yet(render):
+    policy = the(
+        render({**ALONE, "backends": {"enabled": True}}),
+        "ValidatingAdmissionPolicy",
+        "drakit-nodeplugin",
+    )
+    assert "driver" not in str(policy["spec"]["validations"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        pytest.param({}, "nothing to run", id="nothing-to-run"),
+        pytest.param(
+            {"devicePlugins": {"enabled": True, "directory": "/var/lib/kubelet/device-plugins"}},
+            "is the kubelet's own",
+            id="the-kubelets-own-directory",
+        ),
+        pytest.param(
+            {
+                "backends": {"enabled": True, "directory": "/srv/one"},
+                "devicePlugins": {"enabled": True, "directory": "/srv/one"},
+            },
+            "give each a directory of its own",
+            id="one-directory-for-both",
+        ),
+    ],
+)
+def test_what_cannot_work_is_refused(helm, tmp_path, changes, told):
+    file = tmp_path / "values.yaml"
+    file.write_text(str({**ALONE, **changes}).replace("True", "true").replace("False", "false"))
+    done = subprocess.run(
+        [helm, "template", "drakit", str(CHART), "--kube-version", "1.36.3", "--values", str(file)],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert told in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        pytest.param("backends", {"misspelt": 1}, id="unknown-key-of-backends"),
+        pytest.param("devicePlugins", {"misspelt": 1}, id="unknown-key-of-device-plugins"),
+        pytest.param("backends", {"directory": "backends"}, id="relative-directory"),
+        pytest.param("backends", {"directory": "/srv/../backends"}, id="directory-that-goes-back"),
+        pytest.param("backends", {"directory": "/srv/backends/"}, id="directory-with-a-slash"),
+        pytest.param("backends", {"directory": "/" + "s" * 90}, id="no-room-for-a-sockets-name"),
+        pytest.param("devicePlugins", {"driverName": "Drakit"}, id="name-that-is-no-drivers"),
+        pytest.param("devicePlugins", {"resources": ["thing"]}, id="resource-without-a-domain"),
+        pytest.param(
+            *("devicePlugins", {"resources": [f"vendor.example/{'t' * 50}"]}),
+            id="resource-that-no-attribute-can-hold",
+        ),
+        pytest.param(
+            *("devicePlugins", {"resources": [{"name": "vendor.example/thing"}]}),
+            id="resource-without-a-class",
+        ),
+    ],
+)
+def test_a_value_that_cannot_be_is_refused(values, schema, kind, changes):
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({**values, kind: {**values[kind], **changes}}, schema)
