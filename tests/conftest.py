@@ -18,12 +18,15 @@ if TYPE_CHECKING:
 # Only calls that our own packages make, directly or through a library, count: tests may write their
 # files in the loop. So may drivers: each has a loop and a thread of its own, where it may block.
 _PACKAGES = ["drakit", "drakit_nodeplugin", "drakit_operator"]
+_OF_TESTS = ["drakit.testing"]
 
 
 def _detector() -> BlockBuster:
-    detector = BlockBuster(_PACKAGES)
+    detector = BlockBuster(_PACKAGES, excluded_modules=_OF_TESTS)
     for name in ("fsync", "fdatasync"):  # what a checkpoint or a CDI file waits for
-        function = BlockBusterFunction(os, name, scanned_modules=_PACKAGES)
+        function = BlockBusterFunction(
+            os, name, scanned_modules=_PACKAGES, excluded_modules=_OF_TESTS
+        )
         detector.functions[f"os.{name}"] = function
     for function in detector.functions.values():
         # A loop of its own in a thread, for the client library's reading of kubeconfigs.

@@ -1,5 +1,32 @@
 """
-What tests of drivers are made of: a kubelet, an API server and the conformance kit.
+What tests of drivers are made of: a kubelet, an API server, and the rules of the contract.
 
-They must not be imported by anything that runs on a node.
+    from drakit.testing import conformance_tests
+
+    test_conformance = conformance_tests("my_pkg:MyDriver", config={"directory": "{root}/cameras"})
+
+Names are loaded when first used. It needs ``drakit[testing]``, and must not be imported by anything
+that runs on a node.
 """
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from drakit.testing.apiserver import FakeApiServer as FakeApiServer
+    from drakit.testing.kubelet import FakeKubelet as FakeKubelet
+
+_HOMES = {
+    "FakeApiServer": "drakit.testing.apiserver",
+    "FakeKubelet": "drakit.testing.kubelet",
+}
+
+__all__ = ("FakeApiServer", "FakeKubelet")
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,269 @@
+"""
+An API server in memory, over real HTTP, for tests of everything that talks to Kubernetes.
+
+    async with FakeApiServer() as server:
+        server.store("/apis/resource.k8s.io/v1/namespaces/lab/resourceclaims/cam", {"spec": {}})
+        session = await connect(server.write_kubeconfig(tmp_path), user_agent="test")
+        ...
+        assert ("POST", "/api/v1/namespaces/lab/events") in server.requests
+
+What it does as the real one: resource versions, ``AlreadyExists`` and ``Conflict``, delete
+preconditions, finalizers, generations, writes without a change that write nothing, ``status`` apart
+from the rest, dry runs, equality selectors, pages that expire, watches with history, bookmarks and
+410.
+What it does not: schemas, defaults, admission, authorisation; server-side apply is a merge that
+replaces lists and knows no field owners.
+
+Kinds are not registered: any path of the usual shape works; ``served`` restricts a group to the
+versions that a cluster serves. To see what happens when a server
+misbehaves: ``fail``, ``delay``, ``token``, ``expire_history``, ``expire_pages``, ``drop_watches``,
+``end_watches_at_once`` and ``send_to_watches``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from drakit.testing.cluster import Change, FakeCluster
+from drakit.testing.objects import Object, ObjectPath, StatusError, merge
+
+__all__ = ("FakeApiServer", "Fault")
+
+
+@dataclass
+class Fault:
+    """What happens to matching requests instead of, or before, an answer."""
+
+    method: str
+    path: str
+    times: int
+    delay_seconds: float = 0
+    error: StatusError | None = None
+    disconnect: bool = False
+
+    def matches(self, request: web.Request) -> bool:
+        watch = request.query.get("watch") in ("1", "true")
+        method = "WATCH" if watch else request.method
+        return (
+            self.times > 0 and self.method in ("*", method) and request.path.startswith(self.path)
+        )
+
+
+@dataclass
+class FakeApiServer:
+    """The API server; see the module's docstring."""
+
+    token: str | None = None  # requests with another bearer token are answered 401
+    end_watches_at_once: bool = False  # watches are accepted, and end without an event
+    served: dict[str, list[str]] = field(
+        default_factory=dict[str, list[str]]
+    )  # versions by group; else any is
+    requests: list[tuple[str, str]] = field(
+        default_factory=list[tuple[str, str]]
+    )  # (method or WATCH, path)
+    queries: list[dict[str, str]] = field(
+        default_factory=list[dict[str, str]]
+    )  # as long as requests
+    headers: list[dict[str, str]] = field(default_factory=list[dict[str, str]])
+    cluster: FakeCluster = field(default_factory=FakeCluster)
+    url: str = ""
+    _faults: list[Fault] = field(default_factory=list[Fault])
+    _runner: web.AppRunner | None = None
+
+    async def __aenter__(self) -> FakeApiServer:
+        app = web.Application(client_max_size=2**24)
+        app.router.add_route("*", "/{path:.*}", self._handle)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        await site.start()
+        self.url = "http://{}:{}".format(*self._runner.addresses[0][:2])
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._runner is not None
+        self.drop_watches()
+        await self._runner.cleanup()
+
+    # ------------------------------------------------------------ what tests do with it
+
+    def write_kubeconfig(self, folder: Path, *, token: str | None = None) -> Path:
+        """Write a kubeconfig that leads here (with ``token``, or the one that is asked for)."""
+        token = token or self.token
+        named = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "fake",
+            "clusters": [{"name": "fake", "cluster": {"server": self.url}}],
+            "users": [{"name": "fake", "user": {"token": token} if token else {}}],
+            "contexts": [{"name": "fake", "context": {"cluster": "fake", "user": "fake"}}],
+        }
+        path = folder / "kubeconfig"
+        path.write_text(json.dumps(named))
+        return path
+
+    def store(self, path: str, obj: Object) -> Object:
+        """Put an object at its path, status included, as if somebody else had written it."""
+        target = ObjectPath.parse(path)
+        if target.key not in self.cluster.objects:
+            named = merge(obj, {"metadata": {"name": target.name}})
+            return self.cluster.create(target, named)
+        old = self.cluster.objects[target.key]
+        new = merge(obj, {"metadata": old["metadata"] | (obj.get("metadata") or {})})
+        return self.cluster.commit(target.key, old, new)
+
+    def remove(self, path: str) -> None:
+        """Delete an object at once, whatever its finalizers."""
+        key = ObjectPath.parse(path).key
+        self.cluster.commit(key, self.cluster.objects[key], None)
+
+    def object(self, path: str) -> Object | None:
+        return copy.deepcopy(self.cluster.objects.get(ObjectPath.parse(path).key))
+
+    def objects(self, path: str) -> list[Object]:
+        return self.cluster.list_objects(ObjectPath.parse(path), {})["items"]
+
+    def writes(self) -> list[tuple[str, str]]:
+        return [r for r in self.requests if r[0] not in ("GET", "WATCH")]
+
+    def fail(
+        self,
+        method: str = "*",
+        path: str = "/",
+        *,
+        status: int = 500,
+        reason: str = "InternalError",
+        message: str = "",
+        details: Object | None = None,
+        headers: dict[str, str] | None = None,
+        disconnect: bool = False,
+        times: int = 1,
+    ) -> None:
+        """Refuse the next requests of this method ("WATCH" too) whose path begins so."""
+        error = StatusError(status, reason, message, details=details, headers=headers)
+        self._faults.append(Fault(method, path, times, error=error, disconnect=disconnect))
+
+    def delay(self, seconds: float, method: str = "*", path: str = "/", *, times: int = 1) -> None:
+        """Answer the next such requests late."""
+        self._faults.append(Fault(method, path, times, delay_seconds=seconds))
+
+    def heal(self) -> None:
+        """Forget all faults that are still to come."""
+        self._faults.clear()
+
+    def expire_history(self) -> None:
+        """Compact: watches and pages from before now get 410."""
+        self.cluster.history.clear()
+        self.cluster.oldest_version = self.cluster.version = self.cluster.version + 1
+
+    expire_pages = expire_history
+
+    @property
+    def watch_count(self) -> int:
+        return len(self.cluster.watchers)
+
+    def drop_watches(self) -> None:
+        """End all watches as a server does whose timeout has passed."""
+        for watcher in self.cluster.watchers:
+            watcher.put_nowait(None)
+
+    def send_to_watches(self, event: Object) -> None:
+        """Send any event as it is, as ``{"type": "ERROR", "object": {...}}``."""
+        for watcher in self.cluster.watchers:
+            watcher.put_nowait(event)
+
+    def send_bookmark(self) -> None:
+        version = {"resourceVersion": str(self.cluster.version)}
+        self.send_to_watches({"type": "BOOKMARK", "object": {"metadata": version}})
+
+    # ------------------------------------------------------------ HTTP
+
+    async def _handle(self, request: web.Request) -> web.StreamResponse:
+        params = dict(request.query)
+        watch = params.get("watch") in ("1", "true")
+        self.requests.append(("WATCH" if watch else request.method, request.path))
+        self.queries.append(params)
+        self.headers.append(dict(request.headers))
+        try:
+            await self._stumble(request)
+            if self.token and request.headers.get("Authorization") != f"Bearer {self.token}":
+                raise StatusError(401, "Unauthorized")
+            if (group := self._discovered(request.path)) is not None:
+                return web.json_response(group)
+            if not self._serves(request.path):
+                return web.Response(status=404, text="404 page not found\n")
+            if watch:
+                return await self._watch(request, params)
+            text = await request.text()
+            body = json.loads(text) if text else None
+            status, answer = self.cluster.request(request.method, request.path, params, body)
+        except StatusError as error:
+            return web.json_response(error.body, status=error.code, headers=error.headers)
+        return web.json_response(answer, status=status)
+
+    def _discovered(self, path: str) -> Object | None:
+        """The answer to ``/apis/<group>``; nothing if the path is another, or nobody serves it."""
+        match path.strip("/").split("/"):
+            case ["apis", group] if versions := self.served.get(group, ["v1"]):
+                named = [{"groupVersion": f"{group}/{each}", "version": each} for each in versions]
+                return {"kind": "APIGroup", "apiVersion": "v1", "name": group, "versions": named}
+            case _:
+                return None
+
+    def _serves(self, path: str) -> bool:
+        match path.strip("/").split("/"):
+            case ["apis", group, *rest]:
+                return bool(rest) and rest[0] in self.served.get(group, rest[:1])
+            case _:
+                return True
+
+    async def _stumble(self, request: web.Request) -> None:
+        for fault in self._faults:
+            if not fault.matches(request):
+                continue
+            fault.times -= 1
+            await asyncio.sleep(fault.delay_seconds)
+            if fault.disconnect and request.transport is not None:
+                request.transport.abort()
+            if fault.error is not None:
+                raise fault.error
+            return
+
+    async def _watch(self, request: web.Request, params: dict[str, str]) -> web.StreamResponse:
+        response, target = web.StreamResponse(), ObjectPath.parse(request.path)
+        response.content_type = "application/json"
+        await response.prepare(request)
+        since = int(params.get("resourceVersion") or 0)
+        if since and since < self.cluster.oldest_version:
+            expired = StatusError(410, "Expired", f"too old resource version: {since}")
+            await self._send(response, {"type": "ERROR", "object": expired.body})
+            return response
+        if self.end_watches_at_once:
+            return response
+        watcher: asyncio.Queue[Any] = asyncio.Queue()
+        for change in self.cluster.history:
+            if change.version > since:
+                watcher.put_nowait(change)
+        self.cluster.watchers.append(watcher)
+        try:
+            async with asyncio.timeout(float(params.get("timeoutSeconds") or 60)):
+                while (item := await watcher.get()) is not None:
+                    event = item.event(target, params) if isinstance(item, Change) else item
+                    if event is not None:
+                        await self._send(response, event)
+        except (TimeoutError, ConnectionError):
+            pass
+        finally:
+            self.cluster.watchers.remove(watcher)
+        return response
+
+    @staticmethod
+    async def _send(response: web.StreamResponse, event: Object) -> None:
+        await response.write(json.dumps(event).encode() + b"\n")

@@ -1,0 +1,191 @@
+"""
+The objects of a cluster and their history, in memory: what an API server does with a request.
+
+There is no HTTP, so that tests on a virtual clock can use it alone; :mod:`.apiserver` serves it.
+What it does not: schemas, defaults, admission, authorisation; server-side apply is a merge that
+replaces lists and knows no field owners.
+
+It must not know which kinds there are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import uuid
+from dataclasses import dataclass
+from typing import Any
+
+from drakit.testing.objects import (
+    Object,
+    ObjectKey,
+    ObjectPath,
+    StatusError,
+    merge,
+    selected,
+)
+
+__all__ = ("Change", "FakeCluster")
+
+
+@dataclass(frozen=True)
+class Change:
+    """One write of one object."""
+
+    version: int
+    key: ObjectKey
+    old: Object | None
+    new: Object | None
+
+    def event(self, target: ObjectPath, params: dict[str, str]) -> Object | None:
+        """The watch event that a watcher with these selectors gets, if any."""
+        if not target.holds(self.key):
+            return None
+        was, now = selected(self.old, params), selected(self.new, params)
+        if now:
+            return {"type": "MODIFIED" if was else "ADDED", "object": self.new}
+        if not was:
+            return None
+        gone = copy.deepcopy(self.old) or {}
+        gone["metadata"]["resourceVersion"] = str(self.version)
+        return {"type": "DELETED", "object": gone}
+
+
+class FakeCluster:
+    """The objects and their history; no HTTP, so that tests on a virtual clock can use it alone."""
+
+    def __init__(self) -> None:
+        self.version = 100
+        self.objects: dict[ObjectKey, Object] = {}
+        self.history: list[Change] = []
+        self.oldest_version = 0
+        self.watchers: list[asyncio.Queue[Any]] = []
+
+    def request(
+        self, method: str, path: str, params: dict[str, str] | None = None, body: Any = None
+    ) -> tuple[int, Object]:
+        """Answer one request that is not a watch; StatusError if it is refused."""
+        target, params = ObjectPath.parse(path), params or {}
+        if params.get("dryRun"):
+            return self._scratch().request(method, path, params | {"dryRun": ""}, body)
+        match method:
+            case "GET" if target.name:
+                return 200, copy.deepcopy(self._found(target))
+            case "GET":
+                return 200, self.list_objects(target, params)
+            case "POST":
+                return 201, self.create(target, body)
+            case "PUT":
+                return 200, self._update(target, body, self._found(target))
+            case "PATCH":
+                return self._patch(target, body, upsert="fieldManager" in params)
+            case "DELETE" if target.name:
+                return 200, self._delete(target, body or {})
+            case _:
+                raise StatusError(405, "MethodNotAllowed")
+
+    def _scratch(self) -> FakeCluster:
+        """The same objects in a cluster that nobody watches."""
+        scratch = FakeCluster()
+        scratch.version, scratch.oldest_version = self.version, self.oldest_version
+        scratch.objects = copy.deepcopy(self.objects)
+        return scratch
+
+    def _found(self, target: ObjectPath) -> Object:
+        try:
+            return self.objects[target.key]
+        except KeyError:
+            kind = target.collection.rpartition("/")[2]
+            raise StatusError(
+                404,
+                "NotFound",
+                f'{kind} "{target.name}" not found',
+                details={"name": target.name, "kind": kind},
+            ) from None
+
+    def list_objects(self, target: ObjectPath, params: dict[str, str]) -> Object:
+        keys = sorted(key for key in self.objects if target.holds(key))
+        items = [o for o in (self.objects[key] for key in keys) if selected(o, params)]
+        version, start = str(self.version), 0
+        if token := params.get("continue"):
+            version, _, offset = token.partition(".")
+            start = int(offset)
+            if int(version) < self.oldest_version:
+                raise StatusError(410, "Expired", "the provided continue parameter is too old")
+        metadata: Object = {"resourceVersion": version}
+        end = start + int(params.get("limit") or len(items) or 1)
+        if end < len(items):
+            metadata["continue"] = f"{version}.{end}"
+        return {"kind": "List", "metadata": metadata, "items": copy.deepcopy(items[start:end])}
+
+    def create(self, target: ObjectPath, body: Object) -> Object:
+        obj = copy.deepcopy(body)
+        meta = obj.setdefault("metadata", {})
+        if not meta.get("name"):
+            meta["name"] = meta.get("generateName", "") + uuid.uuid4().hex[:5]
+        if target.namespace:
+            meta["namespace"] = target.namespace
+        key = (target.collection, target.namespace or "", meta["name"])
+        if key in self.objects:
+            raise StatusError(409, "AlreadyExists", f'"{meta["name"]}" already exists')
+        meta |= {
+            "uid": meta.get("uid") or str(uuid.uuid4()),
+            "generation": 1,
+            "creationTimestamp": "2026-01-01T00:00:00Z",
+        }
+        return self.commit(key, None, obj)
+
+    def _update(self, target: ObjectPath, body: Object, old: Object) -> Object:
+        new, meta = copy.deepcopy(body), old["metadata"]
+        wanted = new.setdefault("metadata", {}).get("resourceVersion")
+        if wanted and wanted != meta["resourceVersion"]:
+            raise StatusError(409, "Conflict", "the object has been modified")
+        if new["metadata"].get("uid", meta["uid"]) != meta["uid"]:
+            raise StatusError(409, "Conflict", "Precondition failed: UID in precondition")
+        if target.subresource == "status":
+            new = {**old, "status": new.get("status", {})}
+        elif "status" in old:
+            new["status"] = old["status"]
+        fixed = ("uid", "creationTimestamp", "name", "namespace", "generation", "deletionTimestamp")
+        new["metadata"] = {**new["metadata"], **{k: meta[k] for k in fixed if k in meta}}
+        new["metadata"]["resourceVersion"] = meta["resourceVersion"]
+        if new == old:  # as the real server: nothing is written
+            return copy.deepcopy(old)
+        apart = {"metadata", "status"}
+        if {k: new.get(k) for k in new.keys() - apart} != {
+            k: old.get(k) for k in old.keys() - apart
+        }:
+            new["metadata"]["generation"] = meta["generation"] + 1
+        if "deletionTimestamp" in meta and not new["metadata"].get("finalizers"):
+            return self.commit(target.key, old, None)
+        return self.commit(target.key, old, new)
+
+    def _patch(self, target: ObjectPath, body: Object, *, upsert: bool) -> tuple[int, Object]:
+        if upsert and target.key not in self.objects:
+            return 201, self.create(target, merge(body, {"metadata": {"name": target.name}}))
+        old = self._found(target)
+        return 200, self._update(target, merge(old, body), old)
+
+    def _delete(self, target: ObjectPath, options: Object) -> Object:
+        old = self._found(target)
+        preconditions: Object = options.get("preconditions") or {}
+        for name, wanted in preconditions.items():
+            if wanted != old["metadata"][name]:
+                raise StatusError(409, "Conflict", f"Precondition failed: {name}")
+        if old["metadata"].get("finalizers"):
+            new = merge(old, {"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}})
+            return old if new == old else self.commit(target.key, old, new)
+        return self.commit(target.key, old, None)
+
+    def commit(self, key: ObjectKey, old: Object | None, new: Object | None) -> Object:
+        self.version += 1
+        if new is None:
+            del self.objects[key]
+        else:
+            new["metadata"]["resourceVersion"] = str(self.version)
+            self.objects[key] = new
+        change = Change(self.version, key, copy.deepcopy(old), copy.deepcopy(new))
+        self.history.append(change)
+        for watcher in self.watchers:
+            watcher.put_nowait(change)
+        return copy.deepcopy(new if new is not None else old) or {}

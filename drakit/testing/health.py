@@ -1,0 +1,125 @@
+"""
+The kubelet's side of a health stream: what it makes of it, and for how long it believes it.
+
+It must not know where the health comes from.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from drakit_proto.kubelet.drahealth.v1 import health_pb2 as v1
+from drakit_proto.kubelet.drahealth.v1 import health_pb2_grpc as v1_grpc
+from drakit_proto.kubelet.drahealth.v1alpha1 import health_pb2 as v1alpha1
+from drakit_proto.kubelet.drahealth.v1alpha1 import health_pb2_grpc as v1alpha1_grpc
+
+__all__ = ("HealthSubscriber", "Told", "health_version")
+
+_VERSIONS: Mapping[str, tuple[Any, Any]] = {
+    "v1": (v1, v1_grpc),
+    "v1alpha1": (v1alpha1, v1alpha1_grpc),
+}
+DEFAULT_TIMEOUT_SECONDS = 30
+"""How long a kubelet believes where it was not told."""
+
+
+def health_version(supported: Iterable[str]) -> str | None:
+    """Choose a version as the kubelet does: by its own preference, whatever the driver's order."""
+    advertised = set(supported)
+    for version in _VERSIONS:
+        if f"{version}.DRAResourceHealth" in advertised:
+            return version
+    return None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Told:
+    """What the kubelet knows of one device."""
+
+    status: str
+    message: str
+    until: float
+    """Until when it believes so, loop clock."""
+
+
+class HealthSubscriber:
+    """
+    Reads one stream: a device's health holds from its receipt for as long as the driver said.
+
+    `async with` ends it. When the stream ends, all that was told is forgotten.
+    """
+
+    def __init__(self, channel: Any, *, version: str) -> None:
+        self.version = version
+        self.messages: list[dict[tuple[str, str], tuple[str, str]]] = []
+        """Each message: status and text by pool and device."""
+
+        self.ended = False
+        self._messages, stubs = _VERSIONS[version]
+        self.call = stubs.DRAResourceHealthStub(channel).NodeWatchResources(
+            self._messages.NodeWatchResourcesRequest()
+        )
+        self._known: dict[tuple[str, str], Told] = {}
+        self._news = asyncio.Event()
+        self._reading = asyncio.create_task(self._read())
+
+    async def __aenter__(self) -> HealthSubscriber:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.call.cancel()
+        self._reading.cancel()
+        await asyncio.wait([self._reading])
+
+    def status(self, device: str, *, pool: str = "node-1") -> str:
+        """Give what a pod's status would say of a device."""
+        told = self._known.get((pool, device))
+        if told is None or asyncio.get_running_loop().time() > told.until:
+            return "Unknown"
+        return told.status
+
+    def message(self, device: str, *, pool: str = "node-1") -> str:
+        """Give the text beside it."""
+        told = self._known.get((pool, device))
+        return "" if told is None else told.message
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait for messages, or the stream's end, until something is so."""
+        async with asyncio.timeout(5):
+            while not condition():
+                self._news.clear()
+                await self._news.wait()
+
+    async def _read(self) -> None:
+        try:
+            async for response in self.call:
+                self._receive(response)
+                self._news.set()
+        finally:
+            self._known.clear()
+            self.ended = True
+            self._news.set()
+
+    def _receive(self, response: Any) -> None:
+        now = asyncio.get_running_loop().time()
+        message: dict[tuple[str, str], tuple[str, str]] = {}
+        for health in response.devices:
+            key = health.device.pool_name, health.device.device_name
+            status = self._messages.HealthStatus.Name(health.health).capitalize()
+            seconds = health.health_check_timeout_seconds
+            self._known[key] = Told(
+                status=status,
+                message=health.message,
+                until=now + (seconds if seconds > 0 else DEFAULT_TIMEOUT_SECONDS),
+            )
+            message[key] = status, health.message
+        self.messages.append(message)

@@ -1,0 +1,163 @@
+"""
+The kubelet's side of drivers' sockets: it registers them, prepares and unprepares claims, and
+follows health.
+
+    async with FakeKubelet(root) as kubelet:
+        dra = await kubelet.register()
+        answers = await kubelet.prepare(dra, claim)
+
+It must not know what is behind the sockets: it does what kubelets do, and judges nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+
+from drakit.device import ClaimReference
+from drakit.testing.health import HealthSubscriber, health_version
+from drakit_proto.kubelet.dra.v1 import dra_pb2 as v1
+from drakit_proto.kubelet.dra.v1 import dra_pb2_grpc as v1_grpc
+from drakit_proto.kubelet.dra.v1beta1 import dra_pb2 as v1beta1
+from drakit_proto.kubelet.dra.v1beta1 import dra_pb2_grpc as v1beta1_grpc
+from drakit_proto.kubelet.drahealth.v1alpha1 import health_pb2, health_pb2_grpc
+from drakit_proto.kubelet.pluginregistration.v1 import registration_pb2, registration_pb2_grpc
+
+__all__ = ("FakeKubelet",)
+
+_VERSIONS: Mapping[str, tuple[Any, Any]] = {
+    "v1": (v1, v1_grpc),
+    "v1beta1": (v1beta1, v1beta1_grpc),
+}
+
+GET_INFO_SECONDS = 1.0
+"""What a kubelet waits for GetInfo."""
+
+NOTIFY_SECONDS = 5.0
+"""What a kubelet waits for its message that a driver is registered."""
+
+
+class FakeKubelet:
+    """
+    A kubelet with one root directory; drivers have their registration sockets below it.
+
+    `async with FakeKubelet(root) as kubelet` closes all connections at the end.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.registry = root / "plugins_registry"
+        self._channels: dict[Path, grpc.aio.Channel] = {}
+
+    async def __aenter__(self) -> FakeKubelet:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close all connections, as a kubelet that ends. It can be used again."""
+        channels, self._channels = self._channels, {}
+        for channel in channels.values():
+            await channel.close()
+
+    def sockets(self) -> list[Path]:
+        """Give what a kubelet sees: dot files and anything but sockets is ignored."""
+        if not self.registry.exists():
+            return []
+        found = self.registry.iterdir()
+        return sorted(p for p in found if p.is_socket() and not p.name.startswith("."))
+
+    def _channel(self, path: Path) -> grpc.aio.Channel:
+        if path not in self._channels:
+            self._channels[path] = _connect(path)
+        return self._channels[path]
+
+    # ------------------------------------------------------------ registration
+
+    async def get_info(self, path: Path) -> registration_pb2.PluginInfo:
+        """Ask at a registration socket who is there, over a connection of its own."""
+        async with _connect(path) as channel:
+            return await registration_pb2_grpc.RegistrationStub(channel).GetInfo(
+                registration_pb2.InfoRequest(), timeout=GET_INFO_SECONDS
+            )
+
+    async def notify(self, path: Path, *, error: str | None = None) -> None:
+        """Say at a registration socket that the driver is registered, or why it is not."""
+        async with _connect(path) as channel:
+            await registration_pb2_grpc.RegistrationStub(channel).NotifyRegistrationStatus(
+                registration_pb2.RegistrationStatus(
+                    plugin_registered=error is None, error=error or ""
+                ),
+                timeout=NOTIFY_SECONDS,
+            )
+
+    async def register(self) -> Path:
+        """Register the only driver there is; give its DRA socket."""
+        (path,) = self.sockets()
+        info = await self.get_info(path)
+        await self.notify(path)
+        return Path(info.endpoint)
+
+    # ------------------------------------------------------------ DRA
+
+    async def prepare(
+        self,
+        dra: Path,
+        *claims: ClaimReference,
+        version: str = "v1",
+        timeout_seconds: float = 10,
+    ) -> Mapping[str, Any]:
+        """Send NodePrepareResources; give the answers, protobuf messages, by claim UID."""
+        messages, stubs = _VERSIONS[version]
+        answer = await stubs.DRAPluginStub(self._channel(dra)).NodePrepareResources(
+            messages.NodePrepareResourcesRequest(claims=_claims(messages, claims)),
+            timeout=timeout_seconds,
+        )
+        return dict(answer.claims)
+
+    async def unprepare(
+        self,
+        dra: Path,
+        *claims: ClaimReference,
+        version: str = "v1",
+        timeout_seconds: float = 10,
+    ) -> Mapping[str, str]:
+        """Send NodeUnprepareResources; give the errors by claim UID, empty where there is none."""
+        messages, stubs = _VERSIONS[version]
+        answer = await stubs.DRAPluginStub(self._channel(dra)).NodeUnprepareResources(
+            messages.NodeUnprepareResourcesRequest(claims=_claims(messages, claims)),
+            timeout=timeout_seconds,
+        )
+        return {uid: claim.error for uid, claim in answer.claims.items()}
+
+    # ------------------------------------------------------------ health
+
+    def watch_health(self, dra: Path) -> Any:
+        """Open the v1alpha1 health stream; the call can be read, cancelled and awaited."""
+        return health_pb2_grpc.DRAResourceHealthStub(self._channel(dra)).NodeWatchResources(
+            health_pb2.NodeWatchResourcesRequest()
+        )
+
+    async def follow_health(
+        self, registration: Path, *, version: str | None = None
+    ) -> HealthSubscriber:
+        """Follow the health of the driver that is registered there, as a kubelet of 1.37 does; or
+        in a given version, advertised or not, as one of 1.36 does."""
+        info = await self.get_info(registration)
+        version = version or health_version(info.supported_versions)
+        assert version is not None, "the driver advertises no health"
+        return HealthSubscriber(self._channel(Path(info.endpoint)), version=version)
+
+
+def _connect(path: Path) -> grpc.aio.Channel:
+    """Connect as the kubelet does, with "localhost" as authority."""
+    return grpc.aio.insecure_channel(
+        f"unix:{path}", options=[("grpc.default_authority", "localhost")]
+    )
+
+
+def _claims(messages: Any, claims: Sequence[ClaimReference]) -> list[Any]:
+    return [messages.Claim(namespace=c.namespace, uid=c.uid, name=c.name) for c in claims]
