@@ -3,7 +3,8 @@ Regenerate the stubs of ``proto/``, or check that the committed ones are what wo
 
 Module names follow the file's path and not its package, so every .proto has a path of its own;
 stubs import each other from the root of ``proto/`` and need no editing afterwards. They are
-committed: nobody who installs drakit needs the generator.
+committed: nobody who installs drakit needs the generator. The example backend's stubs are made
+here as well, by the same protoc with Go's plugins; without Go on the machine they are left alone.
 
 It must not know what the contracts mean.
 """
@@ -16,30 +17,37 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+
+from tools.programs import go_is_there, go_programs, path_with
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ROOT / "proto"
-PATTERNS = ("*_pb2.py", "*_pb2.pyi", "*_pb2_grpc.py", "*_pb2_grpc.pyi")
+BACKEND = "drakit_proto/backend/v1/backend.proto"
+GO_PACKAGE = "drakit.dev/examples/backend"
+"""The module of the example backend, whose stubs lie within it, as those of any backend would."""
 
 
-def stubs(folder: Path) -> dict[Path, str]:
-    """Read all generated files below a folder, by their path within it."""
-    found = (path for pattern in PATTERNS for path in folder.rglob(pattern))
-    return {path.relative_to(folder): path.read_text() for path in sorted(found)}
+@dataclass(frozen=True, kw_only=True)
+class Stubs:
+    """The stubs of one language: where they are, and what makes them in another folder."""
+
+    folder: Path
+    patterns: tuple[str, ...]
+    generate: Callable[[Path], None]
+
+    def read(self, folder: Path) -> dict[Path, str]:
+        """Read all generated files below a folder, by their path within it."""
+        found = (path for pattern in self.patterns for path in folder.rglob(pattern))
+        return {path.relative_to(folder): path.read_text() for path in sorted(found)}
 
 
-def generate(target: Path) -> None:
-    """Run the generator for all .proto files at once."""
-    protos = sorted(SOURCES.rglob("*.proto"))
-    command = [sys.executable, "-m", "grpc_tools.protoc", f"-I{SOURCES}"]
-    command += [f"--{kind}_out={target}" for kind in ("python", "grpc_python")]
-    command += [f"--{kind}_out={target}" for kind in ("mypy", "mypy_grpc")]
-    command += [str(path.relative_to(SOURCES)) for path in protos]
-    # The mypy plugins are programs beside the interpreter, which need not be in PATH.
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+def protoc(arguments: Sequence[str], *, path: str) -> None:
+    """Run the protoc of grpcio-tools."""
     done = subprocess.run(
-        command,
+        [sys.executable, "-m", "grpc_tools.protoc", f"-I{SOURCES}", *arguments],
         cwd=SOURCES,
         env={**os.environ, "PATH": path},
         timeout=120,
@@ -49,6 +57,33 @@ def generate(target: Path) -> None:
     )
     if done.returncode != 0:
         raise SystemExit(f"the generator failed:\n{done.stdout}{done.stderr}")
+
+
+def generate_python(target: Path) -> None:
+    """Run the generator for all .proto files at once."""
+    protos = sorted(SOURCES.rglob("*.proto"))
+    arguments = [f"--{kind}_out={target}" for kind in ("python", "grpc_python")]
+    arguments += [f"--{kind}_out={target}" for kind in ("mypy", "mypy_grpc")]
+    arguments += [str(path.relative_to(SOURCES)) for path in protos]
+    # The mypy plugins are programs beside the interpreter, which need not be in PATH.
+    protoc(arguments, path=path_with(Path(sys.executable).parent))
+
+
+def generate_go(target: Path) -> None:
+    """Write the stubs of the backend contract, as the example's README tells vendors to."""
+    arguments = [f"--{kind}_out={target}" for kind in ("go", "go-grpc")]
+    for kind in ("go", "go-grpc"):
+        arguments.append(f"--{kind}_opt=module={GO_PACKAGE}")
+        arguments.append(f"--{kind}_opt=M{BACKEND}={GO_PACKAGE}/backendv1")
+    protoc([*arguments, BACKEND], path=path_with(go_programs("generators")))
+
+
+PYTHON = Stubs(
+    folder=SOURCES,
+    patterns=("*_pb2.py", "*_pb2.pyi", "*_pb2_grpc.py", "*_pb2_grpc.pyi"),
+    generate=generate_python,
+)
+GO = Stubs(folder=ROOT / "examples" / "backend", patterns=("*.pb.go",), generate=generate_go)
 
 
 def differences(old: dict[Path, str], new: dict[Path, str]) -> list[str]:
@@ -66,27 +101,38 @@ def differences(old: dict[Path, str], new: dict[Path, str]) -> list[str]:
     return lines
 
 
+def up_to_date(stubs: Stubs, *, write: bool) -> bool:
+    """Tell whether the committed stubs are those that are made now; or write them."""
+    with tempfile.TemporaryDirectory() as folder:
+        stubs.generate(Path(folder))
+        fresh = stubs.read(Path(folder))
+    old = stubs.read(stubs.folder)
+    if not write:
+        sys.stdout.writelines(differences(old, fresh))
+        return old == fresh
+    for path in old.keys() - fresh.keys():
+        (stubs.folder / path).unlink()
+    for path, text in fresh.items():
+        (stubs.folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (stubs.folder / path).write_text(text)
+    print(f"{len(fresh)} stubs written below {stubs.folder.relative_to(ROOT)}")
+    return True
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.strip().splitlines()[0])
     parser.add_argument("--check", action="store_true", help="fail if a stub is not up to date")
     check = parser.parse_args().check
-    with tempfile.TemporaryDirectory() as folder:
-        generate(Path(folder))
-        fresh = stubs(Path(folder))
-    old = stubs(SOURCES)
-    if check:
-        lines = differences(old, fresh)
-        if old.keys() != fresh.keys() or lines:
-            sys.stdout.writelines(lines)
-            print("stubs of proto/ are not what the generator makes: run 'make proto'")
-            return 1
+    languages = [PYTHON]
+    if go_is_there():
+        languages.append(GO)
+    else:
+        print("Go is not installed: the stubs of examples/backend are left alone")
+    results = [up_to_date(stubs, write=not check) for stubs in languages]
+    if all(results):
         return 0
-    for path in old.keys() - fresh.keys():
-        (SOURCES / path).unlink()
-    for path, text in fresh.items():
-        (SOURCES / path).write_text(text)
-    print(f"{len(fresh)} stubs written")
-    return 0
+    print("stubs are not what the generator makes: run 'make proto'")
+    return 1
 
 
 if __name__ == "__main__":

@@ -1,0 +1,188 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+)
+
+var (
+	// A device's name must be a DNS label; files that are called otherwise are no blinkers.
+	validName = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`)
+
+	colours = []string{"white", "red", "green"}
+)
+
+// blinkers are the files of a directory. A file that begins with "broken" is a broken blinker.
+//
+// Which claim holds a blinker, and in which colour it blinks, is in a file of the same name in the state
+// directory: it stands for what a real driver sets in hardware. Nothing of it is kept in memory, so
+// nothing is lost in a crash, and two of us can work side by side during a rolling update.
+type blinkers struct {
+	directory string
+	state     string
+}
+
+// holding is the content of a file in the state directory.
+type holding struct {
+	ClaimUID string `json:"claimUID"`
+	Claim    string `json:"claim"`
+	Colour   string `json:"colour"`
+}
+
+func openBlinkers(directory, state string) (*blinkers, error) {
+	for _, folder := range []string{directory, state} {
+		if err := os.MkdirAll(folder, 0o755); err != nil {
+			return nil, fmt.Errorf("cannot make the directory %s: %w", folder, err)
+		}
+	}
+	return &blinkers{directory: directory, state: state}, nil
+}
+
+// list returns the names of all blinkers, sorted.
+func (b *blinkers) list() ([]string, error) {
+	entries, err := os.ReadDir(b.directory)
+	if err != nil {
+		return nil, err
+	}
+	names := []string{}
+	for _, entry := range entries {
+		if entry.Type().IsRegular() && validName.MatchString(entry.Name()) {
+			names = append(names, entry.Name())
+		}
+	}
+	return names, nil
+}
+
+func (b *blinkers) path(name string) string {
+	return filepath.Join(b.directory, name)
+}
+
+func (b *blinkers) exists(name string) bool {
+	// The name comes in a request: "../.." is no blinker.
+	if !validName.MatchString(name) {
+		return false
+	}
+	found, err := os.Lstat(b.path(name))
+	return err == nil && found.Mode().IsRegular()
+}
+
+// broken tells whether a blinker is; an error if nobody can tell at the moment.
+func (b *blinkers) broken(name string) (bool, error) {
+	file, err := os.Open(b.path(name))
+	if err != nil {
+		return false, err
+	}
+	defer file.Close()
+	// No more is read than is needed: what the file holds is not ours.
+	start := make([]byte, len("broken"))
+	n, _ := file.Read(start)
+	return string(start[:n]) == "broken", nil
+}
+
+// take makes a blinker blink for a claim. To do it again changes nothing.
+func (b *blinkers) take(name string, wanted holding) error {
+	content, err := json.Marshal(wanted)
+	if err != nil {
+		return err
+	}
+	held, err := b.holder(name)
+	if err != nil {
+		return err
+	}
+	if held != nil && held.ClaimUID != wanted.ClaimUID {
+		return fmt.Errorf("it still blinks for claim %s; delete the pod that uses that claim", held.Claim)
+	}
+	temporary, err := os.CreateTemp(b.state, ".new-")
+	if err != nil {
+		return err
+	}
+	defer os.Remove(temporary.Name())
+	_, err = temporary.Write(content)
+	if err := errors.Join(err, temporary.Close()); err != nil {
+		return err
+	}
+	// A file that appears whole or not at all: no crash leaves half of one. Where another of us was faster,
+	// a link fails, while a rename would take the blinker away from its claim.
+	place := filepath.Join(b.state, name)
+	if held != nil {
+		return os.Rename(temporary.Name(), place)
+	}
+	if err := os.Link(temporary.Name(), place); errors.Is(err, fs.ErrExist) {
+		return errors.New("it was taken by another claim at this moment")
+	} else {
+		return err
+	}
+}
+
+// holder returns who holds a blinker; nil if nobody does.
+func (b *blinkers) holder(name string) (*holding, error) {
+	content, err := os.ReadFile(filepath.Join(b.state, name))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	held := &holding{}
+	if err := json.Unmarshal(content, held); err != nil {
+		return nil, fmt.Errorf("%s is damaged: remove it", filepath.Join(b.state, name))
+	}
+	return held, nil
+}
+
+// release gives back all that a claim holds. What it held is read from the disk and not asked from the
+// caller, as preparing may have come to its end only halfway, and blinkers may be gone by now.
+func (b *blinkers) release(claimUID string) error {
+	entries, err := os.ReadDir(b.state)
+	if err != nil {
+		return err
+	}
+	var failed []error
+	for _, entry := range entries {
+		if !validName.MatchString(entry.Name()) {
+			continue
+		}
+		held, err := b.holder(entry.Name())
+		if err == nil && held != nil && held.ClaimUID == claimUID {
+			err = os.Remove(filepath.Join(b.state, entry.Name()))
+		}
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			failed = append(failed, err)
+		}
+	}
+	return errors.Join(failed...)
+}
+
+// colour reads the parameters of a claim. Users write them, and what is silently ignored is what they
+// will look for longest; so anything but {"colour": "<one that there is>"} is an error.
+func colour(parameters string) (string, error) {
+	if parameters == "" {
+		return colours[0], nil
+	}
+	// Into a map: a struct's fields would be found in any case of letters.
+	var given map[string]any
+	if err := json.Unmarshal([]byte(parameters), &given); err != nil || given == nil {
+		return "", errors.New(`the parameters are no JSON object: write {"colour": "red"}`)
+	}
+	for key := range given {
+		if key != "colour" {
+			return "", fmt.Errorf(`there is no parameter %q: the only one is "colour"`, key)
+		}
+	}
+	value, ok := given["colour"]
+	if !ok {
+		return colours[0], nil
+	}
+	if text, ok := value.(string); ok && slices.Contains(colours, text) {
+		return text, nil
+	}
+	written, _ := json.Marshal(value)
+	return "", fmt.Errorf("colour is %s: choose one of %s", written, strings.Join(colours, ", "))
+}

@@ -1,0 +1,76 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"math/rand/v2"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+)
+
+// maxSocketPath is what the kernel takes (sun_path, without its final zero).
+const maxSocketPath = 107
+
+// place is a listening socket that takes its name away when it is closed.
+type place struct {
+	*net.UnixListener
+	path string
+	own  fs.FileInfo
+	once sync.Once
+}
+
+// listen makes the socket at path. A socket that is there already is replaced: it was left by a crash,
+// or is that of our predecessor in a rolling update, which keeps the connections that it has.
+//
+// The socket gets its name last, by a rename: so it is never seen with other permissions, and there is
+// no moment without one. Until then its name begins with a dot, which the node plugin passes over.
+func listen(path string, mode fs.FileMode) (*place, error) {
+	hidden := filepath.Join(filepath.Dir(path), fmt.Sprintf(".%08x", rand.Uint32()))
+	if longest := max(len(path), len(hidden)); longest > maxSocketPath {
+		return nil, fmt.Errorf(
+			"the path of socket %s has %d bytes, and the kernel takes %d: choose a shorter -socket",
+			path, longest, maxSocketPath)
+	}
+	found, err := os.Lstat(path)
+	if err == nil && found.Mode().Type() != fs.ModeSocket {
+		return nil, fmt.Errorf("%s is there and is no socket: remove it, or choose another -socket", path)
+	}
+	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: hidden, Net: "unix"})
+	if err != nil {
+		return nil, fmt.Errorf("cannot listen in %s (does the node plugin run here?): %w",
+			filepath.Dir(path), err)
+	}
+	// What Go would remove is the hidden name, which is gone by then.
+	listener.SetUnlinkOnClose(false)
+	own, err := publish(hidden, path, mode)
+	if err != nil {
+		return nil, errors.Join(err, os.Remove(hidden), listener.Close())
+	}
+	return &place{UnixListener: listener, path: path, own: own}, nil
+}
+
+func publish(hidden, path string, mode fs.FileMode) (fs.FileInfo, error) {
+	if err := os.Chmod(hidden, mode); err != nil {
+		return nil, err
+	}
+	own, err := os.Lstat(hidden)
+	if err != nil {
+		return nil, err
+	}
+	return own, os.Rename(hidden, path)
+}
+
+// Close stops listening, and removes the socket unless a successor has put its own there.
+func (p *place) Close() (err error) {
+	// Once, as gRPC closes more often, and a successor's socket may have the number that ours had.
+	p.once.Do(func() {
+		if found, missing := os.Lstat(p.path); missing == nil && os.SameFile(found, p.own) {
+			err = os.Remove(p.path)
+		}
+		err = errors.Join(err, p.UnixListener.Close())
+	})
+	return err
+}

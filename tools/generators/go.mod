@@ -1,0 +1,14 @@
+// The plugins of protoc that write Go. `go build -o DIR tool` builds them all.
+module drakit.dev/tools/generators
+
+go 1.26
+
+tool (
+	google.golang.org/grpc/cmd/protoc-gen-go-grpc
+	google.golang.org/protobuf/cmd/protoc-gen-go
+)
+
+require (
+	google.golang.org/grpc/cmd/protoc-gen-go-grpc v1.6.2 // indirect
+	google.golang.org/protobuf v1.36.12 // indirect
+)

@@ -1,0 +1,56 @@
+"""
+Programs of the Go modules beside this file, built once into the cache.
+
+Their versions are those of the modules' go.mod and go.sum. It must not know what the programs do.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from e2e.images.cache import digest, kept, run
+
+FOLDER = Path(__file__).resolve().parent
+
+
+def go_is_there() -> bool:
+    """Tell whether Go programs can be built here."""
+    return shutil.which("go") is not None
+
+
+def go_programs(module: str) -> Path:
+    """
+    Return the folder of a module's programs; they are built if they are not in the cache.
+
+    :raises ImageError: Go is missing, or refuses.
+    """
+    source = FOLDER / module
+    version = run(["go", "-C", source, "env", "GOVERSION"], what="asking Go", timeout_seconds=60)
+
+    def make(folder: Path) -> None:
+        run(
+            [
+                "go",
+                "-C",
+                source,
+                "build",
+                "-trimpath",
+                "-ldflags=-s -w",
+                "-o",
+                f"{folder}/",
+                "tool",
+            ],
+            what=f"building the programs of tools/{module}",
+            timeout_seconds=1200,
+            env={"CGO_ENABLED": "0", "GOFLAGS": "-mod=readonly -buildvcs=false"},
+        )
+
+    key = digest(version, source / "go.mod", source / "go.sum", Path(__file__))
+    return kept("tools", f"{module}-{key}", make, keep=6)
+
+
+def path_with(*folders: Path) -> str:
+    """The PATH, and these folders before it."""
+    return os.pathsep.join([*map(str, folders), os.environ.get("PATH", "")])
