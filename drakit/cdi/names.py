@@ -15,6 +15,7 @@ __all__ = (
     "check_device_name",
     "qualified_name",
     "split_kind",
+    "split_qualified_name",
     "transient_file_name",
 )
 
@@ -55,6 +56,16 @@ def qualified_name(kind: str, name: str) -> str:
     split_kind(kind)
     check_device_name(name)
     return f"{kind}={name}"
+
+
+def split_qualified_name(name: str) -> tuple[str, str]:
+    """Take a qualified name apart into kind and device, both checked."""
+    kind, equals, device = name.partition("=")
+    if not equals:
+        raise InvalidNameError(f"qualified CDI name {name!r} must have the form vendor/class=name")
+    split_kind(kind)
+    check_device_name(device)
+    return kind, device
 
 
 def transient_file_name(kind: str, identifier: str) -> str:

@@ -6,6 +6,9 @@ comes out is held against the rules of :mod:`.fields`, as if somebody else had w
 that is built is one that the linter finds nothing in. Here, what it would only warn of is refused
 as well, for a driver's author is there to mend it.
 
+Names of devices that somebody else describes are checked as well, but are no part of the spec: they
+go to the runtime beside the names of ours.
+
 CDI demands that a device edits something. A device that has nothing to edit (a claim may just
 reserve it) gets one environment variable, ``DRAKIT_DEVICE_<NAME>`` with its qualified name: it is
 harmless, and shows in the container which device that was.
@@ -21,7 +24,12 @@ from typing import Any, TypeAlias, TypeVar, cast
 
 from drakit.cdi.checks import Found
 from drakit.cdi.fields import check_edits
-from drakit.cdi.names import InvalidNameError, check_device_name, split_kind
+from drakit.cdi.names import (
+    InvalidNameError,
+    check_device_name,
+    split_kind,
+    split_qualified_name,
+)
 from drakit.cdi.problems import kind_of, shown
 from drakit.cdi.version import required_version
 from drakit.device import DeviceNode, Edits, Hook, IntelRdt, Mount, NetDevice
@@ -69,6 +77,7 @@ def _container_edits(kind: str, name: str, edits: Edits) -> Spec:
     try:
         built = _write(edits)
         check_edits(built, "", found)
+        _check_others(edits, kind)
     except _WrongPartError as error:
         raise InvalidEditsError(f"CDI device {kind}={name}: {error}") from None
     except Exception as error:
@@ -94,6 +103,22 @@ def _write(edits: Edits) -> Spec:
         intelRdt=None if edits.intel_rdt is None else _intel_rdt(edits.intel_rdt),
         additionalGids=_list(edits.additional_gids, "additionalGids"),
     )
+
+
+def _check_others(edits: Edits, kind: str) -> None:
+    """Check the names of devices that somebody else describes."""
+    for index, name in enumerate(_list(edits.cdi_devices, "cdi_devices")):
+        path = f"cdi_devices[{index}]"
+        _expect(name, str, path)
+        try:
+            other, _ = split_qualified_name(name)
+        except InvalidNameError:
+            raise _WrongPartError(
+                f"{path} must be a qualified CDI name (vendor/class=name), not {shown(name)}"
+            ) from None
+        # A claim's UID is found by such a name: with another claim's, that one would be kept alive.
+        if other == kind:
+            raise _WrongPartError(f"{path} must not be of the kind of our own, as {shown(name)} is")
 
 
 def _device_node(node: DeviceNode, path: str) -> Spec:

@@ -19,6 +19,7 @@ from drakit.cli.place import find_place
 from drakit.cli.tables import table, visible
 
 if TYPE_CHECKING:
+    from drakit_nodeplugin.claims.stored import StoredDevice
     from drakit_nodeplugin.config import NodePluginConfig
     from drakit_nodeplugin.devices.stored import StoredEndpoint
 
@@ -127,13 +128,16 @@ def _as_text(checkpoint: Checkpoint) -> str:
 
 def _row(entry: Entry) -> tuple[str, ...]:
     claim = entry.claim
-    devices = [
-        f"{device.pool}/{device.device}"
-        + (" (admin)" if device.admin_access else " (share)" if device.share_id else "")
-        for device in claim.devices
-    ]
-    shown = ", ".join(dict.fromkeys(devices))
+    devices = dict.fromkeys(_device(device) for device in claim.devices)
+    shown = ", ".join(devices)
     return str(claim), claim.uid, claim.state, shown, entry.boot, entry.owner, entry.cdi
+
+
+def _device(device: StoredDevice) -> str:
+    hold = " (admin)" if device.admin_access else " (share)" if device.share_id else ""
+    first, *more = device.cdi_devices or ("",)
+    others = f" + {first}" if first else ""
+    return f"{device.pool}/{device.device}{hold}{others}{f' and {len(more)} more' if more else ''}"
 
 
 def _endpoint_row(endpoint: StoredEndpoint) -> tuple[str, ...]:

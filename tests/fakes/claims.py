@@ -79,6 +79,8 @@ class FakeDevices:
         """Of each prepare the device as the driver is told of it."""
         self.prepares = 0
         self.unprepares = 0
+        self.others: dict[str, tuple[str, ...]] = {}
+        """Names of CDI devices of others, by the device that gets them."""
         self.failing: set[str] = set()
         self.out_of_order: set[str] = set()
         self.held: dict[str, asyncio.Event] = {}
@@ -104,7 +106,10 @@ class FakeDevices:
         self.seen.append(device)
         await self._call(device)
         self.prepared[device.name] = claim.uid
-        return Edits(device_nodes=(DeviceNode(path=f"/dev/{device.name}"),))
+        return Edits(
+            device_nodes=(DeviceNode(path=f"/dev/{device.name}"),),
+            cdi_devices=self.others.get(device.name, ()),
+        )
 
     async def unprepare_device(self, claim: ClaimReference, device: AllocatedDevice) -> None:
         self.unprepares += 1

@@ -35,6 +35,18 @@ MAX_CONFIG_DEPTH = 64
 """Levels of nesting of opaque parameters: any JSON within 10 KiB would pass the API server."""
 
 
+_ASKED = (
+    "pool",
+    "device",
+    "request",
+    "share_id",
+    "admin_access",
+    "consumed_capacity",
+    "configs",
+)
+"""What a claim asks for of a device, in the order in which it has always been digested."""
+
+
 class Step(Enum):
     """What a claim needs when the kubelet asks to prepare it."""
 
@@ -144,7 +156,9 @@ def _deeper_than(levels: int, value: object) -> bool:
 
 
 def _digest(devices: tuple[StoredDevice, ...]) -> str:
-    return f"{zlib.crc32(orjson.dumps(devices, default=dict)):08x}"
+    # By name: a field of what a driver answers must not change what was allocated.
+    asked = [{name: getattr(device, name) for name in _ASKED} for device in devices]
+    return f"{zlib.crc32(orjson.dumps(asked, default=dict)):08x}"
 
 
 def next_step(old: StoredClaim | None, *, new: StoredClaim) -> Step:

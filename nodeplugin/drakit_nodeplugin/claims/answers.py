@@ -32,7 +32,7 @@ class PreparedDevice:
     pool: str
     device: str
     cdi_ids: tuple[str, ...]
-    """Qualified CDI names (``vendor/class=name``)."""
+    """Qualified CDI names (``vendor/class=name``): our own, then those of others' devices."""
 
     share_id: str | None = None
 

@@ -232,16 +232,24 @@ class ClaimEngine:
         return True
 
     def _devices(self, claim: StoredClaim) -> tuple[PreparedDevice, ...]:
-        return tuple(
-            PreparedDevice(
-                requests=(base_request(device.request),),
-                pool=device.pool,
-                device=device.device,
-                cdi_ids=(self._parts.specs.cdi_id(claim.uid, index),),
-                share_id=device.share_id,
+        # A container has all devices of a claim, or those of a request. The kubelet hands a name on
+        # as often as it stands there: so it must stand once in each request that needs it.
+        told: set[tuple[str, str]] = set()
+        devices: list[PreparedDevice] = []
+        for index, device in enumerate(claim.devices):
+            request = base_request(device.request)
+            others = [name for name in device.cdi_devices if (request, name) not in told]
+            told.update((request, name) for name in others)
+            devices.append(
+                PreparedDevice(
+                    requests=(request,),
+                    pool=device.pool,
+                    device=device.device,
+                    cdi_ids=(self._parts.specs.cdi_id(claim.uid, index), *others),
+                    share_id=device.share_id,
+                )
             )
-            for index, device in enumerate(claim.devices)
-        )
+        return tuple(devices)
 
 
 def _refusal(error: ClaimError) -> PrepareAnswer:

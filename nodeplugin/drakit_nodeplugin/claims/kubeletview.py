@@ -18,7 +18,14 @@ from typing import Protocol
 
 from drakit_nodeplugin.claims.stored import StoredClaim
 
-__all__ = ("KubeletClaims", "KubeletView", "ListedDevice", "claim_uid", "kubelet_claims")
+__all__ = (
+    "KubeletClaims",
+    "KubeletView",
+    "ListedDevice",
+    "claim_uid",
+    "kubelet_claims",
+    "names_of_others",
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,6 +82,14 @@ def claim_uid(cdi_name: str, *, driver: str) -> str | None:
     kind, _, device = cdi_name.partition("=")
     uid, _, index = device.rpartition("-")
     return uid if kind == f"{driver}/claim" and uid and index.isdigit() else None
+
+
+def names_of_others(device: ListedDevice) -> tuple[str, ...]:
+    """Find the CDI names that a device has beside ours: in an answer they stand after it, and what
+    the kubelet adds of other devices stands before it."""
+    names = device.cdi_names
+    ours = [i for i, name in enumerate(names) if claim_uid(name, driver=device.driver) is not None]
+    return names[ours[-1] + 1 :] if ours else ()
 
 
 def kubelet_claims(

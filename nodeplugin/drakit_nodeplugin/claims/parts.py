@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from drakit.device import AllocatedDevice, ClaimReference, Edits
@@ -43,6 +43,7 @@ __all__ = (
     "facts_of",
     "foreign_work",
     "not_stored",
+    "prepared",
     "reference_of",
 )
 
@@ -117,6 +118,17 @@ def reference_of(claim: StoredClaim) -> ClaimReference:
 def allocated_devices(claim: StoredClaim) -> list[AllocatedDevice]:
     """Give a claim's devices as a driver is told of them."""
     return [allocated_device(device) for device in claim.devices]
+
+
+def prepared(claim: StoredClaim, edits: Sequence[Edits], *, cdi_spec: str) -> StoredClaim:
+    """Give a claim as it is once its driver has answered with edits, which were checked."""
+    devices = claim.devices
+    if any(edit.cdi_devices for edit in edits) or any(device.cdi_devices for device in devices):
+        devices = tuple(
+            replace(device, cdi_devices=tuple(dict.fromkeys(edit.cdi_devices)))
+            for device, edit in zip(devices, edits, strict=True)
+        )
+    return replace(claim, state="prepared", cdi_spec=cdi_spec, devices=devices)
 
 
 def driver_failed(

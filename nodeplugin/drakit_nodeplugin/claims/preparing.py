@@ -46,6 +46,7 @@ from drakit_nodeplugin.claims.parts import (
     facts_of,
     foreign_work,
     not_stored,
+    prepared,
     reference_of,
 )
 from drakit_nodeplugin.claims.stored import StoredClaim
@@ -299,7 +300,7 @@ class Preparing:
             text = self._parts.specs.build(claim.uid, edits)
         except InvalidEditsError as error:
             return SpecFailedError(claim=str(claim), cause=str(error))
-        return replace(claim, state="prepared", cdi_spec=text)
+        return prepared(claim, edits, cdi_spec=text)
 
     def _why(self, claim: StoredClaim, result: object) -> ClaimError:
         """Tell why a work did not end well."""
@@ -341,9 +342,9 @@ class Preparing:
             return
         written = outcome.written
         failed = await self._write_specs(written.values())
-        if prepared := [claim for uid, claim in written.items() if uid not in failed]:
-            logger.info("claims prepared", extra=facts_of(self._parts.driver, prepared))
-        for claim in prepared:
+        if done := [claim for uid, claim in written.items() if uid not in failed]:
+            logger.info("claims prepared", extra=facts_of(self._parts.driver, done))
+        for claim in done:
             settle(claim.uid, claim)
         late = [claim for claim in made if claim.uid not in written]
         await asyncio.gather(

@@ -1,7 +1,8 @@
 """
 What a damaged checkpoint held, put together again from what still knows of it.
 
-    kubelet's podresources   which claims its containers use, and with which devices
+    kubelet's podresources   which claims its containers use, with which devices, and with which
+                             CDI devices of others
     CDI files                what those containers get
     API server               all the rest of a claim: requests, configs, admin access
 
@@ -25,7 +26,12 @@ from drakit.driver import Node
 from drakit_nodeplugin.claims.allocation import device_keys, wanted_claim
 from drakit_nodeplugin.claims.checkpoint import Checkpoint, CheckpointError
 from drakit_nodeplugin.claims.errors import ClaimError
-from drakit_nodeplugin.claims.kubeletview import KubeletClaims, KubeletView, claim_uid
+from drakit_nodeplugin.claims.kubeletview import (
+    KubeletClaims,
+    KubeletView,
+    claim_uid,
+    names_of_others,
+)
 from drakit_nodeplugin.claims.source import ClaimSource
 from drakit_nodeplugin.claims.specs import ClaimSpecs
 from drakit_nodeplugin.claims.spectexts import SpecText, SpecTexts
@@ -215,7 +221,11 @@ class Rebuilder:
         # With other devices than the kubelet has, the claim was allocated anew since.
         if wanted is None or device_keys(wanted.devices) != device_keys(listed.devices):
             return entry
-        return replace(entry, allocation=wanted.allocation, devices=wanted.devices)
+        told = {(d.pool, d.device, d.share_id): d.cdi_devices for d in listed.devices}
+        devices = tuple(
+            replace(d, cdi_devices=told[d.pool, d.device, d.share_id]) for d in wanted.devices
+        )
+        return replace(entry, allocation=wanted.allocation, devices=devices)
 
     async def _write(self, entries: Sequence[StoredClaim]) -> list[StoredClaim]:
         """Write the entries; give those that are in the checkpoint then."""
@@ -254,7 +264,11 @@ def _listed(driver: str, claims: KubeletClaims) -> dict[str, _Listed]:
             reference = ClaimReference(namespace=device.namespace, name=device.claim, uid=uid)
             before = found.get(uid, _Listed(reference=reference, devices=()))
             stored = StoredDevice(
-                pool=device.pool, device=device.device, request="", share_id=device.share_id
+                pool=device.pool,
+                device=device.device,
+                request="",
+                share_id=device.share_id,
+                cdi_devices=names_of_others(device),
             )
             if stored not in before.devices:  # several containers may use the claim
                 found[uid] = replace(before, devices=(*before.devices, stored))

@@ -1,10 +1,11 @@
 """
 The schema of a checkpoint's database: how it is made, recognised, and brought to the present one.
 
-Version 3 is the present one; version 2 knew no endpoints, and could not tell a share from admin
-access by its index; version 1 had neither generations nor owners. A database is recognised without
-a write, so that a later version, or another program's, stays as it is. What stands in the rows is
-:mod:`.rows`' and :mod:`.endpointrows`' business, whether they are sound :mod:`.soundness`'.
+Version 4 is the present one; version 3 has the same tables, but its rows knew no CDI devices of
+others; version 2 knew no endpoints, and could not tell a share from admin access by its index;
+version 1 had neither generations nor owners. A database is recognised without a write, so that a
+later version, or another program's, stays as it is. What stands in the rows is :mod:`.rows`' and
+:mod:`.endpointrows`' business, whether they are sound :mod:`.soundness`'.
 
 Functions block. It must not know asyncio, or what claims are for.
 """
@@ -35,7 +36,7 @@ __all__ = (
     "recognise",
 )
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 """To be raised for a new field of :mod:`.stored`, too: earlier versions could not read its rows."""
 
 _APPLICATION_ID = 0x44524B54
@@ -58,7 +59,7 @@ _CLAIMS = (
     id INTEGER PRIMARY KEY, checksum INTEGER NOT NULL, body BLOB NOT NULL
 )""",
 )
-"""Versions 2 and 3 have them in common."""
+"""Versions from 2 on have them in common."""
 
 _DEVICES_3 = (
     """CREATE TABLE devices (
@@ -97,6 +98,7 @@ _TABLES: Mapping[int, frozenset[str]] = {
     1: frozenset(_TABLES_1),
     2: frozenset((*_CLAIMS, *_DEVICES_2)),
     3: frozenset((*_CLAIMS, *_DEVICES_3)),
+    4: frozenset((*_CLAIMS, *_DEVICES_3)),
 }
 
 
@@ -208,9 +210,15 @@ def migrate(connection: sqlite3.Connection, version: int) -> None:
     No claim is left out: where an earlier version has let a share in beside an exclusive claim,
     both are prepared, and stay so.
     """
+    # What version 3 has written is read as it is.
     if version == 1:
         _migrate_1(connection)
-        return
+    elif version == 2:
+        _migrate_2(connection)
+    connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+
+
+def _migrate_2(connection: sqlite3.Connection) -> None:
     connection.execute("DROP TABLE devices")
     for statement in _DEVICES_3:
         connection.execute(statement)
@@ -223,7 +231,6 @@ def migrate(connection: sqlite3.Connection, version: int) -> None:
             for device in devices_of(load(body, expected=expected))
         ),
     )
-    connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
 
 def _migrate_1(connection: sqlite3.Connection) -> None:

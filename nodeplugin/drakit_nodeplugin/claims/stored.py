@@ -52,6 +52,10 @@ class StoredDevice:
     configs: tuple[Mapping[str, Any], ...] = ()
     """The opaque parameters with which it was prepared: its driver may need them to undo it."""
 
+    cdi_devices: tuple[str, ...] = field(default=(), compare=False)
+    """Qualified names of CDI devices of others that its container gets as well. Its driver has said
+    so when it was prepared: two devices are not different for that."""
+
     @property
     def hold(self) -> Hold:
         """How it is held: admin access holds nothing, also where it has a share."""
@@ -122,5 +126,6 @@ def load(body: object, *, expected: int) -> StoredClaim:
 
 
 def _device(fields: dict[str, Any]) -> StoredDevice:
-    fields["configs"] = tuple(fields.get("configs", ()))
+    for name in ("configs", "cdi_devices"):
+        fields[name] = tuple(fields.get(name, ()))
     return StoredDevice(**fields)

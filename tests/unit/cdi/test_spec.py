@@ -328,3 +328,46 @@ def test_qualified_names_and_file_names():
         qualified_name(KIND, "a/b")
     with pytest.raises(InvalidNameError, match="identifier"):
         transient_file_name(KIND, "../a")
+
+
+# ---------------------------------------------------------------- devices of others
+
+
+def test_names_of_others_are_no_part_of_the_spec():
+    alone = Edits(cdi_devices=("vendor.example/gpu=0", "v/c=a.b:c"))
+    assert build_spec(KIND, [("cam", alone)]) == build_spec(KIND, [("cam", Edits())])
+
+
+QUALIFIED = "must be a qualified CDI name (vendor/class=name), not "
+
+
+@pytest.mark.parametrize(
+    ("names", "sentence"),
+    [
+        pytest.param(("v.com/c=0", ""), f"cdi_devices[1] {QUALIFIED}''", id="empty"),
+        pytest.param(("gpu0",), f"cdi_devices[0] {QUALIFIED}'gpu0'", id="no-kind"),
+        pytest.param(("gpu=0",), f"cdi_devices[0] {QUALIFIED}'gpu=0'", id="no-class"),
+        pytest.param(("v.com/c",), f"cdi_devices[0] {QUALIFIED}'v.com/c'", id="no-name"),
+        pytest.param(("v.com/c=",), f"cdi_devices[0] {QUALIFIED}'v.com/c='", id="empty-name"),
+        pytest.param(("/dev/a=b",), f"cdi_devices[0] {QUALIFIED}'/dev/a=b'", id="a-path"),
+        pytest.param(
+            ("v.com/c=a\n",), f"cdi_devices[0] {QUALIFIED}'v.com/c=a\\n'", id="a-line-end"
+        ),
+        pytest.param(("v.com/c=a=b",), f"cdi_devices[0] {QUALIFIED}'v.com/c=a=b'", id="two-names"),
+        pytest.param(
+            (f"{KIND}={UID}-0",),
+            "cdi_devices[0] must not be of the kind of our own",
+            id="another-claim-of-ours",
+        ),
+        pytest.param((7,), "cdi_devices[0] must be of type str, not a number", id="no-text"),
+        pytest.param("v.com/c=0", "cdi_devices must be a tuple, not text", id="no-tuple"),
+        pytest.param(("x" * 10_000,), "…", id="a-long-one-is-cut"),
+    ],
+)
+def test_names_of_others_that_no_runtime_knows_are_refused(names, sentence):
+    with pytest.raises(InvalidEditsError) as caught:
+        build_spec(KIND, [("cam", Edits(cdi_devices=names))])
+    text = str(caught.value)
+    assert text.startswith(f"CDI device {KIND}=cam: cdi_devices")
+    assert sentence in text
+    assert len(text) < 300

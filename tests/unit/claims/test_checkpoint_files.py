@@ -138,11 +138,11 @@ async def test_only_a_damaged_row_is_lost_and_it_is_named(path, statement, told)
         ),
         pytest.param(
             "DROP INDEX exclusive_device",
-            "its tables are not those of schema version 3",
+            "its tables are not those of schema version 4",
             id="an-index-that-is-missing",
         ),
         pytest.param(
-            "DROP TABLE meta", "its tables are not those of schema version 3", id="no-meta-table"
+            "DROP TABLE meta", "its tables are not those of schema version 4", id="no-meta-table"
         ),
         pytest.param(
             "PRAGMA user_version = 0",
@@ -509,21 +509,64 @@ async def test_a_damaged_version_2_is_salvaged(path):
     assert len(claims) == 6
 
 
-async def test_the_present_version_is_what_it_was_when_it_was_fixed(path):
-    path.parent.mkdir()
-    shutil.copyfile(DATA / "version-3.db", path)
-    claims, damage = await reopen(path)
-    assert damage is None
-    assert {claim.devices[0].hold for claim in claims.values()} == {"exclusive", "share", "admin"}
-    assert len(claims) == 6
+ENDPOINTS = [
+    StoredEndpoint(name="gone", pools={"node-1/usb": ()}, stopped_at=1e9, removing=True),
+    StoredEndpoint(name="hostdev", pools={"node-1": ("cam-0", "cam-1"), "node-1/usb": ("x",)}),
+    StoredEndpoint(name="stopped", pools={"node-1/net": ("n",)}, stopped_at=1795251182.25),
+]
+"""Of the samples from version 3 on."""
+
+
+async def endpoints(path):
     checkpoint = Checkpoint(path)
     await checkpoint.open()
-    assert await checkpoint.endpoints() == [
-        StoredEndpoint(name="gone", pools={"node-1/usb": ()}, stopped_at=1e9, removing=True),
-        StoredEndpoint(name="hostdev", pools={"node-1": ("cam-0", "cam-1"), "node-1/usb": ("x",)}),
-        StoredEndpoint(name="stopped", pools={"node-1/net": ("n",)}, stopped_at=1795251182.25),
+    try:
+        return await checkpoint.endpoints()
+    finally:
+        await checkpoint.close()
+
+
+async def test_version_3_is_migrated_with_all_it_holds(path):
+    path.parent.mkdir()
+    shutil.copyfile(DATA / "version-3.db", path)
+    before = await asyncio.to_thread(inspect, path)
+
+    claims, damage = await reopen(path)
+
+    assert damage is None
+    assert (before.version, {claim.uid: claim for claim in before.claims}) == (3, claims)
+    assert (len(claims), list(before.endpoints)) == (6, ENDPOINTS)
+    assert {d.cdi_devices for claim in claims.values() for d in claim.devices} == {()}
+    assert await endpoints(path) == ENDPOINTS
+    assert (await asyncio.to_thread(inspect, path)).version == 4
+
+
+async def test_a_damaged_version_3_is_salvaged(path):
+    path.parent.mkdir()
+    shutil.copyfile(DATA / "version-3.db", path)
+    change(path, "UPDATE bodies SET checksum = 1 WHERE id = 2")
+    claims, damage = await reopen(path)
+    assert "its checksum does not match" in damage
+    assert len(claims) == 5
+    assert await endpoints(path) == ENDPOINTS
+
+
+@pytest.mark.parametrize(
+    "spoil", [(), ("UPDATE bodies SET checksum = 1 WHERE id = 2",)], ids=["sound", "damaged"]
+)
+async def test_the_present_version_is_what_it_was_when_it_was_fixed(path, spoil):
+    path.parent.mkdir()
+    shutil.copyfile(DATA / "version-4.db", path)
+    change(path, *spoil)
+    claims, damage = await reopen(path)
+    assert (damage is not None) == bool(spoil)
+    assert {claim.devices[0].hold for claim in claims.values()} == {"exclusive", "share", "admin"}
+    assert len(claims) == 7 - len(spoil)
+    assert [device.cdi_devices for device in claims["uid-gpus"].devices] == [
+        ("vendor.example/gpu=0", "vendor.example/tools=all"),
+        ("vendor.example/gpu=1", "vendor.example/tools=all"),
     ]
-    await checkpoint.close()
+    assert await endpoints(path) == ENDPOINTS
 
 
 @pytest.mark.parametrize("crashed", [False, True], ids=["after-a-stop", "after-a-crash"])
@@ -546,7 +589,7 @@ async def test_a_later_version_is_refused_and_stays_as_it_is(path, tmp_path, cra
     for call in (checkpoint.open, checkpoint.count):
         with pytest.raises(
             CheckpointTooNewError if call == checkpoint.open else CheckpointError,
-            match="schema version 99, this drakit knows up to 3; install the later version again",
+            match="schema version 99, this drakit knows up to 4; install the later version again",
         ):
             await call()
     await checkpoint.close()
@@ -800,7 +843,9 @@ def apply(data, kind, where, text):
 )
 @given(
     part=st.sampled_from(PARTS),
-    source=st.sampled_from(["version-1.db", "version-2.db", "version-3.db", "crash"]),
+    source=st.sampled_from(
+        ["version-1.db", "version-2.db", "version-3.db", "version-4.db", "crash"]
+    ),
     edits=st.lists(changes(), min_size=1, max_size=6),
 )
 async def test_whatever_the_bytes_are(path, tmp_path, caplog, part, source, edits):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections.abc import Mapping
+from types import MappingProxyType
 
 import pytest
 
@@ -25,9 +27,17 @@ class Kubelet:
         self.devices: list[ListedDevice] = []
         self.readable = True
 
-    def uses(self, uid: str, *devices: str, share: str | None = None, cdi: bool = True) -> None:
+    def uses(
+        self,
+        uid: str,
+        *devices: str,
+        share: str | None = None,
+        cdi: bool = True,
+        others: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
+    ) -> None:
+        names: tuple[str, ...] = ()
         for index, device in enumerate(devices):
-            names = tuple(f"{DRIVER}/claim={uid}-{before}" for before in range(index + 1))
+            names += (f"{DRIVER}/claim={uid}-{index}", *others.get(device, ()))
             self.devices.append(
                 ListedDevice(
                     namespace="lab",
@@ -107,6 +117,42 @@ async def test_what_kubelet_and_api_server_know_is_rebuilt_in_full(start, lose, 
     assert {uid: facts(claim) for uid, claim in after.items()} == {
         uid: facts(claim) for uid, claim in before.items()
     }
+
+
+async def test_names_of_others_come_from_the_kubelets_list(start, lose, claims, kubelet, devices):
+    devices.others = {"cam-0": ("v.com/lens=0", "v.com/tools=all"), "cam-2": ("v.com/tools=all",)}
+    plugin = await start()
+    body = claim_body("a", "cam-0", "cam-1", {"device": "cam-2", "request": "other/small"})
+    claims.store(body)
+    said = await plugin.prepare(reference("a"))
+    plugin = await lose()
+    kubelet.uses("a", "cam-0", "cam-1", "cam-2", others=devices.others)
+    kubelet.uses("a", "cam-0", "cam-1", "cam-2", others=devices.others)
+    await rebuilder(plugin, kubelet, claims).rebuild()
+    assert await plugin.prepare(reference("a")) == said
+    assert devices.prepares == 3
+    assert [d.cdi_devices for d in (await entries(plugin))["a"].devices] == [
+        ("v.com/lens=0", "v.com/tools=all"),
+        (),
+        ("v.com/tools=all",),
+    ]
+
+
+async def test_what_was_rebuilt_without_the_api_server_keeps_its_names_until_it_is_prepared_again(
+    start, lose, claims, kubelet, devices
+):
+    devices.others = {"cam-0": ("v.com/lens=0",)}
+    plugin = await start()
+    claims.store(claim_body("a", "cam-0"))
+    said = await plugin.prepare(reference("a"))
+    plugin = await lose()
+    kubelet.uses("a", "cam-0", others={"cam-0": ("v.com/lens=9",)})
+    claims.answers = False
+    await rebuilder(plugin, kubelet, claims).rebuild()
+    assert (await entries(plugin))["a"].devices[0].cdi_devices == ("v.com/lens=9",)
+    claims.answers = True
+    assert await plugin.prepare(reference("a")) == said
+    assert devices.prepares == 2
 
 
 async def test_a_rebuilt_claim_is_answered_without_its_driver(

@@ -22,6 +22,9 @@ from tests.fakes.checkpoints import prepared_claim as prepared
 
 CONFIGURED = stored_device("cam-1", configs=({"password": "secret"},), share_id="share-1")
 
+OTHERS_ONE = stored_device("cam-e", cdi_devices=("v.com/c=0",))
+OTHERS_TWO = stored_device("cam-f", cdi_devices=("v.com/c=1", "v.com/c=2"))
+
 SHOW = ("node", "checkpoint", "show")
 VERIFY = ("node", "checkpoint", "verify")
 
@@ -51,7 +54,7 @@ async def test_the_entries_are_shown_as_a_table(site):
         prepared("b", boot_id="boot-0", devices=(CONFIGURED,)),
         stored_claim("c", devices=(stored_device("cam-2", admin_access=True),)),
         prepared("d"),
-        prepared("e"),
+        prepared("e", devices=(OTHERS_ONE, OTHERS_TWO)),
         owner="pod-9/nonce",
     )
     site.spec("uid-b").unlink()
@@ -64,12 +67,13 @@ async def test_the_entries_are_shown_as_a_table(site):
     head, *lines = out.splitlines()
     assert head == f"{DRIVER}: 5 claims ({site.path()})"
     assert "\n".join(lines) == (
-        "CLAIM  UID    STATE      DEVICES               BOOT     OWNER  CDI FILE\n"
-        "lab/a  uid-a  prepared   node-1/cam-a          this     gone   ok\n"
-        "lab/b  uid-b  prepared   node-1/cam-1 (share)  earlier  gone   -\n"
-        "lab/c  uid-c  preparing  node-1/cam-2 (admin)  this     gone   -\n"
-        "lab/d  uid-d  prepared   node-1/cam-d          this     gone   missing\n"
-        "lab/e  uid-e  prepared   node-1/cam-e          this     gone   differs"
+        f"CLAIM  UID    STATE      {'DEVICES':61}  BOOT     OWNER  CDI FILE\n"
+        f"lab/a  uid-a  prepared   {'node-1/cam-a':61}  this     gone   ok\n"
+        f"lab/b  uid-b  prepared   {'node-1/cam-1 (share)':61}  earlier  gone   -\n"
+        f"lab/c  uid-c  preparing  {'node-1/cam-2 (admin)':61}  this     gone   -\n"
+        f"lab/d  uid-d  prepared   {'node-1/cam-d':61}  this     gone   missing\n"
+        "lab/e  uid-e  prepared   node-1/cam-e + v.com/c=0, node-1/cam-f + v.com/c=1 and 1 more  "
+        "this     gone   differs"
     )
 
 
@@ -82,8 +86,9 @@ async def test_opaque_parameters_are_in_json_alone(site):
     (checkpoint,) = json.loads(out)["checkpoints"]
     (claim,) = checkpoint["claims"]
     assert checkpoint["driver"] == DRIVER
-    assert checkpoint["schemaVersion"] == 3
+    assert checkpoint["schemaVersion"] == 4
     assert claim["devices"][0]["configs"] == [{"password": "secret"}]
+    assert claim["devices"][0]["cdi_devices"] == []
     assert (claim["uid"], claim["boot"], claim["cdi"]) == ("uid-a", "this", "ok")
 
 
@@ -205,7 +210,7 @@ async def test_a_look_at_what_a_crash_has_left(site, tmp_path):
     assert site.path().with_name("checkpoint.db-wal").read_bytes() == log
 
 
-@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("version", [1, 2, 3])
 def test_an_earlier_version_is_shown_and_not_migrated(site, version):
     site.path().parent.mkdir(parents=True)
     source = Path(__file__).parents[2] / f"data/checkpoints/version-{version}.db"
@@ -253,7 +258,7 @@ async def test_a_newer_database_is_not_read_and_not_changed(site):
     change(site, "PRAGMA user_version = 99")
     code, out, error = await site.run_beside(*SHOW)
     assert (code, out) == (1, "")
-    assert "it has schema version 99, this drakit knows up to 3" in error
+    assert "it has schema version 99, this drakit knows up to 4" in error
 
 
 async def test_files_of_other_programs_are_passed_over_unless_they_are_asked_for(site):

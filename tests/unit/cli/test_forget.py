@@ -164,7 +164,7 @@ async def test_a_database_that_cannot_be_used_stays_as_it_is(site, statement, to
     assert site.path().read_bytes() == before
 
 
-@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("version", [1, 2, 3])
 async def test_an_earlier_version_must_be_migrated_first(site, version):
     source = Path(__file__).parents[2] / f"data/checkpoints/version-{version}.db"
     site.path().parent.mkdir(parents=True)
