@@ -125,7 +125,7 @@ def test_a_row_holds_them_and_one_without_is_read():
 
 
 def test_names_of_a_vendors_own_type_become_plain_texts():
-    class Name(str, enum.Enum):
+    class Name(enum.StrEnum):
         GPU = "vendor.example/gpu=0"
 
     (name,) = plain(Edits(cdi_devices=(Name.GPU,))).cdi_devices
