@@ -53,12 +53,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="drakit",
-        description="Looks after drakit on this node.",
+        description="Looks after drakit on this node, and helps to write drivers.",
         epilog="Exit codes: 0 fine, 1 problems were found, 2 wrong use.",
     )
     commands = _group(parser)
     _add_checkpoint(_group(commands.add_parser("node", help="what the node plugin keeps")))
     _add_lint(_group(commands.add_parser("cdi", help="CDI files")))
+    _add_new(commands)
     version = commands.add_parser("version", help="versions of drakit, Python and SQLite")
     version.set_defaults(command="version.show")
     return parser
@@ -83,6 +84,26 @@ def _add_lint(group: _Group) -> None:
     )
     _add_json(lint)
     lint.set_defaults(command="cdi.lint")
+
+
+def _add_new(group: _Group) -> None:
+    new = group.add_parser(
+        "new",
+        help="write the project of a driver",
+        description="Writes the project of a driver: package, tests, image, values of the chart, "
+        "and a workflow that tests it. It works as it is; no file is overwritten.",
+    )
+    new.add_argument("name", metavar="NAME", help="the project's name: lamps, rack-lamps")
+    new.add_argument(
+        "--driver", help="the driver's name, below a domain of yours (NAME.example.com)"
+    )
+    new.add_argument(
+        "--directory", type=Path, metavar="DIR", help="where the project is written (NAME)"
+    )
+    new.add_argument(
+        "--image", help="the image's repository (registry.example.com/NAME), without -nodeplugin"
+    )
+    new.set_defaults(command="new.new")
 
 
 def _add_checkpoint(group: _Group) -> None:

@@ -1,0 +1,293 @@
+"""
+``drakit new``: the project of a driver, which works as it is written.
+
+What is in the files is said in ``templates/``; here is which there are, how the names in them
+follow from the project's, and how they come to disk: all of them or none, and never over anything.
+
+It must not know the driver contract: the project's own tests say whether its driver keeps it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import keyword
+import os
+import re
+import shlex
+import string
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from importlib.resources import files
+from pathlib import Path
+
+from drakit.cli.errors import CommandError, UsageError
+from drakit.resource.names import is_dns_label, is_dns_subdomain
+
+__all__ = ("Project", "new", "project_of", "render")
+
+MAX_NAME = 40
+"""Characters of a project's name: the chart makes longer names of it, which have 63 at most."""
+
+MAX_DRIVER = 63
+"""Characters of a driver's name (API: ``ResourceSliceSpec.driver``)."""
+
+PROJECT_VERSION = "0.1.0"
+
+FILES: Mapping[str, str] = {
+    "pyproject.toml": "pyproject.toml.in",
+    "README.md": "readme.md.in",
+    "src/{package}/__init__.py": "init.py.in",
+    "src/{package}/driver.py": "driver.py.in",
+    "tests/test_driver.py": "test_driver.py.in",
+    "tests/test_conformance.py": "test_conformance.py.in",
+    "Dockerfile": "dockerfile.in",
+    ".dockerignore": "dockerignore.in",
+    "values.yaml": "values.yaml.in",
+    "deviceclass.yaml": "deviceclass.yaml.in",
+    "pod.yaml": "pod.yaml.in",
+    ".github/workflows/ci.yaml": "ci.yaml.in",
+    ".gitignore": "gitignore.in",
+}
+"""The files of a project, and the template of each."""
+
+_TAKEN = frozenset({"drakit", "hostdev", "simulated"})
+"""Names of drivers and packages that drakit itself has."""
+
+_NOT_PACKAGES = frozenset(
+    {"drakit_drivers", "drakit_nodeplugin", "drakit_operator", "drakit_proto"}
+    | {"google", "grpc", "pydantic", "pytest", "ruff", "tests", "yaml"}
+)
+"""Packages that a driver or its tests import, and that one of ours would hide."""
+
+_NOT_TEXTS = frozenset({"false", "n", "no", "null", "off", "on", "true", "y", "yes"})
+"""Words that are no texts in YAML."""
+
+_COMPONENT = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
+_IMAGE = re.compile(
+    rf"(?:[A-Za-z0-9][-A-Za-z0-9.]*(?::[0-9]{{1,5}})?/)?{_COMPONENT}(?:/{_COMPONENT})*"
+)
+
+
+class _Template(string.Template):
+    # `$` is a sign of Dockerfiles, shells and workflows, `@` one of workflows.
+    delimiter = "@@"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Project:
+    """The names in a project; the fields are what templates can say."""
+
+    name: str
+    """Of the project, its entry point, its release and its namespace: ``rack-lamps``."""
+
+    driver: str
+    """The driver's name: ``lamps.example.com``."""
+
+    image: str
+    """The image's repository as the chart is told it, without the component: ``…/rack-lamps``."""
+
+    package: str
+    """``rack_lamps``."""
+
+    class_name: str
+    """``RackLampsDriver``."""
+
+    prefix: str
+    """Of the variables that a container gets: ``RACK_LAMPS``."""
+
+    directory: str
+    """Where the devices of the example are, on a node."""
+
+    version: str
+    base: str
+    """The node plugin's image."""
+
+    requirement: str
+    """What pip installs as drakit."""
+
+
+def new(options: argparse.Namespace) -> int:
+    """Write the project, and say what comes next."""
+    project = project_of(
+        options.name, driver=options.driver, image=options.image, drakit=version("drakit")
+    )
+    folder: Path = options.directory or Path(project.name)
+    texts = render(project)
+    _write(folder, texts)
+    there = "" if folder.resolve() == Path.cwd() else f"  cd {shlex.quote(str(folder))}\n"
+    print(
+        f"driver {project.driver}: {len(texts)} files in {folder}\n"
+        f"\nNext, with the path of drakit's repository for CHECKOUT (README.md says more):\n\n"
+        f"{there}"
+        f"  python3 -m venv .venv\n"
+        f"  .venv/bin/pip install CHECKOUT --editable '.[dev]'\n"
+        f"  .venv/bin/pytest\n"
+        f"\nThen replace what is marked REPLACE in src/{project.package}/driver.py, and see "
+        f"README.md for the image,\nthe installation and a pod with a device."
+    )
+    return 0
+
+
+# ------------------------------------------------------------ names
+
+
+def project_of(name: str, *, driver: str | None, image: str | None, drakit: str) -> Project:
+    """
+    Give the names in a project; raise UsageError if one of them cannot be.
+
+    :param drakit: the version of drakit for which the project is written.
+    """
+    if problem := _name_problem(name):
+        raise UsageError(f"the project's name {name!r} {problem}")
+    driver = driver or f"{name}.example.com"
+    if problem := _driver_problem(driver):
+        raise UsageError(f"--driver {driver!r} {problem}")
+    image = image or f"registry.example.com/{name}"
+    if problem := _image_problem(image):
+        raise UsageError(f"--image {image!r} {problem}")
+    camel = "".join(word.capitalize() for word in name.split("-"))
+    release = _release(drakit)
+    return Project(
+        name=name,
+        driver=driver,
+        image=image,
+        package=name.replace("-", "_"),
+        # With its suffix it has the name of nothing that it imports.
+        class_name=f"{camel}Driver",
+        prefix=name.replace("-", "_").upper(),
+        # A driver's name has a dot in it, so that no directory of the host's own is meant.
+        directory=f"/var/lib/{driver}",
+        version=PROJECT_VERSION,
+        base=f"{image[: image.rfind('/') + 1]}drakit-nodeplugin:{'.'.join(map(str, release))}",
+        requirement=f"drakit>={drakit.partition('+')[0]},<{_next(release)}",
+    )
+
+
+def _name_problem(name: str) -> str | None:
+    if len(name) > MAX_NAME or not is_dns_label(name) or not name[0].isalpha():
+        better = (
+            re.sub(r"[^a-z0-9]+", "-", name.lower()).lstrip("-0123456789")[:MAX_NAME].strip("-")
+        )
+        return (
+            f"does not begin with a letter and go on with at most {MAX_NAME - 1} lower-case "
+            f"letters, digits and single dashes between them"
+            + (f"; try {better}" if better and _name_problem(better) is None else "")
+        )
+    if "--" in name:
+        return f"has two dashes in a row; try {re.sub('-+', '-', name)}"
+    package = name.replace("-", "_")
+    if package in _TAKEN:
+        return "is drakit's own; choose another one"
+    if package in _NOT_TEXTS or keyword.iskeyword(package):
+        return "has a meaning in YAML or Python; choose another one"
+    if package in _NOT_PACKAGES or package in sys.stdlib_module_names:
+        return f"would hide the Python package {package}; choose another one"
+    return None
+
+
+def _driver_problem(driver: str) -> str | None:
+    # It is the vendor in CDI names, too, and those begin with a letter.
+    if not is_dns_subdomain(driver, max_length=MAX_DRIVER) or not driver[0].isalpha():
+        return (
+            f"is no DNS name of at most {MAX_DRIVER} lower-case letters, digits, dashes and dots "
+            f"that begins with a letter; name it as in lamps.example.com"
+        )
+    if "." not in driver:
+        return f"has no domain; put one of yours behind it, as in {driver}.example.com"
+    if driver == "drakit.dev" or driver.endswith(".drakit.dev"):
+        return "is in drakit's own domain; take one of yours"
+    return None
+
+
+def _image_problem(image: str) -> str | None:
+    if _IMAGE.fullmatch(image):
+        return None
+    last = image.rpartition("/")[2]
+    if ":" in last or "@" in last:
+        return "has a tag or a digest; leave it out, for values.yaml has the tag by itself"
+    return "is no repository of images; name it as in registry.example.com/lamps"
+
+
+def _release(drakit: str) -> tuple[int, ...]:
+    """The release that a version is, or will be: 0.1.0 of 0.1.0.dev0."""
+    numbers = re.match(r"\d+(?:\.\d+)*", drakit)
+    found = [int(number) for number in numbers[0].split(".")] if numbers else []
+    return tuple([*found, 0, 0, 0][:3])
+
+
+def _next(release: tuple[int, ...]) -> str:
+    """The first version that may break what works with a release: before 1.0 any minor one."""
+    return f"{release[0] + 1}" if release[0] else f"0.{release[1] + 1}"
+
+
+# ------------------------------------------------------------ files
+
+
+def render(project: Project) -> Mapping[str, str]:
+    """Give the project's files, by their paths in its folder."""
+    words = asdict(project)
+    words["class"] = words["class_name"]
+    templates = files("drakit.cli") / "templates"
+    return {
+        path.format(package=project.package): _Template(
+            (templates / name).read_text(encoding="utf-8")
+        ).substitute(words)
+        for path, name in FILES.items()
+    }
+
+
+def _write(folder: Path, texts: Mapping[str, str]) -> None:
+    """Write files into a folder, which is made; all of them or none, and none over another one."""
+    if in_the_way := _in_the_way(folder, list(texts)):
+        raise CommandError(
+            f"{folder} has {', '.join(in_the_way)} already, and nothing is overwritten; name "
+            f"another folder with --directory"
+        )
+    undo: list[Callable[[], None]] = []
+    try:
+        for name, text in texts.items():
+            path = folder / name
+            _make_folder(path.parent, undo)
+            with path.open("x", encoding="utf-8", newline="\n") as file:
+                undo.append(path.unlink)
+                file.write(text)
+    except BaseException as error:
+        for step in reversed(undo):
+            with suppress(OSError):
+                step()
+        if isinstance(error, OSError):
+            raise CommandError(
+                f"{error.filename or folder} cannot be written: {os.strerror(error.errno or 0)}; "
+                f"what was written before was removed"
+            ) from error
+        raise
+
+
+def _in_the_way(folder: Path, names: list[str]) -> list[str]:
+    """Say which files are there, and what is there instead of a folder."""
+    if os.path.lexists(folder) and not folder.is_dir():
+        raise CommandError(f"{folder} is no folder; name another one with --directory")
+    found: set[str] = set()
+    for name in names:
+        if os.path.lexists(folder / name):
+            found.add(name)
+        for parent in Path(name).parents:
+            # A link might lead out of the folder.
+            there = folder / parent
+            if (
+                parent.name
+                and os.path.lexists(there)
+                and (there.is_symlink() or not there.is_dir())
+            ):
+                found.add(str(parent))
+    return sorted(found)
+
+
+def _make_folder(folder: Path, undo: list[Callable[[], None]]) -> None:
+    if not folder.is_dir():
+        _make_folder(folder.parent, undo)
+        folder.mkdir()
+        undo.append(folder.rmdir)
