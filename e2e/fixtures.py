@@ -1,8 +1,9 @@
 """
 Fixtures of the tests that need drakit installed: zram devices, releases, a namespace a test.
 
-Two releases share the first node: `release` with hostdev (and the operator), `scripted` with the
-two scripted drivers. It must not know how a cluster is run, or how images are built.
+Three releases share the first node: `release` with hostdev (and the operator), `scripted` with the
+two scripted drivers, `foreign` with device plugins and a backend. It must not know how a cluster is
+run, or how images are built.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ from pathlib import Path
 import pytest
 
 from e2e.cluster.api import Cluster
+from e2e.foreign import BLINKER_CLASS, FOREIGN, Yard, install_foreign, wait_foreign
 from e2e.images import build_images, vendor_image
+from e2e.images.backend import backend_image
+from e2e.images.deviceplugins import device_plugins_image
 from e2e.kit import (
     ZRAM_CONTROL,
     Space,
@@ -192,3 +196,29 @@ def stage(scripted: Cluster, request: pytest.FixtureRequest) -> Iterator[Stage]:
             script.stock()
     stage.wait_empty()
     assert [script.overlaps() for script in stage.scripts] == [[], []]
+
+
+# ------------------------------------------------------------ device plugins and backends
+
+
+@pytest.fixture(scope="session")
+def foreign(cluster: Cluster, images: list[Path]) -> Iterator[Cluster]:
+    """Device plugins, a backend and the daemon that hosts them, on the first node."""
+    archives = [device_plugins_image(), backend_image()]
+    for archive in archives:
+        cluster.load_image(archive)
+    install_foreign(cluster, build=build_of(images))
+    yield cluster
+    if os.environ.get("KEEP_CLUSTER") == "1":
+        return
+    cluster.kubectl("delete", "deviceclass", BLINKER_CLASS)
+    uninstall(cluster, FOREIGN)
+    cluster.kubectl("delete", "namespace", FOREIGN.namespace, timeout=120)
+
+
+@pytest.fixture
+def yard(foreign: Cluster, request: pytest.FixtureRequest) -> Iterator[Yard]:
+    """A namespace for one test; all foreign programs are there, and their devices well."""
+    wait_foreign(foreign)
+    with namespace_of(foreign, request) as name:
+        yield Yard(foreign, name)

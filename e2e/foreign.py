@@ -1,0 +1,396 @@
+"""
+The release `foreign`: devices of other people's programs, on the first node.
+
+Kubernetes' sample device plugin as its manifest has it, a device plugin of ours that says what a
+file has, the example backend, and one simulated device of the daemon itself. It must not know what
+the tests show.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from e2e.cluster.api import Cluster
+from e2e.images import deviceplugins
+from e2e.images.backend import IMAGE as BACKEND_IMAGE
+from e2e.kit import (
+    TEST_IMAGE,
+    Space,
+    plugin_log,
+    plugin_pod,
+    ready,
+    restarts,
+    slices,
+    taints,
+    wait_for,
+)
+from e2e.release import Release, install
+from e2e.scripted.stage import device_class
+from e2e.simulated import STAY
+
+FOREIGN = Release(name="foreign", namespace="foreign-system")
+
+PLUGINS = "deviceplugin.drakit.dev"
+"""The driver of all device plugins."""
+
+BLINKERS = "blinkers.example.com"
+"""The driver of the example backend."""
+
+LOCAL = "local.test.drakit.dev"
+"""The driver in the daemon's own process."""
+
+SAMPLE, SAMPLE_CLASS = "example.com/resource", "resource.example.com"
+FUSE, FUSE_CLASS = "nodes.test/fuse", "fuse.nodes.test"
+BLINKER_CLASS = "blinker.test"
+LOCAL_CLASS = f"gpu.{LOCAL}"
+
+SAMPLE_SET, NODES_SET, BACKEND_SET = "sample-device-plugin", "nodes", "blinkers"
+PROGRAMS = {SAMPLE_SET: "sample-device-plugin", NODES_SET: "/nodes", BACKEND_SET: "/blinkers"}
+
+STOP_GRACE_SECONDS = 12
+START_GRACE_SECONDS = 20
+RECOVERY_SECONDS = 2
+DEVICE_TIMES = {
+    "endpointStopGracePeriod": f"{STOP_GRACE_SECONDS}s",
+    # Kubernetes' stub waits for 10 s before it registers again.
+    "startGracePeriod": f"{START_GRACE_SECONDS}s",
+    "health": {"recoveryPeriod": f"{RECOVERY_SECONDS}s"},
+}
+
+OURS = "/var/lib/kubelet/plugins/drakit.dev/device-plugins"
+KUBELETS = "/var/lib/kubelet/device-plugins"
+BACKENDS = "/var/lib/kubelet/plugins/drakit.dev/backends"
+PLANS = "/var/lib/kubelet/plugins/nodes.test"
+BLINKERS_DIRECTORY = "/var/lib/kubelet/plugins/blinkers.test"
+BLINKERS_STATE = "/run/blinkers"
+
+EXAMPLES = Path(__file__).parents[1] / "examples" / "device-plugin"
+
+FUSE_DEVICES = {
+    f"fuse:{number}": {
+        "node": "/dev/fuse",
+        "numa": number,
+        "env": {f"FUSE_{number}": "here"},
+        "annotations": {"nodes.test/fuse": "taken"},
+    }
+    for number in range(2)
+}
+"""By IDs that are no DNS labels."""
+
+
+def foreign_values(cluster: Cluster) -> dict[str, Any]:
+    """The chart's values."""
+    none = {"count": 0}
+    local = {"driverName": LOCAL, "gpu": {"count": 1, "partitions": []}, "nic": none, "cpu": none}
+    return {
+        "hostdev": {"enabled": False},
+        "operator": {"enabled": False},
+        "simulated": {"enabled": True, "config": local},
+        "backends": {"enabled": True},
+        "devicePlugins": {"enabled": True, "resources": [SAMPLE, FUSE]},
+        "nodeplugin": {
+            "nodeSelector": {"kubernetes.io/hostname": cluster.nodes[0]},
+            "devices": DEVICE_TIMES,
+        },
+    }
+
+
+def sample_set() -> dict[str, Any]:
+    """The DaemonSet of the sample: the example's own, but for the image."""
+    body: dict[str, Any] = yaml.safe_load((EXAMPLES / "daemonset.yaml").read_text())
+    (container,) = body["spec"]["template"]["spec"]["containers"]
+    container |= {"image": deviceplugins.IMAGE, "imagePullPolicy": "Never"}
+    body["metadata"]["namespace"] = FOREIGN.namespace
+    return body
+
+
+def daemon_set(
+    name: str, image: str, command: Sequence[str], directories: dict[str, str]
+) -> dict[str, Any]:
+    """A DaemonSet with directories of the host: path in the container to path on the host."""
+    paths = list(directories.items())
+    container = {
+        "name": name,
+        "image": image,
+        "imagePullPolicy": "Never",
+        "command": list(command),
+        "volumeMounts": [
+            {"name": f"d{index}", "mountPath": inside} for index, (inside, _) in enumerate(paths)
+        ],
+    }
+    volumes = [
+        {"name": f"d{index}", "hostPath": {"path": outside, "type": "DirectoryOrCreate"}}
+        for index, (_, outside) in enumerate(paths)
+    ]
+    spec = {
+        "containers": [container],
+        "volumes": volumes,
+        "tolerations": [{"operator": "Exists"}],
+        "terminationGracePeriodSeconds": 1,
+    }
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "DaemonSet",
+        "metadata": {"name": name, "namespace": FOREIGN.namespace},
+        "spec": {
+            "selector": {"matchLabels": {"app": name}},
+            "template": {"metadata": {"labels": {"app": name}}, "spec": spec},
+        },
+    }
+
+
+def nodes_set(
+    name: str = NODES_SET, *, directory: str = OURS, plan: str = "plan"
+) -> dict[str, Any]:
+    """The DaemonSet of our device plugin, registered where the directory says."""
+    return daemon_set(
+        name,
+        deviceplugins.IMAGE,
+        ["/nodes", f"/plans/{plan}.json"],
+        {KUBELETS: directory, "/plans": PLANS},
+    )
+
+
+def backend_set() -> dict[str, Any]:
+    """The DaemonSet of the example backend."""
+    own = {path: path for path in (BACKENDS, BLINKERS_DIRECTORY, BLINKERS_STATE)}
+    return daemon_set(
+        BACKEND_SET,
+        BACKEND_IMAGE,
+        ["/blinkers", "-blinkers", BLINKERS_DIRECTORY, "-poll", "200ms"],
+        own,
+    )
+
+
+class Yard(Space):
+    """A namespace of a test, and the foreign programs on the first node."""
+
+    def __init__(self, cluster: Cluster, name: str) -> None:
+        super().__init__(cluster, name)
+        self.node = cluster.nodes[0]
+
+    # ------------------------------------------------------------ what is there
+
+    def devices(self, driver: str = PLUGINS) -> dict[str, dict[str, Any]]:
+        """What is published of a driver's devices; those of device plugins by the plugins' IDs."""
+        found: dict[str, dict[str, Any]] = {}
+        for body in slices(self.cluster, self.node, driver=driver):
+            for device in body["spec"].get("devices") or []:
+                given = device.get("attributes", {}).get("id", {}).get("string")
+                found[given or device["name"]] = device
+        return found
+
+    def of(self, resource: str) -> dict[str, dict[str, Any]]:
+        """The devices of one resource of a device plugin, by the plugin's IDs."""
+        return {
+            given: device
+            for given, device in self.devices().items()
+            if device["attributes"]["resource"]["string"] == resource
+        }
+
+    def tainted(self, driver: str = PLUGINS) -> set[str]:
+        """All taints of a driver's devices."""
+        return {key for found in taints(self.cluster, driver).values() for key in found}
+
+    def published(self, driver: str = PLUGINS) -> dict[str, tuple[str, int]]:
+        """The slices of a driver, each with its UID and its pool's generation."""
+        return {
+            body["metadata"]["name"]: (body["metadata"]["uid"], body["spec"]["pool"]["generation"])
+            for body in slices(self.cluster, driver=driver)
+        }
+
+    def wait_untainted(self, driver: str = PLUGINS, *, seconds: float = 60) -> None:
+        wait_for(
+            f"the devices of {driver} to be there without taints",
+            lambda: self.devices(driver) and not self.tainted(driver),
+            seconds=seconds,
+        )
+
+    def plugin(self) -> dict[str, Any] | None:
+        return plugin_pod(self.cluster, self.node, release=FOREIGN)
+
+    def log(self) -> list[dict[str, Any]]:
+        """What the daemon logged, a dictionary a line."""
+        return plugin_log(self.cluster, self.node, release=FOREIGN)
+
+    def inside(self, pod: str, script: str) -> list[str]:
+        """The lines that a shell prints in a pod's container."""
+        return self.kubectl("exec", pod, "--", "sh", "-c", script).splitlines()
+
+    def node_told(self, *words: str) -> str:
+        """Wait for an Event of the node that has all these words, and give its text."""
+
+        def look() -> str | None:
+            events = self.cluster.get("events", "-A", "--field-selector=involvedObject.kind=Node")
+            texts = [f"{event['reason']}: {event.get('message', '')}" for event in events["items"]]
+            return next((text for text in texts if all(word in text for word in words)), None)
+
+        return wait_for(f"an Event of the node with {words}", look)
+
+    # ------------------------------------------------------------ foreign programs
+
+    def program(self, name: str) -> dict[str, Any] | None:
+        """The pod of a DaemonSet that is not being deleted."""
+        items = self.cluster.get("pods", "-n", FOREIGN.namespace, "-l", f"app={name}")["items"]
+        alive = [item for item in items if "deletionTimestamp" not in item["metadata"]]
+        return alive[0] if alive else None
+
+    def calls(self, name: str, call: str) -> int:
+        """How often the program of a DaemonSet has logged a call; of its container as it is now."""
+        body = self.program(name)
+        assert body is not None
+        told = self.cluster.kubectl("-n", FOREIGN.namespace, "logs", body["metadata"]["name"])
+        return sum(f'"{call}"' in line for line in told.stdout.splitlines())
+
+    def place(self, name: str, node: str | None = None) -> None:
+        """Let a DaemonSet run on a node, the first one if none is given; does not wait."""
+        selector = {"kubernetes.io/hostname": node or self.node}
+        patch = {"spec": {"template": {"spec": {"nodeSelector": selector}}}}
+        self.cluster.kubectl(
+            *("-n", FOREIGN.namespace, "patch", "daemonset", name, "--patch", json.dumps(patch))
+        )
+
+    def remove(self, *names: str) -> None:
+        """Take programs away, and wait until they are gone."""
+        for name in names:
+            self.place(name, "nowhere")
+        for name in names:
+            wait_for(f"{name} to be gone", lambda: self.program(name) is None)  # noqa: B023
+
+    def kill(self, name: str) -> None:
+        """SIGKILL a program, and wait until the kubelet has started it again."""
+        body = self.program(name)
+        assert body is not None
+        before = restarts(body)
+        self._kill_in(body, PROGRAMS[name])
+        wait_for(
+            f"{name} to be started again", lambda: restarts(self.program(name)) > before, seconds=90
+        )
+
+    def kill_plugin(self) -> None:
+        """SIGKILL the daemon, and wait until the kubelet has started it again."""
+        body = self.plugin()
+        assert body is not None
+        before = restarts(body)
+        self._kill_in(body, "drakit_nodeplugin")
+        wait_for(
+            "the daemon to be started again",
+            lambda: restarts(self.plugin()) > before and ready(self.plugin()),
+            seconds=120,
+        )
+
+    def _kill_in(self, body: dict[str, Any], program: str) -> None:
+        uid = body["metadata"]["uid"]
+        marks = f"-e {uid} -e {uid.replace('-', '_')}"
+        script = (
+            f"for p in $(grep -ls {marks} /proc/[0-9]*/cgroup | cut -d/ -f3); do "
+            f"tr '\\0' ' ' < /proc/$p/cmdline | grep -q -- {shlex.quote(program)} "
+            "&& kill -KILL $p && echo $p; done; true"
+        )
+        killed = self.cluster.exec_on_node(self.node, ["sh", "-c", script]).stdout.split()
+        assert killed, f"no process of pod {body['metadata']['name']} is called {program}"
+
+    # ------------------------------------------------------------ what they have
+
+    def plan(self, plan: dict[str, Any], name: str = "plan") -> None:
+        """Say what our device plugin has."""
+        write_plan(self.cluster, plan, name)
+
+    def blinker(self, name: str, content: str = "") -> Path:
+        """Make a blinker, or change it."""
+        path = self.cluster.node_path(self.node, BLINKERS_DIRECTORY) / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+        return path
+
+    def held(self) -> set[str]:
+        """The blinkers that claims hold, as the backend keeps it."""
+        folder = self.cluster.node_path(self.node, BLINKERS_STATE)
+        return {path.name for path in folder.iterdir() if not path.name.startswith(".")}
+
+
+def write_plan(cluster: Cluster, plan: dict[str, Any], name: str = "plan") -> None:
+    folder = cluster.node_path(cluster.nodes[0], PLANS)
+    folder.mkdir(parents=True, exist_ok=True)
+    partial = folder / f".{name}.part"
+    partial.write_text(json.dumps(plan))
+    partial.replace(folder / f"{name}.json")
+
+
+def fuse_plan(**changes: Any) -> dict[str, Any]:
+    """The plan of our device plugin; `changes` are further fields of its first device."""
+    first, *rest = FUSE_DEVICES
+    devices = {
+        first: {**FUSE_DEVICES[first], **changes},
+        **{id_: FUSE_DEVICES[id_] for id_ in rest},
+    }
+    return {FUSE: {"preStart": True, "devices": devices}}
+
+
+def objects_of(name: str) -> list[dict[str, Any]]:
+    """What an example applies, with an image that the nodes have and pods that end at once."""
+    objects: list[dict[str, Any]] = list(yaml.safe_load_all((EXAMPLES / name).read_text()))
+    for body in objects:
+        if body["kind"] == "Pod":
+            for container in body["spec"]["containers"]:
+                container |= {"image": TEST_IMAGE, "imagePullPolicy": "Never"}
+                *shell, script = container["command"]
+                container["command"] = [*shell, script.replace("sleep 3600", STAY)]
+    return objects
+
+
+def install_foreign(cluster: Cluster, *, build: str) -> None:
+    """Install the release and the programs, and wait until all devices are published."""
+    write_plan(cluster, fuse_plan())
+    folder = cluster.node_path(cluster.nodes[0], BLINKERS_DIRECTORY)
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in folder.iterdir():
+        path.unlink()
+    for name in ("left", "right"):
+        (folder / name).touch()
+    # The programs first: in a cluster nobody starts them in the right order, either.
+    cluster.kubectl("create", "namespace", FOREIGN.namespace, check=False)
+    bodies = [sample_set(), nodes_set(), backend_set()]
+    for body in bodies:
+        spec = body["spec"]["template"]["spec"]
+        spec["nodeSelector"] = {"kubernetes.io/hostname": cluster.nodes[0]}
+    bodies.append(device_class(BLINKER_CLASS, BLINKERS))
+    cluster.apply(json.dumps({"apiVersion": "v1", "kind": "List", "items": bodies}))
+    install(cluster, FOREIGN, values=foreign_values(cluster), build=build)
+    wait_foreign(cluster)
+
+
+def wait_foreign(cluster: Cluster) -> None:
+    """Wait until the daemon is ready and all devices are published without taints."""
+    yard = Yard(cluster, "default")
+    wait_for("the foreign daemon to be ready", lambda: ready(yard.plugin()), seconds=120)
+    # A program that found no socket ends, and is started again with growing delays.
+    for resource in (SAMPLE, FUSE):
+        wait_for(
+            f"two devices of {resource} to be published",
+            lambda: len(yard.of(resource)) == 2,  # noqa: B023
+            seconds=120,
+        )
+    wait_for("both blinkers to be published", lambda: len(yard.devices(BLINKERS)) == 2)
+    for driver in (PLUGINS, BLINKERS, LOCAL):
+        yard.wait_untainted(driver)
+
+
+@contextmanager
+def with_set(yard: Yard, body: dict[str, Any]) -> Generator[None]:
+    """A DaemonSet is there on the first node meanwhile."""
+    body["spec"]["template"]["spec"]["nodeSelector"] = {"kubernetes.io/hostname": yard.node}
+    yard.cluster.apply(json.dumps(body))
+    try:
+        yield
+    finally:
+        name = body["metadata"]["name"]
+        yard.cluster.kubectl("-n", FOREIGN.namespace, "delete", "daemonset", name)
+        wait_for(f"{name} to be gone", lambda: yard.program(name) is None)

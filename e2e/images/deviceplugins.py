@@ -1,0 +1,69 @@
+"""
+Device plugins for tests, built from their Go modules, and one image that has them all.
+
+Kubernetes' sample device plugin is built unmodified; `e2e/deviceplugins/nodes` is our own, on
+Kubernetes' stub. It must not know who runs them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from e2e.archive import write_image
+from e2e.images.cache import REPOSITORY, digest, kept, run
+
+__all__ = ("IMAGE", "NODES", "SAMPLE", "device_plugin", "device_plugins_image")
+
+IMAGE = "localhost/drakit-device-plugins:dev"
+"""The name under which a cluster knows the image."""
+
+SAMPLE = "sample-device-plugin"
+"""The program of Kubernetes' sample: resource ``example.com/resource``, a mount a device."""
+
+NODES = "nodes"
+"""Our program: its one argument is a file that says resources, devices and what they give."""
+
+SOURCES = REPOSITORY / "e2e" / "deviceplugins"
+
+
+def device_plugin(name: str) -> Path:
+    """
+    Return the path of a program; built if it is not in the cache.
+
+    :raises ImageError: Go is missing, or a module cannot be had.
+    """
+    version = run(
+        ["go", "-C", SOURCES, "env", "GOVERSION"], what="asking Go's version", timeout_seconds=60
+    )
+    sources = [SOURCES / "go.mod", SOURCES / "go.sum", *sorted(SOURCES.glob("*/*.go"))]
+    return kept("deviceplugins", digest(version, Path(__file__), *sources), _build) / name
+
+
+def _build(folder: Path) -> None:
+    run(
+        [
+            *("go", "build", "-trimpath", "-ldflags=-s -w", "-o", f"{folder}/"),
+            *("tool", f"./{NODES}"),
+        ],
+        what="building the device plugins",
+        # From an empty module cache, with Kubernetes' sources to be fetched.
+        timeout_seconds=1800,
+        cwd=SOURCES,
+        env={"CGO_ENABLED": "0", "GOFLAGS": "-mod=readonly -buildvcs=false"},
+    )
+
+
+def device_plugins_image() -> Path:
+    """Return the image's archive; built if it is not in the cache."""
+    programs = {name: device_plugin(name) for name in (SAMPLE, NODES)}
+
+    def make(folder: Path) -> None:
+        write_image(
+            folder / "deviceplugins.tar",
+            name=IMAGE,
+            files={name: (path, 0o755) for name, path in programs.items()},
+        )
+
+    built = programs[SAMPLE].parent.name
+    key = digest(IMAGE, built, Path(__file__), REPOSITORY / "e2e" / "archive.py")
+    return kept("images", f"deviceplugins-{key}", make, keep=6) / "deviceplugins.tar"

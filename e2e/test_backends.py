@@ -1,0 +1,141 @@
+"""
+A backend on a real kubelet: the example in Go, a program of its own beside the node plugin.
+"""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from e2e.foreign import (
+    BACKEND_SET,
+    BLINKER_CLASS,
+    BLINKERS,
+    STOP_GRACE_SECONDS,
+    Yard,
+)
+from e2e.kit import (
+    cdi_files,
+    claim,
+    from_claim,
+    from_template,
+    pod,
+    restarts,
+    template,
+    wait_for,
+)
+from e2e.scripted.stage import opaque
+from e2e.simulated import STAY
+from e2e.writes import written
+
+pytestmark = [pytest.mark.e2e, pytest.mark.feature("core")]
+
+STOPPED = "drakit.dev/stopped:NoSchedule"
+UNHEALTHY = "drakit.dev/unhealthy:NoSchedule"
+
+
+def with_blinker(yard: Yard, name: str) -> None:
+    """A pod with a blinker, applied but not waited for."""
+    yard.apply(
+        template(name, ("blinker", BLINKER_CLASS)),
+        pod(name, ("b", from_template(name)), command=["sh", "-c", STAY]),
+    )
+
+
+def blinker_of(yard: Yard, pod_name: str) -> str:
+    """The blinker that a running pod's container has."""
+    (path,) = yard.inside(pod_name, "ls -d /blinkers/*")
+    return path.removeprefix("/blinkers/")
+
+
+def test_a_backends_devices_are_prepared_with_parameters_and_unprepared(yard):
+    red = opaque(BLINKERS, {"colour": "red"})
+    yard.apply(
+        claim("red", ("blinker", BLINKER_CLASS), config=[red]),
+        pod("red", ("b", from_claim("red")), command=["sh", "-c", STAY]),
+        claim("blue", ("blinker", BLINKER_CLASS), config=[opaque(BLINKERS, {"colour": "blue"})]),
+        pod("blue", ("b", from_claim("blue")), command=["sh", "-c", STAY]),
+    )
+    yard.wait_phase("red", "Running")
+    name = blinker_of(yard, "red")
+    assert yard.inside("red", "env | grep ^BLINKER_COLOUR_") == [
+        f"BLINKER_COLOUR_BLINKER__{name.upper()}=red"
+    ]
+    assert "choose one of" in yard.told("blue", 'colour is "blue"')
+    assert yard.held() == {name}
+    yard.delete("pod", "red")
+    yard.delete("pod", "blue")
+    wait_for("the blinker to be free", lambda: not yard.held())
+    assert cdi_files(yard.cluster, yard.node, driver=BLINKERS) == set()
+
+
+def test_a_broken_device_of_a_backend_is_tainted_and_the_pod_that_has_it_told(yard):
+    with_blinker(yard, "user")
+    yard.wait_phase("user", "Running")
+    name = blinker_of(yard, "user")
+    wait_for("the blinker's health", lambda: yard.device_health("user") == [("Healthy", "")])
+    yard.blinker(name, "broken")
+    try:
+        wait_for(
+            "the broken blinker to be tainted",
+            lambda: UNHEALTHY in yard.tainted(BLINKERS),
+            period=0.1,
+        )
+        tainted = [n for n, device in yard.devices(BLINKERS).items() if device.get("taints")]
+        assert tainted == [name]
+
+        def told() -> bool:
+            return any("is broken" in message for _, message in yard.device_health("user"))
+
+        wait_for("the pod's status to tell it", told)
+    finally:
+        yard.blinker(name)
+    yard.wait_untainted(BLINKERS)
+
+
+@pytest.mark.disruptive
+@pytest.mark.serial
+def test_a_backend_is_killed_and_the_node_plugin_too_and_nothing_is_lost(yard):
+    with_blinker(yard, "user")
+    yard.wait_phase("user", "Running")
+    name = blinker_of(yard, "user")
+    before = yard.published(BLINKERS)
+    yard.kill(BACKEND_SET)
+    yard.wait_untainted(BLINKERS)
+    assert yard.published(BLINKERS) == before
+
+    with written(yard.cluster):
+        yard.kill_plugin()
+        with_blinker(yard, "next")
+        yard.wait_phase("next", "Running")
+    assert yard.published(BLINKERS) == before
+    assert yard.held() == {name, blinker_of(yard, "next")}
+    assert restarts(yard.get("pod", "user")) == 0
+    # Undone by a daemon that has not prepared it, and a backend that has not, either.
+    yard.delete("pod", "user")
+    yard.delete("pod", "next")
+    wait_for("both blinkers to be free", lambda: not yard.held())
+
+
+@pytest.mark.disruptive
+@pytest.mark.serial
+def test_a_backend_that_stays_away_loses_its_devices_until_it_returns(yard):
+    with_blinker(yard, "user")
+    yard.wait_phase("user", "Running")
+    name = blinker_of(yard, "user")
+    yard.remove(BACKEND_SET)
+    stopped_at = time.monotonic()
+    wait_for("its devices to be tainted", lambda: yard.tainted(BLINKERS) == {STOPPED}, seconds=10)
+    yard.delete("pod", "user")
+    assert yard.held() == {name}, "nobody was there to undo it"
+    assert cdi_files(yard.cluster, yard.node, driver=BLINKERS) == set()
+    wait_for("its slice to go", lambda: not yard.published(BLINKERS))
+    seconds = time.monotonic() - stopped_at
+    print(f"the slice was deleted {seconds:.1f} s after the stop")
+    assert STOP_GRACE_SECONDS - 3 < seconds < STOP_GRACE_SECONDS + 5
+    with_blinker(yard, "next")
+    yard.refused("next")
+    yard.place(BACKEND_SET)
+    yard.wait_phase("next", "Running")
+    wait_for("what was left to be undone", lambda: yard.held() == {blinker_of(yard, "next")})

@@ -1,0 +1,269 @@
+"""
+Device plugins that register with the node plugin instead of the kubelet, on a real kubelet.
+
+Kubernetes' own sample is unmodified, and so is its manifest but for one path; what it lacks (device
+nodes, variables, health, PreStartContainer) the plugin `nodes` has, on Kubernetes' own stub.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from e2e.foreign import (
+    FUSE,
+    FUSE_CLASS,
+    FUSE_DEVICES,
+    KUBELETS,
+    NODES_SET,
+    PLUGINS,
+    SAMPLE,
+    SAMPLE_CLASS,
+    SAMPLE_SET,
+    STOP_GRACE_SECONDS,
+    Yard,
+    fuse_plan,
+    nodes_set,
+    objects_of,
+    with_set,
+)
+from e2e.kit import (
+    cdi_files,
+    container,
+    from_template,
+    pod,
+    restarts,
+    template,
+    wait_for,
+)
+from e2e.simulated import STAY
+from e2e.writes import written
+
+pytestmark = [pytest.mark.e2e, pytest.mark.feature("core")]
+
+STOPPED = "drakit.dev/stopped:NoSchedule"
+UNHEALTHY = "drakit.dev/unhealthy:NoSchedule"
+WELL, OTHER = sorted(FUSE_DEVICES)
+
+
+def stay(name: str, *claims: tuple[str, dict[str, str]], **options: Any) -> dict[str, Any]:
+    """A pod that has claims until it is deleted, and then ends at once."""
+    return pod(name, *claims, command=["sh", "-c", STAY], **options)
+
+
+def by_id(given: str) -> str:
+    return f'device.attributes["{PLUGINS}"].id == "{given}"'
+
+
+def with_sample(yard: Yard, name: str, given: str) -> None:
+    """A running pod with one device of the sample, by a claim."""
+    yard.apply(
+        template(name, ("device", SAMPLE_CLASS, by_id(given))),
+        stay(name, ("d", from_template(name))),
+    )
+    yard.wait_phase(name, "Running")
+
+
+def mounted(yard: Yard, name: str) -> set[str]:
+    """The sample's devices that a container has: files that are mounted in /tmp."""
+    return {line.split()[4] for line in yard.inside(name, "grep ' /tmp/Dev-' /proc/self/mountinfo")}
+
+
+def made(yard: Yard, given: str) -> tuple[int, int]:
+    """Which file of the host a device of the sample is: each Allocate makes it anew."""
+    status = yard.cluster.node_path(yard.node, f"/tmp/{given}").stat()
+    return status.st_ino, status.st_mtime_ns
+
+
+# ------------------------------------------------------------ from a plugin to a pod
+
+
+def test_the_devices_of_the_unmodified_sample_are_given_out_by_claims(yard):
+    assert set(yard.of(SAMPLE)) == {"Dev-1", "Dev-2"}
+    yard.apply(*objects_of("claim-pod.yaml"))
+    yard.wait_phase("claiming", "Running")
+    assert mounted(yard, "claiming") == {"/tmp/Dev-2"}
+
+    both: dict[str, Any] = {"deviceClassName": SAMPLE_CLASS, "count": 2}
+    yard.apply(
+        template("both", {"name": "both", "exactly": both}),
+        stay("both", ("d", from_template("both"))),
+    )
+    yard.refused("both")
+    before = yard.calls(SAMPLE_SET, "Allocate")
+    yard.delete("pod", "claiming")
+    yard.wait_phase("both", "Running")
+    assert mounted(yard, "both") == {"/tmp/Dev-1", "/tmp/Dev-2"}
+    assert yard.calls(SAMPLE_SET, "Allocate") == before + 1, "one call for all devices of a request"
+    assert yard.calls(SAMPLE_SET, "GetPreferredAllocation") == 0
+    yard.delete("pod", "both")
+    wait_for(
+        "the CDI file to be gone", lambda: not cdi_files(yard.cluster, yard.node, driver=PLUGINS)
+    )
+
+
+def test_a_pod_that_asks_for_an_extended_resource_alone_runs_unchanged(yard):
+    (unchanged,) = objects_of("extended-resource-pod.yaml")
+    assert "resourceClaims" not in unchanged["spec"]
+    yard.apply(unchanged)
+    yard.wait_phase("unchanged", "Running")
+    (device,) = mounted(yard, "unchanged")
+    body = yard.get("pod", "unchanged")
+    assert body is not None
+    name = body["status"]["extendedResourceClaimStatus"]["resourceClaimName"]
+    claim = yard.get("resourceclaim", name)
+    assert claim is not None
+    (result,) = claim["status"]["allocation"]["devices"]["results"]
+    assert result["driver"] == PLUGINS
+    assert yard.devices()[device.removeprefix("/tmp/")]["name"] == result["device"]
+    capacity = yard.cluster.get("node", yard.node)["status"]["capacity"]
+    assert SAMPLE not in capacity, "the kubelet's own device manager has no part in it"
+    yard.delete("pod", "unchanged")
+    wait_for("the claim to be gone", lambda: yard.get("resourceclaim", name) is None)
+
+
+def test_a_container_has_the_device_node_and_the_variables_that_a_plugin_says(yard):
+    devices = yard.of(FUSE)
+    assert set(devices) == set(FUSE_DEVICES)
+    numa = {
+        given: d["attributes"]["resource.kubernetes.io/numaNode"] for given, d in devices.items()
+    }
+    assert numa == {given: {"int": said["numa"]} for given, said in FUSE_DEVICES.items()}
+    before = yard.calls(NODES_SET, "PreStartContainer")
+    wanting = container("main", command=["sh", "-c", STAY], resources={"limits": {FUSE: 1}})
+    yard.apply(pod("fuse", containers=[wanting]))
+    yard.wait_phase("fuse", "Running")
+    (variable,) = yard.inside("fuse", "env | grep ^FUSE_")
+    assert variable in ("FUSE_0=here", "FUSE_1=here")
+    # Opening it for reading and writing needs the right in the container's device cgroup.
+    yard.inside("fuse", "test -c /dev/fuse && exec 3<>/dev/fuse")
+    assert yard.calls(NODES_SET, "PreStartContainer") == before + 1
+    (without,) = [container("main", command=["sh", "-c", "test ! -e /dev/fuse"])]
+    yard.apply(pod("without", containers=[without]))
+    yard.wait_phase("without", "Succeeded")
+    assert "annotation" in yard.node_told(FUSE, "annotation")
+
+
+def test_a_device_that_its_plugin_calls_unhealthy_is_tainted_until_it_is_well(yard):
+    yard.plan(fuse_plan(health="Unhealthy"))
+    try:
+        name = yard.of(FUSE)[WELL]["name"]
+        wait_for(f"{name} to be tainted", lambda: yard.tainted() == {UNHEALTHY})
+        unwell = [given for given, device in yard.of(FUSE).items() if device.get("taints")]
+        assert unwell == [WELL]
+        yard.apply(
+            template("well", ("device", FUSE_CLASS, by_id(WELL))),
+            stay("waiting", ("d", from_template("well"))),
+        )
+        yard.refused("waiting")
+    finally:
+        yard.plan(fuse_plan())
+    yard.wait_phase("waiting", "Running")
+    assert not yard.tainted()
+
+
+# ------------------------------------------------------------ plugins that go, and return
+
+
+@pytest.mark.disruptive
+@pytest.mark.serial
+def test_a_plugin_that_is_killed_and_returns_within_the_grace_period_loses_nothing(yard):
+    with_sample(yard, "user", "Dev-1")
+    before, device = yard.published(), made(yard, "Dev-1")
+    yard.kill(SAMPLE_SET)
+    yard.wait_untainted()
+    assert yard.published() == before
+    with_sample(yard, "next", "Dev-2")
+    assert mounted(yard, "next") == {"/tmp/Dev-2"}
+    assert mounted(yard, "user") == {"/tmp/Dev-1"}
+    assert made(yard, "Dev-1") == device, "a prepared claim needs no second Allocate"
+    assert restarts(yard.get("pod", "user")) == 0
+
+
+@pytest.mark.disruptive
+@pytest.mark.serial
+def test_the_node_plugin_is_killed_and_its_plugins_register_again(yard):
+    with_sample(yard, "user", "Dev-1")
+    before, device = yard.published(), made(yard, "Dev-1")
+    started = restarts(yard.program(SAMPLE_SET)), restarts(yard.program(NODES_SET))
+    with written(yard.cluster):
+        yard.kill_plugin()
+        # The stub lets 10 s go by before it registers again.
+        yard.apply(
+            template("next", ("device", SAMPLE_CLASS, by_id("Dev-2"))),
+            stay("next", ("d", from_template("next"))),
+        )
+        yard.wait_phase("next", "Running")
+    assert yard.published() == before
+    assert mounted(yard, "next") == {"/tmp/Dev-2"}
+    assert mounted(yard, "user") == {"/tmp/Dev-1"}
+    assert made(yard, "Dev-1") == device
+    assert (restarts(yard.program(SAMPLE_SET)), restarts(yard.program(NODES_SET))) == started
+    yard.delete("pod", "user")
+    with_sample(yard, "again", "Dev-1")
+    assert made(yard, "Dev-1") != device, "a new claim needs an Allocate of its own"
+
+
+@pytest.mark.disruptive
+@pytest.mark.serial
+def test_a_plugin_that_stays_away_loses_its_devices_and_no_other_plugin_does(yard):
+    with_sample(yard, "user", "Dev-1")
+    yard.remove(SAMPLE_SET)
+    stopped_at = time.monotonic()
+    wait_for("its devices to be tainted", lambda: yard.tainted() == {STOPPED}, seconds=10)
+    assert not any(device.get("taints") for device in yard.of(FUSE).values())
+    wait_for("its devices to go", lambda: not yard.of(SAMPLE))
+    seconds = time.monotonic() - stopped_at
+    print(f"the devices were removed {seconds:.1f} s after the stop")
+    assert STOP_GRACE_SECONDS - 3 < seconds < STOP_GRACE_SECONDS + 5
+    assert set(yard.of(FUSE)) == set(FUSE_DEVICES)
+    assert mounted(yard, "user") == {"/tmp/Dev-1"}
+    yard.delete("pod", "user")
+    yard.place(SAMPLE_SET)
+    wait_for("its devices to be back", lambda: set(yard.of(SAMPLE)) == {"Dev-1", "Dev-2"})
+    with_sample(yard, "again", "Dev-1")
+
+
+# ------------------------------------------------------------ two that serve one resource
+
+CLASH = "nodes.test/clash"
+
+
+def test_a_resource_that_the_kubelets_own_device_manager_serves_is_refused(yard):
+    devices = {"clash-0": {"node": "/dev/fuse"}}
+    yard.plan({CLASH: {"devices": devices}}, "clash")
+    with with_set(yard, nodes_set("clash-kubelet", directory=KUBELETS, plan="clash")):
+        wait_for(
+            "the kubelet to have the resource",
+            lambda: yard.cluster.get("node", yard.node)["status"]["allocatable"].get(CLASH) == "1",
+        )
+        with with_set(yard, nodes_set("clash", plan="clash")):
+            told = yard.node_told("ResourceRefused", CLASH)
+            assert "kubelet" in told
+            assert not yard.of(CLASH)
+            assert set(yard.of(FUSE)) == set(FUSE_DEVICES), "other resources are untouched"
+
+
+@pytest.mark.slow
+@pytest.mark.disruptive
+@pytest.mark.serial
+@pytest.mark.timeout(400)
+def test_after_a_reboot_the_devices_of_a_pod_are_allocated_again(yard):
+    yard.apply(
+        template("d", ("device", SAMPLE_CLASS, by_id("Dev-1"))),
+        stay("user", ("d", from_template("d")), restart="Always"),
+    )
+    yard.wait_phase("user", "Running")
+    device = made(yard, "Dev-1")
+    yard.cluster.reboot_node(yard.node)
+    yard.cluster.wait_for_nodes()
+    wait_for(
+        "the pod to run again",
+        lambda: restarts(yard.get("pod", "user")) > 0 and yard.phase("user") == "Running",
+        seconds=180,
+    )
+    wait_for("the device to be in the container", lambda: mounted(yard, "user"), seconds=60)
+    assert mounted(yard, "user") == {"/tmp/Dev-1"}
+    assert made(yard, "Dev-1") != device
