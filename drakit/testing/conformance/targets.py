@@ -1,26 +1,270 @@
 """
 Targets: the kinds of drivers that the kit can test, and how the node plugin is told of each.
 
+* a Python driver, as ``module:Class`` or the name of an entry point of group ``drakit.drivers``;
+* a gRPC backend, as ``backend:COMMAND``, which the kit starts, kills and starts again, or as
+  ``unix:/path/to.sock``, which runs already and goes on doing so;
+* a device plugin, as ``device-plugin:COMMAND``.
+
 It must not know rules, or what is done with the node.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeAlias, cast
 
-__all__ = ("Target",)
+from drakit.testing.conformance.errors import TargetError
+
+__all__ = (
+    "BackendSocketTarget",
+    "BackendTarget",
+    "Command",
+    "DevicePluginTarget",
+    "PythonTarget",
+    "Setup",
+    "Target",
+    "parse_target",
+)
+
+Setup: TypeAlias = "Callable[[Path], object] | str"
+"""What is done before the first start on a node, and again after each reboot: a function that gets
+the kit's folder, or a line for the shell, which has it as ``$DRAKIT_ROOT``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """The target's own program."""
+
+    line: str
+    """For the shell."""
+
+    environment: Mapping[str, str]
+
+    waits_for: Path | None = None
+    """A path that must be there before it is started."""
 
 
 class Target(Protocol):
     """A driver to be tested."""
 
-    kind: Literal["python", "backend", "device-plugin"]
+    @property
+    def kind(self) -> Literal["python", "backend", "device-plugin"]:
+        """Which kind of driver it is."""
+        ...
 
-    parameters: Mapping[str, Any] | None
-    """Opaque parameters for its claims; None if they have none."""
+    @property
+    def name(self) -> str:
+        """What the target is called where results are shown."""
+        ...
+
+    @property
+    def parameters(self) -> Mapping[str, Any] | None:
+        """Opaque parameters for its claims; None if they have none."""
+        ...
+
+    @property
+    def setup(self) -> Setup | None:
+        """What is done on the node before anything is started."""
+        ...
+
+    @property
+    def jobs(self) -> int:
+        """How many kits may test it at a time."""
+        ...
 
     def config(self, root: Path) -> Mapping[str, Any]:
         """Give the keys of the node plugin's configuration that host it."""
         ...
+
+    def place(self, root: Path) -> None:
+        """Make what must be on the node before the node plugin starts for the first time."""
+        ...
+
+    def command(self, root: Path) -> Command | None:
+        """Give the target's own program; None if the node plugin runs its code, or it runs
+        elsewhere."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Common:
+    parameters: Mapping[str, Any] | None = None
+    setup: Setup | None = None
+    jobs: int = 4
+
+    def place(self, root: Path) -> None:
+        """There is nothing to make."""
+
+    def command(self, root: Path) -> Command | None:
+        """There is none."""
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PythonTarget(_Common):
+    """A Python driver, hosted by the node plugin itself."""
+
+    reference: str
+    """``module:Class``, or the name of an entry point."""
+
+    values: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """The driver's configuration; ``{root}`` in its texts is the kit's folder."""
+
+    kind: Literal["python"] = "python"
+
+    @property
+    def name(self) -> str:
+        """As it was given."""
+        return self.reference
+
+    def config(self, root: Path) -> Mapping[str, Any]:
+        """Name the driver."""
+        return {"drivers": [{"driver": self.reference, "config": _filled(self.values, root=root)}]}
+
+
+@dataclass(frozen=True, kw_only=True)
+class BackendTarget(_Common):
+    """A backend that the kit starts, with the registration directory in ``$DRAKIT_BACKENDS``."""
+
+    line: str
+    """A line for the shell; ``{directory}`` is the registration directory, ``{root}`` the kit's
+    folder."""
+
+    kind: Literal["backend"] = "backend"
+
+    @property
+    def name(self) -> str:
+        """As it was given."""
+        return f"backend:{self.line}"
+
+    def config(self, root: Path) -> Mapping[str, Any]:
+        """Look for backends."""
+        return {"backends": {"enabled": True, "directory": str(root / "backends")}}
+
+    def place(self, root: Path) -> None:
+        """Make the registration directory."""
+        (root / "backends").mkdir(exist_ok=True)
+
+    def command(self, root: Path) -> Command | None:
+        """Give the backend."""
+        directory = str(root / "backends")
+        return Command(
+            line=_filled(self.line, root=root, directory=directory),
+            environment={"DRAKIT_BACKENDS": directory},
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class BackendSocketTarget(_Common):
+    """A backend that runs already; it is the same one for all rules, one after another."""
+
+    socket: Path
+    jobs: int = 1
+    kind: Literal["backend"] = "backend"
+
+    @property
+    def name(self) -> str:
+        """As it was given."""
+        return f"unix:{self.socket}"
+
+    def config(self, root: Path) -> Mapping[str, Any]:
+        """Look for backends."""
+        return {"backends": {"enabled": True, "directory": str(root / "backends")}}
+
+    def place(self, root: Path) -> None:
+        """Make the registration directory, and lead from there to the socket."""
+        (root / "backends").mkdir(exist_ok=True)
+        (root / "backends" / "target.sock").symlink_to(self.socket)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DevicePluginTarget(_Common):
+    """A device plugin that the kit starts, with its directory in ``$DRAKIT_DEVICE_PLUGINS``."""
+
+    line: str
+    """A line for the shell; ``{directory}`` is what the plugin must take for
+    ``/var/lib/kubelet/device-plugins``, ``{root}`` the kit's folder."""
+
+    kind: Literal["device-plugin"] = "device-plugin"
+
+    @property
+    def name(self) -> str:
+        """As it was given."""
+        return f"device-plugin:{self.line}"
+
+    def config(self, root: Path) -> Mapping[str, Any]:
+        """Let device plugins register."""
+        return {"devicePlugins": {"enabled": True, "directory": str(root / "device-plugins")}}
+
+    def place(self, root: Path) -> None:
+        """Make the directory."""
+        (root / "device-plugins").mkdir(exist_ok=True)
+
+    def command(self, root: Path) -> Command | None:
+        """Give the plugin, which is started once it can register."""
+        directory = root / "device-plugins"
+        return Command(
+            line=_filled(self.line, root=root, directory=str(directory)),
+            environment={"DRAKIT_DEVICE_PLUGINS": str(directory)},
+            waits_for=directory / "kubelet.sock",
+        )
+
+
+def parse_target(
+    text: str,
+    *,
+    config: Mapping[str, Any] | None = None,
+    parameters: Mapping[str, Any] | None = None,
+    setup: Setup | None = None,
+) -> Target:
+    """Read a target as it is typed; raise :class:`TargetError` if it cannot be one."""
+    form, colon, rest = text.partition(":")
+    if form in ("backend", "unix", "device-plugin") and colon:
+        if config:
+            raise TargetError(
+                f"{text}: a configuration is for Python drivers; give a program what it needs in "
+                f"its command"
+            )
+        if not rest.strip():
+            raise TargetError(f"{text}: say what comes after the colon")
+        match form:
+            case "backend":
+                return BackendTarget(line=rest, parameters=parameters, setup=setup)
+            case "device-plugin":
+                return DevicePluginTarget(line=rest, parameters=parameters, setup=setup)
+            case _:
+                return _socket_target(rest, parameters=parameters, setup=setup)
+    if not re.fullmatch(r"[\w.-]+(:[\w.]+)?", text):
+        raise TargetError(
+            f"{text}: is no target; give module:Class, the name of an installed driver, "
+            f"unix:/path/to.sock, backend:COMMAND or device-plugin:COMMAND"
+        )
+    return PythonTarget(reference=text, values=config or {}, parameters=parameters, setup=setup)
+
+
+def _socket_target(
+    path: str, *, parameters: Mapping[str, Any] | None, setup: Setup | None
+) -> Target:
+    socket = Path("/" + path.lstrip("/")) if path.startswith("/") else Path(path).absolute()
+    if not socket.is_socket():
+        raise TargetError(f"unix:{path}: there is no socket; start the backend first")
+    return BackendSocketTarget(socket=socket, parameters=parameters, setup=setup)
+
+
+def _filled(value: Any, *, root: Path, directory: str = "{directory}") -> Any:
+    """Put the kit's own paths into texts, however deep they are."""
+    if isinstance(value, str):
+        return value.replace("{root}", str(root)).replace("{directory}", directory)
+    if isinstance(value, Mapping):
+        mapping = cast("Mapping[str, Any]", value)
+        return {key: _filled(item, root=root, directory=directory) for key, item in mapping.items()}
+    if isinstance(value, list | tuple):
+        items = cast("list[Any]", value)
+        return [_filled(item, root=root, directory=directory) for item in items]
+    if isinstance(value, Path):
+        return _filled(str(value), root=root, directory=directory)
+    return value

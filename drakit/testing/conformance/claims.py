@@ -1,0 +1,195 @@
+"""
+What is in the API server of a kit: the ResourceSlices that were published, and claims that are
+allocated as a scheduler would have done it.
+
+It must not know the node plugin, or the kubelet.
+"""
+
+from __future__ import annotations
+
+import itertools
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from drakit.device import ClaimReference
+from drakit.testing.apiserver import FakeApiServer
+from drakit.testing.conformance.facts import ClaimUnderTest, PublishedDevice
+
+__all__ = ("NAMESPACE", "Cluster", "result_for")
+
+NAMESPACE = "lab"
+
+_SLICES = "/apis/resource.k8s.io/v1/resourceslices"
+_CLAIMS = f"/apis/resource.k8s.io/v1/namespaces/{NAMESPACE}/resourceclaims"
+_EVENTS = "/apis/events.k8s.io/v1/events"
+
+
+class Cluster:
+    """The cluster that a kit's node is in."""
+
+    def __init__(self, api: FakeApiServer, *, node: str) -> None:
+        self._api = api
+        self._node = node
+        self._numbers = itertools.count(1)
+        api.store(f"/api/v1/nodes/{node}", {"metadata": {"uid": str(uuid.uuid4())}})
+
+    # ------------------------------------------------------------ what is published
+
+    def slices(self, driver: str) -> list[dict[str, Any]]:
+        """Give the ResourceSlices of a driver."""
+        return [body for body in self._api.objects(_SLICES) if body["spec"].get("driver") == driver]
+
+    def slice_writes(self) -> int:
+        """Count the writes of ResourceSlices, dry runs aside."""
+        return sum(
+            method not in ("GET", "WATCH") and path.startswith(_SLICES) and not query.get("dryRun")
+            for (method, path), query in zip(self._api.requests, self._api.queries, strict=False)
+        )
+
+    def devices(self, driver: str) -> list[PublishedDevice]:
+        """Give the devices of a driver, from the newest generation of each pool."""
+        slices = self.slices(driver)
+        newest: dict[str, int] = {}
+        for body in slices:
+            pool = body["spec"]["pool"]
+            newest[pool["name"]] = max(newest.get(pool["name"], 0), pool["generation"])
+        found = [
+            _published(device, pool=body["spec"]["pool"]["name"])
+            for body in slices
+            if body["spec"]["pool"]["generation"] == newest[body["spec"]["pool"]["name"]]
+            for device in body["spec"].get("devices") or ()
+        ]
+        return sorted(found, key=lambda device: (device.pool, device.name))
+
+    def events(self) -> list[str]:
+        """Give the notes of all Events."""
+        return [str(event.get("note", "")) for event in self._api.objects(_EVENTS)]
+
+    # ------------------------------------------------------------ claims
+
+    def store_claim(
+        self,
+        driver: str,
+        results: Iterable[Mapping[str, Any]],
+        *,
+        devices: Sequence[PublishedDevice],
+        configs: Sequence[Mapping[str, Any]],
+        of: ClaimUnderTest | None = None,
+    ) -> ClaimUnderTest:
+        """Store a claim with these results; `of` is one that is allocated anew."""
+        number = next(self._numbers)
+        reference = (
+            of.reference
+            if of is not None
+            else ClaimReference(namespace=NAMESPACE, name=f"claim-{number}", uid=str(uuid.uuid4()))
+        )
+        body = _claim_body(
+            reference, driver=driver, node=self._node, results=list(results), configs=configs
+        )
+        stored = self._api.store(f"{_CLAIMS}/{reference.name}", body)
+        return ClaimUnderTest(reference=reference, devices=tuple(devices), body=stored)
+
+    def delete_claim(self, claim: ClaimUnderTest) -> None:
+        """Delete a claim's object at once; nothing if it is gone."""
+        path = f"{_CLAIMS}/{claim.reference.name}"
+        if self._api.object(path) is not None:
+            self._api.remove(path)
+
+    def as_stored(self, claim: ClaimUnderTest) -> ClaimUnderTest:
+        """Give a claim as it is in the API server now."""
+        body = self._api.object(f"{_CLAIMS}/{claim.reference.name}")
+        return claim if body is None else replace(claim, body=body)
+
+
+def result_for(
+    device: PublishedDevice,
+    *,
+    driver: str,
+    request: str,
+    admin_access: bool,
+    share_id: str | None,
+    consumed: Mapping[str, str] | None,
+) -> dict[str, Any]:
+    """Give the allocation result that a scheduler makes for a device. One that several claims may
+    have is always allocated as a share."""
+    result: dict[str, Any] = {
+        "driver": driver,
+        "pool": device.pool,
+        "device": device.name,
+        "request": request,
+    }
+    if admin_access:
+        result["adminAccess"] = True
+    shared = device.allow_multiple and not admin_access
+    if share_id is not None or shared:
+        result["shareID"] = share_id or str(uuid.uuid4())
+    if consumed is not None or shared:
+        result["consumedCapacity"] = dict(_default_share(device) if consumed is None else consumed)
+    return result
+
+
+def _default_share(device: PublishedDevice) -> Mapping[str, str]:
+    """What a claim takes of a shared device if it asks for no amount."""
+    taken: dict[str, str] = {}
+    capacities: Mapping[str, Mapping[str, Any]] = device.body.get("capacity") or {}
+    for name, capacity in capacities.items():
+        policy: Mapping[str, Any] = capacity.get("requestPolicy") or {}
+        taken[name] = str(policy.get("default") or capacity["value"])
+    return taken
+
+
+def _published(body: Mapping[str, Any], *, pool: str) -> PublishedDevice:
+    attributes: Mapping[str, Mapping[str, Any]] = body.get("attributes") or {}
+    capacity: Mapping[str, Mapping[str, Any]] = body.get("capacity") or {}
+    return PublishedDevice(
+        name=body["name"],
+        pool=pool,
+        attributes={name: next(iter(value.values())) for name, value in attributes.items()},
+        capacity={name: str(value["value"]) for name, value in capacity.items()},
+        taints=tuple(body.get("taints") or ()),
+        allow_multiple=bool(body.get("allowMultipleAllocations")),
+        body=body,
+    )
+
+
+def _claim_body(
+    reference: ClaimReference,
+    *,
+    driver: str,
+    node: str,
+    results: Sequence[Mapping[str, Any]],
+    configs: Sequence[Mapping[str, Any]],
+) -> dict[str, Any]:
+    requests = dict.fromkeys(str(result.get("request", "main")) for result in results)
+    here = {"key": "metadata.name", "operator": "In", "values": [node]}
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaim",
+        "metadata": {"uid": reference.uid},
+        "spec": {
+            "devices": {
+                "requests": [
+                    {"name": name, "exactly": {"deviceClassName": driver}} for name in requests
+                ]
+            }
+        },
+        "status": {
+            "reservedFor": [{"resource": "pods", "name": "pod", "uid": str(uuid.uuid4())}],
+            "allocation": {
+                "devices": {
+                    "results": [dict(result) for result in results],
+                    "config": [
+                        {
+                            "source": "FromClaim",
+                            "requests": [],
+                            "opaque": {"driver": driver, "parameters": dict(parameters)},
+                        }
+                        for parameters in configs
+                    ],
+                },
+                "nodeSelector": {"nodeSelectorTerms": [{"matchFields": [here]}]},
+            },
+        },
+    }

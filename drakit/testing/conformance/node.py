@@ -1,0 +1,246 @@
+"""
+A node: the kubelet's directories, the node plugin's process on them, and the target's own.
+
+It is started and stopped, and says when the driver can be used. It must not know claims or rules.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import shutil
+import socket
+import sys
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+
+import aiohttp
+import grpc.aio
+import yaml
+
+from drakit.testing.conformance.errors import ConformanceError
+from drakit.testing.conformance.programs import Program, python_path, run_command
+from drakit.testing.conformance.targets import Target
+from drakit.testing.kubelet import FakeKubelet
+
+__all__ = ("FakeNode",)
+
+START_SECONDS = 20.0
+"""How long a driver may take until it is registered and its devices are published."""
+
+SETUP_SECONDS = 60.0
+"""How long the set-up of a target may take."""
+
+LOOK_SECONDS = 0.05
+"""From one look to the next, while something is waited for."""
+
+COMPLETE_SECONDS = 3.0
+"""After a restart: how long all devices are waited for that there were before. A driver may have
+lost one for good."""
+
+# Health is told at once: a rule about it should not take a minute.
+_HEALTH = {"recoveryPeriod": "500ms", "evictionDelay": "500ms", "timeout": "3s"}
+
+
+class FakeNode:
+    """The node of one kit; the kubelet's root is its folder."""
+
+    def __init__(
+        self, target: Target, root: Path, *, name: str, kubeconfig: Path, kubelet: FakeKubelet
+    ) -> None:
+        self.root, self.name = root, name
+        self.cdi = root / "cdi"
+        self.driver: str | None = None
+        """The name with which the driver registered; None before it did so for the first time."""
+
+        self.registration: Path | None = None
+        """The socket at which it registered last."""
+
+        self.dra: Path | None = None
+        """The socket that it named there."""
+
+        self._target = target
+        self._kubelet = kubelet
+        self._kubeconfig = kubeconfig
+        self._boots = 0
+        self._healthy = 0
+        self._port = 0
+        self._environment = {**os.environ, "DRAKIT_ROOT": str(root), "PYTHONSAFEPATH": "1"}
+        self.plugin = Program(
+            "the node plugin",
+            self._command(),
+            log=root / "nodeplugin.log",
+            environment={**self._environment, "PYTHONPATH": python_path()},
+        )
+        command = target.command(root)
+        self._waits_for = command.waits_for if command is not None else None
+        self.program: Program | None = None
+        """The target's own program, if it has one."""
+        if command is not None:
+            self.program = Program(
+                "the target's program",
+                command.line,
+                log=root / "target.log",
+                environment={**self._environment, **command.environment},
+                restarted=True,
+            )
+        for directory in (root / "plugins_registry", self.cdi):
+            directory.mkdir()
+        target.place(root)
+
+    # ------------------------------------------------------------ its life
+
+    async def start(self) -> None:
+        """Boot if it is off, start what does not run, and wait until the driver can be used. Raises
+        ConformanceError."""
+        if self._boots == 0:
+            await self._boot()
+        if not self.plugin.running:
+            self._port = _free_port()
+            self._write_config()
+            await self.plugin.start()
+        await self.start_program()
+
+    async def start_program(self) -> None:
+        """Start the target's own program if it does not run, and wait until the driver can be
+        used."""
+        program = self.program
+        if program is not None and not program.running:
+            if self._waits_for is not None:
+                await self._until(f"there is {self._waits_for}", self._can_begin)
+            await program.start()
+        await self._until_ready()
+
+    async def stop_plugin(self) -> None:
+        """End the node plugin by SIGTERM; raise ConformanceError if it must be killed."""
+        if self.plugin.running and await self.plugin.terminate() is None:
+            raise ConformanceError("the node plugin did not end after SIGTERM, and was killed")
+
+    async def power_off(self) -> None:
+        """End all processes at once, and lose what a reboot loses."""
+        await self.plugin.kill()
+        if self.program is not None:
+            await self.program.kill()
+        await self._kubelet.close()
+        for directory in (self.cdi, self.root / "run"):
+            shutil.rmtree(directory, ignore_errors=True)
+
+    async def reboot(self) -> None:
+        """Switch it off and on again, and start all."""
+        await self.power_off()
+        await self._boot()
+        await self.start()
+
+    async def _boot(self) -> None:
+        self._boots += 1
+        (self.root / "boot_id").write_text(f"boot-{self._boots}\n")
+        for directory in (self.cdi, self.root / "run"):
+            directory.mkdir(exist_ok=True)
+        setup = self._target.setup
+        if callable(setup):
+            setup(self.root)
+        elif setup is not None:
+            environment = {**self._environment, "PYTHONPATH": python_path()}
+            await run_command(setup, environment=environment, timeout_seconds=SETUP_SECONDS)
+
+    # ------------------------------------------------------------ the node plugin
+
+    def _command(self) -> list[str]:
+        return [
+            *(sys.executable, "-m", "drakit_nodeplugin"),
+            *("--config", str(self.root / "plugin.yaml")),
+            *("--kubeconfig", str(self._kubeconfig), "--node-name", self.name),
+            *("--kubelet-root", str(self.root), "--cdi-dir", str(self.cdi)),
+        ]
+
+    def _write_config(self) -> None:
+        config = {
+            "listen": f"127.0.0.1:{self._port}",
+            "bootIDFile": str(self.root / "boot_id"),
+            "logging": {"format": "text"},
+            "devices": {"health": _HEALTH},
+            **self._target.config(self.root),
+        }
+        (self.root / "plugin.yaml").write_text(yaml.safe_dump(config))
+
+    async def _can_begin(self) -> bool:
+        return self._waits_for is None or self._waits_for.exists()
+
+    # ------------------------------------------------------------ when it is ready
+
+    async def _until_ready(self) -> None:
+        await self._until("the driver is registered", self._registers)
+        async with aiohttp.ClientSession() as session:
+            loop = asyncio.get_running_loop()
+            since = loop.time()
+
+            async def usable() -> bool:
+                gauges = await self._gauges(session)
+                if not (gauges.get("drakit_driver_running") and gauges["drakit_driver_registered"]):
+                    return False
+                healthy = int(gauges.get("healthy", 0))
+                waited = loop.time() - since > COMPLETE_SECONDS
+                if healthy < max(self._healthy, 1) and not waited:
+                    return False
+                self._healthy = healthy
+                return healthy + gauges.get("unhealthy", 0) > 0
+
+            await self._until("the driver has devices", usable)
+
+    async def _registers(self) -> bool:
+        """Register the driver at the first socket that answers; those of the dead do not."""
+        for path in self._kubelet.sockets():
+            try:
+                info = await self._kubelet.get_info(path)
+                if path != self.registration:
+                    await self._kubelet.notify(path)
+            except grpc.aio.AioRpcError:
+                continue
+            self.driver, self.registration, self.dra = info.name, path, Path(info.endpoint)
+            return True
+        return False
+
+    async def _gauges(self, session: aiohttp.ClientSession) -> Mapping[str, float]:
+        """Read what the node plugin says of the driver: states of devices by their names, the rest
+        by the metric's."""
+        try:
+            async with session.get(
+                f"http://127.0.0.1:{self._port}/metrics", timeout=aiohttp.ClientTimeout(2)
+            ) as response:
+                text = await response.text()
+        except (aiohttp.ClientError, TimeoutError):
+            return {}
+        found: dict[str, float] = {}
+        mine = rf'^(\w+)\{{driver="{re.escape(self.driver or "")}"(?:,state="(\w+)")?\}} (\S+)$'
+        for name, state, value in re.findall(mine, text, re.MULTILINE):
+            if not state or name == "drakit_devices":
+                found[state or name] = float(value)
+        return found
+
+    async def _until(self, what: str, look: Callable[[], Awaitable[bool]]) -> None:
+        """Wait until something is so; raise ConformanceError if it takes too long."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(START_SECONDS):
+                while not await look():
+                    if not self.plugin.running:
+                        raise ConformanceError(self._told_at_end())
+                    await asyncio.sleep(LOOK_SECONDS)
+                return
+        sentence = f"{START_SECONDS:g} s after the start this was still awaited: {what}"
+        if self.program is not None and self.program.exit_code is not None:
+            sentence += f"; the target's program ended with exit code {self.program.exit_code}"
+        raise ConformanceError(sentence)
+
+    def _told_at_end(self) -> str:
+        """Say how the node plugin ended; what it refuses is its last line."""
+        lines = self.plugin.text().strip().splitlines()
+        told = f": {lines[-1][:1000]}" if lines else ""
+        return f"the node plugin ended with exit code {self.plugin.exit_code}{told}"
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

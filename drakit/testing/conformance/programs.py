@@ -1,0 +1,178 @@
+"""
+Programs that a kit starts: the node plugin, and the target's own where it has one.
+
+What a program writes goes to a file. It must not know what the programs are for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from drakit.testing.conformance.errors import ConformanceError
+
+__all__ = ("Program", "python_path", "run_command")
+
+END_SECONDS = 20.0
+"""How long a program may take to end after SIGTERM, before it is killed."""
+
+RESTART_SECONDS = 1.0
+"""After this a program that ended by itself is started again, as a container would be."""
+
+
+class Program:
+    """A program in a process group of its own; it can be started again after its end."""
+
+    def __init__(
+        self,
+        name: str,
+        command: str | Sequence[str],
+        *,
+        log: Path,
+        environment: Mapping[str, str],
+        restarted: bool = False,
+    ) -> None:
+        """`command` is a line for the shell, or a program and its arguments. With `restarted` it is
+        started again whenever it ends by itself."""
+        self.name = name
+        self.exit_code: int | None = None
+        """Of the last process that ended by itself."""
+
+        self._command = command
+        self._log = log
+        self._environment = environment
+        self._restarted = restarted
+        self._process: asyncio.subprocess.Process | None = None
+        self._watching: asyncio.Task[None] | None = None
+
+    @property
+    def running(self) -> bool:
+        """Whether it has been started, and not ended by us; it may be about to be restarted."""
+        return self._watching is not None and not self._watching.done()
+
+    async def start(self) -> None:
+        """Start it. Raises ConformanceError if it cannot be."""
+        self.exit_code = None
+        await self._spawn()
+        self._watching = asyncio.create_task(self._watch(), name=self.name)
+
+    async def terminate(self) -> int | None:
+        """Send SIGTERM, wait for the end, and give the exit code; None if it had to be killed."""
+        process = await self._unwatched()
+        if process is None:
+            return None
+        self._signal(process, signal.SIGTERM)
+        try:
+            async with asyncio.timeout(END_SECONDS):
+                return await process.wait()
+        except TimeoutError:
+            return None
+        finally:
+            await self._end(process)
+
+    async def kill(self) -> None:
+        """Send SIGKILL to it and to all that it started."""
+        process = await self._unwatched()
+        if process is not None:
+            await self._end(process)
+
+    def text(self) -> str:
+        """Give what it has written, over all its starts."""
+        try:
+            return self._log.read_text(errors="replace")
+        except FileNotFoundError:
+            return ""
+
+    async def _spawn(self) -> None:
+        with self._log.open("ab") as log:
+            try:
+                if isinstance(self._command, str):
+                    self._process = await asyncio.create_subprocess_shell(
+                        self._command,
+                        env=dict(self._environment),
+                        stdin=subprocess.DEVNULL,
+                        stdout=log,
+                        stderr=log,
+                        start_new_session=True,
+                    )
+                else:
+                    self._process = await asyncio.create_subprocess_exec(
+                        *self._command,
+                        env=dict(self._environment),
+                        stdin=subprocess.DEVNULL,
+                        stdout=log,
+                        stderr=log,
+                        start_new_session=True,
+                    )
+            except OSError as error:
+                raise ConformanceError(f"{self.name} cannot be started: {error}") from error
+
+    async def _watch(self) -> None:
+        while self._process is not None:
+            self.exit_code = await self._process.wait()
+            if not self._restarted:
+                return
+            await asyncio.sleep(RESTART_SECONDS)
+            await self._spawn()
+
+    async def _unwatched(self) -> asyncio.subprocess.Process | None:
+        """Take the process from its watcher, which would start it again."""
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.wait([self._watching])
+            self._watching = None
+        process, self._process = self._process, None
+        return process
+
+    async def _end(self, process: asyncio.subprocess.Process) -> None:
+        self._signal(process, signal.SIGKILL)
+        await process.wait()
+
+    @staticmethod
+    def _signal(process: asyncio.subprocess.Process, number: int) -> None:
+        # Its group is left even where it has ended itself: what it started must not stay.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+
+
+async def run_command(
+    command: str, *, environment: Mapping[str, str], timeout_seconds: float
+) -> None:
+    """Run a line for the shell to its end; raise ConformanceError if it fails."""
+    process = await asyncio.create_subprocess_shell(
+        command,
+        env=dict(environment),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    try:
+        async with asyncio.timeout(timeout_seconds):
+            output, _ = await process.communicate()
+    except TimeoutError:
+        raise ConformanceError(
+            f"the set-up command did not end within {timeout_seconds:g} s: {command}"
+        ) from None
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()
+    if process.returncode != 0:
+        told = output.decode(errors="replace").strip()[-1000:]
+        raise ConformanceError(
+            f"the set-up command failed with exit code {process.returncode}: {command}"
+            + (f"\n{told}" if told else "")
+        )
+
+
+def python_path() -> str:
+    """Give a PYTHONPATH with which another Python finds what this one does, and the modules of the
+    working directory: a driver that is being written is not installed."""
+    return os.pathsep.join(dict.fromkeys([os.getcwd(), *filter(None, sys.path)]))
