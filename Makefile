@@ -68,12 +68,27 @@ proto: venv ## regenerate the stubs of proto/
 check-generated: venv ## generated files equal the committed ones
 	$(BIN)/python tools/generate_proto.py --check
 
+.PHONY: check-proto
+check-proto: venv ## nothing of drakit.backend.v1 is changed or removed
+	$(BIN)/python -m tools.contract
+
+.PHONY: proto-baseline
+proto-baseline: venv ## what was added to drakit.backend.v1 is kept from now on
+	$(BIN)/python -m tools.contract --update
+
+.PHONY: check-backend
+check-backend: ## the example backend: form, vet and its unit tests
+	@if ! command -v go > /dev/null; then echo "Go is not installed: examples/backend is not checked"; exit 0; fi; \
+	cd examples/backend; \
+	unformed=$$(gofmt -l .); if [ -n "$$unformed" ]; then echo "run gofmt -w on examples/backend:" $$unformed >&2; exit 1; fi; \
+	go vet ./... && go test ./...
+
 .PHONY: unit
 unit: venv ## unit tests
 	$(BIN)/pytest tests
 
 .PHONY: check
-check: lint check-generated unit ## everything that needs no cluster
+check: lint check-generated check-proto check-backend unit ## everything that needs no cluster
 
 .PHONY: requirements
 requirements: venv ## pin the requirements anew

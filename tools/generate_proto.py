@@ -120,7 +120,7 @@ def up_to_date(stubs: Stubs, *, write: bool) -> bool:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.strip().splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").strip().partition("\n")[0])
     parser.add_argument("--check", action="store_true", help="fail if a stub is not up to date")
     check = parser.parse_args().check
     languages = [PYTHON]
