@@ -1,0 +1,140 @@
+"""
+Opaque parameters and errors: users write anything, and read what a driver says to it.
+
+It must not know which parameters a driver takes, but for those that the target was given.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from drakit.testing.conformance.errors import ConformanceError
+from drakit.testing.conformance.kit import ClaimUnderTest, Kit, PublishedDevice
+from drakit.testing.conformance.rule import rule
+from drakit.testing.conformance.rules import steps
+
+__all__ = ()
+
+DEEP = 200
+"""Levels of an object: within what an API server takes, and more than a parser of its own may."""
+
+KEYS = 6
+"""Of the target's own parameters, so many are replaced by what does not belong there."""
+
+EVENT_CHARACTERS = 1024
+"""Of an Event's note, which the API server limits."""
+
+_PLAIN: Mapping[str, Mapping[str, Any]] = {
+    "that say nothing": {},
+    "with a key that nobody knows": {"no-such-key": 1},
+    "with 500 keys": {f"key-{number}": number for number in range(500)},
+    "with a long text": {"text": "x" * 9000},
+    "with numbers that are too large": {"number": 2**64 - 1, "count": -(2**63), "size": 1e308},
+    "with control characters": {"\u202ename\u0000": "\u0000\u001b[2J\u2028\U0001f600"},
+    "of the wrong types": {"apiVersion": [], "kind": 1, "spec": "x", "mode": {"a": None}},
+    "with a path": {"path": "../../../../etc/passwd", "device": "/dev/null", "name": "../x"},
+}
+_VALUES: tuple[Any, ...] = (None, True, -1, 1e308, "", "\u0000/../x", [], [[1]], {}, {"a": None})
+
+_NO_SENTENCE = (
+    (re.compile(r"Traceback \(most recent call"), "a traceback"),
+    (re.compile(r"\bat 0x[0-9a-f]+"), "the address of an object"),
+    (re.compile(r"<[\w.]+ object"), "an object's representation"),
+    (re.compile(r"failed in \w+: \w+"), "an exception that is not meant for users"),
+    (re.compile(r"goroutine \d+ \["), "a traceback"),
+    (re.compile(r"[\x00-\x08\x0e-\x1f]"), "control characters"),
+)
+
+
+def hostile(own: Mapping[str, Any] | None) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Give parameters that nobody should write, with words for each; `own` are those in order."""
+    yield from _PLAIN.items()
+    nested: dict[str, Any] = {}
+    for _ in range(DEEP):
+        nested = {"a": nested}
+    yield f"of {DEEP} levels", nested
+    for key in list(own or {})[:KEYS]:
+        for value in _VALUES:
+            yield f"with {key}: {value!r}", {**(own or {}), key: value}
+
+
+@rule(
+    "hostile-parameters",
+    "opaque parameters of any kind are taken or refused, and harm nobody else",
+    why="Anyone who may create a claim writes its opaque parameters, and neither the API server "
+    "nor the scheduler looks at them. A driver that they bring down takes all users' devices away.",
+    seconds=120,
+)
+async def hostile_parameters(kit: Kit) -> None:
+    device, *_ = await steps.usable(kit)
+    plain = kit.claim(device)
+    await steps.prepared(kit, plain)
+    await steps.must_unprepare(kit, plain, when="to begin with")
+    begun = len(kit.log())
+    for what, config in hostile(kit.target.parameters):
+        claim = kit.claim(device, configs=[config])
+        await _try(kit, claim, what)
+        if reasons := steps.stop_reasons(kit.log()[begun:]):
+            kit.fail(f"a claim with parameters {what} has stopped the driver: {reasons[0]}")
+    await steps.free_again(kit, device, when="after claims with parameters of all kinds")
+    if names := steps.stopped(await kit.devices()):
+        kit.fail(f"claims with odd parameters have stopped the driver: {names[0]} is tainted")
+
+
+async def _try(kit: Kit, claim: ClaimUnderTest, what: str) -> None:
+    """Prepare and unprepare a claim; only that both are answered matters."""
+    try:
+        await kit.prepare(claim)
+        error = (await kit.unprepare(claim)).get(claim.uid)
+    except ConformanceError as failure:
+        kit.fail(f"a claim with parameters {what} was not answered any more: {failure}")
+    if error:
+        kit.fail(f"a claim with parameters {what} cannot be unprepared: {error}")
+
+
+@rule(
+    "error-sentences",
+    "an error is a sentence for the user, and the same at each try",
+    why="The text of an error ends in an Event of the pod, and the kubelet tries again for ever. "
+    "Events of the same text are counted; one with a time or a counter in it makes a new Event at "
+    "each try. Tracebacks say nothing to who reads them.",
+)
+async def error_sentences(kit: Kit) -> None:
+    device, *_ = await steps.usable(kit)
+    plain = kit.claim(device)
+    await steps.prepared(kit, plain)
+    await steps.must_unprepare(kit, plain, when="to begin with")
+    refused = 0
+    for what, claim in _bad(kit, device):
+        error = (await steps.answer_of(kit, claim)).error
+        if error:
+            refused += 1
+            _check_sentence(kit, error, what)
+            again = (await steps.answer_of(kit, claim)).error
+            if again != error:
+                kit.fail(f"a claim {what} was answered with two texts: {error!r}, then {again!r}")
+        if left := (await kit.unprepare(claim)).get(claim.uid):
+            kit.skip(f"a claim {what} cannot be unprepared (other rules are about it): {left}")
+    if not refused:
+        kit.skip("the driver prepares all claims, so there is no error to look at")
+
+
+def _bad(kit: Kit, device: PublishedDevice) -> Iterator[tuple[str, ClaimUnderTest]]:
+    """Store claims that a driver may refuse, each only when it is asked for."""
+    absent = {"pool": device.pool, "device": "no-such-device"}
+    yield "for a device that does not exist", kit.claim(results=[absent])
+    for what, config in hostile(kit.target.parameters):
+        yield f"with parameters {what}", kit.claim(device, configs=[config])
+
+
+def _check_sentence(kit: Kit, error: str, what: str) -> None:
+    for pattern, name in _NO_SENTENCE:
+        if pattern.search(error):
+            kit.fail(f"a claim {what} was answered with {name}, and no sentence: {error!r}")
+    if len(error) > EVENT_CHARACTERS:
+        kit.fail(
+            f"a claim {what} was answered with {len(error)} characters; an Event has "
+            f"{EVENT_CHARACTERS}: {error[:100]!r}"
+        )

@@ -1,0 +1,78 @@
+"""
+The kubelet's podresources socket, with containers that use claims: from it a node plugin that has
+lost its notes learns which claims are in use.
+
+It must not know rules.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from drakit.testing.conformance.kit import ClaimUnderTest, PrepareResult
+from drakit_proto.kubelet.podresources.v1 import podresources_pb2 as pb
+from drakit_proto.kubelet.podresources.v1 import podresources_pb2_grpc as pb_grpc
+
+__all__ = ("PodList",)
+
+
+class PodList(pb_grpc.PodResourcesListerServicer):
+    """Serves the socket: ``async with PodList(path) as pods``."""
+
+    def __init__(self, socket: Path) -> None:
+        self._socket = socket
+        self._pods: list[pb.PodResources] = []
+        self._server = grpc.aio.server()
+
+    async def __aenter__(self) -> PodList:
+        pb_grpc.add_PodResourcesListerServicer_to_server(self, self._server)
+        self._socket.parent.mkdir(parents=True, exist_ok=True)
+        self._server.add_insecure_port(f"unix:{self._socket}")
+        await self._server.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._server.stop(0)
+
+    def add(self, claim: ClaimUnderTest, answer: PrepareResult, *, driver: str) -> None:
+        """Add a pod whose container uses a claim as it was prepared."""
+        resource = pb.DynamicResource(
+            claim_name=claim.reference.name, claim_namespace=claim.reference.namespace
+        )
+        for device in answer.devices:
+            resource.claim_resources.add(
+                cdi_devices=[pb.CDIDevice(name=name) for name in device.cdi_ids],
+                driver_name=driver,
+                pool_name=device.pool,
+                device_name=device.name,
+                share_id=device.share_id,
+            )
+        container = pb.ContainerResources(name="main", dynamic_resources=[resource])
+        self._pods.append(
+            pb.PodResources(
+                name=f"pod-{claim.uid}",
+                namespace=claim.reference.namespace,
+                containers=[container],
+            )
+        )
+
+    async def List(self, request: pb.ListPodResourcesRequest, context: Any) -> Any:
+        """Give all pods."""
+        return pb.ListPodResourcesResponse(pod_resources=self._pods)
+
+    async def Get(self, request: pb.GetPodResourcesRequest, context: Any) -> Any:
+        """Say that there is no such pod, as the kubelet does."""
+        await context.abort(
+            grpc.StatusCode.UNKNOWN,
+            f"pod {request.pod_name} in namespace {request.pod_namespace} not found",
+        )
+
+    async def GetAllocatableResources(
+        self, request: pb.AllocatableResourcesRequest, context: Any
+    ) -> Any:
+        """Say that it is not served: nobody who asks for claims needs it."""
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "not used")

@@ -1,0 +1,305 @@
+"""
+Preparing: what is answered for a claim, and that it is the same when the claim is asked for again.
+
+It must not know what happens to calls that are cut off.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from drakit.cdi import lint_spec
+from drakit.testing.conformance.kit import ClaimUnderTest, Kit, PrepareResult, PublishedDevice
+from drakit.testing.conformance.rule import rule
+from drakit.testing.conformance.rules import steps
+
+__all__ = ()
+
+LOOKED_AT = 8
+"""Devices whose edits are looked at: enough for the kinds that a driver has."""
+
+LOST_AT_REBOOT = ("/run/", "/var/run/", "/tmp/", "/dev/shm/")  # noqa: S108
+"""Where nothing outlives a reboot of a node."""
+
+_ENV = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
+
+
+@rule(
+    "prepare",
+    "a claim is prepared, with a CDI name for each of its devices",
+    why="The kubelet calls NodePrepareResources before it makes a pod's containers, and hands the "
+    "CDI names of the answer to the runtime. An error, or a device that is missing in the answer, "
+    "keeps the pod from starting. It waits 45 s for the answer.",
+)
+async def prepare(kit: Kit) -> None:
+    devices = await steps.usable(kit)
+    await _prepare_and_look(kit, devices[0])
+    if len(devices) > 2:
+        await _prepare_and_look(kit, *devices[1:3])
+
+
+async def _prepare_and_look(kit: Kit, *devices: PublishedDevice) -> None:
+    claim = kit.claim(*devices)
+    names = [device.name for device in devices]
+    answer = await steps.must_prepare(kit, claim, when=f"with {', '.join(names)}")
+    if sorted((d.pool, d.name) for d in answer.devices) != sorted(
+        (d.pool, d.name) for d in devices
+    ):
+        kit.fail(
+            f"a claim of {', '.join(names)} was answered with "
+            f"{', '.join(d.name for d in answer.devices) or 'no device'}"
+        )
+    ids = answer.cdi_ids
+    if len(ids) < len(devices) or len(set(ids)) != len(ids):
+        kit.fail(f"{len(devices)} devices were answered with the CDI names {', '.join(ids)}")
+    if kit.spec(claim) is None:
+        kit.fail("the claim is prepared, but there is no CDI file for it")
+
+
+@rule(
+    "cdi-valid",
+    "what containers get is a valid CDI specification",
+    why="The container runtime reads the CDI file when it makes a container. One that it refuses "
+    "keeps the pod in CreateContainerError, where the kubelet never asks the driver again.",
+)
+async def cdi_valid(kit: Kit) -> None:
+    looked_at = 0
+    for device in (await steps.usable(kit))[:LOOKED_AT]:
+        claim = kit.claim(device)
+        answer = await steps.answer_of(kit, claim)
+        if "CDI spec" in answer.error:
+            kit.fail(f"no CDI file can be written for device {device.name}: {answer.error}")
+        if answer.error:
+            continue
+        looked_at += 1
+        _check_spec(kit, claim, device)
+    if not looked_at:
+        kit.skip("no claim can be prepared to begin with (rule prepare is about it)")
+
+
+def _check_spec(kit: Kit, claim: ClaimUnderTest, device: PublishedDevice) -> None:
+    spec = kit.spec(claim)
+    if spec is None:
+        kit.fail(f"the claim of device {device.name} is prepared, but there is no CDI file for it")
+    problems = lint_spec(spec)
+    if errors := [problem for problem in problems if problem.severity == "error"]:
+        kit.fail(f"the CDI file of device {device.name} is not valid: {errors[0]}")
+    for text in kit.edits(claim).get("env") or ():
+        if not _ENV.match(str(text)):
+            kit.fail(
+                f"device {device.name} gives its containers the environment variable {text!r}, "
+                f"whose name a shell cannot use; take letters, digits and underscores"
+            )
+
+
+@rule(
+    "host-paths",
+    "the paths of the host that containers get are there",
+    why="The runtime mounts what the CDI file names. A path that is not on the node keeps the pod "
+    "in CreateContainerError, where the kubelet never asks the driver again.",
+)
+async def host_paths(kit: Kit) -> None:
+    looked_at = 0
+    for device in (await steps.usable(kit))[:LOOKED_AT]:
+        claim = kit.claim(device)
+        if (await steps.answer_of(kit, claim)).error:
+            continue
+        looked_at += 1
+        edits = kit.edits(claim)
+        if missing := steps.missing_paths(edits):
+            kit.fail(f"device {device.name} is prepared, but on the host there is no {missing[0]}")
+        for hook in edits.get("hooks") or ():
+            if not os.access(str(hook.get("path")), os.X_OK):
+                kit.fail(
+                    f"the {hook.get('hookName')} hook of device {device.name}, {hook.get('path')}, "
+                    f"is not executable"
+                )
+    if not looked_at:
+        kit.skip("no claim can be prepared to begin with (rule prepare is about it)")
+
+
+@rule(
+    "prepare-again",
+    "a claim that is prepared again gets the same result",
+    why="The kubelet forgets at its restart what is prepared, and a node that reboots all the "
+    "more: it asks again for the same claim, and the containers must get the same. What is there "
+    "already is no error.",
+)
+async def prepare_again(kit: Kit) -> None:
+    device, *_ = await steps.usable(kit)
+    claim = kit.claim(device)
+    first = await steps.prepared(kit, claim)
+    edits = kit.edits(claim)
+    again = await steps.must_prepare(kit, claim, when="asked again")
+    _same(kit, claim, (first, edits), again, when="asked again")
+    await kit.restart()
+    again = await steps.must_prepare(kit, claim, when="after a crash of the node plugin")
+    _same(kit, claim, (first, edits), again, when="after a crash of the node plugin")
+    await kit.reboot()
+    again = await steps.must_prepare(kit, claim, when="after a reboot of the node")
+    _same(kit, claim, (first, edits), again, when="after a reboot of the node")
+
+
+def _same(
+    kit: Kit,
+    claim: ClaimUnderTest,
+    first: tuple[PrepareResult, Mapping[str, Any]],
+    again: PrepareResult,
+    *,
+    when: str,
+) -> None:
+    answer, edits = first
+    if again.devices != answer.devices:
+        kit.fail(f"{when} a claim that was prepared got other devices than the first time")
+    if (now := kit.edits(claim)) != edits:
+        key = next(k for k in sorted(edits.keys() | now.keys()) if edits.get(k) != now.get(k))
+        kit.fail(
+            f"{when} containers get other {key} for the same claim: first {edits.get(key)!r}, then "
+            f"{now.get(key)!r}"
+        )
+
+
+@rule(
+    "reboot",
+    "after a reboot a claim is made ready anew",
+    why="A pod outlives the reboot of its node: the kubelet prepares the same claim again. What "
+    "was in memory, in /run or set in the hardware is gone then, whatever is noted on disk.",
+)
+async def reboot(kit: Kit) -> None:
+    device, *_ = await steps.usable(kit)
+    claim = kit.claim(device)
+    await steps.prepared(kit, claim)
+    made = await _made(kit, claim)
+    await kit.stop()
+    for path in made:
+        _remove(path)
+    await kit.reboot()
+    await steps.must_prepare(kit, claim, when="after a reboot of the node")
+    if kit.spec(claim) is None:
+        kit.fail("after a reboot the claim was answered as prepared, but it has no CDI file")
+    if missing := steps.missing_paths(kit.edits(claim)):
+        kit.fail(
+            f"after a reboot the claim was answered as prepared, but {missing[0]}, which the first "
+            f"prepare had made, was not made again"
+        )
+
+
+async def _made(kit: Kit, claim: ClaimUnderTest) -> Sequence[Path]:
+    """Give the paths that preparing makes and a reboot takes away: those that unprepare removes and
+    that are where nothing outlives a reboot. The claim is prepared then."""
+    paths = [Path(path) for path in steps.host_paths(kit.edits(claim))]
+    if (await kit.unprepare(claim)).get(claim.uid):
+        return ()
+    made = [path for path in paths if not path.exists()]
+    await steps.prepared(kit, claim)
+    return [
+        path
+        for path in made
+        if str(path).startswith(LOST_AT_REBOOT) and not path.is_symlink() and not path.is_mount()
+    ]
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+@rule(
+    "partial-success",
+    "a claim that cannot be prepared fails alone",
+    why="All claims of a pod come in one call, and each is answered for itself: the kubelet counts "
+    "on it that what succeeded stays prepared, and asks for the rest again.",
+)
+async def partial_success(kit: Kit) -> None:
+    devices = await steps.usable(kit)
+    good = kit.claim(devices[0])
+    await steps.prepared(kit, good)
+    await steps.must_unprepare(kit, good, when="to begin with")
+    absent = {"pool": devices[0].pool, "device": "no-such-device"}
+    bad = kit.claim(results=[absent])
+    await _beside(kit, good, bad, "a claim whose device does not exist")
+    if len(devices) > 1:
+        odd = kit.claim(devices[1], configs=[{"no-such-key": [1, {"a": None}]}])
+        await _beside(kit, good, odd, "a claim with parameters that nobody knows")
+
+
+async def _beside(kit: Kit, good: ClaimUnderTest, bad: ClaimUnderTest, what: str) -> None:
+    answers = await kit.prepare(good, bad)
+    if good.uid not in answers or bad.uid not in answers:
+        kit.fail(f"beside {what} not all claims of the call were answered")
+    if error := answers[good.uid].error:
+        kit.fail(f"beside {what} a claim in order was not prepared: {error}")
+    await steps.must_unprepare(kit, good, when=f"after it was prepared beside {what},")
+    await kit.unprepare(bad)
+
+
+@rule(
+    "together",
+    "claims of different devices are prepared in one call",
+    why="The kubelet asks for all claims of a pod in one call, and takes a claim that is not in "
+    "the answer as failed.",
+)
+async def together(kit: Kit) -> None:
+    devices = (await steps.usable(kit, at_least=2))[:4]
+    first = kit.claim(devices[0])
+    await steps.prepared(kit, first)
+    await steps.must_unprepare(kit, first, when="to begin with")
+    claims = [kit.claim(device) for device in devices]
+    answers = await kit.prepare(*claims)
+    for claim, device in zip(claims, devices, strict=True):
+        if claim.uid not in answers or answers[claim.uid].error:
+            said = answers[claim.uid].error if claim.uid in answers else "no answer for it"
+            kit.fail(
+                f"of {len(claims)} claims that came together that of {device.name} was not "
+                f"prepared: {said}"
+            )
+    errors = await kit.unprepare(*claims)
+    for claim, device in zip(claims, devices, strict=True):
+        if errors.get(claim.uid) != "":
+            kit.fail(
+                f"of {len(claims)} claims that came together that of {device.name} was not "
+                f"unprepared: {errors.get(claim.uid, 'no answer for it')}"
+            )
+
+
+@rule(
+    "device-again",
+    "a device's next claim gets nothing of the one before",
+    why="The scheduler gives a device to the next pod as soon as its claim is free. What is left "
+    "of the claim before would be another user's.",
+)
+async def device_again(kit: Kit) -> None:
+    device, *_ = await steps.usable(kit)
+    former = kit.claim(device)
+    await steps.prepared(kit, former)
+    await steps.must_unprepare(kit, former, when="to begin with")
+    claim = kit.claim(device)
+    await steps.must_prepare(kit, claim, when="once the claim before had been unprepared")
+    if trace := _trace(kit.spec(claim), former):
+        kit.fail(
+            f"what the containers of a device's second claim get names the first one: {trace}; it "
+            f"had to be about the second one alone"
+        )
+    await kit.reboot()
+    await steps.must_prepare(kit, claim, when="after a reboot of the node")
+    if trace := _trace(kit.spec(claim), former):
+        kit.fail(f"after a reboot the containers of a device's second claim get {trace}")
+
+
+def _trace(value: Any, claim: ClaimUnderTest) -> str | None:
+    """Give the first text within a value that names a claim by its UID."""
+    if isinstance(value, str):
+        return value if claim.uid in value else None
+    parts: list[Any] = []
+    if isinstance(value, dict):
+        parts = [*value.keys(), *value.values()]  # pyright: ignore[reportUnknownArgumentType,reportUnknownVariableType]
+    elif isinstance(value, list):
+        parts = [*value]  # pyright: ignore[reportUnknownArgumentType,reportUnknownVariableType]
+    return next((found for part in parts if (found := _trace(part, claim))), None)

@@ -1,0 +1,69 @@
+"""
+Devices that several claims have at a time: by shares of their capacity, or beside their holder.
+
+It must not know what is in a share.
+"""
+
+from __future__ import annotations
+
+from drakit.testing.conformance.kit import Kit
+from drakit.testing.conformance.rule import rule
+from drakit.testing.conformance.rules import steps
+
+__all__ = ()
+
+
+@rule(
+    "admin-access",
+    "a claim with admin access does not disturb the device's holder",
+    why="Monitoring gets a device with adminAccess while a pod uses it. Such a claim is prepared "
+    "and unprepared beside the holder's, who must not notice.",
+)
+async def admin_access(kit: Kit) -> None:
+    device, *_ = await steps.usable(kit)
+    holder = kit.claim(device)
+    first = await steps.prepared(kit, holder)
+    edits = kit.edits(holder)
+    claim = kit.claim(device, admin_access=True)
+    await steps.must_prepare(kit, claim, when="with admin access, beside the device's holder,")
+    await steps.must_unprepare(kit, claim, when="with admin access, beside the device's holder,")
+    if missing := steps.missing_paths(edits):
+        kit.fail(
+            f"unpreparing a claim with admin access has taken {missing[0]} from the device's holder"
+        )
+    again = await steps.must_prepare(kit, holder, when="after a claim with admin access had gone")
+    if again != first or kit.edits(holder) != edits:
+        kit.fail("after a claim with admin access had gone the holder was answered in another way")
+    await steps.must_unprepare(kit, holder, when="after a claim with admin access had gone")
+
+
+@rule(
+    "shares",
+    "shares of a device are prepared and unprepared one by one",
+    why="A device with allowMultipleAllocations is given to several claims at a time, each with a "
+    "share of its own. One pod's end is no reason to take the device from the others.",
+)
+async def shares(kit: Kit) -> None:
+    devices = [d for d in steps.untainted(await kit.devices()) if d.allow_multiple]
+    if not devices:
+        kit.skip("no device has allowMultipleAllocations")
+    device = devices[0]
+    one, other = kit.claim(device), kit.claim(device)
+    await steps.prepared(kit, one)
+    first = await steps.must_prepare(kit, other, when="for a second share of a device")
+    edits = kit.edits(other)
+    share = first.devices[0].share_id if first.devices else None
+    if share is None:
+        kit.fail(f"the answer for a share of {device.name} does not say which share it is")
+    await steps.must_unprepare(kit, one, when="for one of two shares of a device")
+    if missing := steps.missing_paths(edits):
+        kit.fail(
+            f"unpreparing one share of {device.name} has taken {missing[0]} from the claim that "
+            f"has the other"
+        )
+    again = await steps.must_prepare(kit, other, when="after another share was unprepared")
+    if again != first or kit.edits(other) != edits:
+        kit.fail("after one share was unprepared the other was answered in another way")
+    await kit.reboot()
+    await steps.must_prepare(kit, other, when="for a share, after a reboot of the node,")
+    await steps.must_unprepare(kit, other, when="for the last share of a device")

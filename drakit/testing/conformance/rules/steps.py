@@ -1,0 +1,191 @@
+"""
+Steps that rules are made of: devices to try with, claims of them, and what must succeed.
+
+A rule begins with what another rule is about (a plain claim is prepared): where that does not go,
+it is skipped and says so, as a driver's one fault should be told once. From then on all that goes
+wrong fails it.
+
+It must not know single rules, or the kit from inside.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from drakit.testing.conformance.kit import ClaimUnderTest, Kit, PrepareResult, PublishedDevice
+
+__all__ = (
+    "STOPPED",
+    "answer_of",
+    "free_again",
+    "host_paths",
+    "missing_paths",
+    "must_prepare",
+    "must_unprepare",
+    "prepared",
+    "stop_reasons",
+    "stopped",
+    "untainted",
+    "usable",
+    "within",
+)
+
+STOPPED = "drakit.dev/stopped"
+"""The taint of a device whose driver is away."""
+
+_KEEPS_AWAY = ("NoSchedule", "NoExecute")
+
+
+# ------------------------------------------------------------ devices
+
+
+async def usable(kit: Kit, *, at_least: int = 1) -> list[PublishedDevice]:
+    """
+    Give devices that claims can have at the same time, or skip the rule.
+
+    Left out are devices with taints, and of partitions of one piece of hardware all but one. They
+    are all of a kind: devices that a claim has alone, or else those that claims share.
+    """
+    found = _apart(untainted(await kit.devices(at_least=at_least)))
+    alone = [device for device in found if not device.allow_multiple]
+    shared = [device for device in found if device.allow_multiple]
+    best = alone if len(alone) >= at_least else max(alone, shared, key=len)
+    if len(best) < at_least:
+        kit.skip(
+            f"it needs {at_least} devices without taints that claims can have at the same time, "
+            f"and there are {len(best)}"
+        )
+    return best
+
+
+def untainted(devices: Sequence[PublishedDevice]) -> list[PublishedDevice]:
+    """Give the devices that a scheduler would give to new pods."""
+    return [
+        device
+        for device in devices
+        if not any(taint.get("effect") in _KEEPS_AWAY for taint in device.taints)
+    ]
+
+
+def _apart(devices: Sequence[PublishedDevice]) -> list[PublishedDevice]:
+    """Leave out devices that may take what another one takes."""
+    taken: set[tuple[str, str]] = set()
+    found: list[PublishedDevice] = []
+    for device in devices:
+        consumed = cast("list[dict[str, Any]]", device.body.get("consumesCounters") or [])
+        sets = {(device.pool, str(item.get("counterSet"))) for item in consumed}
+        if not sets & taken:
+            taken |= sets
+            found.append(device)
+    return found
+
+
+def stopped(devices: Sequence[PublishedDevice]) -> list[str]:
+    """Name the devices whose driver is away, as the scheduler sees it."""
+    return [d.name for d in devices if any(taint.get("key") == STOPPED for taint in d.taints)]
+
+
+def stop_reasons(log: str) -> list[str]:
+    """Give from a part of the node plugin's log why the driver has stopped."""
+    return [
+        str(line.get("reason", "")) for line in _lines(log) if line.get("msg") == "endpoint stopped"
+    ]
+
+
+def _lines(log: str) -> Iterator[Mapping[str, Any]]:
+    for text in log.splitlines():
+        try:
+            line = json.loads(text)
+        except ValueError:
+            continue
+        if isinstance(line, dict):
+            yield cast("dict[str, Any]", line)
+
+
+# ------------------------------------------------------------ claims
+
+
+async def answer_of(kit: Kit, claim: ClaimUnderTest) -> PrepareResult:
+    """Prepare one claim; give what is answered for it."""
+    answers = await kit.prepare(claim)
+    if claim.uid not in answers:
+        kit.fail("the answer to a prepare did not name its claim; the kubelet takes that as failed")
+    return answers[claim.uid]
+
+
+async def prepared(kit: Kit, claim: ClaimUnderTest) -> PrepareResult:
+    """Prepare a plain claim to begin with; skip the rule if that does not go."""
+    answer = await answer_of(kit, claim)
+    if answer.error:
+        kit.skip(
+            f"no claim can be prepared to begin with (rule prepare is about it): {answer.error}"
+        )
+    return answer
+
+
+async def must_prepare(kit: Kit, claim: ClaimUnderTest, *, when: str) -> PrepareResult:
+    """Prepare a claim; fail the rule if that does not go."""
+    answer = await answer_of(kit, claim)
+    if answer.error:
+        kit.fail(f"{when} a claim must be prepared, but the answer was: {answer.error}")
+    return answer
+
+
+async def must_unprepare(kit: Kit, claim: ClaimUnderTest, *, when: str) -> None:
+    """Unprepare a claim; fail the rule if that does not go."""
+    error = (await kit.unprepare(claim)).get(claim.uid)
+    if error is None:
+        kit.fail(f"{when} the answer to an unprepare did not name its claim")
+    if error:
+        kit.fail(f"{when} an unprepare must succeed, but the answer was: {error}")
+
+
+async def free_again(kit: Kit, *devices: PublishedDevice, when: str) -> None:
+    """Fail the rule if a new claim cannot have the devices now; leaves nothing prepared."""
+    claim = kit.claim(*devices)
+    await must_prepare(kit, claim, when=f"{when}, for the device's next pod,")
+    await must_unprepare(kit, claim, when=f"{when}, once the next pod had ended,")
+
+
+# ------------------------------------------------------------ what containers get
+
+
+def host_paths(edits: Mapping[str, Any]) -> dict[str, str]:
+    """Give the paths of the host that CDI edits name, and what each is for."""
+    found: dict[str, str] = {}
+    for mount in edits.get("mounts") or ():
+        path = str(mount.get("hostPath", ""))
+        if path.startswith("/") and mount.get("type", "") in ("", "none", "bind"):
+            found[path] = f"mount to {mount.get('containerPath')}"
+    for node in edits.get("deviceNodes") or ():
+        found[str(node.get("hostPath") or node.get("path", ""))] = "device node"
+    for hook in edits.get("hooks") or ():
+        found[str(hook.get("path", ""))] = f"{hook.get('hookName')} hook"
+    for net in edits.get("netDevices") or ():
+        found[f"/sys/class/net/{net.get('hostInterfaceName')}"] = "network interface"
+    return found
+
+
+def missing_paths(edits: Mapping[str, Any]) -> list[str]:
+    """Say which paths of the host that CDI edits name are not there."""
+    return [
+        f"{path} ({what})" for path, what in host_paths(edits).items() if not Path(path).exists()
+    ]
+
+
+# ------------------------------------------------------------ waiting
+
+
+async def within(seconds: float, condition: Callable[[], bool], *, every: float = 0.05) -> bool:
+    """Look until something is so, or the time is over; give whether it is."""
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        await asyncio.sleep(every)
+    return True

@@ -1,0 +1,197 @@
+"""
+Unpreparing: it always goes, whatever has become of the claim, the driver and the node since.
+
+It must not know what containers got.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from drakit.testing.conformance.kit import ClaimUnderTest, Kit
+from drakit.testing.conformance.rule import rule
+from drakit.testing.conformance.rules import steps
+from drakit.testing.conformance.rules.podlist import PodList
+
+__all__ = ()
+
+
+@rule(
+    "unprepare",
+    "a claim is unprepared, and its device is free",
+    why="The kubelet calls NodeUnprepareResources once all containers of a pod have ended. As long "
+    "as that fails the pod hangs in Terminating, and its devices are nobody else's.",
+)
+async def unprepare(kit: Kit) -> None:
+    device, *_ = await steps.usable(kit)
+    claim = kit.claim(device)
+    for _ in range(2):  # a pod that is made anew uses the same claim
+        await steps.prepared(kit, claim)
+        await steps.must_unprepare(kit, claim, when="once its pod had ended")
+        if kit.spec(claim) is not None:
+            kit.fail("the claim is unprepared, but its CDI file is still there")
+    await steps.free_again(kit, device, when="after the claim before was unprepared")
+
+
+@rule(
+    "unprepare-again",
+    "unpreparing a claim again is no error",
+    why="The kubelet repeats an unprepare until it has the answer, and asks all drivers of a claim "
+    "again if one of them failed. That there is nothing to undo is success.",
+)
+async def unprepare_again(kit: Kit) -> None:
+    device, *_ = await steps.usable(kit)
+    claim = kit.claim(device)
+    await steps.prepared(kit, claim)
+    # The driver undoes its part, then the node plugin fails in its own: so both are asked again.
+    obstacles = [_obstruct(path) for path in kit.cdi.glob(f"*{claim.uid}*.json")]
+    error = (await kit.unprepare(claim)).get(claim.uid)
+    for path in obstacles:
+        (path / "obstacle").unlink(missing_ok=True)
+        path.rmdir()
+    if obstacles and error and "CDI file" not in error:
+        kit.fail(f"once its pod had ended an unprepare must succeed, but the answer was: {error}")
+    for _ in range(2):
+        await steps.must_unprepare(kit, claim, when="asked again")
+    await steps.free_again(kit, device, when="after an unprepare that was repeated")
+
+
+def _obstruct(path: Path) -> Path:
+    """Put something in a file's place that cannot be removed as a file."""
+    path.unlink()
+    path.mkdir()
+    (path / "obstacle").touch()
+    return path
+
+
+@rule(
+    "unprepare-not-prepared",
+    "unpreparing a claim that was never prepared is no error",
+    why="A pod can be deleted before its claim was prepared, or while it is: the kubelet "
+    "unprepares what it may have asked for, and waits with the pod until that is done.",
+)
+async def unprepare_not_prepared(kit: Kit) -> None:
+    device, *_ = await steps.usable(kit)
+    claim = kit.claim(device)
+    await steps.must_unprepare(kit, claim, when="for a claim that was never prepared")
+    for _ in range(5):
+        claim = kit.claim(device)
+        asked = asyncio.create_task(kit.prepare(claim))
+        await asyncio.sleep(0.001)
+        await steps.must_unprepare(kit, claim, when="while its prepare was about to begin")
+        await asyncio.wait([asked])
+        asked.result()
+        # It may have been unprepared first, and prepared then: as by a pod that is still there.
+        await steps.must_unprepare(kit, claim, when="after prepare and unprepare at the same time")
+    await steps.free_again(kit, device, when="after claims that were given up at once")
+
+
+@rule(
+    "unprepare-after-restart",
+    "a claim is unprepared by another process than prepared it",
+    why="Node plugins are updated and crash while pods run. What a driver needs to undo its work "
+    "it must find again, on disk or in the names of the claim and its devices.",
+)
+async def unprepare_after_restart(kit: Kit) -> None:
+    device, *_ = await steps.usable(kit)
+    claim = kit.claim(device)
+    await steps.prepared(kit, claim)
+    await kit.stop()
+    await kit.start()
+    await steps.must_unprepare(kit, claim, when="after a restart of the node plugin")
+    await steps.free_again(kit, device, when="after an unprepare by a new process")
+    claim = kit.claim(device)
+    await steps.must_prepare(kit, claim, when="after a restart of the node plugin")
+    await kit.restart()
+    await steps.must_unprepare(kit, claim, when="after a crash of the node plugin")
+    await steps.free_again(kit, device, when="after an unprepare by a new process")
+
+
+@rule(
+    "force-delete",
+    "a claim whose object is gone is unprepared",
+    why="`kubectl delete --force` takes pod and claim from the API server at once. The kubelet "
+    "unprepares later, from its own notes: the claim's object cannot be read any more.",
+)
+async def force_delete(kit: Kit) -> None:
+    device, *_ = await steps.usable(kit)
+    claim = kit.claim(device)
+    await steps.prepared(kit, claim)
+    kit.delete_claim(claim)
+    await kit.restart()
+    await steps.must_unprepare(kit, claim, when="after the claim's object was deleted")
+    if kit.spec(claim) is not None:
+        kit.fail("the claim, whose object is gone, is unprepared, but its CDI file is still there")
+    await steps.free_again(kit, device, when="after its claim was deleted by force")
+
+
+@rule(
+    "unprepare-after-failure",
+    "a claim whose prepare failed is unprepared, and leaves nothing",
+    why="The kubelet unprepares whatever it has asked to prepare, also where the prepare failed "
+    "halfway. What that has left must not keep the device from the next pod.",
+)
+async def unprepare_after_failure(kit: Kit) -> None:
+    device, *_ = await steps.usable(kit)
+    plain = kit.claim(device)
+    await steps.prepared(kit, plain)
+    await steps.must_unprepare(kit, plain, when="to begin with")
+    absent = {"pool": device.pool, "device": "no-such-device"}
+    odd = [{"no-such-key": [1, {"a": None}]}]
+    refused = 0
+    for what, claim in (
+        ("for a device that does not exist", kit.claim(results=[absent])),
+        ("with parameters that nobody knows", kit.claim(device, configs=odd)),
+    ):
+        refused += bool((await steps.answer_of(kit, claim)).error)
+        await steps.must_unprepare(kit, claim, when=f"after a prepare {what}")
+    await steps.free_again(kit, device, when="after a prepare that failed")
+    if not refused:
+        kit.skip("the driver prepares all claims, also for devices that do not exist")
+
+
+@rule(
+    "unprepare-after-reboot",
+    "a claim that was prepared before a reboot is unprepared after it",
+    why="A pod that is deleted while its node is down is unprepared after the reboot, without a "
+    "prepare in between: nothing is there any more of what the prepare had made.",
+)
+async def unprepare_after_reboot(kit: Kit) -> None:
+    device, *_ = await steps.usable(kit)
+    claim = kit.claim(device)
+    await steps.prepared(kit, claim)
+    await kit.reboot()
+    await steps.must_unprepare(kit, claim, when="after a reboot of the node")
+    await steps.free_again(kit, device, when="after a reboot and an unprepare")
+
+
+@rule(
+    "unprepare-without-parameters",
+    "a claim is unprepared without its opaque parameters",
+    why="At unprepare the kubelet knows a claim's name and UID. Where the claim's object is gone, "
+    "and the node plugin's own notes were lost as well, nobody knows its parameters any more.",
+)
+async def unprepare_without_parameters(kit: Kit) -> None:
+    device, *_ = await steps.usable(kit)
+    claim = await _with_parameters(kit)
+    answer = await steps.answer_of(kit, claim)
+    if answer.error:
+        kit.skip(f"a claim with parameters cannot be prepared: {answer.error}")
+    await kit.stop()
+    for path in (kit.root / "plugins" / kit.driver).glob("checkpoint.db*"):
+        path.unlink()
+    kit.delete_claim(claim)
+    async with PodList(kit.root / "pod-resources" / "kubelet.sock") as pods:
+        pods.add(claim, answer, driver=kit.driver)
+        await kit.start()
+        await steps.must_unprepare(kit, claim, when="when nobody knew its parameters any more")
+        await steps.free_again(kit, device, when="after an unprepare without parameters")
+
+
+async def _with_parameters(kit: Kit) -> ClaimUnderTest:
+    """Store a claim with the target's parameters, or with an object that says nothing."""
+    device, *_ = await steps.usable(kit)
+    if kit.target.parameters is not None:
+        return kit.claim(device)
+    return kit.claim(device, configs=[{}])
