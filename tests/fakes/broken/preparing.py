@@ -1,0 +1,205 @@
+"""Drivers whose preparing goes wrong: at the first time, again, or beside others."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import time
+import uuid
+
+from drakit import DriverError, Edits, Mount
+from tests.fakes.broken.tidy import Tidy
+
+
+class Refuses(Tidy):
+    """Prepares nothing."""
+
+    async def prepare(self, claim, device):
+        raise DriverError("the lamp is not plugged in")
+
+
+class RelativePath(Tidy):
+    """CDI does not take what containers get."""
+
+    def mount(self, claim, device):
+        return Mount(host_path=str(self.place(claim, device)), container_path="lamps")
+
+
+class MissingPath(Tidy):
+    """What containers get is not on the host."""
+
+    def mount(self, claim, device):
+        return Mount(host_path=str(self.run / "elsewhere"), container_path="/lamps")
+
+
+class OnlyOnce(Tidy):
+    """What is there already is an error."""
+
+    def make(self, claim, device, mode):
+        self.notes.mkdir(exist_ok=True)
+        try:
+            self.note(claim, device).touch(exist_ok=False)
+        except FileExistsError:
+            raise DriverError("the claim has the lamp already") from None
+        return super().make(claim, device, mode)
+
+
+class OtherEdits(Tidy):
+    """Containers get something else each time."""
+
+    def make(self, claim, device, mode):
+        edits = super().make(claim, device, mode)
+        return Edits(env={**edits.env, "LAMP_TOKEN": uuid.uuid4().hex}, mounts=edits.mounts)
+
+
+class BelievesItsNotes(Tidy):
+    """What it has noted as done it does not do again."""
+
+    def make(self, claim, device, mode):
+        if not self.note(claim, device).exists():
+            return super().make(claim, device, mode)
+        env = {"LAMP": device.name, "LAMP_MODE": mode}
+        return Edits(env=env, mounts=(self.mount(claim, device),))
+
+
+class AllOrNothing(Tidy):
+    """One claim in disorder fails all that come with it."""
+
+    async def prepare_claims(self, claims):
+        return {
+            item.claim.uid: [await self.prepare(item.claim, device) for device in item.devices]
+            for item in claims
+        }
+
+
+class OneAnswer(Tidy):
+    """Of several claims it answers the first."""
+
+    async def prepare_claims(self, claims):
+        first = claims[0]
+        return {first.claim.uid: [await self.prepare(first.claim, d) for d in first.devices]}
+
+
+class FormerClaim(Tidy):
+    """The first claim of a device is remembered for ever."""
+
+    def __init__(self, config, node) -> None:
+        super().__init__(config, node)
+        self.first: dict[str, str] = {}
+
+    def make(self, claim, device, mode):
+        edits = super().make(claim, device, mode)
+        owner = self.first.setdefault(device.name, claim.uid)
+        return Edits(env={**edits.env, "LAMP_OWNER": owner}, mounts=edits.mounts)
+
+
+class MixesUp(Tidy):
+    """Keeps the claim that it works on in one place for all."""
+
+    async def prepare(self, claim, device):
+        self.current = claim
+        await asyncio.sleep(0.1)
+        edits = await super().prepare(claim, device)
+        return Edits(env={**edits.env, "LAMP_OWNER": self.current.uid}, mounts=edits.mounts)
+
+
+class OneAfterTheOther(Tidy):
+    """Blocks its event loop while it works."""
+
+    async def prepare(self, claim, device):
+        time.sleep(0.4)  # noqa: ASYNC251  (it is what the test is about)
+        return await super().prepare(claim, device)
+
+
+class HoldsInterpreter(Tidy):
+    """Computes in C, where no other thread of the process gets a turn."""
+
+    async def prepare(self, claim, device):
+        sum(range(200_000_000))
+        return await super().prepare(claim, device)
+
+
+class LeaksCancelled(Tidy):
+    """A call that is cancelled leaves the device marked as busy."""
+
+    seconds = 0.3
+
+    def __init__(self, config, node) -> None:
+        super().__init__(config, node)
+        self.busy: set[str] = set()
+
+    async def prepare(self, claim, device):
+        if device.name in self.busy:
+            raise DriverError("the lamp is being prepared")
+        self.busy.add(device.name)
+        try:
+            edits = await super().prepare(claim, device)
+        except DriverError:
+            self.busy.discard(device.name)
+            raise
+        self.busy.discard(device.name)
+        return edits
+
+
+class HalfDone(Tidy):
+    """A prepare that was cut off is in the way of the next one, whatever unprepare says."""
+
+    async def prepare(self, claim, device):
+        half = self.config.root / f"half-{device.name}"
+        if half.exists():
+            raise DriverError("an earlier prepare has not ended")
+        half.touch()
+        await asyncio.sleep(0.4)
+        edits = await super().prepare(claim, device)
+        half.unlink()
+        return edits
+
+
+class DiesOfParameters(Tidy):
+    """Ends the process over parameters that it does not know."""
+
+    def mode(self, device):
+        if any("spec" in config for config in device.configs):
+            os._exit(3)
+        return super().mode(device)
+
+
+class StopsOverParameters(Tidy):
+    """Its stream ends over parameters that it does not know."""
+
+    def __init__(self, config, node) -> None:
+        super().__init__(config, node)
+        self.confused = asyncio.Event()
+
+    async def devices(self):
+        yield self.listed()
+        await self.confused.wait()
+
+    def mode(self, device):
+        if any("spec" in config for config in device.configs):
+            self.confused.set()
+        return super().mode(device)
+
+
+class CountsTries(Tidy):
+    """Each try has another error."""
+
+    def __init__(self, config, node) -> None:
+        super().__init__(config, node)
+        self.tries = itertools.count(1)
+
+    def mode(self, device):
+        try:
+            return super().mode(device)
+        except DriverError as error:
+            raise DriverError(f"{error} (try {next(self.tries)})") from None
+
+
+class RawErrors(Tidy):
+    """Users get the exceptions of its own code."""
+
+    def mode(self, device):
+        return {"bright": "bright", "dim": "dim"}[
+            next((config["mode"] for config in device.configs), "bright")
+        ]

@@ -1,0 +1,71 @@
+"""Drivers that publish what they must not, or not what they should."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from dataclasses import replace
+
+from drakit import Device, Health
+from tests.fakes.broken.tidy import Tidy
+
+
+class CapitalName(Tidy):
+    """One device's name is no DNS label."""
+
+    def listed(self):
+        return [*super().listed(), Device(name="Lamp-X", health=Health.ok())]
+
+
+class TooLongAttribute(Tidy):
+    """One device has an attribute that the API does not take."""
+
+    def listed(self):
+        return [
+            *super().listed(),
+            Device(name="long", attributes={"story": "x" * 65}, health=Health.ok()),
+        ]
+
+
+class OtherNames(Tidy):
+    """Devices are called after the process."""
+
+    def listed(self):
+        return [replace(d, name=f"{d.name}-{os.getpid()}") for d in super().listed()]
+
+
+class Clock(Tidy):
+    """An attribute says when the driver was started."""
+
+    def __init__(self, config, node) -> None:
+        super().__init__(config, node)
+        self.started = int(time.time() * 1000)
+
+    def listed(self):
+        return [replace(d, attributes={"started": self.started}) for d in super().listed()]
+
+
+class OneList(Tidy):
+    """Lists its devices, and that was it."""
+
+    async def devices(self):
+        yield self.listed()
+        await asyncio.sleep(0.3)
+
+
+class SilentHealth(Tidy):
+    """Says that it has health, and tells none."""
+
+    reports_health = True
+
+    def listed(self):
+        return [replace(d, health=None) for d in super().listed()]
+
+
+class HalfHealth(Tidy):
+    """Tells the health of some devices."""
+
+    def listed(self):
+        first, *others = super().listed()
+        return [first, *(replace(d, health=None) for d in others)]

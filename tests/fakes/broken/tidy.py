@@ -1,0 +1,102 @@
+"""
+The driver that keeps all rules: lamps that claims have alone, and a rail whose light they share.
+
+What it makes for a claim is a directory below ``run``, which a reboot empties; what it notes is a
+file below ``notes``, which stays. Both are named after claim and device, so that any process finds
+them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+from drakit import Capacity, Device, Driver, DriverConfig, DriverError, Edits, Health, Mount
+from drakit.device import CapacityRange
+
+MODES = ("bright", "dim")
+
+
+class TidyConfig(DriverConfig):
+    root: Path
+    lamps: int = 4
+
+
+class Tidy(Driver[TidyConfig]):
+    """Devices ``lamp-0`` and so on, and ``rail``."""
+
+    name = "tidy.example.com"
+    config_type = TidyConfig
+    seconds = 0.0
+    """How long a prepare takes."""
+
+    def __init__(self, config, node) -> None:
+        super().__init__(config, node)
+        self.run = config.root / "run" / "tidy"
+        self.notes = config.root / "notes"
+
+    async def devices(self):
+        yield self.listed()
+        await asyncio.Event().wait()
+
+    def listed(self) -> list[Device]:
+        light = Capacity(value="10", default="1", valid_range=CapacityRange(min="1", step="1"))
+        return [
+            *(
+                Device(name=f"lamp-{number}", attributes={"number": number}, health=Health.ok())
+                for number in range(self.config.lamps)
+            ),
+            Device(
+                name="rail",
+                capacity={"light": light},
+                allow_multiple_allocations=True,
+                health=Health.ok(),
+            ),
+        ]
+
+    def mode(self, device) -> str:
+        """Give what the user wants; raise DriverError if that is nothing."""
+        mode = "bright"
+        for config in device.configs:
+            if unknown := sorted(config.keys() - {"mode"}):
+                raise DriverError(f"{unknown[0]!r} is no parameter of a lamp; take mode")
+            mode = config.get("mode", mode)
+        if mode not in MODES:
+            raise DriverError(f"mode is none that a lamp has; take {' or '.join(MODES)}")
+        return mode
+
+    def key(self, claim, device) -> str:
+        return f"{claim.uid}-{device.name}-{device.share_id or 'whole'}"
+
+    def place(self, claim, device) -> Path:
+        return self.run / self.key(claim, device)
+
+    def note(self, claim, device) -> Path:
+        return self.notes / self.key(claim, device)
+
+    async def prepare(self, claim, device):
+        if device.name not in {listed.name for listed in self.listed()}:
+            raise DriverError(f"there is no {device.name} on this node")
+        mode = self.mode(device)
+        await asyncio.sleep(self.seconds)
+        return self.make(claim, device, mode)
+
+    def make(self, claim, device, mode: str) -> Edits:
+        """Make what the containers get."""
+        self.notes.mkdir(exist_ok=True)
+        self.note(claim, device).write_text(json.dumps({"mode": mode}))
+        self.place(claim, device).mkdir(parents=True, exist_ok=True)
+        return Edits(
+            env={"LAMP": device.name, "LAMP_MODE": mode}, mounts=(self.mount(claim, device),)
+        )
+
+    def mount(self, claim, device) -> Mount:
+        return Mount(
+            host_path=str(self.place(claim, device)), container_path=f"/lamps/{device.name}"
+        )
+
+    def unprepare(self, claim, device) -> None:
+        if self.place(claim, device).exists():
+            self.place(claim, device).rmdir()
+        self.note(claim, device).unlink(missing_ok=True)

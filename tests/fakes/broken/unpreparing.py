@@ -1,0 +1,86 @@
+"""Drivers that cannot unprepare whatever they are asked to, and those that undo too much."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+from drakit import DriverError
+from tests.fakes.broken.tidy import Tidy
+
+
+class NothingToUndo(Tidy):
+    """That nothing is there is an error."""
+
+    def unprepare(self, claim, device):
+        self.place(claim, device).rmdir()
+        self.note(claim, device).unlink()
+
+
+class NothingAfterReboot(Tidy):
+    """That a reboot has taken what was there is an error."""
+
+    def unprepare(self, claim, device):
+        if self.note(claim, device).exists():
+            self.place(claim, device).rmdir()
+            self.note(claim, device).unlink()
+
+
+class OwnMemory(Tidy):
+    """Unprepares what this process has prepared."""
+
+    def __init__(self, config, node) -> None:
+        super().__init__(config, node)
+        self.known: dict[str, str] = {}
+
+    def make(self, claim, device, mode):
+        self.known[self.key(claim, device)] = mode
+        return super().make(claim, device, mode)
+
+    def unprepare(self, claim, device):
+        if self.known.pop(self.key(claim, device), None) is None:
+            raise DriverError("nobody knows of the claim")
+        super().unprepare(claim, device)
+
+
+class KeepsDevice(Tidy):
+    """A lamp is its first claim's for ever."""
+
+    def make(self, claim, device, mode):
+        self.notes.mkdir(exist_ok=True)
+        owner = self.notes / f"owner-{device.name}"
+        if not owner.exists():
+            owner.write_text(claim.uid)
+        if device.share_id is None and owner.read_text() != claim.uid:
+            raise DriverError("the lamp is another claim's")
+        return super().make(claim, device, mode)
+
+
+class FailureStays(Tidy):
+    """A claim that was refused keeps the lamp."""
+
+    def mode(self, device):
+        self.notes.mkdir(exist_ok=True)
+        lock = self.notes / f"lock-{device.name}"
+        if lock.exists():
+            raise DriverError("the lamp is locked")
+        lock.touch()
+        mode = super().mode(device)
+        lock.unlink()
+        return mode
+
+
+class NeedsParameters(Tidy):
+    """Looks into the parameters to unprepare."""
+
+    def unprepare(self, claim, device):
+        if device.configs[0].get("mode") == "dim":
+            self.note(claim, device).write_text(json.dumps({"mode": "bright"}))
+        super().unprepare(claim, device)
+
+
+class UndoesAtStop(Tidy):
+    """Takes all that is prepared with it."""
+
+    def close(self):
+        shutil.rmtree(self.run, ignore_errors=True)
