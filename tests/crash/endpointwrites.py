@@ -30,7 +30,7 @@ Change = Callable[[Checkpoint], Awaitable[None]]
 
 
 def writing(endpoint: StoredEndpoint) -> Change:
-    return lambda checkpoint: checkpoint.write_endpoint(endpoint)
+    return lambda checkpoint: checkpoint.write_endpoints([endpoint])
 
 
 CHANGES: Mapping[str, tuple[list[StoredEndpoint], Change, list[StoredEndpoint]]] = {

@@ -264,7 +264,7 @@ def set_endpoints_apart(steps: Steps) -> None:
     """Let transactions of endpoints not change the numbers of those of claims."""
     from drakit_nodeplugin.claims.checkpoint import Checkpoint
 
-    for name in ("write_endpoint", "forget_endpoints"):
+    for name in ("write_endpoints", "forget_endpoints"):
         steps.set_apart(Checkpoint, name, "sql of endpoints")
 
 

@@ -24,7 +24,7 @@ async def play(change, folder, *, kill_at=None):
     checkpoint = Checkpoint(path)
     await checkpoint.open()
     for endpoint in before:
-        await checkpoint.write_endpoint(endpoint)
+        await checkpoint.write_endpoints([endpoint])
     await checkpoint.close()
     (folder / "armed").write_bytes(b"\1")
     orders = {name: str(folder / name) for name in ("trail", "armed")}

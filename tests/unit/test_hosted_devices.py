@@ -35,7 +35,7 @@ class Rows:
     async def endpoints(self):
         return list(self.endpoints_stored.values())
 
-    async def write_endpoint(self, endpoint):
+    async def write_endpoints(self, endpoints):
         self.endpoints_stored[endpoint.name] = endpoint
 
     async def forget_endpoints(self, names):

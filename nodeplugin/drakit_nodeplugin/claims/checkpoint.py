@@ -188,10 +188,11 @@ class Checkpoint:
         """Give the endpoints, by name; one whose row is damaged is not among them."""
         return await self._run(endpointrows.read)
 
-    async def write_endpoint(self, endpoint: StoredEndpoint) -> None:
-        """Write an endpoint in a transaction of its own, in place of what was stored of it."""
-        write = partial(endpointrows.write, endpoints=[endpoint])
-        await self._run(lambda database: self._transaction(database, write))
+    async def write_endpoints(self, endpoints: Collection[StoredEndpoint]) -> None:
+        """Write endpoints in one transaction, in place of what was stored of them."""
+        if endpoints:
+            write = partial(endpointrows.write, endpoints=endpoints)
+            await self._run(lambda database: self._transaction(database, write))
 
     async def forget_endpoints(self, names: Collection[str]) -> None:
         """Forget endpoints in one transaction; one that is not there is fine."""

@@ -52,9 +52,17 @@ class EndpointState:
     """An endpoint in memory. Pools have their names in the API."""
 
     def __init__(
-        self, name: str, *, node: str, plain: bool, timing: HealthTiming, moment: Moment
+        self,
+        name: str,
+        *,
+        node: str,
+        plain: bool,
+        timing: HealthTiming,
+        moment: Moment,
+        open_ended: bool = False,
     ) -> None:
-        """It is away until it says what it has."""
+        """It is away until it says what it has. `open_ended`: it is one of the endpoints of a
+        driver of which nobody knows beforehand how many it has."""
         self.name = name
         self.life = Life(stopped_since=moment.now)
         self.phase = Phase.AWAITED
@@ -70,11 +78,15 @@ class EndpointState:
         self._node = node
         self._plain = plain
         self._timing = timing
+        self._open_ended = open_ended
 
     @property
     def away(self) -> str | None:
         """Why its devices cannot be used, as a sentence; None while it is there."""
-        return None if self.phase is Phase.PRESENT else f"the driver is stopped: {self.reason}"
+        if self.phase is Phase.PRESENT:
+            return None
+        who = f"endpoint {self.name}" if self._open_ended else "the driver"
+        return f"{who} is stopped: {self.reason}"
 
     @property
     def left_out(self) -> Mapping[str, str]:
@@ -258,8 +270,13 @@ class EndpointState:
         return PoolState(name, plain=self._plain, timing=self._timing)
 
     def _contents(self) -> Mapping[str, PoolContent]:
-        """Sort what it said by pool; one that has nothing has an empty pool, by which observers
-        tell a driver without devices from no driver."""
+        """
+        Sort what it said by pool.
+
+        A driver that has nothing has an empty pool, by which observers tell it from no driver. Of
+        several endpoints one that has nothing any more keeps the pools that it had, as with the
+        kubelet a resource without devices stays; one that had none yet has none.
+        """
         parts: dict[str, _Parts] = {}
         for device in self.checked.devices:
             parts.setdefault(device.pool, _Parts()).devices[device.name] = device
@@ -268,6 +285,8 @@ class EndpointState:
         for device in self.checked.fallback or ():
             parts.setdefault(device.pool, _Parts()).fallback[device.name] = device
         has_fallback = self.checked.fallback is not None
+        if not parts and self._open_ended:
+            return {name: PoolContent(devices={}) for name in self.pools}
         return {
             pool_name(self._node, pool): PoolContent(
                 devices=part.devices,

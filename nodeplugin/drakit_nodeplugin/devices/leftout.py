@@ -14,7 +14,7 @@ __all__ = ("LeftOutTeller",)
 logger = logging.getLogger(__name__)
 
 MAX_REMEMBERED = 1000
-"""Reasons that are not told again. A driver that makes up more has been heard."""
+"""Reasons of an endpoint that are not told again. One that makes up more has been heard."""
 
 MAX_AT_ONCE = 100
 """Devices that are told of one change; as many as a check gives reasons for."""
@@ -28,19 +28,24 @@ class LeftOutTeller:
     ) -> None:
         self._driver = driver
         self._on_left_out = on_left_out
-        self._told: set[tuple[str, str]] = set()
+        self._told: dict[str, set[tuple[str, str]]] = {}
 
-    def tell(self, left_out: Mapping[str, str]) -> None:
-        """Tell of devices that were not told of yet, by name with the reason."""
-        new = [item for item in left_out.items() if item not in self._told]
-        new = new[: min(MAX_AT_ONCE, MAX_REMEMBERED - len(self._told))]
+    def tell(self, endpoint: str, left_out: Mapping[str, str]) -> None:
+        """Tell of an endpoint's devices that were not told of yet, by name with the reason."""
+        if not left_out:
+            return
+        told = self._told.setdefault(endpoint, set())
+        new = [item for item in left_out.items() if item not in told]
+        new = new[: min(MAX_AT_ONCE, MAX_REMEMBERED - len(told))]
         if not new:
             return
-        self._told.update(new)
+        told.update(new)
         for name, reason in new:
-            logger.error(
-                "device is left out",
-                extra={"driver": self._driver, "device": name, "error": reason},
-            )
+            facts = {"driver": self._driver, "endpoint": endpoint, "device": name, "error": reason}
+            logger.error("device is left out", extra=facts)
         if self._on_left_out is not None:
             self._on_left_out(dict(new))
+
+    def forget(self, endpoint: str) -> None:
+        """The endpoint is gone."""
+        self._told.pop(endpoint, None)

@@ -69,9 +69,10 @@ class DeviceManager:
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         """
-        `endpoints` are those that are expected at the start; others may come. Nothing is stored
-        while `primary` is not set: another instance of the driver does it. Pools are removed only
-        while `sources_ready` says that what is missing is really gone.
+        `endpoints` are those that are expected at the start; others may come. If none is expected,
+        any number may come, each with pools of its own. Nothing is stored while `primary` is not
+        set: another instance of the driver does it. Pools are removed only while `sources_ready`
+        says that what is missing is really gone.
         """
         self.driver = driver
         self.revision = Revision()
@@ -178,8 +179,8 @@ class DeviceManager:
 
     def reported(self, endpoint: str, report: HealthReport) -> None:
         """Devices of the endpoint are like this; a device that it does not have is ignored."""
-        state = self._endpoints.get(endpoint)
-        if state.phase is not Phase.PRESENT:
+        state = self._endpoints.find(endpoint)
+        if state is None or state.phase is not Phase.PRESENT:
             return
         words = {
             DeviceKey(pool_name(self._node, key.pool), key.name): word
@@ -192,8 +193,10 @@ class DeviceManager:
         self._made(changes)
 
     def stopped(self, endpoint: str, reason: str) -> None:
-        """The endpoint is away; what it had stays known until its grace period ends."""
-        state = self._endpoints.get(endpoint)
+        """The endpoint is away; what it had stays known until its grace period ends. One that had
+        never anything, and that nobody expects, stays unknown."""
+        if (state := self._endpoints.find(endpoint)) is None:
+            return
         self._hear_waiting(endpoint)
         changes = Changes()
         state.stop(reason, self._moment(), changes=changes)
@@ -253,7 +256,7 @@ class DeviceManager:
             if not self._out(state) or state.pools.keys() & pending:
                 continue
             logger.info("endpoint removed", extra={"driver": self.driver, "endpoint": state.name})
-            self._endpoints.forget(state, changes=changes)
+            self._forget(state, changes=changes)
         self._made(changes)
 
     # ------------------------------------------------------------ time and the store
@@ -290,8 +293,11 @@ class DeviceManager:
             self._adopted = {}
         for state in self._endpoints:
             state.age(graces, moment, changes=changes)
-            over = state.pools and removal_due(state.life, graces, now=moment.now)
-            if over and self._sources_ready():
+            if not removal_due(state.life, graces, now=moment.now):
+                continue
+            if not state.pools:
+                self._forget(state, changes=changes)
+            elif self._sources_ready():
                 logger.warning(
                     "endpoint was away for too long, its devices are removed",
                     extra={
@@ -330,7 +336,14 @@ class DeviceManager:
             plain=self._plain,
             timing=self._timing,
             moment=self._moment(),
+            open_ended=self._endpoints.open_ended,
         )
+
+    def _forget(self, state: EndpointState, *, changes: Changes) -> None:
+        """What an endpoint had is deleted, or it had nothing."""
+        self._endpoints.forget(state, changes=changes)
+        self._pauses.forget(state.name)
+        self._left_out.forget(state.name)
 
     def _moment(self) -> Moment:
         return Moment(
@@ -361,7 +374,7 @@ class DeviceManager:
                 "devices changed",
                 extra={"driver": self.driver, "endpoint": state.name, "devices": size},
             )
-        self._left_out.tell(state.left_out)
+        self._left_out.tell(state.name, state.left_out)
         self._made(changes)
 
     def _hear_waiting(self, endpoint: str | None = None) -> None:

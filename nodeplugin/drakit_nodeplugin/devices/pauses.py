@@ -64,6 +64,11 @@ class Pauses:
         """Give what waits, if anything does; it waits no more."""
         return self._waiting.pop(endpoint, None)
 
+    def forget(self, endpoint: str) -> None:
+        """The endpoint is gone."""
+        self._until.pop(endpoint, None)
+        self._waiting.pop(endpoint, None)
+
     def waiting(self) -> list[str]:
         """Say which endpoints have something that waits."""
         return list(self._waiting)

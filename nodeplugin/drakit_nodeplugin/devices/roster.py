@@ -30,12 +30,17 @@ class Roster:
         make: Callable[[str], EndpointState],
         now: Callable[[], float],
     ) -> None:
-        """`expected` are those that nobody needs to name."""
+        """`expected` are those that nobody needs to name; if there are none, nobody knows how many
+        come."""
         self._expected = frozenset(expected)
+        self.open_ended = not self._expected
+        """Whether nobody knows how many endpoints the driver has."""
         self._settings = settings
         self._make = make
         self._now = now
         self._graces: Graces | None = None
+        self._strangers_until = 0.0
+        """Until when endpoints may come whose pools nobody knows, if it is open which come."""
         self._states: dict[str, EndpointState] = {}
 
     def __iter__(self) -> Iterator[EndpointState]:
@@ -50,13 +55,23 @@ class Roster:
     def begin(self) -> Graces:
         """Say that the plugin starts now, if that was not said yet."""
         if self._graces is None:
-            self._graces = Graces(
-                start_until=self._now() + self._settings.start_grace_period,
-                stop_seconds=self._settings.endpoint_stop_grace_period,
-            )
+            self._graces = self._begun()
             for name in self._expected:
                 self.get(name)
         return self._graces
+
+    def _begun(self, *, known: bool = False) -> Graces:
+        """Begin to wait; `known` are pools of endpoints that are away, or none."""
+        now, settings = self._now(), self._settings
+        graces = Graces(
+            start_until=now + settings.start_grace_period,
+            stop_seconds=settings.endpoint_stop_grace_period,
+        )
+        # The store was lost, perhaps: then what is published may be of one that still returns.
+        self._strangers_until = (
+            graces.start_until if known else max(graces.start_until, now + graces.stop_seconds)
+        )
+        return graces
 
     @property
     def stop_reason(self) -> str | None:
@@ -66,11 +81,12 @@ class Roster:
             wanted = state.life.spoken or state.name in self._expected
             waiting = state.phase is Phase.AWAITED and state.reason is SILENT
             if wanted and state.phase is not Phase.PRESENT and not waiting:
-                return state.reason
+                return f"endpoint {state.name}: {state.reason}" if self.open_ended else state.reason
         return None
 
     def find(self, name: str) -> EndpointState | None:
         """Give an endpoint, if there is one of that name."""
+        self.begin()
         return self._states.get(name)
 
     def get(self, name: str) -> EndpointState:
@@ -82,7 +98,8 @@ class Roster:
 
     def forget(self, state: EndpointState, *, changes: Changes) -> None:
         """What an endpoint had is deleted; if nobody expects it, nobody knows it any more."""
-        state.forget(changes=changes)
+        if state.pools:
+            state.forget(changes=changes)
         if state.name not in self._expected:
             del self._states[state.name]
 
@@ -91,6 +108,9 @@ class Roster:
     ) -> None:
         """Begin with the endpoints of an earlier life, or with what another instance has left of
         them; those that have spoken know better."""
+        if self.open_ended:
+            # It counts from when this instance is the primary one: such endpoints come to that.
+            self._graces = self._begun(known=bool(rows))
         graces = self.graces
         for name, row in rows.items():
             state = self.get(name)
@@ -114,6 +134,8 @@ class Roster:
         """Give until when something is waited for."""
         graces = self.graces
         yield graces.start_until
+        if self.open_ended:
+            yield self._strangers_until
         for state in self._states.values():
             if (end := phase_ends(state.life, graces)) is not None:
                 yield end
@@ -121,4 +143,6 @@ class Roster:
     def accounted(self) -> bool:
         """Tell whether it is known of all which pools they have."""
         graces, now = self.graces, self._now()
+        if self.open_ended and now < self._strangers_until:
+            return False
         return all(accounted(state.life, graces, now=now) for state in self._states.values())

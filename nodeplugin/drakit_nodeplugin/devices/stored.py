@@ -38,8 +38,8 @@ class EndpointStore(Protocol):
         """Give all of them."""
         ...
 
-    async def write_endpoint(self, endpoint: StoredEndpoint) -> None:
-        """Store one, in place of what was stored of it."""
+    async def write_endpoints(self, endpoints: Collection[StoredEndpoint]) -> None:
+        """Store some, in place of what was stored of them: all of them or none."""
         ...
 
     async def forget_endpoints(self, names: Collection[str]) -> None:

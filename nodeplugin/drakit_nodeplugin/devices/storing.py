@@ -128,10 +128,11 @@ class EndpointWriter:
 
     async def _write(self) -> None:
         rows = self._rows()
-        for name, row in rows.items():
-            if self._stored.get(name) != row and self._primary.is_set():
-                await self._store.write_endpoint(row)
-                self._stored[name] = row
+        new = {name: row for name, row in rows.items() if self._stored.get(name) != row}
+        if new and self._primary.is_set():
+            # At once: of a driver with many endpoints they come, and go, together.
+            await self._store.write_endpoints(new.values())
+            self._stored.update(new)
         gone = [name for name in self._stored if name not in rows]
         if gone and self._primary.is_set():
             await self._store.forget_endpoints(gone)

@@ -55,8 +55,8 @@ async def reopened(path):
 async def test_what_was_written_is_there_after_a_restart(path, checkpoint):
     store: EndpointStore = checkpoint
     assert await store.endpoints() == []
-    await store.write_endpoint(USB)
-    await store.write_endpoint(NET)
+    await store.write_endpoints([USB])
+    await store.write_endpoints([NET])
     assert await store.endpoints() == [NET, USB]
     await checkpoint.close()
     assert await reopened(path) == ([NET, USB], set(), None)
@@ -64,13 +64,13 @@ async def test_what_was_written_is_there_after_a_restart(path, checkpoint):
 
 async def test_an_endpoint_is_written_in_place_of_what_was_stored_of_it(checkpoint):
     for endpoint in (USB, NET, StoredEndpoint(name="usb", pools={"node-1": ("cam-9",)})):
-        await checkpoint.write_endpoint(endpoint)
+        await checkpoint.write_endpoints([endpoint])
     assert await checkpoint.endpoints() == [NET, endpoint]
 
 
 async def test_endpoints_are_forgotten_and_one_that_is_not_there_is_fine(checkpoint):
     for endpoint in (USB, NET):
-        await checkpoint.write_endpoint(endpoint)
+        await checkpoint.write_endpoints([endpoint])
     await checkpoint.forget_endpoints(["usb", "none"])
     assert await checkpoint.endpoints() == [NET]
     await checkpoint.forget_endpoints({"net"})
@@ -80,14 +80,14 @@ async def test_endpoints_are_forgotten_and_one_that_is_not_there_is_fine(checkpo
 async def test_the_largest_endpoint_is_stored(path, checkpoint):
     pools = {f"node-1/{n}": tuple(f"gpu-{n}-slice-{m:05}" for m in range(1280)) for n in range(10)}
     largest = StoredEndpoint(name="gpu", pools=pools)
-    await checkpoint.write_endpoint(largest)
+    await checkpoint.write_endpoints([largest])
     assert await checkpoint.endpoints() == [largest]
 
 
 async def test_each_write_is_one_transaction_and_nothing_to_forget_is_none(checkpoint):
     seconds = []
     checkpoint.on_transaction = seconds.append
-    await checkpoint.write_endpoint(USB)
+    await checkpoint.write_endpoints([USB])
     await checkpoint.endpoints()
     await checkpoint.forget_endpoints([])
     assert len(seconds) == 1
@@ -97,7 +97,7 @@ async def test_each_write_is_one_transaction_and_nothing_to_forget_is_none(check
 
 async def test_claims_do_not_notice(path, checkpoint):
     written = (await checkpoint.write([stored_claim("a")])).written
-    await checkpoint.write_endpoint(USB)
+    await checkpoint.write_endpoints([USB])
     await checkpoint.forget_endpoints(["usb"])
     assert checkpoint.alone
     again = (await checkpoint.write(list(written.values()))).written
@@ -109,9 +109,9 @@ async def test_claims_do_not_notice(path, checkpoint):
 async def test_another_process_that_writes_endpoints_is_another_process(path, checkpoint):
     other = Checkpoint(path)
     await other.open()
-    await other.write_endpoint(USB)
+    await other.write_endpoints([USB])
     await other.close()
-    await checkpoint.write_endpoint(NET)
+    await checkpoint.write_endpoints([NET])
     assert not checkpoint.alone
     assert await checkpoint.endpoints() == [NET, USB]
 
@@ -123,24 +123,24 @@ async def test_a_name_that_is_no_text_is_refused_and_nothing_is_written(checkpoi
     with pytest.raises(
         CheckpointError, match="takes no such entry: endpoint 'a\\\\ud800' is no JS"
     ):
-        await checkpoint.write_endpoint(StoredEndpoint(name="a\ud800", pools={}))
-    await checkpoint.write_endpoint(USB)
+        await checkpoint.write_endpoints([StoredEndpoint(name="a\ud800", pools={})])
+    await checkpoint.write_endpoints([USB])
     assert await checkpoint.endpoints() == [USB]
     assert checkpoint.unusable is None
 
 
 async def test_a_full_disk_keeps_what_was_stored_and_the_next_write_succeeds(checkpoint):
-    await checkpoint.write_endpoint(USB)
+    await checkpoint.write_endpoints([USB])
     ((before,),) = checkpoint._connection.execute("PRAGMA max_page_count").fetchall()
     checkpoint._connection.execute("PRAGMA max_page_count = 1")
     large = StoredEndpoint(name="usb", pools={"node-1": tuple(f"cam-{n}" for n in range(9999))})
 
     with pytest.raises(CheckpointError, match="see to space and permissions"):
-        await checkpoint.write_endpoint(large)
+        await checkpoint.write_endpoints([large])
 
     assert await checkpoint.endpoints() == [USB]
     checkpoint._connection.execute(f"PRAGMA max_page_count = {before}")
-    await checkpoint.write_endpoint(large)
+    await checkpoint.write_endpoints([large])
     assert await checkpoint.endpoints() == [large]
     assert checkpoint.unusable is None
 
@@ -151,13 +151,13 @@ async def test_what_is_damaged_otherwise_is_not_written_to(path, checkpoint):
     with pytest.raises(CheckpointError):
         await checkpoint.find(["uid-a"])
     with pytest.raises(CheckpointError, match="is damaged"):
-        await checkpoint.write_endpoint(USB)
+        await checkpoint.write_endpoints([USB])
 
 
 async def test_a_checkpoint_that_is_not_open_says_so(path):
     for call in (
         Checkpoint(path).endpoints(),
-        Checkpoint(path).write_endpoint(USB),
+        Checkpoint(path).write_endpoints([USB]),
         Checkpoint(path).forget_endpoints(["usb"]),
         Checkpoint(path).held_devices(),
     ):
@@ -185,7 +185,7 @@ async def test_a_damaged_row_is_passed_over_and_dropped_at_the_next_start(path, 
     checkpoint = Checkpoint(path)
     await checkpoint.open()
     for endpoint in (USB, NET):
-        await checkpoint.write_endpoint(endpoint)
+        await checkpoint.write_endpoints([endpoint])
     change(path, statement)
 
     assert await checkpoint.endpoints() == [NET]
@@ -206,17 +206,17 @@ async def test_a_damaged_row_is_passed_over_and_dropped_at_the_next_start(path, 
 
 
 async def test_a_damaged_row_is_written_over(path, checkpoint):
-    await checkpoint.write_endpoint(USB)
+    await checkpoint.write_endpoints([USB])
     change(path, "UPDATE endpoints SET checksum = 1")
     assert await checkpoint.endpoints() == []
-    await checkpoint.write_endpoint(USB)
+    await checkpoint.write_endpoints([USB])
     assert await checkpoint.endpoints() == [USB]
 
 
 async def test_of_a_damaged_database_the_endpoints_are_salvaged_too(path, checkpoint):
     await fill(path, count=3)
     for endpoint in (USB, NET, StoredEndpoint(name="bad", pools={})):
-        await checkpoint.write_endpoint(endpoint)
+        await checkpoint.write_endpoints([endpoint])
     await checkpoint.close()
     change(
         path,
@@ -241,7 +241,7 @@ async def test_of_a_damaged_database_the_endpoints_are_salvaged_too(path, checkp
 )
 async def test_a_table_that_is_not_ours_costs_no_claim(path, checkpoint, statement):
     await fill(path, count=3)
-    await checkpoint.write_endpoint(USB)
+    await checkpoint.write_endpoints([USB])
     await checkpoint.close()
     change(path, statement)
     endpoints, uids, damage = await reopened(path)

@@ -47,7 +47,7 @@ class Site:
         assert not outcome.held
         assert not outcome.fenced
         for endpoint in endpoints:
-            await checkpoint.write_endpoint(endpoint)
+            await checkpoint.write_endpoints([endpoint])
         await checkpoint.close()
         for claim in claims:
             if claim.cdi_spec is not None:

@@ -43,10 +43,10 @@ class FakeStore:
         self._use()
         return list(self.rows.values())
 
-    async def write_endpoint(self, endpoint: StoredEndpoint) -> None:
+    async def write_endpoints(self, endpoints: Collection[StoredEndpoint]) -> None:
         self._use()
         self.writes += 1
-        self.rows[endpoint.name] = endpoint
+        self.rows |= {endpoint.name: endpoint for endpoint in endpoints}
 
     async def forget_endpoints(self, names: Collection[str]) -> None:
         self._use()
