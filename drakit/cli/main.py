@@ -28,6 +28,8 @@ _Group: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"  # pyr
 DEFAULT_CONFIG = Path("/etc/drakit/nodeplugin.yaml")
 """Where the chart mounts the node plugin's configuration."""
 
+_EXTRAS = {"conformance": "drakit[testing]"}
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; give the exit code."""
@@ -42,7 +44,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return error.exit_code
     except ImportError as error:
-        print(f"this command needs drakit[nodeplugin]: {error}", file=sys.stderr)
+        print(
+            f"this command needs {_EXTRAS.get(module, 'drakit[nodeplugin]')}: {error}",
+            file=sys.stderr,
+        )
         return 2
     except BrokenPipeError:
         # Whoever reads has enough (``| head``); the interpreter must not complain at its end.
@@ -60,6 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_checkpoint(_group(commands.add_parser("node", help="what the node plugin keeps")))
     _add_lint(_group(commands.add_parser("cdi", help="CDI files")))
     _add_new(commands)
+    _add_conformance(commands)
     version = commands.add_parser("version", help="versions of drakit, Python and SQLite")
     version.set_defaults(command="version.show")
     return parser
@@ -104,6 +110,47 @@ def _add_new(group: _Group) -> None:
         "--image", help="the image's repository (registry.example.com/NAME), without -nodeplugin"
     )
     new.set_defaults(command="new.new")
+
+
+def _add_conformance(group: _Group) -> None:
+    conformance = group.add_parser(
+        "conformance",
+        help="hold a driver to the rules of the contract",
+        description="Runs a driver on a node that is not there, and holds it to the rules of the "
+        "contract. What it does not keep is printed, with what the kubelet needs it for.",
+    )
+    conformance.add_argument(
+        "target",
+        nargs="?",
+        metavar="TARGET",
+        help="module:Class, or the name of an installed driver; unix:/path/to.sock, a backend that "
+        "runs; backend:COMMAND or device-plugin:COMMAND, a program to be started ({directory} in "
+        "it is the directory that it registers in)",
+    )
+    conformance.add_argument(
+        "--config",
+        dest="driver_config",
+        type=Path,
+        metavar="FILE",
+        help="YAML: the configuration of a Python driver; {root} in it is the node's folder",
+    )
+    conformance.add_argument(
+        "--parameters", type=Path, metavar="FILE", help="YAML: opaque parameters for its claims"
+    )
+    conformance.add_argument(
+        "--setup",
+        metavar="COMMAND",
+        help="is run before the first start and after each reboot, with the node's folder as "
+        "$DRAKIT_ROOT; what is below $DRAKIT_ROOT/run is lost at a reboot",
+    )
+    conformance.add_argument(
+        "--rule", action="append", metavar="ID", help="only this one; may be repeated"
+    )
+    conformance.add_argument("--list", action="store_true", help="print the rules")
+    conformance.add_argument(
+        "--junit", type=Path, metavar="FILE", help="also write the results as JUnit XML"
+    )
+    conformance.set_defaults(command="conformance.conformance")
 
 
 def _add_checkpoint(group: _Group) -> None:

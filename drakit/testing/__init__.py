@@ -1,5 +1,5 @@
 """
-What tests of drivers are made of: a kubelet, an API server, and the rules of the contract.
+What tests of drivers are made of: a kubelet, an API server, and the rules of the contract::
 
     from drakit.testing import conformance_tests
 
@@ -16,14 +16,29 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from drakit.testing.apiserver import FakeApiServer as FakeApiServer
+    from drakit.testing.conformance.kit import Kit as Kit
+    from drakit.testing.conformance.kit import open_kit as open_kit
+    from drakit.testing.conformance.targets import parse_target as parse_target
     from drakit.testing.kubelet import FakeKubelet as FakeKubelet
+    from drakit.testing.suite import conformance_tests as conformance_tests
 
 _HOMES = {
     "FakeApiServer": "drakit.testing.apiserver",
     "FakeKubelet": "drakit.testing.kubelet",
+    "Kit": "drakit.testing.conformance.kit",
+    "conformance_tests": "drakit.testing.suite",
+    "open_kit": "drakit.testing.conformance.kit",
+    "parse_target": "drakit.testing.conformance.targets",
 }
 
-__all__ = ("FakeApiServer", "FakeKubelet")
+__all__ = (
+    "FakeApiServer",
+    "FakeKubelet",
+    "Kit",
+    "conformance_tests",
+    "open_kit",
+    "parse_target",
+)
 
 
 def __getattr__(name: str) -> Any:

@@ -1,10 +1,26 @@
 """
-The pytest plugin of ``drakit[testing]``.
+The pytest plugin of ``drakit[testing]``: what tests with a kubelet need, as fixtures.
 
 It is loaded in every pytest session of an environment that has drakit: it must not import anything
-that costs.
+that costs. The rules of the contract are :mod:`.suite`'s, and need no plugin.
 """
 
 from __future__ import annotations
 
-__all__ = ()
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+__all__ = ("drakit_root",)
+
+
+@pytest.fixture
+def drakit_root() -> Iterator[Path]:
+    """An empty folder for a kubelet and drivers. Its path is short: that of a unix socket has at
+    most 107 bytes, and ``tmp_path`` alone may have more."""
+    root = Path(tempfile.mkdtemp(prefix="dk-", dir="/tmp"))
+    yield root
+    shutil.rmtree(root, ignore_errors=True)

@@ -1,0 +1,135 @@
+"""
+``drakit conformance``: holds a driver to the contract's rules, and prints what it does not keep.
+
+It must not know the rules, or how they are checked: that is :mod:`drakit.testing.conformance`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import yaml
+
+from drakit.cli.errors import UsageError
+from drakit.testing.conformance.errors import TargetError
+from drakit.testing.conformance.junit import junit_xml
+from drakit.testing.conformance.rule import Rule, rules
+from drakit.testing.conformance.runner import Outcome, Report, RuleResult, run
+from drakit.testing.conformance.targets import parse_target
+
+__all__ = ("conformance",)
+
+WIDTH = 96
+"""Columns of explanations."""
+
+
+def conformance(options: argparse.Namespace) -> int:
+    """Run the rules; 1 if the driver does not keep one, or could not be tested."""
+    if options.list:
+        _list(rules())
+        return 0
+    if options.target is None:
+        raise UsageError("say which driver: drakit conformance TARGET")
+    chosen = _chosen(options.rule)
+    try:
+        target = parse_target(
+            options.target,
+            config=_mapping(options.driver_config),
+            parameters=None if options.parameters is None else _mapping(options.parameters),
+            setup=options.setup,
+        )
+    except TargetError as error:
+        raise UsageError(str(error)) from error
+    report = asyncio.run(run(target, only=chosen, on_result=_print_result))
+    if options.junit is not None:
+        _write(options.junit, junit_xml(report, target=target.name))
+    _print_summary(report)
+    return 0 if report.good else 1
+
+
+def _chosen(ids: Sequence[str] | None) -> Sequence[Rule] | None:
+    if not ids:
+        return None
+    known = {rule.id: rule for rule in rules()}
+    if unknown := [each for each in ids if each not in known]:
+        raise UsageError(
+            f"there is no rule {unknown[0]}: drakit conformance --list says which there are"
+        )
+    return [known[each] for each in dict.fromkeys(ids)]
+
+
+def _mapping(path: Path | None) -> Mapping[str, Any]:
+    """Read a YAML file that holds keys and values."""
+    if path is None:
+        return {}
+    try:
+        body: object = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise UsageError(f"{path} cannot be read: {error}") from error
+    if body is None:
+        return {}
+    if not isinstance(body, dict):
+        raise UsageError(f"{path} must hold keys and values")
+    return cast("Mapping[str, Any]", body)
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error}") from error
+
+
+# ------------------------------------------------------------ what is printed
+
+
+def _list(known: Sequence[Rule]) -> None:
+    width = max((len(rule.id) for rule in known), default=0)
+    for rule in known:
+        print(f"{rule.id:{width}}  {rule.title}")
+
+
+def _print_result(result: RuleResult) -> None:
+    print(f"{result.outcome.upper():7}  {result.rule.id}  ({result.seconds:.1f} s)")
+    match result.outcome:
+        case Outcome.PASSED:
+            pass
+        case Outcome.SKIPPED:
+            print(_indented(result.text))
+        case Outcome.FAILED | Outcome.BROKEN:
+            print(_indented(f"the rule: {result.rule.title}"))
+            print(_indented(f"was seen: {result.text}"))
+            print(_indented(f"needed because: {result.rule.why}"))
+            if result.log:
+                print(_indented("the log ends with:"))
+                print(textwrap.indent(result.log, " " * 11))
+    sys.stdout.flush()
+
+
+def _print_summary(report: Report) -> None:
+    counts = [f"{number} {outcome}" for outcome in Outcome if (number := report.count(outcome)) > 0]
+    print()
+    print(", ".join(counts) or "there was no rule")
+    if bad := [result.rule.id for result in report.results if not result.good]:
+        print(f"not kept: {', '.join(bad)}")
+
+
+def _indented(text: str) -> str:
+    lines = text.splitlines() or [""]
+    # What has lines of its own is a traceback, or what a program has printed.
+    if len(lines) > 1:
+        return textwrap.indent(text, " " * 9)
+    return textwrap.fill(
+        text,
+        width=WIDTH,
+        initial_indent=" " * 9,
+        subsequent_indent=" " * 11,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

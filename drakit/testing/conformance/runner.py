@@ -1,0 +1,173 @@
+"""
+Runs rules: each on a kit of its own, several side by side, and tells how each ended.
+
+It must not know what a rule demands, or how results are shown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from drakit.testing.conformance.errors import ConformanceError, RuleSkippedError
+from drakit.testing.conformance.kit import Kit, open_kit
+from drakit.testing.conformance.rule import Rule, rules
+from drakit.testing.conformance.targets import Target
+
+__all__ = ("Outcome", "Report", "RuleResult", "check_rule", "run")
+
+EXCERPT_LINES = 20
+"""Of a log beside a failure."""
+
+EXCERPT_COLUMNS = 400
+"""Of each of these lines."""
+
+
+class Outcome(StrEnum):
+    """How a rule ended."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    """The driver does not keep the rule."""
+    SKIPPED = "skipped"
+    """This target cannot show it."""
+    BROKEN = "broken"
+    """It could not be tested: the driver does not start, or the rule itself has a fault."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RuleResult:
+    """How one rule ended."""
+
+    rule: Rule
+    outcome: Outcome
+
+    text: str = ""
+    """What was seen instead, or why it was not looked at; empty if the rule is kept."""
+
+    log: str = ""
+    """The last that the node plugin and the target's own process have logged."""
+
+    seconds: float = 0.0
+
+    @property
+    def good(self) -> bool:
+        """Whether nothing is wrong."""
+        return self.outcome in (Outcome.PASSED, Outcome.SKIPPED)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """How all rules ended, in the rules' order."""
+
+    results: Sequence[RuleResult]
+
+    @property
+    def good(self) -> bool:
+        """Whether the target keeps all rules that it could show, and showed at least one."""
+        passed = self.count(Outcome.PASSED)
+        return passed > 0 and all(result.good for result in self.results)
+
+    def count(self, outcome: Outcome) -> int:
+        """How many rules ended so."""
+        return sum(result.outcome is outcome for result in self.results)
+
+
+async def run(
+    target: Target,
+    *,
+    only: Sequence[Rule] | None = None,
+    on_result: Callable[[RuleResult], None] = lambda result: None,
+) -> Report:
+    """
+    Hold a target to all rules, or to some; each is told of as it ends.
+
+    A driver that does not even start is tried once: the other rules are broken for the same reason.
+    """
+    chosen = rules() if only is None else only
+    ended: dict[str, RuleResult] = {}
+
+    def end(result: RuleResult) -> None:
+        ended[result.rule.id] = result
+        on_result(result)
+
+    waiting = list(chosen)
+    # The first one alone shows whether there is anything to be tested.
+    while waiting and not any(_was_started(result) for result in ended.values()):
+        result = await check_rule(target, waiting.pop(0))
+        end(result)
+        if result.outcome is Outcome.BROKEN:
+            for rule in waiting:
+                end(RuleResult(rule=rule, outcome=Outcome.BROKEN, text=result.text))
+            waiting.clear()
+    turns = asyncio.Semaphore(target.jobs)
+
+    async def take_turn(rule: Rule) -> None:
+        async with turns:
+            end(await check_rule(target, rule))
+
+    async with asyncio.TaskGroup() as group:
+        for rule in waiting:
+            group.create_task(take_turn(rule), name=rule.id)
+    return Report(results=tuple(ended[rule.id] for rule in chosen))
+
+
+async def check_rule(target: Target, rule: Rule) -> RuleResult:
+    """Hold a target to one rule."""
+    since = time.monotonic()
+    if target.kind not in rule.kinds:
+        kinds = " and ".join(sorted(rule.kinds))
+        return RuleResult(
+            rule=rule, outcome=Outcome.SKIPPED, text=f"it is for targets of kind {kinds}"
+        )
+    log = ""
+    try:
+        async with open_kit(target) as kit:
+            outcome, text = await _checked(kit, rule)
+            if outcome in (Outcome.FAILED, Outcome.BROKEN):
+                log = _excerpt(kit)
+    except ConformanceError as error:
+        outcome, text = Outcome.BROKEN, str(error)
+    seconds = time.monotonic() - since
+    return RuleResult(rule=rule, outcome=outcome, text=text, log=log, seconds=seconds)
+
+
+async def _checked(kit: Kit, rule: Rule) -> tuple[Outcome, str]:
+    try:
+        await kit.start()
+    except ConformanceError as error:
+        return Outcome.BROKEN, str(error)
+    limit = asyncio.timeout(rule.seconds)
+    try:
+        async with limit:
+            await rule.check(kit)
+    except RuleSkippedError as error:
+        return Outcome.SKIPPED, str(error)
+    except ConformanceError as error:
+        return Outcome.FAILED, str(error)
+    except Exception as error:
+        if isinstance(error, TimeoutError) and limit.expired():
+            return Outcome.FAILED, f"it had not ended after {rule.seconds:g} s"
+        where = "".join(traceback.format_exception(error, limit=-3)).strip()
+        return Outcome.BROKEN, f"the rule itself failed:\n{where}"
+    return Outcome.PASSED, ""
+
+
+def _was_started(result: RuleResult) -> bool:
+    # One that is for other kinds of targets was skipped before anything was.
+    return result.seconds > 0
+
+
+def _excerpt(kit: Kit) -> str:
+    parts = [_last_lines(kit.log())]
+    if told := kit.target_log():
+        parts.append(f"the target's own process:\n{_last_lines(told)}")
+    return "\n".join(part for part in parts if part)
+
+
+def _last_lines(text: str) -> str:
+    return "\n".join(line[:EXCERPT_COLUMNS] for line in text.splitlines()[-EXCERPT_LINES:])

@@ -1,0 +1,77 @@
+"""
+The rules of the contract as tests of a vendor's own suite, one a rule.
+
+It must not know the rules, or plugins of pytest: the tests are plain functions, for asyncio is run
+in each of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import pytest
+
+from drakit.testing.conformance.rule import Rule, rules
+from drakit.testing.conformance.runner import Outcome, RuleResult, check_rule
+from drakit.testing.conformance.targets import Setup, Target, parse_target
+
+__all__ = ("conformance_tests",)
+
+
+def conformance_tests(
+    target: str | Target,
+    *,
+    config: Mapping[str, Any] | None = None,
+    parameters: Mapping[str, Any] | None = None,
+    setup: Setup | None = None,
+    without: Collection[str] = (),
+) -> Callable[[Rule], None]:
+    """
+    Give a test function that holds a driver to the rules, a test a rule::
+
+        test_conformance = conformance_tests(
+            "my_pkg:MyDriver",
+            config={"directory": "{root}/cameras"},
+            setup=lambda root: (root / "cameras" / "front").mkdir(parents=True),
+        )
+
+    `target` is what ``drakit conformance`` takes. `config` is the driver's configuration, with
+    ``{root}`` for the folder of the node; `parameters` are opaque parameters for its claims.
+    `setup` is called with that folder before the first start on each node and after each reboot; as
+    a text it is a line for the shell. `without` names rules that are not tested: say why beside it.
+
+    Raises ValueError if it names a rule that there is not, or the target cannot be one.
+    """
+    found = rules()
+    if unknown := set(without) - {rule.id for rule in found}:
+        raise ValueError(f"without: there is no rule {', '.join(sorted(unknown))}")
+    if isinstance(target, str):
+        tested = parse_target(target, config=config, parameters=parameters, setup=setup)
+    elif config is None and parameters is None and setup is None:
+        tested = target
+    else:
+        raise ValueError("a target that is no text has its configuration already")
+
+    @pytest.mark.parametrize(
+        "rule", [pytest.param(rule, id=rule.id) for rule in found if rule.id not in without]
+    )
+    def test_conformance(rule: Rule) -> None:
+        __tracebackhide__ = True
+        _report(asyncio.run(check_rule(tested, rule)))
+
+    return test_conformance
+
+
+def _report(result: RuleResult) -> None:
+    __tracebackhide__ = True
+    match result.outcome:
+        case Outcome.PASSED:
+            return
+        case Outcome.SKIPPED:
+            pytest.skip(result.text)
+        case Outcome.FAILED | Outcome.BROKEN:
+            rule = result.rule
+            lines = [f"{rule.id}: {result.text}", f"the rule: {rule.title}", f"why: {rule.why}"]
+            pytest.fail("\n\n".join([*lines, result.log]), pytrace=False)
