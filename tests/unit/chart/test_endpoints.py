@@ -7,12 +7,15 @@ from typing import Any
 
 import jsonschema
 import pytest
+import yaml
 
 from drakit_nodeplugin.config import Backends, DevicePlugins, load_config
+from drakit_nodeplugin.endpoints.deviceplugin.hostpaths import MOUNTED
 from tests.unit.chart.conftest import CHART
 from tests.unit.chart.reading import pod_spec, the, written
 
 DRIVER = "deviceplugin.drakit.dev"
+EXAMPLES = CHART.parents[1] / "examples" / "device-plugin"
 ALONE: dict[str, Any] = {"hostdev": {"enabled": False}, "operator": {"enabled": False}}
 
 
@@ -44,6 +47,36 @@ def test_the_keys_and_defaults_are_those_of_the_node_plugin(values, schema, kind
     assert set(values[kind]) == set(schema["properties"][kind]["properties"])
     given = {key: values[kind][key] for key in known if values[kind][key] != ""}
     assert settings.model_validate(given) == settings()
+
+
+def example(name: str) -> list[dict[str, Any]]:
+    return list(yaml.safe_load_all((EXAMPLES / name).read_text()))
+
+
+def test_the_example_of_device_plugins_fits_the_chart(render, tmp_path):
+    (values,) = example("values.yaml")
+    objects = render(values)
+    (plugins,) = example("daemonset.yaml")
+    spec = plugins["spec"]["template"]["spec"]
+    paths = {volume["name"]: volume["hostPath"]["path"] for volume in spec["volumes"]}
+    (container,) = spec["containers"]
+    (name,) = [
+        mount["name"]
+        for mount in container["volumeMounts"]
+        if mount["mountPath"] == "/var/lib/kubelet/device-plugins"
+    ]
+    config = load_config(written(objects, tmp_path, "nodeplugin"))
+    assert paths[name] == str(config.device_plugins_directory)
+
+    found = classes(objects)
+    (unchanged,) = example("extended-resource-pod.yaml")
+    limits = unchanged["spec"]["containers"][0]["resources"]["limits"]
+    assert set(limits) <= {spec.get("extendedResourceName") for spec in found.values()}
+    (template, _) = example("claim-pod.yaml")
+    for request in template["spec"]["spec"]["devices"]["requests"]:
+        assert request["exactly"]["deviceClassName"] in found
+        (selector,) = request["exactly"]["selectors"]
+        assert f'device.attributes["{DRIVER}"].id' in selector["cel"]["expression"]
 
 
 @pytest.mark.parametrize("kind", ["backends", "devicePlugins"])
@@ -82,6 +115,18 @@ def test_other_directories_are_mounted_at_their_own_paths(render, tmp_path):
     assert str(config.device_plugins_directory) == "/srv/plugins"
     assert config.device_plugins.driver_name == "dp.x"
     assert writable(objects) - writable(render()) == {"/srv/backends", "/srv/plugins"}
+
+
+def test_device_plugins_name_links_of_the_host_and_a_backend_does_not(render):
+    def seen(kind: str) -> set[str]:
+        spec = pod_spec(
+            render({**ALONE, kind: {"enabled": True}}), "DaemonSet", "drakit-nodeplugin"
+        )
+        mounts = spec["containers"][0]["volumeMounts"]
+        return {m["mountPath"] for m in mounts if m["mountPath"].startswith("/host/")}
+
+    assert seen("devicePlugins") == {str(MOUNTED)}
+    assert seen("backends") == set()
 
 
 def test_what_is_not_enabled_leaves_nothing_behind(render, tmp_path):
