@@ -245,12 +245,17 @@ class _Node:
         self._session = session
         self._path = resource_path("v1", "nodes", name=name)
         self._uid: str | None = None
+        self._reading = asyncio.Lock()
+        self._reads = 0
 
     def forget(self) -> None:
         self._uid = None
 
     async def uid(self, *, again: bool = False) -> str:
-        if self._uid is None or again:
-            node = await self._session.get(self._path)
-            self._uid = str(node["metadata"]["uid"])
-        return self._uid
+        reads = self._reads
+        async with self._reading:  # many pools ask at once
+            if self._uid is None or (again and self._reads == reads):
+                node = await self._session.get(self._path)
+                self._uid = str(node["metadata"]["uid"])
+                self._reads += 1
+            return self._uid
