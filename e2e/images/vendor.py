@@ -26,8 +26,10 @@ def vendor_image(vendor: str, folder: Path, *, nodeplugin: Path) -> Path:
     :param folder: has a Dockerfile with a `BASE` argument, and what that copies.
     """
     name = f"{repository_name(vendor)}-nodeplugin:{TAG}"
-    sources = sorted(path for path in folder.iterdir() if path.is_file())
-    key = digest(name, nodeplugin.parent.name, *(part for p in sources for part in (p.name, p)))
+    found = (path for path in folder.rglob("*") if path.is_file())
+    sources = sorted(path for path in found if path.parent.name != "__pycache__")
+    parts = (part for path in sources for part in (str(path.relative_to(folder)), path))
+    key = digest(name, nodeplugin.parent.name, *parts)
 
     def make(made: Path) -> None:
         with locked("buildah") as storage:
