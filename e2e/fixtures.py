@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from e2e.cluster.api import Cluster
-from e2e.foreign import BLINKER_CLASS, FOREIGN, Yard, install_foreign, wait_foreign
+from e2e.foreign import FOREIGN, Yard, install_foreign, remove_foreign, wait_foreign
 from e2e.images import build_images, vendor_image
 from e2e.images.backend import backend_image
 from e2e.images.deviceplugins import device_plugins_image
@@ -211,9 +211,8 @@ def foreign(cluster: Cluster, images: list[Path]) -> Iterator[Cluster]:
     yield cluster
     if os.environ.get("KEEP_CLUSTER") == "1":
         return
-    cluster.kubectl("delete", "deviceclass", BLINKER_CLASS)
     uninstall(cluster, FOREIGN)
-    cluster.kubectl("delete", "namespace", FOREIGN.namespace, timeout=120)
+    remove_foreign(cluster)
 
 
 @pytest.fixture

@@ -32,7 +32,6 @@ from e2e.kit import (
     wait_for,
 )
 from e2e.release import Release, install
-from e2e.scripted.stage import device_class
 from e2e.simulated import STAY
 
 FOREIGN = Release(name="foreign", namespace="foreign-system")
@@ -48,11 +47,13 @@ LOCAL = "local.test.drakit.dev"
 
 SAMPLE, SAMPLE_CLASS = "example.com/resource", "resource.example.com"
 FUSE, FUSE_CLASS = "nodes.test/fuse", "fuse.nodes.test"
-BLINKER_CLASS = "blinker.test"
+BLINKER_CLASS = "blinkers.example.com"
 LOCAL_CLASS = f"gpu.{LOCAL}"
 
 SAMPLE_SET, NODES_SET, BACKEND_SET = "sample-device-plugin", "nodes", "blinkers"
 PROGRAMS = {SAMPLE_SET: "sample-device-plugin", NODES_SET: "/nodes", BACKEND_SET: "/blinkers"}
+NAMESPACES = {BACKEND_SET: "blinkers"}
+"""Of the programs that are not in the release's namespace."""
 
 STOP_GRACE_SECONDS = 12
 START_GRACE_SECONDS = 20
@@ -66,12 +67,11 @@ DEVICE_TIMES = {
 
 OURS = "/var/lib/kubelet/plugins/drakit.dev/device-plugins"
 KUBELETS = "/var/lib/kubelet/device-plugins"
-BACKENDS = "/var/lib/kubelet/plugins/drakit.dev/backends"
 PLANS = "/var/lib/kubelet/plugins/nodes.test"
-BLINKERS_DIRECTORY = "/var/lib/kubelet/plugins/blinkers.test"
+BLINKERS_DIRECTORY = "/var/lib/blinkers"
 BLINKERS_STATE = "/run/blinkers"
 
-EXAMPLES = Path(__file__).parents[1] / "examples" / "device-plugin"
+EXAMPLES = Path(__file__).parents[1] / "examples"
 
 FUSE_DEVICES = {
     f"fuse:{number}": {
@@ -104,7 +104,7 @@ def foreign_values(cluster: Cluster) -> dict[str, Any]:
 
 def sample_set() -> dict[str, Any]:
     """The DaemonSet of the sample: the example's own, but for the image."""
-    body: dict[str, Any] = yaml.safe_load((EXAMPLES / "daemonset.yaml").read_text())
+    body: dict[str, Any] = yaml.safe_load((EXAMPLES / "device-plugin/daemonset.yaml").read_text())
     (container,) = body["spec"]["template"]["spec"]["containers"]
     container |= {"image": deviceplugins.IMAGE, "imagePullPolicy": "Never"}
     body["metadata"]["namespace"] = FOREIGN.namespace
@@ -158,15 +158,21 @@ def nodes_set(
     )
 
 
-def backend_set() -> dict[str, Any]:
-    """The DaemonSet of the example backend."""
-    own = {path: path for path in (BACKENDS, BLINKERS_DIRECTORY, BLINKERS_STATE)}
-    return daemon_set(
-        BACKEND_SET,
-        BACKEND_IMAGE,
-        ["/blinkers", "-blinkers", BLINKERS_DIRECTORY, "-poll", "200ms"],
-        own,
+def backend_objects() -> list[dict[str, Any]]:
+    """Namespace, DaemonSet and class of the example backend: its own, but for the image."""
+    bodies: list[dict[str, Any]] = list(
+        yaml.safe_load_all((EXAMPLES / "backend/backend.yaml").read_text())
     )
+    for body in bodies:
+        if body["kind"] == "DaemonSet":
+            (container,) = body["spec"]["template"]["spec"]["containers"]
+            container |= {"image": BACKEND_IMAGE, "imagePullPolicy": "Never"}
+    return bodies
+
+
+def namespace_of_set(name: str) -> str:
+    """The namespace in which a DaemonSet is."""
+    return NAMESPACES.get(name, FOREIGN.namespace)
 
 
 class Yard(Space):
@@ -238,15 +244,20 @@ class Yard(Space):
 
     def program(self, name: str) -> dict[str, Any] | None:
         """The pod of a DaemonSet that is not being deleted."""
-        items = self.cluster.get("pods", "-n", FOREIGN.namespace, "-l", f"app={name}")["items"]
-        alive = [item for item in items if "deletionTimestamp" not in item["metadata"]]
+        alive = [
+            item
+            for item in self.cluster.get("pods", "-n", namespace_of_set(name))["items"]
+            for owner in item["metadata"].get("ownerReferences", [])
+            if owner["name"] == name and "deletionTimestamp" not in item["metadata"]
+        ]
         return alive[0] if alive else None
 
     def calls(self, name: str, call: str) -> int:
         """How often the program of a DaemonSet has logged a call; of its container as it is now."""
         body = self.program(name)
         assert body is not None
-        told = self.cluster.kubectl("-n", FOREIGN.namespace, "logs", body["metadata"]["name"])
+        name = body["metadata"]["name"]
+        told = self.cluster.kubectl("-n", body["metadata"]["namespace"], "logs", name)
         return sum(f'"{call}"' in line for line in told.stdout.splitlines())
 
     def place(self, name: str, node: str | None = None) -> None:
@@ -254,7 +265,8 @@ class Yard(Space):
         selector = {"kubernetes.io/hostname": node or self.node}
         patch = {"spec": {"template": {"spec": {"nodeSelector": selector}}}}
         self.cluster.kubectl(
-            *("-n", FOREIGN.namespace, "patch", "daemonset", name, "--patch", json.dumps(patch))
+            *("-n", namespace_of_set(name), "patch", "daemonset", name),
+            *("--patch", json.dumps(patch)),
         )
 
     def remove(self, *names: str) -> None:
@@ -336,7 +348,9 @@ def fuse_plan(**changes: Any) -> dict[str, Any]:
 
 def objects_of(name: str) -> list[dict[str, Any]]:
     """What an example applies, with an image that the nodes have and pods that end at once."""
-    objects: list[dict[str, Any]] = list(yaml.safe_load_all((EXAMPLES / name).read_text()))
+    objects: list[dict[str, Any]] = list(
+        yaml.safe_load_all((EXAMPLES / "device-plugin" / name).read_text())
+    )
     for body in objects:
         if body["kind"] == "Pod":
             for container in body["spec"]["containers"]:
@@ -357,14 +371,23 @@ def install_foreign(cluster: Cluster, *, build: str) -> None:
         (folder / name).touch()
     # The programs first: in a cluster nobody starts them in the right order, either.
     cluster.kubectl("create", "namespace", FOREIGN.namespace, check=False)
-    bodies = [sample_set(), nodes_set(), backend_set()]
+    bodies = [sample_set(), nodes_set(), *backend_objects()]
     for body in bodies:
-        spec = body["spec"]["template"]["spec"]
-        spec["nodeSelector"] = {"kubernetes.io/hostname": cluster.nodes[0]}
-    bodies.append(device_class(BLINKER_CLASS, BLINKERS))
+        if body["kind"] == "DaemonSet":
+            spec = body["spec"]["template"]["spec"]
+            spec["nodeSelector"] = {"kubernetes.io/hostname": cluster.nodes[0]}
     cluster.apply(json.dumps({"apiVersion": "v1", "kind": "List", "items": bodies}))
     install(cluster, FOREIGN, values=foreign_values(cluster), build=build)
     wait_foreign(cluster)
+
+
+def remove_foreign(cluster: Cluster) -> None:
+    """Remove what :func:`install_foreign` has made besides the release."""
+    cluster.kubectl("delete", "deviceclass", BLINKER_CLASS)
+    names = {FOREIGN.namespace, *NAMESPACES.values()}
+    cluster.kubectl("delete", "namespace", *sorted(names), timeout=120)
+    for device in ("Dev-1", "Dev-2"):
+        cluster.exec_on_node(cluster.nodes[0], ["rm", "-f", f"/tmp/{device}"])
 
 
 def wait_foreign(cluster: Cluster) -> None:
