@@ -57,8 +57,6 @@ class OneList(Tidy):
 class SilentHealth(Tidy):
     """Says that it has health, and tells none."""
 
-    reports_health = True
-
     def listed(self):
         return [replace(d, health=None) for d in super().listed()]
 

@@ -28,6 +28,7 @@ class Tidy(Driver[TidyConfig]):
 
     name = "tidy.example.com"
     config_type = TidyConfig
+    reports_health = True
     seconds = 0.0
     """How long a prepare takes."""
 
@@ -100,3 +101,9 @@ class Tidy(Driver[TidyConfig]):
         if self.place(claim, device).exists():
             self.place(claim, device).rmdir()
         self.note(claim, device).unlink(missing_ok=True)
+
+
+class Slow(Tidy):
+    """The same, as devices are that take their time."""
+
+    seconds = 0.3

@@ -11,9 +11,9 @@ It must not know single rules, or the kit from inside.
 from __future__ import annotations
 
 import asyncio
-import json
+import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -39,6 +39,7 @@ STOPPED = "drakit.dev/stopped"
 """The taint of a device whose driver is away."""
 
 _KEEPS_AWAY = ("NoSchedule", "NoExecute")
+_STOP = re.compile(r"^\S+ ERROR +endpoint stopped .*?reason=(?P<reason>.*)$", re.MULTILINE)
 
 
 # ------------------------------------------------------------ devices
@@ -92,19 +93,7 @@ def stopped(devices: Sequence[PublishedDevice]) -> list[str]:
 
 def stop_reasons(log: str) -> list[str]:
     """Give from a part of the node plugin's log why the driver has stopped."""
-    return [
-        str(line.get("reason", "")) for line in _lines(log) if line.get("msg") == "endpoint stopped"
-    ]
-
-
-def _lines(log: str) -> Iterator[Mapping[str, Any]]:
-    for text in log.splitlines():
-        try:
-            line = json.loads(text)
-        except ValueError:
-            continue
-        if isinstance(line, dict):
-            yield cast("dict[str, Any]", line)
+    return [match["reason"] for match in _STOP.finditer(log)]
 
 
 # ------------------------------------------------------------ claims

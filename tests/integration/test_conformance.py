@@ -1,0 +1,142 @@
+"""
+The rules of the conformance kit: a driver with one fault fails the rule that is about it, and one
+without keeps them all.
+
+All nodes that the selected tests need are run at the beginning, several at a time: each is a few
+processes that mostly wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from dataclasses import dataclass
+
+import pytest
+
+from drakit.testing.conformance.errors import ConformanceError, RuleSkippedError
+from drakit.testing.conformance.kit import open_kit
+from drakit.testing.conformance.rule import rules
+from drakit.testing.conformance.targets import PythonTarget
+
+pytestmark = pytest.mark.timeout(240)
+
+SIDE_BY_SIDE = 4
+RULES = {rule.id: rule for rule in rules()}
+PARAMETERS = {"mode": "dim"}
+
+FAULTS = [
+    ("publishing:CapitalName", "devices-published", "Lamp-X"),
+    ("publishing:TooLongAttribute", "devices-published", "device long is not published"),
+    ("publishing:OtherNames", "names-stay", r"lamp-0-\d+ is not published any more"),
+    ("publishing:Clock", "quiet-restart", r"attribute started of device lamp-0 was \d+"),
+    ("publishing:OneList", "stream-stays-open", "its stream ended"),
+    ("publishing:SilentHealth", "health", "said nothing of any device"),
+    ("publishing:HalfHealth", "health", "4 have no health, first lamp-1"),
+    ("preparing:Refuses", "prepare", "the lamp is not plugged in"),
+    ("preparing:RelativePath", "cdi-valid", "no CDI file can be written for device lamp-0"),
+    ("preparing:MissingPath", "host-paths", r"there is no .*/elsewhere \(mount to /lamps\)"),
+    ("preparing:OnlyOnce", "prepare-again", "after a reboot .* the claim has the lamp already"),
+    ("preparing:OtherEdits", "prepare-again", "other env for the same claim: .*LAMP_TOKEN"),
+    ("preparing:BelievesItsNotes", "reboot", "was not made again"),
+    ("preparing:AllOrNothing", "partial-success", "beside a claim whose device does not exist"),
+    ("preparing:OneAnswer", "together", "of 4 claims that came together"),
+    ("preparing:FormerClaim", "device-again", "names the first one: LAMP_OWNER="),
+    ("preparing:MixesUp", "side-by-side", "got what belongs to another one"),
+    ("preparing:OneAfterTheOther", "no-queue", "4 of different devices at the same time"),
+    ("preparing:HoldsInterpreter", "get-info", "GetInfo was not answered"),
+    ("preparing:LeaksCancelled", "pod-deleted-meanwhile", "the lamp is being prepared"),
+    ("preparing:HalfDone", "crash-in-prepare", "an earlier prepare has not ended"),
+    ("preparing:DiesOfParameters", "hostile-parameters", "of the wrong types was not answered"),
+    ("preparing:StopsOverParameters", "hostile-parameters", "of the wrong types has stopped"),
+    ("preparing:CountsTries", "error-sentences", r"two texts: .*try 1.*try 2"),
+    ("preparing:RawErrors", "error-sentences", "an exception that is not meant for users"),
+    ("unpreparing:NothingToUndo", "unprepare-again", "an unprepare must succeed"),
+    ("unpreparing:NothingToUndo", "unprepare-after-failure", "an unprepare must succeed"),
+    ("unpreparing:NothingAfterReboot", "unprepare-after-reboot", "an unprepare must succeed"),
+    ("unpreparing:OwnMemory", "unprepare-after-restart", "nobody knows of the claim"),
+    ("unpreparing:OwnMemory", "force-delete", "nobody knows of the claim"),
+    ("unpreparing:KeepsDevice", "unprepare", "the lamp is another claim's"),
+    ("unpreparing:FailureStays", "unprepare-after-failure", "the lamp is locked"),
+    ("unpreparing:NeedsParameters", "unprepare-without-parameters", "IndexError"),
+    ("unpreparing:UndoesAtStop", "stop", "has taken .* from a claim that is prepared"),
+    ("sharing:AllShares", "shares", "unpreparing one share of rail has taken"),
+    ("sharing:AdminResets", "admin-access", "from the device's holder"),
+    ("sharing:RefusesAdmin", "admin-access", "with admin access, beside the device's holder,"),
+]
+"""Driver, the rule that it must fail, and what is said."""
+
+SLOW = ("no-queue", "kubelet-hangs-up", "pod-deleted-meanwhile", "crash-in-prepare", "get-info")
+"""Rules that show more of a driver that takes its time."""
+
+GOOD = [*(("tidy:Tidy", rule) for rule in RULES if rule != "no-queue")]
+GOOD += [("tidy:Slow", rule) for rule in SLOW]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How a rule ended."""
+
+    word: str
+    text: str = ""
+
+
+async def verdict(driver: str, rule: str) -> Verdict:
+    """Hold a driver to a rule."""
+    target = PythonTarget(
+        reference=f"tests.fakes.broken.{driver}", values={"root": "{root}"}, parameters=PARAMETERS
+    )
+    try:
+        async with open_kit(target) as kit:
+            await kit.start()
+            async with asyncio.timeout(RULES[rule].seconds):
+                await RULES[rule].check(kit)
+    except RuleSkippedError as error:
+        return Verdict("skipped", str(error))
+    except ConformanceError as error:
+        return Verdict("failed", str(error))
+    return Verdict("kept")
+
+
+@pytest.fixture(scope="module")
+def verdicts(request) -> dict[tuple[str, str], Verdict]:
+    """How each driver and rule of the selected tests ended."""
+    cases = {
+        (item.callspec.params["driver"], item.callspec.params["rule"])
+        for item in request.session.items
+        if item.path == request.path and hasattr(item, "callspec")
+    }
+
+    async def run() -> dict[tuple[str, str], Verdict]:
+        turn = asyncio.Semaphore(SIDE_BY_SIDE)
+
+        async def one(case: tuple[str, str]) -> Verdict:
+            async with turn:
+                return await verdict(*case)
+
+        return dict(zip(cases, await asyncio.gather(*map(one, cases)), strict=True))
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("driver", "rule", "said"), [pytest.param(*case, id=f"{case[0]}-{case[1]}") for case in FAULTS]
+)
+def test_a_driver_with_a_fault_fails_the_rule_that_is_about_it(verdicts, driver, rule, said):
+    ended = verdicts[driver, rule]
+    assert ended.word == "failed", ended
+    assert re.search(said, ended.text), ended
+
+
+@pytest.mark.parametrize(
+    ("driver", "rule"), [pytest.param(*case, id=f"{case[0]}-{case[1]}") for case in GOOD]
+)
+def test_a_driver_without_a_fault_keeps_the_rule(verdicts, driver, rule):
+    assert verdicts[driver, rule] == Verdict("kept")
+
+
+def test_each_rule_has_a_title_a_reason_and_an_id_of_words():
+    for rule in RULES.values():
+        assert re.fullmatch(r"[a-z]+(-[a-z]+)*", rule.id)
+        assert rule.title[-1] != "."
+        assert rule.why.endswith(".")
