@@ -102,22 +102,32 @@ def _print_result(result: RuleResult) -> None:
             pass
         case Outcome.SKIPPED:
             print(_indented(result.text))
-        case Outcome.FAILED | Outcome.BROKEN:
+        case Outcome.FAILED:
             print(_indented(f"the rule: {result.rule.title}"))
             print(_indented(f"was seen: {result.text}"))
             print(_indented(f"needed because: {result.rule.why}"))
-            if result.log:
-                print(_indented("the log ends with:"))
-                print(textwrap.indent(result.log, " " * 11))
+            _print_log(result)
+        case Outcome.BROKEN:
+            # Of a driver that does not start it is said once: for the first rule.
+            if result.log or not result.unusable:
+                print(_indented(result.text))
+                _print_log(result)
     sys.stdout.flush()
+
+
+def _print_log(result: RuleResult) -> None:
+    if result.log:
+        print(_indented("the log ends with:"))
+        print(textwrap.indent(result.log, " " * 11))
 
 
 def _print_summary(report: Report) -> None:
     counts = [f"{number} {outcome}" for outcome in Outcome if (number := report.count(outcome)) > 0]
     print()
     print(", ".join(counts) or "there was no rule")
-    if bad := [result.rule.id for result in report.results if not result.good]:
-        print(f"not kept: {', '.join(bad)}")
+    for words, outcome in (("not kept", Outcome.FAILED), ("not tested", Outcome.BROKEN)):
+        if bad := [result.rule.id for result in report.results if result.outcome is outcome]:
+            print(f"{words}: {', '.join(bad)}")
 
 
 def _indented(text: str) -> str:

@@ -172,22 +172,21 @@ class FakeNode:
 
     async def _until_ready(self) -> None:
         await self._until("the driver is registered", self._registers)
-        async with aiohttp.ClientSession() as session:
-            loop = asyncio.get_running_loop()
-            since = loop.time()
+        loop = asyncio.get_running_loop()
+        since = loop.time()
 
-            async def usable() -> bool:
-                gauges = await self._gauges(session)
-                if not (gauges.get("drakit_driver_running") and gauges["drakit_driver_registered"]):
-                    return False
-                healthy = int(gauges.get("healthy", 0))
-                waited = loop.time() - since > COMPLETE_SECONDS
-                if healthy < max(self._healthy, 1) and not waited:
-                    return False
-                self._healthy = healthy
-                return healthy + gauges.get("unhealthy", 0) > 0
+        async def usable() -> bool:
+            gauges = await self._gauges()
+            if not (gauges.get("drakit_driver_running") and gauges["drakit_driver_registered"]):
+                return False
+            healthy = int(gauges.get("healthy", 0))
+            waited = loop.time() - since > COMPLETE_SECONDS
+            if healthy < max(self._healthy, 1) and not waited:
+                return False
+            self._healthy = healthy
+            return healthy + gauges.get("unhealthy", 0) > 0
 
-            await self._until("the driver has devices", usable)
+        await self._until("the driver has devices", usable)
 
     async def _registers(self) -> bool:
         """Register the driver at the first socket that answers; those of the dead do not."""
@@ -202,22 +201,28 @@ class FakeNode:
             return True
         return False
 
-    async def _gauges(self, session: aiohttp.ClientSession) -> Mapping[str, float]:
+    async def _gauges(self) -> Mapping[str, float]:
         """Read what the node plugin says of the driver: states of devices by their names, the rest
         by the metric's."""
-        try:
-            async with session.get(
-                f"http://127.0.0.1:{self._port}/metrics", timeout=aiohttp.ClientTimeout(2)
-            ) as response:
-                text = await response.text()
-        except (aiohttp.ClientError, TimeoutError):
-            return {}
+        text = await self._get("/metrics")
         found: dict[str, float] = {}
         mine = rf'^(\w+)\{{driver="{re.escape(self.driver or "")}"(?:,state="(\w+)")?\}} (\S+)$'
         for name, state, value in re.findall(mine, text, re.MULTILINE):
             if not state or name == "drakit_devices":
                 found[state or name] = float(value)
         return found
+
+    async def _get(self, path: str) -> str:
+        """Ask the node plugin's HTTP server; empty if it does not answer."""
+        url, limit = f"http://127.0.0.1:{self._port}{path}", aiohttp.ClientTimeout(2)
+        try:
+            async with (
+                aiohttp.ClientSession(timeout=limit) as session,
+                session.get(url) as response,
+            ):
+                return await response.text()
+        except (aiohttp.ClientError, TimeoutError):
+            return ""
 
     async def _until(self, what: str, look: Callable[[], Awaitable[bool]]) -> None:
         """Wait until something is so; raise ConformanceError if it takes too long."""
@@ -229,6 +234,8 @@ class FakeNode:
                     await asyncio.sleep(LOOK_SECONDS)
                 return
         sentence = f"{START_SECONDS:g} s after the start this was still awaited: {what}"
+        if told := await self._get("/readyz"):
+            sentence += f"; the node plugin says: {told.strip()[:1000]}"
         if self.program is not None and self.program.exit_code is not None:
             sentence += f"; the target's program ended with exit code {self.program.exit_code}"
         raise ConformanceError(sentence)

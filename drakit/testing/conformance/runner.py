@@ -10,7 +10,7 @@ import asyncio
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from drakit.testing.conformance.errors import ConformanceError, RuleSkippedError
@@ -53,6 +53,9 @@ class RuleResult:
     """The last that the node plugin and the target's own process have logged."""
 
     seconds: float = 0.0
+
+    unusable: bool = False
+    """Whether the driver did not even start, which no other rule would change."""
 
     @property
     def good(self) -> bool:
@@ -97,12 +100,11 @@ async def run(
 
     waiting = list(chosen)
     # The first one alone shows whether there is anything to be tested.
-    while waiting and not any(_was_started(result) for result in ended.values()):
-        result = await check_rule(target, waiting.pop(0))
-        end(result)
-        if result.outcome is Outcome.BROKEN:
+    if waiting:
+        end(first := await check_rule(target, waiting.pop(0)))
+        if first.unusable:
             for rule in waiting:
-                end(RuleResult(rule=rule, outcome=Outcome.BROKEN, text=result.text))
+                end(replace(first, rule=rule, log="", seconds=0.0))
             waiting.clear()
     turns = asyncio.Semaphore(target.jobs)
 
@@ -124,23 +126,27 @@ async def check_rule(target: Target, rule: Rule) -> RuleResult:
         return RuleResult(
             rule=rule, outcome=Outcome.SKIPPED, text=f"it is for targets of kind {kinds}"
         )
-    log = ""
-    try:
-        async with open_kit(target) as kit:
+    log, unusable = "", False
+    async with open_kit(target) as kit:
+        try:
+            await kit.start()
+        except ConformanceError as error:
+            outcome, text, unusable = Outcome.BROKEN, str(error), True
+        else:
             outcome, text = await _checked(kit, rule)
-            if outcome in (Outcome.FAILED, Outcome.BROKEN):
-                log = _excerpt(kit)
-    except ConformanceError as error:
-        outcome, text = Outcome.BROKEN, str(error)
-    seconds = time.monotonic() - since
-    return RuleResult(rule=rule, outcome=outcome, text=text, log=log, seconds=seconds)
+        if outcome in (Outcome.FAILED, Outcome.BROKEN):
+            log = _excerpt(kit)
+    return RuleResult(
+        rule=rule,
+        outcome=outcome,
+        text=text,
+        log=log,
+        seconds=time.monotonic() - since,
+        unusable=unusable,
+    )
 
 
 async def _checked(kit: Kit, rule: Rule) -> tuple[Outcome, str]:
-    try:
-        await kit.start()
-    except ConformanceError as error:
-        return Outcome.BROKEN, str(error)
     limit = asyncio.timeout(rule.seconds)
     try:
         async with limit:
@@ -155,11 +161,6 @@ async def _checked(kit: Kit, rule: Rule) -> tuple[Outcome, str]:
         where = "".join(traceback.format_exception(error, limit=-3)).strip()
         return Outcome.BROKEN, f"the rule itself failed:\n{where}"
     return Outcome.PASSED, ""
-
-
-def _was_started(result: RuleResult) -> bool:
-    # One that is for other kinds of targets was skipped before anything was.
-    return result.seconds > 0
 
 
 def _excerpt(kit: Kit) -> str:
