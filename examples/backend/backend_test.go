@@ -299,6 +299,22 @@ func TestACrashLosesNothingAndARebootIsNoticed(t *testing.T) {
 	}
 }
 
+func TestTheSameCauseGivesTheSameText(t *testing.T) {
+	n := newNode(t, "desk")
+	client, _ := n.start()
+	if _, err := client.GetInfo(t.Context(), &pb.GetInfoRequest{}); err != nil {
+		t.Fatal(err)
+	}
+	os.Remove(n.options.state)
+	expected := "request main/light, blinker desk: cannot write to " + n.options.state +
+		": no such file or directory"
+	for range 2 {
+		if got := prepare(n, client, claim("a", "", "desk"))[0].GetError(); got != expected {
+			t.Errorf("got %q, expected %q", got, expected)
+		}
+	}
+}
+
 func TestParametersAreReadStrictly(t *testing.T) {
 	for parameters, expected := range map[string]string{
 		``:                              "white",

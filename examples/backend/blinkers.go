@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -81,9 +82,8 @@ func (b *blinkers) broken(name string) (bool, error) {
 	}
 	defer file.Close()
 	// No more is read than is needed: what the file holds is not ours.
-	start := make([]byte, len("broken"))
-	n, _ := file.Read(start)
-	return string(start[:n]) == "broken", nil
+	start, err := io.ReadAll(io.LimitReader(file, int64(len("broken"))))
+	return string(start) == "broken", err
 }
 
 // take makes a blinker blink for a claim. To do it again changes nothing.
@@ -99,26 +99,38 @@ func (b *blinkers) take(name string, wanted holding) error {
 	if held != nil && held.ClaimUID != wanted.ClaimUID {
 		return fmt.Errorf("it still blinks for claim %s; delete the pod that uses that claim", held.Claim)
 	}
-	temporary, err := os.CreateTemp(b.state, ".new-")
+	err = b.write(name, content, held != nil)
+	if errors.Is(err, fs.ErrExist) {
+		return errors.New("it was taken by another claim at this moment")
+	}
+	// The innermost error alone: the others name a file that has another name each time, and what is equal
+	// is one Event.
+	for errors.Unwrap(err) != nil {
+		err = errors.Unwrap(err)
+	}
+	if err != nil {
+		return fmt.Errorf("cannot write to %s: %w", b.state, err)
+	}
+	return nil
+}
+
+// write makes a file of the state directory whole or not at all: no crash leaves half of one.
+func (b *blinkers) write(name string, content []byte, replace bool) error {
+	file, err := os.CreateTemp(b.state, ".new-")
 	if err != nil {
 		return err
 	}
-	defer os.Remove(temporary.Name())
-	_, err = temporary.Write(content)
-	if err := errors.Join(err, temporary.Close()); err != nil {
+	defer os.Remove(file.Name())
+	defer file.Close()
+	if _, err := file.Write(content); err != nil {
 		return err
 	}
-	// A file that appears whole or not at all: no crash leaves half of one. Where another of us was faster,
-	// a link fails, while a rename would take the blinker away from its claim.
-	place := filepath.Join(b.state, name)
-	if held != nil {
-		return os.Rename(temporary.Name(), place)
+	// A link fails where another of us was faster; a rename would take the blinker away from its claim.
+	publish := os.Link
+	if replace {
+		publish = os.Rename
 	}
-	if err := os.Link(temporary.Name(), place); errors.Is(err, fs.ErrExist) {
-		return errors.New("it was taken by another claim at this moment")
-	} else {
-		return err
-	}
+	return publish(file.Name(), filepath.Join(b.state, name))
 }
 
 // holder returns who holds a blinker; nil if nobody does.

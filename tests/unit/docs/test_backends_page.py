@@ -1,0 +1,178 @@
+"""docs/backends.md and examples/backend: what they show is there, and works as it is shown."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import yaml
+
+from drakit_nodeplugin.config import NodePluginConfig
+from drakit_proto.backend.v1 import backend_pb2 as pb
+from drakit_proto.backend.v1.backend_pb2_grpc import BackendStub
+from tests.unit.docs.listings import ROOT, listings
+from tools.programs import go_programs, path_with
+
+PAGE = "docs/backends.md"
+FOLDER = ROOT / "examples" / "backend"
+CONTRACT = (ROOT / "proto/drakit_proto/backend/v1/backend.proto").read_text()
+
+with_go = [
+    pytest.mark.skipif(shutil.which("go") is None, reason="the example backend is built with Go"),
+    # The first time gRPC is compiled.
+    pytest.mark.timeout(900),
+]
+
+
+def commands(text: str) -> list[str]:
+    """The commands of a listing, each in one line."""
+    return re.findall(r"^\$ (.*)$", text.replace("\\\n", " "), re.M)
+
+
+def manifests(name: str) -> dict[str, dict[str, Any]]:
+    """The objects of a manifest by their kind."""
+    return {each["kind"]: each for each in yaml.safe_load_all((FOLDER / name).read_text())}
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    # The folders of pytest have long names, and a socket's path is short.
+    with tempfile.TemporaryDirectory(prefix="lab-") as made:
+        yield Path(made)
+
+
+@pytest.fixture
+def backend(folder: Path) -> Iterator[BackendStub]:
+    """The example, built and started by the commands of the page."""
+    *before, last = [
+        command.replace("/tmp/lab", str(folder)).replace("/tmp/blinkers", str(folder / "program"))
+        for listing in listings(PAGE, "console")
+        if "go build" in listing
+        for command in commands(listing)
+    ]
+    for command in before:
+        subprocess.run(["sh", "-ec", command], cwd=ROOT, check=True, timeout=600)
+    program = subprocess.Popen(shlex.split(last), cwd=FOLDER, stderr=subprocess.PIPE, text=True)
+    try:
+        assert program.stderr is not None
+        line = json.loads(program.stderr.readline())
+        assert line["msg"] == "serving", line
+        with grpc.insecure_channel(f"unix:{line['socket']}") as channel:
+            yield BackendStub(channel)
+    finally:
+        program.terminate()
+        program.communicate(timeout=30)
+        assert program.returncode == 0
+
+
+class TestPage:
+    def test_names_all_methods_and_which_are_optional(self):
+        said = dict(re.findall(r"^\| `(\w+)` \| (required|optional) \|", _page(), re.M))
+        methods = re.findall(r"((?:^ *//.*\n)*)^ *rpc (\w+)\(", CONTRACT, re.M)
+        meant = {
+            name: "optional" if comment.strip().startswith("// Optional:") else "required"
+            for comment, name in methods
+        }
+        assert said == meant
+        assert set(meant) == set(pb.DESCRIPTOR.services_by_name["Backend"].methods_by_name)
+
+    def test_says_where_the_node_plugin_looks(self):
+        assert f"`{_directory()}`" in _page()
+
+    @pytest.mark.skipif(shutil.which("go") is None, reason="the plugins are built with Go")
+    @pytest.mark.timeout(900)
+    def test_makes_the_stubs_that_it_says(self, folder):
+        (folder / "drakit").symlink_to(ROOT)
+        (command,) = (
+            command
+            for listing in listings(PAGE, "console")
+            for command in commands(listing)
+            if command.startswith("protoc ")
+        )
+        arguments = shlex.split(command)[1:]
+        subprocess.run(
+            [sys.executable, "-m", "grpc_tools.protoc", *arguments],
+            cwd=folder,
+            env={"PATH": path_with(go_programs("generators"))},
+            check=True,
+            timeout=60,
+        )
+        made = {path.name for path in (folder / "backendv1").iterdir()}
+        assert made == {"backend.pb.go", "backend_grpc.pb.go"}
+
+
+class TestExample:
+    pytestmark = with_go
+
+    def test_is_built_and_started_as_the_page_says(self, backend):
+        assert (
+            backend.GetInfo(pb.GetInfoRequest(), timeout=10).driver_name == "blinkers.example.com"
+        )
+        first = next(iter(backend.WatchDevices(pb.WatchDevicesRequest(), timeout=10)))
+        assert [device.name for device in first.devices] == ["desk"]
+
+    def test_takes_the_parameters_of_its_pod(self, backend):
+        (config,) = manifests("pod.yaml")["ResourceClaimTemplate"]["spec"]["spec"]["devices"][
+            "config"
+        ]
+        device = pb.AllocatedDevice(
+            name="desk",
+            request="blinker",
+            parameters=json.dumps(config["opaque"]["parameters"]),
+        )
+        claim = pb.Claim(namespace="lab", name="blinker", uid="uid-a", devices=[device])
+        answer = backend.PrepareClaims(pb.PrepareClaimsRequest(claims=[claim]), timeout=10)
+        (result,) = answer.claims
+        assert result.error == ""
+        assert result.edits[0].env["BLINKER_COLOUR_BLINKER__DESK"] == "red"
+
+
+class TestManifest:
+    def test_passes_flags_that_there_are_and_paths_that_are_mounted(self):
+        pod = manifests("backend.yaml")["DaemonSet"]["spec"]["template"]["spec"]
+        (container,) = pod["containers"]
+        given = dict(each.removeprefix("-").split("=") for each in container["args"])
+        known = re.findall(r'flags\.\w+Var\(&[\w.]+, "([a-z-]+)"', (FOLDER / "main.go").read_text())
+        assert set(given) <= set(known)
+        hosts = {volume["name"]: volume["hostPath"]["path"] for volume in pod["volumes"]}
+        mounts = {mount["mountPath"]: hosts[mount["name"]] for mount in container["volumeMounts"]}
+        # What containers get mounted is a path of the host.
+        assert mounts[given["blinkers"]] == given["blinkers"]
+        assert mounts[str(Path(given["socket"]).parent)] == str(_directory())
+        assert given["state"] in mounts
+
+    def test_names_one_driver_and_one_class(self):
+        made = manifests("backend.yaml")["DeviceClass"]
+        claimed = manifests("pod.yaml")["ResourceClaimTemplate"]["spec"]["spec"]["devices"]
+        name = made["metadata"]["name"]
+        assert claimed["requests"][0]["exactly"]["deviceClassName"] == name
+        assert made["spec"]["selectors"][0]["cel"]["expression"] == f'device.driver == "{name}"'
+        assert claimed["config"][0]["opaque"]["driver"] == name
+        assert f'"driver-name", "{name}"' in (FOLDER / "main.go").read_text()
+
+    def test_has_the_image_that_the_readme_builds(self):
+        image = manifests("backend.yaml")["DaemonSet"]["spec"]["template"]["spec"]["containers"][0][
+            "image"
+        ]
+        readme = (FOLDER / "README.md").read_text()
+        assert f"docker build -t {image} examples/backend" in readme
+        assert f"docker push {image}" in readme
+
+
+def _page() -> str:
+    return (ROOT / PAGE).read_text()
+
+
+def _directory() -> Path:
+    """The registration directory if nobody chooses another."""
+    return NodePluginConfig.model_validate({"backends": {"enabled": True}}).backends_directory
