@@ -157,6 +157,36 @@ def test_a_projects_tests_notice_a_driver_that_is_wrong(right, wrong, tmp_path):
     assert "1 failed" in run(project, "pytest", "-p", "no:cacheprovider", tests, status=1)
 
 
+# All rules take a minute and more: `make conformance` and the e2e test have them.
+@pytest.mark.timeout(120)
+def test_a_project_is_held_to_the_rules(lamps):
+    test = "tests/test_conformance.py"
+    said = run(lamps, "pytest", "-p", "no:cacheprovider", test, "-k", "cdi-valid or names-stay")
+    assert "2 passed" in said
+    rules = run(lamps, "pytest", "-q", "-p", "no:cacheprovider", test, "--collect-only")
+    assert len(re.findall(r"^tests/test_conformance\.py::test_conformance\[", rules, re.M)) > 20
+
+
+@pytest.mark.timeout(120)
+def test_a_project_that_breaks_a_rule_is_told_which(tmp_path):
+    project = write(tmp_path / "lamps")
+    source = project / "src" / "lamps" / "driver.py"
+    source.write_text(source.read_text().replace("device.parameters.level", "id(claim)"))
+    test = "tests/test_conformance.py::test_conformance[prepare-again]"
+    said = run(project, "pytest", "-p", "no:cacheprovider", test, status=1)
+    assert "the rule: a claim that is prepared again gets the same result" in said
+
+
+@pytest.mark.timeout(120)
+def test_a_projects_driver_is_tested_by_its_entry_point(lamps, tmp_path):
+    config = tmp_path / "config.yaml"
+    config.write_text("directory: '{root}/devices'")
+    given = ("--config", str(config), "--rule", "prepare")
+    setup = ("--setup", "mkdir $DRAKIT_ROOT/devices && touch $DRAKIT_ROOT/devices/first")
+    path = {"PYTHONPATH": str(installed(lamps))}
+    run(tmp_path, "drakit.cli.main", "conformance", "lamps", *given, *setup, **path)
+
+
 @pytest.mark.timeout(120)
 def test_a_projects_types_are_right(lamps, tmp_path):
     # From another folder, so that the settings of this repository do not hold.
