@@ -27,6 +27,9 @@ from drakit_nodeplugin.endpoints.loading import LoadedDriver, load_drivers
 from tests.fakes.node import StaticNode
 from tests.unit.docs.listings import listings
 
+# Programs are started in most of them.
+pytestmark = pytest.mark.timeout(120)
+
 ROOT = Path(__file__).parents[3]
 PAGE = "docs/new-driver.md"
 
@@ -158,7 +161,6 @@ def test_a_projects_tests_notice_a_driver_that_is_wrong(right, wrong, tmp_path):
 
 
 # All rules take a minute and more: `make conformance` and the e2e test have them.
-@pytest.mark.timeout(120)
 def test_a_project_is_held_to_the_rules(lamps):
     test = "tests/test_conformance.py"
     said = run(lamps, "pytest", "-p", "no:cacheprovider", test, "-k", "cdi-valid or names-stay")
@@ -167,7 +169,6 @@ def test_a_project_is_held_to_the_rules(lamps):
     assert len(re.findall(r"^tests/test_conformance\.py::test_conformance\[", rules, re.M)) > 20
 
 
-@pytest.mark.timeout(120)
 def test_a_project_that_breaks_a_rule_is_told_which(tmp_path):
     project = write(tmp_path / "lamps")
     source = project / "src" / "lamps" / "driver.py"
@@ -177,7 +178,6 @@ def test_a_project_that_breaks_a_rule_is_told_which(tmp_path):
     assert "the rule: a claim that is prepared again gets the same result" in said
 
 
-@pytest.mark.timeout(120)
 def test_a_projects_driver_is_tested_by_its_entry_point(lamps, tmp_path):
     config = tmp_path / "config.yaml"
     config.write_text("directory: '{root}/devices'")
@@ -187,7 +187,6 @@ def test_a_projects_driver_is_tested_by_its_entry_point(lamps, tmp_path):
     run(tmp_path, "drakit.cli.main", "conformance", "lamps", *given, *setup, **path)
 
 
-@pytest.mark.timeout(120)
 def test_a_projects_types_are_right(lamps, tmp_path):
     # From another folder, so that the settings of this repository do not hold.
     settings = {
