@@ -22,6 +22,8 @@ class FakePodResources(pb_grpc.PodResourcesListerServicer):
     def __init__(self, socket: Path) -> None:
         self.socket = socket
         self.pods: list[pb.PodResources] = []
+        self.allocatable: dict[str, tuple[str, ...]] = {}
+        """Of the kubelet's device manager: IDs of devices by resource."""
         self.lists = 0
         self.knows_claims = True
         """Before 1.34 it does not, unless the feature gates are set."""
@@ -83,4 +85,9 @@ class FakePodResources(pb_grpc.PodResourcesListerServicer):
         await context.abort(grpc.StatusCode.UNKNOWN, message)
 
     async def GetAllocatableResources(self, request: Any, context: Any) -> Any:
-        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "not used")
+        return pb.AllocatableResourcesResponse(
+            devices=[
+                pb.ContainerDevices(resource_name=name, device_ids=identities)
+                for name, identities in self.allocatable.items()
+            ]
+        )

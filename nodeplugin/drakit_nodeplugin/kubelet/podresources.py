@@ -1,5 +1,6 @@
 """
-The kubelet's podresources API, version v1: which devices the containers of this node have.
+The kubelet's podresources API, version v1: which devices the containers of this node have, and of
+which resources its own device manager has some.
 
 The kubelet serves it on a socket of its own, from its start on. What follows from a claim that is
 listed, or not, is decided in :mod:`drakit_nodeplugin.claims`.
@@ -59,12 +60,7 @@ class PodResources:
         # Not at the module's top: a node without claims never asks, and has it not in memory.
         from drakit_proto.kubelet.podresources.v1 import podresources_pb2, podresources_pb2_grpc
 
-        options = [
-            ("grpc.default_authority", "localhost"),
-            ("grpc.max_receive_message_length", _MAX_BYTES),
-        ]
-        channel = grpc.aio.insecure_channel(f"unix:{self._socket}", options=options)
-        async with channel:
+        async with self._channel() as channel:
             stub = podresources_pb2_grpc.PodResourcesListerStub(channel)
             try:
                 answer = await stub.List(
@@ -82,6 +78,31 @@ class PodResources:
                 f"and KubeletPodResourcesGet"
             )
         return listed
+
+    async def allocatable_resources(self) -> frozenset[str]:
+        """
+        Give the names of the resources of which the kubelet's own device manager has devices.
+
+        Raises :class:`PodResourcesError`.
+        """
+        from drakit_proto.kubelet.podresources.v1 import podresources_pb2, podresources_pb2_grpc
+
+        async with self._channel() as channel:
+            stub = podresources_pb2_grpc.PodResourcesListerStub(channel)
+            try:
+                answer = await stub.GetAllocatableResources(
+                    podresources_pb2.AllocatableResourcesRequest(), timeout=self._timeout_seconds
+                )
+            except grpc.aio.AioRpcError as error:
+                raise self._failed(error) from None
+        return frozenset(devices.resource_name for devices in answer.devices if devices.device_ids)
+
+    def _channel(self) -> grpc.aio.Channel:
+        options = [
+            ("grpc.default_authority", "localhost"),
+            ("grpc.max_receive_message_length", _MAX_BYTES),
+        ]
+        return grpc.aio.insecure_channel(f"unix:{self._socket}", options=options)
 
     async def _understands_get(self, stub: PodResourcesListerAsyncStub) -> bool:
         """

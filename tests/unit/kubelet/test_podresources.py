@@ -133,6 +133,18 @@ async def test_a_kubelet_that_did_not_know_claims_is_believed_after_its_update(k
     assert list(await podresources.list()) == []
 
 
+async def test_resources_of_which_the_kubelets_device_manager_has_devices_are_named(
+    kubelet, socket
+):
+    kubelet.allocatable = {"vendor.example/gpu": ("gpu-0", "gpu-1"), "vendor.example/gone": ()}
+    assert await PodResources(socket).allocatable_resources() == {"vendor.example/gpu"}
+
+
+async def test_a_kubelet_that_does_not_name_its_resources_is_a_sentence(socket):
+    with pytest.raises(PodResourcesError, match="cannot be read"):
+        await PodResources(socket, timeout_seconds=0.2).allocatable_resources()
+
+
 async def test_a_missing_socket_is_a_sentence(socket):
     with pytest.raises(PodResourcesError, match=rf"at {socket} cannot be read: unavailable"):
         await PodResources(socket).list()
