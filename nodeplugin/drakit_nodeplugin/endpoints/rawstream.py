@@ -44,6 +44,10 @@ class LatestMessages:
         self._taken_at = -PACE_SECONDS
         self._task = self._loop.create_task(self._read(stream))
 
+    async def wait(self) -> None:
+        """Wait until there is a message to be taken, or the stream has ended."""
+        await self._news.wait()
+
     async def next(self) -> bytes:
         """
         Wait for the next message; raise what ended the stream, :class:`FloodError` for a flood, and

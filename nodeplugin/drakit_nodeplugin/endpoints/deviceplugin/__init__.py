@@ -1,0 +1,1 @@
+"""Device plugins of the kubelet's kind, as endpoints of one driver."""

@@ -1,0 +1,331 @@
+"""
+One life of a registered device plugin: a channel to its socket, its list of devices, and its calls.
+
+All that it sends is read as bytes, and parsed by us: what is no message of the contract is a
+sentence then, and a large list is made plain in a thread. That there is another life after it, or
+one that takes its place, is :mod:`.endpoint`'s.
+
+It must not know claims, other resources, or who listens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import quote
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError, Message
+
+from drakit.device import Inventory
+from drakit.tasks import cancelled_by_owner
+from drakit_nodeplugin.endpoints.deviceplugin.inventory import (
+    Listed,
+    TooManyDevicesError,
+    listed,
+)
+from drakit_nodeplugin.endpoints.endpoint import ConnectionEndedError
+from drakit_nodeplugin.endpoints.rawstream import FloodError, LatestMessages
+from drakit_proto.kubelet.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Sequence
+
+__all__ = (
+    "CONNECT_SECONDS",
+    "LIST_SECONDS",
+    "PluginConnection",
+    "PluginFailedError",
+    "Registration",
+    "SocketIdentity",
+    "identity_of",
+)
+
+logger = logging.getLogger(__name__)
+
+CONNECT_SECONDS = 10.0
+"""How long a plugin that has registered may take to listen and to say its options; it is what the
+kubelet waits."""
+
+LIST_SECONDS = 2.0
+"""How long a new connection is waited for to list its devices, before that is told."""
+
+ALLOCATE_SECONDS = 240.0
+"""After which Allocate is given up. The kubelet has no limit; a claim's call has one of 300 s."""
+
+PRE_START_SECONDS = 30.0
+"""The kubelet's limit of PreStartContainer."""
+
+MAX_BYTES = 16 * 1024 * 1024
+"""Of a message: the kubelet takes as much."""
+
+MAX_ANSWER_BYTES = 1024 * 1024
+"""Of an answer to Allocate: it is kept in the checkpoint and in a CDI file."""
+
+IN_LOOP_BYTES = 32 * 1024
+"""Of a list of devices that is read in the daemon's loop: some 500 devices, and as many
+microseconds ten times over. Larger ones are read in a thread."""
+
+MAX_TEXT = 500
+"""Characters of a plugin's own error."""
+
+_METHOD = "/v1beta1.DevicePlugin/"
+_OPTIONS = [
+    ("grpc.default_authority", "localhost"),
+    ("grpc.max_receive_message_length", MAX_BYTES),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+]
+
+SocketIdentity = tuple[int, int]
+"""What tells a socket from another one of the same path: its inode, and when it was made (an inode
+is used again at once)."""
+
+MessageT = TypeVar("MessageT", bound=Message)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Registration:
+    """What a device plugin has said in registering."""
+
+    resource: str
+    socket: Path
+    pre_start_required: bool = False
+
+
+class PluginFailedError(Exception):
+    """A call of a device plugin failed. The text is a sentence that names the plugin."""
+
+
+def identity_of(path: Path) -> SocketIdentity | None:
+    """Look which socket is at a path; None if there is nothing. Blocks."""
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns
+
+
+class PluginConnection:
+    """A connection to one device plugin: `open`, then `next` again and again, then `close`."""
+
+    def __init__(
+        self, registration: Registration, *, on_left_out: Callable[[Collection[str]], None]
+    ) -> None:
+        """`on_left_out` gets the sentences on what a list has and cannot be published."""
+        self.registration = registration
+        self.pre_start_required = registration.pre_start_required
+        self.identity: SocketIdentity | None = None
+        self.opened_at = 0.0
+        """When its socket was looked at; loop time."""
+
+        self._plugin = f"the device plugin of {registration.resource}"
+        self._on_left_out = on_left_out
+        # Whatever it gives is bytes, since no serializers are given.
+        self._channel: Any = grpc.aio.insecure_channel(
+            f"unix:{quote(str(registration.socket))}", options=_OPTIONS
+        )
+        self._messages: LatestMessages | None = None
+        self._listed: Listed | None = None
+        self._held: Inventory | None = None
+        self._over: ConnectionEndedError | None = None
+
+    # ------------------------------------------------------------ its life
+
+    async def open(self) -> None:
+        """Connect; raises :class:`ConnectionEndedError`, after which `close` is due as well."""
+        await self._ask_options()
+        self.opened_at = asyncio.get_running_loop().time()
+        self.identity = await asyncio.to_thread(identity_of, self.registration.socket)
+        call = self._channel.unary_stream(f"{_METHOD}ListAndWatch")
+        self._messages = LatestMessages(aiter(call(b"")))
+        if self._over is not None:
+            self._messages.end(self._over)
+
+    async def _ask_options(self) -> None:
+        try:
+            raw = await self._ask("GetDevicePluginOptions", b"", seconds=CONNECT_SECONDS)
+            self.pre_start_required = _parsed(pb.DevicePluginOptions(), raw).pre_start_required
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                return  # what it said in registering holds
+            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                raise ConnectionEndedError(
+                    f"it registered with the socket {self.registration.socket.name}, and does not "
+                    f"answer there"
+                ) from None
+            raise ConnectionEndedError(f"its options cannot be had: {_text(error)}") from None
+        except DecodeError:
+            raise _garbage("GetDevicePluginOptions") from None
+        except asyncio.CancelledError:
+            if cancelled_by_owner():
+                raise
+            raise ConnectionEndedError("its connection was closed") from None
+
+    async def _ask(self, what: str, request: bytes, *, seconds: float) -> bytes:
+        call = self._channel.unary_unary(f"{_METHOD}{what}")
+        return await call(request, timeout=seconds, wait_for_ready=self._messages is None)
+
+    async def hold_first(self, *, seconds: float) -> bool:
+        """Take its first list, and keep it for `next`; tells whether it came in time. Raises
+        :class:`ConnectionEndedError`."""
+        assert self._messages is not None
+        try:
+            async with asyncio.timeout(seconds):
+                await self._messages.wait()
+        except TimeoutError:
+            return False
+        self._held = await self.next()  # not within the time: what is taken must not get lost
+        return True
+
+    @property
+    def away(self) -> str | None:
+        """Why it cannot be called now; None while it can."""
+        if self._over is not None:
+            return self._over.reason
+        return None if self._listed is not None else "it has not listed its devices yet"
+
+    async def next(self) -> Inventory:
+        """Wait for its next list of devices; raises :class:`ConnectionEndedError`."""
+        held, self._held = self._held, None
+        if held is not None:
+            return held
+        assert self._messages is not None
+        try:
+            raw = await self._messages.next()
+            found = await self._read(raw)
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            self._over = self._over or _ended(error)
+            raise self._over from None
+        if self._over is not None:
+            raise self._over
+        self._listed = found
+        if found.left_out:
+            self._on_left_out(found.left_out)
+        return found.inventory
+
+    async def _read(self, raw: bytes) -> Listed:
+        resource, before = self.registration.resource, self._listed
+
+        def read() -> Listed:
+            message = _parsed(pb.ListAndWatchResponse(), raw)
+            return listed(message.devices, resource=resource, before=before)
+
+        return read() if len(raw) <= IN_LOOP_BYTES else await asyncio.to_thread(read)
+
+    def end(self, error: ConnectionEndedError) -> None:
+        """It is over: who waits for its next list gets this error. It is not closed by this."""
+        self._over = self._over or error
+        if self._messages is not None:
+            self._messages.end(self._over)
+
+    async def close(self, *, grace_seconds: float | None = None) -> None:
+        """End it; calls that are under way get the grace, and fail then."""
+        self.end(ConnectionEndedError("its connection was closed"))
+        await self._channel.close(grace_seconds)
+
+    # ------------------------------------------------------------ calls
+
+    def identity_in_plugin(self, device: str) -> str | None:
+        """Give the plugin's ID of a device by its name; None if it does not list it."""
+        return None if self._listed is None else self._listed.ids.get(device)
+
+    async def allocate(self, ids: Sequence[str]) -> pb.ContainerAllocateResponse:
+        """Allocate devices for a container; raises :class:`PluginFailedError`."""
+        request = pb.AllocateRequest(
+            container_requests=[pb.ContainerAllocateRequest(devices_ids=ids)]
+        )
+        raw = await self._call("Allocate", request, seconds=ALLOCATE_SECONDS)
+        if len(raw) > MAX_ANSWER_BYTES:
+            raise self._answered("Allocate", f"more than {MAX_ANSWER_BYTES // 1024} KiB")
+        try:
+            answers = _parsed(pb.AllocateResponse(), raw).container_responses
+        except DecodeError:
+            raise self._answered("Allocate", "something that is no AllocateResponse") from None
+        if len(answers) != 1:
+            raise self._answered("Allocate", f"{len(answers)} container_responses for 1 request")
+        return answers[0]
+
+    async def pre_start(self, ids: Sequence[str]) -> None:
+        """Have devices made ready for a container; raises :class:`PluginFailedError`."""
+        request = pb.PreStartContainerRequest(devices_ids=ids)
+        await self._call("PreStartContainer", request, seconds=PRE_START_SECONDS)
+
+    async def _call(self, what: str, request: Message, *, seconds: float) -> bytes:
+        if (away := self.away) is not None:
+            raise PluginFailedError(f"{self._plugin} is away: {away}")
+        try:
+            return await self._ask(what, request.SerializeToString(), seconds=seconds)
+        except grpc.aio.AioRpcError as error:
+            raise self._failed(what, error, seconds=seconds) from None
+        except asyncio.CancelledError:
+            if cancelled_by_owner():
+                raise
+            raise PluginFailedError(f"{self._plugin} went away during {what}") from None
+
+    def _failed(
+        self, what: str, error: grpc.aio.AioRpcError, *, seconds: float
+    ) -> PluginFailedError:
+        match error.code():
+            case grpc.StatusCode.DEADLINE_EXCEEDED:
+                text = f"{self._plugin} gave no answer to {what} within {seconds:.0f} s"
+            case grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.CANCELLED:
+                text = f"{self._plugin} went away during {what}"
+            case grpc.StatusCode.UNIMPLEMENTED:
+                text = f"{self._plugin} has no {what}; this is a fault of the device plugin"
+            case _:
+                text = f"{self._plugin} failed in {what}: {_text(error)}"
+        return PluginFailedError(text)
+
+    def _answered(self, what: str, answer: str) -> PluginFailedError:
+        return PluginFailedError(
+            f"{self._plugin} answered {what} with {answer}; this is a fault of the device plugin"
+        )
+
+
+def _parsed(message: MessageT, raw: bytes) -> MessageT:
+    message.ParseFromString(raw)
+    return message
+
+
+def _garbage(what: str) -> ConnectionEndedError:
+    return ConnectionEndedError(
+        f"it answered {what} with something that is no message of v1beta1; this is a fault of the "
+        f"device plugin",
+        disorderly=True,
+    )
+
+
+def _ended(error: Exception) -> ConnectionEndedError:
+    """Say why a stream is over."""
+    match error:
+        case ConnectionEndedError():
+            return error
+        case StopAsyncIteration():
+            return ConnectionEndedError("its stream ended")
+        case grpc.aio.AioRpcError():
+            return ConnectionEndedError(f"its stream failed: {_text(error)}")
+        case DecodeError():
+            return _garbage("ListAndWatch")
+        case FloodError() | TooManyDevicesError():
+            text = f"{error}; this is a fault of the device plugin"
+            return ConnectionEndedError(text, disorderly=True)
+        case ConnectionError():
+            return ConnectionEndedError(str(error))
+        case _:
+            logger.error("device plugin's list cannot be read", exc_info=error)
+            return ConnectionEndedError(f"what it sent cannot be read ({type(error).__name__})")
+
+
+def _text(error: grpc.aio.AioRpcError) -> str:
+    """Say what a call failed with: the status, and the plugin's own words."""
+    code = error.code().name.lower().replace("_", " ")
+    details = " ".join((error.details() or "").split())[:MAX_TEXT]
+    return f"{code} ({details})" if details else code

@@ -1,0 +1,289 @@
+"""
+All device plugins of a node, as the one endpoint that a hosted driver has.
+
+Each resource has an endpoint and a pool of its own, which the listener knows by the resource's
+name. Here is decided who may register, and which resource a claim's device belongs to. Calls for
+one device wait for each other, whatever becomes of its plugin meanwhile.
+
+It must not know claims beyond their devices, slices, or how the kubelet is asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import grpc
+
+from drakit import tasks
+from drakit.device import AllocatedDevice, ClaimReference, Edits
+from drakit.resource.pools import short_pool
+from drakit_nodeplugin.endpoints.bridge import Bridge
+from drakit_nodeplugin.endpoints.calls import AnyDriver, DriverCalls
+from drakit_nodeplugin.endpoints.deviceplugin.allocating import Allocating
+from drakit_nodeplugin.endpoints.deviceplugin.connection import Registration
+from drakit_nodeplugin.endpoints.deviceplugin.endpoint import DevicePluginEndpoint
+from drakit_nodeplugin.endpoints.deviceplugin.hostpaths import HostDevices
+from drakit_nodeplugin.endpoints.deviceplugin.kubeletresources import KubeletResources
+from drakit_nodeplugin.endpoints.deviceplugin.kubeletsocket import KubeletSocket, sockets_in
+from drakit_nodeplugin.endpoints.deviceplugin.names import pool_of
+from drakit_nodeplugin.endpoints.deviceplugin.registration import RefusedError, RegistrationService
+from drakit_nodeplugin.endpoints.endpoint import DeviceKey, Remark, Surroundings
+from drakit_nodeplugin.endpoints.errors import EndpointStoppedError
+from drakit_nodeplugin.endpoints.traits import DriverTraits
+from drakit_proto.kubelet.deviceplugin.v1beta1 import deviceplugin_pb2_grpc as pb_grpc
+
+__all__ = ("DevicePlugins",)
+
+logger = logging.getLogger(__name__)
+
+MAX_RESOURCES = 256
+"""Of a node; each is known until the node plugin ends."""
+
+MAX_REMARKS = 256
+"""Different sentences that are told to people; what comes on top is in the log alone."""
+
+LOOK_SECONDS = 1.0
+"""Between two looks at the plugins' sockets."""
+
+KUBELET_SECONDS = 30.0
+"""Between two looks at what the kubelet's own device manager serves."""
+
+STOPPING = "the node plugin stops"
+
+
+class DevicePlugins:
+    """A :class:`~drakit_nodeplugin.endpoints.endpoint.HostedEndpoint` of many resources."""
+
+    def __init__(
+        self,
+        driver: str,
+        *,
+        directory: Path,
+        traits: DriverTraits,
+        kubelet_resources: Callable[[], Awaitable[Collection[str]]],
+        surroundings: Surroundings,
+        devices: HostDevices,
+    ) -> None:
+        self.traits = traits
+        self._driver = driver
+        self._directory = directory
+        self._surroundings = surroundings
+        self._endpoints: dict[str, DevicePluginEndpoint] = {}
+        self._by_pool: dict[str, DevicePluginEndpoint] = {}
+        self._tasks: asyncio.TaskGroup | None = None
+        self._told: set[Remark] = set()
+        self._kubelet = KubeletResources(kubelet_resources)
+        loop = asyncio.get_running_loop()
+        self._bridge = Bridge(driver, home=loop, there=loop)
+        self._allocating = Allocating(
+            driver, find=self._by_pool.get, devices=devices, remark=self._remark
+        )
+        self._calls = DriverCalls(
+            driver,
+            traits=traits,
+            node=surroundings.node,
+            caller=_Caller(self._bridge, self._allocating),
+        )
+        service = RegistrationService(directory, accept=self._accept, remark=self._remark)
+        self._socket = KubeletSocket(
+            directory,
+            primary=surroundings.primary,
+            add_services=lambda server: pb_grpc.add_RegistrationServicer_to_server(service, server),
+            on_lost=self._lost,
+        )
+
+    # ------------------------------------------------------------ its life
+
+    @property
+    def blocked(self) -> str | None:
+        """It has no event loop of its own."""
+        return None
+
+    async def start(self) -> None:
+        """There is nothing to be connected to before a plugin has registered."""
+
+    async def run(self) -> None:
+        """Let plugins register and keep them connected, until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            self._tasks = group
+            for endpoint in self._endpoints.values():
+                self._begin(endpoint)
+            parts = {
+                "registration of device plugins": self._socket.run,
+                "sockets of device plugins": self._look_at_sockets,
+                "the kubelet's resources": self._look_at_kubelet,
+            }
+            for name, part in parts.items():
+                group.create_task(tasks.until_stopped(name, part))
+
+    async def close(self) -> None:
+        """End it; what is prepared stays prepared."""
+        self._tasks = None
+        await self._socket.stop()
+        self._bridge.end()
+        await asyncio.gather(*(endpoint.close() for endpoint in self._endpoints.values()))
+        self._bridge.close(STOPPING)
+
+    def _begin(self, endpoint: DevicePluginEndpoint) -> None:
+        if self._tasks is not None:
+            name = f"device plugin of {endpoint.resource}"
+            self._tasks.create_task(tasks.until_stopped(name, endpoint.run), name=name)
+
+    # ------------------------------------------------------------ who may register
+
+    async def _accept(self, registration: Registration) -> None:
+        """Take a registration; raises :class:`RefusedError`."""
+        resource = registration.resource
+        served = await self._kubelet.names()
+        endpoint = self._endpoints.get(resource)
+        if served is not None and resource in served:
+            text = _served_by_kubelet(resource)
+            if endpoint is not None and not endpoint.barred:
+                endpoint.bar(text)
+            raise RefusedError(
+                text,
+                code=grpc.StatusCode.FAILED_PRECONDITION,
+                reason="ResourceServedByKubelet",
+            )
+        if not self._surroundings.primary.is_set():
+            raise RefusedError(
+                f"the device plugin of {resource} is refused: another instance of the node plugin "
+                f"is in charge now; register again at its kubelet.sock",
+                code=grpc.StatusCode.UNAVAILABLE,
+            )
+        if endpoint is None:
+            endpoint = self._made(resource)
+        if endpoint.barred:
+            endpoint.unbar()
+        endpoint.register(registration)
+
+    def _made(self, resource: str) -> DevicePluginEndpoint:
+        if len(self._endpoints) >= MAX_RESOURCES:
+            raise RefusedError(
+                f"a further device plugin is refused: {MAX_RESOURCES} resources have been "
+                f"registered on this node, and no more are taken; restart the node plugin if some "
+                f"of them are gone",
+                code=grpc.StatusCode.RESOURCE_EXHAUSTED,
+                reason="TooManyResources",
+            )
+        endpoint = DevicePluginEndpoint(
+            resource, listener=self._surroundings.listener, remark=self._remark
+        )
+        self._endpoints[resource] = self._by_pool[pool_of(resource)] = endpoint
+        self._begin(endpoint)
+        return endpoint
+
+    def _lost(self) -> None:
+        for endpoint in self._endpoints.values():
+            endpoint.forget("another instance of the node plugin has taken over")
+
+    async def _look_at_kubelet(self) -> None:
+        while True:
+            await asyncio.sleep(KUBELET_SECONDS)
+            served = await self._kubelet.names() if self._endpoints else None
+            if served is None:
+                continue
+            for endpoint in list(self._endpoints.values()):
+                if endpoint.resource in served and not endpoint.barred:
+                    text = _served_by_kubelet(endpoint.resource)
+                    self._remark(Remark(reason="ResourceServedByKubelet", note=text))
+                    endpoint.bar(text)
+                elif endpoint.resource not in served and endpoint.barred:
+                    endpoint.unbar()
+
+    async def _look_at_sockets(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            if not self._endpoints:
+                continue
+            began_at = loop.time()
+            sockets = await asyncio.to_thread(sockets_in, self._directory)
+            for endpoint in list(self._endpoints.values()):
+                endpoint.look(sockets, began_at=began_at)
+
+    def _remark(self, remark: Remark) -> None:
+        """Say something to people, once."""
+        if remark in self._told:
+            return
+        if len(self._told) >= MAX_REMARKS:
+            facts = {"driver": self._driver, "reason": remark.reason, "note": remark.note}
+            logger.warning("device plugins have too much to say", extra=facts)
+            return
+        self._told.add(remark)
+        self._surroundings.remark(remark)
+
+    # ------------------------------------------------------------ what the engine calls
+
+    def away(self) -> EndpointStoppedError | None:
+        """Say why no device at all can be prepared now; None if one can."""
+        if not self._endpoints:
+            reason = self._socket.problem or "no device plugin has registered yet"
+            return EndpointStoppedError(driver=self._driver, reason=reason)
+        aways = {resource: endpoint.away for resource, endpoint in self._endpoints.items()}
+        if None in aways.values():
+            return None
+        resource, reason = next(iter(aways.items()))
+        text = f"no device plugin is there; that of {resource} is away: {reason}"
+        return EndpointStoppedError(driver=self._driver, reason=text)
+
+    async def prepare(
+        self, claim: ClaimReference, devices: Sequence[AllocatedDevice]
+    ) -> Sequence[Edits]:
+        """Allocate the devices of a claim; raises DeviceFailedError, EndpointStoppedError."""
+        for device in devices:
+            pool = short_pool(self._surroundings.node, device.pool)
+            if (away := self._allocating.away(pool)) is not None:
+                raise away
+        return await self._calls.prepare(claim, devices)
+
+    async def unprepare(self, claim: ClaimReference, devices: Sequence[AllocatedDevice]) -> None:
+        """Wait until no call of these devices runs; there is nothing else to do, whether their
+        plugin is there or not."""
+        await self._calls.unprepare(claim, devices)
+
+    async def check(self, claim: ClaimReference, devices: Sequence[AllocatedDevice]) -> bool:
+        """A device plugin cannot be asked."""
+        return True
+
+
+class _Caller:
+    """How :class:`.DriverCalls` reaches the plugins: in the daemon's own loop, since what blocks is
+    in other processes, and each call for a device after the one before."""
+
+    def __init__(self, bridge: Bridge, allocating: Allocating) -> None:
+        self._bridge = bridge
+        self._allocating = cast("AnyDriver", allocating)
+
+    def away(self) -> None:
+        """Which plugin is away, the call itself says: an unprepare needs none."""
+
+    def busy(self, keys: Collection[DeviceKey]) -> bool:
+        return self._bridge.busy(keys)
+
+    async def call(
+        self,
+        function: Callable[[AnyDriver], Any],
+        *,
+        what: str,
+        keys: Collection[DeviceKey],
+        timeout_seconds: float,
+    ) -> Any:
+        return await self._bridge.call(
+            lambda: function(self._allocating),
+            what=what,
+            keys=keys,
+            timeout_seconds=timeout_seconds,
+        )
+
+
+def _served_by_kubelet(resource: str) -> str:
+    return (
+        f"the kubelet's own device manager serves {resource} on this node, and two cannot; remove "
+        f"the device plugin that registers with the kubelet, or the one that registers with the "
+        f"node plugin"
+    )

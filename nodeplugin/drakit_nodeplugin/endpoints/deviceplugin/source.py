@@ -1,0 +1,73 @@
+"""
+Device plugins as a driver that can be hosted.
+
+It must not know how a device plugin is reached, or who hosts the driver.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection
+from pathlib import Path
+
+from drakit.driver import DeviceParameters
+from drakit_nodeplugin.endpoints.deviceplugin.hostpaths import HostDevices
+from drakit_nodeplugin.endpoints.deviceplugin.plugins import DevicePlugins
+from drakit_nodeplugin.endpoints.endpoint import Surroundings
+from drakit_nodeplugin.endpoints.traits import DriverTraits, Grain
+
+__all__ = ("DevicePluginsSource",)
+
+
+class NoParameters(DeviceParameters):
+    """A device plugin takes no parameters: what somebody writes for it is refused, not ignored."""
+
+
+TRAITS = DriverTraits(
+    # There is nothing to undo. But Allocate may change a device (reset it, load a program), and
+    # must not be called for one that another claim still has: only the intent makes sure of that.
+    side_effects=True,
+    health=True,
+    prepare_grain=Grain.CLAIM,
+    unprepare_grain=Grain.CLAIM,
+    parameters_type=NoParameters,
+)
+
+
+class DevicePluginsSource:
+    """A :class:`~drakit_nodeplugin.endpoints.source.DriverSource`: all device plugins together."""
+
+    traits = TRAITS
+    foreign = True
+
+    def __init__(
+        self,
+        name: str,
+        directory: Path,
+        *,
+        where: str,
+        kubelet_resources: Callable[[], Awaitable[Collection[str]]],
+        devices: HostDevices | None = None,
+    ) -> None:
+        """
+        `directory` is what plugins see as ``/var/lib/kubelet/device-plugins``. `kubelet_resources`
+        gives the names of the resources that the kubelet's own device manager serves; it may raise
+        if they cannot be had. `devices` is where the host's device nodes are seen, if not where the
+        chart mounts them.
+        """
+        self.name = name
+        self.where = where
+        self.expected: Collection[str] = ()
+        self._directory = directory
+        self._kubelet_resources = kubelet_resources
+        self._devices = devices or HostDevices.found()
+
+    def endpoint(self, surroundings: Surroundings) -> DevicePlugins:
+        """Make what is run and called; called once, within the daemon's loop."""
+        return DevicePlugins(
+            self.name,
+            directory=self._directory,
+            traits=self.traits,
+            kubelet_resources=self._kubelet_resources,
+            surroundings=surroundings,
+            devices=self._devices,
+        )

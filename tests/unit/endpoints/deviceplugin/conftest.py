@@ -1,0 +1,145 @@
+"""A node plugin with the device plugin adapter alone, and who listens to it."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from drakit import AllocatedDevice, ClaimReference
+from drakit.device import Edits, Inventory
+from drakit_nodeplugin.endpoints import lifecycle
+from drakit_nodeplugin.endpoints.deviceplugin import kubeletsocket, plugins
+from drakit_nodeplugin.endpoints.deviceplugin.hostpaths import HostDevices
+from drakit_nodeplugin.endpoints.deviceplugin.plugins import DevicePlugins
+from drakit_nodeplugin.endpoints.deviceplugin.source import DevicePluginsSource
+from drakit_nodeplugin.endpoints.endpoint import Remark, Surroundings
+
+DRIVER = "deviceplugin.drakit.dev"
+NODE = "node-1"
+THING = "vendor.example/thing"
+
+
+class World:
+    """What surrounds the adapter, and what was told of each resource, in order."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.primary = asyncio.Event()
+        self.primary.set()
+        self.remarks: list[Remark] = []
+        self.kubelet: set[str] | Exception = set()
+        """What the kubelet itself serves, or why that cannot be had."""
+        self.told: dict[str, list[Inventory | str]] = {}
+        self.devices = HostDevices(root=directory / "dev")
+        self.plugins: DevicePlugins
+
+    def replaced(self, endpoint, inventory) -> None:
+        self.told.setdefault(endpoint, []).append(inventory)
+
+    def reported(self, endpoint, report) -> None:
+        raise AssertionError("health comes with the devices")
+
+    def stopped(self, endpoint, reason) -> None:
+        self.told.setdefault(endpoint, []).append(reason)
+
+    async def resources(self) -> set[str]:
+        if isinstance(self.kubelet, Exception):
+            raise self.kubelet
+        return self.kubelet
+
+    def health(self, resource: str = THING) -> dict[str, str]:
+        """Devices as they were told last; none while the endpoint is stopped."""
+        last = self.told.get(resource, [""])[-1]
+        if isinstance(last, str):
+            return {}
+        return {d.name: d.health.status for d in last.devices if d.health is not None}
+
+    def stops(self, resource: str = THING) -> list[str]:
+        return [told for told in self.told.get(resource, []) if isinstance(told, str)]
+
+    def reasons(self) -> list[str]:
+        return [remark.reason for remark in self.remarks]
+
+    async def until_listed(self, *names: str, resource: str = THING) -> None:
+        await until(lambda: set(self.health(resource)) == set(names))
+
+    async def until_stopped(self, resource: str = THING) -> str:
+        await until(lambda: isinstance(self.told.get(resource, [None])[-1], str))
+        return self.stops(resource)[-1]
+
+    async def prepare(self, *names: str, request: str = "main", **options: str) -> list[Edits]:
+        """Prepare a claim with devices of one request."""
+        return list(
+            await self.plugins.prepare(
+                claim(), [device(name, request=request, **options) for name in names]
+            )
+        )
+
+    def source(self) -> DevicePluginsSource:
+        return DevicePluginsSource(
+            DRIVER,
+            self.directory,
+            where="config",
+            kubelet_resources=self.resources,
+            devices=self.devices,
+        )
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[World]:
+        surroundings = Surroundings(
+            listener=self, node=NODE, primary=self.primary, remark=self.remarks.append
+        )
+        self.plugins = self.source().endpoint(surroundings)
+        await self.plugins.start()
+        task = asyncio.create_task(self.plugins.run())
+        try:
+            if self.primary.is_set():
+                await until((self.directory / "kubelet.sock").exists)
+            yield self
+        finally:
+            task.cancel()
+            await asyncio.wait({task})
+            await self.plugins.close()
+        assert task.cancelled(), task.exception()
+
+
+def claim(uid: str = "uid-a") -> ClaimReference:
+    return ClaimReference(namespace="lab", name="things", uid=uid)
+
+
+def device(name: str, *, pool: str = "thing.vendor.example", request: str = "main", **options):
+    return AllocatedDevice(name=name, pool=f"{NODE}/{pool}", request=request, **options)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+@pytest.fixture
+def short_delays(monkeypatch) -> None:
+    """What takes a second takes a fiftieth of it."""
+    monkeypatch.setattr(lifecycle, "RECONNECT_SECONDS", (0.01, 0.02))
+    monkeypatch.setattr(kubeletsocket, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(plugins, "LOOK_SECONDS", 0.02)
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    """A directory with a path that is short enough for sockets, which `tmp_path` may not be."""
+    folder = Path(tempfile.mkdtemp(prefix="dp", dir="/tmp"))
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+async def world(directory, short_delays) -> AsyncIterator[World]:
+    async with World(directory).running() as world:
+        yield world

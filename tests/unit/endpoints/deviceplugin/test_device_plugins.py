@@ -1,0 +1,493 @@
+"""Device plugins over real sockets: they register, list, allocate, and end in all kinds of ways."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import grpc
+import grpc.aio
+import pytest
+
+from drakit.device import Edits
+from drakit_nodeplugin.endpoints.deviceplugin import plugins, registration
+from drakit_nodeplugin.endpoints.deviceplugin.names import pool_of
+from drakit_nodeplugin.endpoints.errors import DeviceFailedError, EndpointStoppedError
+from drakit_proto.kubelet.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
+from tests.fakes.deviceplugin import FakeDevicePlugin, listed, register
+from tests.unit.endpoints.deviceplugin.conftest import THING, World, claim, device, until
+
+pytestmark = pytest.mark.usefixtures("short_delays")
+
+
+@pytest.fixture
+async def plugin(world, directory):
+    async with FakeDevicePlugin(directory) as plugin:
+        await world.until_listed("thing-0", "thing-1")
+        yield plugin
+
+
+# ------------------------------------------------------------ listing
+
+
+async def test_a_plugin_that_registers_is_listed(world, plugin):
+    (inventory,) = world.told[THING]
+    assert [(d.name, d.pool) for d in inventory.devices] == [
+        ("thing-0", "thing.vendor.example"),
+        ("thing-1", "thing.vendor.example"),
+    ]
+    assert inventory.devices[0].attributes == {"resource": THING, "id": "thing-0"}
+    assert world.remarks == []
+    assert world.plugins.away() is None
+
+
+async def test_health_comes_and_goes_with_the_list(world, plugin):
+    await plugin.list("thing-0", ("thing-1", "Unhealthy"))
+    await until(lambda: world.health() == {"thing-0": "healthy", "thing-1": "unhealthy"})
+    await plugin.list("thing-0", "thing-1")
+    await until(lambda: world.health() == {"thing-0": "healthy", "thing-1": "healthy"})
+    assert world.stops() == []
+
+
+async def test_a_plugin_without_devices_is_there(world, directory):
+    async with FakeDevicePlugin(directory, devices=()):
+        await until(lambda: world.told.get(THING))
+        assert world.plugins.away() is None
+
+
+async def test_an_old_plugin_without_options_is_taken(world, directory):
+    options = {"has_options": False, "pre_start_required": True}
+    async with FakeDevicePlugin(directory, **options) as plugin:
+        await world.until_listed("thing-0", "thing-1")
+        await world.prepare("thing-0")
+        assert plugin.pre_started == [["thing-0"]]
+
+
+async def test_a_plugin_may_listen_only_after_it_has_registered(world, directory):
+    plugin = FakeDevicePlugin(directory)
+    await plugin.register()
+    await plugin.start()
+    await world.until_listed("thing-0", "thing-1")
+    await plugin.stop()
+
+
+async def test_a_large_list_is_taken(world, directory):
+    names = [f"thing-{number}" for number in range(5000)]
+    async with FakeDevicePlugin(directory, devices=names):
+        await world.until_listed(*names)
+
+
+async def test_bad_devices_are_left_out_alone(world, directory):
+    async with FakeDevicePlugin(directory, devices=("good", "", "x" * 257, "good")):
+        await world.until_listed("good")
+        assert world.reasons() == ["DeviceLeftOut"] * 3
+
+
+# ------------------------------------------------------------ ends and returns
+
+
+async def test_a_plugin_that_dies_is_stopped_and_returns_by_registering(world, plugin):
+    await plugin.stop()
+    assert await world.until_stopped()
+    with pytest.raises(EndpointStoppedError, match=r"vendor\.example/thing is away: .*registered"):
+        await world.prepare("thing-0")
+    assert world.plugins.away() is not None
+    await plugin.start("thing-2.sock")
+    await plugin.register()
+    await world.until_listed("thing-0", "thing-1")
+    assert await world.prepare("thing-0") == [Edits(env={"THINGS": "thing-0"})]
+
+
+async def test_a_stream_that_ends_is_a_stop(world, plugin):
+    await plugin.end_streams()
+    assert await world.until_stopped() == "its stream ended"
+
+
+async def test_a_plugin_that_registers_again_is_not_stopped(world, plugin, directory):
+    await plugin.register()
+    await until(lambda: len(world.told[THING]) == 2)
+    await until(lambda: plugin.streams == 1)
+    assert world.stops() == []
+    assert await world.prepare("thing-0")
+
+
+async def test_a_second_process_takes_the_place_of_the_first(world, plugin, directory):
+    new = FakeDevicePlugin(directory, endpoint="other.sock", devices=["thing-9"])
+    async with new:
+        await world.until_listed("thing-9")
+        await world.prepare("thing-9")
+        assert new.allocated == [["thing-9"]]
+        await plugin.stop()
+        await asyncio.sleep(0.1)
+        assert world.stops() == []
+
+
+async def test_one_that_registers_again_and_cannot_be_reached_keeps_its_connection(
+    world, plugin, monkeypatch
+):
+    from drakit_nodeplugin.endpoints.deviceplugin import connection
+
+    monkeypatch.setattr(connection, "CONNECT_SECONDS", 0.1)
+    await plugin.register(endpoint="nothing.sock")
+    await asyncio.sleep(0.3)
+    assert world.stops() == []
+    assert await world.prepare("thing-0")
+
+
+async def test_a_removed_socket_is_a_stop(world, plugin):
+    plugin.socket.unlink()
+    assert await world.until_stopped() == "its socket was removed"
+
+
+async def test_a_socket_made_anew_waits_for_a_registration(world, plugin, directory):
+    plugin.socket.unlink()
+    other = FakeDevicePlugin(directory)
+    await other.start()
+    assert "its socket was" in await world.until_stopped()
+    await asyncio.sleep(0.1)
+    assert world.health() == {}
+    await other.register()
+    await world.until_listed("thing-0", "thing-1")
+    await other.stop()
+
+
+async def test_a_plugin_that_listens_nowhere_is_told(world, directory, monkeypatch):
+    from drakit_nodeplugin.endpoints.deviceplugin import connection
+
+    monkeypatch.setattr(connection, "CONNECT_SECONDS", 0.1)
+    await FakeDevicePlugin(directory).register()
+    assert "thing.sock, and does not answer there" in await world.until_stopped()
+
+
+# ------------------------------------------------------------ whose turn it is
+
+
+async def test_plugins_register_with_the_primary_instance_alone(directory, short_delays):
+    world = World(directory)
+    world.primary.clear()
+    async with world.running():
+        plugin = FakeDevicePlugin(directory)
+        await plugin.start()
+        with pytest.raises(grpc.aio.AioRpcError):
+            await plugin.register()
+        world.primary.set()
+        await until((directory / "kubelet.sock").exists)
+        assert not plugin.socket.exists()
+        await plugin.stop()
+
+
+async def test_a_turn_that_is_lost_stops_all_and_comes_back(world, plugin, directory):
+    world.primary.clear()
+    assert "another instance" in await world.until_stopped()
+    await until(lambda: not (directory / "kubelet.sock").exists())
+    world.primary.set()
+    await until((directory / "kubelet.sock").exists)
+    await plugin.stop()
+    await plugin.start()
+    await plugin.register()
+    await world.until_listed("thing-0", "thing-1")
+
+
+async def test_the_socket_of_another_instance_is_not_removed(directory, short_delays):
+    first = World(directory)
+    async with first.running():
+        first.primary.clear()
+        second = World(directory)
+        async with second.running():
+            await until(lambda: not first.plugins._socket._server)
+            async with FakeDevicePlugin(directory):
+                await second.until_listed("thing-0", "thing-1")
+        assert first.told == {}
+
+
+async def test_only_sockets_are_removed_at_the_beginning(directory, short_delays):
+    (directory / "kubelet_internal_checkpoint").write_text("{}")
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(directory / "left.sock"))
+    async with World(directory).running():
+        assert {path.name for path in directory.iterdir()} == {
+            "kubelet_internal_checkpoint",
+            "kubelet.sock",
+        }
+
+
+async def test_a_registration_socket_that_was_removed_is_made_anew(world, plugin, directory):
+    (directory / "kubelet.sock").unlink()
+    await until((directory / "kubelet.sock").exists)
+    await plugin.register()
+    assert world.stops() == []
+
+
+# ------------------------------------------------------------ who may register
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        pytest.param({"version": "v1"}, "Supported version is \\['v1beta1'\\]", id="version"),
+        pytest.param({"resource_name": "thing"}, "must have a domain", id="no-domain"),
+        pytest.param({"resource_name": "kubernetes.io/cpu"}, "Kubernetes' own", id="native"),
+        pytest.param({"endpoint": "../x.sock"}, "without '/'", id="other-directory"),
+        pytest.param({"endpoint": "kubelet.sock"}, "at which plugins register", id="our-own"),
+        pytest.param({"endpoint": "x" * 100}, "at most 107 bytes", id="long"),
+    ],
+)
+async def test_a_wrong_registration_is_refused(world, directory, changes, text):
+    with pytest.raises(grpc.aio.AioRpcError, match=text) as raised:
+        await FakeDevicePlugin(directory).register(**changes)
+    assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert world.reasons() == ["RegistrationRefused"]
+    assert world.told == {}
+
+
+async def test_a_resource_of_the_kubelet_is_refused(world, directory):
+    world.kubelet = {THING}
+    with pytest.raises(grpc.aio.AioRpcError, match="own device manager serves") as raised:
+        await FakeDevicePlugin(directory).register()
+    assert raised.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+    assert world.reasons() == ["ResourceServedByKubelet"]
+
+
+async def test_a_resource_that_the_kubelet_begins_to_serve_is_stopped_until_it_ends(
+    directory, short_delays, monkeypatch
+):
+    monkeypatch.setattr(plugins, "KUBELET_SECONDS", 0.02)
+    monkeypatch.setattr(
+        "drakit_nodeplugin.endpoints.deviceplugin.kubeletresources.FRESH_SECONDS", 0
+    )
+    world = World(directory)
+    async with world.running(), FakeDevicePlugin(directory):
+        await world.until_listed("thing-0", "thing-1")
+        world.kubelet = {THING}
+        assert "own device manager serves vendor.example/thing" in await world.until_stopped()
+        assert world.reasons() == ["ResourceServedByKubelet"]
+        world.kubelet = OSError("gone")
+        await asyncio.sleep(0.1)
+        assert world.health() == {}
+        world.kubelet = set()
+        await world.until_listed("thing-0", "thing-1")
+
+
+async def test_a_kubelet_that_says_nothing_refuses_nobody(world, directory):
+    world.kubelet = OSError("no socket")
+    async with FakeDevicePlugin(directory):
+        await world.until_listed("thing-0", "thing-1")
+
+
+async def test_resources_are_bounded(world, directory, monkeypatch):
+    monkeypatch.setattr(plugins, "MAX_RESOURCES", 2)
+    async with (
+        FakeDevicePlugin(directory, resource="a.example/a", endpoint="a.sock"),
+        FakeDevicePlugin(directory, resource="a.example/b", endpoint="b.sock"),
+    ):
+        with pytest.raises(grpc.aio.AioRpcError, match="no more are taken"):
+            await FakeDevicePlugin(directory, resource="a.example/c").register()
+
+
+async def test_a_flood_of_registrations_is_slowed_down(world, plugin, directory, monkeypatch):
+    monkeypatch.setattr(registration, "MAX_AT_ONCE", 20.0)
+    request = pb.RegisterRequest(version="v1beta1", resource_name=THING, endpoint="thing.sock")
+    results = await asyncio.gather(
+        *(register(directory, request) for _ in range(60)), return_exceptions=True
+    )
+    assert sum(isinstance(result, grpc.aio.AioRpcError) for result in results) >= 20
+    await world.until_listed("thing-0", "thing-1")
+
+
+# ------------------------------------------------------------ allocating
+
+
+async def test_a_request_is_one_call_with_all_its_devices(world, plugin):
+    first, second = await world.prepare("thing-0", "thing-1")
+    assert plugin.allocated == [["thing-0", "thing-1"]]
+    assert first == Edits(env={"THINGS": "thing-0,thing-1"})
+    assert second == Edits()
+    assert plugin.preferred == 0
+
+
+async def test_each_request_and_each_resource_is_a_call_of_its_own(world, plugin, directory):
+    other = FakeDevicePlugin(
+        directory, resource="other.example/Big_One", endpoint="o.sock", devices=["GPU-A:0"]
+    )
+    async with other:
+        await until(lambda: world.health("other.example/Big_One"))
+        (name,) = world.health("other.example/Big_One")
+        edits = await world.plugins.prepare(
+            claim(),
+            [
+                device("thing-0", request="a"),
+                device(name, request="b", pool=pool_of("other.example/Big_One")),
+                device("thing-1", request="c"),
+            ],
+        )
+    assert sorted(plugin.allocated) == [["thing-0"], ["thing-1"]]
+    assert other.allocated == [["GPU-A:0"]]
+    assert [each.env["THINGS"] for each in edits] == ["thing-0", "GPU-A:0", "thing-1"]
+
+
+async def test_pre_start_is_called_where_it_is_wanted(world, directory):
+    async with FakeDevicePlugin(directory, pre_start_required=True) as plugin:
+        await world.until_listed("thing-0", "thing-1")
+        await world.prepare("thing-1", "thing-0")
+        assert plugin.pre_started == [["thing-1", "thing-0"]]
+
+
+async def test_annotations_are_told_once(world, plugin):
+    plugin.answer = lambda ids: pb.ContainerAllocateResponse(annotations={"a": "b"})
+    assert await world.prepare("thing-0") == [Edits()]
+    await world.prepare("thing-1")
+    assert world.reasons() == ["AnnotationsUnsupported"]
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "text"),
+    [
+        pytest.param(
+            {"failure": (grpc.StatusCode.INTERNAL, "no\npower")},
+            r"thing failed in Allocate: internal \(no power\)",
+            id="failure",
+        ),
+        pytest.param({"raw_answer": b"\xff\xff"}, "no AllocateResponse", id="garbage"),
+        pytest.param({"raw_answer": b""}, "with 0 container_responses for 1", id="no-answer"),
+        pytest.param(
+            {"raw_answer": pb.AllocateResponse(container_responses=[{}, {}]).SerializeToString()},
+            "with 2 container_responses for 1",
+            id="two-answers",
+        ),
+        pytest.param({"raw_answer": b"\x0a" * 2_000_000}, "more than 1024 KiB", id="huge"),
+        pytest.param(
+            {"answer": lambda ids: pb.ContainerAllocateResponse(envs={"A=B": "c"})},
+            "no CDI spec can hold: env has '='",
+            id="environment",
+        ),
+        pytest.param(
+            {"answer": lambda ids: pb.ContainerAllocateResponse(mounts=[{"host_path": "/x"}])},
+            "no CDI spec can hold: mounts",
+            id="mount",
+        ),
+        pytest.param(
+            {"answer": lambda ids: pb.ContainerAllocateResponse(cdi_devices=[{"name": "x"}])},
+            "no CDI spec can hold: cdi_devices",
+            id="cdi-name",
+        ),
+    ],
+)
+async def test_an_answer_that_cannot_be_used_is_a_sentence(world, plugin, behaviour, text):
+    for name, value in behaviour.items():
+        setattr(plugin, name, value)
+    with pytest.raises(DeviceFailedError, match=text) as raised:
+        await world.prepare("thing-0")
+    assert "vendor.example/thing" in str(raised.value)
+    assert raised.value.index == 0
+    assert world.stops() == []
+
+
+async def test_a_device_that_is_not_listed_is_a_sentence(world, plugin):
+    with pytest.raises(DeviceFailedError, match="does not list it any more") as raised:
+        await world.prepare("thing-0", "thing-7")
+    assert raised.value.index == 1
+    assert plugin.allocated == []
+
+
+async def test_a_resource_that_never_registered_is_a_sentence(world, plugin):
+    with pytest.raises(EndpointStoppedError, match=r"of a\.b/C is away: it has not registered"):
+        await world.plugins.prepare(claim(), [device("c", pool="x--yc.a.b")])
+
+
+async def test_admin_access_is_refused(world, plugin):
+    with pytest.raises(DeviceFailedError, match="adminAccess"):
+        await world.plugins.prepare(claim(), [device("thing-0", admin_access=True)])
+    assert plugin.allocated == []
+
+
+async def test_parameters_are_refused(world, plugin):
+    with pytest.raises(DeviceFailedError, match="speed: is no key that is known here"):
+        await world.plugins.prepare(claim(), [device("thing-0", configs=({"speed": 3},))])
+    assert plugin.allocated == []
+
+
+async def test_a_plugin_that_dies_in_a_call_fails_it_alone(world, plugin):
+    plugin.allow.clear()
+    call = asyncio.create_task(world.prepare("thing-0"))
+    await until(lambda: plugin.allocated)
+    await plugin.stop()
+    with pytest.raises(DeviceFailedError, match="went away during Allocate"):
+        await call
+    await world.until_stopped()
+
+
+async def test_a_call_outlives_another_registration(world, plugin):
+    plugin.allow.clear()
+    call = asyncio.create_task(world.prepare("thing-0"))
+    await until(lambda: plugin.allocated)
+    await plugin.register()
+    await until(lambda: len(world.told[THING]) == 2)
+    plugin.allow.set()
+    assert await call == [Edits(env={"THINGS": "thing-0"})]
+
+
+async def test_an_unprepare_waits_for_a_call_and_needs_no_plugin(world, plugin):
+    plugin.allow.clear()
+    call = asyncio.create_task(world.prepare("thing-0"))
+    await until(lambda: plugin.allocated)
+    undo = asyncio.create_task(world.plugins.unprepare(claim(), [device("thing-0")]))
+    await asyncio.sleep(0.05)
+    assert not undo.done()
+    call.cancel()
+    await undo
+    await plugin.stop()
+    await world.until_stopped()
+    await world.plugins.unprepare(claim(), [device("thing-0"), device("c", pool="c.a.b")])
+
+
+async def test_calls_of_one_device_do_not_overlap(world, plugin):
+    plugin.allow.clear()
+    calls = [asyncio.create_task(world.prepare("thing-0")) for _ in range(2)]
+    other = asyncio.create_task(world.prepare("thing-1"))
+    await until(lambda: len(plugin.allocated) == 2)
+    await asyncio.sleep(0.05)
+    assert sorted(plugin.allocated) == [["thing-0"], ["thing-1"]]
+    plugin.allow.set()
+    await asyncio.gather(other, *calls)
+    assert len(plugin.allocated) == 3
+
+
+# ------------------------------------------------------------ bad plugins
+
+
+@pytest.mark.parametrize(
+    ("messages", "text"),
+    [
+        pytest.param([b"\xff\xff\xff"], "no message of v1beta1", id="garbage"),
+        pytest.param(
+            [listed(*(str(n) for n in range(20_000))).SerializeToString()],
+            "more than 16,384 devices",
+            id="too-many-devices",
+        ),
+        pytest.param([listed("thing-0").SerializeToString()] * 2000, "more than 100", id="flood"),
+        pytest.param([b"\x0a" * (17 << 20)], "stream failed: resource exhausted", id="huge"),
+    ],
+)
+async def test_a_bad_plugin_is_stopped_and_others_are_not(world, plugin, directory, messages, text):
+    good = FakeDevicePlugin(directory, resource="good.example/g", endpoint="g.sock", devices=["g"])
+    async with good:
+        await world.until_listed("g", resource="good.example/g")
+        await plugin.send(*messages)
+        assert text in await world.until_stopped()
+        assert world.health("good.example/g") == {"g": "healthy"}
+        await world.plugins.prepare(claim(), [device("g", pool="g.good.example")])
+
+
+async def test_fifty_plugins_at_once(world, directory):
+    many = [
+        FakeDevicePlugin(directory, resource=f"v.example/r{n}", endpoint=f"{n}.sock", devices=["d"])
+        for n in range(50)
+    ]
+    await asyncio.gather(*(plugin.start() for plugin in many))
+    await asyncio.gather(*(plugin.register() for plugin in many))
+    for plugin in many:
+        await world.until_listed("d", resource=plugin.resource)
+    devices = [device("d", pool=f"r{n}.v.example", request=f"r{n}") for n in range(50)]
+    edits = await world.plugins.prepare(claim(), devices)
+    assert [each.env for each in edits] == [{"THINGS": "d"}] * 50
+    await asyncio.gather(*(plugin.stop() for plugin in many))
