@@ -325,6 +325,7 @@ func TestParametersAreReadStrictly(t *testing.T) {
 		`{"colour": ["red"]}`:           `colour is ["red"]: choose one of white, red, green`,
 		`{"Colour": "red"}`:             `there is no parameter "Colour": the only one is "colour"`,
 		`{"colour": "red", "speed": 1}`: `there is no parameter "speed": the only one is "colour"`,
+		`{"b": 1, "a": 1, "c": 1}`:      `there is no parameter "a": the only one is "colour"`,
 		`null`:                          `the parameters are no JSON object: write {"colour": "red"}`,
 		`["red"]`:                       `the parameters are no JSON object: write {"colour": "red"}`,
 		`{"colour": "red"}}`:            `the parameters are no JSON object: write {"colour": "red"}`,

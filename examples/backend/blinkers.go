@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -183,7 +184,8 @@ func colour(parameters string) (string, error) {
 	if err := json.Unmarshal([]byte(parameters), &given); err != nil || given == nil {
 		return "", errors.New(`the parameters are no JSON object: write {"colour": "red"}`)
 	}
-	for key := range given {
+	// Sorted, so that the same parameters get the same answer.
+	for _, key := range slices.Sorted(maps.Keys(given)) {
 		if key != "colour" {
 			return "", fmt.Errorf(`there is no parameter %q: the only one is "colour"`, key)
 		}

@@ -23,7 +23,7 @@ import (
 	"drakit.dev/examples/backend/backendv1"
 )
 
-var version = "0.1.0"
+const version = "0.1.0"
 
 // stopTimeout bounds what a call in progress may delay our end: less than the 30 seconds after which
 // the kubelet kills a pod.

@@ -168,6 +168,10 @@ class TestManifest:
         assert f"docker build -t {image} examples/backend" in readme
         assert f"docker push {image}" in readme
 
+    def test_is_built_with_a_go_that_can(self):
+        (needed,) = re.findall(r"^go (\S+)", (FOLDER / "go.mod").read_text(), re.M)
+        assert f"FROM golang:{needed} " in (FOLDER / "Dockerfile").read_text()
+
 
 def _page() -> str:
     return (ROOT / PAGE).read_text()
