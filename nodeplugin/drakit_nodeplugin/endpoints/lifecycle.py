@@ -64,11 +64,14 @@ class Lifecycle(Generic[ConnectionT]):
         connect: Callable[[], Awaitable[ConnectionT]],
         *,
         listener: EndpointListener,
+        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """`connect` makes the next connection; it raises if there is none to be had now."""
+        """`connect` makes the next connection; it raises if there is none to be had now. `pause` is
+        what happens before it: it takes so many seconds, or less where waiting is of no use."""
         self._endpoint = endpoint
         self._connect = connect
         self._listener = listener
+        self._pause = pause
         self._backoff = Backoff(
             first_seconds=RECONNECT_SECONDS[0], limit_seconds=RECONNECT_SECONDS[1], jitter=0
         )
@@ -111,7 +114,7 @@ class Lifecycle(Generic[ConnectionT]):
         so that its devices stay as they are."""
         while True:
             if self.connection is None:
-                await asyncio.sleep(self._backoff.next_seconds())
+                await self._pause(self._backoff.next_seconds())
                 try:
                     await self._make_connection()
                 except DriverError as error:

@@ -1,0 +1,128 @@
+"""A directory of backends, one that is watched, and who listens to an endpoint of it."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from drakit_nodeplugin.endpoints import lifecycle
+from drakit_nodeplugin.endpoints.backend import directory as directory_module
+from drakit_nodeplugin.endpoints.backend.directory import BackendDirectory
+from drakit_nodeplugin.endpoints.backend.endpoint import BackendEndpoint
+from drakit_nodeplugin.endpoints.backend.source import BackendSource
+from drakit_nodeplugin.endpoints.endpoint import Remark, Surroundings
+from tests.unit.endpoints.camera import NODE, running
+
+DRIVER = "gpu.example.com"
+
+
+class Listener:
+    """What was told of an endpoint, in order."""
+
+    def __init__(self) -> None:
+        self.told: list[object] = []
+        self._news = asyncio.Event()
+        self._heard = 0
+
+    def _tell(self, endpoint: str, what: object) -> None:
+        assert endpoint == DRIVER
+        self.told.append(what)
+        self._news.set()
+
+    replaced = reported = stopped = _tell
+
+    async def hear(self) -> object:
+        """Wait for what is told next."""
+        async with asyncio.timeout(10):
+            while len(self.told) == self._heard:
+                self._news.clear()
+                await self._news.wait()
+        self._heard += 1
+        return self.told[self._heard - 1]
+
+    async def names(self) -> list[str]:
+        """Wait for the next inventory, and give the names of its devices."""
+        while isinstance(told := await self.hear(), str):
+            pass
+        return [each.name for each in told.devices]
+
+    async def reason(self) -> str:
+        while not isinstance(told := await self.hear(), str):
+            pass
+        return told
+
+
+class Found:
+    """A directory that is watched, and what was told of it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.remarks: list[Remark] = []
+        self.appeared: list[str] = []
+        self.taken: dict[str, str] = {}
+        self.directory = BackendDirectory(
+            path, node=NODE, taken=self.taken.get, remark=self.remarks.append
+        )
+
+    @property
+    def notes(self) -> list[str]:
+        return [remark.note.replace(str(self.path), "DIR") for remark in self.remarks]
+
+    @asynccontextmanager
+    async def watched(self) -> AsyncIterator[None]:
+        task = asyncio.create_task(self.directory.run(self.appeared.append))
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.wait({task})
+        assert task.cancelled(), task.exception()
+
+
+@pytest.fixture
+def sockets():
+    """A directory whose path leaves room for a socket's name."""
+    path = Path(tempfile.mkdtemp(prefix="drakit-"))
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture
+def quick(monkeypatch) -> None:
+    """What is waited for between two tries takes hundredths of a second."""
+    monkeypatch.setattr(directory_module, "SCAN_SECONDS", 0.02)
+    monkeypatch.setattr(directory_module, "AGAIN_SECONDS", (0.02, 0.05))
+    monkeypatch.setattr(lifecycle, "RECONNECT_SECONDS", (0.02, 0.05))
+
+
+@pytest.fixture
+async def found(sockets, quick) -> Found:
+    return Found(sockets)
+
+
+@pytest.fixture
+async def listener() -> Listener:
+    return Listener()
+
+
+def new_endpoint(found: Found, listener: Listener) -> BackendEndpoint:
+    surroundings = Surroundings(
+        listener=listener, node=NODE, primary=asyncio.Event(), remark=found.remarks.append
+    )
+    endpoint = BackendSource(DRIVER, found.directory).endpoint(surroundings)
+    assert isinstance(endpoint, BackendEndpoint)
+    return endpoint
+
+
+@pytest.fixture
+async def endpoint(found, listener):
+    """An endpoint that runs, whether its backend is there or not."""
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(found.watched())
+        yield await stack.enter_async_context(running(new_endpoint(found, listener)))
