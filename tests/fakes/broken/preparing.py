@@ -94,6 +94,17 @@ class FormerClaim(Tidy):
         return Edits(env={**edits.env, "LAMP_OWNER": owner}, mounts=edits.mounts)
 
 
+class ByClaim(Tidy):
+    """Remembers by the claim alone what it has given."""
+
+    def __init__(self, config, node) -> None:
+        super().__init__(config, node)
+        self.given: dict[str, Edits] = {}
+
+    def make(self, claim, device, mode):
+        return self.given.setdefault(claim.uid, super().make(claim, device, mode))
+
+
 class MixesUp(Tidy):
     """Keeps the claim that it works on in one place for all."""
 

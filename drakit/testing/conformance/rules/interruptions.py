@@ -23,6 +23,9 @@ STOP_SECONDS = 10.0
 """What a stop may take: a DaemonSet's update takes the devices away from the scheduler after 30 s,
 and the new plugin must start as well."""
 
+COME_BACK_SECONDS = 10.0
+"""From the start of the driver's process to all of its devices."""
+
 
 @rule(
     "kubelet-hangs-up",
@@ -55,17 +58,16 @@ async def pod_deleted_meanwhile(kit: Kit) -> None:
     seconds = await _measure(kit, device)
     for part in (0.2, 0.5, 0.8):
         claim = kit.claim(device)
-        asked = asyncio.create_task(kit.prepare(claim))
-        await asyncio.sleep(seconds * part)
-        began = time.monotonic()
-        await steps.must_unprepare(kit, claim, when="while its prepare was going on")
-        if (took := time.monotonic() - began) > UNPREPARE_SECONDS + seconds:
-            kit.fail(
-                f"an unprepare in the middle of a prepare was answered after {took:.0f} s; the pod "
-                f"is not gone before"
-            )
-        await asyncio.wait([asked])
-        asked.result()
+        async with steps.going_on(kit.prepare(claim)) as asked:
+            await asyncio.sleep(seconds * part)
+            began = time.monotonic()
+            await steps.must_unprepare(kit, claim, when="while its prepare was going on")
+            if (took := time.monotonic() - began) > UNPREPARE_SECONDS + seconds:
+                kit.fail(
+                    f"an unprepare in the middle of a prepare was answered after {took:.0f} s; the "
+                    f"pod is not gone before"
+                )
+            await asked
         await steps.free_again(
             kit, device, when="after a pod was deleted in the middle of a prepare"
         )
@@ -82,10 +84,9 @@ async def crash_in_prepare(kit: Kit) -> None:
     seconds = await _measure(kit, device)
     for part in (0.3, 0.8):
         claim = kit.claim(device)
-        asked = asyncio.create_task(kit.prepare(claim))
-        await asyncio.sleep(seconds * part)
-        await kit.kill()
-        await asyncio.gather(asked, return_exceptions=True)
+        async with steps.going_on(kit.prepare(claim)):
+            await asyncio.sleep(seconds * part)
+            await kit.kill()
         await kit.start()
         first = await steps.must_prepare(
             kit, claim, when="after a crash in the middle of a prepare"
@@ -127,6 +128,46 @@ async def stop(kit: Kit) -> None:
         kit.fail("after a stop and a start a prepared claim was answered in another way")
     if missing := steps.missing_paths(edits):
         kit.fail(f"a start has taken {missing[0]} from a claim that is prepared")
+
+
+@rule(
+    "process-killed",
+    "a driver whose process is killed comes back, and knows what was prepared",
+    why="Programs crash and are updated while pods run. What is prepared stays so; the devices "
+    "must come back under their names, and claims from before be unprepared.",
+    kinds=("backend", "device-plugin"),
+)
+async def process_killed(kit: Kit) -> None:
+    device, *_ = await steps.usable(kit)
+    names = {(device.pool, device.name) for device in await kit.devices()}
+    claim = kit.claim(device)
+    first = await steps.prepared(kit, claim)
+    edits = kit.edits(claim)
+    await kit.kill_target()
+    again = await steps.must_prepare(kit, claim, when="while the driver's process was away")
+    if again != first or kit.edits(claim) != edits:
+        kit.fail("while the driver's process was away a prepared claim was answered otherwise")
+    await kit.start_target()
+    await steps.within(COME_BACK_SECONDS, lambda: not names - _usable_now(kit))
+    if lost := names - _usable_now(kit):
+        kit.fail(f"device {sorted(lost)[0][1]} did not come back with the driver's process")
+    again = await steps.must_prepare(kit, claim, when="once the driver's process was back")
+    if again != first or kit.edits(claim) != edits:
+        kit.fail("once the driver's process was back a prepared claim was answered otherwise")
+    if missing := steps.missing_paths(edits):
+        kit.fail(f"the end of the driver's process has taken {missing[0]} from a prepared claim")
+    await steps.must_unprepare(kit, claim, when="once the driver's process was back")
+    await steps.free_again(kit, device, when="once the driver's process was back")
+
+
+def _usable_now(kit: Kit) -> set[tuple[str, str]]:
+    """Name the devices whose driver is there, by pool."""
+    return {
+        (body["spec"]["pool"]["name"], device["name"])
+        for body in kit.slices()
+        for device in body["spec"].get("devices") or ()
+        if not any(taint.get("key") == steps.STOPPED for taint in device.get("taints") or ())
+    }
 
 
 async def _measure(kit: Kit, device: PublishedDevice) -> float:

@@ -98,26 +98,29 @@ async def no_queue(kit: Kit) -> None:
 async def get_info(kit: Kit) -> None:
     devices = (await steps.usable(kit))[:CLAIMS]
     claims = [kit.claim(device) for device in devices]
-    working = asyncio.create_task(_all(kit, claims))
-    slowest = 0.0
-    while True:
-        done = working.done()
-        try:
-            slowest = max(slowest, await kit.get_info_seconds())
-        except ConformanceError as error:
-            await asyncio.wait([working])
-            kit.fail(f"while {len(claims)} claims were prepared GetInfo was not answered: {error}")
-        if slowest > GET_INFO_SECONDS:
-            await asyncio.wait([working])
-            kit.fail(
-                f"while {len(claims)} claims were prepared GetInfo took {slowest:.1f} s; the "
-                f"kubelet waits {GET_INFO_SECONDS:.0f} s"
-            )
-        if done:
-            break
-        await asyncio.wait([working], timeout=0.05)
-    if all(answer.error for answer in working.result()):
-        kit.skip(f"no claim can be prepared to begin with: {working.result()[0].error}")
+    async with steps.going_on(_all(kit, claims)) as working:
+        while True:
+            done = working.done()
+            await _ask(kit, count=len(claims))
+            if done:
+                break
+            await asyncio.wait([working], timeout=0.05)
+        answers = await working
+    if all(answer.error for answer in answers):
+        kit.skip(f"no claim can be prepared to begin with: {answers[0].error}")
+
+
+async def _ask(kit: Kit, *, count: int) -> None:
+    """Ask for GetInfo; fail the rule if it takes longer than a kubelet waits."""
+    try:
+        seconds = await kit.get_info_seconds()
+    except ConformanceError as error:
+        kit.fail(f"while {count} claims were prepared there was no answer: {error}")
+    if seconds > GET_INFO_SECONDS:
+        kit.fail(
+            f"while {count} claims were prepared GetInfo took {seconds:.1f} s; the kubelet waits "
+            f"{GET_INFO_SECONDS:.0f} s"
+        )
 
 
 async def _all(kit: Kit, claims: Sequence[ClaimUnderTest]) -> list[PrepareResult]:

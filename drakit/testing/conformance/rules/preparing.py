@@ -293,6 +293,39 @@ async def device_again(kit: Kit) -> None:
         kit.fail(f"after a reboot the containers of a device's second claim get {trace}")
 
 
+@rule(
+    "allocated-anew",
+    "a claim that was allocated anew gets its new device, and frees the old one",
+    why="A claim whose pod has gone is deallocated, and allocated again for the next pod, perhaps "
+    "with another device: its UID stays the same. What is remembered by UID alone is wrong then.",
+)
+async def allocated_anew(kit: Kit) -> None:
+    old, new, *_ = await steps.usable(kit, at_least=2)
+    plain = kit.claim(new)
+    await steps.prepared(kit, plain)
+    wanted = _without_uid(kit, plain)
+    await steps.must_unprepare(kit, plain, when="to begin with")
+    claim = kit.claim(old)
+    await steps.prepared(kit, claim)
+    before = _without_uid(kit, claim)
+    claim = kit.reallocate(claim, new)
+    answer = await steps.must_prepare(kit, claim, when=f"allocated anew, with {new.name},")
+    if names := [device.name for device in answer.devices if device.name != new.name]:
+        kit.fail(f"a claim that has {new.name} now was answered with {names[0]}")
+    if before != wanted and _without_uid(kit, claim) == before:
+        kit.fail(
+            f"the containers of a claim that had {old.name}, and was allocated {new.name} instead, "
+            f"still get what {old.name} gives: {kit.edits(claim)}"
+        )
+    await steps.free_again(kit, old, when="after its claim was allocated another device")
+    await steps.must_unprepare(kit, claim, when="after it was allocated anew")
+
+
+def _without_uid(kit: Kit, claim: ClaimUnderTest) -> str:
+    """Give a claim's edits, with another word for its UID."""
+    return str(kit.edits(claim)).replace(claim.uid, "UID")
+
+
 def _trace(value: Any, claim: ClaimUnderTest) -> str | None:
     """Give the first text within a value that names a claim by its UID."""
     if isinstance(value, str):

@@ -11,11 +11,12 @@ It must not know single rules, or the kit from inside.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from drakit.testing.conformance.kit import ClaimUnderTest, Kit, PrepareResult, PublishedDevice
 
@@ -23,6 +24,7 @@ __all__ = (
     "STOPPED",
     "answer_of",
     "free_again",
+    "going_on",
     "host_paths",
     "missing_paths",
     "must_prepare",
@@ -34,6 +36,8 @@ __all__ = (
     "usable",
     "within",
 )
+
+ResultT = TypeVar("ResultT")
 
 STOPPED = "drakit.dev/stopped"
 """The taint of a device whose driver is away."""
@@ -132,6 +136,21 @@ async def must_unprepare(kit: Kit, claim: ClaimUnderTest, *, when: str) -> None:
         kit.fail(f"{when} the answer to an unprepare did not name its claim")
     if error:
         kit.fail(f"{when} an unprepare must succeed, but the answer was: {error}")
+
+
+@contextlib.asynccontextmanager
+async def going_on(
+    work: Coroutine[Any, Any, ResultT],
+) -> AsyncGenerator[asyncio.Task[ResultT]]:
+    """Let a work go on beside the rule; what has not ended with it is cancelled."""
+    task = asyncio.create_task(work)
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+        if not task.cancelled():
+            task.exception()  # looked at, so that nobody complains of it
 
 
 async def free_again(kit: Kit, *devices: PublishedDevice, when: str) -> None:

@@ -7,6 +7,7 @@ It must not know what containers got.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from pathlib import Path
 
 from drakit.testing.conformance.kit import ClaimUnderTest, Kit
@@ -59,8 +60,11 @@ async def unprepare_again(kit: Kit) -> None:
 
 def _obstruct(path: Path) -> Path:
     """Put something in a file's place that cannot be removed as a file."""
-    path.unlink()
-    path.mkdir()
+    while path.is_file():
+        path.unlink()
+        # The node plugin puts missing files in place again, perhaps at this moment.
+        with contextlib.suppress(FileExistsError):
+            path.mkdir()
     (path / "obstacle").touch()
     return path
 
@@ -77,11 +81,10 @@ async def unprepare_not_prepared(kit: Kit) -> None:
     await steps.must_unprepare(kit, claim, when="for a claim that was never prepared")
     for _ in range(5):
         claim = kit.claim(device)
-        asked = asyncio.create_task(kit.prepare(claim))
-        await asyncio.sleep(0.001)
-        await steps.must_unprepare(kit, claim, when="while its prepare was about to begin")
-        await asyncio.wait([asked])
-        asked.result()
+        async with steps.going_on(kit.prepare(claim)) as asked:
+            await asyncio.sleep(0.001)
+            await steps.must_unprepare(kit, claim, when="while its prepare was about to begin")
+            await asked
         # It may have been unprepared first, and prepared then: as by a pod that is still there.
         await steps.must_unprepare(kit, claim, when="after prepare and unprepare at the same time")
     await steps.free_again(kit, device, when="after claims that were given up at once")
