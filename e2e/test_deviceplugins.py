@@ -240,7 +240,7 @@ def test_a_resource_that_the_kubelets_own_device_manager_serves_is_refused(yard)
             lambda: yard.cluster.get("node", yard.node)["status"]["allocatable"].get(CLASH) == "1",
         )
         with with_set(yard, nodes_set("clash", plan="clash")):
-            told = yard.node_told("ResourceRefused", CLASH)
+            told = yard.node_told("ResourceServedByKubelet", CLASH)
             assert "kubelet" in told
             assert not yard.of(CLASH)
             assert set(yard.of(FUSE)) == set(FUSE_DEVICES), "other resources are untouched"
