@@ -69,6 +69,8 @@ async def open_kit(target: Target) -> AsyncGenerator[Kit]:
             try:
                 yield kit
             finally:
+                if target.lives_on:
+                    await kit.give_back()
                 await kit.power_off()
     finally:
         shutil.rmtree(root, ignore_errors=True)
@@ -95,6 +97,7 @@ class Kit:
         self.kubelet = kubelet
         """The kubelet, for what the methods do not offer."""
 
+        self._asked: dict[str, ClaimUnderTest] = {}
         self._cluster = Cluster(api, node=NODE)
         self._node = FakeNode(
             target, root, name=NODE, kubeconfig=api.write_kubeconfig(root), kubelet=kubelet
@@ -147,6 +150,13 @@ class Kit:
     async def power_off(self) -> None:
         """Kill all processes."""
         await self._node.power_off()
+
+    async def give_back(self) -> None:
+        """Unprepare all claims that were ever asked to be prepared, as far as that can be done."""
+        with contextlib.suppress(ConformanceError, RuleSkippedError):
+            if self._asked:
+                await self.start()
+                await self.unprepare(*self._asked.values())
 
     async def kill_target(self) -> None:
         """Kill the target's own process. Skips the rule if it has none."""
@@ -270,6 +280,7 @@ class Kit:
     ) -> dict[str, PrepareResult]:
         """Ask to prepare claims in one call; give the answers by claim UID. Fails the rule if there
         is none in time."""
+        self._asked |= {claim.uid: claim for claim in claims}
         answers = await self._answered(
             "NodePrepareResources",
             self.kubelet.prepare(
@@ -295,6 +306,7 @@ class Kit:
 
     async def cancel_prepare(self, *claims: ClaimUnderTest, after_seconds: float) -> None:
         """Ask to prepare claims, and hang up after a time; returns then, answered or not."""
+        self._asked |= {claim.uid: claim for claim in claims}
         # A call that is cancelled is a stream that is reset: what the server sees of a kubelet
         # that gives up.
         call = asyncio.create_task(

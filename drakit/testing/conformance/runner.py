@@ -20,10 +20,10 @@ from drakit.testing.conformance.targets import Target
 
 __all__ = ("Outcome", "Report", "RuleResult", "check_rule", "run")
 
-EXCERPT_LINES = 20
+EXCERPT_LINES = 12
 """Of a log beside a failure."""
 
-EXCERPT_COLUMNS = 400
+EXCERPT_COLUMNS = 240
 """Of each of these lines."""
 
 

@@ -12,12 +12,16 @@ It must not know rules, or what is done with the node.
 from __future__ import annotations
 
 import re
+import shlex
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias, cast
 
 from drakit.testing.conformance.errors import TargetError
+from drakit.testing.conformance.programs import python_path
+from drakit.testing.conformance.remapping import remapped
 
 __all__ = (
     "BackendSocketTarget",
@@ -76,6 +80,11 @@ class Target(Protocol):
         """How many kits may test it at a time."""
         ...
 
+    @property
+    def lives_on(self) -> bool:
+        """Whether it is the same one for all kits: what it holds must be given back."""
+        ...
+
     def config(self, root: Path) -> Mapping[str, Any]:
         """Give the keys of the node plugin's configuration that host it."""
         ...
@@ -95,6 +104,7 @@ class _Common:
     parameters: Mapping[str, Any] | None = None
     setup: Setup | None = None
     jobs: int = 4
+    lives_on: bool = False
 
     def place(self, root: Path) -> None:
         """There is nothing to make."""
@@ -164,6 +174,7 @@ class BackendSocketTarget(_Common):
 
     socket: Path
     jobs: int = 1
+    lives_on: bool = True
     kind: Literal["backend"] = "backend"
 
     @property
@@ -176,9 +187,18 @@ class BackendSocketTarget(_Common):
         return {"backends": {"enabled": True, "directory": str(root / "backends")}}
 
     def place(self, root: Path) -> None:
-        """Make the registration directory, and lead from there to the socket."""
+        """Make the registration directory."""
         (root / "backends").mkdir(exist_ok=True)
-        (root / "backends" / "target.sock").symlink_to(self.socket)
+
+    def command(self, root: Path) -> Command | None:
+        """Give a relay: what is killed and started again is the way to the backend."""
+        ends = (str(root / "backends" / "target.sock"), str(self.socket))
+        return Command(
+            line=shlex.join(
+                ["exec", sys.executable, "-m", "drakit.testing.conformance.relay", *ends]
+            ),
+            environment={"PYTHONPATH": python_path()},
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,7 +207,8 @@ class DevicePluginTarget(_Common):
 
     line: str
     """A line for the shell; ``{directory}`` is what the plugin must take for
-    ``/var/lib/kubelet/device-plugins``, ``{root}`` the kit's folder."""
+    ``/var/lib/kubelet/device-plugins``, ``{root}`` the kit's folder. Where the kit may make mounts,
+    the plugin sees the directory at that path as well."""
 
     kind: Literal["device-plugin"] = "device-plugin"
 
@@ -207,8 +228,9 @@ class DevicePluginTarget(_Common):
     def command(self, root: Path) -> Command | None:
         """Give the plugin, which is started once it can register."""
         directory = root / "device-plugins"
+        line = _filled(self.line, root=root, directory=str(directory))
         return Command(
-            line=_filled(self.line, root=root, directory=str(directory)),
+            line=remapped(line, directory=str(directory)),
             environment={"DRAKIT_DEVICE_PLUGINS": str(directory)},
             waits_for=directory / "kubelet.sock",
         )
