@@ -40,9 +40,9 @@ async def kubelet_hangs_up(kit: Kit) -> None:
         claim = kit.claim(device)
         await kit.cancel_prepare(claim, after_seconds=max(0.002, seconds * part))
         first = await steps.must_prepare(kit, claim, when="after the kubelet had hung up")
-        edits = kit.edits(claim)
+        edits = steps.edits_of(kit, claim)
         again = await steps.must_prepare(kit, claim, when="asked again")
-        if again != first or kit.edits(claim) != edits:
+        if again != first or steps.edits_of(kit, claim) != edits:
             kit.fail("after the kubelet had hung up two answers for one claim were not the same")
         await steps.must_unprepare(kit, claim, when="after a call that was cut off")
 
@@ -91,14 +91,14 @@ async def crash_in_prepare(kit: Kit) -> None:
         first = await steps.must_prepare(
             kit, claim, when="after a crash in the middle of a prepare"
         )
-        edits = kit.edits(claim)
+        edits = steps.edits_of(kit, claim)
         if missing := steps.missing_paths(edits):
             kit.fail(
                 f"after a crash in the middle of a prepare the claim was answered as prepared, but "
                 f"on the host there is no {missing[0]}"
             )
         again = await steps.must_prepare(kit, claim, when="asked again")
-        if again != first or kit.edits(claim) != edits:
+        if again != first or steps.edits_of(kit, claim) != edits:
             kit.fail("after a crash two answers for one claim were not the same")
         await steps.must_unprepare(kit, claim, when="after a crash in the middle of its prepare")
 
@@ -113,18 +113,18 @@ async def stop(kit: Kit) -> None:
     device, *_ = await steps.usable(kit)
     claim = kit.claim(device)
     first = await steps.prepared(kit, claim)
-    edits = kit.edits(claim)
+    edits = steps.edits_of(kit, claim)
     began = time.monotonic()
     await kit.stop()
     if (took := time.monotonic() - began) > STOP_SECONDS:
         kit.fail(f"the node plugin took {took:.0f} s to stop; {STOP_SECONDS:.0f} s are allowed")
-    if kit.spec(claim) is None or kit.edits(claim) != edits:
+    if kit.spec(claim) is None or steps.edits_of(kit, claim) != edits:
         kit.fail("after a stop the CDI file of a prepared claim is not as it was")
     if missing := steps.missing_paths(edits):
         kit.fail(f"a stop has taken {missing[0]} from a claim that is prepared")
     await kit.start()
     again = await steps.must_prepare(kit, claim, when="after a stop and a start")
-    if again != first or kit.edits(claim) != edits:
+    if again != first or steps.edits_of(kit, claim) != edits:
         kit.fail("after a stop and a start a prepared claim was answered in another way")
     if missing := steps.missing_paths(edits):
         kit.fail(f"a start has taken {missing[0]} from a claim that is prepared")
@@ -142,17 +142,17 @@ async def process_killed(kit: Kit) -> None:
     names = {(device.pool, device.name) for device in await kit.devices()}
     claim = kit.claim(device)
     first = await steps.prepared(kit, claim)
-    edits = kit.edits(claim)
+    edits = steps.edits_of(kit, claim)
     await kit.kill_target()
     again = await steps.must_prepare(kit, claim, when="while the driver's process was away")
-    if again != first or kit.edits(claim) != edits:
+    if again != first or steps.edits_of(kit, claim) != edits:
         kit.fail("while the driver's process was away a prepared claim was answered otherwise")
     await kit.start_target()
     await steps.within(COME_BACK_SECONDS, lambda: not names - _usable_now(kit))
     if lost := names - _usable_now(kit):
         kit.fail(f"device {sorted(lost)[0][1]} did not come back with the driver's process")
     again = await steps.must_prepare(kit, claim, when="once the driver's process was back")
-    if again != first or kit.edits(claim) != edits:
+    if again != first or steps.edits_of(kit, claim) != edits:
         kit.fail("once the driver's process was back a prepared claim was answered otherwise")
     if missing := steps.missing_paths(edits):
         kit.fail(f"the end of the driver's process has taken {missing[0]} from a prepared claim")

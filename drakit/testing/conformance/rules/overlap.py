@@ -50,7 +50,7 @@ async def side_by_side(kit: Kit) -> None:
         if any(other.uid in text for other in claims if other is not claim):
             kit.fail(
                 f"of {len(claims)} claims that were prepared side by side that of {name} got what "
-                f"belongs to another one: {kit.edits(claim)}"
+                f"belongs to another one: {steps.edits_of(kit, claim)}"
             )
     errors = await asyncio.gather(*(kit.unprepare(claim) for claim in claims))
     for claim, error in zip(claims, errors, strict=True):

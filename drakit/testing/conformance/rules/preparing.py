@@ -89,7 +89,7 @@ def _check_spec(kit: Kit, claim: ClaimUnderTest, device: PublishedDevice) -> Non
     problems = lint_spec(spec)
     if errors := [problem for problem in problems if problem.severity == "error"]:
         kit.fail(f"the CDI file of device {device.name} is not valid: {errors[0]}")
-    for text in kit.edits(claim).get("env") or ():
+    for text in steps.edits_of(kit, claim).get("env") or ():
         if not _ENV.match(str(text)):
             kit.fail(
                 f"device {device.name} gives its containers the environment variable {text!r}, "
@@ -110,7 +110,7 @@ async def host_paths(kit: Kit) -> None:
         if (await steps.answer_of(kit, claim)).error:
             continue
         looked_at += 1
-        edits = kit.edits(claim)
+        edits = steps.edits_of(kit, claim)
         if missing := steps.missing_paths(edits):
             kit.fail(f"device {device.name} is prepared, but on the host there is no {missing[0]}")
         for hook in edits.get("hooks") or ():
@@ -134,7 +134,7 @@ async def prepare_again(kit: Kit) -> None:
     device, *_ = await steps.usable(kit)
     claim = kit.claim(device)
     first = await steps.prepared(kit, claim)
-    edits = kit.edits(claim)
+    edits = steps.edits_of(kit, claim)
     again = await steps.must_prepare(kit, claim, when="asked again")
     _same(kit, claim, (first, edits), again, when="asked again")
     await kit.restart()
@@ -156,7 +156,7 @@ def _same(
     answer, edits = first
     if again.devices != answer.devices:
         kit.fail(f"{when} a claim that was prepared got other devices than the first time")
-    if (now := kit.edits(claim)) != edits:
+    if (now := steps.edits_of(kit, claim)) != edits:
         key = next(k for k in sorted(edits.keys() | now.keys()) if edits.get(k) != now.get(k))
         kit.fail(
             f"{when} containers get other {key} for the same claim: first {edits.get(key)!r}, then "
@@ -182,7 +182,7 @@ async def reboot(kit: Kit) -> None:
     await steps.must_prepare(kit, claim, when="after a reboot of the node")
     if kit.spec(claim) is None:
         kit.fail("after a reboot the claim was answered as prepared, but it has no CDI file")
-    if missing := steps.missing_paths(kit.edits(claim)):
+    if missing := steps.missing_paths(steps.edits_of(kit, claim)):
         kit.fail(
             f"after a reboot the claim was answered as prepared, but {missing[0]}, which the first "
             f"prepare had made, was not made again"
@@ -192,7 +192,7 @@ async def reboot(kit: Kit) -> None:
 async def _made(kit: Kit, claim: ClaimUnderTest) -> Sequence[Path]:
     """Give the paths that preparing makes and a reboot takes away: those that unprepare removes and
     that are where nothing outlives a reboot. The claim is prepared then."""
-    paths = [Path(path) for path in steps.host_paths(kit.edits(claim))]
+    paths = [Path(path) for path in steps.host_paths(steps.edits_of(kit, claim))]
     if (await kit.unprepare(claim)).get(claim.uid):
         return ()
     made = [path for path in paths if not path.exists()]
@@ -315,7 +315,7 @@ async def allocated_anew(kit: Kit) -> None:
     if before != wanted and _without_uid(kit, claim) == before:
         kit.fail(
             f"the containers of a claim that had {old.name}, and was allocated {new.name} instead, "
-            f"still get what {old.name} gives: {kit.edits(claim)}"
+            f"still get what {old.name} gives: {steps.edits_of(kit, claim)}"
         )
     await steps.free_again(kit, old, when="after its claim was allocated another device")
     await steps.must_unprepare(kit, claim, when="after it was allocated anew")
@@ -323,7 +323,7 @@ async def allocated_anew(kit: Kit) -> None:
 
 def _without_uid(kit: Kit, claim: ClaimUnderTest) -> str:
     """Give a claim's edits, with another word for its UID."""
-    return str(kit.edits(claim)).replace(claim.uid, "UID")
+    return str(steps.edits_of(kit, claim)).replace(claim.uid, "UID")
 
 
 def _trace(value: Any, claim: ClaimUnderTest) -> str | None:

@@ -23,7 +23,7 @@ async def admin_access(kit: Kit) -> None:
     device, *_ = await steps.usable(kit)
     holder = kit.claim(device)
     first = await steps.prepared(kit, holder)
-    edits = kit.edits(holder)
+    edits = steps.edits_of(kit, holder)
     claim = kit.claim(device, admin_access=True)
     await steps.must_prepare(kit, claim, when="with admin access, beside the device's holder,")
     await steps.must_unprepare(kit, claim, when="with admin access, beside the device's holder,")
@@ -32,7 +32,7 @@ async def admin_access(kit: Kit) -> None:
             f"unpreparing a claim with admin access has taken {missing[0]} from the device's holder"
         )
     again = await steps.must_prepare(kit, holder, when="after a claim with admin access had gone")
-    if again != first or kit.edits(holder) != edits:
+    if again != first or steps.edits_of(kit, holder) != edits:
         kit.fail("after a claim with admin access had gone the holder was answered in another way")
     await steps.must_unprepare(kit, holder, when="after a claim with admin access had gone")
 
@@ -51,7 +51,7 @@ async def shares(kit: Kit) -> None:
     one, other = kit.claim(device), kit.claim(device)
     await steps.prepared(kit, one)
     first = await steps.must_prepare(kit, other, when="for a second share of a device")
-    edits = kit.edits(other)
+    edits = steps.edits_of(kit, other)
     share = first.devices[0].share_id if first.devices else None
     if share is None:
         kit.fail(f"the answer for a share of {device.name} does not say which share it is")
@@ -62,7 +62,7 @@ async def shares(kit: Kit) -> None:
             f"has the other"
         )
     again = await steps.must_prepare(kit, other, when="after another share was unprepared")
-    if again != first or kit.edits(other) != edits:
+    if again != first or steps.edits_of(kit, other) != edits:
         kit.fail("after one share was unprepared the other was answered in another way")
     await kit.reboot()
     await steps.must_prepare(kit, other, when="for a share, after a reboot of the node,")

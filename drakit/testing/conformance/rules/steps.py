@@ -23,6 +23,7 @@ from drakit.testing.conformance.kit import ClaimUnderTest, Kit, PrepareResult, P
 __all__ = (
     "STOPPED",
     "answer_of",
+    "edits_of",
     "free_again",
     "going_on",
     "host_paths",
@@ -161,6 +162,14 @@ async def free_again(kit: Kit, *devices: PublishedDevice, when: str) -> None:
 
 
 # ------------------------------------------------------------ what containers get
+
+
+def edits_of(kit: Kit, claim: ClaimUnderTest) -> dict[str, Any]:
+    """Give the CDI edits of all devices of a claim, those without an order in one of ours."""
+    edits = kit.edits(claim)
+    if "env" in edits:
+        edits["env"] = sorted(edits["env"], key=str)
+    return edits
 
 
 def host_paths(edits: Mapping[str, Any]) -> dict[str, str]:
