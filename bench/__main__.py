@@ -15,6 +15,7 @@ from pathlib import Path
 
 from bench.apiserver import ApiServer, connected
 from bench.claims import BATCHES, FULL, QUICK, Bench, Plan
+from bench.endpoints import measure_endpoints
 from bench.footprint import footprint
 from bench.machine import describe
 from bench.neighbours import measure_neighbours
@@ -25,7 +26,7 @@ from e2e.cluster.api import Options
 from e2e.cluster.choice import cluster as find_cluster
 
 DRIVERS = ("Effects", "Plain")
-PARTS = ("footprint", "slices", "effects", "plain", "pods", "neighbours")
+PARTS = ("footprint", "slices", "endpoints", "effects", "plain", "pods", "neighbours")
 
 
 def main() -> None:
@@ -78,7 +79,11 @@ def _measure(
         yield footprint(kubeconfig, idle_seconds=plan.idle_seconds)
     if "slices" in parts:
         yield from measure_slices(api, kubeconfig, changes=plan.changes)
-    if not set(parts) - {"footprint", "slices"}:
+    if "endpoints" in parts:
+        yield from measure_endpoints(
+            api, kubeconfig, repetitions=plan.repetitions, idle_seconds=plan.endpoints_idle_seconds
+        )
+    if not set(parts) - {"footprint", "slices", "endpoints"}:
         return
     bench = Bench(plan, api=api, kubeconfig=kubeconfig)
     if "neighbours" in parts:

@@ -12,6 +12,7 @@ import re
 import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,17 @@ _COUNTED = re.compile(
 )
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 _WRITES = {"POST", "PUT", "PATCH", "APPLY", "DELETE", "DELETECOLLECTION"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """A claim that is to be created."""
+
+    name: str
+    _: KW_ONLY
+    driver: str
+    pool: str
+    device: str
 
 
 @contextmanager
@@ -55,9 +67,23 @@ class ApiServer:
         node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}}
         self._runner.run(self._session.create(resource_path("v1", "nodes"), node))
 
-    def create_claims(self, count: int) -> list[ClaimReference]:
-        """Create claims with a device of their own each, allocated on the node."""
-        return self._runner.run(self._create_claims(count))
+    def create_claims(
+        self,
+        count: int,
+        *,
+        driver: str = DRIVER,
+        prefix: str = "claim",
+        devices: Sequence[tuple[str, str]] | None = None,
+    ) -> list[ClaimReference]:
+        """Create claims with a device of their own each, allocated on the node; the devices by pool
+        and name, where it matters which they are."""
+        if devices is None:
+            devices = [(NODE, f"device-{number}") for number in range(count)]
+        bodies = [
+            _Wanted(f"{prefix}-{number:05}", driver=driver, pool=pool, device=device)
+            for number, (pool, device) in enumerate(devices[:count])
+        ]
+        return self._runner.run(self._create_claims(bodies))
 
     def floor(self, claims: Sequence[ClaimReference]) -> float:
         """Get the claims, all at once; give the seconds that it took."""
@@ -95,21 +121,21 @@ class ApiServer:
         await asyncio.gather(*(self._session.get(path) for path in paths))
         return time.perf_counter() - began
 
-    async def _create_claims(self, count: int) -> list[ClaimReference]:
-        numbers = iter(range(count))
-        claims: dict[int, ClaimReference] = {}
+    async def _create_claims(self, wanted: Sequence[_Wanted]) -> list[ClaimReference]:
+        line = iter(wanted)
+        claims: dict[str, ClaimReference] = {}
 
         async def write() -> None:
-            for number in numbers:
-                claims[number] = await self._create_claim(number)
+            for each in line:
+                claims[each.name] = await self._create_claim(each)
 
         async with asyncio.TaskGroup() as group:
             for _ in range(WRITERS):
                 group.create_task(write())
-        return [claims[number] for number in range(count)]
+        return [claims[each.name] for each in wanted]
 
-    async def _create_claim(self, number: int) -> ClaimReference:
-        name = f"claim-{number:05}"
+    async def _create_claim(self, wanted: _Wanted) -> ClaimReference:
+        name, driver = wanted.name, wanted.driver
         request = {"name": "main", "exactly": {"deviceClassName": DRIVER}}
         body = await self._session.create(
             _path(),
@@ -120,7 +146,8 @@ class ApiServer:
                 "spec": {"devices": {"requests": [request]}},
             },
         )
-        result = {"request": "main", "driver": DRIVER, "pool": NODE, "device": f"device-{number}"}
+        device = {"pool": wanted.pool, "device": wanted.device}
+        result = {"request": "main", "driver": driver, **device}
         here = {"key": "metadata.name", "operator": "In", "values": [NODE]}
         # Without reservedFor: the controller manager takes back what no pod reserves any more.
         allocation = {

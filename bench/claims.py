@@ -61,6 +61,7 @@ class Plan:
     """Of prepare and unprepare of one claim, in the endurance run."""
 
     idle_seconds: float
+    endpoints_idle_seconds: float
     changes: int
     """Of devices, a thousand a second."""
 
@@ -72,6 +73,7 @@ FULL = Plan(
     pods_repetitions=8,
     pairs=100_000,
     idle_seconds=60,
+    endpoints_idle_seconds=30,
     changes=10_000,
 )
 
@@ -82,6 +84,7 @@ QUICK = Plan(
     pods_repetitions=4,
     pairs=6_400,
     idle_seconds=5,
+    endpoints_idle_seconds=30,
     changes=3_000,
 )
 """Says within two minutes whether something is badly wrong, and decides nothing."""

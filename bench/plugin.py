@@ -97,12 +97,19 @@ def running(
     kubeconfig: Path,
     folders: Folders,
     profile: Path | None = None,
+    settings: Mapping[str, Any] | None = None,
+    appearing: int = 0,
 ) -> Generator[Plugin]:
-    """Run a plugin with these drivers; where a profile is wanted, cProfile writes it at the end."""
+    """
+    Run a plugin with these drivers; where a profile is wanted, cProfile writes it at the end.
+
+    `settings` are more keys of its configuration; by them `appearing` more drivers are served.
+    """
     config, log = folders.root / "config.yaml", folders.root / "log"
     # The chart's logging: a line a call is a part of what a call costs.
-    settings = {"listen": "127.0.0.1:0", "logging": {"level": "INFO", "format": "json"}}
-    config.write_text(yaml.safe_dump({**settings, "drivers": [dict(entry) for entry in drivers]}))
+    keys = {"listen": "127.0.0.1:0", "logging": {"level": "INFO", "format": "json"}}
+    keys |= settings or {}
+    config.write_text(yaml.safe_dump({**keys, "drivers": [dict(entry) for entry in drivers]}))
     profiler = ["-m", "cProfile", "-o", str(profile)] if profile else []
     argv = [
         *(sys.executable, *profiler, "-m", "drakit_nodeplugin", "--config", str(config)),
@@ -113,7 +120,7 @@ def running(
         began = time.monotonic()
         process = subprocess.Popen(argv, env=_environment(), stdout=output, stderr=output)
     try:
-        sockets = _wait_served(process, folders, count=len(drivers))
+        sockets = _wait_served(process, folders, count=len(drivers) + appearing)
         served_seconds = time.monotonic() - began
         yield Plugin(pid=process.pid, served_seconds=served_seconds, sockets=sockets)
     finally:
