@@ -28,7 +28,7 @@ from drakit_nodeplugin.endpoints.deviceplugin.edits import (
 from drakit_nodeplugin.endpoints.deviceplugin.endpoint import DevicePluginEndpoint, PluginAwayError
 from drakit_nodeplugin.endpoints.deviceplugin.hostpaths import HostDevices, TooManyNodesError
 from drakit_nodeplugin.endpoints.deviceplugin.names import resource_of
-from drakit_nodeplugin.endpoints.endpoint import Remark
+from drakit_nodeplugin.endpoints.deviceplugin.remarks import Remarks
 from drakit_nodeplugin.endpoints.errors import DeviceFailedError
 
 __all__ = ("Allocating",)
@@ -43,13 +43,13 @@ class Allocating:
         *,
         find: Callable[[str], DevicePluginEndpoint | None],
         devices: HostDevices,
-        remark: Callable[[Remark], None],
+        remarks: Remarks,
     ) -> None:
         """`find` gives the endpoint that has a pool, if there is one."""
         self._driver = driver
         self._find = find
         self._devices = devices
-        self._remark = remark
+        self._remarks = remarks
 
     def away(self, pool: str) -> PluginAwayError | None:
         """Say why the devices of a pool cannot be prepared now; None if they can."""
@@ -110,7 +110,7 @@ class Allocating:
                 f"the device plugin of {resource} answers Allocate with annotations, which a "
                 f"container cannot get by a claim; they are left out, and all else works"
             )
-            self._remark(Remark(reason="AnnotationsUnsupported", note=note))
+            self._remarks.say("AnnotationsUnsupported", note, once=True)
         try:
             return await self._edits(answer)
         except (BadAnswerError, TooManyNodesError) as error:

@@ -34,7 +34,9 @@ from drakit_nodeplugin.endpoints.rawstream import FloodError, LatestMessages
 from drakit_proto.kubelet.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Sequence
+
+    from drakit_nodeplugin.endpoints.deviceplugin.remarks import Remarks
 
 __all__ = (
     "CONNECT_SECONDS",
@@ -114,10 +116,7 @@ def identity_of(path: Path) -> SocketIdentity | None:
 class PluginConnection:
     """A connection to one device plugin: `open`, then `next` again and again, then `close`."""
 
-    def __init__(
-        self, registration: Registration, *, on_left_out: Callable[[Collection[str]], None]
-    ) -> None:
-        """`on_left_out` gets the sentences on what a list has and cannot be published."""
+    def __init__(self, registration: Registration, *, remarks: Remarks) -> None:
         self.registration = registration
         self.pre_start_required = registration.pre_start_required
         self.identity: SocketIdentity | None = None
@@ -125,7 +124,7 @@ class PluginConnection:
         """When its socket was looked at; loop time."""
 
         self._plugin = f"the device plugin of {registration.resource}"
-        self._on_left_out = on_left_out
+        self._remarks = remarks
         # Whatever it gives is bytes, since no serializers are given.
         self._channel: Any = grpc.aio.insecure_channel(
             f"unix:{quote(str(registration.socket))}", options=_OPTIONS
@@ -202,14 +201,20 @@ class PluginConnection:
         except asyncio.CancelledError:
             raise
         except Exception as error:
-            self._over = self._over or _ended(error)
+            if self._over is None:
+                self._over = _ended(error)
+                self._tell_fault(self._over)
             raise self._over from None
         if self._over is not None:
             raise self._over
         self._listed = found
-        if found.left_out:
-            self._on_left_out(found.left_out)
+        for sentence in found.left_out:
+            self._remarks.say("DeviceLeftOut", sentence, once=True)
         return found.inventory
+
+    def _tell_fault(self, ended: ConnectionEndedError) -> None:
+        if ended.disorderly:
+            self._remarks.say("DevicePluginStopped", f"{self._plugin} is stopped: {ended.reason}")
 
     async def _read(self, raw: bytes) -> Listed:
         resource, before = self.registration.resource, self._listed
@@ -310,6 +315,10 @@ def _ended(error: Exception) -> ConnectionEndedError:
             return error
         case StopAsyncIteration():
             return ConnectionEndedError("its stream ended")
+        case grpc.aio.AioRpcError() if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
+            # Not its own words: gRPC's name the size.
+            text = f"its list is larger than {MAX_BYTES >> 20} MiB, or it has no resources left"
+            return ConnectionEndedError(text, disorderly=True)
         case grpc.aio.AioRpcError():
             return ConnectionEndedError(f"its stream failed: {_text(error)}")
         case DecodeError():

@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 
 from drakit.device import Inventory
+from drakit_nodeplugin.endpoints import lifecycle
 from drakit_nodeplugin.endpoints.deviceplugin.connection import (
     CONNECT_SECONDS,
     LIST_SECONDS,
@@ -25,10 +26,10 @@ from drakit_nodeplugin.endpoints.deviceplugin.connection import (
     Registration,
     SocketIdentity,
 )
+from drakit_nodeplugin.endpoints.deviceplugin.remarks import Remarks
 from drakit_nodeplugin.endpoints.endpoint import (
     ConnectionEndedError,
     EndpointListener,
-    Remark,
     Update,
 )
 from drakit_nodeplugin.endpoints.errors import EndpointStoppedError
@@ -97,10 +98,10 @@ class DevicePluginEndpoint:
         resource: str,
         *,
         listener: EndpointListener,
-        remark: Callable[[Remark], None],
+        remarks: Remarks,
     ) -> None:
         self.resource = resource
-        self._remark = remark
+        self._remarks = remarks
         self._news = asyncio.Event()
         self._pending: Registration | None = None
         self._last: Registration | None = None
@@ -113,7 +114,7 @@ class DevicePluginEndpoint:
         self._replacing = False
         self._presence: _Presence | None = None
         self._closing: set[asyncio.Task[None]] = set()
-        self._lifecycle = Lifecycle(resource, self._connect, listener=listener)
+        self._lifecycle = Lifecycle(resource, self._connect, listener=listener, pause=self._pause)
 
     # ------------------------------------------------------------ what others say
 
@@ -197,6 +198,12 @@ class DevicePluginEndpoint:
         await self._lifecycle.start()
         await self._lifecycle.run()
 
+    async def _pause(self, seconds: float) -> None:
+        """Wait before it is connected again, but not after its first end in a while: as it has to
+        register first, it is as slow as it likes to be."""
+        if seconds > lifecycle.RECONNECT_SECONDS[0]:
+            await asyncio.sleep(seconds)
+
     async def _connect(self) -> _Presence:
         """Wait for a registration, and connect."""
         self._presence = None
@@ -224,7 +231,7 @@ class DevicePluginEndpoint:
         return taken
 
     async def _opened(self, registration: Registration) -> PluginConnection:
-        connection = PluginConnection(registration, on_left_out=self._left_out)
+        connection = PluginConnection(registration, remarks=self._remarks)
         try:
             await connection.open()
             if self._barred is not None:
@@ -276,7 +283,3 @@ class DevicePluginEndpoint:
         task = asyncio.create_task(connection.close(grace_seconds=REPLACED_SECONDS))
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
-
-    def _left_out(self, sentences: Collection[str]) -> None:
-        for sentence in sentences:
-            self._remark(Remark(reason="DeviceLeftOut", note=sentence))

@@ -59,7 +59,7 @@ class HostDevices:
         Raises :class:`TooManyNodesError`.
         """
         real = self._real(path)
-        if not self._seen(real).is_dir():
+        if not real.startswith(f"{DEVICES}/") or not self._seen(real).is_dir():
             return [("", real)]
         found: list[tuple[str, str]] = []
         for node in self._within(real):
@@ -69,10 +69,8 @@ class HostDevices:
         return found or [("", real)]
 
     def _seen(self, path: str) -> Path:
-        """Say where this process sees a path; paths outside of ``/dev`` nowhere."""
-        if path != DEVICES and not path.startswith(f"{DEVICES}/"):
-            return self.root / ".outside"
-        return self.root / path.removeprefix(DEVICES).lstrip("/")
+        """Say where this process sees a path in ``/dev``."""
+        return self.root / path.removeprefix(f"{DEVICES}/")
 
     def _real(self, path: str) -> str:
         """Follow symbolic links, in the last part as in those before."""
@@ -81,20 +79,26 @@ class HostDevices:
         done, todo, links = DEVICES, path.removeprefix(f"{DEVICES}/").split("/"), 0
         while todo:
             at = posixpath.normpath(posixpath.join(done, todo.pop(0)))
-            try:
-                target = os.readlink(self._seen(at))
-            except OSError:  # no link, not there, or not in /dev
+            target = self._link(at)
+            if target is None:
                 done = at
                 continue
             links += 1
             if links > MAX_LINKS:
                 return path
             if target.startswith("/"):
-                if not target.startswith(f"{DEVICES}/"):
-                    return path  # leads to where nobody sees anything
-                done, target = DEVICES, target.removeprefix(f"{DEVICES}/")
+                done = "/"
             todo = [part for part in target.split("/") if part] + todo
         return done
+
+    def _link(self, path: str) -> str | None:
+        """Say where a path leads; None if it is no link, not there, or not in ``/dev``."""
+        if not path.startswith(f"{DEVICES}/"):
+            return None
+        try:
+            return os.readlink(self._seen(path))
+        except OSError:
+            return None
 
     def _within(self, path: str) -> Iterator[str]:
         try:

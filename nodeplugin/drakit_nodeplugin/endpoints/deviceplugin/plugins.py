@@ -31,7 +31,8 @@ from drakit_nodeplugin.endpoints.deviceplugin.kubeletresources import KubeletRes
 from drakit_nodeplugin.endpoints.deviceplugin.kubeletsocket import KubeletSocket, sockets_in
 from drakit_nodeplugin.endpoints.deviceplugin.names import pool_of
 from drakit_nodeplugin.endpoints.deviceplugin.registration import RefusedError, RegistrationService
-from drakit_nodeplugin.endpoints.endpoint import DeviceKey, Remark, Surroundings
+from drakit_nodeplugin.endpoints.deviceplugin.remarks import Remarks
+from drakit_nodeplugin.endpoints.endpoint import DeviceKey, Surroundings
 from drakit_nodeplugin.endpoints.errors import EndpointStoppedError
 from drakit_nodeplugin.endpoints.traits import DriverTraits
 from drakit_proto.kubelet.deviceplugin.v1beta1 import deviceplugin_pb2_grpc as pb_grpc
@@ -42,9 +43,6 @@ logger = logging.getLogger(__name__)
 
 MAX_RESOURCES = 256
 """Of a node; each is known until the node plugin ends."""
-
-MAX_REMARKS = 256
-"""Different sentences that are told to people; what comes on top is in the log alone."""
 
 LOOK_SECONDS = 1.0
 """Between two looks at the plugins' sockets."""
@@ -75,12 +73,12 @@ class DevicePlugins:
         self._endpoints: dict[str, DevicePluginEndpoint] = {}
         self._by_pool: dict[str, DevicePluginEndpoint] = {}
         self._tasks: asyncio.TaskGroup | None = None
-        self._told: set[Remark] = set()
+        self._remarks = Remarks(surroundings.remark)
         self._kubelet = KubeletResources(kubelet_resources)
         loop = asyncio.get_running_loop()
         self._bridge = Bridge(driver, home=loop, there=loop)
         self._allocating = Allocating(
-            driver, find=self._by_pool.get, devices=devices, remark=self._remark
+            driver, find=self._by_pool.get, devices=devices, remarks=self._remarks
         )
         self._calls = DriverCalls(
             driver,
@@ -88,7 +86,7 @@ class DevicePlugins:
             node=surroundings.node,
             caller=_Caller(self._bridge, self._allocating),
         )
-        service = RegistrationService(directory, accept=self._accept, remark=self._remark)
+        service = RegistrationService(directory, accept=self._accept, remarks=self._remarks)
         self._socket = KubeletSocket(
             directory,
             primary=surroundings.primary,
@@ -171,7 +169,7 @@ class DevicePlugins:
                 reason="TooManyResources",
             )
         endpoint = DevicePluginEndpoint(
-            resource, listener=self._surroundings.listener, remark=self._remark
+            resource, listener=self._surroundings.listener, remarks=self._remarks
         )
         self._endpoints[resource] = self._by_pool[pool_of(resource)] = endpoint
         self._begin(endpoint)
@@ -190,7 +188,7 @@ class DevicePlugins:
             for endpoint in list(self._endpoints.values()):
                 if endpoint.resource in served and not endpoint.barred:
                     text = _served_by_kubelet(endpoint.resource)
-                    self._remark(Remark(reason="ResourceServedByKubelet", note=text))
+                    self._remarks.say("ResourceServedByKubelet", text)
                     endpoint.bar(text)
                 elif endpoint.resource not in served and endpoint.barred:
                     endpoint.unbar()
@@ -205,17 +203,6 @@ class DevicePlugins:
             sockets = await asyncio.to_thread(sockets_in, self._directory)
             for endpoint in list(self._endpoints.values()):
                 endpoint.look(sockets, began_at=began_at)
-
-    def _remark(self, remark: Remark) -> None:
-        """Say something to people, once."""
-        if remark in self._told:
-            return
-        if len(self._told) >= MAX_REMARKS:
-            facts = {"driver": self._driver, "reason": remark.reason, "note": remark.note}
-            logger.warning("device plugins have too much to say", extra=facts)
-            return
-        self._told.add(remark)
-        self._surroundings.remark(remark)
 
     # ------------------------------------------------------------ what the engine calls
 

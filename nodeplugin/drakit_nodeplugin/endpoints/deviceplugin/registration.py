@@ -22,7 +22,7 @@ import grpc.aio
 
 from drakit_nodeplugin.endpoints.deviceplugin.connection import Registration
 from drakit_nodeplugin.endpoints.deviceplugin.names import resource_name_problem
-from drakit_nodeplugin.endpoints.endpoint import Remark
+from drakit_nodeplugin.endpoints.deviceplugin.remarks import Remarks
 from drakit_proto.kubelet.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
 from drakit_proto.kubelet.deviceplugin.v1beta1 import deviceplugin_pb2_grpc as pb_grpc
 
@@ -67,13 +67,13 @@ class RegistrationService(pb_grpc.RegistrationServicer):
         directory: Path,
         *,
         accept: Callable[[Registration], Awaitable[None]],
-        remark: Callable[[Remark], None],
+        remarks: Remarks,
     ) -> None:
         """`accept` takes a sound registration, or raises :class:`RefusedError`; it answers fast,
         and connects later."""
         self._directory = directory
         self._accept = accept
-        self._remark = remark
+        self._remarks = remarks
         self._left = MAX_AT_ONCE
         self._looked_at = asyncio.get_running_loop().time()
 
@@ -90,7 +90,7 @@ class RegistrationService(pb_grpc.RegistrationServicer):
         except RefusedError as error:
             facts = {"endpoint": request.resource_name[:MAX_SHOWN], "error": str(error)}
             logger.warning("device plugin is refused", extra=facts)
-            self._remark(Remark(reason=error.reason, note=str(error)))
+            self._remarks.say(error.reason, str(error))
             await context.abort(error.code, str(error))
         logger.info("device plugin registered", extra={"endpoint": request.resource_name})
         return pb.Empty()

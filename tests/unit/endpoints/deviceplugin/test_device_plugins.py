@@ -465,7 +465,7 @@ async def test_calls_of_one_device_do_not_overlap(world, plugin):
             id="too-many-devices",
         ),
         pytest.param([listed("thing-0").SerializeToString()] * 2000, "more than 100", id="flood"),
-        pytest.param([b"\x0a" * (17 << 20)], "stream failed: resource exhausted", id="huge"),
+        pytest.param([b"\x0a" * (17 << 20)], "larger than 16 MiB", id="huge"),
     ],
 )
 async def test_a_bad_plugin_is_stopped_and_others_are_not(world, plugin, directory, messages, text):
@@ -474,6 +474,7 @@ async def test_a_bad_plugin_is_stopped_and_others_are_not(world, plugin, directo
         await world.until_listed("g", resource="good.example/g")
         await plugin.send(*messages)
         assert text in await world.until_stopped()
+        assert world.reasons() == ["DevicePluginStopped"]
         assert world.health("good.example/g") == {"g": "healthy"}
         await world.plugins.prepare(claim(), [device("g", pool="g.good.example")])
 

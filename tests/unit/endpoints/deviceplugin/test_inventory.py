@@ -1,0 +1,103 @@
+"""From what a plugin lists to devices."""
+
+from __future__ import annotations
+
+import pytest
+
+from drakit.device import Health, Topology
+from drakit.resource.inventory import check_inventory
+from drakit_nodeplugin.endpoints.deviceplugin.inventory import (
+    MAX_DEVICES,
+    TooManyDevicesError,
+    listed,
+)
+from drakit_proto.kubelet.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
+from tests.unit.endpoints.deviceplugin.conftest import THING
+
+
+def plugin_device(identity="thing-0", health="Healthy", *nodes):
+    topology = pb.TopologyInfo(nodes=[pb.NUMANode(ID=node) for node in nodes])
+    return pb.Device(ID=identity, health=health, topology=topology)
+
+
+def only(*devices, resource=THING):
+    (device,) = listed(devices, resource=resource, before=None).inventory.devices
+    return device
+
+
+@pytest.mark.parametrize(
+    ("nodes", "topology", "text"),
+    [
+        pytest.param((), Topology(), None, id="none"),
+        pytest.param((1,), Topology(numa_node=1), None, id="one"),
+        pytest.param((0,), Topology(numa_node=0), None, id="the-first"),
+        pytest.param((1, 1), Topology(numa_node=1), None, id="one-twice"),
+        pytest.param((1, 0), Topology(), "0,1", id="two"),
+        pytest.param((-1,), Topology(), None, id="less-than-none"),
+    ],
+)
+def test_numa_nodes_are_topology_or_an_attribute(nodes, topology, text):
+    device = only(plugin_device("thing-0", "Healthy", *nodes))
+    assert device.topology == topology
+    assert device.attributes.get("numaNodes") == text
+
+
+@pytest.mark.parametrize(
+    ("said", "health"),
+    [
+        pytest.param("Healthy", Health.ok(), id="healthy"),
+        pytest.param(
+            "Unhealthy",
+            Health.bad("the device plugin of vendor.example/thing says that it is Unhealthy"),
+            id="unhealthy",
+        ),
+        pytest.param(
+            "healthy",
+            Health.bad(
+                "the device plugin of vendor.example/thing says that it is 'healthy', which is not "
+                "Healthy"
+            ),
+            id="another-word",
+        ),
+    ],
+)
+def test_health_is_what_the_plugin_says(said, health):
+    assert only(plugin_device(health=said)).health == health
+
+
+def test_attributes_that_would_not_be_taken_are_left_out():
+    device = only(plugin_device("x" * 65), resource=f"{'a.' * 40}a/thing")
+    assert device.attributes == {}
+
+
+def test_of_one_id_twice_the_last_counts_and_the_rest_is_there():
+    twice = [plugin_device(health="Unhealthy"), plugin_device("b"), plugin_device()]
+    found = listed(twice, resource=THING, before=None)
+    assert {d.name: d.health for d in found.inventory.devices} == {
+        "thing-0": Health.ok(),
+        "b": Health.ok(),
+    }
+    (sentence,) = found.left_out
+    assert "lists the device ID 'thing-0' more than once" in sentence
+
+
+def test_devices_that_did_not_change_are_the_same_objects():
+    before = listed([plugin_device("a"), plugin_device("b")], resource=THING, before=None)
+    after = listed(
+        [plugin_device("a"), plugin_device("b", "Unhealthy")], resource=THING, before=before
+    )
+    old, new = before.inventory.devices, after.inventory.devices
+    assert [a is b for a, b in zip(old, new, strict=True)] == [True, False]
+
+
+def test_too_many_devices_are_an_error():
+    with pytest.raises(TooManyDevicesError, match=r"more than 16,384 devices"):
+        listed([plugin_device()] * (MAX_DEVICES + 1), resource=THING, before=None)
+
+
+def test_whatever_is_listed_can_be_published():
+    identities = ["GPU-0", "0000:01:00.0", "x" * 256, "é", "\x00", "a b", "-", "--"]
+    found = listed([plugin_device(i, "x", 0, 1) for i in identities], resource=THING, before=None)
+    checked = check_inventory(found.inventory, node="node-1")
+    assert checked.left_out == {}
+    assert sorted(found.ids.values()) == sorted(identities)
