@@ -10,6 +10,7 @@ import pytest
 from drakit.cli.main import main
 from drakit_nodeplugin.claims.checkpoint import Checkpoint
 from tests.fakes.checkpoints import DRIVER
+from tests.unit.cli.projects import write
 
 CONFIG = """
 kubeletRoot: {root}/kubelet
@@ -71,3 +72,9 @@ def site(capsys):
     root = Path(tempfile.mkdtemp(prefix="drakit-"))
     yield Site(root, capsys)
     shutil.rmtree(root)
+
+
+@pytest.fixture(scope="session")
+def lamps(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The project `lamps` of `drakit new`, which tests only read."""
+    return write(tmp_path_factory.mktemp("new") / "lamps")

@@ -1,0 +1,184 @@
+"""The files that `drakit new` writes fit each other, drakit and its chart."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+import zipfile
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+from packaging.requirements import Requirement
+
+from drakit.cli.new import FILES, MAX_NAME, project_of
+from tests.unit.cli.projects import (
+    PROJECTS,
+    commands,
+    readme,
+    run,
+    values_of,
+    write,
+)
+from tests.unit.docs.listings import ROOT
+
+# Programs are started in most of them.
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.mark.parametrize("arguments", PROJECTS)
+def test_its_values_are_those_of_the_chart(arguments, tmp_path):
+    def merged(defaults: Any, given: Any) -> Any:
+        if not isinstance(defaults, dict):
+            return given
+        return defaults | {key: merged(defaults.get(key), given[key]) for key in given}
+
+    chart = ROOT / "charts" / "drakit"
+    defaults = yaml.safe_load((chart / "values.yaml").read_text())
+    values = values_of(write(tmp_path / "project", *arguments))
+    schema = json.loads((chart / "values.schema.json").read_text())
+    jsonschema.validate(merged(defaults, values), schema)
+    assert defaults.keys() >= values.keys()
+    assert defaults["nodeplugin"].keys() >= values["nodeplugin"].keys()
+
+
+def test_the_directory_of_its_devices_is_mounted_where_the_host_has_it(lamps):
+    values = values_of(lamps)["nodeplugin"]
+    ((entry,), (volume,), (mount,)) = (
+        values[key] for key in ("drivers", "volumes", "volumeMounts")
+    )
+    directory = entry["config"]["directory"]
+    assert (volume["hostPath"]["path"], mount["mountPath"]) == (directory, directory)
+    assert volume["name"] == mount["name"]
+    taken = re.findall(
+        r"- name: ([-\w]+)\n\s+(?:hostPath|configMap)",
+        (ROOT / "charts/drakit/templates/nodeplugin-daemonset.yaml").read_text(),
+    )
+    assert len(taken) > 5
+    assert volume["name"] not in taken
+    assert f"touch {directory}/first" in commands(readme(lamps))
+
+
+@pytest.mark.parametrize("arguments", PROJECTS)
+def test_its_manifests_fit_each_other(arguments, tmp_path):
+    project = write(tmp_path / "project", *arguments)
+    texts = "---\n".join((project / name).read_text() for name in ("deviceclass.yaml", "pod.yaml"))
+    device_class, template, pod = yaml.safe_load_all(texts)
+    (selector,) = device_class["spec"]["selectors"]
+    name = device_class["metadata"]["name"]
+    assert selector["cel"]["expression"] == f'device.driver == "{name}"'
+    devices = template["spec"]["spec"]["devices"]
+    (request,), (config,) = devices["requests"], devices["config"]
+    assert request["exactly"]["deviceClassName"] == name
+    assert (config["requests"], config["opaque"]["driver"]) == ([request["name"]], name)
+    (source,) = pod["spec"]["resourceClaims"]
+    assert source["resourceClaimTemplateName"] == template["metadata"]["name"]
+    (container,) = pod["spec"]["containers"]
+    assert container["resources"]["claims"] == [{"name": source["name"]}]
+    assert len(pod["metadata"]["name"]) <= MAX_NAME
+
+
+async def test_its_pod_asks_for_what_its_driver_has(lamps, driver, tmp_path):
+    _, template, pod = yaml.safe_load_all(
+        (lamps / "deviceclass.yaml").read_text() + "---\n" + (lamps / "pod.yaml").read_text()
+    )
+    (tmp_path / "first").touch()
+    made = driver.make()
+    stream = made.devices()
+    (device,) = await anext(stream)
+    await stream.aclose()
+    request = template["spec"]["spec"]["devices"]["requests"][0]
+    (selector,) = request["exactly"]["selectors"]
+    asked = re.fullmatch(
+        rf'device\.attributes\["{driver.name}"\]\.(\w+) == "(.*)"', selector["cel"]["expression"]
+    )
+    assert asked is not None
+    assert device.attributes[asked[1]] == asked[2]
+    (config,) = template["spec"]["spec"]["devices"]["config"]
+    given = made.parameters_type.model_validate(config["opaque"]["parameters"])
+    assert given != made.parameters_type()
+    command = pod["spec"]["containers"][0]["command"][-1]
+    assert "grep ^LAMPS_" in command
+    assert f"ls /run/{driver.name};" in command
+
+
+def test_its_readme_names_what_its_values_name(lamps):
+    image = values_of(lamps)["image"]
+    name = f"{image['repository']}-nodeplugin:{image['tag']}"
+    (base,) = re.findall(r"^ARG BASE=(.*)", (lamps / "Dockerfile").read_text(), re.M)
+    given = commands(readme(lamps))
+    assert f"docker build -t {name} --build-arg BASE={base} ." in given
+    assert f"docker push {name}" in given
+    assert base == "registry.example.com/drakit-nodeplugin:0.1.0"
+    # As drakit's own README says it.
+    (label,) = re.findall(r"pod-security\S+", readme(lamps))
+    assert label in (ROOT / "README.md").read_text()
+
+
+def test_it_asks_for_drakit_as_it_is_and_not_for_one_that_may_break_it(lamps):
+    project = tomllib.loads((lamps / "pyproject.toml").read_text())["project"]
+    (text,) = project["dependencies"]
+    wanted = Requirement(text)
+    assert wanted.name == "drakit"
+    assert wanted.specifier.contains(version("drakit"), prereleases=True)
+    assert not wanted.specifier.contains("0.2.0")
+    extras = [Requirement(text) for text in project["optional-dependencies"]["dev"]]
+    own = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert {extra.name for extra in extras} == {"drakit", "pytest", "ruff"}
+    for extra in extras:
+        assert extra.extras <= own["optional-dependencies"].keys()
+
+
+@pytest.mark.parametrize(
+    ("drakit", "requirement", "tag"),
+    [
+        pytest.param("0.1.0.dev0", "drakit>=0.1.0.dev0,<0.2", "0.1.0", id="before-a-release"),
+        pytest.param("0.3.2", "drakit>=0.3.2,<0.4", "0.3.2", id="before-1"),
+        pytest.param("1.4.2", "drakit>=1.4.2,<2", "1.4.2", id="after-1"),
+        pytest.param("2.0rc1+local.7", "drakit>=2.0rc1,<3", "2.0.0", id="a-build-of-ones-own"),
+    ],
+)
+def test_what_it_asks_for_follows_from_the_version_that_wrote_it(drakit, requirement, tag):
+    project = project_of("lamps", driver=None, image=None, drakit=drakit)
+    assert project.requirement == requirement
+    assert project.base == f"registry.example.com/drakit-nodeplugin:{tag}"
+
+
+def test_its_workflow_runs_what_its_readme_says_and_needs_no_secret(lamps):
+    text = (lamps / ".github" / "workflows" / "ci.yaml").read_text()
+    workflow = yaml.safe_load(text)
+    steps = [step for job in workflow["jobs"].values() for step in job["steps"]]
+    assert "secrets" not in text
+    assert workflow["permissions"] == {"contents": "read"}
+    assert all(job["timeout-minutes"] <= 20 for job in workflow["jobs"].values())
+    for step in steps:
+        assert ("uses" in step) != ("run" in step)
+        if "uses" in step:
+            assert re.fullmatch(r"actions/[a-z-]+@v\d+", step["uses"])
+    said = (
+        readme(lamps).replace(".venv/bin/", "").replace("CHECKOUT", '"$DRAKIT"').replace("'", '"')
+    )
+    for step in steps:
+        for line in step.get("run", "").splitlines():
+            program = line.removeprefix("python -m ")
+            if not program.startswith(("pytest", "docker")):
+                assert program in said, line
+    tests = [step["run"] for step in steps if step.get("run", "").startswith("pytest")]
+    assert tests == [
+        "pytest --ignore=tests/test_conformance.py",
+        "pytest tests/test_conformance.py",
+    ]
+    for variable in re.findall(r"vars\.(\w+)", text):
+        assert f"`{variable}`" in readme(lamps)
+
+
+def test_all_templates_are_in_the_wheel(tmp_path):
+    run(ROOT, "hatchling", "build", "-t", "wheel", "-d", str(tmp_path))
+    (wheel,) = tmp_path.glob("*.whl")
+    names = {Path(name) for name in zipfile.ZipFile(wheel).namelist()}
+    folder = Path("drakit/cli/templates")
+    assert {path.name for path in names if path.parent == folder} == set(FILES.values())

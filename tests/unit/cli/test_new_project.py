@@ -1,0 +1,140 @@
+"""What `drakit new` writes is a project that works."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from drakit import Inventory
+from drakit.cli.new import FILES
+from drakit.resource.inventory import check_inventory
+from drakit_nodeplugin.config import NodePluginConfig
+from drakit_nodeplugin.endpoints.loading import LoadedDriver, load_drivers
+from tests.fakes.node import StaticNode
+from tests.unit.cli.projects import (
+    PROJECTS,
+    files_of,
+    installed,
+    run,
+    values_of,
+    write,
+)
+from tests.unit.docs.listings import ROOT
+
+# Programs are started in most of them.
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture
+def driver(lamps: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LoadedDriver]:
+    """The project's driver as the node plugin loads it for the project's values."""
+    monkeypatch.syspath_prepend(str(installed(lamps)))
+    (entry,) = values_of(lamps)["nodeplugin"]["drivers"]
+    entries = NodePluginConfig.model_validate(
+        {"drivers": [entry | {"config": {"directory": str(tmp_path)}}]}
+    ).drivers
+    (loaded,) = load_drivers(entries, file=Path("plugin.yaml"), node=StaticNode(name="node-1"))
+    yield loaded
+    for name in [name for name in sys.modules if name.partition(".")[0] == "lamps"]:
+        del sys.modules[name]
+
+
+def test_every_template_is_a_file_of_the_project(tmp_path):
+    project = write(tmp_path / "lamps")
+    assert files_of(project) == {path.format(package="lamps") for path in FILES}
+    templates = ROOT / "drakit" / "cli" / "templates"
+    assert sorted(FILES.values()) == sorted(path.name for path in templates.iterdir())
+    assert not [name for name in files_of(project) if "@@" in (project / name).read_text()]
+
+
+@pytest.mark.parametrize("arguments", PROJECTS)
+def test_a_projects_tests_and_lint_pass(arguments, tmp_path):
+    project = write(tmp_path / "project", *arguments)
+    run(project, "ruff", "format", "--no-cache", "--check", ".")
+    run(project, "ruff", "check", "--no-cache", ".")
+    said = run(project, "pytest", "-q", "-p", "no:cacheprovider", "tests/test_driver.py")
+    assert re.fullmatch(r"\.+ +\[100%\]\n\d+ passed in .*\n", said)
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        pytest.param("{device.request}__{device.name}", "{device.request}", id="variables"),
+        pytest.param("if not file.is_file()", "if False", id="a-device-that-is-gone"),
+        pytest.param('"broken" in', '"fine" in', id="health"),
+        pytest.param("le=100", "le=1000", id="bounds-of-parameters"),
+        pytest.param("if file.is_file()", "if not file.is_file()", id="devices"),
+    ],
+)
+def test_a_projects_tests_notice_a_driver_that_is_wrong(right, wrong, tmp_path):
+    project = write(tmp_path / "lamps")
+    source = project / "src" / "lamps" / "driver.py"
+    text = source.read_text()
+    assert text.count(right) == 1
+    source.write_text(text.replace(right, wrong))
+    tests = "tests/test_driver.py"
+    assert "1 failed" in run(project, "pytest", "-p", "no:cacheprovider", tests, status=1)
+
+
+# All rules take a minute and more: `make conformance` and the e2e test have them.
+def test_a_project_is_held_to_the_rules(lamps):
+    test = "tests/test_conformance.py"
+    said = run(lamps, "pytest", "-p", "no:cacheprovider", test, "-k", "cdi-valid or names-stay")
+    assert "2 passed" in said
+    rules = run(lamps, "pytest", "-q", "-p", "no:cacheprovider", test, "--collect-only")
+    assert len(re.findall(r"^tests/test_conformance\.py::test_conformance\[", rules, re.M)) > 20
+
+
+def test_a_project_that_breaks_a_rule_is_told_which(tmp_path):
+    project = write(tmp_path / "lamps")
+    source = project / "src" / "lamps" / "driver.py"
+    source.write_text(source.read_text().replace("device.parameters.level", "id(claim)"))
+    test = "tests/test_conformance.py::test_conformance[prepare-again]"
+    said = run(project, "pytest", "-p", "no:cacheprovider", test, status=1)
+    assert "the rule: a claim that is prepared again gets the same result" in said
+
+
+def test_a_projects_driver_is_tested_by_its_entry_point(lamps, tmp_path):
+    config = tmp_path / "config.yaml"
+    config.write_text("directory: '{root}/devices'")
+    given = ("--config", str(config), "--rule", "prepare")
+    setup = ("--setup", "mkdir $DRAKIT_ROOT/devices && touch $DRAKIT_ROOT/devices/first")
+    path = {"PYTHONPATH": str(installed(lamps))}
+    run(tmp_path, "drakit.cli.main", "conformance", "lamps", *given, *setup, **path)
+
+
+def test_a_projects_types_are_right(lamps, tmp_path):
+    # From another folder, so that the settings of this repository do not hold.
+    settings = {
+        "typeCheckingMode": "basic",
+        "include": [str(lamps)],
+        "extraPaths": [str(lamps / "src"), str(ROOT)],
+    }
+    (tmp_path / "pyrightconfig.json").write_text(json.dumps(settings))
+    said = run(tmp_path, "pyright", "--pythonpath", sys.executable)
+    assert "0 errors, 0 warnings" in said
+
+
+async def test_its_driver_is_found_by_its_entry_point_and_publishes_devices(driver, tmp_path):
+    assert driver.name == "lamps.example.com"
+    (tmp_path / "first").touch()
+    made = driver.make()
+    stream = made.devices()
+    found = await anext(stream)
+    await stream.aclose()
+    assert [device.name for device in found] == ["first"]
+    assert not check_inventory(Inventory(devices=found)).left_out
+
+
+def test_the_package_is_where_the_dockerfile_takes_it_from(lamps):
+    target = installed(lamps)
+    text = (lamps / "Dockerfile").read_text()
+    assert re.search(r"^COPY build/driver (\S+)\nENV PYTHONPATH=\1$", text, re.M)
+    assert (lamps / ".dockerignore").read_text().splitlines() == ["*", "!build/driver"]
+    assert {path.name for path in target.iterdir()} == {"lamps", "lamps-0.1.0.dist-info"}
+    assert not list(target.rglob("*.pyc"))
