@@ -23,7 +23,7 @@ from drakit_nodeplugin.claims.source import ApiClaims
 from drakit_nodeplugin.claims.specs import ClaimSpecs
 from drakit_nodeplugin.claims.stored import STATES
 from drakit_nodeplugin.config import ConfigError
-from drakit_nodeplugin.endpoints.endpoint import Remark, Surroundings
+from drakit_nodeplugin.endpoints.endpoint import EndpointListener, Remark, Surroundings
 from drakit_nodeplugin.endpoints.source import DriverSource
 from drakit_nodeplugin.environment import Environment
 from drakit_nodeplugin.hosteddevices import HostedDevices
@@ -82,7 +82,7 @@ class HostedDriver:
         )
         self._endpoint = driver.endpoint(
             Surroundings(
-                listener=self._devices.manager,
+                listener=_Announcing(self._devices.manager, self._stopped),
                 node=environment.node.name,
                 primary=self._instances.primary,
                 remark=self._remark,
@@ -210,12 +210,35 @@ class HostedDriver:
             metrics.entries(state, counts.get(state, 0))
 
     def _remark(self, remark: Remark) -> None:
-        self._metrics.remarked(remark.reason)
         logger.warning(
             "endpoint needs attention",
             extra={"driver": self.name, "reason": remark.reason, "note": remark.note},
         )
+        self._announce(remark)
+
+    def _stopped(self, endpoint: str, reason: str) -> None:
+        """An endpoint is away; the log says so already."""
+        which = "" if endpoint == self.name else f", {endpoint}"
+        note = f"driver {self.name}{which} is stopped: {reason}; its devices get no new pods"
+        self._announce(Remark(reason="EndpointStopped", note=note))
+
+    def _announce(self, remark: Remark) -> None:
+        self._metrics.remarked(remark.reason)
         self._events.tell(reason=remark.reason, action="Connect", note=remark.note)
 
     def _registered(self) -> bool:
         return self._server.status.registered_at is not None
+
+
+class _Announcing:
+    """An :class:`.EndpointListener` that tells people of stops, and passes all on to another."""
+
+    def __init__(self, listener: EndpointListener, on_stopped: Callable[[str, str], None]) -> None:
+        self._listener = listener
+        self._on_stopped = on_stopped
+        self.replaced = listener.replaced
+        self.reported = listener.reported
+
+    def stopped(self, endpoint: str, reason: str) -> None:
+        self._listener.stopped(endpoint, reason)
+        self._on_stopped(endpoint, reason)

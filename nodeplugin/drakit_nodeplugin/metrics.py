@@ -110,7 +110,7 @@ class Metrics:
         )
         self.remarks = self._counter(
             "drakit_endpoint_remarks",
-            "What was wrong with backends and device plugins: log and Events of the Node say more",
+            "What was wrong with drivers, backends and device plugins: Events of the Node say more",
             ("reason",),
         )
         self.blocked = self._gauge(

@@ -1,0 +1,218 @@
+"""
+The node plugin as a process of its own, with drivers that come from other processes: backends and
+device plugins, which come, go, misbehave, and share the process with a driver of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from drakit_proto.backend.v1 import backend_pb2 as pb
+from tests.fakes.backend import FakeBackend, device
+from tests.fakes.deviceplugin import FakeDevicePlugin
+from tests.fakes.kubelet import FakeKubelet, reference
+from tests.integration.test_node_plugin import NODE, SLICES, Rig, stop
+
+GPU = "gpu.example.com"
+PLUGINS = "deviceplugin.drakit.dev"
+POOL = f"{NODE}/thing.vendor.example"
+
+
+class ForeignRig(Rig):
+    """A rig whose plugin also takes backends and device plugins."""
+
+    def __init__(self, root: Path, api_server) -> None:
+        super().__init__(root, api_server)
+        self.config["backends"] = {"enabled": True}
+        self.config["devicePlugins"] = {"enabled": True}
+        self.config["devices"] = {"endpointStopGracePeriod": "1m", "startGracePeriod": "1s"}
+        self.backends = root / "plugins/drakit.dev/backends"
+        self.device_plugins = root / "plugins/drakit.dev/device-plugins"
+        for folder in (self.backends, self.device_plugins):
+            folder.mkdir(parents=True)
+
+    def published_by(self, driver: str) -> list[str]:
+        return sorted(
+            d["name"]
+            for body in self.api_server.objects(SLICES)
+            if body["spec"]["driver"] == driver
+            for d in body["spec"].get("devices", [])
+        )
+
+    def tainted(self, driver: str) -> bool:
+        return any(
+            d.get("taints")
+            for body in self.api_server.objects(SLICES)
+            if body["spec"]["driver"] == driver
+            for d in body["spec"].get("devices", [])
+        )
+
+    def allocate_of(self, uid: str, *results: tuple[str, str, str]) -> None:
+        """Allocate devices: driver, pool and name of each."""
+        self.api_server.store(
+            f"/apis/resource.k8s.io/v1/namespaces/lab/resourceclaims/claim-{uid}",
+            {
+                "metadata": {"uid": uid},
+                "status": {
+                    "allocation": {
+                        "devices": {
+                            "results": [
+                                {"driver": d, "pool": p, "request": "main", "device": n}
+                                for d, p, n in results
+                            ]
+                        }
+                    }
+                },
+            },
+        )
+
+    def registrations(self) -> dict[str, Path]:
+        """The registration sockets, by driver."""
+        found = {}
+        for path in (self.root / "plugins_registry").iterdir():
+            for driver in (GPU, PLUGINS, "shelf.example.com"):
+                if path.name.startswith(f"{driver}-"):
+                    found[driver] = path
+        return found
+
+    def spec_of(self, driver: str, uid: str) -> dict:
+        return json.loads((self.cdi / f"{driver}-claim_{uid}.json").read_text())
+
+
+@pytest.fixture
+def rig(api_server):
+    folder = Path(tempfile.mkdtemp(prefix="drakit-", dir="/tmp"))
+    yield ForeignRig(folder, api_server)
+    shutil.rmtree(folder)
+
+
+async def registered(kubelet: FakeKubelet, rig: ForeignRig, driver: str) -> Path:
+    await rig.until(lambda: driver in rig.registrations())
+    path = rig.registrations()[driver]
+    info = await kubelet.get_info(path)
+    await kubelet.notify(path)
+    return Path(info.endpoint)
+
+
+async def test_a_backend_is_a_driver_from_its_first_sight_on_and_after_a_restart_without_it(rig):
+    rig.allocate_of("uid-a", (GPU, NODE, "gpu-0"))
+    claim = reference("uid-a")
+    async with FakeKubelet(rig.root) as kubelet:
+        async with FakeBackend(rig.backends / "gpu.sock", driver=GPU), rig.plugin() as process:
+            await rig.until(lambda: rig.published_by(GPU) == ["gpu-0"])
+            dra = await registered(kubelet, rig, GPU)
+            assert (await kubelet.prepare(dra, claim))["uid-a"].error == ""
+            assert rig.spec_of(GPU, "uid-a")
+            code, errors = await stop(process)
+            assert code == 0, errors
+        # Without its backend: the claim can be unprepared, and its devices are tainted.
+        async with rig.plugin() as process:
+            dra = await registered(kubelet, rig, GPU)
+            await rig.until(lambda: rig.tainted(GPU))
+            assert await kubelet.unprepare(dra, claim) == {"uid-a": ""}
+            assert not list(rig.cdi.glob(f"{GPU}*"))
+            async with FakeBackend(rig.backends / "gpu.sock", driver=GPU) as backend:
+                await rig.until(lambda: rig.published_by(GPU) == ["gpu-0"] and not rig.tainted(GPU))
+                await rig.until(lambda: backend.called("unprepare"))
+            code, errors = await stop(process)
+            assert code == 0, errors
+
+
+async def test_a_device_plugin_registers_again_after_each_start_and_its_claims_stay(rig):
+    rig.allocate_of("uid-a", (PLUGINS, POOL, "thing-0"), (PLUGINS, POOL, "thing-1"))
+    claim = reference("uid-a")
+    async with FakeKubelet(rig.root) as kubelet:
+        async with rig.plugin() as process:
+            dra = await registered(kubelet, rig, PLUGINS)
+            await rig.until((rig.device_plugins / "kubelet.sock").exists)
+            async with FakeDevicePlugin(rig.device_plugins) as plugin:
+                await rig.until(lambda: rig.published_by(PLUGINS) == ["thing-0", "thing-1"])
+                for _ in range(2):
+                    answer = (await kubelet.prepare(dra, claim))["uid-a"]
+                    assert (answer.error, len(answer.devices)) == ("", 2)
+                assert plugin.allocated == [["thing-0", "thing-1"]], "once for the whole request"
+                spec = rig.spec_of(PLUGINS, "uid-a")
+                assert spec["devices"][0]["containerEdits"]["env"] == ["THINGS=thing-0,thing-1"]
+                await stop(process)
+        async with rig.plugin() as process:
+            dra = await registered(kubelet, rig, PLUGINS)
+            await rig.until((rig.device_plugins / "kubelet.sock").exists)
+            async with FakeDevicePlugin(rig.device_plugins) as plugin:
+                await rig.until(
+                    lambda: len(rig.published_by(PLUGINS)) == 2 and not rig.tainted(PLUGINS)
+                )
+                assert (await kubelet.prepare(dra, claim))["uid-a"].error == ""
+                assert plugin.allocated == [], "its answer is kept"
+                await stop(process)
+        (rig.root / "boot_id").write_text("boot-2\n")
+        async with rig.plugin() as process:
+            dra = await registered(kubelet, rig, PLUGINS)
+            await rig.until((rig.device_plugins / "kubelet.sock").exists)
+            async with FakeDevicePlugin(rig.device_plugins) as plugin:
+                await rig.until(lambda: not rig.tainted(PLUGINS))
+                async with asyncio.timeout(10):
+                    while (await kubelet.prepare(dra, claim))["uid-a"].error:
+                        await asyncio.sleep(0.05)
+                assert plugin.allocated == [["thing-0", "thing-1"]], "a boot forgets it"
+                assert await kubelet.unprepare(dra, claim) == {"uid-a": ""}
+                code, errors = await stop(process)
+    assert code == 0, errors
+
+
+async def test_a_backend_that_sends_garbage_or_has_a_name_of_others_harms_nobody(rig):
+    (rig.shelf / "atlas").touch()
+    rig.allocate("uid-a", "atlas")
+    async with (
+        FakeKubelet(rig.root) as kubelet,
+        FakeBackend(rig.backends / "gpu.sock", driver=GPU) as good,
+        FakeBackend(rig.backends / "shelf.sock", driver="shelf.example.com"),
+        FakeBackend(rig.backends / "twin.sock", driver=GPU) as twin,
+        FakeBackend(rig.backends / "bad.sock", driver="bad.example.com") as bad,
+        rig.plugin() as process,
+    ):
+        bad.listed = b"\xff" * 100
+        twin.listed = pb.WatchDevicesResponse(devices=[device("of-the-twin")])
+        await rig.until(lambda: rig.published_by(GPU) and rig.published_by("shelf.example.com"))
+        dra = await registered(kubelet, rig, "shelf.example.com")
+        assert (await kubelet.prepare(dra, reference("uid-a")))["uid-a"].error == ""
+        one, other = (good, twin) if rig.published_by(GPU) == ["gpu-0"] else (twin, good)
+        before = rig.published_by(GPU)
+        await one.stop()
+        await rig.until(lambda: rig.published_by(GPU) not in ([], before))
+        assert other.called("WatchDevices")
+        notes = [
+            body["note"]
+            for body in rig.api_server.objects("/apis/events.k8s.io/v1/events")
+            if body["reason"] == "BackendRefused"
+        ]
+        assert any("shelf.example.com" in note for note in notes), notes
+        assert any(GPU in note for note in notes), notes
+        (stopped,) = {
+            body["note"]
+            for body in rig.api_server.objects("/apis/events.k8s.io/v1/events")
+            if body["reason"] == "EndpointStopped" and "bad.example.com" in body["note"]
+        }
+        assert stopped.startswith("driver bad.example.com is stopped: ")
+        assert rig.published_by("bad.example.com") == []
+        code, errors = await stop(process)
+    assert code == 0, errors
+
+
+async def test_a_record_that_cannot_be_read_is_no_driver(rig):
+    record = rig.root / "plugins" / GPU / "backend.json"
+    async with FakeKubelet(rig.root):
+        async with FakeBackend(rig.backends / "gpu.sock", driver=GPU), rig.plugin() as process:
+            await rig.until(lambda: rig.published_by(GPU) and record.exists())
+            await stop(process)
+        record.write_text("{")
+        async with rig.plugin() as process:
+            await rig.until(lambda: (rig.backends).exists() and not record.exists())
+            code, errors = await stop(process)
+    assert code == 0, errors
+    assert "record of a backend is set aside" in errors
