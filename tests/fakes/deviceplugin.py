@@ -83,6 +83,7 @@ class FakeDevicePlugin:
         """What Allocate answers instead, whatever it is."""
         self.failure: tuple[grpc.StatusCode, str] | None = None
         """What Allocate fails with."""
+        self.pre_start_failure: tuple[grpc.StatusCode, str] | None = None
         self._messages: list[bytes] = []
         if devices is not None:
             self._messages.append(listed(*devices).SerializeToString())
@@ -196,4 +197,6 @@ class FakeDevicePlugin:
 
     async def _pre_start(self, request: bytes, context: Any) -> bytes:
         self.pre_started.append(list(pb.PreStartContainerRequest.FromString(request).devices_ids))
+        if self.pre_start_failure is not None:
+            await context.abort(*self.pre_start_failure)
         return b""

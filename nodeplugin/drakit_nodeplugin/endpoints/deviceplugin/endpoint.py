@@ -39,6 +39,9 @@ __all__ = ("DevicePluginEndpoint", "PluginAwayError")
 
 logger = logging.getLogger(__name__)
 
+REPLACE_SECONDS = 1.0
+"""From one replacement of a connection to the next, however often a plugin registers."""
+
 REPLACED_SECONDS = 5.0
 """How long calls of a connection that another one replaces may take to end."""
 
@@ -238,6 +241,14 @@ class DevicePluginEndpoint:
                 raise ConnectionEndedError(self._barred)
             if self._last is None:
                 raise ConnectionEndedError("its registration holds no more")
+        except ConnectionEndedError:
+            await connection.close()
+            raise
+        except Exception as error:  # of gRPC, that nobody foresaw
+            await connection.close()
+            logger.exception("device plugin cannot be reached", extra={"endpoint": self.resource})
+            reason = f"it cannot be reached ({type(error).__name__})"
+            raise ConnectionEndedError(reason) from error
         except BaseException:
             await connection.close()
             raise
@@ -250,6 +261,7 @@ class DevicePluginEndpoint:
             alive = presence is not None and not presence.over and self._barred is None
             if alive and self._pending is not None:
                 await self._replace_with(self._take())
+                await asyncio.sleep(REPLACE_SECONDS)
                 continue
             await self._news.wait()
             self._news.clear()

@@ -22,6 +22,9 @@ __all__ = ("MAX_DEVICES", "Listed", "TooManyDevicesError", "listed")
 MAX_DEVICES = 16_384
 """Of a resource on one node: as many as a driver may have."""
 
+MAX_LEFT_OUT = 5
+"""Sentences on what is left out of a list: who reads the first ones knows what is wrong."""
+
 MAX_SHOWN = 64
 """Characters of a plugin's text in a sentence."""
 
@@ -65,7 +68,7 @@ class Listed:
     """The plugin's IDs by the devices' names."""
 
     left_out: tuple[str, ...] = ()
-    """Sentences on what is left out, each once."""
+    """Sentences on what is left out, each once; only the first of many."""
 
     facts: Mapping[str, tuple[str, tuple[int, ...]]] = field(
         default_factory=dict[str, tuple[str, tuple[int, ...]]], repr=False
@@ -109,7 +112,7 @@ def listed(devices: Sequence[ListedDevice], *, resource: str, before: Listed | N
     return Listed(
         inventory=Inventory(devices=tuple(made.values())),
         ids=ids,
-        left_out=tuple(problems),
+        left_out=tuple(problems)[:MAX_LEFT_OUT],
         facts=facts,
     )
 

@@ -88,8 +88,6 @@ class RegistrationService(pb_grpc.RegistrationServicer):
             registration = self._checked(request)
             await self._accept(registration)
         except RefusedError as error:
-            facts = {"endpoint": request.resource_name[:MAX_SHOWN], "error": str(error)}
-            logger.warning("device plugin is refused", extra=facts)
             self._remarks.say(error.reason, str(error))
             await context.abort(error.code, str(error))
         logger.info("device plugin registered", extra={"endpoint": request.resource_name})

@@ -21,8 +21,15 @@ logger = logging.getLogger(__name__)
 AGAIN_SECONDS = 60.0
 """After which the same sentence is told again, if its cause comes up again."""
 
+ONCE_SECONDS = 86_400.0
+"""The same for what is so for as long as a plugin is as it is."""
+
 MAX_REMARKS = 256
-"""Different sentences; what comes on top is in the log alone."""
+"""Different sentences that are remembered; the oldest is forgotten first."""
+
+MAX_AT_ONCE = 50.0
+SECONDS_EACH = 5.0
+"""So many sentences are told, and then one in so many seconds; others are not."""
 
 
 class Remarks:
@@ -32,16 +39,29 @@ class Remarks:
         self._tell = tell
         self._told: dict[Remark, float] = {}
         """Until when a remark is not told again; loop time."""
+        self._left = MAX_AT_ONCE
+        self._looked_at = 0.0
+        self._silent = False
 
     def say(self, reason: str, note: str, *, once: bool = False) -> None:
         """Tell a sentence."""
         now = asyncio.get_running_loop().time()
         remark = Remark(reason=reason, note=note)
-        if now < self._told.get(remark, -math.inf):
+        if now < self._told.get(remark, -math.inf) or not self._may_tell(now):
             return
-        if remark not in self._told and len(self._told) >= MAX_REMARKS:
-            facts = {"reason": reason, "note": note}
-            logger.warning("device plugins have too much to say", extra=facts)
-            return
-        self._told[remark] = math.inf if once else now + AGAIN_SECONDS
+        self._told.pop(remark, None)
+        self._told[remark] = now + (ONCE_SECONDS if once else AGAIN_SECONDS)
+        if len(self._told) > MAX_REMARKS:
+            del self._told[next(iter(self._told))]
         self._tell(remark)
+
+    def _may_tell(self, now: float) -> bool:
+        self._left = min(MAX_AT_ONCE, self._left + (now - self._looked_at) / SECONDS_EACH)
+        self._looked_at = now
+        may = self._left >= 1
+        if may:
+            self._left -= 1
+        elif not self._silent:
+            logger.warning("device plugins have too much to say; some of it is left out")
+        self._silent = not may
+        return may

@@ -10,7 +10,7 @@ import grpc.aio
 import pytest
 
 from drakit.device import Edits
-from drakit_nodeplugin.endpoints.deviceplugin import plugins, registration
+from drakit_nodeplugin.endpoints.deviceplugin import connection, plugins, registration
 from drakit_nodeplugin.endpoints.deviceplugin.names import pool_of
 from drakit_nodeplugin.endpoints.errors import DeviceFailedError, EndpointStoppedError
 from drakit_proto.kubelet.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
@@ -125,13 +125,35 @@ async def test_a_second_process_takes_the_place_of_the_first(world, plugin, dire
 async def test_one_that_registers_again_and_cannot_be_reached_keeps_its_connection(
     world, plugin, monkeypatch
 ):
-    from drakit_nodeplugin.endpoints.deviceplugin import connection
-
     monkeypatch.setattr(connection, "CONNECT_SECONDS", 0.1)
     await plugin.register(endpoint="nothing.sock")
     await asyncio.sleep(0.3)
     assert world.stops() == []
     assert await world.prepare("thing-0")
+
+
+async def test_a_plugin_that_registers_without_end_is_connected_now_and_then(
+    world, plugin, monkeypatch
+):
+    monkeypatch.setattr("drakit_nodeplugin.endpoints.deviceplugin.endpoint.REPLACE_SECONDS", 0.3)
+    for _ in range(20):
+        await plugin.register()
+    assert len(world.told[THING]) <= 3
+    await until(lambda: len(world.told[THING]) == 3)
+    assert world.stops() == []
+
+
+async def test_one_that_registers_again_and_lists_later_is_taken_when_the_first_ends(
+    world, plugin, directory, monkeypatch
+):
+    monkeypatch.setattr("drakit_nodeplugin.endpoints.deviceplugin.endpoint.CONNECT_SECONDS", 0.05)
+    async with FakeDevicePlugin(directory, endpoint="other.sock", devices=None) as other:
+        await until(lambda: other.streams == 1)
+        await until(lambda: other.streams == 0)
+        await plugin.stop()
+        await world.until_stopped()
+        await other.list("thing-9")
+        await world.until_listed("thing-9")
 
 
 async def test_a_removed_socket_is_a_stop(world, plugin):
@@ -152,8 +174,6 @@ async def test_a_socket_made_anew_waits_for_a_registration(world, plugin, direct
 
 
 async def test_a_plugin_that_listens_nowhere_is_told(world, directory, monkeypatch):
-    from drakit_nodeplugin.endpoints.deviceplugin import connection
-
     monkeypatch.setattr(connection, "CONNECT_SECONDS", 0.1)
     await FakeDevicePlugin(directory).register()
     assert "thing.sock, and does not answer there" in await world.until_stopped()
@@ -382,6 +402,36 @@ async def test_an_answer_that_cannot_be_used_is_a_sentence(world, plugin, behavi
     assert world.stops() == []
 
 
+async def test_a_failing_pre_start_is_a_sentence(world, directory):
+    async with FakeDevicePlugin(directory, pre_start_required=True) as plugin:
+        await world.until_listed("thing-0", "thing-1")
+        plugin.pre_start_failure = (grpc.StatusCode.FAILED_PRECONDITION, "too hot")
+        with pytest.raises(DeviceFailedError, match=r"failed in PreStartContainer: .*too hot"):
+            await world.prepare("thing-0")
+
+
+async def test_a_call_that_is_not_answered_is_a_sentence(world, plugin, monkeypatch):
+    monkeypatch.setattr(connection, "ALLOCATE_SECONDS", 0.1)
+    plugin.allow.clear()
+    with pytest.raises(DeviceFailedError, match="gave no answer to Allocate within 0 s"):
+        await world.prepare("thing-0")
+    plugin.allow.set()
+    assert await world.prepare("thing-0")
+
+
+async def test_one_request_of_two_that_fails_fails_the_claim(world, plugin):
+    def answer(ids):
+        if ids == ["thing-1"]:
+            return pb.ContainerAllocateResponse(envs={"A=": ""})
+        return pb.ContainerAllocateResponse()
+
+    plugin.answer = answer
+    devices = [device("thing-0", request="a"), device("thing-1", request="b")]
+    with pytest.raises(DeviceFailedError) as raised:
+        await world.plugins.prepare(claim(), devices)
+    assert raised.value.index == 1
+
+
 async def test_a_device_that_is_not_listed_is_a_sentence(world, plugin):
     with pytest.raises(DeviceFailedError, match="does not list it any more") as raised:
         await world.prepare("thing-0", "thing-7")
@@ -477,6 +527,38 @@ async def test_a_bad_plugin_is_stopped_and_others_are_not(world, plugin, directo
         assert world.reasons() == ["DevicePluginStopped"]
         assert world.health("good.example/g") == {"g": "healthy"}
         await world.plugins.prepare(claim(), [device("g", pool="g.good.example")])
+
+
+async def test_sentences_are_not_told_without_end(world, directory):
+    for number in range(120):
+        with pytest.raises(grpc.aio.AioRpcError):
+            await FakeDevicePlugin(directory).register(resource_name=f"thing-{number}")
+        with pytest.raises(grpc.aio.AioRpcError):
+            await FakeDevicePlugin(directory).register(resource_name="thing")
+    assert 40 <= len(world.remarks) <= 60
+    assert [remark.note for remark in world.remarks].count(world.remarks[1].note) == 1
+
+
+@pytest.mark.parametrize("moment", ["listening-nowhere", "listing-nothing", "in-a-call"])
+async def test_it_ends_in_the_middle_of_anything(directory, short_delays, moment):
+    world = World(directory)
+    plugin = FakeDevicePlugin(directory, devices=None if moment == "listing-nothing" else ["a"])
+    call = None
+    async with world.running():
+        if moment != "listening-nowhere":
+            await plugin.start()
+        await plugin.register()
+        await asyncio.sleep(0.05)
+        if moment == "in-a-call":
+            plugin.allow.clear()
+            call = asyncio.create_task(world.prepare("a"))
+            await until(lambda: plugin.allocated)
+    assert not (directory / "kubelet.sock").exists()
+    if call is not None:
+        with pytest.raises((DeviceFailedError, EndpointStoppedError)):
+            await call
+    assert world.stops() == []
+    await plugin.stop()
 
 
 async def test_fifty_plugins_at_once(world, directory):
