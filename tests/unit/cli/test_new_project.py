@@ -5,43 +5,23 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from drakit import Inventory
 from drakit.cli.new import FILES
 from drakit.resource.inventory import check_inventory
-from drakit_nodeplugin.config import NodePluginConfig
-from drakit_nodeplugin.endpoints.loading import LoadedDriver, load_drivers
-from tests.fakes.node import StaticNode
 from tests.unit.cli.projects import (
     PROJECTS,
     files_of,
     installed,
     run,
-    values_of,
     write,
 )
 from tests.unit.docs.listings import ROOT
 
 # Programs are started in most of them.
 pytestmark = pytest.mark.timeout(120)
-
-
-@pytest.fixture
-def driver(lamps: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LoadedDriver]:
-    """The project's driver as the node plugin loads it for the project's values."""
-    monkeypatch.syspath_prepend(str(installed(lamps)))
-    (entry,) = values_of(lamps)["nodeplugin"]["drivers"]
-    entries = NodePluginConfig.model_validate(
-        {"drivers": [entry | {"config": {"directory": str(tmp_path)}}]}
-    ).drivers
-    (loaded,) = load_drivers(entries, file=Path("plugin.yaml"), node=StaticNode(name="node-1"))
-    yield loaded
-    for name in [name for name in sys.modules if name.partition(".")[0] == "lamps"]:
-        del sys.modules[name]
 
 
 def test_every_template_is_a_file_of_the_project(tmp_path):
