@@ -10,16 +10,19 @@ from __future__ import annotations
 
 import asyncio
 import re
+import sys
+from pathlib import Path
 
 import pytest
 
 from drakit.testing.conformance.rule import rules
 from drakit.testing.conformance.runner import Outcome, RuleResult, check_rule
-from drakit.testing.conformance.targets import PythonTarget
+from drakit.testing.conformance.targets import BackendTarget, PythonTarget, Target
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(400)
 
 SIDE_BY_SIDE = 4
+ROOT = Path(__file__).parents[2]
 RULES = {rule.id: rule for rule in rules()}
 PARAMETERS = {"mode": "dim"}
 
@@ -59,6 +62,7 @@ FAULTS = [
     ("unpreparing:FailureStays", "unprepare-after-failure", "the lamp is locked"),
     ("unpreparing:NeedsParameters", "unprepare-without-parameters", "IndexError"),
     ("unpreparing:UndoesAtStop", "stop", "has taken .* from a claim that is prepared"),
+    ("backend:forgets", "process-killed", "nobody knows of the claim"),
     ("sharing:AllShares", "shares", "unpreparing one share of rail has taken"),
     ("sharing:AdminResets", "admin-access", "from the device's holder"),
     ("sharing:RefusesAdmin", "admin-access", "with admin access, beside the device's holder,"),
@@ -74,14 +78,23 @@ GOOD = [
     if "python" in rule.kinds and rule.id != "no-queue"
 ]
 GOOD += [("tidy:Slow", rule) for rule in SLOW]
+GOOD.append(("backend:remembers", "process-killed"))
 
 
 async def held_to(driver: str, rule: str) -> RuleResult:
     """Hold a driver to a rule."""
-    target = PythonTarget(
+    return await check_rule(target_of(driver), RULES[rule])
+
+
+def target_of(driver: str) -> Target:
+    module, _, kind = driver.partition(":")
+    if module == "backend":
+        program = f"PYTHONPATH={ROOT} exec {sys.executable} -m tests.fakes.broken.backend"
+        notes = "{root}/notes" if kind == "remembers" else ""
+        return BackendTarget(line=f"{program} {{directory}}/gpu.sock {notes}")
+    return PythonTarget(
         reference=f"tests.fakes.broken.{driver}", values={"root": "{root}"}, parameters=PARAMETERS
     )
-    return await check_rule(target, RULES[rule])
 
 
 @pytest.fixture(scope="module")
