@@ -18,6 +18,7 @@ __all__ = ()
     "a claim with admin access does not disturb the device's holder",
     why="Monitoring gets a device with adminAccess while a pod uses it. Such a claim is prepared "
     "and unprepared beside the holder's, who must not notice.",
+    kinds=("python", "backend"),  # a device plugin can only allocate: such claims are refused
 )
 async def admin_access(kit: Kit) -> None:
     device, *_ = await steps.usable(kit)
