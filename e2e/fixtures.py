@@ -207,7 +207,7 @@ def foreign(cluster: Cluster, images: list[Path]) -> Iterator[Cluster]:
     archives = [device_plugins_image(), backend_image()]
     for archive in archives:
         cluster.load_image(archive)
-    install_foreign(cluster, build=build_of(images))
+    install_foreign(cluster, build=build_of(images), programs=build_of(archives))
     yield cluster
     if os.environ.get("KEEP_CLUSTER") == "1":
         return

@@ -291,7 +291,7 @@ class Yard(Space):
         body = self.plugin()
         assert body is not None
         before = restarts(body)
-        self._kill_in(body, "drakit_nodeplugin")
+        self._kill_in(body, "drakit-nodeplugin")
         wait_for(
             "the daemon to be started again",
             lambda: restarts(self.plugin()) > before and ready(self.plugin()),
@@ -360,8 +360,13 @@ def objects_of(name: str) -> list[dict[str, Any]]:
     return objects
 
 
-def install_foreign(cluster: Cluster, *, build: str) -> None:
-    """Install the release and the programs, and wait until all devices are published."""
+def install_foreign(cluster: Cluster, *, build: str, programs: str) -> None:
+    """
+    Install the release and the programs, and wait until all devices are published.
+
+    :param build: a name for the content of drakit's images.
+    :param programs: the same of the programs'; pods are replaced when it is another one.
+    """
     write_plan(cluster, fuse_plan())
     folder = cluster.node_path(cluster.nodes[0], BLINKERS_DIRECTORY)
     folder.mkdir(parents=True, exist_ok=True)
@@ -374,8 +379,9 @@ def install_foreign(cluster: Cluster, *, build: str) -> None:
     bodies = [sample_set(), nodes_set(), *backend_objects()]
     for body in bodies:
         if body["kind"] == "DaemonSet":
-            spec = body["spec"]["template"]["spec"]
-            spec["nodeSelector"] = {"kubernetes.io/hostname": cluster.nodes[0]}
+            pods = body["spec"]["template"]
+            pods["spec"]["nodeSelector"] = {"kubernetes.io/hostname": cluster.nodes[0]}
+            pods["metadata"]["annotations"] = {"drakit.dev/build": programs}
     cluster.apply(json.dumps({"apiVersion": "v1", "kind": "List", "items": bodies}))
     install(cluster, FOREIGN, values=foreign_values(cluster), build=build)
     wait_foreign(cluster)

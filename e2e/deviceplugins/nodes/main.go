@@ -70,7 +70,12 @@ func serve(ctx context.Context, name string, resource Resource, path string) fun
 		panic(err)
 	}
 	go stub.Watch(ctx, api.KubeletSocket, name, api.DevicePluginPath)
-	return stub.Update
+	return func(devices []*api.Device) {
+		// Each time that the stub restarts its server it forgets a stream, which takes one of these.
+		for range 8 {
+			go stub.Update(devices)
+		}
+	}
 }
 
 func listed(resource Resource) []*api.Device {
