@@ -129,15 +129,19 @@ demo: deps venv ## everything at once: cluster, images, helm install, a pod with
 crash-matrix: venv ## the node plugin killed at each of its steps, and what is left
 	$(BIN)/python -W error -m tests.crash
 
+.PHONY: conformance
+conformance: venv ## the conformance kit over every driver that ships (Go for the example backend)
+	$(BIN)/python -W error -m tests.conformance $(ARGS)
+
 .PHONY: e2e
 e2e: deps venv ## the tests on a real cluster
 	$(BIN)/pytest e2e -m "e2e and not slow"
 
 .PHONY: test
-test: deps check crash-matrix e2e ## all that CI runs
+test: deps check conformance crash-matrix e2e ## all that CI runs
 
 .PHONY: test-all
-test-all: deps check crash-matrix ## also the tests that wait out kubelet periods
+test-all: deps check conformance crash-matrix ## also the tests that wait out kubelet periods
 	$(BIN)/pytest e2e -m e2e
 
 .PHONY: bench

@@ -23,7 +23,7 @@ from drakit.testing.conformance.rule import Rule, rules
 from drakit.testing.conformance.runner import Outcome, Report, RuleResult, run
 from drakit.testing.conformance.targets import parse_target
 
-__all__ = ("conformance",)
+__all__ = ("conformance", "print_result")
 
 WIDTH = 96
 """Columns of explanations."""
@@ -46,7 +46,7 @@ def conformance(options: argparse.Namespace) -> int:
         )
     except TargetError as error:
         raise UsageError(str(error)) from error
-    report = asyncio.run(run(target, only=chosen, on_result=_print_result))
+    report = asyncio.run(run(target, only=chosen, on_result=print_result))
     if options.junit is not None:
         _write(options.junit, junit_xml(report, target=target.name))
     _print_summary(report)
@@ -95,7 +95,8 @@ def _list(known: Sequence[Rule]) -> None:
         print(f"{rule.id:{width}}  {rule.title}")
 
 
-def _print_result(result: RuleResult) -> None:
+def print_result(result: RuleResult) -> None:
+    """Print how one rule ended."""
     print(f"{result.outcome.upper():7}  {result.rule.id}  ({result.seconds:.1f} s)")
     match result.outcome:
         case Outcome.PASSED:

@@ -27,8 +27,8 @@ from drakit.testing.kubelet import FakeKubelet
 
 __all__ = ("FakeNode",)
 
-START_SECONDS = 20.0
-"""How long a driver may take until it is registered and its devices are published."""
+START_SECONDS = 30.0
+"""How long a driver may take until it is registered and its devices can be used."""
 
 SETUP_SECONDS = 60.0
 """How long the set-up of a target may take."""
@@ -36,9 +36,13 @@ SETUP_SECONDS = 60.0
 LOOK_SECONDS = 0.05
 """From one look to the next, while something is waited for."""
 
-COMPLETE_SECONDS = 3.0
-"""After a restart: how long all devices are waited for that there were before. A driver may have
-lost one for good."""
+COMPLETE_SECONDS = 5.0
+"""After a restart: how long all devices are waited for that could be used before, once one of them
+can be. A driver may have lost one for good."""
+
+SICK_SECONDS = 20.0
+"""How long one device is waited for that is well: a driver may have none that is. Device plugins
+that use Kubernetes' stub register again 10 s after a restart."""
 
 # Health is told at once: a rule about it should not take a minute.
 _HEALTH = {"recoveryPeriod": "500ms", "evictionDelay": "500ms", "timeout": "3s"}
@@ -123,6 +127,8 @@ class FakeNode:
         await self.plugin.kill()
         if self.program is not None:
             await self.program.kill()
+        if self._waits_for is not None:
+            self._waits_for.unlink(missing_ok=True)  # what is left of it is no sign of life
         await self._kubelet.close()
         for directory in (self.cdi, self.root / "run"):
             shutil.rmtree(directory, ignore_errors=True)
@@ -180,8 +186,10 @@ class FakeNode:
             if not (gauges.get("drakit_driver_running") and gauges["drakit_driver_registered"]):
                 return False
             healthy = int(gauges.get("healthy", 0))
-            waited = loop.time() - since > COMPLETE_SECONDS
-            if healthy < max(self._healthy, 1) and not waited:
+            waited = loop.time() - since
+            if healthy < self._healthy and waited < COMPLETE_SECONDS:
+                return False
+            if healthy == 0 and waited < SICK_SECONDS:
                 return False
             self._healthy = healthy
             return healthy + gauges.get("unhealthy", 0) > 0

@@ -35,7 +35,7 @@ __all__ = ("Check", "Rule", "collect", "rule", "rules")
 
 Check: TypeAlias = "Callable[[Kit], Awaitable[None]]"
 
-DEFAULT_SECONDS = 60.0
+DEFAULT_SECONDS = 90.0
 """How long a rule may take: some wait for a start of the node plugin several times."""
 
 

@@ -84,10 +84,12 @@ async def run(
     target: Target,
     *,
     only: Sequence[Rule] | None = None,
+    turns: asyncio.Semaphore | None = None,
     on_result: Callable[[RuleResult], None] = lambda result: None,
 ) -> Report:
     """
-    Hold a target to all rules, or to some; each is told of as it ends.
+    Hold a target to all rules, or to some; each is told of as it ends. With `turns`, which several
+    targets may share, it says how many nodes there are at a time, within what the target bears.
 
     A driver that does not even start is tried once: the other rules are broken for the same reason.
     """
@@ -99,17 +101,19 @@ async def run(
         on_result(result)
 
     waiting = list(chosen)
+    shared = turns or asyncio.Semaphore(target.jobs)
     # The first one alone shows whether there is anything to be tested.
     if waiting:
-        end(first := await check_rule(target, waiting.pop(0)))
+        async with shared:
+            end(first := await check_rule(target, waiting.pop(0)))
         if first.unusable:
             for rule in waiting:
                 end(replace(first, rule=rule, log="", seconds=0.0))
             waiting.clear()
-    turns = asyncio.Semaphore(target.jobs)
+    own = asyncio.Semaphore(target.jobs)
 
     async def take_turn(rule: Rule) -> None:
-        async with turns:
+        async with own, shared:
             end(await check_rule(target, rule))
 
     async with asyncio.TaskGroup() as group:

@@ -1,0 +1,1 @@
+"""The conformance kit over every driver that ships: ``make conformance``."""

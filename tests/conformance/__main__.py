@@ -1,0 +1,69 @@
+"""Run the rules over every driver that ships, or over some: see the package's docstring."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from drakit.cli.conformance import print_result
+from drakit.testing.conformance.runner import Outcome, Report, RuleResult, run
+from drakit.testing.conformance.targets import Target
+from tests.conformance.shipped import modules, targets
+
+JOBS = 6
+"""Nodes at a time, of all targets together: many of them wait for something most of the time."""
+
+
+def main() -> int:
+    arguments = _parser().parse_args()
+    # Clients that are killed end their requests anyhow.
+    logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)
+    with tempfile.TemporaryDirectory(prefix="drakit-modules-") as folder:
+        # The node plugin of a kit finds what this process finds.
+        sys.path[:0] = map(str, modules(Path(folder)))
+        chosen = {
+            name: target
+            for name, target in targets()
+            if not arguments.target or any(part in name for part in arguments.target)
+        }
+        return asyncio.run(_run_all(chosen, jobs=arguments.jobs))
+
+
+async def _run_all(chosen: Mapping[str, Target], *, jobs: int) -> int:
+    began = time.monotonic()
+    turns = asyncio.Semaphore(jobs)
+
+    async def run_one(name: str, target: Target) -> Report:
+        def tell(result: RuleResult) -> None:
+            if not result.good:
+                print(f"{name}:")
+                print_result(result)
+
+        report = await run(target, turns=turns, on_result=tell)
+        counts = ", ".join(f"{n} {word}" for word in Outcome if (n := report.count(word)))
+        print(f"{name}: {counts}", flush=True)
+        return report
+
+    reports = await asyncio.gather(*(run_one(*item) for item in chosen.items()))
+    good = sum(report.good for report in reports)
+    rules = sum(len(report.results) for report in reports)
+    seconds = time.monotonic() - began
+    print(f"{good} of {len(reports)} targets keep the rules: {rules} checks in {seconds:.0f} s")
+    return 0 if reports and good == len(reports) else 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m tests.conformance", description=__doc__)
+    parser.add_argument("target", nargs="*", help="only those with this in their names")
+    parser.add_argument("--jobs", type=int, default=JOBS, help="nodes at a time")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
