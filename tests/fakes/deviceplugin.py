@@ -97,7 +97,11 @@ class FakeDevicePlugin:
 
     async def __aenter__(self) -> FakeDevicePlugin:
         await self.start()
-        await self.register()
+        try:
+            await self.register()
+        except BaseException:
+            await self.stop()
+            raise
         return self
 
     async def __aexit__(self, *_: object) -> None:
