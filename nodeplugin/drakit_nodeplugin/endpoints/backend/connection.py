@@ -61,8 +61,9 @@ PACE_SECONDS = 0.05
 """Between two inventories that are read; the first is read at once."""
 
 SHARE = 9
-"""Times as long as it took to read one it is waited for the next: reading takes a tenth of the
-loop's time, however many devices a backend says again and again."""
+MAX_PAUSE_SECONDS = 2.0
+"""Times as long as it took to read one it is waited for the next, but no longer than this: so
+reading takes a tenth of the loop's time, however many devices a backend says again and again."""
 
 HEALTH_AGAIN_SECONDS = (1.0, 60.0)
 """Until a stream of health that has ended is called again."""
@@ -161,22 +162,22 @@ class BackendConnection:
             self._news.clear()
             if self._over.done():
                 raise self._over.result()
-            began_at = self._loop.time()
-            inventory = await self._inventory()
+            turns = Turns()
+            inventory = await self._inventory(turns)
             if inventory is not None:
                 yield inventory
             if healths := self._health.take():
                 yield HealthReport(devices=healths)
-            took = self._loop.time() - began_at
-            await self._wait_over(max(PACE_SECONDS, SHARE * took))
+            pause = min(MAX_PAUSE_SECONDS, SHARE * turns.worked_seconds)
+            await self._wait_over(max(PACE_SECONDS, pause))
 
-    async def _inventory(self) -> Inventory | None:
+    async def _inventory(self, turns: Turns) -> Inventory | None:
         """Read the last message of devices, if there is a new one."""
         raw, self._raw = self._raw, None
         if raw is None:
             return None
         try:
-            inventory = await self._reader.read(raw)
+            inventory = await self._reader.read(raw, turns)
         except GarbageError as error:
             ended = ConnectionEndedError(_fault(f"sent {error} as its devices"), disorderly=True)
             self._end(ended)

@@ -54,6 +54,9 @@ __all__ = (
 MAX_MEMBERS = 64
 """Of a collection that is copied; the API takes at most 48 of anything in a device."""
 
+MAX_TOLD = 256
+"""Of a list that is too long: how many members it is said to have, at most."""
+
 MAX_EDITS = 1000
 """Entries of the edits of one device: ten times what the largest drivers give."""
 
@@ -213,12 +216,12 @@ def _mapping(given: Any, convert: Any) -> Mapping[str, Any]:
 
 
 def _some(given: Collection[Any], convert: Any) -> tuple[Any, ...]:
-    """Copy a list; of one that is too long the first stands for all, so that its length is
-    right."""
+    """Copy a list; of one that is too long the first stands for all, so that its length
+    says so."""
     if not given:
         return ()
     if len(given) > MAX_MEMBERS:
-        return (convert(next(iter(given))),) * len(given)
+        return (convert(next(iter(given))),) * min(len(given), MAX_TOLD)
     return tuple([convert(value) for value in given])
 
 

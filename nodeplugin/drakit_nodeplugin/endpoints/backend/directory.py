@@ -15,6 +15,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 from importlib.metadata import version
+from itertools import islice
 from pathlib import Path
 
 import grpc
@@ -26,8 +27,12 @@ from drakit_nodeplugin.endpoints.backend.channel import (
     shown,
     unreachable,
 )
-from drakit_nodeplugin.endpoints.backend.sockets import MAX_PATH_BYTES, BackendSocket, scan
-from drakit_nodeplugin.endpoints.backend.wire import printable
+from drakit_nodeplugin.endpoints.backend.sockets import (
+    MAX_PATH_BYTES,
+    BackendSocket,
+    Identity,
+    scan,
+)
 from drakit_nodeplugin.endpoints.endpoint import Remark
 from drakit_nodeplugin.endpoints.names import MAX_DRIVER_NAME, is_driver_name
 
@@ -92,14 +97,16 @@ class BackendDirectory:
         """Of drakit; known as soon as a socket is."""
         self._taken = taken
         self._remark = remark
-        self._candidates: dict[Path, _Candidate] = {}
+        self._found: Mapping[str, Identity] = {}
+        self._candidates: dict[str, _Candidate] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._holders: dict[str, _Candidate] = {}
         self._appeared: set[str] = set()
         self._first: asyncio.Task[None] | None = None
         self._slots = asyncio.Semaphore(CONCURRENCY)
         self._scanning = asyncio.Lock()
-        self._note: str | None = None
+        self._problem: str | None = None
+        """What people were told of the directory itself."""
         self._hurry = asyncio.Event()
         self._news = asyncio.Event()
 
@@ -131,7 +138,7 @@ class BackendDirectory:
     def lost(self, socket: BackendSocket) -> None:
         """A connection to a socket has ended: it is looked at again, and if there is nobody any
         more, another one may have its name."""
-        candidate = self._candidates.get(socket.path)
+        candidate = self._candidates.get(socket.path.name)
         if candidate is not None and candidate.socket == socket:
             self._release(candidate)
             candidate.look_soon()
@@ -184,13 +191,19 @@ class BackendDirectory:
                 found = await asyncio.to_thread(scan, self.path)
                 self.version = self.version or await asyncio.to_thread(version, "drakit")
             except OSError as error:
-                note = _directory_note(self.path, error)
-                if note != self._note:
-                    self._note = note
-                    self._remark(Remark(reason="BackendDirectory", note=note))
+                self._tell_of_itself(
+                    f"cannot be read or made: {os.strerror(error.errno or 0)}; no new backend is "
+                    f"found until it can"
+                )
                 return
-        self._note = None
-        self._compare(found)
+        self._tell_of_itself(
+            f"has more than {MAX_SOCKETS} sockets; the others are not looked at"
+            if len(found) > MAX_SOCKETS
+            else None
+        )
+        if found != self._found:
+            self._compare(dict(islice(found.items(), MAX_SOCKETS)))
+            self._found = found
         now = asyncio.get_running_loop().time()
         for candidate in self._candidates.values():
             if candidate.driver is None and candidate.task is None and candidate.due_at <= now:
@@ -199,18 +212,26 @@ class BackendDirectory:
                 self._tasks.add(candidate.task)
                 candidate.task.add_done_callback(self._tasks.discard)
 
-    def _compare(self, found: Mapping[Path, BackendSocket]) -> None:
-        for path in [path for path in self._candidates if path not in found]:
-            self._drop(self._candidates.pop(path))
-        for path, socket in found.items():
-            candidate = self._candidates.get(path)
-            if candidate is None:
-                self._candidates[path] = _Candidate(socket)
-            elif candidate.socket != socket:
-                # As if it were another file, but for what was told of it.
-                self._drop(candidate)
-                anew = self._candidates[path] = _Candidate(socket)
-                anew.note = candidate.note
+    def _tell_of_itself(self, problem: str | None) -> None:
+        """Say what is wrong with the directory, if that was not said already."""
+        if problem != self._problem:
+            self._problem = problem
+            if problem is not None:
+                note = f"the registration directory of backends, {shown(self.path)}, {problem}"
+                self._remark(Remark(reason="BackendDirectory", note=note))
+
+    def _compare(self, found: Mapping[str, Identity]) -> None:
+        for name in [name for name in self._candidates if name not in found]:
+            self._drop(self._candidates.pop(name))
+        for name, identity in found.items():
+            before = self._candidates.get(name)
+            if before is not None and before.socket.identity == identity:
+                continue
+            socket = BackendSocket(path=self.path / name, identity=identity)
+            anew = self._candidates[name] = _Candidate(socket)
+            if before is not None:
+                anew.note = before.note  # otherwise it is as if it were another file
+                self._drop(before)
 
     def _drop(self, candidate: _Candidate) -> None:
         self._release(candidate)
@@ -273,7 +294,7 @@ class BackendDirectory:
             raise
         if not is_driver_name(name):
             raise _RefusedError(
-                f"it calls itself {printable(name)!r:.80}, which is not a DNS subdomain of at most "
+                f"it calls itself {name[:80]!r:.80}, which is not a DNS subdomain of at most "
                 f"{MAX_DRIVER_NAME} characters that begins with a letter; this is a fault of the "
                 f"backend"
             )
@@ -301,10 +322,3 @@ class BackendDirectory:
 def _backoff() -> Backoff:
     first, longest = AGAIN_SECONDS
     return Backoff(first_seconds=first, limit_seconds=longest, jitter=0)
-
-
-def _directory_note(path: Path, error: OSError) -> str:
-    return (
-        f"the registration directory of backends, {shown(path)}, cannot be read or made: "
-        f"{os.strerror(error.errno or 0)}; no new backend is found until it can"
-    )

@@ -46,10 +46,9 @@ class InventoryReader:
         self._counter_sets: dict[bytes, CounterSet] = {}
         self._before: Inventory | None = None
 
-    async def read(self, raw: bytes) -> Inventory | None:
+    async def read(self, raw: bytes, turns: Turns) -> Inventory | None:
         """Give the inventory of a message, or None if it equals the one before. Raises
         :class:`GarbageError`."""
-        turns = Turns()
         devices = _Things("devices", self._devices, pb.Device, device_of)
         fallback = _Things("devices", self._devices, pb.Device, device_of)
         sets = _Things("counter sets", self._counter_sets, pb.CounterSet, counter_set_of)

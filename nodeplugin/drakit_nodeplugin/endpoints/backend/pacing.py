@@ -46,9 +46,13 @@ class Turns:
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._began_at = self._loop.time()
+        self.worked_seconds = 0.0
+        """In turns that are over; those of others do not count."""
 
     async def give_way(self) -> None:
         """Let others have their turn if this one has taken long enough."""
-        if self._loop.time() - self._began_at > TURN_SECONDS:
+        took = self._loop.time() - self._began_at
+        if took > TURN_SECONDS:
+            self.worked_seconds += took
             await asyncio.sleep(0)
             self._began_at = self._loop.time()

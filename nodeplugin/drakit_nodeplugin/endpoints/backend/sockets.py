@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-__all__ = ("MAX_PATH_BYTES", "BackendSocket", "scan")
+__all__ = ("MAX_PATH_BYTES", "MAX_SOCKETS", "BackendSocket", "Identity", "scan")
 
 SUFFIX = ".sock"
 MAX_PATH_BYTES = 107
@@ -26,19 +26,26 @@ MAX_SOCKETS = 512
 """More than drivers can be hosted."""
 
 
+Identity = tuple[int, int, int, int]
+"""Device, inode, time of the last change (ns) and mode: inodes are used again at once."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BackendSocket:
-    """A socket in the directory: one that was made anew is another one."""
+    """A file that should be a socket; one that was made anew is another one."""
 
     path: Path
-    identity: tuple[int, int, int]
-    """Device, inode, and the time of its last change (ns): inodes are used again at once."""
+    identity: Identity
 
-    is_socket: bool = True
+    @property
+    def is_socket(self) -> bool:
+        """Tell whether the file is what its name says."""
+        return stat.S_ISSOCK(self.identity[-1])
 
 
-def scan(directory: Path) -> Mapping[Path, BackendSocket]:
-    """List what may be sockets, and make the directory if there is none; raises OSError."""
+def scan(directory: Path) -> Mapping[str, Identity]:
+    """List what should be sockets, by name, and make the directory if there is none; raises
+    OSError. Plain, as it is done every second: what did not change is looked at no further."""
     try:
         return _scan(directory)
     except FileNotFoundError:
@@ -46,22 +53,18 @@ def scan(directory: Path) -> Mapping[Path, BackendSocket]:
         return _scan(directory)
 
 
-def _scan(directory: Path) -> Mapping[Path, BackendSocket]:
-    found: dict[Path, BackendSocket] = {}
+def _scan(directory: Path) -> Mapping[str, Identity]:
+    found: dict[str, Identity] = {}
     with os.scandir(directory) as entries:
         for entry in islice(entries, MAX_ENTRIES):
-            if entry.name.startswith(".") or not entry.name.endswith(SUFFIX):
+            name = entry.name
+            if not name.endswith(SUFFIX) or name.startswith("."):
                 continue
             try:
                 status = entry.stat(follow_symlinks=False)
             except FileNotFoundError:
                 continue  # gone meanwhile
-            path = directory / entry.name
-            found[path] = BackendSocket(
-                path=path,
-                identity=(status.st_dev, status.st_ino, status.st_ctime_ns),
-                is_socket=stat.S_ISSOCK(status.st_mode),
-            )
-            if len(found) == MAX_SOCKETS:
+            found[name] = (status.st_dev, status.st_ino, status.st_ctime_ns, status.st_mode)
+            if len(found) > MAX_SOCKETS:
                 break
     return found

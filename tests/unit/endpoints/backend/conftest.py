@@ -102,6 +102,12 @@ def quick(monkeypatch) -> None:
 
 
 @pytest.fixture
+def slow_reconnect(quick, monkeypatch) -> None:
+    """Only a new socket is connected to in less than a minute; named before the endpoint."""
+    monkeypatch.setattr(lifecycle, "RECONNECT_SECONDS", (60.0, 60.0))
+
+
+@pytest.fixture
 async def found(sockets, quick) -> Found:
     return Found(sockets)
 

@@ -169,9 +169,8 @@ async def test_a_backend_without_health_is_not_asked_for_it_again(backend, endpo
 
 
 async def test_a_backend_that_dies_is_away_and_comes_back_at_a_new_socket_at_once(
-    served, backend, listener, monkeypatch
+    slow_reconnect, served, backend, listener
 ):
-    monkeypatch.setattr("drakit_nodeplugin.endpoints.lifecycle.RECONNECT_SECONDS", (60, 60))
     await backend.stop()
     assert await listener.reason() == "the connection to its backend was lost"
     with pytest.raises(EndpointStoppedError):

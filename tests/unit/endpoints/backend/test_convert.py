@@ -1,0 +1,246 @@
+"""Messages of backends as the library's values, and claims as messages."""
+
+from __future__ import annotations
+
+import pytest
+
+from drakit.device import (
+    AllocatedClaim,
+    AllocatedDevice,
+    Capacity,
+    CapacityRange,
+    ClaimReference,
+    CounterSet,
+    Device,
+    DeviceNode,
+    Edits,
+    Health,
+    Hook,
+    IntelRdt,
+    Inventory,
+    Mount,
+    NetDevice,
+    Taint,
+    Topology,
+    Version,
+)
+from drakit.resource.inventory import check_inventory
+from drakit_nodeplugin.endpoints.backend.convert import (
+    claim_message,
+    counter_set_of,
+    device_of,
+    edits_of,
+    entries_of,
+    health_of,
+)
+from drakit_nodeplugin.endpoints.backend.healthbook import MAX_EARLY, HealthBook
+from drakit_nodeplugin.endpoints.backend.wire import GarbageError, parts, printable
+from drakit_nodeplugin.endpoints.endpoint import DeviceKey
+from drakit_proto.backend.v1 import backend_pb2 as pb
+
+
+def test_a_device_keeps_all_that_its_message_says():
+    message = pb.Device(
+        name="gpu-0",
+        pool="gpus",
+        attributes={
+            "string": pb.Attribute(string="a"),
+            "int": pb.Attribute(int=0),
+            "bool": pb.Attribute(bool=False),
+            "version": pb.Attribute(version="1.2.3"),
+            "strings": pb.Attribute(strings=pb.StringList(values=["a", "b"])),
+            "ints": pb.Attribute(ints=pb.IntList(values=[1, 2])),
+            "bools": pb.Attribute(bools=pb.BoolList(values=[True])),
+            "versions": pb.Attribute(versions=pb.StringList(values=["1.0.0"])),
+        },
+        capacity={
+            "memory": pb.Capacity(value="8Gi"),
+            "cores": pb.Capacity(value="8", default="1", valid_values=["1", "2"]),
+            "bandwidth": pb.Capacity(
+                value="10", default="1", valid_range=pb.CapacityRange(min="1", step="1")
+            ),
+        },
+        topology=pb.Topology(numa_node=0, pcie_root="pci0000:00"),
+        consumes={"memory": pb.CounterAmounts(counters={"slices": "1"})},
+        allow_multiple_allocations=True,
+        taints=[pb.Taint(key="a.example.com/x", value="y", effect=pb.TAINT_EFFECT_NO_EXECUTE)],
+        health=pb.Health(status=pb.HEALTH_STATUS_UNHEALTHY, message="hot", broken=True),
+    )
+    device = device_of(message)
+    assert device == Device(
+        name="gpu-0",
+        pool="gpus",
+        attributes={
+            "string": "a",
+            "int": 0,
+            "bool": False,
+            "version": Version("1.2.3"),
+            "strings": ("a", "b"),
+            "ints": (1, 2),
+            "bools": (True,),
+            "versions": (Version("1.0.0"),),
+        },
+        capacity={
+            "memory": "8Gi",
+            "cores": Capacity(value="8", default="1", valid_values=("1", "2")),
+            "bandwidth": Capacity(
+                value="10", default="1", valid_range=CapacityRange(min="1", step="1")
+            ),
+        },
+        topology=Topology(numa_node=0, pcie_root="pci0000:00"),
+        consumes={"memory": {"slices": "1"}},
+        allow_multiple_allocations=True,
+        taints=(Taint(key="a.example.com/x", value="y", effect="NoExecute"),),
+        health=Health.bad("hot", broken=True),
+    )
+    assert type(device.attributes["bool"]) is bool
+    sets = (counter_set_of(pb.CounterSet(name="memory", pool="gpus", counters={"slices": "7"})),)
+    assert sets == (CounterSet(name="memory", pool="gpus", counters={"slices": "7"}),)
+    assert check_inventory(Inventory(devices=(device,), counter_sets=sets)).left_out == {}
+
+
+def test_a_device_of_a_name_alone_is_one_with_all_defaults():
+    assert device_of(pb.Device(name="gpu-0")) == Device(name="gpu-0")
+
+
+@pytest.mark.parametrize(
+    ("message", "health"),
+    [
+        pytest.param(pb.Health(), Health.unknown(), id="nothing-said"),
+        pytest.param(pb.Health(status=9, message="?"), Health.unknown("?"), id="a-later-version"),
+        pytest.param(pb.Health(status=1), Health.ok(), id="healthy"),
+        pytest.param(pb.Health(status=1, broken=True), Health.ok(), id="broken-but-healthy"),
+        pytest.param(
+            pb.Health(status=2, message="x" * 5000), Health.bad("x" * 1024), id="a-long-message"
+        ),
+    ],
+)
+def test_health(message, health):
+    assert health_of(message) == health
+
+
+def test_edits_keep_all_that_their_message_says():
+    message = pb.Edits(
+        env={"A": "1"},
+        device_nodes=[
+            pb.DeviceNode(path="/dev/a"),
+            pb.DeviceNode(
+                path="/dev/b",
+                host_path="/dev/c",
+                type="c",
+                major=0,
+                minor=3,
+                permissions="rw",
+                file_mode=0o600,
+                uid=0,
+                gid=5,
+            ),
+        ],
+        mounts=[
+            pb.Mount(host_path="/a", container_path="/b"),
+            pb.Mount(host_path="/a", container_path="/b", options=["rw"], type="tmpfs"),
+        ],
+        hooks=[pb.Hook(name="prestart", path="/h", args=["h"], env={"X": "y"}, timeout_seconds=0)],
+        net_devices=[pb.NetDevice(host_interface_name="eth1", name="net1")],
+        additional_gids=[44],
+        intel_rdt=pb.IntelRdt(clos_id="a", schemata=["L3:0=f"], enable_monitoring=True),
+        cdi_devices=["vendor.example/gpu=0"],
+    )
+    assert edits_of(message) == Edits(
+        env={"A": "1"},
+        device_nodes=(
+            DeviceNode(path="/dev/a"),
+            DeviceNode(
+                path="/dev/b",
+                host_path="/dev/c",
+                type="c",
+                major=0,
+                minor=3,
+                permissions="rw",
+                file_mode=0o600,
+                uid=0,
+                gid=5,
+            ),
+        ),
+        mounts=(
+            Mount(host_path="/a", container_path="/b"),
+            Mount(host_path="/a", container_path="/b", options=("rw",), type="tmpfs"),
+        ),
+        hooks=(Hook(name="prestart", path="/h", args=("h",), env={"X": "y"}, timeout_seconds=0),),
+        net_devices=(NetDevice(host_interface_name="eth1", name="net1"),),
+        additional_gids=(44,),
+        intel_rdt=IntelRdt(clos_id="a", schemata=("L3:0=f",), enable_monitoring=True),
+        cdi_devices=("vendor.example/gpu=0",),
+    )
+    assert entries_of(message) == 13
+    assert edits_of(pb.Edits()) == Edits()
+
+
+def test_a_claim_is_written_with_all_that_its_devices_have():
+    device = AllocatedDevice(
+        name="gpu-0",
+        pool="gpus",
+        request="main/small",
+        share_id="s1",
+        admin_access=True,
+        consumed_capacity={"memory": "1Gi"},
+        configs=({"a": 1}, {"a": None}),
+    )
+    plain = AllocatedDevice(name="gpu-1", pool="", request="main")
+    claim = ClaimReference(namespace="lab", name="train", uid="uid-a")
+    assert claim_message(AllocatedClaim(claim=claim, devices=(device, plain))) == pb.Claim(
+        namespace="lab",
+        name="train",
+        uid="uid-a",
+        devices=[
+            pb.AllocatedDevice(
+                name="gpu-0",
+                pool="gpus",
+                request="main/small",
+                share_id="s1",
+                admin_access=True,
+                consumed_capacity={"memory": "1Gi"},
+                configs=['{"a":1}', '{"a":null}'],
+                parameters='{"a":null}',
+            ),
+            pb.AllocatedDevice(name="gpu-1", request="main", parameters="{}"),
+        ],
+    )
+
+
+def test_fields_of_a_later_version_are_passed_over():
+    # A number, eight bytes, four bytes, a text, and then the part that is known.
+    raw = b"\x50\x96\x01" + b"\x59" + bytes(8) + b"\x65" + bytes(4) + b"\x6a\x01x" + b"\x0a\x01a"
+    assert list(parts(raw, frozenset({1}))) == [(1, b"a")]
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [b"\x00", b"\x0b", b"\x0a", b"\x0a\x02x", b"\x59\x00", b"\xff" * 12, b"\x08"],
+    ids=lambda raw: raw.hex(),
+)
+def test_bytes_that_are_no_message_are_refused(raw):
+    with pytest.raises(GarbageError):
+        list(parts(raw, frozenset({1})))
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        pytest.param("", "it does not say why", id="nothing"),
+        pytest.param(" a\n\tb\x1b[0m ", "a b?[0m", id="lines-and-escapes"),
+        pytest.param("x" * 2000, "x" * 1000, id="without-end"),
+    ],
+)
+def test_texts_are_made_fit_for_a_message(text, shown):
+    assert printable(text) == shown
+
+
+def test_health_of_devices_that_are_never_listed_is_not_kept_without_end():
+    book = HealthBook()
+    for count in range(MAX_EARLY + 10):
+        book.tell(DeviceKey("", f"gpu-{count}"), Health.ok())
+    book.tell(DeviceKey("", "x" * 64), Health.ok())
+    book.list([Device(name=f"gpu-{count}") for count in range(MAX_EARLY + 10)])
+    assert len(book.take()) == MAX_EARLY
+    assert book.take() == {}

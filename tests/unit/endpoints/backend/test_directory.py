@@ -1,0 +1,269 @@
+"""The registration directory: which backends are found, which refused, and what people hear."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from drakit_nodeplugin.endpoints.backend.channel import unreachable
+from drakit_nodeplugin.endpoints.backend.directory import BackendDirectory
+from drakit_nodeplugin.endpoints.backend.sockets import BackendSocket
+from drakit_proto.backend.v1 import backend_pb2 as pb
+from tests.fakes.backend import FakeBackend
+from tests.unit.endpoints.backend.conftest import DRIVER, Found
+from tests.unit.endpoints.camera import NODE, until
+
+
+@pytest.fixture
+async def watched(found):
+    async with found.watched():
+        yield found
+
+
+def path_of(socket: BackendSocket | None) -> Path | None:
+    return None if socket is None else socket.path
+
+
+async def test_the_directory_is_made(sockets, quick):
+    found = Found(sockets / "a" / "b")
+    async with found.watched():
+        await until(found.path.is_dir)
+        assert found.path.stat().st_mode & 0o777 == 0o755
+        async with FakeBackend(found.path / "gpu.sock"):
+            await until(lambda: found.appeared == [DRIVER])
+    assert found.remarks == []
+
+
+async def test_a_directory_that_cannot_be_made_is_told_once_and_tried_again(sockets, quick):
+    (sockets / "file").touch()
+    found = Found(sockets / "file")
+    async with found.watched():
+        await until(lambda: found.remarks)
+        await asyncio.sleep(0.1)
+        (sockets / "file").unlink()
+        await until(found.path.is_dir)
+    assert [(each.reason, each.note.replace(str(sockets), "")) for each in found.remarks] == [
+        (
+            "BackendDirectory",
+            "the registration directory of backends, /file, cannot be read or made: Not a "
+            "directory; no new backend is found until it can",
+        )
+    ]
+
+
+async def test_more_sockets_than_are_looked_at_are_told(watched, monkeypatch):
+    monkeypatch.setattr("drakit_nodeplugin.endpoints.backend.sockets.MAX_SOCKETS", 2)
+    monkeypatch.setattr("drakit_nodeplugin.endpoints.backend.directory.MAX_SOCKETS", 2)
+    for name in "abcd":
+        (watched.path / f"{name}.sock").touch()
+    await until(lambda: len(watched.remarks) == 3)
+    assert (
+        "the registration directory of backends, DIR, has more than 2 sockets; the others are not "
+        "looked at" in watched.notes
+    )
+
+
+async def test_a_second_backend_of_a_name_is_refused_until_the_first_is_gone(watched):
+    first = FakeBackend(watched.path / "a.sock")
+    second = FakeBackend(watched.path / "b.sock")
+    async with first:
+        await until(lambda: watched.appeared)
+        async with second:
+            await until(lambda: watched.remarks)
+            assert watched.notes == [
+                "the backend at DIR/b.sock is refused: it calls itself gpu.example.com, which is "
+                "the driver of the backend at DIR/a.sock; stop one of the two"
+            ]
+            assert watched.remarks[0].reason == "BackendRefused"
+            await asyncio.sleep(0.2)
+            assert path_of(watched.directory.socket(DRIVER)) == first.path
+            await first.stop()
+            await until(lambda: second.path == path_of(watched.directory.socket(DRIVER)))
+    assert len(watched.remarks) == 1
+    assert watched.appeared == [DRIVER], "the driver is the same"
+
+
+async def test_a_backend_that_died_and_left_its_socket_makes_way(watched, sockets):
+    path = sockets / "a.sock"
+    async with FakeBackend(path), FakeBackend(sockets / "b.sock") as second:
+        await until(lambda: watched.remarks)
+        held = watched.directory.socket(DRIVER)
+        assert held is not None
+        stays = path if held.path == path else second.path
+        other = second.path if held.path == path else path
+        # What listened there is gone, but not the file.
+        stays.rename(sockets / "elsewhere")
+        with socket.socket(socket.AF_UNIX) as dead:
+            dead.bind(str(stays))
+        async with asyncio.timeout(5):
+            while (await watched.directory.wait(DRIVER)).path != other:
+                await asyncio.sleep(0.01)
+        assert stays.exists(), "the file is the backend's"
+        (sockets / "elsewhere").unlink()
+
+
+async def test_a_name_of_the_plugins_own_is_refused(watched):
+    watched.taken[DRIVER] = "the node plugin hosts driver gpu.example.com itself"
+    async with FakeBackend(watched.path / "gpu.sock"):
+        await until(lambda: watched.remarks)
+        assert watched.notes == [
+            "the backend at DIR/gpu.sock is refused: it calls itself gpu.example.com, and the node "
+            "plugin hosts driver gpu.example.com itself; one of the two must go"
+        ]
+        watched.taken.clear()
+        await until(lambda: watched.appeared == [DRIVER])
+
+
+@pytest.mark.parametrize(
+    "name", ["", "GPU.example.com", "1gpu.example.com", "gpu_a", "a" * 64, "g\nu", "x" * 30_000]
+)
+async def test_a_name_that_cannot_be_published_is_refused(watched, name):
+    async with FakeBackend(watched.path / "gpu.sock", driver=name):
+        await until(lambda: watched.remarks)
+        await asyncio.sleep(0.1)
+    (note,) = watched.notes
+    assert "which is not a DNS subdomain of at most 63 characters" in note
+    assert note.isprintable()
+    assert len(note) < 400
+    assert watched.appeared == []
+
+
+async def test_what_is_no_socket_is_told_and_other_files_are_passed_over(watched):
+    (watched.path / "file.sock").touch()
+    (watched.path / ".hidden.sock").touch()
+    (watched.path / "notes.txt").touch()
+    (watched.path / "link.sock").symlink_to("/dev/null")
+    await until(lambda: len(watched.remarks) == 2)
+    assert sorted(watched.notes) == [
+        f"the backend at DIR/{name} is refused: the file is no socket; remove it, or name it "
+        f"otherwise"
+        for name in ("file.sock", "link.sock")
+    ]
+
+
+async def test_a_path_that_is_too_long_is_told(watched):
+    short = watched.path / "s.sock"
+    async with FakeBackend(short):
+        short.rename(watched.path / f"{'x' * 100}.sock")
+        await until(lambda: any("107 bytes" in note for note in watched.notes))
+        for path in watched.path.iterdir():
+            path.unlink()
+
+
+async def test_names_of_files_may_hold_anything(watched):
+    path = watched.path / "a b%41?#ü.sock"
+    async with FakeBackend(watched.path / "s.sock") as backend:
+        backend.path.rename(path)
+        await until(lambda: watched.appeared == [DRIVER])
+        await until(lambda: path_of(watched.directory.socket(DRIVER)) == path)
+        path.rename(backend.path)
+
+
+async def test_a_socket_without_anybody_is_told_when_it_stays_so(watched):
+    path = watched.path / "gpu.sock"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        await until(lambda: watched.remarks)
+        assert watched.notes == [
+            "the backend's socket DIR/gpu.sock has nobody listening on it; start its backend, or "
+            "remove the file"
+        ]
+        assert watched.remarks[0].reason == "BackendUnreachable"
+        await asyncio.sleep(0.2)
+    assert len(watched.remarks) == 1
+    async with FakeBackend(path):
+        await until(lambda: watched.appeared == [DRIVER])
+
+
+async def test_a_socket_of_another_kind_is_told(watched):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as other:
+        other.bind(str(watched.path / "gpu.sock"))
+        await until(lambda: watched.remarks)
+    assert watched.notes == ["the backend's socket DIR/gpu.sock is no stream socket"]
+
+
+async def test_a_socket_that_may_not_be_written_is_told_with_the_remedy(sockets):
+    sockets.chmod(0o755)
+    async with FakeBackend(sockets / "gpu.sock") as backend:
+        backend.path.chmod(0o600)
+        with unprivileged(backend.path):
+            problem = await unreachable(backend.path)
+    assert problem == (
+        "may not be connected to (permission denied); make root its owner, or let others write to "
+        "it (mode 0666), and let others pass through its directories: the node plugin has no right "
+        "to pass over permissions"
+    )
+
+
+@contextmanager
+def unprivileged(path: Path) -> Iterator[None]:
+    """Be somebody without the capabilities that root has, and who does not own the file."""
+    if os.geteuid() != 0:
+        path.chmod(0)
+        yield
+        return
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+async def test_permissions_that_are_mended_are_seen_at_once(watched):
+    async with FakeBackend(watched.path / "gpu.sock") as backend:
+        await until(lambda: watched.appeared == [DRIVER])
+        before = watched.directory.socket(DRIVER)
+        backend.path.chmod(0o666)
+        await until(lambda: watched.directory.socket(DRIVER) not in (None, before))
+
+
+async def test_a_server_that_is_no_backend_is_told(watched):
+    import grpc.aio
+
+    server = grpc.aio.server()
+    server.add_insecure_port(f"unix:{watched.path}/gpu.sock")
+    await server.start()
+    await until(lambda: watched.remarks)
+    assert watched.notes == ["the backend's socket DIR/gpu.sock does not implement GetInfo"]
+    await server.stop(None)
+
+
+async def test_a_backend_that_does_not_say_who_it_is_is_told(watched, monkeypatch):
+    monkeypatch.setattr("drakit_nodeplugin.endpoints.backend.channel.INFO_SECONDS", 0.05)
+
+    async def info(request):
+        await asyncio.sleep(1)
+        return pb.GetInfoResponse()
+
+    async with FakeBackend(watched.path / "gpu.sock") as backend:
+        backend.info = info
+        await until(lambda: watched.remarks)
+        assert watched.notes == [
+            "the backend's socket DIR/gpu.sock gave no answer to GetInfo in time"
+        ]
+
+
+async def test_a_driver_that_was_forgotten_appears_again(watched):
+    async with FakeBackend(watched.path / "gpu.sock"):
+        await until(lambda: watched.appeared == [DRIVER])
+        watched.directory.forget(DRIVER)
+        await until(lambda: watched.appeared == [DRIVER, DRIVER])
+
+
+async def test_before_it_runs_all_that_is_there_is_looked_at_once(sockets):
+    directory = BackendDirectory(
+        sockets, node=NODE, taken=lambda name: None, remark=lambda remark: None
+    )
+    async with FakeBackend(sockets / "gpu.sock") as backend:
+        found, none = await asyncio.gather(
+            directory.at_start(DRIVER), directory.at_start("nic.example.com")
+        )
+        assert found is not None
+        assert none is None
+        assert len(backend.called("GetInfo")) == 1

@@ -1,0 +1,415 @@
+"""Backends that do what none should: each costs itself, a device or a claim, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+
+import grpc
+import pytest
+
+from drakit.device import AllocatedDevice, ClaimReference
+from drakit.resource.inventory import check_inventory
+from drakit_nodeplugin.endpoints.backend import claimcalls
+from drakit_nodeplugin.endpoints.backend.endpoint import EARLY_AT_ONCE
+from drakit_nodeplugin.endpoints.errors import DeviceFailedError, EndpointStoppedError
+from drakit_proto.backend.v1 import backend_pb2 as pb
+from tests.fakes.backend import FakeBackend, Refusal, device
+from tests.unit.endpoints.camera import NODE, until
+
+CLAIM = ClaimReference(namespace="lab", name="train", uid="uid-a")
+OTHER = ClaimReference(namespace="lab", name="infer", uid="uid-b")
+GPU = AllocatedDevice(name="gpu-0", pool=NODE, request="main")
+SECOND = AllocatedDevice(name="gpu-1", pool=NODE, request="main")
+DRIVER = "driver gpu.example.com"
+FAULT = "this is a fault of the backend"
+
+
+@pytest.fixture
+async def backend(sockets):
+    async with FakeBackend(sockets / "gpu.sock") as backend:
+        yield backend
+
+
+@pytest.fixture
+async def served(backend, endpoint, listener):
+    await listener.names()
+    return endpoint
+
+
+def prepared(*claims: pb.PreparedClaim) -> pb.PrepareClaimsResponse:
+    return pb.PrepareClaimsResponse(claims=claims)
+
+
+# ------------------------------------------------------------ its streams
+
+
+@pytest.mark.parametrize(
+    ("sent", "reason"),
+    [
+        pytest.param(
+            b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff",
+            "its backend sent a message that is no protobuf message of its kind as its devices",
+            id="a-length-without-end",
+        ),
+        pytest.param(
+            b"\x0a\x02\x0a\x05",
+            "its backend sent a message that is no protobuf message of its kind as its devices",
+            id="a-device-that-is-cut-off",
+        ),
+        pytest.param(
+            b"\x08\x01",
+            "its backend sent a message that is no protobuf message of its kind as its devices",
+            id="a-number-where-devices-belong",
+        ),
+        pytest.param(
+            b"\x0a\x00" * 20_000,
+            "its backend sent more than 16,384 devices as its devices",
+            id="more-devices-than-any-node-has",
+        ),
+        pytest.param(
+            pb.WatchDevicesResponse(devices=[device("x" * 70_000)]),
+            "its backend sent one of devices of more than 64 KiB as its devices",
+            id="a-device-that-is-too-large",
+        ),
+    ],
+)
+async def test_a_message_that_is_no_inventory_ends_the_connection(
+    served, backend, listener, sent, reason
+):
+    backend.say(sent)
+    assert await listener.reason() == f"{reason}; {FAULT}"
+    assert await listener.names() == ["gpu-0"], "it is connected again"
+
+
+async def test_random_bytes_never_become_more_than_a_reason(served, backend, listener):
+    chance = random.Random(6)
+    for _ in range(20):
+        await until(lambda: backend.streams and served.away() is None)
+        backend.say(chance.randbytes(chance.randrange(1, 400)))
+        await asyncio.sleep(0.02)
+    backend.listed = pb.WatchDevicesResponse(devices=[device("gpu-7")])
+    backend.say(None)
+    while await listener.names() != ["gpu-7"]:
+        pass
+
+
+async def test_a_message_that_is_too_large_ends_the_connection(served, backend, listener):
+    backend.say(b"\x0a" + bytes(5 * 1024 * 1024))
+    assert await listener.reason() == (
+        "its backend sent more than 4 MiB as an answer to WatchDevices, or takes less than it was "
+        "sent"
+    )
+
+
+async def test_a_flood_ends_the_connection(served, backend, listener):
+    for count in range(1000):
+        backend.say_devices(device(f"gpu-{count % 2}"))
+    assert await listener.reason() == (
+        f"its backend sent more than 100 messages of its devices a second; it must wait for a "
+        f"change before it says them again; {FAULT}"
+    )
+
+
+async def test_a_short_burst_is_taken_and_its_last_message_counts(served, backend, listener):
+    for count in range(150):
+        backend.say_devices(device(f"gpu-{count}"))
+    names = await listener.names()
+    while names != ["gpu-149"]:
+        names = await listener.names()
+    assert len(listener.told) < 20
+
+
+async def test_a_device_that_cannot_be_published_costs_itself_alone(served, backend, listener):
+    crowd = {f"a{count}": pb.Attribute(int=count) for count in range(100)}
+    backend.say_devices(
+        device("good", attributes={"model": pb.Attribute(string="a")}),
+        device("tainted", taints=[pb.Taint(key="gpu.example.com/lost")]),
+        device("later", taints=[pb.Taint(key="gpu.example.com/lost", effect=77)]),
+        device("empty", attributes={"model": pb.Attribute()}),
+        device("crowd", attributes=crowd),
+        device("list", attributes={"ids": pb.Attribute(ints=pb.IntList(values=range(99)))}),
+        device("Big Name"),
+    )
+    await listener.names()
+    checked = check_inventory(listener.told[-1])
+    assert [each.name for each in checked.devices] == ["good"]
+    assert checked.left_out == {
+        "tainted": "taint 'gpu.example.com/lost' has the effect 'unspecified', which is none of "
+        "None, NoSchedule, NoExecute",
+        "later": "taint 'gpu.example.com/lost' has the effect '77', which is none of None, "
+        "NoSchedule, NoExecute",
+        "empty": "attribute 'model' is of type Missing, which is neither text, an integer, a "
+        "boolean nor a Version",
+        "crowd": "it has 100 attributes and capacities (those of its topology included), 32 are "
+        "allowed",
+        "list": "its attributes have 99 values (each one of a list counts), 48 are allowed",
+        "Big Name": "its name is not a DNS label of at most 63 characters (a-z, 0-9 and -)",
+    }
+
+
+async def test_garbage_of_health_leaves_the_devices_alone(served, backend, listener, caplog):
+    await until(lambda: backend.healths)
+    backend.say_health(b"\x0a\xff\xff")
+    await until(lambda: "backend's stream of health ended" in caplog.text)
+    backend.say_devices(device("gpu-1"))
+    assert await listener.names() == ["gpu-1"]
+    assert served.away() is None
+
+
+async def test_another_name_after_a_restart_is_another_driver(served, backend, found, listener):
+    await backend.stop()
+    backend.driver = "nic.example.com"
+    await backend.start()
+    await until(lambda: "nic.example.com" in found.appeared)
+    assert served.away() is not None
+    assert found.directory.socket("gpu.example.com") is None
+
+
+async def test_another_name_on_the_same_socket_is_another_driver(served, backend, found):
+    async def info(request):
+        return pb.GetInfoResponse(driver_name="nic.example.com")
+
+    backend.info = info
+    backend.say(None)
+    await until(lambda: "nic.example.com" in found.appeared)
+    assert served.away() is not None
+
+
+# ------------------------------------------------------------ its calls
+
+
+@pytest.mark.parametrize(
+    ("answer", "errors"),
+    [
+        pytest.param(
+            b"\xff\xff\xff",
+            ["answered PrepareClaims with a message that is no protobuf message of its kind"] * 2,
+            id="garbage",
+        ),
+        pytest.param(
+            prepared(pb.PreparedClaim(uid="uid-b", edits=[pb.Edits()])),
+            [None, "nothing for this claim"],
+            id="nothing-for-one",
+        ),
+        pytest.param(
+            prepared(
+                pb.PreparedClaim(uid="uid-z", edits=[pb.Edits()]),
+                pb.PreparedClaim(uid="uid-b", edits=[pb.Edits()]),
+                pb.PreparedClaim(uid="uid-a", edits=[pb.Edits()]),
+                pb.PreparedClaim(uid="uid-a", edits=[pb.Edits()]),
+            ),
+            [None, "twice for this claim"],
+            id="one-twice-and-one-that-nobody-asked-about",
+        ),
+        pytest.param(
+            prepared(*[pb.PreparedClaim(uid="uid-z")] * 10),
+            ["more claims than it was asked about"] * 2,
+            id="many-that-nobody-asked-about",
+        ),
+        pytest.param(
+            prepared(
+                pb.PreparedClaim(uid="uid-a", edits=[pb.Edits(), pb.Edits()]),
+                pb.PreparedClaim(uid="uid-b", edits=[pb.Edits()]),
+            ),
+            [None, "2 Edits for 1 devices of a claim"],
+            id="edits-of-too-many-devices",
+        ),
+        pytest.param(
+            prepared(
+                pb.PreparedClaim(uid="uid-a", edits=[pb.Edits(additional_gids=range(2000))]),
+                pb.PreparedClaim(uid="uid-b", edits=[pb.Edits()]),
+            ),
+            [None, "gave more than 1,000 edits for a device"],
+            id="edits-without-end",
+        ),
+        pytest.param(
+            prepared(
+                pb.PreparedClaim(uid="uid-a", edits=[pb.Edits(env={"A": "x" * 600_000})]),
+                pb.PreparedClaim(uid="uid-b", edits=[pb.Edits()]),
+            ),
+            [None, "more than 512 KiB for this claim"],
+            id="a-claim-that-is-too-large",
+        ),
+        pytest.param(
+            b"\x0a\x0c\x0a\x05uid-a\x12\x03\x0a\xff\xff"
+            + prepared(pb.PreparedClaim(uid="uid-b", edits=[pb.Edits()])).SerializeToString(),
+            [None, "no protobuf message of its kind for this claim"],
+            id="garbage-for-one",
+        ),
+        pytest.param(
+            b"\x0a\x05" * 3 + bytes(4_500_000),
+            ["sent more than 4 MiB as an answer to PrepareClaims"] * 2,
+            id="more-than-a-message-may-have",
+        ),
+    ],
+)
+async def test_an_answer_that_is_none_fails_the_claims_that_it_concerns(
+    served, backend, answer, errors
+):
+    async def prepare(request):
+        return answer
+
+    backend.prepare = prepare
+    results = await asyncio.gather(
+        served.prepare(OTHER, [SECOND]), served.prepare(CLAIM, [GPU]), return_exceptions=True
+    )
+    for result, error in zip(results, errors, strict=True):
+        if error is None:
+            assert not isinstance(result, BaseException), result
+        else:
+            assert isinstance(result, DeviceFailedError)
+            assert str(result).startswith(DRIVER)
+            assert error in str(result)
+    assert served.away() is None
+
+
+async def test_a_backend_that_dies_in_a_call_fails_it_as_stopped_and_the_next_one_works(
+    served, backend, listener
+):
+    begun = asyncio.Event()
+
+    async def prepare(request):
+        begun.set()
+        await asyncio.sleep(60)
+
+    usual, backend.prepare = backend.prepare, prepare
+    calling = asyncio.create_task(served.prepare(CLAIM, [GPU]))
+    await begun.wait()
+    await backend.stop()
+    with pytest.raises(EndpointStoppedError) as caught:
+        await calling
+    assert str(caught.value) == (
+        f"{DRIVER} is stopped: the connection to its backend was lost; it is started again by "
+        f"itself, and the pod is tried again"
+    )
+    backend.prepare = usual
+    await backend.start()
+    await until(lambda: served.away() is None)
+    assert len(await served.prepare(CLAIM, [GPU])) == 1
+
+
+async def test_a_backend_that_says_that_it_is_unavailable_is_not_taken_for_dead(
+    served, backend, monkeypatch
+):
+    monkeypatch.setattr(claimcalls, "LOST_SECONDS", 0.05)
+
+    async def prepare(request):
+        raise Refusal(grpc.StatusCode.UNAVAILABLE, "the bus is busy")
+
+    backend.prepare = prepare
+    with pytest.raises(DeviceFailedError) as caught:
+        await served.prepare(CLAIM, [GPU])
+    assert str(caught.value) == (
+        f"{DRIVER}: its backend failed in PrepareClaims: the bus is busy (unavailable)"
+    )
+
+
+async def test_a_late_answer_is_nobodys(served, backend, monkeypatch):
+    monkeypatch.setattr(claimcalls, "DEADLINE_SECONDS", 0.1)
+
+    async def prepare(request):
+        await asyncio.sleep(0.3)
+        return prepared(pb.PreparedClaim(uid="uid-a", edits=[pb.Edits()]))
+
+    usual, backend.prepare = backend.prepare, prepare
+    with pytest.raises(DeviceFailedError) as caught:
+        await served.prepare(CLAIM, [GPU])
+    assert str(caught.value) == f"{DRIVER} gave no answer to prepare_claims within 300 s"
+    backend.prepare = usual
+    (edits,) = await served.prepare(CLAIM, [GPU])
+    assert edits.env == {"GPU": "gpu-0"}
+
+
+async def test_a_backend_without_prepare_says_so(served, backend):
+    backend.prepare = None
+    with pytest.raises(DeviceFailedError, match="its backend does not implement PrepareClaims"):
+        await served.prepare(CLAIM, [GPU])
+
+
+async def test_a_check_that_fails_is_no(served, backend):
+    async def check(request):
+        raise Refusal(grpc.StatusCode.INTERNAL, "a bug")
+
+    backend.check = check
+    assert await served.check(CLAIM, [GPU]) is False
+
+
+async def test_a_cancelled_call_is_cancelled_in_the_backend(served, backend):
+    begun, ended = asyncio.Event(), asyncio.Event()
+
+    async def prepare(request):
+        begun.set()
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.set()
+
+    backend.prepare = prepare
+    calling = asyncio.create_task(served.prepare(CLAIM, [GPU]))
+    await begun.wait()
+    calling.cancel()
+    async with asyncio.timeout(5):
+        await ended.wait()
+
+
+async def test_a_backend_that_crashes_again_and_again_is_not_followed_each_time(
+    slow_reconnect, backend, endpoint, listener
+):
+    await listener.names()
+    lives = 0
+    for _ in range(8):
+        await backend.stop()
+        await listener.reason()
+        await backend.start()
+        try:
+            async with asyncio.timeout(0.4):
+                await listener.names()
+        except TimeoutError:
+            break
+        lives += 1
+    assert lives == EARLY_AT_ONCE
+
+
+# ------------------------------------------------------------ large ones
+
+
+async def test_twelve_thousand_devices_do_not_keep_the_loop(served, backend, listener):
+    def listing(changed: int) -> bytes:
+        return pb.WatchDevicesResponse(
+            devices=[
+                device(
+                    f"gpu-{count}",
+                    attributes={
+                        "model": pb.Attribute(string="m"),
+                        "index": pb.Attribute(int=count + (changed if count == 5 else 0)),
+                        "version": pb.Attribute(version="1.0.0"),
+                    },
+                    capacity={"memory": pb.Capacity(value="8Gi")},
+                )
+                for count in range(12_000)
+            ]
+        ).SerializeToString()
+
+    gaps: list[float] = []
+
+    async def watch():
+        while True:
+            began = time.thread_time()
+            await asyncio.sleep(0.001)
+            gaps.append(time.thread_time() - began)
+
+    first, second = listing(0), listing(1)
+    watching = asyncio.create_task(watch())
+    backend.say(first)
+    assert len(await listener.names()) == 12_000
+    before = listener.told[-1]
+    backend.say(second)
+    assert len(await listener.names()) == 12_000
+    watching.cancel()
+    after = listener.told[-1]
+    kept = sum(old is new for old, new in zip(before.devices, after.devices, strict=True))
+    assert kept == 11_999, "what did not change is as it was"
+    # Of this thread's own time, and but for one in a hundred: a collection of garbage may be in it.
+    assert sorted(gaps)[int(len(gaps) * 0.99)] < 0.01
