@@ -47,6 +47,9 @@ LOCAL = "local.test.drakit.dev"
 
 SAMPLE, SAMPLE_CLASS = "example.com/resource", "resource.example.com"
 FUSE, FUSE_CLASS = "nodes.test/fuse", "fuse.nodes.test"
+MOVED = "nodes.test/moved"
+"""A resource with a class, and without a program until a test starts one."""
+
 BLINKER_CLASS = "blinkers.example.com"
 LOCAL_CLASS = f"gpu.{LOCAL}"
 
@@ -94,7 +97,7 @@ def foreign_values(cluster: Cluster) -> dict[str, Any]:
         "operator": {"enabled": False},
         "simulated": {"enabled": True, "config": local},
         "backends": {"enabled": True},
-        "devicePlugins": {"enabled": True, "resources": [SAMPLE, FUSE]},
+        "devicePlugins": {"enabled": True, "resources": [SAMPLE, FUSE, MOVED]},
         "nodeplugin": {
             "nodeSelector": {"kubernetes.io/hostname": cluster.nodes[0]},
             "devices": DEVICE_TIMES,
@@ -368,12 +371,6 @@ def install_foreign(cluster: Cluster, *, build: str, programs: str) -> None:
     :param programs: the same of the programs'; pods are replaced when it is another one.
     """
     write_plan(cluster, fuse_plan())
-    folder = cluster.node_path(cluster.nodes[0], BLINKERS_DIRECTORY)
-    folder.mkdir(parents=True, exist_ok=True)
-    for path in folder.iterdir():
-        path.unlink()
-    for name in ("left", "right"):
-        (folder / name).touch()
     # The programs first: in a cluster nobody starts them in the right order, either.
     cluster.kubectl("create", "namespace", FOREIGN.namespace, check=False)
     bodies = [sample_set(), nodes_set(), *backend_objects()]
@@ -397,8 +394,14 @@ def remove_foreign(cluster: Cluster) -> None:
 
 
 def wait_foreign(cluster: Cluster) -> None:
-    """Wait until the daemon is ready and all devices are published without taints."""
+    """
+    Wait until the daemon is ready and all devices are published without taints.
+
+    Blinkers do not outlive a reboot, and are made anew.
+    """
     yard = Yard(cluster, "default")
+    for name in ("left", "right"):
+        yard.blinker(name)
     wait_for("the foreign daemon to be ready", lambda: ready(yard.plugin()), seconds=120)
     # A program that found no socket ends, and is started again with growing delays.
     for resource in (SAMPLE, FUSE):

@@ -17,7 +17,9 @@ from e2e.foreign import (
     FUSE_CLASS,
     FUSE_DEVICES,
     KUBELETS,
+    MOVED,
     NODES_SET,
+    OURS,
     PLUGINS,
     SAMPLE,
     SAMPLE_CLASS,
@@ -85,14 +87,14 @@ def test_the_devices_of_the_unmodified_sample_are_given_out_by_claims(yard):
     yard.wait_phase("claiming", "Running")
     assert mounted(yard, "claiming") == {"/tmp/Dev-2"}
 
+    yard.delete("pod", "claiming")
+
+    before = allocations(yard)
     both: dict[str, Any] = {"deviceClassName": SAMPLE_CLASS, "count": 2}
     yard.apply(
         template("both", {"name": "both", "exactly": both}),
         stay("both", ("d", from_template("both"))),
     )
-    yard.refused("both")
-    before = allocations(yard)
-    yard.delete("pod", "claiming")
     yard.wait_phase("both", "Running")
     assert mounted(yard, "both") == {"/tmp/Dev-1", "/tmp/Dev-2"}
     assert allocations(yard) == before + 1, "one call for all devices of a request"
@@ -200,9 +202,6 @@ def test_the_node_plugin_is_killed_and_its_plugins_register_again(yard):
     assert mounted(yard, "user") == {"/tmp/Dev-1"}
     assert allocations(yard) == allocated + 1, "that of the new claim"
     assert (restarts(yard.program(SAMPLE_SET)), restarts(yard.program(NODES_SET))) == started
-    yard.delete("pod", "user")
-    with_sample(yard, "again", "Dev-1")
-    assert allocations(yard) == allocated + 2
 
 
 @pytest.mark.disruptive
@@ -225,7 +224,7 @@ def test_a_plugin_that_stays_away_loses_its_devices_and_no_other_plugin_does(yar
     with_sample(yard, "again", "Dev-1")
 
 
-# ------------------------------------------------------------ two that serve one resource
+# ------------------------------------------------------------ beside the kubelet's own
 
 CLASH = "nodes.test/clash"
 
@@ -243,6 +242,31 @@ def test_a_resource_that_the_kubelets_own_device_manager_serves_is_refused(yard)
             assert "kubelet" in told
             assert not yard.of(CLASH)
             assert set(yard.of(FUSE)) == set(FUSE_DEVICES), "other resources are untouched"
+
+
+@pytest.mark.slow
+def test_a_plugin_is_moved_from_the_kubelet_to_the_node_plugin_and_back_and_its_pods_are_the_same(
+    yard,
+):
+    yard.plan({MOVED: {"devices": {"moved-0": {"node": "/dev/fuse"}}}}, "moved")
+
+    def allocatable() -> str:
+        return yard.cluster.get("node", yard.node)["status"]["allocatable"].get(MOVED, "0")
+
+    for count, directory in enumerate((KUBELETS, OURS, KUBELETS)):
+        with with_set(yard, nodes_set("moved", directory=directory, plan="moved")):
+            expected = "0" if directory == OURS else "1"
+            wait_for("the node's capacity to be right", lambda: allocatable() == expected)  # noqa: B023
+            name = f"user-{count}"
+            main = container("main", command=["sh", "-c", STAY], resources={"limits": {MOVED: 1}})
+            yard.apply(pod(name, containers=[main]))
+            yard.wait_phase(name, "Running")
+            yard.inside(name, "test -c /dev/fuse")
+            body = yard.get("pod", name)
+            assert body is not None
+            by_claim = "extendedResourceClaimStatus" in body["status"]
+            assert by_claim == (directory == OURS)
+            yard.delete("pod", name)
 
 
 @pytest.mark.slow
