@@ -29,6 +29,7 @@ from drakit_nodeplugin.endpoints.backend.channel import (
 )
 from drakit_nodeplugin.endpoints.backend.sockets import (
     MAX_PATH_BYTES,
+    MAX_SOCKETS,
     BackendSocket,
     Identity,
     scan,
