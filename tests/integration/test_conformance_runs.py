@@ -1,0 +1,178 @@
+"""Runs of the conformance kit: how rules end, the command line, and tests of a vendor's suite."""
+
+from __future__ import annotations
+
+import asyncio
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+
+from drakit.cli.main import main
+from drakit.testing import conformance_tests
+from drakit.testing.conformance.rule import rule, rules
+from drakit.testing.conformance.runner import Outcome, run
+from drakit.testing.conformance.targets import PythonTarget
+
+SHELF = "tests.fakes.shelf:Shelf"
+WHY = "Something needs it."
+
+
+def fill(root) -> None:
+    (root / "shelf").mkdir(exist_ok=True)
+    (root / "shelf" / "atlas").touch()
+
+
+def shelf(**values) -> PythonTarget:
+    return PythonTarget(reference=SHELF, values={"directory": "{root}/shelf"} | values, setup=fill)
+
+
+@rule("kept", "it is kept", why=WHY)
+async def kept(kit) -> None:
+    (device,) = await kit.devices()
+    claim = kit.claim(device)
+    assert (await kit.prepare(claim))[claim.uid].error == ""
+    assert kit.edits(claim, device) == {"env": ["BOOK=atlas"]}
+    written = kit.slice_writes()
+    await kit.stop()
+    await kit.start()
+    assert kit.slice_writes() == written
+    await kit.reboot()
+    assert kit.spec(claim) is None
+    (result,) = (await kit.prepare(claim)).values()
+    assert [device.name for device in result.devices] == ["atlas"]
+    assert kit.spec(claim) is not None
+    assert await kit.unprepare(claim) == {claim.uid: ""}
+
+
+@rule("not-kept", "it is not kept", why=WHY)
+async def not_kept(kit) -> None:
+    kit.fail(f"the driver {kit.driver} does not keep it")
+
+
+@rule("not-shown", "it cannot be shown", why=WHY)
+async def not_shown(kit) -> None:
+    await kit.kill_target()
+
+
+@rule("with-a-fault", "it has a fault", why=WHY)
+async def with_a_fault(kit) -> None:
+    raise KeyError("no such thing")
+
+
+@rule("without-end", "it does not end", why=WHY, seconds=0.1)
+async def without_end(kit) -> None:
+    await asyncio.Event().wait()
+
+
+@rule("elsewhere", "it is for others", why=WHY, kinds=["backend"])
+async def elsewhere(kit) -> None:
+    kit.fail("it is not for this one")
+
+
+ALL = [kept, not_kept, not_shown, with_a_fault, without_end, elsewhere]
+
+
+@pytest.fixture
+def few_rules(monkeypatch):
+    """The command line and suites find the rules of this file."""
+    kit = "drakit.testing.conformance.runner"
+    for module in ("drakit.cli.conformance", "drakit.testing.suite", kit):
+        monkeypatch.setattr(f"{module}.rules", lambda: ALL)
+
+
+def test_each_rule_ends_in_its_own_way():
+    told = []
+    report = asyncio.run(run(shelf(), only=ALL, on_result=told.append))
+    assert {result.rule.id: (result.outcome, result.text.splitlines()[:1]) for result in told} == {
+        "kept": (Outcome.PASSED, []),
+        "not-kept": (Outcome.FAILED, ["the driver shelf.example.com does not keep it"]),
+        "not-shown": (
+            Outcome.SKIPPED,
+            ["the target has no process of its own that could be killed"],
+        ),
+        "with-a-fault": (Outcome.BROKEN, ["the rule itself failed:"]),
+        "without-end": (Outcome.FAILED, ["it had not ended after 0.1 s"]),
+        "elsewhere": (Outcome.SKIPPED, ["it is for targets of kind backend"]),
+    }
+    assert [result.rule for result in report.results] == ALL
+    assert not report.good
+    assert "node plugin serves" in report.results[1].log
+
+
+@pytest.mark.parametrize(
+    ("reference", "told"),
+    [
+        pytest.param(
+            "tests.fakes.shelf:Shelve",
+            "the node plugin ended with exit code 2: .*has no attribute 'Shelve'",
+            id="no-such-class",
+        ),
+        pytest.param("no-such-driver", "there is no driver 'no-such-driver'", id="no-entry-point"),
+    ],
+)
+def test_a_driver_that_does_not_start_is_tried_once(reference, told, capfd, few_rules):
+    assert main(["conformance", reference]) == 1
+    lines = capfd.readouterr().out
+    assert lines.count("exit code 2") >= 1
+    assert lines.count("BROKEN ") == len(ALL)
+    assert lines.count("(0.0 s)") == len(ALL) - 1
+    assert f"{len(ALL)} broken" in lines
+
+
+def test_the_command_line_tells_what_is_not_kept_and_why(tmp_path, capfd, few_rules):
+    config, junit = tmp_path / "config.yaml", tmp_path / "junit.xml"
+    config.write_text('directory: "{root}/shelf"')
+    arguments = ["--config", str(config), "--junit", str(junit), "--rule", "kept"]
+    setup = "mkdir -p $DRAKIT_ROOT/shelf && touch $DRAKIT_ROOT/shelf/atlas"
+    arguments += ["--rule", "not-kept", "--setup", setup]
+    assert main(["conformance", SHELF, *arguments]) == 1
+    printed = capfd.readouterr().out
+    assert "PASSED   kept" in printed
+    assert "was seen: the driver shelf.example.com does not keep it" in printed
+    assert "needed because: Something needs it." in printed
+    assert printed.endswith("1 passed, 1 failed\nnot kept: not-kept\n")
+    suite = ElementTree.parse(junit).getroot()
+    assert (suite.get("tests"), suite.get("failures")) == ("2", "1")
+    assert [case.find("failure") is not None for case in suite] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        pytest.param([], "say which driver", id="no-target"),
+        pytest.param(["a b"], "a b is no target", id="no-form"),
+        pytest.param([SHELF, "--rule", "x"], "there is no rule x: drakit", id="no-rule"),
+        pytest.param([SHELF, "--config", "/no/file"], "/no/file cannot be read", id="no-file"),
+    ],
+)
+def test_wrong_use_is_told(arguments, told, capfd):
+    assert main(["conformance", *arguments]) == 2
+    assert told in capfd.readouterr().err
+
+
+def test_the_list_names_all_rules(capfd):
+    assert main(["conformance", "--list"]) == 0
+    printed = capfd.readouterr().out.splitlines()
+    assert [line.split()[0] for line in printed] == [each.id for each in rules()]
+
+
+def test_a_suite_has_a_test_per_rule(few_rules):
+    tests = conformance_tests(shelf(), without=["elsewhere"])
+    (mark,) = tests.pytestmark
+    assert [case.id for case in mark.args[1]] == [each.id for each in ALL[:-1]]
+    with pytest.raises(pytest.fail.Exception, match=r"not-kept: the driver .* does not keep it"):
+        tests(not_kept)
+    with pytest.raises(pytest.skip.Exception, match="no process of its own"):
+        tests(not_shown)
+    with pytest.raises(ValueError, match="without: there is no rule nothing"):
+        conformance_tests(shelf(), without=["nothing"])
+
+
+def test_a_suite_waits_once_for_a_driver_that_does_not_start(few_rules, tmp_path):
+    """Its set-up notes each boot."""
+    notes = tmp_path / "notes"
+    tests = conformance_tests("no-such-driver", setup=f"echo boot >> {notes}")
+    for each in (kept, not_kept):
+        with pytest.raises(pytest.fail.Exception, match=f"{each.id}: the node plugin ended"):
+            tests(each)
+    assert notes.read_text() == "boot\n"
