@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Hashable
-from contextlib import suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Coroutine, Hashable
+from contextlib import aclosing, suppress
 from typing import Any
 
 import grpc
@@ -190,20 +190,9 @@ class BackendConnection:
 
     async def _watch_devices(self) -> None:
         """Take messages of devices until the stream ends: that is the end of this life."""
-        allowance = Allowance(burst=MESSAGES_AT_ONCE, a_second=MESSAGES_A_SECOND)
         try:
-            async for raw in _messages(self._channel.stream("WatchDevices")):
-                if not allowance.take():
-                    text = (
-                        f"sent more than {MESSAGES_A_SECOND:.0f} messages of its devices a second; "
-                        f"it must wait for a change before it says them again"
-                    )
-                    self._end(ConnectionEndedError(_fault(text), disorderly=True))
-                    return
-                self._raw = raw
-                self._has_listed = True
-                self._news.set()
-                await asyncio.sleep(len(raw) / BYTES_A_SECOND)
+            if not await self._take_devices():
+                return
             reason = "its backend ended its stream of devices"
         except grpc.aio.AioRpcError as error:
             logger.info(
@@ -220,6 +209,24 @@ class BackendConnection:
             logger.exception("backend's stream failed", extra={"driver": self._driver})
             reason = f"reading its stream of devices failed ({type(error).__name__})"
         self._end(ConnectionEndedError(reason))
+
+    async def _take_devices(self) -> bool:
+        """Take messages of devices; tells whether the stream ended by itself."""
+        allowance = Allowance(burst=MESSAGES_AT_ONCE, a_second=MESSAGES_A_SECOND)
+        async with aclosing(_messages(self._channel.stream("WatchDevices"))) as messages:
+            async for raw in messages:
+                if not allowance.take():
+                    text = (
+                        f"sent more than {MESSAGES_A_SECOND:.0f} messages of its devices a second; "
+                        f"it must wait for a change before it says them again"
+                    )
+                    self._end(ConnectionEndedError(_fault(text), disorderly=True))
+                    return False
+                self._raw = raw
+                self._has_listed = True
+                self._news.set()
+                await asyncio.sleep(len(raw) / BYTES_A_SECOND)
+        return True
 
     async def _watch_health(self) -> None:
         """Take messages of health for as long as this life; what fails here ends nothing else."""
@@ -243,11 +250,12 @@ class BackendConnection:
         """Read one stream of health; says how it ended, or None if there is none to be had."""
         allowance = Allowance(burst=MESSAGES_AT_ONCE, a_second=MESSAGES_A_SECOND)
         try:
-            async for raw in _messages(self._channel.stream("WatchHealth")):
-                await self._take_health(raw)
-                # Slowly, but all of it: what a message does not name was in another one.
-                await asyncio.sleep(len(raw) / BYTES_A_SECOND)
-                await allowance.wait()
+            async with aclosing(_messages(self._channel.stream("WatchHealth"))) as messages:
+                async for raw in messages:
+                    await self._take_health(raw)
+                    # Slowly, but all of it: what a message does not name was in another one.
+                    await asyncio.sleep(len(raw) / BYTES_A_SECOND)
+                    await allowance.wait()
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.UNIMPLEMENTED:
                 return None
@@ -290,7 +298,7 @@ class BackendConnection:
         return self._bridge.busy(keys)
 
 
-async def _messages(stream: Stream) -> AsyncIterator[bytes]:
+async def _messages(stream: Stream) -> AsyncGenerator[bytes]:
     """Give the messages of a stream until it ends; raises AioRpcError."""
     try:
         while isinstance(raw := await stream.read(), bytes):
