@@ -55,10 +55,10 @@ class FakeCluster:
     """The objects and their history; no HTTP, so that tests on a virtual clock can use it alone."""
 
     def __init__(self) -> None:
-        self.version = 100
+        self.version: int = 100
         self.objects: dict[ObjectKey, Object] = {}
         self.history: list[Change] = []
-        self.oldest_version = 0
+        self.oldest_version: int = 0
         self.watchers: list[asyncio.Queue[Any]] = []
 
     def request(

@@ -58,9 +58,9 @@ class HealthSubscriber:
         self.messages: list[dict[tuple[str, str], tuple[str, str]]] = []
         """Each message: status and text by pool and device."""
 
-        self.ended = False
+        self.ended: bool = False
         self._messages, stubs = _VERSIONS[version]
-        self.call = stubs.DRAResourceHealthStub(channel).NodeWatchResources(
+        self.call: Any = stubs.DRAResourceHealthStub(channel).NodeWatchResources(
             self._messages.NodeWatchResourcesRequest()
         )
         self._known: dict[tuple[str, str], Told] = {}

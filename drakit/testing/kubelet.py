@@ -48,7 +48,7 @@ class FakeKubelet:
     """
 
     def __init__(self, root: Path) -> None:
-        self.registry = root / "plugins_registry"
+        self.registry: Path = root / "plugins_registry"
         self._channels: dict[Path, grpc.aio.Channel] = {}
 
     async def __aenter__(self) -> FakeKubelet:

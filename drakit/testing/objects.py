@@ -31,7 +31,8 @@ class StatusError(Exception):
         headers: dict[str, str] | None = None,
     ) -> None:
         super().__init__(message)
-        self.code, self.headers = code, headers or {}
+        self.code: int = code
+        self.headers: dict[str, str] = headers or {}
         self.body: Object = {
             "kind": "Status",
             "apiVersion": "v1",

@@ -54,8 +54,9 @@ class FakeNode:
     def __init__(
         self, target: Target, root: Path, *, name: str, kubeconfig: Path, kubelet: FakeKubelet
     ) -> None:
-        self.root, self.name = root, name
-        self.cdi = root / "cdi"
+        self.root: Path = root
+        self.name: str = name
+        self.cdi: Path = root / "cdi"
         self.driver: str | None = None
         """The name with which the driver registered; None before it did so for the first time."""
 
@@ -72,7 +73,7 @@ class FakeNode:
         self._healthy = 0
         self._port = 0
         self._environment = {**os.environ, "DRAKIT_ROOT": str(root), "PYTHONSAFEPATH": "1"}
-        self.plugin = Program(
+        self.plugin: Program = Program(
             "the node plugin",
             self._command(),
             log=root / "nodeplugin.log",

@@ -20,7 +20,7 @@ from drakit_proto.kubelet.podresources.v1 import podresources_pb2_grpc as pb_grp
 __all__ = ("PodList",)
 
 
-class PodList(pb_grpc.PodResourcesListerServicer):
+class PodList:
     """Serves the socket: ``async with PodList(path) as pods``."""
 
     def __init__(self, socket: Path) -> None:
@@ -29,7 +29,7 @@ class PodList(pb_grpc.PodResourcesListerServicer):
         self._server = grpc.aio.server()
 
     async def __aenter__(self) -> PodList:
-        pb_grpc.add_PodResourcesListerServicer_to_server(self, self._server)
+        pb_grpc.add_PodResourcesListerServicer_to_server(_Service(self._pods), self._server)
         self._socket.parent.mkdir(parents=True, exist_ok=True)
         self._server.add_insecure_port(f"unix:{self._socket}")
         await self._server.start()
@@ -59,6 +59,11 @@ class PodList(pb_grpc.PodResourcesListerServicer):
                 containers=[container],
             )
         )
+
+
+class _Service(pb_grpc.PodResourcesListerServicer):
+    def __init__(self, pods: list[pb.PodResources]) -> None:
+        self._pods = pods
 
     async def List(self, request: pb.ListPodResourcesRequest, context: Any) -> Any:
         """Give all pods."""
