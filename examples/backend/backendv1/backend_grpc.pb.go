@@ -66,9 +66,11 @@ type BackendClient interface {
 	//
 	// It is called again for the same claim and devices after a failure, a crash or a reboot, and must
 	// then give the same result and make sure that all side effects are there. Calls that have a
-	// device in common do not overlap. A call is cancelled after 5 minutes, or when the pod is deleted
-	// meanwhile; UnprepareClaims follows. An error of the call itself fails all of its claims; its
-	// status message is shown to users.
+	// device in common do not overlap, but for one that was cancelled: a call is cancelled after 5
+	// minutes, or when the pod is deleted meanwhile, and UnprepareClaims follows at once. A backend that
+	// cannot end a cancelled call at once lets the next one for the claim wait for its end.
+	//
+	// An error of the call itself fails all of its claims; its status message is shown to users.
 	PrepareClaims(ctx context.Context, in *PrepareClaimsRequest, opts ...grpc.CallOption) (*PrepareClaimsResponse, error)
 	// Optional: a backend whose PrepareClaims changes nothing does not need it.
 	//
@@ -195,9 +197,11 @@ type BackendServer interface {
 	//
 	// It is called again for the same claim and devices after a failure, a crash or a reboot, and must
 	// then give the same result and make sure that all side effects are there. Calls that have a
-	// device in common do not overlap. A call is cancelled after 5 minutes, or when the pod is deleted
-	// meanwhile; UnprepareClaims follows. An error of the call itself fails all of its claims; its
-	// status message is shown to users.
+	// device in common do not overlap, but for one that was cancelled: a call is cancelled after 5
+	// minutes, or when the pod is deleted meanwhile, and UnprepareClaims follows at once. A backend that
+	// cannot end a cancelled call at once lets the next one for the claim wait for its end.
+	//
+	// An error of the call itself fails all of its claims; its status message is shown to users.
 	PrepareClaims(context.Context, *PrepareClaimsRequest) (*PrepareClaimsResponse, error)
 	// Optional: a backend whose PrepareClaims changes nothing does not need it.
 	//

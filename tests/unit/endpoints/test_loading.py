@@ -229,7 +229,7 @@ def test_a_module_that_fails_as_it_is_imported_is_named(tmp_path, monkeypatch, t
         pytest.param(None, "cannot be read: No such file", id="no-file"),
         pytest.param("drivers: [", "is not YAML", id="no-yaml"),
         pytest.param("- a list", "must be a mapping", id="no-mapping"),
-        pytest.param("drivers: []", "drivers: Tuple should have at least 1 item", id="no-drivers"),
+        pytest.param("drivers: []", "there is nothing to host", id="no-drivers"),
         pytest.param(
             "drivers: [{driver: hostdev}]\nkubeletRot: /x",
             "kubeletRot: is no key that is known here",

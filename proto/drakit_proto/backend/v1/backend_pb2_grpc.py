@@ -95,9 +95,11 @@ class BackendServicer:
 
         It is called again for the same claim and devices after a failure, a crash or a reboot, and must
         then give the same result and make sure that all side effects are there. Calls that have a
-        device in common do not overlap. A call is cancelled after 5 minutes, or when the pod is deleted
-        meanwhile; UnprepareClaims follows. An error of the call itself fails all of its claims; its
-        status message is shown to users.
+        device in common do not overlap, but for one that was cancelled: a call is cancelled after 5
+        minutes, or when the pod is deleted meanwhile, and UnprepareClaims follows at once. A backend that
+        cannot end a cancelled call at once lets the next one for the claim wait for its end.
+
+        An error of the call itself fails all of its claims; its status message is shown to users.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
