@@ -84,6 +84,8 @@ async def serve(config: NodePluginConfig, launch: Launch) -> None:
         parts: dict[str, Callable[[], Awaitable[None]]] = {
             "API session": lambda: _connect(session, launch.kubeconfig),
             "node labels": lambda: node.run(session),
+            "looks": environment.looks.run,
+            "looks at CDI files": environment.cdi_looks.run,
             **drivers.parts(),
         }
         await _run_until(stopping, parts)

@@ -7,10 +7,11 @@ It must not know any driver.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from drakit.kube import Session
 from drakit_nodeplugin.config import NodePluginConfig
+from drakit_nodeplugin.looks import Looks
 from drakit_nodeplugin.metrics import Metrics
 from drakit_nodeplugin.node import PluginNode
 
@@ -29,3 +30,8 @@ class Environment:
     """Done once the API server can be asked; nothing that the kubelet needs waits for it."""
 
     metrics: Metrics
+    looks: Looks = field(default_factory=Looks)
+    """At what is on the kubelet's disk: sockets, locks and checkpoints."""
+
+    cdi_looks: Looks = field(default_factory=Looks)
+    """At the directory of CDI files, which is another disk or none."""

@@ -49,6 +49,7 @@ class HostedDriver:
         self.name = driver.name
         self._where = driver.where
         self._foreign = driver.foreign
+        self._looks = environment.looks
         self._metrics = environment.metrics.for_driver(driver.name)
         self._ownership = Ownership(
             driver.name,
@@ -80,6 +81,7 @@ class HostedDriver:
             primary=self._instances.primary,
             registered=self._registered,
         )
+        self._instances.on_change = self._devices.manager.look
         self._endpoint = driver.endpoint(
             Surroundings(
                 listener=_Announcing(self._devices.manager, self._stopped),
@@ -142,10 +144,11 @@ class HostedDriver:
 
     def parts(self) -> Mapping[str, Callable[[], Awaitable[None]]]:
         """Give what runs until the daemon stops, by name."""
+        looks = self._looks
         return {
             f"{self.name} endpoint": self._endpoint.run,
-            f"{self.name} server": self._server.run,
-            f"{self.name} instances": self._instances.run,
+            f"{self.name} server": lambda: self._server.run(looks),
+            f"{self.name} instances": lambda: self._instances.run(looks),
             f"{self.name} Events of the node": self._events.run,
             **{f"{self.name} {name}": part for name, part in self._devices.parts().items()},
             **{f"{self.name} {name}": part for name, part in self._upkeep.parts().items()},

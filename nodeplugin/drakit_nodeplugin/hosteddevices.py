@@ -55,6 +55,8 @@ class HostedDevices:
         self._registered = registered
         self._has_health = traits.health
         self._unpreparing: frozenset[tuple[str, str]] = frozenset()
+        self._looks = environment.looks
+        self._watch = checkpoint.watch()
         self.manager = DeviceManager(
             driver,
             node=environment.node.name,
@@ -149,6 +151,7 @@ class HostedDevices:
     async def _watch_unpreparing(self) -> None:
         while True:
             await asyncio.sleep(UNPREPARING_SECONDS)
+            await self._looks.until(lambda: self._watch.changed() or bool(self._unpreparing))
             try:
                 now = await self._checkpoint.unpreparing_devices()
             except CheckpointError:

@@ -13,16 +13,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+from collections.abc import Callable
 
 from drakit_nodeplugin.kubelet.ownership import Ownership
 from drakit_nodeplugin.kubelet.sockets import SocketError
+from drakit_nodeplugin.looks import Looks
 
 __all__ = ("RunningInstances", "new_owner")
 
 logger = logging.getLogger(__name__)
-
-PERIOD_SECONDS = 1.0
-"""Between two looks: how long slices wait when the instance that published them has ended."""
 
 
 def new_owner(instance_uid: str) -> str:
@@ -41,6 +40,8 @@ class RunningInstances:
         self._alone = False
         self.primary = asyncio.Event()
         """Set while this process is the driver's primary one."""
+        self.on_change: Callable[[], None] = lambda: None
+        """Called after each change of that: an event cannot be waited for until it is cleared."""
 
     def alone(self) -> bool:
         """Tell whether no other process of the driver was seen at the last look."""
@@ -76,11 +77,12 @@ class RunningInstances:
             "this instance is the primary one" if primary else "another instance is primary now",
             extra={"driver": self._driver},
         )
+        self.on_change()
 
-    async def run(self) -> None:
-        """Look again and again; a look that fails is logged and the next one made."""
+    async def run(self, looks: Looks) -> None:
+        """Look whenever something has changed; a look that fails is logged and another one made."""
         while True:
-            await asyncio.sleep(PERIOD_SECONDS)
+            await looks.until(self._changed)
             try:
                 await self.look()
             except OSError as error:
@@ -88,3 +90,10 @@ class RunningInstances:
                     "instances cannot be looked for",
                     extra={"driver": self._driver, "error": str(error)},
                 )
+
+    def _changed(self) -> bool:
+        """Tell whether a look would find something else than the last one. Blocks."""
+        return (
+            self._ownership.others_alive() == self._alone
+            or self._ownership.try_primary() != self.primary.is_set()
+        )

@@ -36,9 +36,6 @@ __all__ = ("Upkeep",)
 
 logger = logging.getLogger(__name__)
 
-DAMAGE_SECONDS = 1.0
-"""Between two looks for a checkpoint that was set aside: it opens late where a disk was full."""
-
 REBUILD_AGAIN_SECONDS = 60.0
 """After a rebuild for which the kubelet could not be asked."""
 
@@ -138,9 +135,10 @@ class Upkeep:
 
     def parts(self) -> Mapping[str, Callable[[], Awaitable[None]]]:
         """Give what runs until the daemon stops, by name."""
+        environment = self._environment
         return {
-            "CDI files": self._restorer.run,
-            "recovery": self._recovery.run,
+            "CDI files": lambda: self._restorer.run(environment.cdi_looks),
+            "recovery": lambda: self._recovery.run(environment.looks),
             "stale claims": self._collector.run,
             "Events": self._tell,
             "rebuild": self._rebuild,
@@ -155,7 +153,8 @@ class Upkeep:
             damage = checkpoint.damage
             if damage is None:
                 self._engine.rebuilt.clear()
-                await asyncio.sleep(DAMAGE_SECONDS)
+                # At any time: it opens late where a disk was full.
+                await self._environment.looks.until(lambda: checkpoint.damage is not None)
                 continue
             self.damaged = True
             attempts = attempts + 1 if told == damage else 1

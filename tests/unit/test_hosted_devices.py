@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
 from drakit import Device, Inventory
+from drakit_nodeplugin.claims.watch import DatabaseWatch
 from drakit_nodeplugin.config import NodePluginConfig
 from drakit_nodeplugin.endpoints.traits import DriverTraits
 from drakit_nodeplugin.environment import Environment
@@ -15,6 +17,7 @@ from drakit_nodeplugin.metrics import Metrics
 from drakit_nodeplugin.node import PluginNode
 from drakit_nodeplugin.nodeevents import NodeEvents
 from drakit_nodeplugin.slices.stored import StoredSlice
+from tests.fakes.looks import AlwaysDue
 
 DRIVER, NODE = "camera.example.com", "node-1"
 
@@ -29,6 +32,9 @@ class Rows:
     async def unpreparing_devices(self):
         return self.unpreparing
 
+    def watch(self):
+        return DatabaseWatch(Path("/nowhere/checkpoint.db"))
+
     async def held_devices(self):
         return {}
 
@@ -36,7 +42,7 @@ class Rows:
         return list(self.endpoints_stored.values())
 
     async def write_endpoints(self, endpoints):
-        self.endpoints_stored[endpoint.name] = endpoint
+        self.endpoints_stored.update({endpoint.name: endpoint for endpoint in endpoints})
 
     async def forget_endpoints(self, names):
         for name in names:
@@ -54,6 +60,7 @@ def hosted(rows: Rows, metrics: Metrics | None = None, *, health: bool = False) 
         instance_uid="uid",
         session=session,
         metrics=metrics,
+        looks=AlwaysDue(),
     )
     return HostedDevices(
         DRIVER,

@@ -33,6 +33,7 @@ from drakit_nodeplugin.claims.opening import CheckpointError, CheckpointTooNewEr
 from drakit_nodeplugin.claims.rows import HeldDevice, Outcome
 from drakit_nodeplugin.claims.salvage import Salvage
 from drakit_nodeplugin.claims.stored import State, StoredClaim
+from drakit_nodeplugin.claims.watch import DatabaseWatch
 from drakit_nodeplugin.devices.stored import StoredEndpoint
 
 __all__ = (
@@ -199,6 +200,10 @@ class Checkpoint:
         if names:
             forget = partial(endpointrows.forget, names=names)
             await self._run(lambda database: self._transaction(database, forget))
+
+    def watch(self) -> DatabaseWatch:
+        """Give what tells whether something was written, by whatever process."""
+        return DatabaseWatch(self.path)
 
     async def rebuilt(self) -> None:
         """Say that all was done to make up for the damage: it is not told again after a restart."""

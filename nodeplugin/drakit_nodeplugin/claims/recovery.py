@@ -1,5 +1,6 @@
 """
-What a crash, or a driver that was away, has left: found at the start and every few seconds.
+What a crash, or a driver that was away, has left: found at the start, and a few seconds after any
+write at the latest.
 
 An entry `preparing` without a process that works on it is undone: nobody was told that it is
 prepared, and the kubelet asks again for what it still wants. An entry `unpreparing` is finished.
@@ -18,6 +19,7 @@ from drakit_nodeplugin.claims.checkpoint import Checkpoint, CheckpointError
 from drakit_nodeplugin.claims.engine import ClaimEngine
 from drakit_nodeplugin.claims.stored import StoredClaim
 from drakit_nodeplugin.claims.unpreparing import Undone
+from drakit_nodeplugin.looks import Looks
 
 __all__ = ("Recovery",)
 
@@ -41,6 +43,10 @@ class Recovery:
         driver that takes claims together gives one answer for all, and one that hangs would keep
         all others from ever being undone."""
 
+        self._watch = checkpoint.watch()
+        self._left = True
+        """Whether something was left at the last look, or that look failed."""
+
     async def recover(self) -> int:
         """Look once; give how many entries are still to be undone."""
         left: dict[str, StoredClaim] = {}
@@ -59,21 +65,28 @@ class Recovery:
         self._failed &= left.keys()
         return len(left) - undone
 
-    async def run(self) -> None:
+    async def run(self, looks: Looks) -> None:
         """
-        Look again and again; a look that fails is logged and the next one made.
+        Look again and again for as long as anything is left, and whenever something was written; a
+        look that fails is logged and the next one made.
 
         A look does not wait for the one before: that may hang with a driver for minutes, and its
         claims are locked meanwhile.
         """
-        async with asyncio.TaskGroup() as looks:
+        async with asyncio.TaskGroup() as group:
             while True:
-                looks.create_task(self._look())
+                group.create_task(self._look())
                 await asyncio.sleep(PERIOD_SECONDS)
+                await looks.until(self._due)
+
+    def _due(self) -> bool:
+        """Tell whether a look may find something. Blocks."""
+        return self._watch.changed() or self._left
 
     async def _look(self) -> None:
+        self._left = True
         try:
-            await self.recover()
+            self._left = await self.recover() > 0
         except CheckpointError as error:
             logger.error("entries cannot be recovered", extra={"error": str(error)})
         except Exception:

@@ -12,7 +12,6 @@ It must not know drivers, the API server or gRPC.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -20,13 +19,11 @@ from collections.abc import Callable, Sequence
 from drakit_nodeplugin.claims.checkpoint import Checkpoint, CheckpointError
 from drakit_nodeplugin.claims.locks import KeyedLocks
 from drakit_nodeplugin.claims.specs import ClaimSpecs
+from drakit_nodeplugin.looks import Looks
 
 __all__ = ("SpecRestorer",)
 
 logger = logging.getLogger(__name__)
-
-PERIOD_SECONDS = 1.0
-"""Between looks: half of the 2 s within which a file must be back."""
 
 UNCHANGED_LOOKS = 60
 """After so many looks at an unchanged directory it is compared all the same: file systems keep the
@@ -58,6 +55,9 @@ class SpecRestorer:
         self._on_restored = on_restored
         self._seen: int | None = None
         """When the directory had last changed, as of the last look at which nothing was missing."""
+        self._changed_at: int | None = None
+        """The same, as of the last look."""
+        self._unchanged = 0
         self._missing = False
 
     async def restore(self) -> int:
@@ -94,16 +94,12 @@ class SpecRestorer:
                 logger.warning("CDI file was lost and is restored", extra=facts)
         return len(lost) - len(failed)
 
-    async def run(self) -> None:
-        """Look again and again; a look that fails is logged and the next one made."""
-        unchanged = 0
+    async def run(self, looks: Looks) -> None:
+        """Compare whenever the directory has changed; a failure is logged, and it is done again."""
         while True:
-            await asyncio.sleep(PERIOD_SECONDS)
-            changed_at = await self._specs.changed_at()
-            if changed_at == self._seen and unchanged < UNCHANGED_LOOKS:
-                unchanged += 1
-                continue
-            unchanged = 0
+            await looks.until(self._due)
+            self._unchanged = 0
+            changed_at = self._changed_at
             try:
                 await self.restore()
             except (CheckpointError, OSError) as error:
@@ -111,6 +107,12 @@ class SpecRestorer:
             else:
                 # Read before the comparison: what changed during it is seen by the next look.
                 self._seen = None if self._missing or _just_now(changed_at) else changed_at
+
+    def _due(self) -> bool:
+        """Look at the directory, and tell whether it must be compared. Blocks."""
+        self._changed_at = self._specs.changed_at()
+        self._unchanged += 1
+        return self._changed_at != self._seen or self._unchanged > UNCHANGED_LOOKS
 
 
 def _just_now(changed_at: int | None) -> bool:

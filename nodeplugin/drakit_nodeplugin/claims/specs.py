@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -26,7 +27,8 @@ class ClaimSpecs:
     """
     Writes, compares and removes the CDI files of one driver; files of others are never touched.
 
-    Each call is one hop to a thread, however many claims it is about.
+    Each call is one hop to a thread, however many claims it is about; those that are no coroutines
+    are for a thread.
     """
 
     def __init__(self, driver: str, directory: Path) -> None:
@@ -60,10 +62,13 @@ class ClaimSpecs:
         """Give the UIDs of all claims that have a file. Raises OSError."""
         return await asyncio.to_thread(self._present)
 
-    async def changed_at(self) -> int | None:
+    def changed_at(self) -> int | None:
         """Give the time of the directory's last change, in nanoseconds of its file system's clock;
-        None if there is no directory."""
-        return await asyncio.to_thread(self._changed_at)
+        None if there is no directory. Blocks."""
+        try:
+            return os.stat(self._directory.path).st_mtime_ns
+        except OSError:
+            return None
 
     def traces(self) -> str | None:
         """Say that there are files of claims, which shows that claims were prepared. Blocks."""
@@ -76,12 +81,6 @@ class ClaimSpecs:
     async def clean(self) -> None:
         """Remove what an earlier process left half-written. Raises OSError."""
         await asyncio.to_thread(self._directory.clean_temporary, self._prefix)
-
-    def _changed_at(self) -> int | None:
-        try:
-            return self._directory.path.stat().st_mtime_ns
-        except OSError:
-            return None
 
     def _file(self, uid: str) -> str:
         return f"{self._prefix}{uid}.json"

@@ -277,8 +277,14 @@ class DeviceManager:
         yield from self._pauses.ends()
         yield from self._endpoints.ends()
 
-    def _pass_time(self) -> None:
-        """Do all that is due by now."""
+    def look(self) -> None:
+        """Something may have changed that was read so far: whether this instance is primary, and
+        whether the sources are ready."""
+        self._waking.wake()
+
+    def _pass_time(self) -> bool:
+        """Do all that is due by now; tell whether something is waited for that nobody tells of."""
+        waiting = False
         self._writer.look()
         moment, graces, changes = self._moment(), self._endpoints.graces, Changes()
         for endpoint in self._pauses.over(moment.now):
@@ -307,10 +313,13 @@ class DeviceManager:
                     },
                 )
                 state.remove(changes=changes)
+            else:
+                waiting = True
         if (complete := self._complete()) != self._was_complete:
             self._was_complete = complete
             changes.published = True
         self._made(changes)
+        return waiting or not complete or not self._writer.current
 
     # ------------------------------------------------------------ the store
 

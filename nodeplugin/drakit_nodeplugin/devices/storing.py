@@ -66,6 +66,11 @@ class EndpointWriter:
         return self._loaded and (self._current or not self._primary.is_set())
 
     @property
+    def current(self) -> bool:
+        """Whether this instance is the primary one, as of the last look, and has read the store."""
+        return self._current
+
+    @property
     def stored(self) -> Mapping[str, StoredEndpoint]:
         """What the store has, by the endpoint's name."""
         return self._stored

@@ -1,6 +1,6 @@
 """
 Wakes the manager when time alone has changed something: at a time that is known before, and every
-second for what nobody tells of.
+second for as long as it waits for what nobody tells of.
 
 It must not know what is due, or for whom.
 """
@@ -19,6 +19,9 @@ __all__ = ("Waking",)
 POLL_SECONDS = 1.0
 """Between two looks whether the sources are ready: nobody tells of that."""
 
+SETTLED_SECONDS = 60.0
+"""Between two looks while nothing is waited for: there may be fifty drivers on a node."""
+
 KeyT = TypeVar("KeyT", bound=Hashable)
 
 
@@ -26,9 +29,10 @@ class Waking(Generic[KeyT]):
     """One sleeper. Times are the loop's."""
 
     def __init__(
-        self, *, pass_time: Callable[[], None], ends: Callable[[], Iterable[float]]
+        self, *, pass_time: Callable[[], bool], ends: Callable[[], Iterable[float]]
     ) -> None:
-        """`pass_time` does all that is due; `ends` gives the times of what is not wanted by key."""
+        """`pass_time` does all that is due, and tells whether something is waited for that nobody
+        tells of; `ends` gives the times of what is not wanted by key."""
         self._pass_time = pass_time
         self._ends = ends
         self._timers: Timers[KeyT] = Timers()
@@ -61,13 +65,13 @@ class Waking(Generic[KeyT]):
         """Wake until cancelled."""
         while True:
             self._awake.clear()
-            self._pass_time()
+            poll_seconds = POLL_SECONDS if self._pass_time() else SETTLED_SECONDS
             now = self.now()
             ends = [*self._ends()]
             if (first := self._timers.first()) is not None:
                 ends.append(first)
             coming = min((when for when in ends if when > now), default=math.inf)
-            self._asleep_until = min(coming, now + POLL_SECONDS)
+            self._asleep_until = min(coming, now + poll_seconds)
             try:
                 async with asyncio.timeout_at(self._asleep_until):
                     await self._awake.wait()

@@ -115,10 +115,12 @@ class Ownership:
 
     def others_alive(self) -> bool:
         """Tell whether another instance of the driver lives: two serve it during an update."""
+        own = self.paths.lock.name
+        # Plain, as it is done every second for each driver.
         return any(
-            _is_locked(lock)
-            for lock in self.paths.data.glob("instance-*.lock")
-            if lock != self.paths.lock
+            _is_locked(self.paths.data / name)
+            for name in os.listdir(self.paths.data)
+            if name.startswith("instance-") and name.endswith(".lock") and name != own
         )
 
     def alive(self, instance_uid: str) -> bool:

@@ -72,9 +72,11 @@ class Registration(registration_pb2_grpc.RegistrationServicer):
     def add_to(self, server: grpc.aio.Server) -> None:
         registration_pb2_grpc.add_RegistrationServicer_to_server(self, server)
 
-    def retry_due(self) -> bool:
-        """Whether the socket must be made anew now, so that the kubelet asks again."""
-        return self._retry_at is not None and asyncio.get_running_loop().time() >= self._retry_at
+    def retry_due(self, now: float) -> bool:
+        """Whether the socket must be made anew now, so that the kubelet asks again. In any thread;
+        the time is the loop's."""
+        retry_at = self._retry_at
+        return retry_at is not None and now >= retry_at
 
     def made_anew(self, *, lost: bool) -> None:
         """Note that the socket is a new one. A lost socket took the registration with it; after a

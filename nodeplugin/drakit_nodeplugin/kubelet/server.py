@@ -27,6 +27,7 @@ from drakit_nodeplugin.kubelet.probe import probe_sockets
 from drakit_nodeplugin.kubelet.registration import Registration, RegistrationStatus
 from drakit_nodeplugin.kubelet.service import SUPPORTED_VERSIONS, add_dra_services
 from drakit_nodeplugin.kubelet.sockets import SocketError, SocketGuard
+from drakit_nodeplugin.looks import Looks
 
 __all__ = ("DriverServer",)
 
@@ -40,9 +41,6 @@ DRAIN_SECONDS = 40.0
 
 HEALTH_TIMEOUT_SECONDS = 30.0
 """How long the kubelet believes in a device's health that it is told."""
-
-GUARD_SECONDS = 1.0
-"""How often sockets are looked after."""
 
 FIRST_RETRY_SECONDS = 1.0
 MAX_RETRY_SECONDS = 60.0
@@ -105,7 +103,6 @@ class DriverServer:
         health_timeout_seconds: float = HEALTH_TIMEOUT_SECONDS,
         answer_seconds: float = ANSWER_SECONDS,
         drain_seconds: float = DRAIN_SECONDS,
-        guard_seconds: float = GUARD_SECONDS,
         first_retry_seconds: float = FIRST_RETRY_SECONDS,
         max_retry_seconds: float = MAX_RETRY_SECONDS,
     ) -> None:
@@ -117,7 +114,7 @@ class DriverServer:
         self.name = driver_name = ownership.driver
         self.paths = ownership.paths
         self._drain_seconds = drain_seconds
-        self._guard_seconds = guard_seconds
+        self._first_retry_seconds = first_retry_seconds
         self._max_retry_seconds = max_retry_seconds
         self._ownership = ownership
         self._calls = ClaimCalls(driver_name, claims, answer_seconds=answer_seconds)
@@ -149,24 +146,26 @@ class DriverServer:
             extra={"driver": self.name, "path": str(self.paths.registration)},
         )
 
-    async def run(self) -> None:
+    async def run(self, looks: Looks) -> None:
         """Look after the sockets until cancelled."""
-        pause_seconds = self._guard_seconds
+        clock = asyncio.get_running_loop().time
+        retry_seconds = self._first_retry_seconds
         while True:
-            await asyncio.sleep(pause_seconds)
+            await looks.until(lambda: self._needs_care(clock()))
             try:
                 await self._look_after_sockets()
-                pause_seconds = self._guard_seconds
+                retry_seconds = self._first_retry_seconds
             except (SocketError, OSError) as error:
-                pause_seconds = min(pause_seconds * 2, self._max_retry_seconds)
                 logger.error(
                     "socket cannot be made anew",
                     extra={
                         "driver": self.name,
                         "error": str(error),
-                        "retry_seconds": pause_seconds,
+                        "retry_seconds": retry_seconds,
                     },
                 )
+                await asyncio.sleep(retry_seconds)
+                retry_seconds = min(retry_seconds * 2, self._max_retry_seconds)
 
     async def stop(self) -> None:
         """
@@ -199,6 +198,13 @@ class DriverServer:
         add_dra_services(server, self._calls)
         self._health.add_to(server)
 
+    def _needs_care(self, now: float) -> bool:
+        """Tell whether there is something to do for a socket. Blocks."""
+        servers = (self._dra_server, self._registration_server)
+        return self._registration.retry_due(now) or any(
+            server.guard.lost() is not None for server in servers
+        )
+
     async def _look_after_sockets(self) -> None:
         if await self._lost(self._dra_server):
             # The kubelet's connection finds the new socket by itself.
@@ -206,7 +212,7 @@ class DriverServer:
         if await self._lost(self._registration_server):
             await self._registration_server.make_anew()
             self._registration.made_anew(lost=True)
-        elif self._registration.retry_due():
+        elif self._registration.retry_due(asyncio.get_running_loop().time()):
             await self._registration_server.make_anew()
             self._registration.made_anew(lost=False)
 

@@ -132,8 +132,10 @@ async def test_an_instance_that_is_the_primary_one_again_reads_again(
         manager.replaced(DRIVER, inventory("a"))
         await pass_time(5)
         second.clear()
+        manager.look()
         await pass_time(2)
         node.store.rows.clear()
         second.set()
+        manager.look()
         await pass_time(2)
         assert node.store.rows[DRIVER].pools == {NODE: ("a",)}

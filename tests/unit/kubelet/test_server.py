@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from drakit_nodeplugin.kubelet.server import DriverServer
 from drakit_nodeplugin.kubelet.sockets import SocketError, socket_paths
 from drakit_proto.kubelet.dra.v1 import dra_pb2, dra_pb2_grpc
 from tests.fakes.kubelet import HeldClaims, device, reference
+from tests.fakes.looks import with_looks
 
 A, B = reference("a"), reference("b")
 
@@ -294,8 +296,8 @@ async def test_a_cancelled_health_stream_passes_the_cancellation_on():
 
 
 async def test_a_rejection_is_told_and_the_socket_made_anew(serve, kubelet, caplog):
-    async with serve(guard_seconds=0.01, first_retry_seconds=0.05) as server:
-        running = asyncio.create_task(server.run())
+    async with serve(first_retry_seconds=0.05) as server:
+        running = asyncio.create_task(with_looks(server.run))
         (path,) = kubelet.sockets()
         first = path.stat().st_ino, path.stat().st_ctime_ns
         await kubelet.notify(path, error="the driver is already registered")
@@ -321,7 +323,7 @@ async def test_retries_of_a_rejection_back_off(serve, kubelet):
             waits.append(server._registration._retry_at - asyncio.get_running_loop().time())
         assert [round(wait) for wait in waits] == [1, 2, 4, 8, 16, 32, 60, 60]
         await kubelet.notify(path)
-        assert not server._registration.retry_due()
+        assert not server._registration.retry_due(math.inf)
 
 
 async def test_a_kubelet_that_restarts_registers_again(serve, kubelet):
@@ -335,8 +337,8 @@ async def test_a_kubelet_that_restarts_registers_again(serve, kubelet):
 
 @pytest.mark.parametrize("which", ["registration", "dra"])
 async def test_a_removed_socket_is_made_anew(serve, kubelet, which):
-    async with serve(guard_seconds=0.01) as server:
-        running = asyncio.create_task(server.run())
+    async with serve() as server:
+        running = asyncio.create_task(with_looks(server.run))
         await kubelet.register()
         path = getattr(server.paths, which)
         await asyncio.to_thread(path.unlink)
@@ -347,13 +349,13 @@ async def test_a_removed_socket_is_made_anew(serve, kubelet, which):
 
 
 async def test_a_replaced_socket_is_taken_back(serve, kubelet):
-    async with serve(guard_seconds=0.01) as server:
+    async with serve() as server:
         await kubelet.register()
         path = server.paths.registration
         path.unlink()
         with socket.socket(socket.AF_UNIX) as thief:
             thief.bind(str(path))
-            running = asyncio.create_task(server.run())
+            running = asyncio.create_task(with_looks(server.run))
             await until(lambda: server.status.state == "never asked")
             await kubelet.register()
         assert server.status.state == "registered"
@@ -361,12 +363,12 @@ async def test_a_replaced_socket_is_taken_back(serve, kubelet):
 
 
 async def test_a_socket_that_cannot_be_made_anew_is_tried_again(serve, kubelet, caplog):
-    async with serve(guard_seconds=0.01) as server:
+    async with serve(first_retry_seconds=0.01) as server:
         await kubelet.register()
         path = server.paths.registration
         path.unlink()
         path.mkdir()
-        running = asyncio.create_task(server.run())
+        running = asyncio.create_task(with_looks(server.run))
         await until(lambda: "socket cannot be made anew" in caplog.messages)
         path.rmdir()
         await until(lambda: kubelet.sockets() == [path])
@@ -376,11 +378,11 @@ async def test_a_socket_that_cannot_be_made_anew_is_tried_again(serve, kubelet, 
 
 async def test_calls_in_flight_survive_the_loss_of_the_socket(serve, kubelet, claims):
     claims.hold("a")
-    async with serve(guard_seconds=0.01) as server:
+    async with serve() as server:
         dra = await kubelet.register()
         call = asyncio.create_task(kubelet.prepare(dra, A))
         await claims.until_begun("prepare a")
-        running = asyncio.create_task(server.run())
+        running = asyncio.create_task(with_looks(server.run))
         await asyncio.to_thread(dra.unlink)
         await until(dra.exists)
         with pytest.raises(grpc.aio.AioRpcError):

@@ -1,0 +1,25 @@
+"""Looks as tests need them: with rounds that follow fast, or none at all."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from drakit_nodeplugin.looks import Looks
+
+__all__ = ("AlwaysDue", "with_looks")
+
+
+class AlwaysDue(Looks):
+    """Has something to do for everybody, at once: for tests with a virtual clock."""
+
+    async def until(self, look: Callable[[], bool]) -> None:
+        """Do not wait."""
+
+
+async def with_looks(run: Callable[[Looks], Awaitable[None]]) -> None:
+    """Run a part that waits for looks, and these."""
+    looks = Looks(period_seconds=0.01)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(looks.run())
+        await run(looks)
