@@ -189,14 +189,16 @@ def test_the_node_plugin_is_killed_and_its_plugins_register_again(yard):
     with_sample(yard, "user", "Dev-1")
     before, allocated = yard.published(), allocations(yard)
     started = restarts(yard.program(SAMPLE_SET)), restarts(yard.program(NODES_SET))
+    watched = yard.calls(SAMPLE_SET, "ListAndWatch")
     with written(yard.cluster):
         yard.kill_plugin()
-        # The stub lets 10 s go by before it registers again.
-        yard.apply(
-            template("next", ("device", SAMPLE_CLASS, by_id("Dev-2"))),
-            stay("next", ("d", from_template("next"))),
+        # Kubernetes' stub lets 10 s go by before it registers again.
+        wait_for(
+            "the sample to be watched again",
+            lambda: yard.calls(SAMPLE_SET, "ListAndWatch") > watched,
+            period=0.5,
         )
-        yard.wait_phase("next", "Running")
+        with_sample(yard, "next", "Dev-2")
     assert yard.published() == before
     assert mounted(yard, "next") == {"/tmp/Dev-2"}
     assert mounted(yard, "user") == {"/tmp/Dev-1"}
