@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -12,6 +14,7 @@ import pytest
 from drakit_nodeplugin.instances import RunningInstances, new_owner
 from drakit_nodeplugin.kubelet.ownership import Ownership
 from drakit_nodeplugin.kubelet.sockets import socket_paths
+from tests.fakes.looks import with_looks
 
 DRIVER = "camera.example.com"
 
@@ -91,3 +94,35 @@ async def test_what_cannot_be_found_out_counts_as_work(instance, monkeypatch):
 
     monkeypatch.setattr(ownership, "alive", fail)
     assert await instances.works("pod-2/abcd")
+
+
+async def test_a_dead_process_whose_lock_file_was_left_is_seen_when_it_comes_back(instance):
+    instances, own = await instance("pod-1")
+    dead = own.paths.data / "instance-dead.lock"
+    dead.touch()
+    # The directory does not change any more: neither now, nor when that one comes back.
+    await asyncio.to_thread(os.utime, own.paths.data, (1, 1))
+    await instances.look()
+    assert instances.alone()
+    with dead.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        await instances.look()
+        assert not instances.alone()
+    await instances.look()
+    assert instances.alone()
+
+
+async def test_who_is_primary_now_is_told_without_being_asked(instance):
+    old, ownership = await instance("pod-1")
+    new, _ = await instance("pod-2")
+    await old.look()
+    running = asyncio.create_task(with_looks(new.run))
+    changed = asyncio.Event()
+    new.on_change = changed.set
+    await asyncio.to_thread(ownership.release)
+    async with asyncio.timeout(5):
+        await changed.wait()
+        assert new.primary.is_set()
+        while not new.alone():
+            await asyncio.sleep(0.005)
+    running.cancel()

@@ -24,6 +24,7 @@ import stat
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from drakit_nodeplugin.kubelet.sockets import (
@@ -40,7 +41,24 @@ logger = logging.getLogger(__name__)
 LOCK_SECONDS = 5.0
 """How long our own lock is waited for: another instance that cleans up holds it for a moment."""
 
+LIST_SECONDS = 60.0
+"""After that the directory is listed anew though it did not change: file systems keep the time of
+change with different care."""
+
+TICK_NANOSECONDS = 50_000_000
+"""More than the longest tick of a kernel in use (10 ms)."""
+
 _UUID = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Listed:
+    """The locks of other instances, as of one time of change of their directory."""
+
+    locks: tuple[Path, ...] = ()
+    changed_at: int = 0
+    until: float = 0.0
+    """By when they are listed anew though nothing has changed; monotonic."""
 
 
 class Ownership:
@@ -52,6 +70,7 @@ class Ownership:
         self._primary = paths.data / "primary.lock"
         self._fd: int | None = None
         self._primary_fd: int | None = None
+        self._others = _Listed()
         self._changing = threading.Lock()
         """Held while the primary lock changes hands: it is asked for in threads, and one of those
         may outlive whoever waited for it, up to our release."""
@@ -115,13 +134,7 @@ class Ownership:
 
     def others_alive(self) -> bool:
         """Tell whether another instance of the driver lives: two serve it during an update."""
-        own = self.paths.lock.name
-        # Plain, as it is done every second for each driver.
-        return any(
-            _is_locked(self.paths.data / name)
-            for name in os.listdir(self.paths.data)
-            if name.startswith("instance-") and name.endswith(".lock") and name != own
-        )
+        return any(_is_locked(lock) for lock in self._locks_of_others())
 
     def alive(self, instance_uid: str) -> bool:
         """Tell whether an instance of the driver lives, by the UID that it was started with."""
@@ -131,6 +144,24 @@ class Ownership:
             instance_uid=instance_uid,
         )
         return _is_locked(paths.lock)
+
+    def _locks_of_others(self) -> tuple[Path, ...]:
+        """List the locks of other instances, dead or alive: anew only if the directory has changed,
+        as that costs as much as all else that is done for a driver every second."""
+        known, changed_at = self._others, os.stat(self.paths.data).st_mtime_ns
+        if known.changed_at == changed_at and time.monotonic() < known.until:
+            return known.locks
+        own = self.paths.lock.name
+        locks = tuple(
+            self.paths.data / name
+            for name in os.listdir(self.paths.data)
+            if name.startswith("instance-") and name.endswith(".lock") and name != own
+        )
+        # A second change may have the same time as one that is this young.
+        settled = abs(time.time_ns() - changed_at) > TICK_NANOSECONDS
+        until = time.monotonic() + LIST_SECONDS if settled else 0.0
+        self._others = _Listed(locks=locks, changed_at=changed_at, until=until)
+        return locks
 
     def _lock_own(self) -> int:
         until = time.monotonic() + LOCK_SECONDS
