@@ -8,13 +8,13 @@ import logging
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
 
 from drakit.cli.conformance import print_result
+from drakit.testing.conformance.rule import rules
 from drakit.testing.conformance.runner import Outcome, Report, RuleResult, run
-from drakit.testing.conformance.targets import Target
-from tests.conformance.shipped import modules, targets
+from tests.conformance.shipped import Tested, modules, targets
 
 JOBS = 6
 """Nodes at a time, of all targets together: many of them wait for something most of the time."""
@@ -27,34 +27,35 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="drakit-modules-") as folder:
         # The node plugin of a kit finds what this process finds.
         sys.path[:0] = map(str, modules(Path(folder)))
-        chosen = {
-            name: target
-            for name, target in targets()
-            if not arguments.target or any(part in name for part in arguments.target)
-        }
+        chosen = [
+            tested
+            for tested in targets()
+            if not arguments.target or any(part in tested.name for part in arguments.target)
+        ]
         return asyncio.run(_run_all(chosen, jobs=arguments.jobs))
 
 
-async def _run_all(chosen: Mapping[str, Target], *, jobs: int) -> int:
+async def _run_all(chosen: Sequence[Tested], *, jobs: int) -> int:
     began = time.monotonic()
     turns = asyncio.Semaphore(jobs)
 
-    async def run_one(name: str, target: Target) -> Report:
+    async def run_one(tested: Tested) -> Report:
         def tell(result: RuleResult) -> None:
             if not result.good:
-                print(f"{name}:")
+                print(f"{tested.name}:")
                 print_result(result)
 
-        report = await run(target, turns=turns, on_result=tell)
+        only = [rule for rule in rules() if rule.id in tested.only] or None
+        report = await run(tested.target, only=only, turns=turns, on_result=tell)
         counts = ", ".join(f"{n} {word}" for word in Outcome if (n := report.count(word)))
-        print(f"{name}: {counts}", flush=True)
+        print(f"{tested.name}: {counts}", flush=True)
         return report
 
-    reports = await asyncio.gather(*(run_one(*item) for item in chosen.items()))
+    reports = await asyncio.gather(*map(run_one, chosen))
     good = sum(report.good for report in reports)
-    rules = sum(len(report.results) for report in reports)
+    checks = sum(len(report.results) for report in reports)
     seconds = time.monotonic() - began
-    print(f"{good} of {len(reports)} targets keep the rules: {rules} checks in {seconds:.0f} s")
+    print(f"{good} of {len(reports)} targets keep the rules: {checks} checks in {seconds:.0f} s")
     return 0 if reports and good == len(reports) else 1
 
 

@@ -52,6 +52,12 @@ NODE = "node-1"
 PUBLISH_SECONDS = 10.0
 """From a registration until a device is published: the node plugin waits for nothing then."""
 
+SETTLE_SECONDS = 0.2
+"""How long devices must have stayed as they are, where they are others than before."""
+
+SETTLE_PROGRAM_SECONDS = 1.0
+"""The same where a program brings them, which may do so one resource after another."""
+
 LIST_SECONDS = 2.0
 """How long more devices are waited for: a driver may list them one after another."""
 
@@ -98,6 +104,7 @@ class Kit:
         """The kubelet, for what the methods do not offer."""
 
         self._asked: dict[str, ClaimUnderTest] = {}
+        self._known: frozenset[tuple[str, str]] = frozenset()
         self._cluster = Cluster(api, node=NODE)
         self._node = FakeNode(
             target, root, name=NODE, kubeconfig=api.write_kubeconfig(root), kubelet=kubelet
@@ -181,6 +188,22 @@ class Kit:
                 f"{PUBLISH_SECONDS:g} s after it was registered the driver has no device published "
                 f"that pods could get"
             )
+        await self._until_settled()
+
+    async def _until_settled(self) -> None:
+        """Wait until the devices are those that there were at the last start, or stay the same."""
+        loop = asyncio.get_running_loop()
+        program = self._node.program is not None
+        settle = SETTLE_PROGRAM_SECONDS if program else SETTLE_SECONDS
+        now, since, until = self._names(), loop.time(), loop.time() + PUBLISH_SECONDS
+        while now != self._known and loop.time() < min(since + settle, until):
+            await asyncio.sleep(0.02)
+            if (names := self._names()) != now:
+                now, since = names, loop.time()
+        self._known = now
+
+    def _names(self) -> frozenset[tuple[str, str]]:
+        return frozenset((d.pool, d.name) for d in self._cluster.devices(self.driver))
 
     # ------------------------------------------------------------ what is published
 
