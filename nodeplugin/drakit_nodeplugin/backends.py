@@ -14,6 +14,7 @@ import contextlib
 import json
 import logging
 import os
+import secrets
 from pathlib import Path
 from typing import Any, cast
 
@@ -28,16 +29,27 @@ VERSION = 1
 
 
 def known_drivers(plugins: Path) -> list[str]:
-    """Read the names of all drivers that are known below the kubelet's ``plugins``; a record that
-    cannot be read is set aside and told in the log."""
+    """
+    Read the names of all drivers that are known below the kubelet's ``plugins``.
+
+    What is no record is set aside and told in the log. One that cannot be read now, or that a later
+    version wrote, is known by the name of its directory: its claims are still to be unprepared.
+    """
     found: list[str] = []
     for path in sorted(plugins.glob(f"*/{RECORD}")):
+        name = path.parent.name
         try:
             record = cast("dict[str, Any]", json.loads(path.read_bytes()))
-            name, version = record["driver"], record["version"]
-            if version != VERSION or name != path.parent.name or not is_driver_name(name):
-                raise ValueError("it is no record of this driver in a version that is known here")
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            if record["driver"] != name or not is_driver_name(name):
+                raise ValueError(f"it is no record of driver {name}")
+        except OSError as error:
+            logger.error(
+                "record of a backend cannot be read",
+                extra={"file": str(path), "error": str(error)},
+            )
+            if not is_driver_name(name):
+                continue
+        except (ValueError, KeyError, TypeError) as error:
             aside = path.with_name(f"{RECORD}.unreadable")
             logger.error(
                 "record of a backend is set aside", extra={"file": str(aside), "error": str(error)}
@@ -55,13 +67,19 @@ def remember_driver(plugins: Path, name: str) -> None:
     if path.exists():
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{RECORD}.{os.getpid()}")
+    # Two instances may do this at once, and in containers both have the same process id.
+    temporary = path.with_name(f".{RECORD}.{secrets.token_hex(4)}")
     try:
         with temporary.open("w") as file:
             json.dump({"driver": name, "version": VERSION}, file)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
+        directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
     finally:
         temporary.unlink(missing_ok=True)
 

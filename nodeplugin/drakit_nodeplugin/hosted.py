@@ -171,9 +171,15 @@ class HostedDriver:
             except Exception:
                 logger.exception("a step of the stop failed", extra={"driver": self.name})
 
+    async def stop_serving(self) -> None:
+        """End what the kubelet calls; :meth:`stop` ends the rest."""
+        await self._server.stop()
+
     async def idle(self) -> bool:
-        """Tell whether nothing is known of the driver any more: neither devices nor claims."""
-        if self._devices.manager.known:
+        """Tell whether nothing is known of the driver any more, neither devices nor claims, and
+        no other instance serves it."""
+        alone = self._instances.primary.is_set() and self._instances.alone()
+        if not alone or self._devices.manager.known:
             return False
         try:
             return not any((await self._checkpoint.states()).values())

@@ -23,6 +23,7 @@ from drakit import tasks
 from drakit_nodeplugin.backends import forget_driver, known_drivers, remember_driver
 from drakit_nodeplugin.config import ConfigError, NodePluginConfig
 from drakit_nodeplugin.endpoints.endpoint import Remark
+from drakit_nodeplugin.endpoints.errors import text_of
 from drakit_nodeplugin.endpoints.loading import load_drivers
 from drakit_nodeplugin.endpoints.source import DriverSource
 from drakit_nodeplugin.environment import Environment
@@ -44,8 +45,9 @@ AGAIN_SECONDS = 30.0
 IDLE_SECONDS = 60.0
 """Between two looks for backends' drivers that nothing is left of."""
 
-MAX_BACKENDS = 256
-"""Drivers of backends on one node: more is a program that registers without end."""
+MAX_BACKENDS = 64
+"""Drivers of backends on one node, each of which takes about a MiB and ten open files: more is a
+program that names itself anew without end."""
 
 
 class Hosting(Sequence[HostedDriver]):
@@ -65,6 +67,9 @@ class Hosting(Sequence[HostedDriver]):
         self._names = frozenset(source.name for source in self._sources)
         self._lives: dict[str, asyncio.Task[None]] = {}
         self._hosting: set[str] = set()
+        """Backends' drivers that are served, or about to be."""
+        self._known: dict[str, asyncio.Task[HostedDriver | None]] = {}
+        """Those that were known before the start, while they are being started."""
         self._wanted: asyncio.Queue[str] = asyncio.Queue()
         self._directory: BackendDirectory | None = None
         if config.backends.enabled:
@@ -94,10 +99,14 @@ class Hosting(Sequence[HostedDriver]):
         async with asyncio.TaskGroup() as group:
             for driver in self._drivers:
                 group.create_task(driver.start())
-            if self._directory is not None:
+            if (directory := self._directory) is not None:
                 for name in await asyncio.to_thread(known_drivers, self._plugins):
-                    if self._taken(name) is None:
-                        group.create_task(self._host_known(name, self._directory))
+                    if (refusal := self._taken(name)) is not None:
+                        self._remark(Remark(reason="BackendRefused", note=refusal))
+                        continue
+                    self._hosting.add(name)
+                    # Not waited for: nobody is to wait for a process that is not ours.
+                    self._known[name] = asyncio.create_task(self._host(name, directory), name=name)
 
     def parts(self) -> Mapping[str, Callable[[], Awaitable[None]]]:
         """Give what runs until the daemon stops, by name."""
@@ -115,6 +124,10 @@ class Hosting(Sequence[HostedDriver]):
 
     async def stop(self) -> None:
         """Stop all; raises nothing."""
+        for task in self._known.values():
+            task.cancel()
+        if self._known:
+            await asyncio.wait(self._known.values())
         await asyncio.gather(*(driver.stop() for driver in self._drivers))
 
     # ------------------------------------------------------------ backends
@@ -133,53 +146,61 @@ class Hosting(Sequence[HostedDriver]):
     async def _run(self, directory: BackendDirectory) -> None:
         """Host what appears, until cancelled; the end of one part ends all, as for any driver."""
         async with asyncio.TaskGroup() as group:
-            for driver in self._drivers:
-                if driver.name not in self._names:
-                    self._live(driver, group)
+            for name in self._known:
+                group.create_task(self._serve(name, directory, group))
             group.create_task(self._forget_idle(directory))
             while True:
                 name = await self._wanted.get()
-                if name not in self._hosting:
-                    self._hosting.add(name)  # at once: it may appear again before it is served
-                    group.create_task(self._host_new(name, directory, group))
+                if name in self._hosting:
+                    continue
+                if self._taken(name) is not None:
+                    directory.forget(name)  # where it will be refused, with the reason
+                    continue
+                self._hosting.add(name)  # at once: it may appear again before it is served
+                group.create_task(self._serve(name, directory, group))
 
-    async def _host_known(self, name: str, directory: BackendDirectory) -> None:
-        if await self._host(name, directory) is None:
-            self._hosting.discard(name)
-            self._wanted.put_nowait(name)
-
-    async def _host_new(
+    async def _serve(
         self, name: str, directory: BackendDirectory, group: asyncio.TaskGroup
     ) -> None:
-        while True:
-            if (driver := await self._host(name, directory)) is not None:
-                self._live(driver, group)
-                return
+        """Host a backend's driver, as soon as that can be done, and run its parts."""
+        if (known := self._known.get(name)) is not None:
+            driver = await asyncio.shield(known)
+            del self._known[name]
+        else:
+            driver = await self._host(name, directory)
+        while driver is None:
+            if (socket := directory.socket(name)) is not None:
+                directory.lost(socket)  # whoever is there by then may have another name
             await asyncio.sleep(AGAIN_SECONDS)
+            driver = await self._host(name, directory)
+        life = tasks.run(driver.parts())
+        self._lives[name] = group.create_task(life, name=name)
 
     async def _host(self, name: str, directory: BackendDirectory) -> HostedDriver | None:
-        """Serve a backend's driver; None, after it was told why, if that cannot be done now."""
+        """Start a backend's driver; None, after it was told why, if that cannot be done now."""
         from drakit_nodeplugin.endpoints.backend.source import BackendSource
 
-        self._hosting.add(name)
         driver: HostedDriver | None = None
         try:
             driver = HostedDriver(BackendSource(name, directory), self._environment)
             await asyncio.to_thread(remember_driver, self._plugins, name)
             await driver.start()
-        except (ConfigError, SocketError, OSError) as error:
-            note = f"backend {name} cannot be served: {error}"
+        except Exception as error:
+            # Whatever it is: a name that a backend chose must not end what others need.
+            if not isinstance(error, ConfigError | SocketError | OSError):
+                logger.exception("backend's driver cannot be started", extra={"driver": name})
+            note = f"backend {name} cannot be served: {text_of(error)}"
             self._remark(Remark(reason="BackendRefused", note=note))
             if driver is not None:
                 await driver.stop()
             return None
+        except BaseException:
+            if driver is not None:
+                await driver.stop()
+            raise
         self._drivers.append(driver)
         logger.info("backend's driver is served", extra={"driver": name})
         return driver
-
-    def _live(self, driver: HostedDriver, group: asyncio.TaskGroup) -> None:
-        life = tasks.run(driver.parts())
-        self._lives[driver.name] = group.create_task(life, name=driver.name)
 
     async def _forget_idle(self, directory: BackendDirectory) -> None:
         """Give up drivers whose backends are gone, and of which nothing is left."""
@@ -191,20 +212,26 @@ class Hosting(Sequence[HostedDriver]):
                     await self._forget(driver, directory)
 
     async def _forget(self, driver: HostedDriver, directory: BackendDirectory) -> None:
-        logger.info("backend's driver is not served any more", extra={"driver": driver.name})
-        life = self._lives.pop(driver.name)
+        name = driver.name
+        life = self._lives.pop(name)
         life.cancel()
         await asyncio.wait({life})
-        self._drivers.remove(driver)
+        await driver.stop_serving()
+        # Once nobody can call it any more: a claim may have come after the last look.
+        idle = await driver.idle()
         await driver.stop()
+        self._drivers.remove(driver)
+        self._environment.metrics.forget(name)
+        self._hosting.discard(name)
+        if not idle:
+            self._wanted.put_nowait(name)
+            return
         try:
-            await asyncio.to_thread(forget_driver, self._plugins, driver.name)
+            await asyncio.to_thread(forget_driver, self._plugins, name)
         except OSError as error:
-            logger.error(
-                "backend's record stays", extra={"driver": driver.name, "error": str(error)}
-            )
-        self._hosting.discard(driver.name)
-        directory.forget(driver.name)
+            logger.error("backend's record stays", extra={"driver": name, "error": str(error)})
+        logger.info("backend's driver is not served any more", extra={"driver": name})
+        directory.forget(name)
 
     def _remark(self, remark: Remark) -> None:
         logger.warning(

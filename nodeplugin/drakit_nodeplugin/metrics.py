@@ -121,6 +121,12 @@ class Metrics:
         """Give what the parts of one driver report to."""
         return DriverMetrics(self, name)
 
+    def forget(self, driver: str) -> None:
+        """A driver is not served any more: its series end, instead of staying as they were."""
+        for metric in vars(self).values():
+            if isinstance(metric, Counter | Gauge | Histogram):
+                metric.remove_by_labels({"driver": driver})
+
     def _histogram(
         self, name: str, text: str, labels: tuple[str, ...] = (), *, buckets: Sequence[float]
     ) -> Histogram:
