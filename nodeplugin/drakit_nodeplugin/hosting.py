@@ -43,7 +43,8 @@ AGAIN_SECONDS = 30.0
 """Until a backend's driver that could not be hosted is tried again."""
 
 IDLE_SECONDS = 60.0
-"""Between two looks for backends' drivers that nothing is left of."""
+"""Between two looks for backends' drivers that nothing is left of; shorter where devices of a
+stopped driver stay for a shorter time."""
 
 MAX_BACKENDS = 64
 """Drivers of backends on one node, each of which takes about a MiB and ten open files: more is a
@@ -204,8 +205,9 @@ class Hosting(Sequence[HostedDriver]):
 
     async def _forget_idle(self, directory: BackendDirectory) -> None:
         """Give up drivers whose backends are gone, and of which nothing is left."""
+        grace = self._environment.config.devices.endpoint_stop_grace_period
         while True:
-            await asyncio.sleep(IDLE_SECONDS)
+            await asyncio.sleep(max(min(IDLE_SECONDS, grace), 1.0))
             for driver in self:
                 name = driver.name
                 if name in self._lives and directory.socket(name) is None and await driver.idle():

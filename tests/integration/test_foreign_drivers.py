@@ -204,6 +204,30 @@ async def test_a_backend_that_sends_garbage_or_has_a_name_of_others_harms_nobody
     assert code == 0, errors
 
 
+async def test_a_backend_that_is_gone_for_good_is_no_driver_any_more_and_may_come_again(rig):
+    rig.config["devices"]["endpointStopGracePeriod"] = "1s"
+    rig.allocate_of("uid-a", (GPU, NODE, "gpu-0"))
+    claim, path = reference("uid-a"), rig.backends / "gpu.sock"
+    record = rig.root / "plugins" / GPU / "backend.json"
+    async with FakeKubelet(rig.root) as kubelet, rig.plugin() as process:
+        async with FakeBackend(path, driver=GPU):
+            await rig.until(lambda: rig.published_by(GPU) and record.exists())
+            dra = await registered(kubelet, rig, GPU)
+            assert (await kubelet.prepare(dra, claim))["uid-a"].error == ""
+        # With a claim left it stays, though its devices go.
+        await rig.until(lambda: not rig.published_by(GPU))
+        await asyncio.sleep(1.5)  # more than from one look to the next
+        assert record.exists()
+        async with FakeBackend(path, driver=GPU):
+            await rig.until(lambda: rig.published_by(GPU) == ["gpu-0"])
+            assert await kubelet.unprepare(dra, claim) == {"uid-a": ""}
+        await rig.until(lambda: not record.exists() and GPU not in rig.registrations())
+        async with FakeBackend(path, driver=GPU):
+            await rig.until(lambda: rig.published_by(GPU) == ["gpu-0"] and record.exists())
+        code, errors = await stop(process)
+    assert code == 0, errors
+
+
 async def test_a_record_that_cannot_be_read_is_no_driver(rig):
     record = rig.root / "plugins" / GPU / "backend.json"
     async with FakeKubelet(rig.root):
