@@ -2,7 +2,8 @@
 The calls of a backend for claims: what is asked, and which part of the answer is for which claim.
 
 To :mod:`drakit_nodeplugin.endpoints.calls` this is a driver whose methods go over a socket. An
-answer is measured before it is read, and a part that cannot be read fails its claim alone.
+answer is measured before it is read, it is read claim by claim, and a part that cannot be read
+fails its claim alone.
 
 It must not know how a backend is found, or how calls wait for each other.
 """
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 import grpc
 
@@ -30,7 +31,13 @@ from drakit_nodeplugin.endpoints.backend.convert import (
     entries_of,
 )
 from drakit_nodeplugin.endpoints.backend.pacing import Turns
-from drakit_nodeplugin.endpoints.backend.wire import GarbageError, parse, parts, printable
+from drakit_nodeplugin.endpoints.backend.wire import (
+    GarbageError,
+    TooManyFieldsError,
+    parse,
+    parts,
+    printable,
+)
 from drakit_nodeplugin.endpoints.bridge import CallOverdueError
 from drakit_nodeplugin.endpoints.calls import CALL_SECONDS
 from drakit_proto.backend.v1 import backend_pb2 as pb
@@ -51,14 +58,26 @@ REQUEST_ID = "drakit-request-id"
 LOST_SECONDS = 1.0
 """How long its connection may still seem to live after a call that did not reach the backend."""
 
+MAX_UIDS = 16
+"""Times that the answer for one claim has its UID: once, but protobuf takes the last of several."""
+
+MAX_UID_BYTES = 1024
+
+MAX_FIELDS = 1000
+"""At the top of the answer for one claim: it has one for each device, and a few others."""
+
 _CLAIMS = frozenset({1})
 """The field of every answer that has the claims in it."""
 
 _UID = frozenset({1})
 """The field of all of those that has the claim's UID in it."""
 
+_EDITS = frozenset({pb.PreparedClaim.EDITS_FIELD_NUMBER})
 
-AnswerT = TypeVar("AnswerT", pb.PreparedClaim, pb.UnpreparedClaim, pb.CheckedClaim)
+ResultT = TypeVar("ResultT")
+_Reader: TypeAlias = Callable[[bytes, int, Turns], Awaitable[ResultT]]
+"""Makes a result of the answer for one claim, which has so many devices; raises GarbageError, and
+DriverError if the claim has failed."""
 
 
 class BackendClaims:
@@ -78,69 +97,42 @@ class BackendClaims:
         self, claims: Sequence[AllocatedClaim]
     ) -> Mapping[str, Sequence[Edits] | Exception]:
         """As :meth:`drakit.Driver.prepare_claims`; raises :class:`DriverError`."""
-        answers = await self._ask("PrepareClaims", claims, pb.PreparedClaim)
-        turns = Turns()
-        results: dict[str, Sequence[Edits] | Exception] = {}
-        for uid, answer in answers.items():
-            if isinstance(answer, Exception):
-                results[uid] = answer
-            elif answer.error:
-                results[uid] = DriverError(printable(answer.error))
-            elif any(entries_of(edits) > MAX_EDITS for edits in answer.edits):
-                results[uid] = _fault(f"gave more than {MAX_EDITS:,} edits for a device")
-            else:
-                converted: list[Edits] = []
-                for edits in answer.edits:
-                    converted.append(edits_of(edits))
-                    await turns.give_way()
-                results[uid] = converted
-        return results
+        return await self._ask("PrepareClaims", claims, _prepared)
 
     async def unprepare_claims(
         self, claims: Sequence[AllocatedClaim]
     ) -> Mapping[str, Exception | None]:
         """As :meth:`drakit.Driver.unprepare_claims`; raises :class:`DriverError`."""
-        answers = await self._ask_if_it_can("UnprepareClaims", claims, pb.UnpreparedClaim)
-        if answers is None:
-            return {item.claim.uid: None for item in claims}
-        results: dict[str, Exception | None] = {}
-        for uid, answer in answers.items():
-            if isinstance(answer, Exception):
-                results[uid] = answer
-            else:
-                results[uid] = DriverError(printable(answer.error)) if answer.error else None
-        return results
+        answers = await self._ask_if_it_can("UnprepareClaims", claims, _unprepared)
+        return {item.claim.uid: None for item in claims} if answers is None else answers
 
     async def check_claims(self, claims: Sequence[AllocatedClaim]) -> Mapping[str, bool]:
         """Say of claims whether they are in order; raises :class:`DriverError`."""
-        answers = await self._ask_if_it_can("CheckClaims", claims, pb.CheckedClaim)
+        answers = await self._ask_if_it_can("CheckClaims", claims, _in_order)
         if answers is None:
             return {item.claim.uid: True for item in claims}
-        return {
-            uid: not isinstance(answer, Exception) and answer.in_order
-            for uid, answer in answers.items()
-        }
+        return {uid: answer is True for uid, answer in answers.items()}
 
     async def _ask_if_it_can(
-        self, method: str, claims: Sequence[AllocatedClaim], kind: type[AnswerT]
-    ) -> Mapping[str, AnswerT | Exception] | None:
+        self, method: str, claims: Sequence[AllocatedClaim], read: _Reader[ResultT]
+    ) -> Mapping[str, ResultT | Exception] | None:
         """Call an optional method; None if the backend does not implement it."""
         if method not in self._lacks:
             try:
-                return await self._ask(method, claims, kind)
+                return await self._ask(method, claims, read)
             except _NotImplementedError:
                 self._lacks.add(method)
         return None
 
     async def _ask(
-        self, method: str, claims: Sequence[AllocatedClaim], kind: type[AnswerT]
-    ) -> Mapping[str, AnswerT | Exception]:
+        self, method: str, claims: Sequence[AllocatedClaim], read: _Reader[ResultT]
+    ) -> Mapping[str, ResultT | Exception]:
         """Call a method; gives what was answered by UID, for claims that were asked about."""
-        answers: dict[str, AnswerT | Exception] = {}
-        for request, uids in _requests(claims):
+        answers: dict[str, ResultT | Exception] = {}
+        for request, counts in _requests(claims):
             raw = await self._call(method, request)
             try:
-                self._sort(raw, kind, method=method, uids=uids, answers=answers)
+                answers |= await self._sort(raw, read, method=method, counts=counts)
             except GarbageError as error:
                 raise _fault(f"answered {method} with {error}") from None
         return answers
@@ -161,22 +153,19 @@ class BackendClaims:
                 raise _NotImplementedError(f"its backend {error}") from None
             raise DriverError(f"its backend {error}") from None
 
-    def _sort(
-        self,
-        raw: bytes,
-        kind: type[AnswerT],
-        *,
-        method: str,
-        uids: frozenset[str],
-        answers: dict[str, AnswerT | Exception],
-    ) -> None:
+    async def _sort(
+        self, raw: bytes, read: _Reader[ResultT], *, method: str, counts: Mapping[str, int]
+    ) -> Mapping[str, ResultT | Exception]:
         """Put each part of an answer to its claim; raises :class:`GarbageError`."""
+        answers: dict[str, ResultT | Exception] = {}
+        turns = Turns()
         strange = 0
         for count, (_, part) in enumerate(parts(raw, _CLAIMS, limit=len(raw))):
-            if count > 2 * len(uids):
+            if count > 2 * len(counts):
                 raise GarbageError("more claims than it was asked about")
+            await turns.give_way()
             uid = _uid_of(part)
-            if uid not in uids:
+            if uid is None or uid not in counts:
                 strange += 1
             elif uid in answers:
                 answers[uid] = _fault(f"answered {method} twice for this claim")
@@ -185,37 +174,89 @@ class BackendClaims:
                 answers[uid] = _fault(f"answered {method} with more than {size} KiB for this claim")
             else:
                 try:
-                    answers[uid] = parse(kind, part)
+                    answers[uid] = await read(part, counts[uid], turns)
                 except GarbageError as error:
                     answers[uid] = _fault(f"answered {method} with {error} for this claim")
+                except DriverError as error:
+                    answers[uid] = error
         if strange:
             text = f"it answered {method} for claims that it was not asked about"
             logger.error("backend answers too much", extra={"driver": self._driver, "error": text})
+        return answers
 
 
 class _NotImplementedError(DriverError):
     """The backend does not have a method."""
 
 
-def _requests(claims: Sequence[AllocatedClaim]) -> Iterator[tuple[bytes, frozenset[str]]]:
-    """Write the claims as one request, or as several where one would be too large; all requests
-    have the same form."""
+def _requests(claims: Sequence[AllocatedClaim]) -> Iterator[tuple[bytes, Mapping[str, int]]]:
+    """Write the claims as one request, or as several where one would be too large, with the number
+    of each claim's devices; all requests have the same form."""
     request = pb.PrepareClaimsRequest(claims=[claim_message(item) for item in claims])
     if len(claims) > 1 and request.ByteSize() > MAX_MESSAGE_BYTES:
         half = len(claims) // 2
         yield from _requests(claims[:half])
         yield from _requests(claims[half:])
     else:
-        yield request.SerializeToString(), frozenset(item.claim.uid for item in claims)
+        yield request.SerializeToString(), {item.claim.uid: len(item.devices) for item in claims}
 
 
 def _uid_of(part: bytes) -> str | None:
     """Give the UID of an answer that has not been read yet; None if there is none."""
+    found: bytes | None = None
     try:
-        found = [uid for _, uid in parts(part, _UID, limit=len(part))]
-        return found[-1].decode() if found else None
-    except (GarbageError, UnicodeDecodeError):
+        for count, (_, uid) in enumerate(
+            parts(part, _UID, limit=MAX_UID_BYTES, max_unknown=MAX_FIELDS)
+        ):
+            if count == MAX_UIDS:
+                return None
+            found = uid
+    except TooManyFieldsError:
+        return _text(found)  # whose it is is said first, as a rule; it is refused once it is read
+    except GarbageError:
         return None
+    return _text(found)
+
+
+def _text(raw: bytes | None) -> str | None:
+    return None if raw is None else raw.decode(errors="replace")
+
+
+async def _prepared(part: bytes, count: int, turns: Turns) -> Sequence[Edits]:
+    # Before it is read: a message in it of two bytes takes a hundred, and a thousand as an object.
+    for number, (_, edits) in enumerate(parts(part, _EDITS, limit=len(part))):
+        if number == count:
+            raise _fault("gave edits for more devices than a claim has")
+        try:
+            for _ in parts(edits, frozenset(), max_unknown=MAX_EDITS):
+                pass
+        except TooManyFieldsError:
+            raise _too_many_edits() from None
+        await turns.give_way()
+    answer = parse(pb.PreparedClaim, part)
+    if answer.error:
+        raise DriverError(printable(answer.error))
+    converted: list[Edits] = []
+    for edits in answer.edits:
+        if entries_of(edits) > MAX_EDITS:
+            raise _too_many_edits()
+        converted.append(edits_of(edits))
+        await turns.give_way()
+    return converted
+
+
+async def _unprepared(part: bytes, count: int, turns: Turns) -> None:
+    answer = parse(pb.UnpreparedClaim, part)
+    if answer.error:
+        raise DriverError(printable(answer.error))
+
+
+async def _in_order(part: bytes, count: int, turns: Turns) -> bool:
+    return parse(pb.CheckedClaim, part).in_order
+
+
+def _too_many_edits() -> DriverError:
+    return _fault(f"gave more than {MAX_EDITS:,} edits for a device")
 
 
 def _fault(text: str) -> DriverError:

@@ -61,7 +61,7 @@ PACE_SECONDS = 0.05
 """Between two inventories that are read; the first is read at once."""
 
 SHARE = 9
-MAX_PAUSE_SECONDS = 2.0
+MAX_PAUSE_SECONDS = 5.0
 """Times as long as it took to read one it is waited for the next, but no longer than this: so
 reading takes a tenth of the loop's time, however many devices a backend says again and again."""
 
@@ -168,8 +168,7 @@ class BackendConnection:
                 yield inventory
             if healths := self._health.take():
                 yield HealthReport(devices=healths)
-            pause = min(MAX_PAUSE_SECONDS, SHARE * turns.worked_seconds)
-            await self._wait_over(max(PACE_SECONDS, pause))
+            await self._wait_over(max(PACE_SECONDS, _pause_after(turns)))
 
     async def _inventory(self, turns: Turns) -> Inventory | None:
         """Read the last message of devices, if there is a new one."""
@@ -252,9 +251,10 @@ class BackendConnection:
         try:
             async with aclosing(_messages(self._channel.stream("WatchHealth"))) as messages:
                 async for raw in messages:
-                    await self._take_health(raw)
+                    turns = Turns()
+                    await self._take_health(raw, turns)
                     # Slowly, but all of it: what a message does not name was in another one.
-                    await asyncio.sleep(len(raw) / BYTES_A_SECOND)
+                    await asyncio.sleep(max(len(raw) / BYTES_A_SECOND, _pause_after(turns)))
                     await allowance.wait()
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.UNIMPLEMENTED:
@@ -268,8 +268,7 @@ class BackendConnection:
             return GONE
         return "its backend ended it"
 
-    async def _take_health(self, raw: bytes) -> None:
-        turns = Turns()
+    async def _take_health(self, raw: bytes, turns: Turns) -> None:
         for count, (_, part) in enumerate(parts(raw, _HEALTHS)):
             if count == MAX_DEVICES:
                 raise GarbageError(f"more than {MAX_DEVICES:,} devices")
@@ -296,6 +295,10 @@ class BackendConnection:
     def busy(self, keys: Collection[Hashable]) -> bool:
         """Tell whether calls with these keys have not ended, as :meth:`.Bridge.busy` does."""
         return self._bridge.busy(keys)
+
+
+def _pause_after(turns: Turns) -> float:
+    return min(MAX_PAUSE_SECONDS, SHARE * turns.worked_seconds)
 
 
 async def _messages(stream: Stream) -> AsyncGenerator[bytes]:

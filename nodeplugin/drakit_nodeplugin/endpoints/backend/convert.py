@@ -229,16 +229,24 @@ def _some(given: Collection[Any], convert: Any) -> tuple[Any, ...]:
 
 
 def entries_of(message: pb.Edits) -> int:
-    """Count what a container gets; more than :data:`MAX_EDITS` is not to be converted."""
-    return (
+    """Count what a container gets; more than :data:`MAX_EDITS` is not to be converted, and may be
+    more than it says."""
+    count = (
         len(message.env)
-        + sum(1 + len(mount.options) for mount in message.mounts)
-        + sum(1 + len(hook.args) + len(hook.env) for hook in message.hooks)
+        + len(message.mounts)
+        + len(message.hooks)
         + len(message.device_nodes)
         + len(message.net_devices)
         + len(message.additional_gids)
         + len(message.cdi_devices)
         + len(message.intel_rdt.schemata)
+    )
+    if count > MAX_EDITS:
+        return count  # to look into a message costs a thousand bytes, and there may be many
+    return (
+        count
+        + sum(len(mount.options) for mount in message.mounts)
+        + sum(len(hook.args) + len(hook.env) for hook in message.hooks)
     )
 
 

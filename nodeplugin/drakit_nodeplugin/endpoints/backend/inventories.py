@@ -30,6 +30,9 @@ __all__ = ("InventoryReader",)
 _DEVICES = pb.WatchDevicesResponse.DEVICES_FIELD_NUMBER
 _COUNTER_SETS = pb.WatchDevicesResponse.COUNTER_SETS_FIELD_NUMBER
 _FALLBACK = pb.WatchDevicesResponse.FALLBACK_FIELD_NUMBER
+MAX_FALLBACKS = 16
+"""Times that a message has the field: once, but protobuf allows to say it again, and adds it up."""
+
 _LISTED = frozenset({_DEVICES, _COUNTER_SETS, _FALLBACK})
 _OF_FALLBACK = frozenset({pb.Fallback.DEVICES_FIELD_NUMBER})
 
@@ -52,14 +55,16 @@ class InventoryReader:
         devices = _Things("devices", self._devices, pb.Device, device_of)
         fallback = _Things("devices", self._devices, pb.Device, device_of)
         sets = _Things("counter sets", self._counter_sets, pb.CounterSet, counter_set_of)
-        has_fallback = False
+        fallbacks = 0
         for number, part in parts(raw, _LISTED, limit=len(raw)):
             if number == _DEVICES:
                 devices.add(part)
             elif number == _COUNTER_SETS:
                 sets.add(part)
             else:
-                has_fallback = True
+                fallbacks += 1
+                if fallbacks > MAX_FALLBACKS:
+                    raise GarbageError("many fallbacks")
                 for _, device in parts(part, _OF_FALLBACK):
                     fallback.add(device)
                     await turns.give_way()
@@ -69,7 +74,7 @@ class InventoryReader:
         inventory = Inventory(
             devices=tuple(devices.listed),
             counter_sets=tuple(sets.listed),
-            fallback=tuple(fallback.listed) if has_fallback else None,
+            fallback=tuple(fallback.listed) if fallbacks else None,
         )
         before, self._before = self._before, inventory
         return None if before is not None and _same(inventory, before) else inventory

@@ -46,13 +46,17 @@ class Turns:
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._began_at = self._loop.time()
-        self.worked_seconds = 0.0
-        """In turns that are over; those of others do not count."""
+        self._worked_seconds = 0.0
+
+    @property
+    def worked_seconds(self) -> float:
+        """In all turns, the one that is not over included; those of others do not count."""
+        return self._worked_seconds + self._loop.time() - self._began_at
 
     async def give_way(self) -> None:
         """Let others have their turn if this one has taken long enough."""
         took = self._loop.time() - self._began_at
         if took > TURN_SECONDS:
-            self.worked_seconds += took
+            self._worked_seconds += took
             await asyncio.sleep(0)
             self._began_at = self._loop.time()

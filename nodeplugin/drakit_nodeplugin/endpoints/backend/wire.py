@@ -15,11 +15,15 @@ from typing import TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
-__all__ = ("MAX_PART_BYTES", "GarbageError", "parse", "parts", "printable")
+__all__ = ("MAX_PART_BYTES", "GarbageError", "TooManyFieldsError", "parse", "parts", "printable")
 
 MAX_PART_BYTES = 64 * 1024
 """Of a device, a counter set, or the health of one: the largest that the API would take has a
 quarter of it."""
+
+MAX_UNKNOWN = 20_000
+"""Fields that are passed over in one message: a later version may have one for each device. Passing
+over so many takes a hundredth of a second."""
 
 MAX_TEXT = 1000
 """Characters of a backend's text that go on; of an Event's message there are 1,024."""
@@ -39,21 +43,38 @@ class GarbageError(Exception):
         super().__init__(text)
 
 
+class TooManyFieldsError(GarbageError):
+    """A message has more fields that are not known than one could mean."""
+
+    def __init__(self) -> None:
+        super().__init__("a message with too many fields that are not known")
+
+
 def parts(
-    raw: bytes, known: frozenset[int], *, limit: int = MAX_PART_BYTES
+    raw: bytes,
+    known: frozenset[int],
+    *,
+    limit: int = MAX_PART_BYTES,
+    max_unknown: int = MAX_UNKNOWN,
 ) -> Iterator[tuple[int, bytes]]:
     """
     Give the messages at the top of one, with the numbers of their fields.
 
     Fields that are not known are passed over, as those of a later version. Raises
-    :class:`GarbageError`, also for a part that has more bytes than `limit`.
+    :class:`GarbageError`, also for a part that has more bytes than `limit`, and
+    :class:`TooManyFieldsError` if more than `max_unknown` would be passed over. How many known
+    ones are too many is said by who takes them: it can stop.
     """
-    at, end = 0, len(raw)
+    at, end, unknown = 0, len(raw), 0
     while at < end:
         tag, at = _varint(raw, at)
         number, kind = tag >> 3, tag & 7
         if number == 0 or (number in known and kind != _LENGTH_DELIMITED):
             raise GarbageError
+        if number not in known:
+            unknown += 1
+            if unknown > max_unknown:
+                raise TooManyFieldsError
         if kind == _LENGTH_DELIMITED:
             size, at = _varint(raw, at)
             if at + size > end:

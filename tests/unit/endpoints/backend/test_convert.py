@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from drakit.device import (
@@ -34,7 +36,14 @@ from drakit_nodeplugin.endpoints.backend.convert import (
     health_of,
 )
 from drakit_nodeplugin.endpoints.backend.healthbook import MAX_EARLY, HealthBook
-from drakit_nodeplugin.endpoints.backend.wire import GarbageError, parts, printable
+from drakit_nodeplugin.endpoints.backend.pacing import Turns
+from drakit_nodeplugin.endpoints.backend.wire import (
+    MAX_UNKNOWN,
+    GarbageError,
+    TooManyFieldsError,
+    parts,
+    printable,
+)
 from drakit_nodeplugin.endpoints.endpoint import DeviceKey
 from drakit_proto.backend.v1 import backend_pb2 as pb
 
@@ -212,6 +221,22 @@ def test_fields_of_a_later_version_are_passed_over():
     # A number, eight bytes, four bytes, a text, and then the part that is known.
     raw = b"\x50\x96\x01" + b"\x59" + bytes(8) + b"\x65" + bytes(4) + b"\x6a\x01x" + b"\x0a\x01a"
     assert list(parts(raw, frozenset({1}))) == [(1, b"a")]
+
+
+def test_fields_without_end_are_not_passed_over():
+    numbers = b"\x78\x01"
+    assert list(parts(numbers * MAX_UNKNOWN, frozenset({1}))) == []
+    with pytest.raises(TooManyFieldsError):
+        list(parts(numbers * (MAX_UNKNOWN + 1), frozenset({1})))
+
+
+@pytest.mark.looptime
+async def test_the_turn_that_is_not_over_counts_as_work(monkeypatch):
+    loop = asyncio.get_running_loop()
+    now = loop.time()
+    turns = Turns()
+    monkeypatch.setattr(loop, "time", lambda: now + 2.0)
+    assert turns.worked_seconds == 2.0
 
 
 @pytest.mark.parametrize(

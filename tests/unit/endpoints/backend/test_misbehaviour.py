@@ -42,6 +42,14 @@ def prepared(*claims: pb.PreparedClaim) -> pb.PrepareClaimsResponse:
     return pb.PrepareClaimsResponse(claims=claims)
 
 
+def part(raw: bytes, number: int = 1) -> bytes:
+    """Bytes as a message in another one, in the field of this number."""
+    size, length = len(raw), b""
+    while size > 0x7F:
+        length, size = length + bytes([size & 0x7F | 0x80]), size >> 7
+    return bytes([number << 3 | 2]) + length + bytes([size]) + raw
+
+
 # ------------------------------------------------------------ its streams
 
 
@@ -72,6 +80,16 @@ def prepared(*claims: pb.PreparedClaim) -> pb.PrepareClaimsResponse:
             pb.WatchDevicesResponse(devices=[device("x" * 70_000)]),
             "its backend sent one of devices of more than 64 KiB as its devices",
             id="a-device-that-is-too-large",
+        ),
+        pytest.param(
+            b"\x78\x01" * 2_000_000,
+            "its backend sent a message with too many fields that are not known as its devices",
+            id="numbers-without-end",
+        ),
+        pytest.param(
+            b"\x1a\x00" * 2_000_000,
+            "its backend sent many fallbacks as its devices",
+            id="fallbacks-without-end",
         ),
     ],
 )
@@ -158,6 +176,19 @@ async def test_garbage_of_health_leaves_the_devices_alone(served, backend, liste
     assert served.away() is None
 
 
+async def test_health_with_numbers_without_end_leaves_the_devices_alone(
+    served, backend, listener, caplog
+):
+    await until(lambda: backend.healths)
+    backend.say_health(b"\x78\x01" * 2_000_000)
+    await until(lambda: "too many fields that are not known as the health of" in problems(caplog))
+    assert served.away() is None
+
+
+def problems(caplog) -> str:
+    return " ".join(str(getattr(record, "error", "")) for record in caplog.records)
+
+
 async def test_another_name_after_a_restart_is_another_driver(served, backend, found, listener):
     await backend.stop()
     backend.driver = "nic.example.com"
@@ -213,8 +244,51 @@ async def test_another_name_on_the_same_socket_is_another_driver(served, backend
                 pb.PreparedClaim(uid="uid-a", edits=[pb.Edits(), pb.Edits()]),
                 pb.PreparedClaim(uid="uid-b", edits=[pb.Edits()]),
             ),
-            [None, "2 Edits for 1 devices of a claim"],
+            [None, "gave edits for more devices than a claim has"],
             id="edits-of-too-many-devices",
+        ),
+        pytest.param(
+            prepared(pb.PreparedClaim(uid="uid-b", edits=[pb.Edits()])).SerializeToString()
+            + part(b"\x0a\x05uid-a" + b"\x12\x00" * 200_000),
+            [None, "gave edits for more devices than a claim has"],
+            id="edits-of-devices-without-end",
+        ),
+        pytest.param(
+            prepared(
+                pb.PreparedClaim(uid="uid-a"),
+                pb.PreparedClaim(uid="uid-b", edits=[pb.Edits()]),
+            ),
+            [None, "0 Edits for 1 devices of a claim"],
+            id="edits-of-too-few-devices",
+        ),
+        pytest.param(
+            # What would be garbage if it were read: but it is too much to be read.
+            part(b"\x0a\x05uid-a" + part(b"\x1a\x00" * 200_000 + b"\x0a\x01\xff", 2))
+            + prepared(pb.PreparedClaim(uid="uid-b", edits=[pb.Edits()])).SerializeToString(),
+            [None, "gave more than 1,000 edits for a device"],
+            id="mounts-without-end",
+        ),
+        pytest.param(
+            prepared(
+                pb.PreparedClaim(
+                    uid="uid-a",
+                    edits=[pb.Edits(mounts=[pb.Mount(options=["rw"] * 500) for _ in range(2)])],
+                ),
+                pb.PreparedClaim(uid="uid-b", edits=[pb.Edits()]),
+            ),
+            [None, "gave more than 1,000 edits for a device"],
+            id="options-without-end",
+        ),
+        pytest.param(
+            part(b"\x0a\x05uid-a" * 10_000)
+            + prepared(pb.PreparedClaim(uid="uid-b", edits=[pb.Edits()])).SerializeToString(),
+            [None, "nothing for this claim"],
+            id="uids-without-end",
+        ),
+        pytest.param(
+            b"\x78\x01" * 1_000_000,
+            ["answered PrepareClaims with a message with too many fields that are not known"] * 2,
+            id="numbers-without-end",
         ),
         pytest.param(
             prepared(
