@@ -162,6 +162,10 @@ class FakeDevicePlugin:
             self._end = True
             self._news.notify_all()
 
+    async def start_streams(self) -> None:
+        """Let streams live again."""
+        self._end = False
+
     # ------------------------------------------------------------ what it serves
 
     async def _options(self, request: bytes, context: Any) -> bytes:

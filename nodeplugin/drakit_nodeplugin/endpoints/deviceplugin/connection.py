@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -44,8 +43,6 @@ __all__ = (
     "PluginConnection",
     "PluginFailedError",
     "Registration",
-    "SocketIdentity",
-    "identity_of",
 )
 
 logger = logging.getLogger(__name__)
@@ -82,11 +79,11 @@ _OPTIONS = [
     ("grpc.max_receive_message_length", MAX_BYTES),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
+    # Channels to one path would share their connection: a plugin's next process, which listens at
+    # the same path, would be taken for the one that ends.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_retries", 0),
 ]
-
-SocketIdentity = tuple[int, int]
-"""What tells a socket from another one of the same path: its inode, and when it was made (an inode
-is used again at once)."""
 
 MessageT = TypeVar("MessageT", bound=Message)
 
@@ -104,24 +101,12 @@ class PluginFailedError(Exception):
     """A call of a device plugin failed. The text is a sentence that names the plugin."""
 
 
-def identity_of(path: Path) -> SocketIdentity | None:
-    """Look which socket is at a path; None if there is nothing. Blocks."""
-    try:
-        found = os.lstat(path)
-    except OSError:
-        return None
-    return found.st_ino, found.st_mtime_ns
-
-
 class PluginConnection:
     """A connection to one device plugin: `open`, then `next` again and again, then `close`."""
 
     def __init__(self, registration: Registration, *, remarks: Remarks) -> None:
         self.registration = registration
         self.pre_start_required = registration.pre_start_required
-        self.identity: SocketIdentity | None = None
-        self.opened_at = 0.0
-        """When its socket was looked at; loop time."""
 
         self._plugin = f"the device plugin of {registration.resource}"
         self._remarks = remarks
@@ -129,6 +114,7 @@ class PluginConnection:
         self._channel: Any = grpc.aio.insecure_channel(
             f"unix:{quote(str(registration.socket))}", options=_OPTIONS
         )
+        self._asking_options: Any = None
         self._messages: LatestMessages | None = None
         self._listed: Listed | None = None
         self._held: Inventory | None = None
@@ -139,16 +125,17 @@ class PluginConnection:
     async def open(self) -> None:
         """Connect; raises :class:`ConnectionEndedError`, after which `close` is due as well."""
         await self._ask_options()
-        self.opened_at = asyncio.get_running_loop().time()
-        self.identity = await asyncio.to_thread(identity_of, self.registration.socket)
+        if self._over is not None:
+            raise self._over
         call = self._channel.unary_stream(f"{_METHOD}ListAndWatch")
         self._messages = LatestMessages(aiter(call(b"")))
-        if self._over is not None:
-            self._messages.end(self._over)
 
     async def _ask_options(self) -> None:
+        call = self._channel.unary_unary(f"{_METHOD}GetDevicePluginOptions")
+        # It may begin to listen only after it has registered.
+        self._asking_options = call(b"", timeout=CONNECT_SECONDS, wait_for_ready=True)
         try:
-            raw = await self._ask("GetDevicePluginOptions", b"", seconds=CONNECT_SECONDS)
+            raw = await self._asking_options
             self.pre_start_required = _parsed(pb.DevicePluginOptions(), raw).pre_start_required
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.UNIMPLEMENTED:
@@ -164,11 +151,7 @@ class PluginConnection:
         except asyncio.CancelledError:
             if cancelled_by_owner():
                 raise
-            raise ConnectionEndedError("its connection was closed") from None
-
-    async def _ask(self, what: str, request: bytes, *, seconds: float) -> bytes:
-        call = self._channel.unary_unary(f"{_METHOD}{what}")
-        return await call(request, timeout=seconds, wait_for_ready=self._messages is None)
+            raise self._over or ConnectionEndedError("its connection was closed") from None
 
     async def hold_first(self, *, seconds: float) -> bool:
         """Take its first list, and keep it for `next`; tells whether it came in time. Raises
@@ -226,8 +209,11 @@ class PluginConnection:
         return read() if len(raw) <= IN_LOOP_BYTES else await asyncio.to_thread(read)
 
     def end(self, error: ConnectionEndedError) -> None:
-        """It is over: who waits for its next list gets this error. It is not closed by this."""
+        """It is over: who waits for its next list, or opens it, gets this error. It is not closed
+        by this."""
         self._over = self._over or error
+        if self._asking_options is not None:
+            self._asking_options.cancel()
         if self._messages is not None:
             self._messages.end(self._over)
 
@@ -267,7 +253,8 @@ class PluginConnection:
         if (away := self.away) is not None:
             raise PluginFailedError(f"{self._plugin} is away: {away}")
         try:
-            return await self._ask(what, request.SerializeToString(), seconds=seconds)
+            call = self._channel.unary_unary(f"{_METHOD}{what}")
+            return await call(request.SerializeToString(), timeout=seconds)
         except grpc.aio.AioRpcError as error:
             raise self._failed(what, error, seconds=seconds) from None
         except asyncio.CancelledError:

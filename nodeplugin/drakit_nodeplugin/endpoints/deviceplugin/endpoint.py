@@ -2,8 +2,10 @@
 The device plugin of one resource: connected once it has registered, replaced when it does so again,
 stopped when it is gone.
 
-As with the kubelet, nothing is tried again without a registration: a plugin whose stream ends, or
-whose socket is removed or made anew, is away until it registers. One that registers while it is
+As with the kubelet, a plugin whose stream ends is away until it registers, and what becomes of its
+socket while the stream lives is its own business. But where the kubelet connects within a
+registration, and refuses it if that fails, here the plugin has its answer by then: so a
+registration that could not be connected to is tried again. A plugin that registers while it is
 still there is connected anew beside the old connection, which goes when the new one has listed its
 devices; nothing is told of a stop then.
 
@@ -14,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import suppress
 
 from drakit.device import Inventory
@@ -24,7 +26,6 @@ from drakit_nodeplugin.endpoints.deviceplugin.connection import (
     LIST_SECONDS,
     PluginConnection,
     Registration,
-    SocketIdentity,
 )
 from drakit_nodeplugin.endpoints.deviceplugin.remarks import Remarks
 from drakit_nodeplugin.endpoints.endpoint import (
@@ -40,7 +41,7 @@ __all__ = ("DevicePluginEndpoint", "PluginAwayError")
 logger = logging.getLogger(__name__)
 
 REPLACE_SECONDS = 1.0
-"""From one replacement of a connection to the next, however often a plugin registers."""
+"""From one attempt to connect to the next, however often a plugin registers."""
 
 REPLACED_SECONDS = 5.0
 """How long calls of a connection that another one replaces may take to end."""
@@ -106,15 +107,18 @@ class DevicePluginEndpoint:
         self.resource = resource
         self._remarks = remarks
         self._news = asyncio.Event()
-        self._pending: Registration | None = None
+        """That anything below may be otherwise than it was."""
         self._last: Registration | None = None
-        """What it has registered last."""
+        """What it has registered last; None if that holds no more."""
         self._used: Registration | None = None
-        """What was connected to last, with or without success."""
+        """What was connected to last, with success."""
+        self._tried: Registration | None = None
+        """What it was tried to connect to last."""
         self._barred: str | None = None
         self._waiting = False
         """Whether it is away until it registers."""
-        self._replacing = False
+        self._opening: PluginConnection | None = None
+        """Of one that registers again, or is away; there are never two."""
         self._presence: _Presence | None = None
         self._closing: set[asyncio.Task[None]] = set()
         self._lifecycle = Lifecycle(resource, self._connect, listener=listener, pause=self._pause)
@@ -122,13 +126,16 @@ class DevicePluginEndpoint:
     # ------------------------------------------------------------ what others say
 
     def register(self, registration: Registration) -> None:
-        """It has registered; of several registrations that wait the last one counts."""
-        self._pending = self._last = registration
+        """It has registered; of several registrations the last one counts."""
+        self._last = registration
+        opening = self._opening
+        if opening is not None and opening.registration.socket != registration.socket:
+            opening.end(ConnectionEndedError("it registered again"))
         self._news.set()
 
     def forget(self, reason: str) -> None:
         """Its registration holds no more; it is away for this reason until it registers anew."""
-        self._pending = self._last = self._used = None
+        self._last = self._used = self._tried = None
         self._end(reason)
 
     def bar(self, reason: str) -> None:
@@ -137,25 +144,16 @@ class DevicePluginEndpoint:
         self._end(reason)
 
     def unbar(self) -> None:
-        """It may be used again, as it has registered before."""
-        self._barred = None
-        if self._last is not None:
-            self.register(self._last)
-
-    def look(self, sockets: Mapping[str, SocketIdentity], *, began_at: float) -> None:
-        """Compare its socket with what is in the directory; the look began at this loop time."""
-        presence = self._presence
-        if presence is None or presence.over or self._replacing or self._pending is not None:
-            return
-        connection = presence.current
-        found = sockets.get(connection.registration.socket.name)
-        if connection.opened_at < began_at and found != connection.identity:
-            how = "removed" if found is None else "made anew"
-            connection.end(ConnectionEndedError(f"its socket was {how}"))
+        """It may be used again, as it has registered last."""
+        self._barred = self._used = self._tried = None
+        self._news.set()
 
     def _end(self, reason: str) -> None:
+        error = ConnectionEndedError(reason)
         if self._presence is not None:
-            self._presence.current.end(ConnectionEndedError(reason))
+            self._presence.current.end(error)
+        if self._opening is not None:
+            self._opening.end(error)
 
     # ------------------------------------------------------------ how it is
 
@@ -165,7 +163,7 @@ class DevicePluginEndpoint:
         if self._barred is not None:
             return self._barred
         away = self._lifecycle.away
-        if away is not None and self._waiting:
+        if away is not None and self._waiting and self._wanted is None:
             return f"{away}, and it has not registered since"
         return away
 
@@ -180,6 +178,17 @@ class DevicePluginEndpoint:
     def barred(self) -> bool:
         """Whether it may not be used."""
         return self._barred is not None
+
+    @property
+    def _wanted(self) -> Registration | None:
+        """What is to be connected to; None if that is done, or may not be."""
+        done = self._last is self._used or self._barred is not None
+        return None if done else self._last
+
+    @property
+    def _new(self) -> Registration | None:
+        """What is to be connected to, and was not tried yet."""
+        return None if self._wanted is self._tried else self._wanted
 
     # ------------------------------------------------------------ its life
 
@@ -203,40 +212,58 @@ class DevicePluginEndpoint:
 
     async def _pause(self, seconds: float) -> None:
         """Wait before it is connected again, but not after its first end in a while: as it has to
-        register first, it is as slow as it likes to be."""
-        if seconds > lifecycle.RECONNECT_SECONDS[0]:
-            await asyncio.sleep(seconds)
+        register first, it is as slow as it likes to be. A new registration shortens it."""
+        if seconds <= lifecycle.RECONNECT_SECONDS[0]:
+            return
+        least = asyncio.create_task(asyncio.sleep(min(seconds, REPLACE_SECONDS)))
+        try:
+            async with asyncio.timeout(seconds):
+                while self._new is None:
+                    await self._more_news()
+        except TimeoutError:
+            pass
+        else:
+            await least
+        finally:
+            least.cancel()
+
+    async def _more_news(self) -> None:
+        # Of two who wait both are woken, and each looks again at all there is before it waits.
+        await self._news.wait()
+        self._news.clear()
 
     async def _connect(self) -> _Presence:
         """Wait for a registration, and connect."""
         self._presence = None
-        if self._last is not self._used:
-            # Its latest registration was to replace a connection, and could not.
-            self._pending = self._last
-        self._waiting = True
-        while self._barred is not None or self._pending is None:
-            await self._news.wait()
-            self._news.clear()
-        self._waiting = False
-        connection = await self._opened(self._take())
-        try:
-            await connection.hold_first(seconds=LIST_SECONDS)
-        except BaseException:
-            await connection.close()
-            raise
-        self._presence = _Presence(connection)
-        return self._presence
+        if self._opening is not None:
+            # What was to replace it is what there is now, and need not have listed its devices.
+            self._opening.end(ConnectionEndedError("the one before it is gone"))
+        while True:
+            self._waiting = True
+            while self._opening is not None or (registration := self._wanted) is None:
+                await self._more_news()
+            self._waiting = False
+            try:
+                connection, _ = await self._opened(registration, list_seconds=LIST_SECONDS)
+            except ConnectionEndedError:
+                if self._new is None:
+                    raise
+                await asyncio.sleep(REPLACE_SECONDS)  # another registration holds instead
+            else:
+                self._presence = _Presence(connection)
+                return self._presence
 
-    def _take(self) -> Registration:
-        taken, self._pending = self._pending, None
-        assert taken is not None
-        self._used = taken
-        return taken
-
-    async def _opened(self, registration: Registration) -> PluginConnection:
-        connection = PluginConnection(registration, remarks=self._remarks)
+    async def _opened(
+        self, registration: Registration, *, list_seconds: float
+    ) -> tuple[PluginConnection, bool]:
+        """Connect, and tell whether it has listed its devices in this time. Raises
+        :class:`ConnectionEndedError`."""
+        self._tried = registration
+        self._opening = connection = PluginConnection(registration, remarks=self._remarks)
         try:
             await connection.open()
+            self._used = registration
+            has_listed = await connection.hold_first(seconds=list_seconds)
             if self._barred is not None:
                 raise ConnectionEndedError(self._barred)
             if self._last is None:
@@ -252,44 +279,39 @@ class DevicePluginEndpoint:
         except BaseException:
             await connection.close()
             raise
-        return connection
+        finally:
+            self._opening = None
+            self._news.set()
+        return connection, has_listed
 
     async def _replace(self) -> None:
         """Put new connections in the place of those that live."""
         while True:
-            presence = self._presence
-            alive = presence is not None and not presence.over and self._barred is None
-            if alive and self._pending is not None:
-                await self._replace_with(self._take())
-                await asyncio.sleep(REPLACE_SECONDS)
+            presence, registration = self._presence, self._new
+            if presence is None or presence.over or registration is None:
+                await self._more_news()
                 continue
-            await self._news.wait()
-            self._news.clear()
+            await self._replace_with(registration, presence)
+            await asyncio.sleep(REPLACE_SECONDS)
 
-    async def _replace_with(self, registration: Registration) -> None:
-        before, self._replacing = self._presence, True
-        connection: PluginConnection | None = None
+    async def _replace_with(self, registration: Registration, presence: _Presence) -> None:
+        before = self._used
         try:
-            connection = await self._opened(registration)
-            if not await connection.hold_first(seconds=CONNECT_SECONDS):
+            connection, has_listed = await self._opened(registration, list_seconds=CONNECT_SECONDS)
+            if not has_listed or self._presence is not presence or presence.over:
+                await connection.close()
                 raise ConnectionEndedError("it does not list its devices")
         except ConnectionEndedError as error:
-            self._used = None
+            # It is tried again once the one that lives has ended.
+            if self._used is registration:
+                self._used = before
+            self._news.set()
             facts = {"endpoint": self.resource, "error": error.reason}
             logger.warning("device plugin registered again and cannot be reached", extra=facts)
-        else:
-            presence = self._presence
-            if presence is before and presence is not None and not presence.over:
-                old, presence.current = presence.current, connection
-                old.end(ConnectionEndedError("it registered again"))
-                self._close_later(old)
-                connection = None
-            else:
-                self.register(registration)  # in the meantime it was stopped
-        finally:
-            self._replacing = False
-            if connection is not None:
-                await connection.close()
+            return
+        old, presence.current = presence.current, connection
+        old.end(ConnectionEndedError("it registered again"))
+        self._close_later(old)
 
     def _close_later(self, connection: PluginConnection) -> None:
         task = asyncio.create_task(connection.close(grace_seconds=REPLACED_SECONDS))

@@ -2,9 +2,10 @@
 ``kubelet.sock``, at which device plugins register: served for as long as it is our turn.
 
 As the kubelet at its start, it first removes all sockets from the directory, so that plugins notice
-and register anew. The socket is bound under another name and moved to its place: there it listens
+and register anew. The socket is bound under another name and linked to its place: there it listens
 from the first moment on, and gRPC, which removes what it has bound, never removes the one that
-another instance has put in its place since.
+another instance has put in its place since. It is a link and no rename, as many plugins watch the
+directory for files that are created, and a renamed one is none.
 
 It must not know who may register, or what a registration leads to.
 """
@@ -22,10 +23,9 @@ from pathlib import Path
 
 import grpc.aio
 
-from drakit_nodeplugin.endpoints.deviceplugin.connection import SocketIdentity, identity_of
 from drakit_nodeplugin.endpoints.deviceplugin.registration import REGISTRATION_SOCKET
 
-__all__ = ("KubeletSocket", "sockets_in")
+__all__ = ("KubeletSocket",)
 
 logger = logging.getLogger(__name__)
 
@@ -42,16 +42,18 @@ MAX_CALLS = 64
 """Registrations at once."""
 
 
-def sockets_in(directory: Path) -> dict[str, SocketIdentity]:
-    """Give the sockets of a directory by name; none if there is no directory. Blocks."""
-    found: dict[str, SocketIdentity] = {}
-    with suppress(OSError):
-        for entry in os.scandir(directory):
-            with suppress(OSError):
-                status = entry.stat(follow_symlinks=False)
-                if not stat.S_ISDIR(status.st_mode):
-                    found[entry.name] = (status.st_ino, status.st_mtime_ns)
-    return found
+SocketIdentity = tuple[int, int]
+"""What tells a socket from another one of the same path: its inode, and when it was made (an inode
+is used again at once)."""
+
+
+def identity_of(path: Path) -> SocketIdentity | None:
+    """Look which socket is at a path; None if there is nothing. Blocks."""
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns
 
 
 class KubeletSocket:
@@ -145,7 +147,10 @@ class KubeletSocket:
     def _put_in_place(self, bound: Path) -> SocketIdentity | None:
         os.chmod(bound, 0o600)  # root alone may register, as with the kubelet's directory
         identity = identity_of(bound)
-        os.replace(bound, self.path)
+        with suppress(FileNotFoundError):
+            os.unlink(self.path)
+        os.link(bound, self.path)
+        os.unlink(bound)
         return identity
 
     async def stop(self) -> None:

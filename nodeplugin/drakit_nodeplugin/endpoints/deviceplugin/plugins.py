@@ -28,7 +28,7 @@ from drakit_nodeplugin.endpoints.deviceplugin.connection import Registration
 from drakit_nodeplugin.endpoints.deviceplugin.endpoint import DevicePluginEndpoint
 from drakit_nodeplugin.endpoints.deviceplugin.hostpaths import HostDevices
 from drakit_nodeplugin.endpoints.deviceplugin.kubeletresources import KubeletResources
-from drakit_nodeplugin.endpoints.deviceplugin.kubeletsocket import KubeletSocket, sockets_in
+from drakit_nodeplugin.endpoints.deviceplugin.kubeletsocket import KubeletSocket
 from drakit_nodeplugin.endpoints.deviceplugin.names import pool_of
 from drakit_nodeplugin.endpoints.deviceplugin.registration import RefusedError, RegistrationService
 from drakit_nodeplugin.endpoints.deviceplugin.remarks import Remarks
@@ -43,9 +43,6 @@ logger = logging.getLogger(__name__)
 
 MAX_RESOURCES = 256
 """Of a node; each is known until the node plugin ends."""
-
-LOOK_SECONDS = 1.0
-"""Between two looks at the plugins' sockets."""
 
 KUBELET_SECONDS = 30.0
 """Between two looks at what the kubelet's own device manager serves."""
@@ -112,7 +109,6 @@ class DevicePlugins:
                 self._begin(endpoint)
             parts = {
                 "registration of device plugins": self._socket.run,
-                "sockets of device plugins": self._look_at_sockets,
                 "the kubelet's resources": self._look_at_kubelet,
             }
             for name, part in parts.items():
@@ -137,21 +133,23 @@ class DevicePlugins:
         """Take a registration; raises :class:`RefusedError`."""
         resource = registration.resource
         served = await self._kubelet.names()
-        endpoint = self._endpoints.get(resource)
-        if served is not None and resource in served:
-            text = _served_by_kubelet(resource)
-            if endpoint is not None and not endpoint.barred:
-                endpoint.bar(text)
-            raise RefusedError(
-                text,
-                code=grpc.StatusCode.FAILED_PRECONDITION,
-                reason="ResourceServedByKubelet",
-            )
         if not self._surroundings.primary.is_set():
             raise RefusedError(
                 f"the device plugin of {resource} is refused: another instance of the node plugin "
                 f"is in charge now; register again at its kubelet.sock",
                 code=grpc.StatusCode.UNAVAILABLE,
+            )
+        endpoint = self._endpoints.get(resource)
+        if served is not None and resource in served:
+            text = _served_by_kubelet(resource)
+            if endpoint is not None:
+                # Once it is served no more, this registration holds, and not the one before it.
+                endpoint.bar(text)
+                endpoint.register(registration)
+            raise RefusedError(
+                text,
+                code=grpc.StatusCode.FAILED_PRECONDITION,
+                reason="ResourceServedByKubelet",
             )
         if endpoint is None:
             endpoint = self._made(resource)
@@ -192,17 +190,6 @@ class DevicePlugins:
                     endpoint.bar(text)
                 elif endpoint.resource not in served and endpoint.barred:
                     endpoint.unbar()
-
-    async def _look_at_sockets(self) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            await asyncio.sleep(LOOK_SECONDS)
-            if not self._endpoints:
-                continue
-            began_at = loop.time()
-            sockets = await asyncio.to_thread(sockets_in, self._directory)
-            for endpoint in list(self._endpoints.values()):
-                endpoint.look(sockets, began_at=began_at)
 
     # ------------------------------------------------------------ what the engine calls
 

@@ -14,7 +14,7 @@ import pytest
 from drakit import AllocatedDevice, ClaimReference
 from drakit.device import Edits, Inventory
 from drakit_nodeplugin.endpoints import lifecycle
-from drakit_nodeplugin.endpoints.deviceplugin import kubeletsocket, plugins
+from drakit_nodeplugin.endpoints.deviceplugin import endpoint, kubeletsocket
 from drakit_nodeplugin.endpoints.deviceplugin.hostpaths import HostDevices
 from drakit_nodeplugin.endpoints.deviceplugin.plugins import DevicePlugins
 from drakit_nodeplugin.endpoints.deviceplugin.source import DevicePluginsSource
@@ -128,7 +128,7 @@ def short_delays(monkeypatch) -> None:
     """What takes a second takes a fiftieth of it."""
     monkeypatch.setattr(lifecycle, "RECONNECT_SECONDS", (0.01, 0.02))
     monkeypatch.setattr(kubeletsocket, "LOOK_SECONDS", 0.02)
-    monkeypatch.setattr(plugins, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(endpoint, "REPLACE_SECONDS", 0.02)
 
 
 @pytest.fixture

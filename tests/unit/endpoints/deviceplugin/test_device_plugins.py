@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
+import os
+import re
 import socket
 
 import grpc
@@ -10,7 +13,13 @@ import grpc.aio
 import pytest
 
 from drakit.device import Edits
-from drakit_nodeplugin.endpoints.deviceplugin import connection, plugins, registration
+from drakit_nodeplugin.endpoints import lifecycle
+from drakit_nodeplugin.endpoints.deviceplugin import (
+    connection,
+    endpoint,
+    plugins,
+    registration,
+)
 from drakit_nodeplugin.endpoints.deviceplugin.names import pool_of
 from drakit_nodeplugin.endpoints.errors import DeviceFailedError, EndpointStoppedError
 from drakit_proto.kubelet.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
@@ -156,21 +165,154 @@ async def test_one_that_registers_again_and_lists_later_is_taken_when_the_first_
         await world.until_listed("thing-9")
 
 
-async def test_a_removed_socket_is_a_stop(world, plugin):
+async def test_what_becomes_of_a_socket_is_no_stop_while_the_stream_lives(world, plugin):
     plugin.socket.unlink()
-    assert await world.until_stopped() == "its socket was removed"
-
-
-async def test_a_socket_made_anew_waits_for_a_registration(world, plugin, directory):
-    plugin.socket.unlink()
-    other = FakeDevicePlugin(directory)
-    await other.start()
-    assert "its socket was" in await world.until_stopped()
+    plugin.socket.write_text("another file")
     await asyncio.sleep(0.1)
-    assert world.health() == {}
-    await other.register()
+    assert world.stops() == []
+    await plugin.list("thing-5")
+    await world.until_listed("thing-5")
+    await plugin.end_streams()
+    assert await world.until_stopped() == "its stream ended"
+
+
+async def test_a_predecessor_that_removes_its_successors_socket_does_no_harm(
+    world, plugin, directory
+):
+    plugin.socket.unlink()
+    async with FakeDevicePlugin(directory, devices=["thing-9"]) as new:
+        await world.until_listed("thing-9")
+        await plugin.stop()
+        new.socket.unlink(missing_ok=True)
+        await asyncio.sleep(0.1)
+        assert world.stops() == []
+        await world.prepare("thing-9")
+        assert new.allocated == [["thing-9"]]
+
+
+async def test_a_new_process_at_the_same_path_is_connected_and_not_the_old_one(
+    world, plugin, directory
+):
+    plugin.socket.unlink()
+    async with FakeDevicePlugin(directory, devices=["thing-9"]) as new:
+        await world.until_listed("thing-9")
+        await world.prepare("thing-9")
+        assert (plugin.allocated, new.allocated) == ([], [["thing-9"]])
+        await until(lambda: plugin.streams == 0)
+        assert world.stops() == []
+
+
+async def test_a_plugin_that_listens_late_is_found_without_registering_again(
+    world, directory, monkeypatch
+):
+    monkeypatch.setattr(connection, "CONNECT_SECONDS", 0.1)
+    plugin = FakeDevicePlugin(directory)
+    await plugin.register()
+    await world.until_stopped()
+    await plugin.start()
     await world.until_listed("thing-0", "thing-1")
-    await other.stop()
+    await plugin.stop()
+
+
+async def test_a_stream_that_has_ended_is_not_tried_again(world, plugin):
+    await plugin.end_streams()
+    await world.until_stopped()
+    await plugin.start_streams()
+    await asyncio.sleep(0.2)
+    assert plugin.streams == 0
+    await plugin.register()
+    await world.until_listed("thing-0", "thing-1")
+
+
+@pytest.mark.parametrize("when", ["while-it-is-waited-for", "afterwards"])
+async def test_a_slow_successor_is_taken_once_its_predecessor_has_ended(
+    world, plugin, directory, monkeypatch, when
+):
+    during = when == "while-it-is-waited-for"
+    seconds = 0.3 if during else 0.05
+    monkeypatch.setattr(endpoint, "CONNECT_SECONDS", seconds)
+    monkeypatch.setattr(endpoint, "LIST_SECONDS", 0.05)
+    async with FakeDevicePlugin(directory, endpoint="other.sock", devices=None) as new:
+        await until(lambda: new.streams == 1)
+        if not during:
+            await until(lambda: new.streams == 0)
+        await plugin.stop()
+        await world.until_stopped()
+        await asyncio.sleep(0.4)
+        await new.list("thing-9")
+        await world.until_listed("thing-9")
+
+
+async def test_a_good_registration_does_not_wait_for_a_bad_one(world, directory):
+    plugin = FakeDevicePlugin(directory)
+    await plugin.register(endpoint="nothing.sock")
+    await plugin.start()
+    await asyncio.sleep(0.05)
+    await plugin.register()
+    await world.until_listed("thing-0", "thing-1")  # and not after CONNECT_SECONDS
+    assert world.stops() == []
+    await plugin.stop()
+
+
+async def test_a_good_registration_does_not_wait_for_a_bad_replacement(world, plugin, directory):
+    await plugin.register(endpoint="nothing.sock")
+    await asyncio.sleep(0.05)
+    async with FakeDevicePlugin(directory, endpoint="other.sock", devices=["thing-9"]):
+        await world.until_listed("thing-9")
+    assert world.stops()[:-1] == []
+
+
+async def test_a_registration_ends_the_pause_before_the_next_attempt(
+    directory, short_delays, monkeypatch
+):
+    monkeypatch.setattr(lifecycle, "RECONNECT_SECONDS", (0.01, 600.0))
+    monkeypatch.setattr("drakit.backoff.Backoff.next_seconds", lambda self: 600.0)
+    async with World(directory).running() as world:
+        plugin = FakeDevicePlugin(directory)
+        await plugin.start()
+        await plugin.register()
+        await world.until_listed("thing-0", "thing-1")
+        await plugin.stop()
+        await world.until_stopped()
+        await plugin.start()
+        await plugin.register()
+        await world.until_listed("thing-0", "thing-1")
+        await plugin.stop()
+
+
+async def test_one_that_registers_while_its_first_list_is_awaited_is_replaced_after_it(
+    world, directory
+):
+    async with FakeDevicePlugin(directory, devices=None) as plugin:
+        await until(lambda: plugin.streams == 1)
+        await plugin.register()
+        await plugin.list("thing-0")
+        await until(lambda: len(world.told.get(THING, [])) == 2)
+        assert world.stops() == []
+
+
+@pytest.mark.parametrize("cause", ["bar", "forget"])
+@pytest.mark.parametrize("replaces", [False, True], ids=["first", "replacement"])
+async def test_what_may_not_be_used_while_its_list_is_awaited_is_not_used_after_it(
+    world, directory, cause, replaces
+):
+    if replaces:
+        first = FakeDevicePlugin(directory, endpoint="first.sock", devices=["old"])
+        await first.start()
+        await first.register()
+        await world.until_listed("old")
+    async with FakeDevicePlugin(directory, devices=None) as plugin:
+        await until(lambda: plugin.streams == 1)
+        getattr(world.plugins._endpoints[THING], cause)("it may not be used")
+        await until(lambda: plugin.streams == 0)
+        await plugin.list("thing-0")
+        assert "it may not be used" in await world.until_stopped()
+        await asyncio.sleep(0.1)
+        assert plugin.streams == 0
+        assert world.health() == {}
+    if replaces:
+        assert first.streams == 0
+        await first.stop()
 
 
 async def test_a_plugin_that_listens_nowhere_is_told(world, directory, monkeypatch):
@@ -234,6 +376,29 @@ async def test_only_sockets_are_removed_at_the_beginning(directory, short_delays
         }
 
 
+async def test_the_registration_socket_is_seen_by_who_watches_for_created_files(
+    directory, short_delays
+):
+    seen = created_in(directory)
+    async with World(directory).running():
+        assert "kubelet.sock" in seen()
+        assert {path.name for path in directory.iterdir()} == {"kubelet.sock"}
+
+
+def created_in(directory):
+    """Watch for created files, and for nothing else."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    watch = libc.inotify_init1(os.O_NONBLOCK)
+    assert libc.inotify_add_watch(watch, os.fsencode(directory), 0x100) > 0
+
+    def names():
+        raw = os.read(watch, 65536)
+        os.close(watch)
+        return re.findall(r"[\w.-]+\.sock", raw.decode("latin-1"))
+
+    return names
+
+
 async def test_a_registration_socket_that_was_removed_is_made_anew(world, plugin, directory):
     (directory / "kubelet.sock").unlink()
     await until((directory / "kubelet.sock").exists)
@@ -289,6 +454,27 @@ async def test_a_resource_that_the_kubelet_begins_to_serve_is_stopped_until_it_e
         assert world.health() == {}
         world.kubelet = set()
         await world.until_listed("thing-0", "thing-1")
+
+
+async def test_of_a_resource_that_the_kubelet_serves_no_more_the_last_registration_holds(
+    directory, short_delays, monkeypatch
+):
+    monkeypatch.setattr(plugins, "KUBELET_SECONDS", 0.02)
+    monkeypatch.setattr(
+        "drakit_nodeplugin.endpoints.deviceplugin.kubeletresources.FRESH_SECONDS", 0
+    )
+    async with World(directory).running() as world, FakeDevicePlugin(directory) as old:
+        await world.until_listed("thing-0", "thing-1")
+        world.kubelet = {THING}
+        await world.until_stopped()
+        await old.stop()
+        new = FakeDevicePlugin(directory, endpoint="new.sock", devices=["thing-9"])
+        await new.start()
+        with pytest.raises(grpc.aio.AioRpcError, match="own device manager"):
+            await new.register()
+        world.kubelet = set()
+        await world.until_listed("thing-9")
+        await new.stop()
 
 
 async def test_a_kubelet_that_says_nothing_refuses_nobody(world, directory):
