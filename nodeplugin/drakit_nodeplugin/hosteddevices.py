@@ -27,9 +27,9 @@ __all__ = ("HostedDevices",)
 
 logger = logging.getLogger(__name__)
 
-UNPREPARING_SECONDS = 5.0
-"""Between two looks for devices that are still being unprepared; what is at both is tainted. An
-unprepare that goes well takes milliseconds, and is not worth a write."""
+UNPREPARING_ROUNDS = 5
+"""A second each, between two looks for devices that are still being unprepared; what is at both is
+tainted. An unprepare that goes well takes milliseconds, and is not worth a write."""
 
 
 class HostedDevices:
@@ -150,8 +150,9 @@ class HostedDevices:
 
     async def _watch_unpreparing(self) -> None:
         while True:
-            await asyncio.sleep(UNPREPARING_SECONDS)
-            await self._looks.until(lambda: self._watch.changed() or bool(self._unpreparing))
+            await self._looks.until(
+                lambda: self._watch.changed() or bool(self._unpreparing), rounds=UNPREPARING_ROUNDS
+            )
             try:
                 now = await self._checkpoint.unpreparing_devices()
             except CheckpointError:

@@ -16,7 +16,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 
 __all__ = ("Looks",)
 
@@ -24,7 +26,11 @@ PERIOD_SECONDS = 1.0
 """Between two rounds: half of the 2 s within which a CDI file must be back, and how long slices
 wait when the instance that published them has ended."""
 
-Look = Callable[[], bool]
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Waiting:
+    look: Callable[[], bool]
+    rounds: int
 
 
 class Looks:
@@ -32,17 +38,18 @@ class Looks:
 
     def __init__(self, *, period_seconds: float = PERIOD_SECONDS) -> None:
         self._period_seconds = period_seconds
-        self._waiting: dict[asyncio.Future[None], Look] = {}
+        self._waiting: dict[asyncio.Future[None], _Waiting] = {}
 
-    async def until(self, look: Look) -> None:
+    async def until(self, look: Callable[[], bool], *, rounds: int = 1) -> None:
         """
-        Wait until a look says that there is something to do; the first is made in the next round.
+        Wait until a look says that there is something to do; it is made in each round, or in one of
+        so many.
 
         It is made in a thread, and may block. One that raises says so too: whoever waits looks more
         closely then, and knows what to do about it.
         """
         something: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting[something] = look
+        self._waiting[something] = _Waiting(look=look, rounds=rounds)
         try:
             await something
         finally:
@@ -50,20 +57,25 @@ class Looks:
 
     async def run(self) -> None:
         """Look until cancelled."""
-        while True:
+        for number in itertools.count():
             await asyncio.sleep(self._period_seconds)
-            if not self._waiting:
-                continue
-            for something in await asyncio.to_thread(_look, [*self._waiting.items()]):
+            due = [
+                (something, waiting.look)
+                for something, waiting in self._waiting.items()
+                if number % waiting.rounds == 0
+            ]
+            for something in await asyncio.to_thread(_look, due) if due else ():
                 if not something.done():  # who waited may have been cancelled
                     something.set_result(None)
 
 
-def _look(waiting: Collection[tuple[asyncio.Future[None], Look]]) -> list[asyncio.Future[None]]:
-    return [something for something, look in waiting if _says(look)]
+def _look(
+    due: Collection[tuple[asyncio.Future[None], Callable[[], bool]]],
+) -> list[asyncio.Future[None]]:
+    return [something for something, look in due if _says(look)]
 
 
-def _says(look: Look) -> bool:
+def _says(look: Callable[[], bool]) -> bool:
     with contextlib.suppress(Exception):
         return look()
     return True

@@ -11,10 +11,11 @@ __all__ = ("AlwaysDue", "with_looks")
 
 
 class AlwaysDue(Looks):
-    """Has something to do for everybody, at once: for tests with a virtual clock."""
+    """Has something to do for everybody in every round: for tests with a virtual clock."""
 
-    async def until(self, look: Callable[[], bool]) -> None:
-        """Do not wait."""
+    async def until(self, look: Callable[[], bool], *, rounds: int = 1) -> None:
+        """Wait for a round, and look at nothing."""
+        await asyncio.sleep(rounds)
 
 
 async def with_looks(run: Callable[[Looks], Awaitable[None]]) -> None:

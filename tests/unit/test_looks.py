@@ -82,3 +82,23 @@ async def test_who_is_cancelled_is_not_looked_for_any_more(looks: Looks):
         before = asked
         await looks.until(lambda: True)
         assert asked == before
+
+
+async def test_what_need_not_be_looked_at_so_often_is_not(looks: Looks):
+    often = seldom = 0
+
+    def look_often() -> bool:
+        nonlocal often
+        often += 1
+        return often == 30
+
+    def look_seldom() -> bool:
+        nonlocal seldom
+        seldom += 1
+        return False
+
+    async with asyncio.timeout(5):
+        other = asyncio.create_task(looks.until(look_seldom, rounds=10))
+        await looks.until(look_often)
+    other.cancel()
+    assert seldom in (2, 3, 4)

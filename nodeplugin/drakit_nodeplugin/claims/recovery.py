@@ -25,8 +25,9 @@ __all__ = ("Recovery",)
 
 logger = logging.getLogger(__name__)
 
-PERIOD_SECONDS = 5.0
-"""Between two looks; a driver that was away is started again within a second to a minute."""
+ROUNDS = 5
+"""A second each, between two looks: a driver that was away is started again within a second to a
+minute."""
 
 
 class Recovery:
@@ -76,8 +77,7 @@ class Recovery:
         async with asyncio.TaskGroup() as group:
             while True:
                 group.create_task(self._look())
-                await asyncio.sleep(PERIOD_SECONDS)
-                await looks.until(self._due)
+                await looks.until(self._due, rounds=ROUNDS)
 
     def _due(self) -> bool:
         """Tell whether a look may find something. Blocks."""
