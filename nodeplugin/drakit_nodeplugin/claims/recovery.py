@@ -55,8 +55,9 @@ class Recovery:
         for state in ("preparing", "unpreparing"):
             claims = {claim.uid: claim for claim in await self._checkpoint.in_state(state)}
             left |= claims
-            alone = sorted(claims.keys() & self._failed)
-            for uids in (sorted(claims.keys() - self._failed), *([uid] for uid in alone)):
+            alone = [[uid] for uid in sorted(claims.keys() & self._failed)]
+            together = sorted(claims.keys() - self._failed)
+            for uids in (together, *alone) if together else alone:
                 for uid, result in (await self._engine.undo_left(uids, state=state)).items():
                     self._tell(claims[uid], result)
                     undone += result.error is None

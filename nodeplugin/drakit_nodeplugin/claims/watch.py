@@ -15,7 +15,7 @@ from pathlib import Path
 
 __all__ = ("DatabaseWatch",)
 
-UNCHANGED_LOOKS = 12
+UNCHANGED_LOOKS = 60
 """After so many looks that saw no change it is said all the same: file systems keep the time of
 change with different care."""
 
