@@ -92,6 +92,16 @@ func (n *node) start() (pb.BackendClient, func()) {
 	return pb.NewBackendClient(connection), stop
 }
 
+// service makes one that is called without a socket.
+func (n *node) service() *service {
+	n.Helper()
+	blinkers, err := openBlinkers(n.options.blinkers, n.options.state)
+	if err != nil {
+		n.Fatal(err)
+	}
+	return &service{blinkers: blinkers, log: slog.New(slog.NewJSONHandler(io.Discard, nil))}
+}
+
 func (n *node) held() []string {
 	n.Helper()
 	entries, err := os.ReadDir(n.options.state)
@@ -234,6 +244,70 @@ func TestAClaimGetsItsBlinkersAndGivesThemBack(t *testing.T) {
 		if held := n.held(); len(held) > 0 {
 			t.Errorf("%v are still held", held)
 		}
+	}
+}
+
+func TestACallWaitsForTheOneBeforeForItsClaim(t *testing.T) {
+	n := newNode(t, "desk", "wall")
+	s := n.service()
+	unlock, err := s.locks.lock(t.Context(), "a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	answered := make(chan error, 1)
+	go func() {
+		_, err := s.UnprepareClaims(t.Context(),
+			&pb.UnprepareClaimsRequest{Claims: []*pb.Claim{claim("a", "", "desk")}})
+		answered <- err
+	}()
+	other, err := s.PrepareClaims(t.Context(),
+		&pb.PrepareClaimsRequest{Claims: []*pb.Claim{claim("b", "", "wall")}})
+	if err != nil || other.GetClaims()[0].GetError() != "" {
+		t.Errorf("another claim: %v, %v", other, err)
+	}
+	// What a Prepare does that has not ended.
+	if err := s.blinkers.take("desk", holding{ClaimUID: "a"}); err != nil {
+		t.Error(err)
+	}
+	select {
+	case <-answered:
+		t.Error("it did not wait")
+	case <-time.After(20 * time.Millisecond):
+	}
+	unlock()
+	if err := <-answered; err != nil {
+		t.Error(err)
+	}
+	if held := n.held(); !slices.Equal(held, []string{"wall"}) {
+		t.Errorf("%v are held", held)
+	}
+}
+
+func TestACallThatHasEndedBeginsNothing(t *testing.T) {
+	n := newNode(t, "desk")
+	s := n.service()
+	over, end := context.WithCancel(t.Context())
+	unlock, err := s.locks.lock(t.Context(), "a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	answered := make(chan error, 1)
+	go func() {
+		_, err := s.PrepareClaims(over,
+			&pb.PrepareClaimsRequest{Claims: []*pb.Claim{claim("a", "", "desk")}})
+		answered <- err
+	}()
+	end()
+	if err := <-answered; status.Code(err) != codes.Canceled {
+		t.Errorf("expected Canceled, got %v", err)
+	}
+	unlock()
+	if _, err := s.PrepareClaims(over,
+		&pb.PrepareClaimsRequest{Claims: []*pb.Claim{claim("a", "", "desk")}}); err == nil {
+		t.Error("it was prepared")
+	}
+	if held := n.held(); len(held) > 0 {
+		t.Errorf("%v are held", held)
 	}
 }
 

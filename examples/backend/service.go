@@ -17,14 +17,15 @@ import (
 	pb "drakit.dev/examples/backend/backendv1"
 )
 
-// service speaks drakit.backend.v1. It has no state of its own, so it does not matter how often the node
-// plugin calls, how many of them are connected, and when we were started last.
+// service speaks drakit.backend.v1. It has no state of its own but which calls are going on, so it does not
+// matter how often the node plugin calls, how many of them are connected, and when we were started last.
 type service struct {
 	// Answers Unimplemented to the methods that the contract will get later.
 	pb.UnimplementedBackendServer
 
 	driver   string
 	blinkers *blinkers
+	locks    locks
 	poll     time.Duration
 	stopping context.Context
 	log      *slog.Logger
@@ -126,16 +127,21 @@ func (s *service) health() (*pb.WatchHealthResponse, error) {
 }
 
 func (s *service) PrepareClaims(
-	_ context.Context, request *pb.PrepareClaimsRequest,
+	ctx context.Context, request *pb.PrepareClaimsRequest,
 ) (*pb.PrepareClaimsResponse, error) {
 	response := &pb.PrepareClaimsResponse{}
 	for _, claim := range request.GetClaims() {
+		unlock, err := s.locks.lock(ctx, claim.GetUid())
+		if err != nil {
+			return nil, status.FromContextError(err).Err()
+		}
 		result := &pb.PreparedClaim{Uid: claim.GetUid()}
 		if edits, err := s.prepare(claim); err != nil {
 			result.Error = err.Error()
 		} else {
 			result.Edits = edits
 		}
+		unlock()
 		s.tell("claim prepared", claim, result.Error)
 		response.Claims = append(response.Claims, result)
 	}
@@ -183,14 +189,19 @@ func (s *service) prepareDevice(claim *pb.Claim, device *pb.AllocatedDevice) (*p
 }
 
 func (s *service) UnprepareClaims(
-	_ context.Context, request *pb.UnprepareClaimsRequest,
+	ctx context.Context, request *pb.UnprepareClaimsRequest,
 ) (*pb.UnprepareClaimsResponse, error) {
 	response := &pb.UnprepareClaimsResponse{}
 	for _, claim := range request.GetClaims() {
+		unlock, err := s.locks.lock(ctx, claim.GetUid())
+		if err != nil {
+			return nil, status.FromContextError(err).Err()
+		}
 		result := &pb.UnpreparedClaim{Uid: claim.GetUid()}
 		if err := s.blinkers.release(claim.GetUid()); err != nil {
 			result.Error = err.Error()
 		}
+		unlock()
 		s.tell("claim unprepared", claim, result.Error)
 		response.Claims = append(response.Claims, result)
 	}

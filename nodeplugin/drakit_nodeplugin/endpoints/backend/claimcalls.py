@@ -10,9 +10,10 @@ It must not know how a backend is found, or how calls wait for each other.
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from typing import TypeAlias, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias, TypeVar
 
 import grpc
 
@@ -47,7 +48,8 @@ __all__ = ("BackendClaims",)
 logger = logging.getLogger(__name__)
 
 DEADLINE_SECONDS = CALL_SECONDS - 1.0
-"""Of a call: so that the backend is told of its end before anybody here gives it up."""
+"""Of a call: so that the backend is told of its end before anybody here gives it up. It also bounds
+how long the claim of a deleted pod waits for a prepare that goes on."""
 
 MAX_CLAIM_BYTES = 512 * 1024
 """Of the answer for one claim: several times what 32 devices with a hundred edits each take."""
@@ -139,10 +141,11 @@ class BackendClaims:
 
     async def _call(self, method: str, request: bytes) -> bytes:
         metadata = ((REQUEST_ID, request_id.get()),)
+        calling = self._channel.call(
+            method, request, timeout_seconds=DEADLINE_SECONDS, metadata=metadata
+        )
         try:
-            return await self._channel.call(
-                method, request, timeout_seconds=DEADLINE_SECONDS, metadata=metadata
-            )
+            return await _to_its_end(calling)
         except BackendFailedError as error:
             if error.code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
                 # Who waits for this call hears of the connection's end, if that is the cause.
@@ -183,6 +186,24 @@ class BackendClaims:
             text = f"it answered {method} for claims that it was not asked about"
             logger.error("backend answers too much", extra={"driver": self._driver, "error": text})
         return answers
+
+
+async def _to_its_end(calling: Coroutine[Any, Any, bytes]) -> bytes:
+    """
+    Wait for a call, even if nobody wants its answer any more.
+
+    A call that is cancelled is over here at once, while its handler may go on: it would prepare
+    what the next call has found not prepared. So it is not cancelled; its deadline bounds it.
+    """
+    task = asyncio.create_task(calling)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError:  # again: the loop ends
+            task.cancel()
+        raise
 
 
 class _NotImplementedError(DriverError):

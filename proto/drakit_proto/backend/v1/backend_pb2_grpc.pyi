@@ -66,10 +66,13 @@ class BackendStub:
     in one call; each has a result of its own, so that one that fails does not fail the others.
 
     It is called again for the same claim and devices after a failure, a crash or a reboot, and must
-    then give the same result and make sure that all side effects are there. Calls that have a
-    device in common do not overlap, but for one that was cancelled: a call is cancelled after 5
-    minutes, or when the pod is deleted meanwhile, and UnprepareClaims follows at once. A backend that
-    cannot end a cancelled call at once lets the next one for the claim wait for its end.
+    then give the same result and make sure that all side effects are there.
+
+    Calls that have a device in common do not overlap: if the pod is deleted meanwhile,
+    UnprepareClaims waits for the end of PrepareClaims. A call is not cancelled before its time is
+    over, which is 5 minutes, unless the connection is lost or the node plugin ends. It then counts as
+    ended, and the next one for its devices may come at once: a backend that goes on with the old one
+    lets the new one wait for its end.
 
     An error of the call itself fails all of its claims; its status message is shown to users.
     """
@@ -114,10 +117,13 @@ class BackendAsyncStub(BackendStub):
     in one call; each has a result of its own, so that one that fails does not fail the others.
 
     It is called again for the same claim and devices after a failure, a crash or a reboot, and must
-    then give the same result and make sure that all side effects are there. Calls that have a
-    device in common do not overlap, but for one that was cancelled: a call is cancelled after 5
-    minutes, or when the pod is deleted meanwhile, and UnprepareClaims follows at once. A backend that
-    cannot end a cancelled call at once lets the next one for the claim wait for its end.
+    then give the same result and make sure that all side effects are there.
+
+    Calls that have a device in common do not overlap: if the pod is deleted meanwhile,
+    UnprepareClaims waits for the end of PrepareClaims. A call is not cancelled before its time is
+    over, which is 5 minutes, unless the connection is lost or the node plugin ends. It then counts as
+    ended, and the next one for its devices may come at once: a backend that goes on with the old one
+    lets the new one wait for its end.
 
     An error of the call itself fails all of its claims; its status message is shown to users.
     """
@@ -177,10 +183,13 @@ class BackendServicer(metaclass=_abc_1.ABCMeta):
         in one call; each has a result of its own, so that one that fails does not fail the others.
 
         It is called again for the same claim and devices after a failure, a crash or a reboot, and must
-        then give the same result and make sure that all side effects are there. Calls that have a
-        device in common do not overlap, but for one that was cancelled: a call is cancelled after 5
-        minutes, or when the pod is deleted meanwhile, and UnprepareClaims follows at once. A backend that
-        cannot end a cancelled call at once lets the next one for the claim wait for its end.
+        then give the same result and make sure that all side effects are there.
+
+        Calls that have a device in common do not overlap: if the pod is deleted meanwhile,
+        UnprepareClaims waits for the end of PrepareClaims. A call is not cancelled before its time is
+        over, which is 5 minutes, unless the connection is lost or the node plugin ends. It then counts as
+        ended, and the next one for its devices may come at once: a backend that goes on with the old one
+        lets the new one wait for its end.
 
         An error of the call itself fails all of its claims; its status message is shown to users.
         """

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 
 import grpc
 import pytest
@@ -12,7 +14,7 @@ import pytest
 from drakit.device import AllocatedDevice, ClaimReference
 from drakit.resource.inventory import check_inventory
 from drakit_nodeplugin.endpoints.backend import claimcalls
-from drakit_nodeplugin.endpoints.backend.endpoint import EARLY_AT_ONCE
+from drakit_nodeplugin.endpoints.backend.endpoint import EARLY_AT_ONCE, BackendEndpoint
 from drakit_nodeplugin.endpoints.errors import DeviceFailedError, EndpointStoppedError
 from drakit_proto.backend.v1 import backend_pb2 as pb
 from tests.fakes.backend import FakeBackend, Refusal, device
@@ -410,22 +412,77 @@ async def test_a_check_that_fails_is_no(served, backend):
     assert await served.check(CLAIM, [GPU]) is False
 
 
-async def test_a_cancelled_call_is_cancelled_in_the_backend(served, backend):
-    begun, ended = asyncio.Event(), asyncio.Event()
+@asynccontextmanager
+async def given_up(
+    served: BackendEndpoint, backend: FakeBackend
+) -> AsyncGenerator[tuple[list[str], asyncio.Event]]:
+    """Have a prepare given up with which the backend goes on until it is let go; gives what it has
+    begun and ended since, and what lets it go."""
+    steps: list[str] = []
+    go_on = asyncio.Event()
+    tasks: set[asyncio.Task[None]] = set()
+
+    async def work():
+        steps.append("prepare begins")
+        await go_on.wait()
+        steps.append("prepare ends")
 
     async def prepare(request):
-        begun.set()
-        try:
-            await asyncio.sleep(60)
-        finally:
-            ended.set()
+        # As a handler that does not hear of it that its call was cancelled.
+        task = asyncio.create_task(work())
+        tasks.add(task)
+        await asyncio.shield(task)
+        return prepared()
 
-    backend.prepare = prepare
+    async def unprepare(request):
+        steps.append("unprepare")
+        claims = [pb.UnpreparedClaim(uid=each.uid) for each in request.claims]
+        return pb.UnprepareClaimsResponse(claims=claims)
+
+    backend.prepare, backend.unprepare = prepare, unprepare
     calling = asyncio.create_task(served.prepare(CLAIM, [GPU]))
-    await begun.wait()
+    await until(lambda: steps)
     calling.cancel()
-    async with asyncio.timeout(5):
-        await ended.wait()
+    await asyncio.wait({calling})
+    try:
+        yield steps, go_on
+    finally:
+        go_on.set()
+        await asyncio.wait(tasks)
+
+
+async def test_what_follows_a_call_that_was_given_up_waits_for_its_end(served, backend):
+    async with given_up(served, backend) as (steps, go_on):
+        unpreparing = asyncio.create_task(served.unprepare(CLAIM, [GPU]))
+        await served.unprepare(OTHER, [SECOND])
+        assert steps == ["prepare begins", "unprepare"], "another device does not wait"
+        assert not unpreparing.done()
+        go_on.set()
+        await unpreparing
+    assert steps == ["prepare begins", "unprepare", "prepare ends", "unprepare"]
+
+
+async def test_what_follows_a_call_that_was_given_up_waits_no_longer_than_its_deadline(
+    served, backend, monkeypatch
+):
+    monkeypatch.setattr(claimcalls, "DEADLINE_SECONDS", 0.2)
+    async with asyncio.timeout(5), given_up(served, backend) as (steps, _):
+        await served.unprepare(CLAIM, [GPU])
+        assert steps == ["prepare begins", "unprepare"]
+
+
+async def test_a_call_that_was_given_up_does_not_hold_the_end_of_its_connection(
+    served, backend, listener
+):
+    async with asyncio.timeout(5), given_up(served, backend) as (steps, _):
+        unpreparing = asyncio.create_task(served.unprepare(CLAIM, [GPU]))
+        backend.say(None)
+        await listener.reason()
+        with pytest.raises(EndpointStoppedError):
+            await unpreparing
+        await listener.names()
+        await served.unprepare(CLAIM, [GPU])
+        assert steps == ["prepare begins", "unprepare"]
 
 
 async def test_a_backend_that_crashes_again_and_again_is_not_followed_each_time(
