@@ -23,11 +23,15 @@ from google.protobuf.message import DecodeError, Message
 
 from drakit.device import Inventory
 from drakit.tasks import cancelled_by_owner
-from drakit_nodeplugin.endpoints.deviceplugin.inventory import (
-    Listed,
-    TooManyDevicesError,
-    listed,
+from drakit_nodeplugin.endpoints.backend.wire import GarbageError
+from drakit_nodeplugin.endpoints.deviceplugin.inventory import Listed, listed
+from drakit_nodeplugin.endpoints.deviceplugin.messages import (
+    MAX_ANSWER_BYTES,
+    BadMessageError,
+    allocate_answer,
+    devices_in,
 )
+from drakit_nodeplugin.endpoints.deviceplugin.room import Room, TooManyDevicesError
 from drakit_nodeplugin.endpoints.endpoint import ConnectionEndedError
 from drakit_nodeplugin.endpoints.rawstream import FloodError, LatestMessages
 from drakit_proto.kubelet.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
@@ -60,15 +64,13 @@ ALLOCATE_SECONDS = 240.0
 PRE_START_SECONDS = 30.0
 """The kubelet's limit of PreStartContainer."""
 
-MAX_BYTES = 16 * 1024 * 1024
-"""Of a message: the kubelet takes as much."""
+MAX_BYTES = 4 * 1024 * 1024
+"""Of a message: 256 for each device of as many as there may be. The kubelet takes four times as
+much, but has more memory."""
 
-MAX_ANSWER_BYTES = 1024 * 1024
-"""Of an answer to Allocate: it is kept in the checkpoint and in a CDI file."""
-
-IN_LOOP_BYTES = 32 * 1024
-"""Of a list of devices that is read in the daemon's loop: some 500 devices, and as many
-microseconds ten times over. Larger ones are read in a thread."""
+IN_LOOP_BYTES = 16 * 1024
+"""Of a message that is read in the daemon's loop: some 250 devices, and as many microseconds ten
+times over. Larger ones are read in a thread."""
 
 MAX_TEXT = 500
 """Characters of a plugin's own error."""
@@ -104,12 +106,13 @@ class PluginFailedError(Exception):
 class PluginConnection:
     """A connection to one device plugin: `open`, then `next` again and again, then `close`."""
 
-    def __init__(self, registration: Registration, *, remarks: Remarks) -> None:
+    def __init__(self, registration: Registration, *, remarks: Remarks, room: Room) -> None:
         self.registration = registration
         self.pre_start_required = registration.pre_start_required
 
         self._plugin = f"the device plugin of {registration.resource}"
         self._remarks = remarks
+        self._room = room
         # Whatever it gives is bytes, since no serializers are given.
         self._channel: Any = grpc.aio.insecure_channel(
             f"unix:{quote(str(registration.socket))}", options=_OPTIONS
@@ -190,6 +193,12 @@ class PluginConnection:
             raise self._over from None
         if self._over is not None:
             raise self._over
+        try:
+            self._room.take(self.registration.resource, len(found.ids))
+        except TooManyDevicesError as error:
+            self._over = _ended(error)
+            self._tell_fault(self._over)
+            raise self._over from None
         self._listed = found
         for sentence in found.left_out:
             self._remarks.say("DeviceLeftOut", sentence, once=True)
@@ -203,10 +212,12 @@ class PluginConnection:
         resource, before = self.registration.resource, self._listed
 
         def read() -> Listed:
-            message = _parsed(pb.ListAndWatchResponse(), raw)
-            return listed(message.devices, resource=resource, before=before)
+            return listed(devices_in(raw), resource=resource, before=before)
 
-        return read() if len(raw) <= IN_LOOP_BYTES else await asyncio.to_thread(read)
+        if len(raw) <= IN_LOOP_BYTES:
+            return read()
+        async with self._room.reading:
+            return await asyncio.to_thread(read)
 
     def end(self, error: ConnectionEndedError) -> None:
         """It is over: who waits for its next list, or opens it, gets this error. It is not closed
@@ -237,12 +248,12 @@ class PluginConnection:
         if len(raw) > MAX_ANSWER_BYTES:
             raise self._answered("Allocate", f"more than {MAX_ANSWER_BYTES // 1024} KiB")
         try:
-            answers = _parsed(pb.AllocateResponse(), raw).container_responses
-        except DecodeError:
-            raise self._answered("Allocate", "something that is no AllocateResponse") from None
-        if len(answers) != 1:
-            raise self._answered("Allocate", f"{len(answers)} container_responses for 1 request")
-        return answers[0]
+            if len(raw) <= IN_LOOP_BYTES:
+                return allocate_answer(raw)
+            async with self._room.reading:
+                return await asyncio.to_thread(allocate_answer, raw)
+        except BadMessageError as error:
+            raise self._answered("Allocate", str(error)) from None
 
     async def pre_start(self, ids: Sequence[str]) -> None:
         """Have devices made ready for a container; raises :class:`PluginFailedError`."""
@@ -308,8 +319,10 @@ def _ended(error: Exception) -> ConnectionEndedError:
             return ConnectionEndedError(text, disorderly=True)
         case grpc.aio.AioRpcError():
             return ConnectionEndedError(f"its stream failed: {_text(error)}")
-        case DecodeError():
-            return _garbage("ListAndWatch")
+        case GarbageError():
+            return ConnectionEndedError(
+                f"it sent {error}; this is a fault of the device plugin", disorderly=True
+            )
         case FloodError() | TooManyDevicesError():
             text = f"{error}; this is a fault of the device plugin"
             return ConnectionEndedError(text, disorderly=True)

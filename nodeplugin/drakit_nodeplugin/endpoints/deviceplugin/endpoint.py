@@ -28,6 +28,7 @@ from drakit_nodeplugin.endpoints.deviceplugin.connection import (
     Registration,
 )
 from drakit_nodeplugin.endpoints.deviceplugin.remarks import Remarks
+from drakit_nodeplugin.endpoints.deviceplugin.room import Room
 from drakit_nodeplugin.endpoints.endpoint import (
     ConnectionEndedError,
     EndpointListener,
@@ -103,9 +104,11 @@ class DevicePluginEndpoint:
         *,
         listener: EndpointListener,
         remarks: Remarks,
+        room: Room,
     ) -> None:
         self.resource = resource
         self._remarks = remarks
+        self._room = room
         self._news = asyncio.Event()
         """That anything below may be otherwise than it was."""
         self._last: Registration | None = None
@@ -235,6 +238,7 @@ class DevicePluginEndpoint:
     async def _connect(self) -> _Presence:
         """Wait for a registration, and connect."""
         self._presence = None
+        self._room.leave(self.resource)
         if self._opening is not None:
             # What was to replace it is what there is now, and need not have listed its devices.
             self._opening.end(ConnectionEndedError("the one before it is gone"))
@@ -259,7 +263,9 @@ class DevicePluginEndpoint:
         """Connect, and tell whether it has listed its devices in this time. Raises
         :class:`ConnectionEndedError`."""
         self._tried = registration
-        self._opening = connection = PluginConnection(registration, remarks=self._remarks)
+        self._opening = connection = PluginConnection(
+            registration, remarks=self._remarks, room=self._room
+        )
         try:
             await connection.open()
             self._used = registration

@@ -9,18 +9,16 @@ It must not know connections, or who is told of an inventory.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from drakit.device import AttributeValue, Device, Health, Inventory, Topology
 from drakit.resource.limits import MAX_STRING_BYTES
 from drakit_nodeplugin.endpoints.deviceplugin.names import MAX_DEVICE_ID, device_name, pool_of
+from drakit_nodeplugin.endpoints.deviceplugin.room import MAX_DEVICES, TooManyDevicesError
 
-__all__ = ("MAX_DEVICES", "Listed", "TooManyDevicesError", "listed")
-
-MAX_DEVICES = 16_384
-"""Of a resource on one node: as many as a driver may have."""
+__all__ = ("Listed", "listed")
 
 MAX_LEFT_OUT = 5
 """Sentences on what is left out of a list: who reads the first ones knows what is wrong."""
@@ -29,13 +27,6 @@ MAX_SHOWN = 64
 """Characters of a plugin's text in a sentence."""
 
 HEALTHY = "Healthy"
-
-
-class TooManyDevicesError(Exception):
-    """A device plugin lists more devices than can be published."""
-
-    def __init__(self) -> None:
-        super().__init__(f"it listed more than {MAX_DEVICES:,} devices")
 
 
 class _Node(Protocol):
@@ -76,14 +67,13 @@ class Listed:
     """For the next list alone: what was said of each device, by name."""
 
 
-def listed(devices: Sequence[ListedDevice], *, resource: str, before: Listed | None) -> Listed:
+def listed(devices: Iterable[ListedDevice], *, resource: str, before: Listed | None) -> Listed:
     """
     Give the devices that can be published; those that are as they were `before` are the very same.
 
-    Raises :class:`TooManyDevicesError`.
+    Of an iterator without end no more is taken than can be published. Raises
+    :class:`TooManyDevicesError`.
     """
-    if len(devices) > MAX_DEVICES:
-        raise TooManyDevicesError
     pool = pool_of(resource)
     old = before or Listed()
     known = {device.name: device for device in old.inventory.devices}
@@ -91,7 +81,9 @@ def listed(devices: Sequence[ListedDevice], *, resource: str, before: Listed | N
     ids: dict[str, str] = {}
     facts: dict[str, tuple[str, tuple[int, ...]]] = {}
     problems: dict[str, None] = {}
-    for given in devices:
+    for count, given in enumerate(devices):
+        if count == MAX_DEVICES:
+            raise TooManyDevicesError
         identity = given.ID
         if problem := _problem(identity):
             problems[f"the device plugin of {resource} lists a device {problem}"] = None

@@ -32,6 +32,7 @@ from drakit_nodeplugin.endpoints.deviceplugin.kubeletsocket import KubeletSocket
 from drakit_nodeplugin.endpoints.deviceplugin.names import pool_of
 from drakit_nodeplugin.endpoints.deviceplugin.registration import RefusedError, RegistrationService
 from drakit_nodeplugin.endpoints.deviceplugin.remarks import Remarks
+from drakit_nodeplugin.endpoints.deviceplugin.room import Room
 from drakit_nodeplugin.endpoints.endpoint import DeviceKey, Surroundings
 from drakit_nodeplugin.endpoints.errors import EndpointStoppedError
 from drakit_nodeplugin.endpoints.traits import DriverTraits
@@ -71,6 +72,7 @@ class DevicePlugins:
         self._by_pool: dict[str, DevicePluginEndpoint] = {}
         self._tasks: asyncio.TaskGroup | None = None
         self._remarks = Remarks(surroundings.remark)
+        self._room = Room()
         self._kubelet = KubeletResources(kubelet_resources)
         loop = asyncio.get_running_loop()
         self._bridge = Bridge(driver, home=loop, there=loop)
@@ -167,7 +169,10 @@ class DevicePlugins:
                 reason="TooManyResources",
             )
         endpoint = DevicePluginEndpoint(
-            resource, listener=self._surroundings.listener, remarks=self._remarks
+            resource,
+            listener=self._surroundings.listener,
+            remarks=self._remarks,
+            room=self._room,
         )
         self._endpoints[resource] = self._by_pool[pool_of(resource)] = endpoint
         self._begin(endpoint)

@@ -493,6 +493,20 @@ async def test_resources_are_bounded(world, directory, monkeypatch):
             await FakeDevicePlugin(directory, resource="a.example/c").register()
 
 
+async def test_the_devices_of_all_resources_are_bounded(world, plugin, directory):
+    names = [f"other-{number}" for number in range(16_383)]
+    other = FakeDevicePlugin(
+        directory, resource="a.example/o", endpoint="o.sock", devices=names[:-1]
+    )
+    async with other:
+        await world.until_listed(*names[:-1], resource="a.example/o")
+        await other.list(*names)
+        reason = await world.until_stopped("a.example/o")
+        assert "together with the 2 of other device plugins" in reason
+        assert world.health() == {"thing-0": "healthy", "thing-1": "healthy"}
+        assert world.reasons() == ["DevicePluginStopped"]
+
+
 async def test_a_flood_of_registrations_is_slowed_down(world, plugin, directory, monkeypatch):
     monkeypatch.setattr(registration, "MAX_AT_ONCE", 20.0)
     monkeypatch.setattr(registration, "MAX_A_SECOND", 1.0)
@@ -557,11 +571,11 @@ async def test_annotations_are_told_once(world, plugin):
             r"thing failed in Allocate: internal \(no power\)",
             id="failure",
         ),
-        pytest.param({"raw_answer": b"\xff\xff"}, "no AllocateResponse", id="garbage"),
-        pytest.param({"raw_answer": b""}, "with 0 container_responses for 1", id="no-answer"),
+        pytest.param({"raw_answer": b"\xff\xff"}, "no protobuf message", id="garbage"),
+        pytest.param({"raw_answer": b""}, "with no container_response for 1", id="no-answer"),
         pytest.param(
             {"raw_answer": pb.AllocateResponse(container_responses=[{}, {}]).SerializeToString()},
-            "with 2 container_responses for 1",
+            "with more than 1 container_response for 1",
             id="two-answers",
         ),
         pytest.param({"raw_answer": b"\x0a" * 2_000_000}, "more than 1024 KiB", id="huge"),
@@ -698,14 +712,17 @@ async def test_calls_of_one_device_do_not_overlap(world, plugin):
 @pytest.mark.parametrize(
     ("messages", "text"),
     [
-        pytest.param([b"\xff\xff\xff"], "no message of v1beta1", id="garbage"),
+        pytest.param([b"\xff\xff\xff"], "no protobuf message", id="garbage"),
         pytest.param(
             [listed(*(str(n) for n in range(20_000))).SerializeToString()],
             "more than 16,384 devices",
             id="too-many-devices",
         ),
         pytest.param([listed("thing-0").SerializeToString()] * 2000, "more than 100", id="flood"),
-        pytest.param([b"\x0a" * (17 << 20)], "larger than 16 MiB", id="huge"),
+        pytest.param(
+            [b"\x0a\x00" * 1_000_000 + b"\xff"], "more than 16,384 devices", id="empty-devices"
+        ),
+        pytest.param([b"\x0a" * (5 << 20)], "larger than 4 MiB", id="huge"),
     ],
 )
 async def test_a_bad_plugin_is_stopped_and_others_are_not(world, plugin, directory, messages, text):

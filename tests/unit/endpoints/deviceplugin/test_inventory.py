@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from drakit.device import Health, Topology
 from drakit.resource.inventory import check_inventory
-from drakit_nodeplugin.endpoints.deviceplugin.inventory import (
-    MAX_DEVICES,
-    TooManyDevicesError,
-    listed,
-)
+from drakit_nodeplugin.endpoints.deviceplugin.inventory import listed
+from drakit_nodeplugin.endpoints.deviceplugin.room import Room, TooManyDevicesError
 from drakit_proto.kubelet.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
 from tests.unit.endpoints.deviceplugin.conftest import THING
 
@@ -92,7 +91,20 @@ def test_devices_that_did_not_change_are_the_same_objects():
 
 def test_too_many_devices_are_an_error():
     with pytest.raises(TooManyDevicesError, match=r"more than 16,384 devices"):
-        listed([plugin_device()] * (MAX_DEVICES + 1), resource=THING, before=None)
+        listed(itertools.repeat(plugin_device()), resource=THING, before=None)
+
+
+@pytest.mark.looptime
+async def test_all_resources_together_have_room_for_as_many_devices_as_one():
+    room = Room()
+    room.take("a.example/a", 16_000)
+    room.take("a.example/b", 384)
+    with pytest.raises(TooManyDevicesError, match=r"together with the 16,000 of other"):
+        room.take("a.example/b", 385)
+    room.take("a.example/a", 15_999)
+    room.take("a.example/b", 385)
+    room.leave("a.example/a")
+    room.take("a.example/b", 16_384)
 
 
 def test_whatever_is_listed_can_be_published():
