@@ -89,6 +89,10 @@ class _Crowd(Mapping[str, Any]):
 
     __slots__ = ("_size",)
 
+    # As a mapping it would equal one that is empty.
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__  # pyright: ignore[reportAssignmentType]
+
     def __init__(self, size: int) -> None:
         self._size = size
 
@@ -253,7 +257,7 @@ def entries_of(message: pb.Edits) -> int:
 def edits_of(message: pb.Edits) -> Edits:
     """Make the edits of a device; they may be some that CDI does not allow."""
     return Edits(
-        env=dict(message.env),
+        env=_env(message.env),
         device_nodes=tuple([_device_node(node) for node in message.device_nodes]),
         mounts=tuple([_mount(mount) for mount in message.mounts]),
         hooks=tuple([_hook(hook) for hook in message.hooks]),
@@ -267,6 +271,11 @@ def edits_of(message: pb.Edits) -> Edits:
         intel_rdt=_intel_rdt(message.intel_rdt) if message.HasField("intel_rdt") else None,
         cdi_devices=tuple(message.cdi_devices),
     )
+
+
+def _env(given: Mapping[str, str]) -> Mapping[str, str]:
+    # Maps of messages have no order, and the same edits are to be the same file.
+    return dict(sorted(given.items()))
 
 
 def _device_node(message: pb.DeviceNode) -> DeviceNode:
@@ -297,7 +306,7 @@ def _hook(message: pb.Hook) -> Hook:
         name=cast("HookName", message.name),
         path=message.path,
         args=tuple(message.args),
-        env=dict(message.env),
+        env=_env(message.env),
         timeout_seconds=message.timeout_seconds if message.HasField("timeout_seconds") else None,
     )
 

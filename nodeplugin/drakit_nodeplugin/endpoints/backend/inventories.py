@@ -2,16 +2,17 @@
 Inventories of what a backend lists, made a few devices at a time.
 
 A backend says all of its devices at each change, and most are as they were: those stay the objects
-that they were, so that nobody looks at them again. Whether a device can be published is the device
-manager's question; what is refused here are messages that are none, and more devices than any node
-has.
+that they were, so that nobody looks at them again. Most are known by their bytes; others say the
+same in other bytes, as maps of messages have no order. Whether a device can be published is the
+device manager's question; what is refused here are messages that are none, and more devices than
+any node has.
 
 It must not know gRPC, or who takes the inventories.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from hashlib import blake2b
 from operator import is_
 from typing import Generic, TypeVar
@@ -92,6 +93,7 @@ class _Things(Generic[MessageT, ThingT]):
     ) -> None:
         self._plural = plural
         self._before = before
+        self._by_name: dict[tuple[str, str], ThingT] | None = None
         self._kind = kind
         self._convert = convert
         self.known: dict[bytes, ThingT] = {}
@@ -105,13 +107,30 @@ class _Things(Generic[MessageT, ThingT]):
         digest = blake2b(raw, digest_size=16).digest()
         thing = self.known.get(digest) or self._before.get(digest)
         if thing is None:
-            thing = self._convert(parse(self._kind, raw))
+            thing = self._as_before(self._convert(parse(self._kind, raw)))
         self.known[digest] = thing
         self.listed.append(thing)
 
+    def _as_before(self, thing: ThingT) -> ThingT:
+        """Give the one of before that says the same, if there is one."""
+        if self._by_name is None:
+            self._by_name = {(each.pool, each.name): each for each in self._before.values()}
+        old = self._by_name.get((thing.pool, thing.name))
+        return thing if old is None or _kinds(old) != _kinds(thing) or old != thing else old
+
+
+def _kinds(thing: Device | CounterSet) -> Mapping[str, object]:
+    """Give the types of its attributes' values: Python takes 1 and True for equal."""
+    if isinstance(thing, CounterSet):
+        return {}
+    return {
+        name: [*map(type, value)] if isinstance(value, tuple) else type(value)
+        for name, value in thing.attributes.items()
+    }
+
 
 def _same(one: Inventory, other: Inventory) -> bool:
-    """Compare by identity: Python takes 1 and True for equal."""
+    """Compare by identity: what is as it was is the same object."""
     if (one.fallback is None) != (other.fallback is None):
         return False
     pairs = (

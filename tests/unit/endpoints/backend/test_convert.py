@@ -36,6 +36,7 @@ from drakit_nodeplugin.endpoints.backend.convert import (
     health_of,
 )
 from drakit_nodeplugin.endpoints.backend.healthbook import MAX_EARLY, HealthBook
+from drakit_nodeplugin.endpoints.backend.inventories import InventoryReader
 from drakit_nodeplugin.endpoints.backend.pacing import Turns
 from drakit_nodeplugin.endpoints.backend.wire import (
     MAX_UNKNOWN,
@@ -183,6 +184,77 @@ def test_edits_keep_all_that_their_message_says():
     )
     assert entries_of(message) == 13
     assert edits_of(pb.Edits()) == Edits()
+
+
+def test_variables_have_an_order_that_no_message_has():
+    names = [f"V{count}" for count in range(50)]
+    env = dict.fromkeys(names, "")
+    edits = edits_of(pb.Edits(env=env, hooks=[pb.Hook(env=env)]))
+    assert list(edits.env) == list(edits.hooks[0].env) == sorted(names)
+
+
+def attributes(**values):
+    return {name: pb.Attribute(**{kind: value}) for name, (kind, value) in values.items()}
+
+
+def listing(device: pb.Device, *, backwards: bool = False) -> bytes:
+    """Say a device alone, with its attributes in one order or the other."""
+    said = b"".join(
+        pb.Device(attributes={name: value}).SerializeToString()
+        for name, value in sorted(device.attributes.items(), reverse=backwards)
+    )
+    device.ClearField("attributes")
+    raw = device.SerializeToString() + said
+    assert len(raw) < 0x80
+    return b"\x0a" + bytes([len(raw)]) + raw
+
+
+async def read_all(*raws: bytes) -> list[Inventory | None]:
+    reader = InventoryReader()
+    return [await reader.read(raw, Turns()) for raw in raws]
+
+
+@pytest.mark.looptime
+async def test_a_device_that_is_said_in_another_order_is_as_it_was():
+    said = [
+        pb.Device(name="gpu-0", attributes=attributes(a=("int", 1), b=("string", "x")))
+        for _ in range(2)
+    ]
+    first, second = listing(said[0]), listing(said[1], backwards=True)
+    assert first != second
+    (inventory, again) = await read_all(first, second)
+    assert [each.name for each in inventory.devices] == ["gpu-0"]
+    assert again is None
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        pytest.param(("int", 1), ("bool", True), id="a-number-becomes-yes"),
+        pytest.param(
+            ("ints", pb.IntList(values=[1, 0])),
+            ("bools", pb.BoolList(values=[True, False])),
+            id="numbers-become-yes-and-no",
+        ),
+        pytest.param(("string", "1.0.0"), ("version", "1.0.0"), id="a-text-becomes-a-version"),
+    ],
+)
+async def test_a_value_that_becomes_one_of_another_type_is_a_change(old, new):
+    said = [pb.Device(name="gpu-0", attributes=attributes(a=value)) for value in (old, new)]
+    assert None not in await read_all(*map(listing, said))
+
+
+@pytest.mark.looptime
+async def test_a_device_with_too_many_attributes_is_not_taken_for_one_without():
+    crowd = {f"a{count}": pb.Attribute(int=count) for count in range(100)}
+    messages = [
+        pb.WatchDevicesResponse(devices=[pb.Device(name="gpu-0", attributes=each)])
+        for each in ({}, crowd, {})
+    ]
+    inventories = await read_all(*[each.SerializeToString() for each in messages])
+    sizes = [len(each.devices[0].attributes) for each in inventories if each is not None]
+    assert sizes == [0, 100, 0]
 
 
 def test_a_claim_is_written_with_all_that_its_devices_have():
