@@ -173,6 +173,7 @@ def cut(stage: Stage) -> Generator[None]:
         stage.cluster.heal_pod(stage.node, address)
 
 
+@pytest.mark.slow
 def test_over_restarts_the_grace_goes_on_and_a_removal_that_had_begun_is_finished(stage):
     with written(stage.cluster, updates=2):
         stopped_at = stop(stage.lamps)
@@ -296,6 +297,7 @@ MISBEHAVIOUR: dict[str, Callable[[Script], None]] = {
 """By what it is stopped for."""
 
 
+@pytest.mark.slow
 def test_a_driver_that_ends_its_thread_floods_or_says_nonsense_is_stopped_alone(stage):
     with_lamp(stage, "user", 0)
     stage.wait_phase("user", "Running")

@@ -57,6 +57,7 @@ def test_the_plugin_is_not_privileged(release):
     assert not body["spec"].get("hostPID")
 
 
+@pytest.mark.slow
 def test_a_removed_release_leaves_no_file_and_after_the_kubelets_wipe_no_slice(release, zram):
     nodes = release.nodes[:2]
     for node in nodes:

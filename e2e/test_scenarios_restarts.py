@@ -155,6 +155,7 @@ def test_a_plugin_that_is_killed_while_it_prepares(stage):
     wait_for("the daemon", lambda: ready(stage.plugin()), seconds=90)
 
 
+@pytest.mark.slow
 def test_a_plugin_that_is_killed_while_it_unprepares(stage):
     with_claim(stage, "user", lamp(0))
     stage.wait_phase("user", "Running")
