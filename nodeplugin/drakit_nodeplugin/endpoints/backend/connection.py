@@ -61,7 +61,7 @@ PACE_SECONDS = 0.05
 """Between two inventories that are read; the first is read at once."""
 
 SHARE = 9
-MAX_PAUSE_SECONDS = 5.0
+MAX_PAUSE_SECONDS = 2.0
 """Times as long as it took to read one it is waited for the next, but no longer than this: so
 reading takes a tenth of the loop's time, however many devices a backend says again and again."""
 
@@ -266,6 +266,9 @@ class BackendConnection:
             if cancelled_by_owner():
                 raise
             return GONE
+        except Exception as error:
+            logger.exception("backend's stream failed", extra={"driver": self._driver})
+            return f"reading it failed ({type(error).__name__})"
         return "its backend ended it"
 
     async def _take_health(self, raw: bytes, turns: Turns) -> None:

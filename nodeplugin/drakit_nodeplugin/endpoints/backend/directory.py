@@ -14,7 +14,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable, Mapping
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from itertools import islice
 from pathlib import Path
 
@@ -48,13 +48,25 @@ AGAIN_SECONDS = (1.0, 60.0)
 CONCURRENCY = 16
 """Sockets that are asked at a time who they are."""
 
+HANGING_CONCURRENCY = 4
+"""The same of those that gave no answer in time when they were asked last: each holds its place for
+all of that time, and others must not wait behind them."""
+
 PATIENCE = 3
 """Failures in a row before people hear of them: a socket is there before anybody listens on it, and
 before its permissions are set."""
 
+HANDOVER_SECONDS = 30.0
+"""How long a backend may be there beside the one whose name it has before people hear of it: so an
+update goes that begins the new one first."""
+
 
 class _RefusedError(Exception):
     """A backend cannot be used; the text is a sentence's end."""
+
+    def __init__(self, text: str, *, is_told: bool = True) -> None:
+        super().__init__(text)
+        self.is_told = is_told
 
 
 class _Candidate:
@@ -66,6 +78,10 @@ class _Candidate:
         """Whose socket it is; None as long as that is not known, or not allowed."""
         self.wanted: str | None = None
         """The name that it would have if its holder were not."""
+        self.waits_since: float | None = None
+        """When it was first found to want one, by the loop's clock."""
+        self.hangs = False
+        """Whether it gave no answer when it was asked last."""
         self.note: str | None = None
         """What people were told of it last; None once it was in order."""
         self.task: asyncio.Task[None] | None = None
@@ -74,6 +90,7 @@ class _Candidate:
 
     def look_soon(self) -> None:
         self.due_at = 0.0
+        self.hangs = False
         self.backoff.succeeded()
 
 
@@ -105,6 +122,7 @@ class BackendDirectory:
         self._appeared: set[str] = set()
         self._first: asyncio.Task[None] | None = None
         self._slots = asyncio.Semaphore(CONCURRENCY)
+        self._hanging_slots = asyncio.Semaphore(HANGING_CONCURRENCY)
         self._scanning = asyncio.Lock()
         self._problem: str | None = None
         """What people were told of the directory itself."""
@@ -189,8 +207,8 @@ class BackendDirectory:
         """See what is there, and begin to look at what is due."""
         async with self._scanning:
             try:
-                found = await asyncio.to_thread(scan, self.path)
-                self.version = self.version or await asyncio.to_thread(version, "drakit")
+                found = await asyncio.to_thread(scan, self.path, known={*self._candidates})
+                self.version = self.version or await asyncio.to_thread(_version)
             except OSError as error:
                 self._tell_of_itself(
                     f"cannot be read or made: {os.strerror(error.errno or 0)}; no new backend is "
@@ -231,7 +249,8 @@ class BackendDirectory:
             socket = BackendSocket(path=self.path / name, identity=identity)
             anew = self._candidates[name] = _Candidate(socket)
             if before is not None:
-                anew.note = before.note  # otherwise it is as if it were another file
+                # Otherwise it is as if it were another file.
+                anew.note, anew.waits_since = before.note, before.waits_since
                 self._drop(before)
 
     def _drop(self, candidate: _Candidate) -> None:
@@ -258,19 +277,22 @@ class BackendDirectory:
         reason, note = "BackendRefused", None
         candidate.wanted = None
         try:
-            async with self._slots:
+            async with self._hanging_slots if candidate.hangs else self._slots:
                 driver = await self._name_of(candidate.socket)
+            candidate.hangs = False
             self._admit(candidate, driver)
         except _RefusedError as error:
-            note = f"the backend at {shown(path)} is refused: {error}"
+            if error.is_told:
+                note = f"the backend at {shown(path)} is refused: {error}"
         except BackendFailedError as error:
             reason = "BackendUnreachable"
+            candidate.hangs = error.code is grpc.StatusCode.DEADLINE_EXCEEDED
             if candidate.backoff.failures >= PATIENCE:
                 note = f"the backend's socket {shown(path)} {error}"
         except Exception:
             logger.exception("backend cannot be looked at", extra={"path": shown(path)})
         else:
-            candidate.note = None
+            candidate.note = candidate.waits_since = None
             candidate.backoff.succeeded()
         finally:
             candidate.task = None
@@ -307,9 +329,13 @@ class BackendDirectory:
         holder = self._holders.get(driver)
         if holder is not None:
             candidate.wanted = driver
+            now = asyncio.get_running_loop().time()
+            if candidate.waits_since is None:
+                candidate.waits_since = now
             raise _RefusedError(
                 f"it calls itself {driver}, which is the driver of the backend at "
-                f"{shown(holder.socket.path)}; stop one of the two"
+                f"{shown(holder.socket.path)}; stop one of the two",
+                is_told=now - candidate.waits_since >= HANDOVER_SECONDS,
             )
         candidate.driver = driver
         self._holders[driver] = candidate
@@ -318,6 +344,13 @@ class BackendDirectory:
         news, self._news = self._news, asyncio.Event()
         news.set()
         self._hurry.set()
+
+
+def _version() -> str:
+    try:
+        return version("drakit")
+    except PackageNotFoundError:  # run from its sources
+        return "unknown"
 
 
 def _backoff() -> Backoff:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -23,7 +23,7 @@ MAX_ENTRIES = 10_000
 """Of the directory that are looked at: it is somebody else's, and may be full of other things."""
 
 MAX_SOCKETS = 512
-"""More than drivers can be hosted."""
+"""More than drivers can be hosted. Those that were known before stay, whatever comes."""
 
 
 Identity = tuple[int, int, int, int]
@@ -43,28 +43,33 @@ class BackendSocket:
         return stat.S_ISSOCK(self.identity[-1])
 
 
-def scan(directory: Path) -> Mapping[str, Identity]:
+def scan(directory: Path, *, known: Collection[str] = ()) -> Mapping[str, Identity]:
     """List what should be sockets, by name, and make the directory if there is none; raises
-    OSError. Plain, as it is done every second: what did not change is looked at no further."""
+    OSError. Of more than :data:`MAX_SOCKETS` one more is given, and `known` ones come first. Plain,
+    as it is done every second: what did not change is looked at no further."""
     try:
-        return _scan(directory)
+        return _scan(directory, known)
     except FileNotFoundError:
         directory.mkdir(mode=0o755, parents=True, exist_ok=True)
-        return _scan(directory)
+        return _scan(directory, known)
 
 
-def _scan(directory: Path) -> Mapping[str, Identity]:
-    found: dict[str, Identity] = {}
+def _scan(directory: Path, known: Collection[str]) -> Mapping[str, Identity]:
     with os.scandir(directory) as entries:
-        for entry in islice(entries, MAX_ENTRIES):
-            name = entry.name
-            if not name.endswith(SUFFIX) or name.startswith("."):
-                continue
-            try:
-                status = entry.stat(follow_symlinks=False)
-            except FileNotFoundError:
-                continue  # gone meanwhile
-            found[name] = (status.st_dev, status.st_ino, status.st_ctime_ns, status.st_mode)
-            if len(found) > MAX_SOCKETS:
-                break
+        names = [entry.name for entry in islice(entries, MAX_ENTRIES) if _is_wanted(entry.name)]
+    # The order of a directory is nobody's: others must not take the place of a known one.
+    names = [*known, *(name for name in names if name not in known)]
+    found: dict[str, Identity] = {}
+    for name in names:
+        try:
+            status = os.lstat(f"{directory}/{name}")
+        except FileNotFoundError:
+            continue  # gone meanwhile
+        found[name] = (status.st_dev, status.st_ino, status.st_ctime_ns, status.st_mode)
+        if len(found) > MAX_SOCKETS:
+            break
     return found
+
+
+def _is_wanted(name: str) -> bool:
+    return name.endswith(SUFFIX) and not name.startswith(".")

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from drakit_nodeplugin.endpoints import lifecycle
+from drakit_nodeplugin.endpoints.backend import connection
 from drakit_nodeplugin.endpoints.backend import directory as directory_module
 from drakit_nodeplugin.endpoints.backend.directory import BackendDirectory
 from drakit_nodeplugin.endpoints.backend.endpoint import BackendEndpoint
@@ -98,6 +99,8 @@ def quick(monkeypatch) -> None:
     """What is waited for between two tries takes hundredths of a second."""
     monkeypatch.setattr(directory_module, "SCAN_SECONDS", 0.02)
     monkeypatch.setattr(directory_module, "AGAIN_SECONDS", (0.02, 0.05))
+    monkeypatch.setattr(directory_module, "HANDOVER_SECONDS", 0.05)
+    monkeypatch.setattr(connection, "HEALTH_AGAIN_SECONDS", (0.02, 0.05))
     monkeypatch.setattr(lifecycle, "RECONNECT_SECONDS", (0.02, 0.05))
 
 

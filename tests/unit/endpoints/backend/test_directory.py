@@ -5,15 +5,19 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
 
+from drakit_nodeplugin.endpoints.backend import directory as directory_module
+from drakit_nodeplugin.endpoints.backend import sockets as sockets_module
 from drakit_nodeplugin.endpoints.backend.channel import unreachable
-from drakit_nodeplugin.endpoints.backend.directory import BackendDirectory
-from drakit_nodeplugin.endpoints.backend.sockets import BackendSocket
+from drakit_nodeplugin.endpoints.backend.directory import CONCURRENCY, BackendDirectory
+from drakit_nodeplugin.endpoints.backend.sockets import BackendSocket, scan
 from drakit_proto.backend.v1 import backend_pb2 as pb
 from tests.fakes.backend import FakeBackend
 from tests.unit.endpoints.backend.conftest import DRIVER, Found
@@ -87,6 +91,61 @@ async def test_a_second_backend_of_a_name_is_refused_until_the_first_is_gone(wat
             await until(lambda: second.path == path_of(watched.directory.socket(DRIVER)))
     assert len(watched.remarks) == 1
     assert watched.appeared == [DRIVER], "the driver is the same"
+
+
+async def test_a_second_backend_that_gets_the_name_in_time_is_an_update(watched, monkeypatch):
+    monkeypatch.setattr(directory_module, "HANDOVER_SECONDS", 30.0)
+    first = FakeBackend(watched.path / "a.sock")
+    async with first:
+        await until(lambda: watched.appeared)
+        async with FakeBackend(watched.path / "b.sock") as second:
+            await until(lambda: len(second.called("GetInfo")) > 5)
+            await first.stop()
+            await until(lambda: second.path == path_of(watched.directory.socket(DRIVER)))
+    assert watched.remarks == []
+
+
+async def test_those_that_hang_do_not_keep_others_waiting(watched, monkeypatch):
+    monkeypatch.setattr("drakit_nodeplugin.endpoints.backend.channel.INFO_SECONDS", 1.0)
+    asked: list[str] = []
+
+    async def hang(request):
+        asked.append("")
+        await asyncio.sleep(60)
+
+    async with AsyncExitStack() as stack:
+        for count in range(CONCURRENCY):
+            path = watched.path / f"{count}.sock"
+            backend = await stack.enter_async_context(FakeBackend(path, driver=f"d{count}.com"))
+            backend.info = hang
+        # Again, as all of them have hung once.
+        await until(lambda: len(asked) > CONCURRENCY)
+        began = time.monotonic()
+        await stack.enter_async_context(FakeBackend(watched.path / "gpu.sock"))
+        await until(lambda: watched.appeared == [DRIVER])
+        assert time.monotonic() - began < 0.5
+
+
+async def test_a_version_that_is_not_known_is_no_failure(watched, monkeypatch):
+    def version(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(directory_module, "version", version)
+    async with FakeBackend(watched.path / "gpu.sock") as backend:
+        await until(lambda: watched.appeared == [DRIVER])
+        assert backend.called("GetInfo")[0].plugin_version == "unknown"
+
+
+@pytest.mark.parametrize("limit", ["MAX_SOCKETS", "MAX_ENTRIES"])
+def test_what_is_known_keeps_its_place_whatever_comes(tmp_path, monkeypatch, limit):
+    monkeypatch.setattr(sockets_module, limit, 3)
+    names = [f"{count}.sock" for count in range(20)]
+    for name in names:
+        (tmp_path / name).touch()
+    for known in names:
+        found = scan(tmp_path, known={known, "gone.sock"})
+        assert next(iter(found)) == known
+        assert len(found) in (3, 4)
 
 
 async def test_a_backend_that_died_and_left_its_socket_makes_way(watched, sockets):

@@ -13,7 +13,7 @@ import pytest
 
 from drakit.device import AllocatedDevice, ClaimReference
 from drakit.resource.inventory import check_inventory
-from drakit_nodeplugin.endpoints.backend import claimcalls
+from drakit_nodeplugin.endpoints.backend import claimcalls, connection
 from drakit_nodeplugin.endpoints.backend.endpoint import EARLY_AT_ONCE, BackendEndpoint
 from drakit_nodeplugin.endpoints.errors import DeviceFailedError, EndpointStoppedError
 from drakit_proto.backend.v1 import backend_pb2 as pb
@@ -185,6 +185,20 @@ async def test_health_with_numbers_without_end_leaves_the_devices_alone(
     backend.say_health(b"\x78\x01" * 2_000_000)
     await until(lambda: "too many fields that are not known as the health of" in problems(caplog))
     assert served.away() is None
+
+
+async def test_health_that_cannot_be_read_is_asked_for_again(
+    served, backend, listener, monkeypatch, caplog
+):
+    def fail(message):
+        raise RuntimeError
+
+    monkeypatch.setattr(connection, "health_of", fail)
+    await until(lambda: backend.healths)
+    backend.say_health(pb.WatchHealthResponse(devices=[pb.DeviceHealth(name="gpu-0")]))
+    await until(lambda: "reading it failed (RuntimeError)" in problems(caplog))
+    assert served.away() is None
+    await until(lambda: len(backend.called("WatchHealth")) > 1)
 
 
 def problems(caplog) -> str:
