@@ -24,9 +24,14 @@ from drakit_nodeplugin.endpoints.deviceplugin.edits import (
     ContainerAnswer,
     edits_of,
     host_paths,
+    lost_annotations,
 )
 from drakit_nodeplugin.endpoints.deviceplugin.endpoint import DevicePluginEndpoint, PluginAwayError
-from drakit_nodeplugin.endpoints.deviceplugin.hostpaths import HostDevices, TooManyNodesError
+from drakit_nodeplugin.endpoints.deviceplugin.hostpaths import (
+    MAX_NODES,
+    HostDevices,
+    TooManyNodesError,
+)
 from drakit_nodeplugin.endpoints.deviceplugin.names import resource_of
 from drakit_nodeplugin.endpoints.deviceplugin.remarks import Remarks
 from drakit_nodeplugin.endpoints.errors import DeviceFailedError
@@ -105,14 +110,15 @@ class Allocating:
                 await connection.pre_start(ids)
         except PluginFailedError as error:
             raise DeviceFailedError(str(error), index=first) from None
-        if answer.annotations:
+        if lost_annotations(answer):
             note = (
-                f"the device plugin of {resource} answers Allocate with annotations, which a "
-                f"container cannot get by a claim; they are left out, and all else works"
+                f"the device plugin of {resource} answers Allocate with annotations that name no "
+                f"CDI devices; a container cannot get them by a claim; they are left out, and all "
+                f"else works"
             )
             self._remarks.say("AnnotationsUnsupported", note, once=True)
         try:
-            return await self._edits(answer)
+            return await asyncio.to_thread(self._edits, answer)
         except (BadAnswerError, TooManyNodesError) as error:
             text = (
                 f"the device plugin of {resource} answered Allocate {error}; this is a fault of "
@@ -145,10 +151,12 @@ class Allocating:
             raise DeviceFailedError(text, index=index)
         return identity
 
-    async def _edits(self, answer: ContainerAnswer) -> Edits:
-        paths = host_paths(answer)
-        nodes = await asyncio.to_thread(self._nodes, paths) if paths else {}
+    def _edits(self, answer: ContainerAnswer) -> Edits:
+        nodes: dict[str, list[tuple[str, str]]] = {}
+        found = 0
+        for path in host_paths(answer):
+            nodes[path] = self._devices.nodes(path)
+            found += len(nodes[path])
+            if found > MAX_NODES:
+                raise TooManyNodesError(f"{path}, with what is named before it,")
         return edits_of(answer, nodes)
-
-    def _nodes(self, paths: Sequence[str]) -> dict[str, list[tuple[str, str]]]:
-        return {path: self._devices.nodes(path) for path in paths}

@@ -16,10 +16,22 @@ from typing import Protocol
 from drakit.cdi import InvalidEditsError, build_spec
 from drakit.device import DeviceNode, Edits, Mount
 
-__all__ = ("BadAnswerError", "ContainerAnswer", "NodesOf", "edits_of", "host_paths")
+__all__ = (
+    "BadAnswerError",
+    "ContainerAnswer",
+    "NodesOf",
+    "edits_of",
+    "host_paths",
+    "lost_annotations",
+)
 
-MAX_PARTS = 1000
-"""Environment variables, mounts, device nodes and CDI devices of one answer, each."""
+MAX_PARTS = 256
+"""Environment variables, mounts, device nodes and CDI devices of one answer, each; with the device
+nodes in directories that it names."""
+
+CDI_ANNOTATION = "cdi.k8s.io/"
+"""What the keys of annotations begin with that name CDI devices, in their values: an older way to
+give them to a runtime, which some plugins still take."""
 
 _KIND, _NAME = "device-plugin/answer", "it"
 
@@ -64,12 +76,14 @@ class ContainerAnswer(Protocol):
     @property
     def devices(self) -> Sequence[_DeviceSpec]: ...
     @property
+    def annotations(self) -> Mapping[str, str]: ...
+    @property
     def cdi_devices(self) -> Sequence[_CDIDevice]: ...
 
 
 def host_paths(answer: ContainerAnswer) -> list[str]:
     """Give the host paths of an answer's device nodes, each once. Raises BadAnswerError."""
-    parts = (answer.envs, answer.mounts, answer.devices, answer.cdi_devices)
+    parts = (answer.envs, answer.mounts, answer.devices, cdi_names(answer))
     if any(len(part) > MAX_PARTS for part in parts):
         raise BadAnswerError(f"with more than {MAX_PARTS} entries of one kind")
     return list(dict.fromkeys(_host_path(device) for device in answer.devices))
@@ -81,7 +95,7 @@ def edits_of(answer: ContainerAnswer, nodes_of: NodesOf) -> Edits:
         env=dict(answer.envs),
         device_nodes=_device_nodes(answer.devices, nodes_of),
         mounts=_mounts(answer.mounts),
-        cdi_devices=tuple(dict.fromkeys(device.name for device in answer.cdi_devices)),
+        cdi_devices=tuple(cdi_names(answer)),
     )
     try:
         build_spec(_KIND, [(_NAME, edits)])
@@ -89,6 +103,20 @@ def edits_of(answer: ContainerAnswer, nodes_of: NodesOf) -> Edits:
         text = str(error).removeprefix(f"CDI device {_KIND}={_NAME}: ")
         raise BadAnswerError(f"which no CDI spec can hold: {text}") from None
     return edits
+
+
+def cdi_names(answer: ContainerAnswer) -> list[str]:
+    """Give the CDI devices that an answer names in either way, each once."""
+    names = [device.name for device in answer.cdi_devices]
+    for key, value in sorted(answer.annotations.items()):
+        if key.startswith(CDI_ANNOTATION):
+            names += value.split(",")
+    return list(dict.fromkeys(names))
+
+
+def lost_annotations(answer: ContainerAnswer) -> bool:
+    """Tell whether an answer has annotations that a container cannot get by a claim."""
+    return not all(key.startswith(CDI_ANNOTATION) for key in answer.annotations)
 
 
 def _device_nodes(devices: Iterable[_DeviceSpec], nodes_of: NodesOf) -> tuple[DeviceNode, ...]:
@@ -99,6 +127,9 @@ def _device_nodes(devices: Iterable[_DeviceSpec], nodes_of: NodesOf) -> tuple[De
             path = f"{container.rstrip('/')}/{below}" if below else container
             node = DeviceNode(path=path, host_path=real, permissions=_permissions(device))
             nodes.setdefault(path, node)
+        if len(nodes) > MAX_PARTS:
+            text = f"with more than {MAX_PARTS} device nodes, with those in directories"
+            raise BadAnswerError(text)
     return tuple(nodes.values())
 
 

@@ -123,6 +123,8 @@ class DevicePluginEndpoint:
         self._opening: PluginConnection | None = None
         """Of one that registers again, or is away; there are never two."""
         self._presence: _Presence | None = None
+        self.away_since: float | None = asyncio.get_running_loop().time()
+        """Since when it has had no connection; loop time. None while it has one."""
         self._closing: set[asyncio.Task[None]] = set()
         self._lifecycle = Lifecycle(resource, self._connect, listener=listener, pause=self._pause)
 
@@ -238,6 +240,8 @@ class DevicePluginEndpoint:
     async def _connect(self) -> _Presence:
         """Wait for a registration, and connect."""
         self._presence = None
+        if self.away_since is None:
+            self.away_since = asyncio.get_running_loop().time()
         self._room.leave(self.resource)
         if self._opening is not None:
             # What was to replace it is what there is now, and need not have listed its devices.
@@ -255,6 +259,7 @@ class DevicePluginEndpoint:
                 await asyncio.sleep(REPLACE_SECONDS)  # another registration holds instead
             else:
                 self._presence = _Presence(connection)
+                self.away_since = None
                 return self._presence
 
     async def _opened(

@@ -58,9 +58,12 @@ class HostDevices:
 
         Raises :class:`TooManyNodesError`.
         """
-        real = self._real(path)
-        if not real.startswith(f"{DEVICES}/") or not self._seen(real).is_dir():
-            return [("", real)]
+        try:
+            real = self._real(path)
+            if not real.startswith(f"{DEVICES}/") or not self._seen(real).is_dir():
+                return [("", real)]
+        except (OSError, ValueError):  # too long, or with a null byte: no path at all
+            return [("", path)]
         found: list[tuple[str, str]] = []
         for node in self._within(real):
             found.append((node.removeprefix(f"{real}/"), node))

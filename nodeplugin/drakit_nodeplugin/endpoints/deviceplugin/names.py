@@ -22,6 +22,7 @@ import base64
 import hashlib
 import re
 
+from drakit.resource.limits import MAX_STRING_BYTES
 from drakit.resource.names import is_dns_label, is_dns_subdomain
 
 __all__ = (
@@ -145,7 +146,8 @@ def _hashed(text: str) -> str:
 
 
 def resource_name_problem(name: str) -> str | None:
-    """Say why this is no name of an extended resource, as the kubelet sees it; None if it is."""
+    """Say why this is no name of an extended resource, as the kubelet sees it, or none that can be
+    an attribute; None if it is one."""
     domain, slash, part = name.partition("/")
     if not slash:
         return "it must have a domain and '/' before it, as in vendor.example/thing"
@@ -159,6 +161,11 @@ def resource_name_problem(name: str) -> str | None:
         return (
             "what stands behind '/' must be of at most 63 letters, digits, '-', '_' and '.', and "
             "begin and end with a letter or digit"
+        )
+    if len(name) > MAX_STRING_BYTES:
+        return (
+            f"it must have at most {MAX_STRING_BYTES} characters with its domain: it is an "
+            f"attribute of its devices, by which classes choose them"
         )
     return None
 

@@ -43,7 +43,11 @@ __all__ = ("DevicePlugins",)
 logger = logging.getLogger(__name__)
 
 MAX_RESOURCES = 256
-"""Of a node; each is known until the node plugin ends."""
+"""Of a node. Who is away is known until the node plugin ends, or until there is no room left."""
+
+FORGET_SECONDS = 3600.0
+"""How long a plugin must have been away to make room for another one. Its devices are gone long
+before; if they are not, nothing but a sentence depends on that it is known."""
 
 KUBELET_SECONDS = 30.0
 """Between two looks at what the kubelet's own device manager serves."""
@@ -71,6 +75,7 @@ class DevicePlugins:
         self._endpoints: dict[str, DevicePluginEndpoint] = {}
         self._by_pool: dict[str, DevicePluginEndpoint] = {}
         self._tasks: asyncio.TaskGroup | None = None
+        self._running: dict[str, asyncio.Task[None]] = {}
         self._remarks = Remarks(surroundings.remark)
         self._room = Room()
         self._kubelet = KubeletResources(kubelet_resources)
@@ -127,7 +132,8 @@ class DevicePlugins:
     def _begin(self, endpoint: DevicePluginEndpoint) -> None:
         if self._tasks is not None:
             name = f"device plugin of {endpoint.resource}"
-            self._tasks.create_task(tasks.until_stopped(name, endpoint.run), name=name)
+            task = self._tasks.create_task(tasks.until_stopped(name, endpoint.run), name=name)
+            self._running[endpoint.resource] = task
 
     # ------------------------------------------------------------ who may register
 
@@ -160,11 +166,11 @@ class DevicePlugins:
         endpoint.register(registration)
 
     def _made(self, resource: str) -> DevicePluginEndpoint:
-        if len(self._endpoints) >= MAX_RESOURCES:
+        if len(self._endpoints) >= MAX_RESOURCES and not self._made_room():
             raise RefusedError(
                 f"a further device plugin is refused: {MAX_RESOURCES} resources have been "
-                f"registered on this node, and no more are taken; restart the node plugin if some "
-                f"of them are gone",
+                f"registered on this node, and no more are taken before some have been gone for an "
+                f"hour",
                 code=grpc.StatusCode.RESOURCE_EXHAUSTED,
                 reason="TooManyResources",
             )
@@ -177,6 +183,23 @@ class DevicePlugins:
         self._endpoints[resource] = self._by_pool[pool_of(resource)] = endpoint
         self._begin(endpoint)
         return endpoint
+
+    def _made_room(self) -> bool:
+        """Forget who has been away for longest, if that is long enough."""
+        away = {
+            endpoint.away_since: endpoint
+            for endpoint in self._endpoints.values()
+            if endpoint.away_since is not None
+        }
+        now = asyncio.get_running_loop().time()
+        if not away or now - (since := min(away)) < FORGET_SECONDS:
+            return False
+        gone = away[since]
+        del self._endpoints[gone.resource], self._by_pool[pool_of(gone.resource)]
+        if (task := self._running.pop(gone.resource, None)) is not None:
+            task.cancel()
+        logger.info("device plugin is forgotten", extra={"endpoint": gone.resource})
+        return True
 
     def _lost(self) -> None:
         for endpoint in self._endpoints.values():

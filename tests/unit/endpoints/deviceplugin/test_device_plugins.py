@@ -7,6 +7,7 @@ import ctypes
 import os
 import re
 import socket
+import stat
 
 import grpc
 import grpc.aio
@@ -493,6 +494,29 @@ async def test_resources_are_bounded(world, directory, monkeypatch):
             await FakeDevicePlugin(directory, resource="a.example/c").register()
 
 
+async def test_who_has_been_away_for_long_makes_room(world, plugin, directory, monkeypatch):
+    monkeypatch.setattr(plugins, "MAX_RESOURCES", 2)
+    monkeypatch.setattr(plugins, "FORGET_SECONDS", 0.1)
+    async with FakeDevicePlugin(directory, resource="a.example/a", endpoint="a.sock") as other:
+        await world.until_listed("thing-0", "thing-1", resource="a.example/a")
+        await plugin.stop()
+        await world.until_stopped()
+        await asyncio.sleep(0.15)
+        async with FakeDevicePlugin(directory, resource="a.example/c", endpoint="c.sock"):
+            await world.until_listed("thing-0", "thing-1", resource="a.example/c")
+            with pytest.raises(EndpointStoppedError, match="it has not registered yet"):
+                await world.prepare("thing-0")
+            with pytest.raises(grpc.aio.AioRpcError, match="no more are taken"):
+                await plugin.register()
+            await other.stop()
+            await world.until_stopped("a.example/a")
+            await asyncio.sleep(0.15)
+            await plugin.start()
+            await plugin.register()
+            await world.until_listed("thing-0", "thing-1")
+            await world.prepare("thing-0")
+
+
 async def test_the_devices_of_all_resources_are_bounded(world, plugin, directory):
     names = [f"other-{number}" for number in range(16_383)]
     other = FakeDevicePlugin(
@@ -561,6 +585,33 @@ async def test_annotations_are_told_once(world, plugin):
     assert await world.prepare("thing-0") == [Edits()]
     await world.prepare("thing-1")
     assert world.reasons() == ["AnnotationsUnsupported"]
+
+
+async def test_annotations_that_name_cdi_devices_are_given_as_those(world, plugin):
+    annotations = {"cdi.k8s.io/v-plugin_1": "v.example/c=b"}
+    plugin.answer = lambda ids: pb.ContainerAllocateResponse(annotations=annotations)
+    assert await world.prepare("thing-0") == [Edits(cdi_devices=("v.example/c=b",))]
+    assert world.remarks == []
+
+
+async def test_directories_that_are_full_together_are_a_sentence(world, plugin, monkeypatch):
+    monkeypatch.setattr(stat, "S_ISCHR", stat.S_ISREG)
+    for folder in ("a", "b"):
+        for number in range(200):
+            path = world.devices.root / folder / str(number)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
+    nodes = [{"container_path": f"/dev/{folder}"} for folder in ("a", "b")]
+    plugin.answer = lambda ids: pb.ContainerAllocateResponse(devices=nodes)
+    with pytest.raises(DeviceFailedError, match=r"/dev/b, .* more than 256 device nodes"):
+        await world.prepare("thing-0")
+
+
+async def test_a_path_that_is_none_is_a_sentence(world, plugin):
+    nodes = [{"container_path": "/dev/a", "host_path": "/dev/a\0b"}]
+    plugin.answer = lambda ids: pb.ContainerAllocateResponse(devices=nodes)
+    with pytest.raises(DeviceFailedError, match="no CDI spec can hold"):
+        await world.prepare("thing-0")
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,12 @@ import pytest
 
 from drakit.cdi import build_spec
 from drakit.device import DeviceNode, Mount
-from drakit_nodeplugin.endpoints.deviceplugin.edits import BadAnswerError, edits_of, host_paths
+from drakit_nodeplugin.endpoints.deviceplugin.edits import (
+    BadAnswerError,
+    edits_of,
+    host_paths,
+    lost_annotations,
+)
 from drakit_nodeplugin.endpoints.deviceplugin.hostpaths import HostDevices, TooManyNodesError
 from drakit_proto.kubelet.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
 
@@ -91,6 +96,7 @@ def test_what_comes_out_can_be_written():
         pytest.param(answer(devices=[node("/dev/a", "/dev/a", "x")]), id="permission"),
         pytest.param(answer(mounts=[pb.Mount(container_path="/a")]), id="mount-of-nothing"),
         pytest.param(answer(cdi_devices=[pb.CDIDevice(name="v.example/c")]), id="cdi-name"),
+        pytest.param(answer(annotations={"cdi.k8s.io/x": "v.example/c"}), id="cdi-annotation"),
     ],
 )
 def test_what_cdi_does_not_allow_is_refused(wrong):
@@ -99,8 +105,27 @@ def test_what_cdi_does_not_allow_is_refused(wrong):
 
 
 def test_an_answer_without_end_is_refused():
-    with pytest.raises(BadAnswerError, match="more than 1000"):
-        host_paths(answer(envs={str(number): "" for number in range(1001)}))
+    with pytest.raises(BadAnswerError, match="more than 256"):
+        host_paths(answer(envs={str(number): "" for number in range(257)}))
+    with pytest.raises(BadAnswerError, match="more than 256"):
+        host_paths(answer(annotations={"cdi.k8s.io/x": ",".join(map(str, range(257)))}))
+
+
+def test_directories_with_many_device_nodes_are_refused():
+    nodes = {"/dev/x": [(str(number), f"/dev/x/{number}") for number in range(200)]}
+    twice = [node("/dev/a", "/dev/x"), node("/dev/b", "/dev/x")]
+    with pytest.raises(BadAnswerError, match="more than 256 device nodes"):
+        edits_of(answer(devices=twice), nodes)
+
+
+def test_annotations_may_name_cdi_devices():
+    given = answer(
+        cdi_devices=[pb.CDIDevice(name="v.example/c=a")],
+        annotations={"cdi.k8s.io/v-plugin_1": "v.example/c=b,v.example/c=a"},
+    )
+    assert edits_of(given, {}).cdi_devices == ("v.example/c=a", "v.example/c=b")
+    assert not lost_annotations(given)
+    assert lost_annotations(answer(annotations={"cdi.k8s.io/x": "v.example/c=b", "other": ""}))
 
 
 # ------------------------------------------------------------ paths on the host
@@ -145,7 +170,11 @@ def test_a_link_to_itself_stays(host):
     assert host.nodes("/dev/camera") == [("", "/dev/camera")]
 
 
-@pytest.mark.parametrize("path", ["/dev/gone", "/var/run/x", "relative", "/", ""])
+@pytest.mark.parametrize(
+    "path",
+    ["/dev/gone", "/var/run/x", "relative", "/", "", "/dev/a\0b", f"/dev/{'x' * 300}"],
+    ids=["gone", "elsewhere", "relative", "root", "empty", "null-byte", "long"],
+)
 def test_what_is_not_seen_stays(host, path):
     assert host.nodes(path) == [("", path)]
 

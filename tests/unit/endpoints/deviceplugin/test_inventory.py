@@ -9,6 +9,7 @@ import pytest
 from drakit.device import Health, Topology
 from drakit.resource.inventory import check_inventory
 from drakit_nodeplugin.endpoints.deviceplugin.inventory import listed
+from drakit_nodeplugin.endpoints.deviceplugin.names import resource_name_problem
 from drakit_nodeplugin.endpoints.deviceplugin.room import Room, TooManyDevicesError
 from drakit_proto.kubelet.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
 from tests.unit.endpoints.deviceplugin.conftest import THING
@@ -67,6 +68,12 @@ def test_health_is_what_the_plugin_says(said, health):
 def test_attributes_that_would_not_be_taken_are_left_out():
     device = only(plugin_device("x" * 65), resource=f"{'a.' * 40}a/thing")
     assert device.attributes == {}
+
+
+def test_each_device_has_the_attribute_that_classes_choose_it_by():
+    longest = f"a/{'x' * 62}"
+    assert resource_name_problem(longest) is None
+    assert only(plugin_device(), resource=longest).attributes["resource"] == longest
 
 
 def test_of_one_id_twice_the_last_counts_and_the_rest_is_there():

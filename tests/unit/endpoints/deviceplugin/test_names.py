@@ -117,7 +117,7 @@ def test_two_resources_have_two_pools(domain, one, other):
         pytest.param("vendor.example/thing", id="plain"),
         pytest.param("nvidia.com/mig-1g.5gb", id="dots"),
         pytest.param("a/B_c", id="short"),
-        pytest.param(f"{'a.' * 121}a/{'x' * 63}", id="longest"),
+        pytest.param(f"a/{'x' * 62}", id="longest"),
     ],
 )
 def test_names_that_the_kubelet_takes_are_taken(resource):
@@ -144,3 +144,9 @@ def test_names_that_the_kubelet_takes_are_taken(resource):
 )
 def test_names_that_the_kubelet_refuses_are_refused(resource):
     assert resource_name_problem(resource)
+
+
+def test_a_name_that_can_be_no_attribute_is_refused():
+    problem = resource_name_problem(f"ab/{'x' * 62}")
+    assert problem is not None
+    assert "at most 64 characters" in problem
