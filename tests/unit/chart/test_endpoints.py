@@ -76,7 +76,9 @@ def test_the_example_of_device_plugins_fits_the_chart(render, tmp_path):
     for request in template["spec"]["spec"]["devices"]["requests"]:
         assert request["exactly"]["deviceClassName"] in found
         (selector,) = request["exactly"]["selectors"]
-        assert f'device.attributes["{DRIVER}"].id' in selector["cel"]["expression"]
+        identity = f'device.attributes["{DRIVER}"].id'
+        # Without the first, a device that lacks it is an error for the whole request.
+        assert selector["cel"]["expression"].startswith(f"has({identity}) && {identity} == ")
 
 
 @pytest.mark.parametrize("kind", ["backends", "devicePlugins"])
