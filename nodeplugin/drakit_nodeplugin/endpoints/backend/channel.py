@@ -1,8 +1,9 @@
 """
 The socket of a backend: a gRPC channel to it, its methods in bytes, and its failures in sentences.
 
-Answers stay bytes, as they are measured before they are read (:mod:`.wire`). Sentences stand behind
-words for the backend and have no numbers in them, so that the same cause gives the same text.
+Answers stay bytes, as they are measured before they are read (:mod:`..wire`). Sentences stand
+behind words for the backend and have no numbers in them, so that the same cause gives the same
+text.
 
 It must not know what methods are called for.
 """
@@ -22,7 +23,7 @@ import grpc
 import grpc.aio
 
 from drakit.tasks import cancelled_by_owner
-from drakit_nodeplugin.endpoints.backend.wire import GarbageError, parse, printable
+from drakit_nodeplugin.endpoints.wire import GarbageError, parse, printable
 from drakit_proto.backend.v1 import backend_pb2 as pb
 
 __all__ = (

@@ -32,15 +32,15 @@ from drakit_nodeplugin.endpoints.backend.convert import (
     entries_of,
 )
 from drakit_nodeplugin.endpoints.backend.pacing import Turns
-from drakit_nodeplugin.endpoints.backend.wire import (
+from drakit_nodeplugin.endpoints.bridge import CallOverdueError
+from drakit_nodeplugin.endpoints.calls import CALL_SECONDS
+from drakit_nodeplugin.endpoints.wire import (
     GarbageError,
     TooManyFieldsError,
     parse,
     parts,
     printable,
 )
-from drakit_nodeplugin.endpoints.bridge import CallOverdueError
-from drakit_nodeplugin.endpoints.calls import CALL_SECONDS
 from drakit_proto.backend.v1 import backend_pb2 as pb
 
 __all__ = ("BackendClaims",)

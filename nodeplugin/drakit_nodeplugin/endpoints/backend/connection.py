@@ -35,7 +35,6 @@ from drakit_nodeplugin.endpoints.backend.convert import health_of
 from drakit_nodeplugin.endpoints.backend.healthbook import HealthBook
 from drakit_nodeplugin.endpoints.backend.inventories import InventoryReader
 from drakit_nodeplugin.endpoints.backend.pacing import Allowance, Turns
-from drakit_nodeplugin.endpoints.backend.wire import GarbageError, parse, parts
 from drakit_nodeplugin.endpoints.bridge import Bridge
 from drakit_nodeplugin.endpoints.endpoint import (
     ConnectionEndedError,
@@ -44,6 +43,7 @@ from drakit_nodeplugin.endpoints.endpoint import (
     Update,
 )
 from drakit_nodeplugin.endpoints.stream import MAX_DEVICES
+from drakit_nodeplugin.endpoints.wire import GarbageError, parse, parts
 from drakit_proto.backend.v1 import backend_pb2 as pb
 
 __all__ = ("BackendConnection",)

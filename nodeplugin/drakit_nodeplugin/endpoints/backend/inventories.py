@@ -22,8 +22,8 @@ from google.protobuf.message import Message
 from drakit.device import CounterSet, Device, Inventory
 from drakit_nodeplugin.endpoints.backend.convert import counter_set_of, device_of
 from drakit_nodeplugin.endpoints.backend.pacing import Turns
-from drakit_nodeplugin.endpoints.backend.wire import MAX_PART_BYTES, GarbageError, parse, parts
 from drakit_nodeplugin.endpoints.stream import MAX_DEVICES
+from drakit_nodeplugin.endpoints.wire import MAX_PART_BYTES, GarbageError, parse, parts
 from drakit_proto.backend.v1 import backend_pb2 as pb
 
 __all__ = ("InventoryReader",)

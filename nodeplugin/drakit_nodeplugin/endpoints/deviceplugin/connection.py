@@ -23,7 +23,6 @@ from google.protobuf.message import DecodeError, Message
 
 from drakit.device import Inventory
 from drakit.tasks import cancelled_by_owner
-from drakit_nodeplugin.endpoints.backend.wire import GarbageError
 from drakit_nodeplugin.endpoints.deviceplugin.inventory import Listed, listed
 from drakit_nodeplugin.endpoints.deviceplugin.messages import (
     MAX_ANSWER_BYTES,
@@ -34,6 +33,7 @@ from drakit_nodeplugin.endpoints.deviceplugin.messages import (
 from drakit_nodeplugin.endpoints.deviceplugin.room import Room, TooManyDevicesError
 from drakit_nodeplugin.endpoints.endpoint import ConnectionEndedError
 from drakit_nodeplugin.endpoints.rawstream import FloodError, LatestMessages
+from drakit_nodeplugin.endpoints.wire import GarbageError
 from drakit_proto.kubelet.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import islice
 
-from drakit_nodeplugin.endpoints.backend.wire import GarbageError, parse, parts
+from drakit_nodeplugin.endpoints.wire import GarbageError, parse, parts
 from drakit_proto.kubelet.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
 
 __all__ = ("MAX_ANSWER_BYTES", "BadMessageError", "allocate_answer", "devices_in")

@@ -38,14 +38,14 @@ from drakit_nodeplugin.endpoints.backend.convert import (
 from drakit_nodeplugin.endpoints.backend.healthbook import MAX_EARLY, HealthBook
 from drakit_nodeplugin.endpoints.backend.inventories import InventoryReader
 from drakit_nodeplugin.endpoints.backend.pacing import Turns
-from drakit_nodeplugin.endpoints.backend.wire import (
+from drakit_nodeplugin.endpoints.endpoint import DeviceKey
+from drakit_nodeplugin.endpoints.wire import (
     MAX_UNKNOWN,
     GarbageError,
     TooManyFieldsError,
     parts,
     printable,
 )
-from drakit_nodeplugin.endpoints.endpoint import DeviceKey
 from drakit_proto.backend.v1 import backend_pb2 as pb
 
 

@@ -6,12 +6,12 @@ import itertools
 
 import pytest
 
-from drakit_nodeplugin.endpoints.backend.wire import GarbageError
 from drakit_nodeplugin.endpoints.deviceplugin.messages import (
     BadMessageError,
     allocate_answer,
     devices_in,
 )
+from drakit_nodeplugin.endpoints.wire import GarbageError
 from drakit_proto.kubelet.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
 
 

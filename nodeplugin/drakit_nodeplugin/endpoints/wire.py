@@ -1,5 +1,5 @@
 """
-Messages of a backend in pieces: what is at the top of one, without reading what is below.
+Messages of vendors' processes in pieces: what is at the top of one, without reading what is below.
 
 A message of 4 MiB can hold two million messages in it, and reading it as a whole would take a
 hundred times its size and a second of the daemon's loop. So its parts are counted and measured
@@ -18,15 +18,15 @@ from google.protobuf.message import DecodeError, Message
 __all__ = ("MAX_PART_BYTES", "GarbageError", "TooManyFieldsError", "parse", "parts", "printable")
 
 MAX_PART_BYTES = 64 * 1024
-"""Of a device, a counter set, or the health of one: the largest that the API would take has a
-quarter of it."""
+"""Of a backend's device, counter set, or the health of one: the largest that the API would take has
+a quarter of it."""
 
 MAX_UNKNOWN = 20_000
 """Fields that are passed over in one message: a later version may have one for each device. Passing
 over so many takes a hundredth of a second."""
 
 MAX_TEXT = 1000
-"""Characters of a backend's text that go on; of an Event's message there are 1,024."""
+"""Characters of a process's text that go on; of an Event's message there are 1,024."""
 
 _VARINT_BYTES = 10
 _LENGTH_DELIMITED = 2
@@ -117,7 +117,7 @@ def parse(kind: type[MessageT], raw: bytes) -> MessageT:
 
 
 def printable(text: str) -> str:
-    """Give a backend's text fit for a message: in one line, not too long, and never empty."""
+    """Give a process's text fit for a message: in one line, not too long, and never empty."""
     words = " ".join(text[:MAX_TEXT].split())
     if not words.isprintable():
         words = "".join(each if each.isprintable() else "?" for each in words)
