@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, TypeAlias, TypeVar
 
 import grpc
@@ -75,6 +76,19 @@ _UID = frozenset({1})
 """The field of all of those that has the claim's UID in it."""
 
 _EDITS = frozenset({pb.PreparedClaim.EDITS_FIELD_NUMBER})
+
+MAX_FIELDS_OF_EDITS = 5 * MAX_EDITS
+"""In the edits of a device: no entry that counts as one has more, that of a mount with it."""
+
+_WITH_LISTS = frozenset(
+    {
+        pb.Edits.MOUNTS_FIELD_NUMBER,
+        pb.Edits.HOOKS_FIELD_NUMBER,
+        pb.Edits.INTEL_RDT_FIELD_NUMBER,
+    }
+)
+_LISTED = frozenset({1, 2, 3, 4})
+"""The fields of all of those that are no numbers."""
 
 ResultT = TypeVar("ResultT")
 _Reader: TypeAlias = Callable[[bytes, int, Turns], Awaitable[ResultT]]
@@ -181,7 +195,9 @@ class BackendClaims:
                 except GarbageError as error:
                     answers[uid] = _fault(f"answered {method} with {error} for this claim")
                 except DriverError as error:
-                    answers[uid] = error
+                    # Without where it was raised: that would keep the message that was read.
+                    error.__context__ = None
+                    answers[uid] = error.with_traceback(None)
         if strange:
             text = f"it answered {method} for claims that it was not asked about"
             logger.error("backend answers too much", extra={"driver": self._driver, "error": text})
@@ -249,8 +265,7 @@ async def _prepared(part: bytes, count: int, turns: Turns) -> Sequence[Edits]:
         if number == count:
             raise _fault("gave edits for more devices than a claim has")
         try:
-            for _ in parts(edits, frozenset(), max_unknown=MAX_EDITS):
-                pass
+            _measure(edits)
         except TooManyFieldsError:
             raise _too_many_edits() from None
         await turns.give_way()
@@ -264,6 +279,16 @@ async def _prepared(part: bytes, count: int, turns: Turns) -> Sequence[Edits]:
         converted.append(edits_of(edits))
         await turns.give_way()
     return converted
+
+
+def _measure(edits: bytes) -> None:
+    """Raise :class:`TooManyFieldsError` if there is more in it than in any that is converted."""
+    left = MAX_FIELDS_OF_EDITS
+    for _, inner in parts(edits, _WITH_LISTS, limit=len(edits), max_unknown=MAX_EDITS):
+        for _ in chain([inner], parts(inner, _LISTED, limit=len(inner), max_unknown=MAX_EDITS)):
+            left -= 1
+            if left < 0:
+                raise TooManyFieldsError
 
 
 async def _unprepared(part: bytes, count: int, turns: Turns) -> None:

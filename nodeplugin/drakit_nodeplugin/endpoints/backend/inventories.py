@@ -23,7 +23,13 @@ from drakit.device import CounterSet, Device, Inventory
 from drakit_nodeplugin.endpoints.backend.convert import counter_set_of, device_of
 from drakit_nodeplugin.endpoints.backend.pacing import Turns
 from drakit_nodeplugin.endpoints.stream import MAX_DEVICES
-from drakit_nodeplugin.endpoints.wire import MAX_PART_BYTES, GarbageError, parse, parts
+from drakit_nodeplugin.endpoints.wire import (
+    MAX_PART_BYTES,
+    MAX_UNKNOWN,
+    GarbageError,
+    parse,
+    parts,
+)
 from drakit_proto.backend.v1 import backend_pb2 as pb
 
 __all__ = ("InventoryReader",)
@@ -66,7 +72,9 @@ class InventoryReader:
                 fallbacks += 1
                 if fallbacks > MAX_FALLBACKS:
                     raise GarbageError("many fallbacks")
-                for _, device in parts(part, _OF_FALLBACK):
+                for _, device in parts(
+                    part, _OF_FALLBACK, max_unknown=MAX_UNKNOWN // MAX_FALLBACKS
+                ):
                     fallback.add(device)
                     await turns.give_way()
             await turns.give_way()

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-import time
 from collections.abc import Iterator
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
@@ -16,7 +15,7 @@ import pytest
 from drakit_nodeplugin.endpoints.backend import directory as directory_module
 from drakit_nodeplugin.endpoints.backend import sockets as sockets_module
 from drakit_nodeplugin.endpoints.backend.channel import unreachable
-from drakit_nodeplugin.endpoints.backend.directory import CONCURRENCY, BackendDirectory
+from drakit_nodeplugin.endpoints.backend.directory import BackendDirectory
 from drakit_nodeplugin.endpoints.backend.sockets import BackendSocket, scan
 from drakit_proto.backend.v1 import backend_pb2 as pb
 from tests.fakes.backend import FakeBackend
@@ -105,25 +104,30 @@ async def test_a_second_backend_that_gets_the_name_in_time_is_an_update(watched,
     assert watched.remarks == []
 
 
-async def test_those_that_hang_do_not_keep_others_waiting(watched, monkeypatch):
+@pytest.fixture
+def one_at_a_time(monkeypatch) -> None:
+    """Named before the directory."""
+    monkeypatch.setattr(directory_module, "CONCURRENCY", 1)
+    monkeypatch.setattr(directory_module, "HANGING_CONCURRENCY", 1)
     monkeypatch.setattr("drakit_nodeplugin.endpoints.backend.channel.INFO_SECONDS", 1.0)
-    asked: list[str] = []
+
+
+async def test_one_that_hangs_again_and_again_does_not_keep_others_waiting(one_at_a_time, watched):
+    steps: list[str] = []
 
     async def hang(request):
-        asked.append("")
-        await asyncio.sleep(60)
+        steps.append("asked")
+        try:
+            await asyncio.sleep(60)
+        finally:
+            steps.append("gave no answer")
 
-    async with AsyncExitStack() as stack:
-        for count in range(CONCURRENCY):
-            path = watched.path / f"{count}.sock"
-            backend = await stack.enter_async_context(FakeBackend(path, driver=f"d{count}.com"))
-            backend.info = hang
-        # Again, as all of them have hung once.
-        await until(lambda: len(asked) > CONCURRENCY)
-        began = time.monotonic()
-        await stack.enter_async_context(FakeBackend(watched.path / "gpu.sock"))
-        await until(lambda: watched.appeared == [DRIVER])
-        assert time.monotonic() - began < 0.5
+    async with FakeBackend(watched.path / "bad.sock", driver="bad.example.com") as bad:
+        bad.info = hang
+        await until(lambda: len(steps) == 3)
+        async with FakeBackend(watched.path / "gpu.sock"):
+            await until(lambda: watched.appeared == [DRIVER])
+            assert steps == ["asked", "gave no answer", "asked"]
 
 
 async def test_a_version_that_is_not_known_is_no_failure(watched, monkeypatch):

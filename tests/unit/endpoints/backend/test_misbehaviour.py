@@ -40,6 +40,17 @@ async def served(backend, endpoint, listener):
     return endpoint
 
 
+MOST = pb.Edits(
+    mounts=[
+        pb.Mount(host_path="/a", container_path="/b", type="tmpfs", options=["rw"])
+        for _ in range(400)
+    ],
+    hooks=[pb.Hook(name="prestart", path="/h", args=["h"], env={"A": "b"}, timeout_seconds=1)] * 66,
+    intel_rdt=pb.IntelRdt(clos_id="a", schemata=["L3:0=f"] * 2),
+)
+"""A thousand entries of those that have others in them."""
+
+
 def prepared(*claims: pb.PreparedClaim) -> pb.PrepareClaimsResponse:
     return pb.PrepareClaimsResponse(claims=claims)
 
@@ -283,6 +294,20 @@ async def test_another_name_on_the_same_socket_is_another_driver(served, backend
             + prepared(pb.PreparedClaim(uid="uid-b", edits=[pb.Edits()])).SerializeToString(),
             [None, "gave more than 1,000 edits for a device"],
             id="mounts-without-end",
+        ),
+        pytest.param(
+            part(b"\x0a\x05uid-a" + part(part(b"\x1a\x00" * 9000, 4) * 5 + b"\x0a\x01\xff", 2))
+            + prepared(pb.PreparedClaim(uid="uid-b", edits=[pb.Edits()])).SerializeToString(),
+            [None, "gave more than 1,000 edits for a device"],
+            id="arguments-of-hooks-without-end",
+        ),
+        pytest.param(
+            prepared(
+                pb.PreparedClaim(uid="uid-a", edits=[MOST]),
+                pb.PreparedClaim(uid="uid-b", edits=[MOST]),
+            ),
+            [None, None],
+            id="as-many-edits-as-can-be",
         ),
         pytest.param(
             prepared(
