@@ -24,6 +24,7 @@ from e2e.foreign import FOREIGN, Yard, install_foreign, remove_foreign, wait_for
 from e2e.images import build_images, vendor_image
 from e2e.images.backend import backend_image
 from e2e.images.deviceplugins import device_plugins_image
+from e2e.images.nvidia import nvidia_image
 from e2e.kit import (
     ZRAM_CONTROL,
     Space,
@@ -204,7 +205,7 @@ def stage(scripted: Cluster, request: pytest.FixtureRequest) -> Iterator[Stage]:
 @pytest.fixture(scope="session")
 def foreign(cluster: Cluster, images: list[Path]) -> Iterator[Cluster]:
     """Device plugins, a backend and the daemon that hosts them, on the first node."""
-    archives = [device_plugins_image(), backend_image()]
+    archives = [device_plugins_image(), nvidia_image(), backend_image()]
     for archive in archives:
         cluster.load_image(archive)
     install_foreign(cluster, build=build_of(images), programs=build_of(archives))

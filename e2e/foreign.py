@@ -1,9 +1,9 @@
 """
 The release `foreign`: devices of other people's programs, on the first node.
 
-Kubernetes' sample device plugin as its manifest has it, a device plugin of ours that says what a
-file has, the example backend, and one simulated device of the daemon itself. It must not know what
-the tests show.
+Kubernetes' sample device plugin and NVIDIA's, as their manifests have them, a device plugin of ours
+that says what a file has, the example backend, and one simulated device of the daemon itself. It
+must not know what the tests show.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from e2e.kit import (
     taints,
     wait_for,
 )
+from e2e.nvidia import GPU, GPU_IDS, NVIDIA_SET, nvidia_objects
 from e2e.release import Release, install
 from e2e.simulated import STAY
 
@@ -54,7 +55,12 @@ BLINKER_CLASS = "blinkers.example.com"
 LOCAL_CLASS = f"gpu.{LOCAL}"
 
 SAMPLE_SET, NODES_SET, BACKEND_SET = "sample-device-plugin", "nodes", "blinkers"
-PROGRAMS = {SAMPLE_SET: "sample-device-plugin", NODES_SET: "/nodes", BACKEND_SET: "/blinkers"}
+PROGRAMS = {
+    SAMPLE_SET: "sample-device-plugin",
+    NVIDIA_SET: "nvidia-device-plugin",
+    NODES_SET: "/nodes",
+    BACKEND_SET: "/blinkers",
+}
 NAMESPACES = {BACKEND_SET: "blinkers"}
 """Of the programs that are not in the release's namespace."""
 
@@ -97,7 +103,7 @@ def foreign_values(cluster: Cluster) -> dict[str, Any]:
         "operator": {"enabled": False},
         "simulated": {"enabled": True, "config": local},
         "backends": {"enabled": True},
-        "devicePlugins": {"enabled": True, "resources": [SAMPLE, FUSE, MOVED]},
+        "devicePlugins": {"enabled": True, "resources": [SAMPLE, GPU, FUSE, MOVED]},
         "nodeplugin": {
             "nodeSelector": {"kubernetes.io/hostname": cluster.nodes[0]},
             "devices": DEVICE_TIMES,
@@ -257,11 +263,15 @@ class Yard(Space):
 
     def calls(self, name: str, call: str) -> int:
         """How often the program of a DaemonSet has logged a call; of its container as it is now."""
+        return self.said(name, f'"{call}"')
+
+    def said(self, name: str, words: str) -> int:
+        """In how many lines the program of a DaemonSet has logged this, since it was started."""
         body = self.program(name)
         assert body is not None
         name = body["metadata"]["name"]
         told = self.cluster.kubectl("-n", body["metadata"]["namespace"], "logs", name)
-        return sum(f'"{call}"' in line for line in told.stdout.splitlines())
+        return sum(words in line for line in told.stdout.splitlines())
 
     def place(self, name: str, node: str | None = None) -> None:
         """Let a DaemonSet run on a node, the first one if none is given; does not wait."""
@@ -373,7 +383,12 @@ def install_foreign(cluster: Cluster, *, build: str, programs: str) -> None:
     write_plan(cluster, fuse_plan())
     # The programs first: in a cluster nobody starts them in the right order, either.
     cluster.kubectl("create", "namespace", FOREIGN.namespace, check=False)
-    bodies = [sample_set(), nodes_set(), *backend_objects()]
+    bodies = [
+        sample_set(),
+        nodes_set(),
+        *nvidia_objects(namespace=FOREIGN.namespace, directory=OURS),
+        *backend_objects(),
+    ]
     for body in bodies:
         if body["kind"] == "DaemonSet":
             pods = body["spec"]["template"]
@@ -404,10 +419,10 @@ def wait_foreign(cluster: Cluster) -> None:
         yard.blinker(name)
     wait_for("the foreign daemon to be ready", lambda: ready(yard.plugin()), seconds=120)
     # A program that found no socket ends, and is started again with growing delays.
-    for resource in (SAMPLE, FUSE):
+    for resource, count in ((SAMPLE, 2), (FUSE, len(FUSE_DEVICES)), (GPU, len(GPU_IDS))):
         wait_for(
-            f"two devices of {resource} to be published",
-            lambda: len(yard.of(resource)) == 2,  # noqa: B023
+            f"{count} devices of {resource} to be published",
+            lambda: len(yard.of(resource)) == count,  # noqa: B023
             seconds=120,
         )
     wait_for("both blinkers to be published", lambda: len(yard.devices(BLINKERS)) == 2)

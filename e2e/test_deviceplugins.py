@@ -1,8 +1,9 @@
 """
 Device plugins that register with the node plugin instead of the kubelet, on a real kubelet.
 
-Kubernetes' own sample is unmodified, and so is its manifest but for one path; what it lacks (device
-nodes, variables, health, PreStartContainer) the plugin `nodes` has, on Kubernetes' own stub.
+Kubernetes' own sample is unmodified, and so is its manifest but for one path; the same is true of
+NVIDIA's plugin, which believes to be on a Tegra. What they lack (device nodes, health,
+PreStartContainer) the plugin `nodes` has, on Kubernetes' own stub.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from e2e.kit import (
     template,
     wait_for,
 )
+from e2e.nvidia import GPU, GPU_CLASS, GPU_IDS, NVIDIA_SET, UUID
 from e2e.simulated import STAY
 from e2e.writes import written
 
@@ -47,6 +49,9 @@ pytestmark = [pytest.mark.e2e, pytest.mark.feature("core")]
 
 STOPPED = "drakit.dev/stopped:NoSchedule"
 UNHEALTHY = "drakit.dev/unhealthy:NoSchedule"
+REGISTERED = f"Registered device plugin for '{GPU}'"
+"""What NVIDIA's plugin logs once it has."""
+
 WELL, OTHER = sorted(FUSE_DEVICES)
 
 
@@ -76,6 +81,31 @@ def mounted(yard: Yard, name: str) -> set[str]:
 def allocations(yard: Yard) -> int:
     """How often the sample was asked to allocate; since it was started last."""
     return yard.calls(SAMPLE_SET, "Allocate")
+
+
+def with_gpu(yard: Yard, name: str, given: str) -> None:
+    """A running pod with one ID of NVIDIA's plugin, by a claim."""
+    yard.apply(
+        template(name, ("device", GPU_CLASS, by_id(given))),
+        stay(name, ("d", from_template(name))),
+    )
+    yard.wait_phase(name, "Running")
+
+
+def visible(yard: Yard, name: str) -> list[str]:
+    """What a container was told of NVIDIA's devices."""
+    return yard.inside(name, 'echo "$NVIDIA_VISIBLE_DEVICES"')
+
+
+def results_of(yard: Yard, name: str) -> list[dict[str, Any]]:
+    """What the one claim of a pod was given."""
+    (claim,) = [
+        claim
+        for claim in yard.items("resourceclaims")
+        for user in claim["status"].get("reservedFor", [])
+        if user["name"] == name
+    ]
+    return claim["status"]["allocation"]["devices"]["results"]
 
 
 # ------------------------------------------------------------ from a plugin to a pod
@@ -188,10 +218,20 @@ def test_a_plugin_that_is_killed_and_returns_within_the_grace_period_loses_nothi
 def test_the_node_plugin_is_killed_and_its_plugins_register_again(yard):
     with_sample(yard, "user", "Dev-1")
     before, allocated = yard.published(), allocations(yard)
-    started = restarts(yard.program(SAMPLE_SET)), restarts(yard.program(NODES_SET))
+    programs = SAMPLE_SET, NVIDIA_SET, NODES_SET
+    started = [restarts(yard.program(name)) for name in programs]
     watched = yard.calls(SAMPLE_SET, "ListAndWatch")
+    registered = yard.said(NVIDIA_SET, REGISTERED)
     with written(yard.cluster):
         yard.kill_plugin()
+        # NVIDIA's watches the directory, and sees the new kubelet.sock.
+        wait_for(
+            "NVIDIA's plugin to have registered again",
+            lambda: yard.said(NVIDIA_SET, REGISTERED) > registered,
+            seconds=5,
+            period=0.5,
+        )
+        with_gpu(yard, "next-gpu", "tegra::0")
         # Kubernetes' stub lets 10 s go by before it registers again.
         wait_for(
             "the sample to be watched again",
@@ -203,7 +243,8 @@ def test_the_node_plugin_is_killed_and_its_plugins_register_again(yard):
     assert mounted(yard, "next") == {"/tmp/Dev-2"}
     assert mounted(yard, "user") == {"/tmp/Dev-1"}
     assert allocations(yard) == allocated + 1, "that of the new claim"
-    assert (restarts(yard.program(SAMPLE_SET)), restarts(yard.program(NODES_SET))) == started
+    assert visible(yard, "next-gpu") == [UUID]
+    assert [restarts(yard.program(name)) for name in programs] == started
 
 
 @pytest.mark.disruptive
@@ -224,6 +265,52 @@ def test_a_plugin_that_stays_away_loses_its_devices_and_no_other_plugin_does(yar
     yard.place(SAMPLE_SET)
     wait_for("its devices to be back", lambda: set(yard.of(SAMPLE)) == {"Dev-1", "Dev-2"})
     with_sample(yard, "again", "Dev-1")
+
+
+# ------------------------------------------------------------ NVIDIA's plugin
+
+
+def test_the_devices_of_nvidias_unmodified_plugin_go_to_pods_with_and_without_claims(yard):
+    devices = yard.of(GPU)
+    assert set(devices) == GPU_IDS
+    for given, device in devices.items():
+        assert device["attributes"] == {"resource": {"string": GPU}, "id": {"string": given}}
+    wanting = container("main", command=["sh", "-c", STAY], resources={"limits": {GPU: 1}})
+    yard.apply(pod("unchanged", containers=[wanting]))
+    with_gpu(yard, "claiming", "tegra::2")
+    assert visible(yard, "claiming") == [UUID]
+    (result,) = results_of(yard, "claiming")
+    assert (result["driver"], result["device"]) == (PLUGINS, devices["tegra::2"]["name"])
+    yard.wait_phase("unchanged", "Running")
+    assert visible(yard, "unchanged") == [UUID]
+    (other,) = results_of(yard, "unchanged")
+    assert other["driver"] == PLUGINS
+    assert other["device"] != result["device"]
+    capacity = yard.cluster.get("node", yard.node)["status"]["capacity"]
+    assert GPU not in capacity, "the kubelet's own device manager has no part in it"
+
+
+def test_what_nvidias_plugin_refuses_is_said_in_its_own_words(yard):
+    both: dict[str, Any] = {"deviceClassName": GPU_CLASS, "count": 2}
+    yard.apply(
+        template("both", {"name": "both", "exactly": both}),
+        stay("both", ("d", from_template("both"))),
+    )
+    yard.told("both", GPU, "maximum request size for shared resources is 1")
+    assert yard.phase("both") == "Pending"
+
+
+@pytest.mark.disruptive
+@pytest.mark.serial
+def test_nvidias_plugin_is_killed_and_its_devices_are_given_out_again(yard):
+    with_gpu(yard, "user", "tegra::0")
+    before = yard.published()
+    yard.kill(NVIDIA_SET)
+    yard.wait_untainted()
+    assert yard.published() == before
+    with_gpu(yard, "next", "tegra::1")
+    assert visible(yard, "next") == visible(yard, "user") == [UUID]
+    assert restarts(yard.get("pod", "user")) == 0
 
 
 # ------------------------------------------------------------ beside the kubelet's own

@@ -112,11 +112,11 @@ class Store:
             what=f"building the image of the {target}",
         )
 
-    def build_on(self, base: Path, folder: Path, *, name: str) -> None:
-        """Build the Dockerfile of a folder on an image that lies in an archive."""
+    def build_on(self, base: str, folder: Path, *, name: str) -> None:
+        """Build the Dockerfile of a folder on an image here, or on `docker-archive:PATH`."""
         self._run(
             *("bud", "--quiet", "--isolation=chroot", "--pull-never"),
-            *("--build-arg", f"BASE=docker-archive:{base}", "--tag", name, str(folder)),
+            *("--build-arg", f"BASE={base}", "--tag", name, str(folder)),
             what=f"building {name}",
         )
 

@@ -34,7 +34,7 @@ def vendor_image(vendor: str, folder: Path, *, nodeplugin: Path) -> Path:
     def make(made: Path) -> None:
         with locked("buildah") as storage:
             store = Store(storage)
-            store.build_on(nodeplugin, folder, name=name)
+            store.build_on(f"docker-archive:{nodeplugin}", folder, name=name)
             store.save(name, made / f"{vendor}.tar")
             store.prune()
 

@@ -1,0 +1,119 @@
+"""
+NVIDIA's device plugin as NVIDIA publishes it: its program, its manifest, and an image of both.
+
+The Go module is the source: its checksum is pinned here, those of what it needs are in its own
+go.sum, and it is built where Go has put it, so that nothing of it is changed. The program loads
+NVIDIA's library at run time and thus needs glibc: the image stands on the base of ours. It must not
+know who runs it, nor with which configuration.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+
+from e2e.images.base import base_archive
+from e2e.images.build import Store
+from e2e.images.cache import ImageError, digest, kept, locked, run
+
+__all__ = ("IMAGE", "PROGRAM", "nvidia_device_plugin", "nvidia_image", "nvidia_manifest")
+
+VERSION = "v0.14.5"
+IMAGE = f"localhost/drakit-nvidia-device-plugin:{VERSION}"
+"""The name under which a cluster knows the image."""
+
+PROGRAM = "nvidia-device-plugin"
+MANIFEST = "nvidia-device-plugin.yml"
+
+MODULE = f"github.com/NVIDIA/k8s-device-plugin@{VERSION}"
+CHECKSUM = "h1:RqstjEz6DOp2IeTHqSYITjVnsDG3YQWhztQlpcLAUcM="
+"""Of the module's content, as a go.sum has it."""
+
+DOCKERFILE = f"""\
+ARG BASE
+FROM $BASE
+COPY {PROGRAM} /usr/bin/{PROGRAM}
+ENTRYPOINT ["{PROGRAM}"]
+"""
+
+
+def nvidia_device_plugin() -> Path:
+    """
+    Return the path of the program; built if it is not in the cache.
+
+    :raises ImageError: Go or a C compiler is missing, or a module cannot be had or is another one.
+    """
+    return _built() / PROGRAM
+
+
+def nvidia_manifest() -> str:
+    """The DaemonSet that NVIDIA publishes with the program, as YAML."""
+    return (_built() / MANIFEST).read_text()
+
+
+def nvidia_image() -> Path:
+    """Return the image's archive; built if it is not in the cache."""
+    program, base = nvidia_device_plugin(), base_archive()
+
+    def make(made: Path) -> None:
+        with (
+            locked("buildah") as storage,
+            tempfile.TemporaryDirectory(prefix="drakit-nvidia-") as scratch,
+        ):
+            Path(scratch, "Dockerfile").write_text(DOCKERFILE)
+            copied = Path(scratch, PROGRAM)
+            copied.write_bytes(program.read_bytes())
+            copied.chmod(0o755)
+            store = Store(storage)
+            store.build_base(base)
+            store.build_on(store.base_name(base), Path(scratch), name=IMAGE)
+            store.save(IMAGE, made / "nvidia.tar")
+            store.prune()
+
+    key = digest(IMAGE, program.parent.name, base.parent.name, DOCKERFILE)
+    return kept("nvidia-images", key, make) / "nvidia.tar"
+
+
+def _built() -> Path:
+    version = run(["go", "env", "GOVERSION"], what="asking Go's version", timeout_seconds=60)
+    return kept("nvidia-programs", digest(version, MODULE, CHECKSUM, Path(__file__)), _build)
+
+
+def _build(folder: Path) -> None:
+    module = _downloaded()
+    run(
+        [
+            *("go", "-C", module, "build", "-trimpath", "-ldflags=-s -w"),
+            *("-o", folder / PROGRAM, f"./cmd/{PROGRAM}"),
+        ],
+        what="building NVIDIA's device plugin",
+        # From an empty module cache.
+        timeout_seconds=1800,
+        env={
+            "CGO_ENABLED": "1",
+            # The module has the list of a vendor folder without the folder. With `readonly` a
+            # module that is not in go.sum is an error.
+            "GOFLAGS": "-mod=readonly -buildvcs=false",
+            # The library's symbols are found once it is loaded: so its Makefile allows it.
+            "CGO_LDFLAGS_ALLOW": "-Wl,--unresolved-symbols=ignore-in-object-files",
+        },
+    )
+    (folder / MANIFEST).write_bytes((module / MANIFEST).read_bytes())
+
+
+def _downloaded() -> Path:
+    """The folder of the module's content, which is what is pinned."""
+    # In a folder of its own: the module is no dependency of any of ours.
+    with tempfile.TemporaryDirectory(prefix="drakit-nvidia-") as nowhere:
+        told = json.loads(
+            run(
+                ["go", "mod", "download", "-json", MODULE],
+                what=f"downloading {MODULE}",
+                timeout_seconds=600,
+                cwd=Path(nowhere),
+            )
+        )
+    if told["Sum"] != CHECKSUM:
+        raise ImageError(f"{MODULE} has the checksum {told['Sum']}, but {CHECKSUM} is pinned")
+    return Path(told["Dir"])
