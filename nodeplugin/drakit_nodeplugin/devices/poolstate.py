@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import cast
 
 from drakit.device import CounterSet, Device, Health
 from drakit_nodeplugin.devices.health import (
@@ -310,10 +311,17 @@ def _same(old: Device, new: Device) -> bool:
         if old.health is not new.health:
             old = replace(old, health=new.health)
         return old == new and all(
-            type(value) is type(new.attributes[name]) for name, value in old.attributes.items()
+            _kinds(value) == _kinds(new.attributes[name]) for name, value in old.attributes.items()
         )
     except Exception:  # a vendor's value may refuse to be compared
         return False
+
+
+def _kinds(value: object) -> tuple[type, ...]:
+    """Give the types of an attribute and of what a list holds."""
+    if type(value) is tuple:
+        return (tuple, *map(type, cast("tuple[object, ...]", value)))
+    return (type(value),)
 
 
 def _tainted(

@@ -441,14 +441,21 @@ async def test_an_equal_inventory_is_no_change(node: Node):
         assert manager.health_states() is states
 
 
-async def test_an_attribute_of_another_type_is_a_change(node: Node):
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        pytest.param(1, True, id="a-value"),
+        pytest.param((1, 0), (True, False), id="values-of-a-list"),
+    ],
+)
+async def test_an_attribute_of_another_type_is_a_change(node: Node, old, new):
     async with node.plugin() as manager:
-        manager.replaced(DRIVER, Inventory(devices=[Device(name="a", attributes={"n": 1})]))
+        manager.replaced(DRIVER, Inventory(devices=[Device(name="a", attributes={"n": old})]))
         await pass_time(1)
-        manager.replaced(DRIVER, Inventory(devices=[Device(name="a", attributes={"n": True})]))
+        manager.replaced(DRIVER, Inventory(devices=[Device(name="a", attributes={"n": new})]))
         (device,) = manager.publication().pools[NODE].devices
         assert device.device is not None
-        assert device.device.attributes["n"] is True
+        assert repr(device.device.attributes["n"]) == repr(new)
 
 
 async def test_what_did_not_change_stays_the_same_object(node: Node):

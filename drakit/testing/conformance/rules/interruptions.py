@@ -51,7 +51,8 @@ async def kubelet_hangs_up(kit: Kit) -> None:
     "pod-deleted-meanwhile",
     "a prepare that is given up leaves nothing",
     why="A pod can be deleted while its claim is being prepared. The kubelet unprepares then, and "
-    "the driver's call is cancelled. What the call has begun must not keep the device from others.",
+    "a Python driver's call is cancelled; a backend's goes on, and is followed by the unprepare. "
+    "What the call has begun must not keep the device from others.",
 )
 async def pod_deleted_meanwhile(kit: Kit) -> None:
     device, *_ = await steps.usable(kit)
