@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import xml.etree.ElementTree as ElementTree
+from pathlib import Path
 
 import pytest
 
@@ -11,9 +13,10 @@ from drakit.cli.main import main
 from drakit.testing import conformance_tests
 from drakit.testing.conformance.rule import rule, rules
 from drakit.testing.conformance.runner import Outcome, run
-from drakit.testing.conformance.targets import PythonTarget
+from drakit.testing.conformance.targets import BackendTarget, PythonTarget
 
 SHELF = "tests.fakes.shelf:Shelf"
+ROOT = Path(__file__).parents[2]
 WHY = "Something needs it."
 
 
@@ -62,6 +65,11 @@ async def with_a_fault(kit) -> None:
 @rule("without-end", "it does not end", why=WHY, seconds=0.1)
 async def without_end(kit) -> None:
     await asyncio.Event().wait()
+
+
+@rule("started", "it is started", why=WHY)
+async def started(kit) -> None:
+    assert await kit.devices()
 
 
 @rule("elsewhere", "it is for others", why=WHY, kinds=["backend"])
@@ -176,3 +184,19 @@ def test_a_suite_waits_once_for_a_driver_that_does_not_start(few_rules, tmp_path
         with pytest.raises(pytest.fail.Exception, match=f"{each.id}: the node plugin ended"):
             tests(each)
     assert notes.read_text() == "boot\n"
+
+
+def test_programs_of_the_target_find_the_modules_beside_them(tmp_path):
+    """The kit's own Python programs do not look beside them."""
+    (tmp_path / "stubs.py").write_text("from tests.fakes.broken.backend import main")
+    (tmp_path / "serve.py").write_text(
+        "import asyncio, sys, stubs; asyncio.run(stubs.main(sys.argv[1]))"
+    )
+    run_it = f"PYTHONPATH={ROOT} exec {sys.executable} {tmp_path / 'serve.py'}"
+    (tmp_path / "prepare.py").write_text("import stubs")
+    target = BackendTarget(
+        line=f"{run_it} {{directory}}/gpu.sock",
+        setup=f"{sys.executable} {tmp_path / 'prepare.py'}",
+    )
+    report = asyncio.run(run(target, only=[started]))
+    assert report.good, report.results[0].text

@@ -21,7 +21,12 @@ import grpc.aio
 import yaml
 
 from drakit.testing.conformance.errors import ConformanceError
-from drakit.testing.conformance.programs import Program, python_path, run_command
+from drakit.testing.conformance.programs import (
+    Program,
+    python_environment,
+    python_path,
+    run_command,
+)
 from drakit.testing.conformance.targets import Target
 from drakit.testing.kubelet import FakeKubelet
 
@@ -72,12 +77,12 @@ class FakeNode:
         self._boots = 0
         self._healthy = 0
         self._port = 0
-        self._environment = {**os.environ, "DRAKIT_ROOT": str(root), "PYTHONSAFEPATH": "1"}
+        self._environment = {**os.environ, "DRAKIT_ROOT": str(root)}
         self.plugin: Program = Program(
             "the node plugin",
             self._command(),
             log=root / "nodeplugin.log",
-            environment={**self._environment, "PYTHONPATH": python_path()},
+            environment={**self._environment, **python_environment()},
         )
         command = target.command(root)
         self._waits_for = command.waits_for if command is not None else None

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from drakit.testing.conformance.errors import ConformanceError
 
-__all__ = ("Program", "python_path", "run_command")
+__all__ = ("Program", "python_environment", "python_path", "run_command")
 
 END_SECONDS = 20.0
 """How long a program may take to end after SIGTERM, before it is killed."""
@@ -170,6 +170,12 @@ async def run_command(
             f"the set-up command failed with exit code {process.returncode}: {command}"
             + (f"\n{told}" if told else "")
         )
+
+
+def python_environment() -> dict[str, str]:
+    """Give what the kit's own Python programs need. It is not for the target's: a script must find
+    the modules beside it, which the safe path forbids."""
+    return {"PYTHONPATH": python_path(), "PYTHONSAFEPATH": "1"}
 
 
 def python_path() -> str:

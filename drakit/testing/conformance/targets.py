@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias, cast
 
 from drakit.testing.conformance.errors import TargetError
-from drakit.testing.conformance.programs import python_path
+from drakit.testing.conformance.programs import python_environment
 from drakit.testing.conformance.remapping import remapped
 
 __all__ = (
@@ -197,7 +197,7 @@ class BackendSocketTarget(_Common):
             line=shlex.join(
                 ["exec", sys.executable, "-m", "drakit.testing.conformance.relay", *ends]
             ),
-            environment={"PYTHONPATH": python_path()},
+            environment=python_environment(),
         )
 
 
