@@ -43,6 +43,7 @@ FAULTS = [
     ("preparing:AllOrNothing", "partial-success", "beside a claim whose device does not exist"),
     ("preparing:OneAnswer", "together", "of 4 claims that came together"),
     ("preparing:FormerClaim", "device-again", "names the first one: LAMP_OWNER="),
+    ("preparing:FormerName", "device-again", "names the first one: LAMP_OF_"),
     ("preparing:ByClaim", "allocated-anew", "still get what lamp-0 gives"),
     ("preparing:MixesUp", "side-by-side", "got what belongs to another one"),
     ("preparing:OneAfterTheOther", "no-queue", "4 of different devices at the same time"),
@@ -78,6 +79,7 @@ GOOD = [
     if "python" in rule.kinds and rule.id != "no-queue"
 ]
 GOOD += [("tidy:Slow", rule) for rule in SLOW]
+GOOD += [("tidy:Bare", rule) for rule in ("prepare", "device-again", "allocated-anew")]
 GOOD.append(("backend:remembers", "process-killed"))
 
 

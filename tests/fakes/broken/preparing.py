@@ -94,6 +94,15 @@ class FormerClaim(Tidy):
         return Edits(env={**edits.env, "LAMP_OWNER": owner}, mounts=edits.mounts)
 
 
+class FormerName(FormerClaim):
+    """The same, in the name of a variable."""
+
+    def make(self, claim, device, mode):
+        edits = super().make(claim, device, mode)
+        owner = edits.env["LAMP_OWNER"].upper().replace("-", "_")
+        return Edits(env={"LAMP": device.name, f"LAMP_OF_{owner}": "1"}, mounts=edits.mounts)
+
+
 class ByClaim(Tidy):
     """Remembers by the claim alone what it has given."""
 

@@ -107,3 +107,11 @@ class Slow(Tidy):
     """The same, as devices are that take their time."""
 
     seconds = 0.3
+
+
+class Bare(Tidy):
+    """The same, with nothing for containers."""
+
+    def make(self, claim, device, mode):
+        super().make(claim, device, mode)
+        return Edits()

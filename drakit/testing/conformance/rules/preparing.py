@@ -328,13 +328,22 @@ async def allocated_anew(kit: Kit) -> None:
 
 def _without_uid(kit: Kit, claim: ClaimUnderTest) -> str:
     """Give a claim's edits, with another word for its UID."""
-    return str(steps.edits_of(kit, claim)).replace(claim.uid, "UID")
+    text = str(steps.edits_of(kit, claim))
+    for uid in _spellings(claim.uid):
+        text = text.replace(uid, "UID")
+    return text
+
+
+def _spellings(uid: str) -> tuple[str, str]:
+    """Give a UID as it is, and as it stands in names of environment variables: containers that get
+    nothing else get such a variable."""
+    return uid, re.sub(r"[^A-Z0-9]", "_", uid.upper())
 
 
 def _trace(value: Any, claim: ClaimUnderTest) -> str | None:
     """Give the first text within a value that names a claim by its UID."""
     if isinstance(value, str):
-        return value if claim.uid in value else None
+        return value if any(uid in value for uid in _spellings(claim.uid)) else None
     parts: list[Any] = []
     if isinstance(value, dict):
         parts = [*value.keys(), *value.values()]  # pyright: ignore[reportUnknownArgumentType,reportUnknownVariableType]
