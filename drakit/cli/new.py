@@ -53,8 +53,10 @@ FILES: Mapping[str, str] = {
 }
 """The files of a project, and the template of each."""
 
-_TAKEN = frozenset({"drakit", "hostdev", "simulated"})
-"""Names of drivers and packages that drakit itself has."""
+_TAKEN = frozenset(
+    {"drakit", "hostdev", "simulated"} | {"cdi", "conformance", "new", "node", "version"}
+)
+"""Names of drivers, packages and commands that drakit itself has."""
 
 _NOT_PACKAGES = frozenset(
     {"drakit_drivers", "drakit_nodeplugin", "drakit_operator", "drakit_proto"}
@@ -125,9 +127,16 @@ def new(options: argparse.Namespace) -> int:
         f"  python3 -m venv .venv\n"
         f"  .venv/bin/pip install CHECKOUT --editable '.[dev]'\n"
         f"  .venv/bin/pytest\n"
-        f"\nThen replace what is marked REPLACE in src/{project.package}/driver.py, and see "
-        f"README.md for the image,\nthe installation and a pod with a device."
+        f"\nThen replace what is marked REPLACE: in src/{project.package}/driver.py first, then\n"
+        f"in values.yaml, deviceclass.yaml, pod.yaml and the tests, which follow it. README.md\n"
+        f"has the image, the installation and a pod with a device."
     )
+    if _is_example(project.driver):
+        print(
+            "\nexample.com is not yours, and a driver's name can never be changed once a cluster\n"
+            "has it: before you publish it, write the project anew with --driver and a domain of\n"
+            "yours."
+        )
     return 0
 
 
@@ -200,6 +209,10 @@ def _driver_problem(driver: str) -> str | None:
     if driver == "drakit.dev" or driver.endswith(".drakit.dev"):
         return "is in drakit's own domain; take one of yours"
     return None
+
+
+def _is_example(driver: str) -> bool:
+    return f".{driver}".endswith(".example.com")
 
 
 def _image_problem(image: str) -> str | None:

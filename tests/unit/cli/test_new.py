@@ -46,6 +46,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
             "drakit-proto", "hide the Python package drakit_proto", id="a-package-of-ours"
         ),
         pytest.param("hostdev", "is drakit's own", id="a-driver-of-ours"),
+        pytest.param("conformance", "is drakit's own", id="a-command-of-ours"),
     ],
 )
 def test_a_projects_name_is_refused(name, told, capsys, tmp_path, monkeypatch):
@@ -53,6 +54,17 @@ def test_a_projects_name_is_refused(name, told, capsys, tmp_path, monkeypatch):
     said = refused(capsys, "--", name)
     assert f"the project's name {name!r}" in said
     assert told in said
+    assert not list(tmp_path.iterdir())
+
+
+def test_no_project_is_named_as_a_command(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    names = re.findall(r"^    ([a-z][-a-z]*)\b", capsys.readouterr().out, re.M)
+    assert {"new", "conformance"} <= set(names)
+    for name in names:
+        assert "is drakit's own" in refused(capsys, name)
     assert not list(tmp_path.iterdir())
 
 
@@ -91,6 +103,21 @@ def test_an_image_is_refused(image, told, capsys, tmp_path, monkeypatch):
     assert f"--image {image!r}" in said
     assert told in said
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "warned"),
+    [
+        pytest.param([], True, id="no-name-given"),
+        pytest.param(["--driver", "lamps.example.com"], True, id="an-example-given"),
+        pytest.param(["--driver", "lamps.vendor.test"], False, id="a-domain-of-ones-own"),
+        pytest.param(["--driver", "lamps.my-example.com"], False, id="a-domain-that-ends-alike"),
+    ],
+)
+def test_whoever_has_an_examples_domain_is_told(arguments, warned, tmp_path, capsys):
+    assert main(["new", "lamps", *arguments, "--directory", str(tmp_path / "lamps")]) == 0
+    said = capsys.readouterr().out
+    assert ("example.com is not yours" in said and "--driver" in said) == warned
 
 
 # ------------------------------------------------------------ folders

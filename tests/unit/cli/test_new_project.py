@@ -61,6 +61,50 @@ def test_a_projects_tests_notice_a_driver_that_is_wrong(right, wrong, tmp_path):
     assert "1 failed" in run(project, "pytest", "-p", "no:cacheprovider", tests, status=1)
 
 
+@pytest.mark.parametrize(
+    ("name", "right", "wrong", "failed"),
+    [
+        pytest.param(
+            "values.yaml",
+            "        directory: /",
+            "        folder: /",
+            "test_the_config_in_values_yaml_fits",
+            id="config",
+        ),
+        pytest.param(
+            "pod.yaml",
+            "{level: 80}",
+            "{lebel: 80}",
+            "test_the_parameters_in_pod_yaml_fit",
+            id="parameters",
+        ),
+        pytest.param(
+            "pod.yaml",
+            "driver: lamps.example.com",
+            "driver: lamp.example.com",
+            "test_the_parameters_in_pod_yaml_fit",
+            id="the-parameters-of-another-driver",
+        ),
+    ],
+)
+def test_a_projects_tests_notice_files_that_do_not_fit_it(name, right, wrong, failed, tmp_path):
+    project = write(tmp_path / "lamps")
+    text = (project / name).read_text()
+    assert text.count(right) == 1
+    (project / name).write_text(text.replace(right, wrong))
+    said = run(project, "pytest", "-p", "no:cacheprovider", "tests/test_driver.py", status=1)
+    assert "1 failed" in said
+    assert f"FAILED tests/test_driver.py::{failed}" in said
+
+
+@pytest.mark.parametrize(
+    "name", ["values.yaml", "deviceclass.yaml", "pod.yaml", "tests/test_conformance.py"]
+)
+def test_what_follows_the_driver_is_marked(name, lamps):
+    assert "REPLACE" in (lamps / name).read_text()
+    assert name in (lamps / "README.md").read_text().partition("## 2.")[0]
+
+
 # All rules take a minute and more: `make conformance` and the e2e test have them.
 def test_a_project_is_held_to_the_rules(lamps):
     test = "tests/test_conformance.py"
