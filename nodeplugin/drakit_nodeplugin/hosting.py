@@ -266,5 +266,5 @@ def _device_plugins(config: NodePluginConfig, *, file: Path) -> DriverSource:
         config.device_plugins.driver_name,
         config.device_plugins_directory,
         where=f"{file}: devicePlugins",
-        kubelet_resources=PodResources(config.podresources).allocatable_resources,
+        kubelet_resources=PodResources(config.podresources).device_manager_resources,
     )

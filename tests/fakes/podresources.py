@@ -67,6 +67,12 @@ class FakePodResources(pb_grpc.PodResourcesListerServicer):
             pb.PodResources(name=f"pod-{claim}", namespace="lab", containers=[container])
         )
 
+    def hold(self, resource: str, *ids: str) -> None:
+        """Add a pod with one container that has devices from the kubelet's device manager."""
+        devices = [pb.ContainerDevices(resource_name=resource, device_ids=ids)]
+        container = pb.ContainerResources(name="main", devices=devices)
+        self.pods.append(pb.PodResources(name="holder", namespace="lab", containers=[container]))
+
     async def List(self, request: pb.ListPodResourcesRequest, context: Any) -> Any:
         self.lists += 1
         answer = pb.ListPodResourcesResponse(pod_resources=self.pods)

@@ -1,6 +1,6 @@
 """
 The kubelet's podresources API, version v1: which devices the containers of this node have, and of
-which resources its own device manager has some.
+which resources its own device manager has some or has given some out.
 
 The kubelet serves it on a socket of its own, from its start on. What follows from a claim that is
 listed, or not, is decided in :mod:`drakit_nodeplugin.claims`.
@@ -11,7 +11,7 @@ It must not know the checkpoint, or whose claims they are.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -79,23 +79,35 @@ class PodResources:
             )
         return listed
 
-    async def allocatable_resources(self) -> frozenset[str]:
+    async def device_manager_resources(self) -> Mapping[str, bool]:
         """
-        Give the names of the resources of which the kubelet's own device manager has devices.
-
-        Raises :class:`PodResourcesError`.
+        Give the names of the resources of the kubelet's own device manager: those of which it has
+        devices (True), and those of which it has none any more, but running containers still have
+        some from it (False). Raises :class:`PodResourcesError`.
         """
         from drakit_proto.kubelet.podresources.v1 import podresources_pb2, podresources_pb2_grpc
 
         async with self._channel() as channel:
             stub = podresources_pb2_grpc.PodResourcesListerStub(channel)
             try:
-                answer = await stub.GetAllocatableResources(
+                served = await stub.GetAllocatableResources(
                     podresources_pb2.AllocatableResourcesRequest(), timeout=self._timeout_seconds
+                )
+                used = await stub.List(
+                    podresources_pb2.ListPodResourcesRequest(), timeout=self._timeout_seconds
                 )
             except grpc.aio.AioRpcError as error:
                 raise self._failed(error) from None
-        return frozenset(devices.resource_name for devices in answer.devices if devices.device_ids)
+        # What a claim has given to a container is in its dynamic_resources, and not here.
+        held = (
+            devices
+            for pod in used.pod_resources
+            for container in pod.containers
+            for devices in container.devices
+        )
+        named = {devices.resource_name: False for devices in held if devices.device_ids}
+        named |= {devices.resource_name: True for devices in served.devices if devices.device_ids}
+        return named
 
     def _channel(self) -> grpc.aio.Channel:
         options = [

@@ -137,12 +137,26 @@ async def test_resources_of_which_the_kubelets_device_manager_has_devices_are_na
     kubelet, socket
 ):
     kubelet.allocatable = {"vendor.example/gpu": ("gpu-0", "gpu-1"), "vendor.example/gone": ()}
-    assert await PodResources(socket).allocatable_resources() == {"vendor.example/gpu"}
+    assert await PodResources(socket).device_manager_resources() == {"vendor.example/gpu": True}
+
+
+async def test_resources_of_which_containers_still_have_devices_of_the_device_manager_are_named(
+    kubelet, socket
+):
+    kubelet.allocatable = {"vendor.example/gpu": ("gpu-0",), "vendor.example/moved": ()}
+    kubelet.hold("vendor.example/gpu", "gpu-0")
+    kubelet.hold("vendor.example/moved", "moved-0")
+    kubelet.hold("vendor.example/none")
+    kubelet.add("cam", "cam-0", uid=UID)
+    assert await PodResources(socket).device_manager_resources() == {
+        "vendor.example/gpu": True,
+        "vendor.example/moved": False,
+    }
 
 
 async def test_a_kubelet_that_does_not_name_its_resources_is_a_sentence(socket):
     with pytest.raises(PodResourcesError, match="cannot be read"):
-        await PodResources(socket, timeout_seconds=0.2).allocatable_resources()
+        await PodResources(socket, timeout_seconds=0.2).device_manager_resources()
 
 
 async def test_a_missing_socket_is_a_sentence(socket):

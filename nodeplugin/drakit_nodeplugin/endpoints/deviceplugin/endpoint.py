@@ -180,9 +180,9 @@ class DevicePluginEndpoint:
         return self._presence.current
 
     @property
-    def barred(self) -> bool:
-        """Whether it may not be used."""
-        return self._barred is not None
+    def barred(self) -> str | None:
+        """Why it may not be used; None if it may."""
+        return self._barred
 
     @property
     def _wanted(self) -> Registration | None:

@@ -1,5 +1,6 @@
 """
-Which resources the kubelet's own device manager serves: two may not serve one.
+Which resources the kubelet's own device manager serves, or has given devices of to containers that
+still run: two may not serve one.
 
 Asked at a registration and again and again; who asks within a moment shares one answer. If the
 kubelet does not say it, nobody knows, and that is no reason to refuse anybody.
@@ -12,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Mapping
 
 __all__ = ("KubeletResources",)
 
@@ -28,15 +29,16 @@ ANSWER_SECONDS = 2.0
 class KubeletResources:
     """Asks the kubelet, and says when that fails."""
 
-    def __init__(self, read: Callable[[], Awaitable[Collection[str]]]) -> None:
+    def __init__(self, read: Callable[[], Awaitable[Mapping[str, bool]]]) -> None:
         self._read = read
         self._lock = asyncio.Lock()
         self._asked_at = -math.inf
-        self._answer: Collection[str] | None = None
+        self._answer: Mapping[str, bool] | None = None
         self._failed = False
 
-    async def names(self) -> Collection[str] | None:
-        """Give the names of the resources; None if the kubelet does not say it."""
+    async def names(self) -> Mapping[str, bool] | None:
+        """Give the names of the resources, and whether they are served (True) or containers only
+        still have devices of them (False); None if the kubelet does not say it."""
         loop = asyncio.get_running_loop()
         async with self._lock:
             if loop.time() - self._asked_at >= FRESH_SECONDS:
@@ -44,7 +46,7 @@ class KubeletResources:
                 self._asked_at = loop.time()
             return self._answer
 
-    async def _ask(self) -> Collection[str] | None:
+    async def _ask(self) -> Mapping[str, bool] | None:
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
                 answer = await self._read()
@@ -57,4 +59,4 @@ class KubeletResources:
         if self._failed:
             logger.info("the kubelet's resources can be read again")
         self._failed = False
-        return frozenset(answer)
+        return dict(answer)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -64,7 +64,7 @@ class DevicePlugins:
         *,
         directory: Path,
         traits: DriverTraits,
-        kubelet_resources: Callable[[], Awaitable[Collection[str]]],
+        kubelet_resources: Callable[[], Awaitable[Mapping[str, bool]]],
         surroundings: Surroundings,
         devices: HostDevices,
     ) -> None:
@@ -140,7 +140,7 @@ class DevicePlugins:
     async def _accept(self, registration: Registration) -> None:
         """Take a registration; raises :class:`RefusedError`."""
         resource = registration.resource
-        served = await self._kubelet.names()
+        of_kubelet = await self._kubelet.names() or {}
         if not self._surroundings.primary.is_set():
             raise RefusedError(
                 f"the device plugin of {resource} is refused: another instance of the node plugin "
@@ -148,8 +148,8 @@ class DevicePlugins:
                 code=grpc.StatusCode.UNAVAILABLE,
             )
         endpoint = self._endpoints.get(resource)
-        if served is not None and resource in served:
-            text = _served_by_kubelet(resource)
+        if resource in of_kubelet:
+            text = _of_kubelet(resource, served=of_kubelet[resource])
             if endpoint is not None:
                 # Once it is served no more, this registration holds, and not the one before it.
                 endpoint.bar(text)
@@ -161,7 +161,7 @@ class DevicePlugins:
             )
         if endpoint is None:
             endpoint = self._made(resource)
-        if endpoint.barred:
+        if endpoint.barred is not None:
             endpoint.unbar()
         endpoint.register(registration)
 
@@ -208,16 +208,17 @@ class DevicePlugins:
     async def _look_at_kubelet(self) -> None:
         while True:
             await asyncio.sleep(KUBELET_SECONDS)
-            served = await self._kubelet.names() if self._endpoints else None
-            if served is None:
+            of_kubelet = await self._kubelet.names() if self._endpoints else None
+            if of_kubelet is None:
                 continue
             for endpoint in list(self._endpoints.values()):
-                if endpoint.resource in served and not endpoint.barred:
-                    text = _served_by_kubelet(endpoint.resource)
+                served = of_kubelet.get(endpoint.resource)
+                text = None if served is None else _of_kubelet(endpoint.resource, served=served)
+                if text is None and endpoint.barred is not None:
+                    endpoint.unbar()
+                elif text is not None and text != endpoint.barred:
                     self._remarks.say("ResourceServedByKubelet", text)
                     endpoint.bar(text)
-                elif endpoint.resource not in served and endpoint.barred:
-                    endpoint.unbar()
 
     # ------------------------------------------------------------ what the engine calls
 
@@ -283,7 +284,12 @@ class _Caller:
         )
 
 
-def _served_by_kubelet(resource: str) -> str:
+def _of_kubelet(resource: str, *, served: bool) -> str:
+    if not served:
+        return (
+            f"pods on this node still hold devices of {resource} that the kubelet has given them, "
+            f"and each could be given out twice; delete these pods"
+        )
     return (
         f"the kubelet's own device manager serves {resource} on this node, and two cannot; remove "
         f"the device plugin that registers with the kubelet, or the one that registers with the "

@@ -6,7 +6,7 @@ It must not know how a device plugin is reached, or who hosts the driver.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from pathlib import Path
 
 from drakit.driver import DeviceParameters
@@ -45,14 +45,15 @@ class DevicePluginsSource:
         directory: Path,
         *,
         where: str,
-        kubelet_resources: Callable[[], Awaitable[Collection[str]]],
+        kubelet_resources: Callable[[], Awaitable[Mapping[str, bool]]],
         devices: HostDevices | None = None,
     ) -> None:
         """
         `directory` is what plugins see as ``/var/lib/kubelet/device-plugins``. `kubelet_resources`
-        gives the names of the resources that the kubelet's own device manager serves; it may raise
-        if they cannot be had. `devices` is where the host's device nodes are seen, if not where the
-        chart mounts them.
+        gives the names of the resources that the kubelet's own device manager serves (True), or of
+        which running containers still have devices from it (False); it may raise if they cannot be
+        had. `devices` is where the host's device nodes are seen, if not where the chart mounts
+        them.
         """
         self.name = name
         self.where = where

@@ -33,8 +33,9 @@ class World:
         self.primary = asyncio.Event()
         self.primary.set()
         self.remarks: list[Remark] = []
-        self.kubelet: set[str] | Exception = set()
-        """What the kubelet itself serves, or why that cannot be had."""
+        self.kubelet: dict[str, bool] | Exception = {}
+        """What the kubelet itself serves (True), or its pods only still have (False); or why that
+        cannot be had."""
         self.told: dict[str, list[Inventory | str]] = {}
         self.devices = HostDevices(root=directory / "dev")
         self.plugins: DevicePlugins
@@ -48,7 +49,7 @@ class World:
     def stopped(self, endpoint, reason) -> None:
         self.told.setdefault(endpoint, []).append(reason)
 
-    async def resources(self) -> set[str]:
+    async def resources(self) -> dict[str, bool]:
         if isinstance(self.kubelet, Exception):
             raise self.kubelet
         return self.kubelet
