@@ -25,7 +25,8 @@ from e2e.images.vendor import repository_name
 from e2e.kit import TEST_IMAGE, Space, plugin_pod, ready, wait_for
 from e2e.release import Release, install, uninstall
 
-pytestmark = [pytest.mark.e2e, pytest.mark.feature("core")]
+# Slow: the project's own tests, with all rules of the contract, take a minute; unit tests run some.
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.feature("core")]
 
 NAME = "rack-lamps"
 DRIVER = f"{NAME}.example.com"
