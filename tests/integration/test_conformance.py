@@ -35,6 +35,7 @@ FAULTS = [
     ("publishing:SilentHealth", "health", "said nothing of any device"),
     ("publishing:HalfHealth", "health", "4 have no health, first lamp-1"),
     ("preparing:Refuses", "prepare", "the lamp is not plugged in"),
+    ("preparing:Misnamed", "prepare", "containers get nothing: .*defines none of prepare"),
     ("preparing:RelativePath", "cdi-valid", "no CDI file can be written for device lamp-0"),
     ("preparing:MissingPath", "host-paths", r"there is no .*/elsewhere \(mount to /lamps\)"),
     ("preparing:OnlyOnce", "prepare-again", "after a reboot .* the claim has the lamp already"),
@@ -62,6 +63,7 @@ FAULTS = [
     ("unpreparing:KeepsDevice", "unprepare", "the lamp is another claim's"),
     ("unpreparing:FailureStays", "unprepare-after-failure", "the lamp is locked"),
     ("unpreparing:NeedsParameters", "unprepare-without-parameters", "IndexError"),
+    ("unpreparing:Unnamed", "unprepare-defined", "defines none of unprepare"),
     ("unpreparing:UndoesAtStop", "stop", "has taken .* from a claim that is prepared"),
     ("backend:forgets", "process-killed", "nobody knows of the claim"),
     ("sharing:AllShares", "shares", "unpreparing one share of rail has taken"),
@@ -80,6 +82,7 @@ GOOD = [
 ]
 GOOD += [("tidy:Slow", rule) for rule in SLOW]
 GOOD += [("tidy:Bare", rule) for rule in ("prepare", "device-again", "allocated-anew")]
+GOOD.append(("preparing:Nodes", "prepare"))
 GOOD.append(("backend:remembers", "process-killed"))
 
 

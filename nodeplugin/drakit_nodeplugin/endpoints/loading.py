@@ -9,6 +9,7 @@ It must not know claims, slices, gRPC or the kubelet.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -30,6 +31,8 @@ from drakit_nodeplugin.endpoints.thread import AnyDriver
 from drakit_nodeplugin.endpoints.traits import DriverTraits, traits_of
 
 __all__ = ("LoadedDriver", "load_drivers")
+
+logger = logging.getLogger(__name__)
 
 GROUP = "drakit.drivers"
 
@@ -95,6 +98,13 @@ def load_drivers(entries: Sequence[DriverEntry], *, file: Path, node: Node) -> l
         if any(driver.name == name for driver in drivers):
             raise ConfigError(f"{where}: driver {name} is configured twice")
 
+        if _never_undone(kind):
+            logger.warning(
+                "driver has side effects, but nothing undoes them: set side_effects = False, or "
+                "define unprepare",
+                extra={"driver": name},
+            )
+
         def make(kind: type[AnyDriver] = kind, config: Any = config) -> AnyDriver:
             return kind(config, node)
 
@@ -138,6 +148,18 @@ def _fault_of(kind: type[AnyDriver]) -> str | None:
             "drop one of the two"
         )
     return None
+
+
+def _never_undone(kind: type[AnyDriver]) -> bool:
+    """Tell whether a driver prepares with side effects, and has nothing that undoes them, or not by
+    its name. A driver that leaves preparing to the default has none, whatever it says."""
+    prepares = ("prepare", "prepare_claim", "prepare_claims")
+    undoes = ("unprepare", "unprepare_claim", "unprepare_claims", "reset")
+    return kind.side_effects and _defines(kind, prepares) and not _defines(kind, undoes)
+
+
+def _defines(kind: type[AnyDriver], methods: Collection[str]) -> bool:
+    return any(getattr(kind, method) is not getattr(Driver, method) for method in methods)
 
 
 def _kind_and_text(error: BaseException) -> str:

@@ -8,8 +8,8 @@ import os
 import time
 import uuid
 
-from drakit import DriverError, Edits, Mount
-from tests.fakes.broken.tidy import Tidy
+from drakit import Device, Driver, DriverError, Edits, Mount
+from tests.fakes.broken.tidy import Tidy, TidyConfig
 
 
 class Refuses(Tidy):
@@ -17,6 +17,27 @@ class Refuses(Tidy):
 
     async def prepare(self, claim, device):
         raise DriverError("the lamp is not plugged in")
+
+
+class Misnamed(Driver[TidyConfig]):
+    """Nobody finds what says what containers get."""
+
+    name = "misnamed.example.com"
+    config_type = TidyConfig
+    node_paths: tuple[str, ...] = ()
+
+    async def devices(self):
+        yield [Device(name="dark"), Device(name="lamp", node_paths=self.node_paths)]
+        await asyncio.Event().wait()
+
+    def prepair(self, claim, device):
+        raise DriverError("nobody calls it")
+
+
+class Nodes(Misnamed):
+    """The same, but devices say it themselves."""
+
+    node_paths = ("/dev/null",)
 
 
 class RelativePath(Tidy):

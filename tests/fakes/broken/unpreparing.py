@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 
-from drakit import DriverError
-from tests.fakes.broken.tidy import Tidy
+from drakit import Device, Driver, DriverError
+from tests.fakes.broken.tidy import Tidy, TidyConfig
 
 
 class NothingToUndo(Tidy):
@@ -84,3 +85,20 @@ class UndoesAtStop(Tidy):
 
     def close(self):
         shutil.rmtree(self.run, ignore_errors=True)
+
+
+class Unnamed(Driver[TidyConfig]):
+    """Nobody finds what would undo its work."""
+
+    name = "unnamed.example.com"
+    config_type = TidyConfig
+
+    async def devices(self):
+        yield [Device(name="lamp")]
+        await asyncio.Event().wait()
+
+    def prepare(self, claim, device):
+        raise DriverError("nobody gets it")
+
+    def unprepair(self, claim, device):
+        raise DriverError("nobody calls it")

@@ -104,6 +104,21 @@ class Checked(Lens):
         return True
 
 
+class Undone(Lens):
+    def unprepare_claim(self, claim, devices):
+        raise NotImplementedError
+
+
+class SetBack(Lens):
+    def reset(self, device):
+        raise NotImplementedError
+
+
+class Listing(NoDevices):
+    async def devices(self):
+        yield []
+
+
 def load(*entries: dict):
     node = StaticNode(name="node-1")
     return load_drivers([DriverEntry(**entry) for entry in entries], file=FILE, node=node)
@@ -261,3 +276,18 @@ def test_flags_come_before_the_file(tmp_path):
     config = load_config(path, kubeletRoot=Path("/data/kubelet"), cdiDirectory=None)
     assert config.kubelet_root == Path("/data/kubelet")
     assert config.cdi_directory == Path("/var/run/cdi")
+
+
+@pytest.mark.parametrize(
+    ("kind", "warned"),
+    [
+        pytest.param("Lens", True, id="nothing-undoes-its-prepare"),
+        pytest.param("Checked", False, id="without-side-effects"),
+        pytest.param("Undone", False, id="undone-by-claim"),
+        pytest.param("SetBack", False, id="undone-by-reset"),
+        pytest.param("Listing", False, id="without-a-prepare-of-its-own"),
+    ],
+)
+def test_side_effects_that_nothing_undoes_are_warned_of(kind, warned, caplog):
+    load({"driver": f"{HERE}:{kind}"})
+    assert ("define unprepare" in caplog.text) is warned

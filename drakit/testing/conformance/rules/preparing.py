@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from drakit.cdi import lint_spec
+from drakit.testing.conformance.classes import class_of, defines
 from drakit.testing.conformance.kit import ClaimUnderTest, Kit, PrepareResult, PublishedDevice
 from drakit.testing.conformance.rule import rule
 from drakit.testing.conformance.rules import steps
@@ -38,9 +39,30 @@ _ENV = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
 )
 async def prepare(kit: Kit) -> None:
     devices = await steps.usable(kit)
+    await _look_for_anything(kit, devices)
     await _prepare_and_look(kit, devices[0])
     if len(devices) > 2:
         await _prepare_and_look(kit, *devices[1:3])
+
+
+async def _look_for_anything(kit: Kit, devices: Sequence[PublishedDevice]) -> None:
+    """Fail the rule if the driver leaves it to its devices what containers get, and they have
+    nothing. One that defines a prepare may want that."""
+    kind = class_of(kit.target)
+    if kind is None or defines(kind, "prepare", "prepare_claim", "prepare_claims"):
+        return
+    for device in devices[:LOOKED_AT]:
+        claim = kit.claim(device)
+        if (await steps.answer_of(kit, claim)).error:
+            return
+        edits = steps.edits_of(kit, claim)
+        await steps.must_unprepare(kit, claim, when="once it was looked at")
+        if edits.keys() != {"env"} or not str(edits["env"]).startswith("['DRAKIT_DEVICE_"):
+            return
+    kit.fail(
+        "containers get nothing: the driver defines none of prepare, prepare_claim and "
+        "prepare_claims, and its devices have no node_paths; one of the two says what they get"
+    )
 
 
 async def _prepare_and_look(kit: Kit, *devices: PublishedDevice) -> None:
