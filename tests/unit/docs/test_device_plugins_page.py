@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from typing import Any
 
 import yaml
@@ -39,6 +40,29 @@ def test_the_commands_name_files_and_objects_that_there_are():
     (unchanged,) = example("extended-resource-pod.yaml")
     assert f"get pod {unchanged['metadata']['name']} " in commands
     assert DevicePlugins().driver_name in commands
+
+
+def test_the_device_plugin_moves_node_by_node():
+    (plugin,) = example("daemonset.yaml")
+    meta, spec = plugin["metadata"], plugin["spec"]
+    commands = re.findall(r"^\$ (.*)$", "".join(listings(PAGE, "console")), re.M)
+    (patch,) = {words[-1] for words in map(shlex.split, commands) if words[1] == "patch"}
+    assert yaml.safe_load(patch)["spec"]["updateStrategy"]["type"] == "OnDelete"
+    assert spec["updateStrategy"] == {"type": "OnDelete"}
+    ((key, value),) = spec["selector"]["matchLabels"].items()
+    delete = f"delete pod -n {meta['namespace']} -l {key}={value} --field-selector spec.nodeName"
+    there = ["patch daemonset", "apply -f", "cordon", "delete pod PODS", delete, "allocatable"]
+    places = [
+        [place for place, each in enumerate(commands) if step in each]
+        for step in [*there, "uncordon"]
+    ]
+    # Once there and once back; the wait for the node's numbers is before it takes pods again.
+    patched, _, cordoned, emptied, moved, waited, uncordoned = places
+    cordoned = [place for place in cordoned if place not in uncordoned]
+    order = [patched, cordoned, emptied, moved, waited, uncordoned]
+    assert [len(each) for each in order] == [2] * len(order)
+    for way in (0, 1):
+        assert [each[way] for each in order] == sorted(each[way] for each in order)
 
 
 def test_the_keys_and_times_of_the_page_are_those_of_the_chart():
