@@ -140,6 +140,20 @@ def test_a_driver_without_a_fault_keeps_the_rule(results, driver, rule):
     assert ended.outcome == Outcome.PASSED, ended.text
 
 
+@pytest.mark.parametrize(
+    ("driver", "rule"),
+    [
+        pytest.param("preparing:MissingPath", rule, id=rule)
+        for rule in ("stop", "admin-access", "shares", "crash-in-prepare")
+    ]
+    + [pytest.param("preparing:MissingShare", "shares", id="shares-second-one")],
+)
+def test_a_path_that_never_was_is_blamed_on_nothing_else(results, driver, rule):
+    ended = results[driver, rule]
+    assert ended.outcome == Outcome.SKIPPED, ended.text
+    assert "rule host-paths is about it" in ended.text
+
+
 def test_each_rule_has_a_title_a_reason_and_an_id_of_words():
     for rule in RULES.values():
         assert re.fullmatch(r"[a-z]+(-[a-z]+)*", rule.id)

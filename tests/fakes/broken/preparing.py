@@ -54,6 +54,17 @@ class MissingPath(Tidy):
         return Mount(host_path=str(self.run / "elsewhere"), container_path="/lamps")
 
 
+class MissingShare(Tidy):
+    """The second share of the rail gets what is not on the host."""
+
+    def mount(self, claim, device):
+        place = self.place(claim, device)
+        others = [path for path in self.run.glob(f"*-{device.name}-*") if path != place]
+        return Mount(
+            host_path=str(self.run / "elsewhere" if others else place), container_path="/lamps"
+        )
+
+
 class OnlyOnce(Tidy):
     """What is there already is an error."""
 

@@ -52,6 +52,7 @@ async def shares(kit: Kit) -> None:
     one, other = kit.claim(device), kit.claim(device)
     await steps.prepared(kit, one)
     first = await steps.must_prepare(kit, other, when="for a second share of a device")
+    steps.skip_if_missing(kit, other)
     edits = steps.edits_of(kit, other)
     share = first.devices[0].share_id if first.devices else None
     if share is None:

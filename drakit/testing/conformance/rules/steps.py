@@ -31,6 +31,7 @@ __all__ = (
     "must_prepare",
     "must_unprepare",
     "prepared",
+    "skip_if_missing",
     "stop_reasons",
     "stopped",
     "untainted",
@@ -113,13 +114,24 @@ async def answer_of(kit: Kit, claim: ClaimUnderTest) -> PrepareResult:
 
 
 async def prepared(kit: Kit, claim: ClaimUnderTest) -> PrepareResult:
-    """Prepare a plain claim to begin with; skip the rule if that does not go."""
+    """Prepare a plain claim to begin with; skip the rule if that does not go, or names paths that
+    are not there even then: what follows would be blamed for them."""
     answer = await answer_of(kit, claim)
     if answer.error:
         kit.skip(
             f"no claim can be prepared to begin with (rule prepare is about it): {answer.error}"
         )
+    skip_if_missing(kit, claim)
     return answer
+
+
+def skip_if_missing(kit: Kit, claim: ClaimUnderTest) -> None:
+    """Skip the rule if a claim that was just prepared names paths that the host does not have."""
+    if missing := missing_paths(edits_of(kit, claim)):
+        kit.skip(
+            f"to begin with a claim is prepared, but on the host there is no {missing[0]} (rule "
+            f"host-paths is about it)"
+        )
 
 
 async def must_prepare(kit: Kit, claim: ClaimUnderTest, *, when: str) -> PrepareResult:
