@@ -7,6 +7,7 @@ import re
 import shlex
 from typing import Any
 
+import jsonschema
 import yaml
 
 from drakit_nodeplugin.config import DevicePlugins, Devices
@@ -40,6 +41,16 @@ def test_the_commands_name_files_and_objects_that_there_are():
     (unchanged,) = example("extended-resource-pod.yaml")
     assert f"get pod {unchanged['metadata']['name']} " in commands
     assert DevicePlugins().driver_name in commands
+
+
+def test_another_name_of_a_class_is_one_that_the_chart_takes():
+    chart = ROOT / "charts" / "drakit"
+    schema = json.loads((chart / "values.schema.json").read_text())
+    values = yaml.safe_load((chart / "values.yaml").read_text())
+    values["devicePlugins"] |= shown("other-name.yaml")["devicePlugins"]
+    jsonschema.validate(values, schema)
+    (resource,) = values["devicePlugins"]["resources"]
+    assert resource["deviceClass"] != "gpu.nvidia.com"
 
 
 def test_the_device_plugin_moves_node_by_node():
