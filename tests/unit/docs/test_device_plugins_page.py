@@ -56,7 +56,8 @@ def test_another_name_of_a_class_is_one_that_the_chart_takes():
 def test_the_device_plugin_moves_node_by_node():
     (plugin,) = example("daemonset.yaml")
     meta, spec = plugin["metadata"], plugin["spec"]
-    commands = re.findall(r"^\$ (.*)$", "".join(listings(PAGE, "console")), re.M)
+    texts = "".join(listings(PAGE, "console")).replace("\\\n", " ")
+    commands = re.findall(r"^\$ (.*)$", texts, re.M)
     (patch,) = {words[-1] for words in map(shlex.split, commands) if words[1] == "patch"}
     assert yaml.safe_load(patch)["spec"]["updateStrategy"]["type"] == "OnDelete"
     assert spec["updateStrategy"] == {"type": "OnDelete"}
