@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from drakit.cli.main import main
 from drakit.testing import conformance_tests
+from drakit.testing.conformance import node
 from drakit.testing.conformance.rule import rule, rules
 from drakit.testing.conformance.runner import Outcome, run
 from drakit.testing.conformance.targets import BackendTarget, PythonTarget
@@ -200,3 +202,33 @@ def test_programs_of_the_target_find_the_modules_beside_them(tmp_path):
     )
     report = asyncio.run(run(target, only=[started]))
     assert report.good, report.results[0].text
+
+
+@pytest.mark.parametrize(
+    ("target", "told"),
+    [
+        pytest.param(
+            PythonTarget(
+                reference="tests.fakes.broken.publishing:WrongCapacity", values={"root": "{root}"}
+            ),
+            r"device lamp-0 is left out: .*'2 GB' is no amount.*; this was awaited in vain",
+            id="all-devices-left-out",
+        ),
+        pytest.param(
+            BackendTarget(line="echo the lamp is dark >&2; exit 3"),
+            "the target's program ended with exit code 3: the lamp is dark; this was",
+            id="the-program-ends",
+        ),
+        pytest.param(
+            BackendTarget(line="touch {directory}/lamp.sock; sleep 60"),
+            "the backend is refused: .*the file is no socket",
+            id="the-backend-is-refused",
+        ),
+    ],
+)
+def test_a_driver_that_cannot_be_used_is_told_with_the_reason_and_soon(target, told, monkeypatch):
+    monkeypatch.setattr(node, "HOPELESS_SECONDS", 0.5)
+    (result,) = asyncio.run(run(target, only=[started])).results
+    assert result.outcome == Outcome.BROKEN
+    assert re.match(told, result.text), result.text
+    assert result.seconds < node.START_SECONDS / 2

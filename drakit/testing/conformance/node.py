@@ -14,12 +14,14 @@ import shutil
 import socket
 import sys
 from collections.abc import Awaitable, Callable, Mapping
+from math import inf
 from pathlib import Path
 
 import aiohttp
 import grpc.aio
 import yaml
 
+from drakit.testing.conformance.complaints import last_line, left_out, refused, stopped
 from drakit.testing.conformance.errors import ConformanceError
 from drakit.testing.conformance.programs import (
     Program,
@@ -34,6 +36,13 @@ __all__ = ("FakeNode",)
 
 START_SECONDS = 30.0
 """How long a driver may take until it is registered and its devices can be used."""
+
+HOPELESS_SECONDS = 5.0
+"""How long the only thing that is heard may be that the driver is refused, or that all its devices
+are left out: it may take its time for the next ones."""
+
+HOPELESS_ENDS = 3
+"""After so many ends the target's program is not waited for any more."""
 
 SETUP_SECONDS = 60.0
 """How long the set-up of a target may take."""
@@ -76,6 +85,7 @@ class FakeNode:
         self._kubeconfig = kubeconfig
         self._boots = 0
         self._healthy = 0
+        self._begun = 0  # of the node plugin's log: what was said before is settled
         self._port = 0
         self._environment = {**os.environ, "DRAKIT_ROOT": str(root)}
         self.plugin: Program = Program(
@@ -110,6 +120,7 @@ class FakeNode:
         if not self.plugin.running:
             self._port = _free_port()
             self._write_config()
+            self._begun = len(self.plugin.text())
             await self.plugin.start()
         await self.start_program()
 
@@ -239,25 +250,62 @@ class FakeNode:
             return ""
 
     async def _until(self, what: str, look: Callable[[], Awaitable[bool]]) -> None:
-        """Wait until something is so; raise ConformanceError if it takes too long."""
+        """Wait until something is so; raise ConformanceError if it takes too long, or nothing is to
+        be hoped for."""
+        loop = asyncio.get_running_loop()
+        hopeless_since, ends = inf, self._ends()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(START_SECONDS):
                 while not await look():
                     if not self.plugin.running:
                         raise ConformanceError(self._told_at_end())
+                    if not self._serves():
+                        ends = self._ends()  # device plugins may end until there is a kubelet
+                    if why := await self._hopeless():
+                        hopeless_since = min(hopeless_since, loop.time())
+                    else:
+                        hopeless_since = inf
+                    ended = self._ends() - ends >= HOPELESS_ENDS
+                    if ended or loop.time() - hopeless_since > HOPELESS_SECONDS:
+                        why = self._complaint() if ended else why
+                        raise ConformanceError(f"{why}; this was awaited in vain: {what}")
                     await asyncio.sleep(LOOK_SECONDS)
                 return
         sentence = f"{START_SECONDS:g} s after the start this was still awaited: {what}"
-        if told := await self._get("/readyz"):
+        if why := self._complaint():
+            sentence += f"; {why}"
+        elif told := await self._get("/readyz"):
             sentence += f"; the node plugin says: {told.strip()[:1000]}"
-        if self.program is not None and self.program.exit_code is not None:
-            sentence += f"; the target's program ended with exit code {self.program.exit_code}"
         raise ConformanceError(sentence)
+
+    def _ends(self) -> int:
+        return 0 if self.program is None else self.program.ends
+
+    def _serves(self) -> bool:
+        return "node plugin serves" in self.plugin.text()[self._begun :]
+
+    async def _hopeless(self) -> str | None:
+        """Say why the driver will not be usable, as far as can be seen now."""
+        log = self.plugin.text()[self._begun :]
+        if why := left_out(log):
+            gauges = await self._gauges()
+            if not gauges.get("healthy") and not gauges.get("unhealthy"):
+                return why
+        return refused(log)
+
+    def _complaint(self) -> str | None:
+        """Say what was last heard of the driver that is no good."""
+        program, log = self.program, self.plugin.text()[self._begun :]
+        if program is not None and program.exit_code is not None:
+            ended = f"the target's program ended with exit code {program.exit_code}"
+            line = last_line(program.text())
+            return f"{ended}: {line}" if line else ended
+        return left_out(log) or refused(log) or stopped(log)
 
     def _told_at_end(self) -> str:
         """Say how the node plugin ended; what it refuses is its last line."""
-        lines = self.plugin.text().strip().splitlines()
-        told = f": {lines[-1][:1000]}" if lines else ""
+        line = last_line(self.plugin.text())
+        told = f": {line}" if line else ""
         return f"the node plugin ended with exit code {self.plugin.exit_code}{told}"
 
 

@@ -44,6 +44,9 @@ class Program:
         self.exit_code: int | None = None
         """Of the last process that ended by itself."""
 
+        self.ends = 0
+        """How many processes have ended by themselves since it was started."""
+
         self._command = command
         self._log = log
         self._environment = environment
@@ -58,7 +61,7 @@ class Program:
 
     async def start(self) -> None:
         """Start it. Raises ConformanceError if it cannot be."""
-        self.exit_code = None
+        self.exit_code, self.ends = None, 0
         await self._spawn()
         self._watching = asyncio.create_task(self._watch(), name=self.name)
 
@@ -116,6 +119,7 @@ class Program:
     async def _watch(self) -> None:
         while self._process is not None:
             self.exit_code = await self._process.wait()
+            self.ends += 1
             if not self._restarted:
                 return
             await asyncio.sleep(RESTART_SECONDS)

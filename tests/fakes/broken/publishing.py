@@ -67,3 +67,10 @@ class HalfHealth(Tidy):
     def listed(self):
         first, *others = super().listed()
         return [first, *(replace(d, health=None) for d in others)]
+
+
+class WrongCapacity(Tidy):
+    """None of its devices can be published."""
+
+    def listed(self):
+        return [Device(name="lamp-0", capacity={"light": "2 GB"})]
