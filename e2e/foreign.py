@@ -112,11 +112,13 @@ def foreign_values(cluster: Cluster) -> dict[str, Any]:
 
 
 def sample_set() -> dict[str, Any]:
-    """The DaemonSet of the sample: the example's own, but for the image."""
+    """The DaemonSet of the sample: the example's own, but for the image and how it is updated."""
     body: dict[str, Any] = yaml.safe_load((EXAMPLES / "device-plugin/daemonset.yaml").read_text())
     (container,) = body["spec"]["template"]["spec"]["containers"]
     container |= {"image": deviceplugins.IMAGE, "imagePullPolicy": "Never"}
     body["metadata"]["namespace"] = FOREIGN.namespace
+    # Its pod is replaced when the program is another one.
+    body["spec"]["updateStrategy"] = {"type": "RollingUpdate"}
     return body
 
 

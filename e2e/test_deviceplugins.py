@@ -8,12 +8,14 @@ PreStartContainer) the plugin `nodes` has, on Kubernetes' own stub.
 
 from __future__ import annotations
 
+import json
 import time
 from typing import Any
 
 import pytest
 
 from e2e.foreign import (
+    FOREIGN,
     FUSE,
     FUSE_CLASS,
     FUSE_DEVICES,
@@ -333,29 +335,71 @@ def test_a_resource_that_the_kubelets_own_device_manager_serves_is_refused(yard)
             assert set(yard.of(FUSE)) == set(FUSE_DEVICES), "other resources are untouched"
 
 
+def moved_set(directory: str) -> dict[str, Any]:
+    """A DaemonSet that moves as docs/device-plugins.md says: its pod is replaced when deleted."""
+    body = nodes_set("moved", directory=directory, plan="moved")
+    body["spec"]["updateStrategy"] = {"type": "OnDelete"}
+    return body
+
+
+def move(yard: Yard, directory: str) -> None:
+    """Change the path of a DaemonSet that is there, and delete its pod."""
+    body = moved_set(directory)
+    body["spec"]["template"]["spec"]["nodeSelector"] = {"kubernetes.io/hostname": yard.node}
+    before = yard.program("moved")
+    assert before is not None
+    yard.cluster.apply(json.dumps(body))
+    name = before["metadata"]["name"]
+    still = yard.program("moved")
+    assert still is not None
+    assert still["metadata"]["name"] == name, "nothing happens before its pod is deleted"
+    yard.cluster.kubectl("-n", FOREIGN.namespace, "delete", "pod", name)
+
+
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_a_plugin_is_moved_from_the_kubelet_to_the_node_plugin_and_back_and_its_pods_are_the_same(
     yard,
 ):
     yard.plan({MOVED: {"devices": {"moved-0": {"node": "/dev/fuse"}}}}, "moved")
 
-    def allocatable() -> str:
-        return yard.cluster.get("node", yard.node)["status"]["allocatable"].get(MOVED, "0")
+    def wait_allocatable(count: str) -> None:
+        wait_for(
+            "the node's capacity to be right",
+            lambda: (
+                yard.cluster.get("node", yard.node)["status"]["allocatable"].get(MOVED, "0")
+                == count
+            ),
+        )
 
-    for count, directory in enumerate((KUBELETS, OURS, KUBELETS)):
-        with with_set(yard, nodes_set("moved", directory=directory, plan="moved")):
-            expected = "0" if directory == OURS else "1"
-            wait_for("the node's capacity to be right", lambda: allocatable() == expected)  # noqa: B023
-            name = f"user-{count}"
-            main = container("main", command=["sh", "-c", STAY], resources={"limits": {MOVED: 1}})
-            yard.apply(pod(name, containers=[main]))
-            yard.wait_phase(name, "Running")
-            yard.inside(name, "test -c /dev/fuse")
-            body = yard.get("pod", name)
-            assert body is not None
-            by_claim = "extendedResourceClaimStatus" in body["status"]
-            assert by_claim == (directory == OURS)
-            yard.delete("pod", name)
+    def use(name: str, *, by_claim: bool) -> None:
+        main = container("main", command=["sh", "-c", STAY], resources={"limits": {MOVED: 1}})
+        yard.apply(pod(name, containers=[main]))
+        yard.wait_phase(name, "Running")
+        yard.inside(name, "test -c /dev/fuse")
+        body = yard.get("pod", name)
+        assert body is not None
+        assert ("extendedResourceClaimStatus" in body["status"]) == by_claim
+
+    with with_set(yard, moved_set(KUBELETS)):
+        wait_allocatable("1")
+        use("before", by_claim=False)
+
+        # Somebody forgets the pod that has the device from the kubelet.
+        move(yard, OURS)
+        wait_allocatable("0")
+        yard.node_told("ResourceServedByKubelet", MOVED, "still hold")
+        assert not yard.of(MOVED)
+        yard.delete("pod", "before")
+        # The program ends when it is refused, and is started again with growing delays.
+        wait_for("the device to be published", lambda: yard.of(MOVED), seconds=180)
+        use("meanwhile", by_claim=True)
+        yard.delete("pod", "meanwhile")
+
+        move(yard, KUBELETS)
+        wait_allocatable("1")
+        use("after", by_claim=False)
+        yard.delete("pod", "after")
 
 
 @pytest.mark.slow
