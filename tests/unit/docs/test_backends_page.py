@@ -8,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ import grpc
 import pytest
 import yaml
 
+from drakit.testing.conformance.targets import parse_target
 from drakit_nodeplugin.config import NodePluginConfig
 from drakit_proto.backend.v1 import backend_pb2 as pb
 from drakit_proto.backend.v1.backend_pb2_grpc import BackendStub
@@ -89,10 +91,49 @@ class TestPage:
     def test_says_where_the_node_plugin_looks(self):
         assert f"`{_directory()}`" in _page()
 
+    def test_makes_the_stubs_for_python_that_it_says(self, folder):
+        (folder / "CHECKOUT").symlink_to(ROOT)
+        (command,) = (
+            command
+            for listing in listings(PAGE, "console")
+            for command in commands(listing)
+            if command.startswith("python -m grpc_tools.protoc ")
+        )
+        subprocess.run(
+            [sys.executable, *shlex.split(command)[1:]], cwd=folder, check=True, timeout=60
+        )
+        # As from a script in this folder, where drakit is not installed: without -S it would be.
+        imported = subprocess.run(
+            [
+                sys.executable,
+                "-S",
+                "-c",
+                "import drakit_proto.backend.v1.backend_pb2_grpc as m; print(m)",
+            ],
+            cwd=folder,
+            env={"PYTHONPATH": sysconfig.get_path("purelib")},
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert str(folder) in imported.stdout
+
+    def test_holds_the_example_to_the_contract_with_flags_that_there_are(self):
+        (words,) = (
+            shlex.split(command)
+            for listing in listings(PAGE, "console")
+            for command in commands(listing)
+            if command.startswith("drakit conformance ")
+        )
+        assert parse_target(words[2], setup=words[words.index("--setup") + 1]).kind == "backend"
+        known = re.findall(r'flags\.\w+Var\(&[\w.]+, "([a-z-]+)"', (FOLDER / "main.go").read_text())
+        assert set(re.findall(r" -([a-z-]+)", words[2])) <= set(known)
+
     @pytest.mark.skipif(shutil.which("go") is None, reason="the plugins are built with Go")
     @pytest.mark.timeout(900)
     def test_makes_the_stubs_that_it_says(self, folder):
-        (folder / "drakit").symlink_to(ROOT)
+        (folder / "CHECKOUT").symlink_to(ROOT)
         (command,) = (
             command
             for listing in listings(PAGE, "console")

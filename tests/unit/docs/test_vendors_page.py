@@ -40,7 +40,7 @@ def after(words: list[str], option: str) -> list[str]:
 def test_every_command_of_the_page_is_of_a_program_that_is_looked_at_here():
     texts = "".join(listings(PAGE, "console"))
     programs = set(re.findall(r"^\$ (\S+)", texts, re.M))
-    assert programs == {"helm", "kubectl", "drakit", "docker", "pip"}
+    assert programs == {"helm", "kubectl", "drakit", "docker", "pip", "go", "mkdir"}
 
 
 def test_values_that_are_installed_are_those_of_the_chart(tmp_path):
@@ -80,6 +80,22 @@ def test_the_image_that_is_built_is_the_one_that_the_manifest_names():
     assert image in push
     assert (ROOT / build[-1] / "Dockerfile").exists()
     assert f"image: {image}\n" in (ROOT / build[-1] / "backend.yaml").read_text()
+
+
+def test_the_backend_that_is_started_has_a_device_for_the_pod():
+    (words,) = commands("mkdir")
+    folder, device = words[words.index("-p") + 1], words[-1]
+    assert words == ["mkdir", "-p", folder, "&&", "touch", device]
+    assert Path(device).parent == Path(folder)
+    assert f"-blinkers={folder}" in (ROOT / "examples/backend/backend.yaml").read_text()
+
+
+def test_the_sample_device_plugin_that_is_built_is_a_tool_of_the_tests():
+    (words,) = commands("go")
+    (module,) = after(words, "-C")
+    assert f"tool {words[-1]}\n" in (ROOT / module.removeprefix("CHECKOUT/") / "go.mod").read_text()
+    (target,) = [w[2] for w in commands("drakit") if w[2].startswith("device-plugin:")]
+    assert Path(target.removeprefix("device-plugin:")).name == Path(words[-1]).name
 
 
 def test_the_project_is_written(tmp_path, monkeypatch, capsys):
