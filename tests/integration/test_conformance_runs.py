@@ -14,8 +14,13 @@ from drakit.cli.main import main
 from drakit.testing import conformance_tests
 from drakit.testing.conformance import node
 from drakit.testing.conformance.rule import rule, rules
-from drakit.testing.conformance.runner import Outcome, run
-from drakit.testing.conformance.targets import BackendTarget, PythonTarget
+from drakit.testing.conformance.runner import Outcome, RuleResult, run
+from drakit.testing.conformance.targets import (
+    BackendSocketTarget,
+    BackendTarget,
+    PythonTarget,
+)
+from tests.fakes.backend import FakeBackend
 
 SHELF = "tests.fakes.shelf:Shelf"
 ROOT = Path(__file__).parents[2]
@@ -232,3 +237,17 @@ def test_a_driver_that_cannot_be_used_is_told_with_the_reason_and_soon(target, t
     assert result.outcome == Outcome.BROKEN
     assert re.match(told, result.text), result.text
     assert result.seconds < node.START_SECONDS / 2
+
+
+def test_a_backend_that_runs_already_is_not_said_to_outlive_its_process(tmp_path):
+    (process_killed,) = [each for each in rules() if each.id == "process-killed"]
+    socket = tmp_path / "gpu.sock"
+
+    async def hold() -> RuleResult:
+        async with FakeBackend(socket):
+            target = BackendSocketTarget(socket=socket)
+            return (await run(target, only=[process_killed])).results[0]
+
+    result = asyncio.run(hold())
+    assert result.outcome == Outcome.SKIPPED, result.text
+    assert "as backend:COMMAND" in result.text

@@ -166,9 +166,15 @@ class Kit:
                 await self.unprepare(*self._asked.values())
 
     async def kill_target(self) -> None:
-        """Kill the target's own process. Skips the rule if it has none."""
+        """Kill the target's own process. Skips the rule if it has none, or one that the kit has not
+        started."""
         if self._node.program is None:
             self.skip("the target has no process of its own that could be killed")
+        if self.target.lives_on:
+            self.skip(
+                "the target's process is not the kit's to kill; give the command that starts it, "
+                "as backend:COMMAND"
+            )
         await self._node.program.kill()
 
     async def start_target(self) -> None:
