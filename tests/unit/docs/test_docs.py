@@ -190,6 +190,27 @@ def test_parameters_that_are_no_fields_are_refused_as_the_page_says(lamps, key):
         lamps.parameters_type.model_validate({"brightness": 80, key: "x"})
 
 
+def test_a_parameter_of_the_page_has_one_of_a_few_values(monkeypatch):
+    blinking = module("blinking", listing(PAGE, "blinking.py"), monkeypatch).BlinkingParameters
+    assert blinking.model_validate({"colour": "red"}).colour == "red"
+    with pytest.raises(ValueError, match="colour"):
+        blinking.model_validate({"colour": "blue"})
+
+
+def test_the_capacity_that_the_page_selects_by_is_of_its_card(monkeypatch):
+    card = module("devices", listing(PAGE, "devices.py"), monkeypatch).CARD
+    cards = module("cards", listing(PAGE, "cards.py"), monkeypatch).Cards
+    (selector,) = values_of("capacity.yaml")["selectors"]
+    found = re.fullmatch(
+        r'device\.capacity\["(.+)"\]\.(\w+)\.compareTo\(quantity\("(\w+)"\)\) >= 0',
+        selector["cel"]["expression"],
+    )
+    assert found is not None
+    driver, name, amount = found.groups()
+    assert driver == cards.name
+    assert drakit.parse_quantity(card.capacity[name]) >= drakit.parse_quantity(amount)
+
+
 def test_a_card_of_the_page_can_be_published_and_shared(monkeypatch):
     card = module("devices", listing(PAGE, "devices.py"), monkeypatch).CARD
     assert check_inventory(Inventory(devices=[card])).left_out == {}
