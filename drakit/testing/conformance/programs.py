@@ -44,7 +44,7 @@ class Program:
         self.exit_code: int | None = None
         """Of the last process that ended by itself."""
 
-        self.ends = 0
+        self.ends: int = 0
         """How many processes have ended by themselves since it was started."""
 
         self._command = command
