@@ -137,8 +137,12 @@ conformance: venv ## the conformance kit over every driver that ships (Go for th
 e2e: deps venv ## the tests on a real cluster
 	$(BIN)/pytest e2e -m "e2e and not slow"
 
+.PHONY: conformance-quick
+conformance-quick: venv ## the same over one driver of each kind
+	$(BIN)/python -W error -m tests.conformance --quick
+
 .PHONY: test
-test: deps check conformance crash-matrix e2e ## all that CI runs
+test: deps check conformance-quick crash-matrix e2e ## all that CI runs
 
 .PHONY: test-all
 test-all: deps check conformance crash-matrix ## also the tests that wait out kubelet periods

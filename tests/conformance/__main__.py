@@ -31,6 +31,7 @@ def main() -> int:
             tested
             for tested in targets()
             if not arguments.target or any(part in tested.name for part in arguments.target)
+            if tested.chosen or not arguments.quick
         ]
         return asyncio.run(_run_all(chosen, jobs=arguments.jobs))
 
@@ -62,6 +63,7 @@ async def _run_all(chosen: Sequence[Tested], *, jobs: int) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.conformance", description=__doc__)
     parser.add_argument("target", nargs="*", help="only those with this in their names")
+    parser.add_argument("--quick", action="store_true", help="one driver of each kind alone")
     parser.add_argument("--jobs", type=int, default=JOBS, help="nodes at a time")
     return parser
 

@@ -63,6 +63,9 @@ class Tested:
     only: Sequence[str] = ()
     """Rules, if it is not all."""
 
+    chosen: bool = False
+    """Whether it stands for its kind of driver where there is little time."""
+
 
 def targets() -> Iterator[Tested]:
     """Give all that is tested, first what waits most."""
@@ -77,8 +80,9 @@ def targets() -> Iterator[Tested]:
             setup=lambda root: (root / "plugged.json").write_text(json.dumps(PLUGGED)),
         ),
         CONFIGURED,
+        chosen=True,
     )
-    yield Tested("simulated", _simulated())
+    yield Tested("simulated", _simulated(), chosen=True)
     yield Tested(
         "simulated: whole devices, CPUs one by one, lists",
         _simulated(
@@ -115,6 +119,7 @@ def targets() -> Iterator[Tested]:
             parameters={"colour": "red"},
             setup=_made("blinkers/{}", "a", "b", "c", "d"),
         ),
+        chosen=True,
     )
 
 
