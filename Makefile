@@ -85,7 +85,7 @@ check-backend: ## the example backend: form, vet and its unit tests
 
 .PHONY: unit
 unit: venv ## unit tests
-	$(BIN)/pytest tests
+	$(BIN)/pytest tests -m "not slow"
 
 .PHONY: check
 check: lint check-generated check-proto check-backend unit ## everything that needs no cluster
@@ -146,6 +146,7 @@ test: deps check conformance-quick crash-matrix e2e ## all that CI runs
 
 .PHONY: test-all
 test-all: deps check conformance crash-matrix ## also the tests that wait out kubelet periods
+	$(BIN)/pytest tests -m slow
 	$(BIN)/pytest e2e -m e2e
 
 .PHONY: bench

@@ -276,6 +276,7 @@ def test_a_node_is_rebooted(cluster: Cluster, pod: str):
 # ------------------------------------------------------------ clusters come and go
 
 
+@pytest.mark.slow
 @pytest.mark.disruptive
 def test_a_start_mends_what_a_failed_test_left_behind(cluster: Cluster):
     needs(cluster, Capability.CONTROL_PLANE_ALONE)
@@ -311,6 +312,7 @@ def firewall() -> list[str]:
     return [line for line in rules.splitlines() if line.startswith("-A")]
 
 
+@pytest.mark.slow
 def test_two_clusters_run_side_by_side_and_one_leaves_nothing(cluster: Cluster, other: Cluster):
     rules = firewall()
     other.start(Options(nodes=1))
@@ -348,6 +350,7 @@ def kill(starter: subprocess.Popen[str]) -> None:
         os.kill(starter.pid, signal.SIGKILL)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", ["control-plane", "node-1"])
 def test_a_start_that_was_killed_in_the_middle_is_cleared_by_the_next(other: Cluster, moment: str):
     starter = start_elsewhere(other.name, kept=True)
@@ -366,6 +369,7 @@ def test_a_start_that_was_killed_in_the_middle_is_cleared_by_the_next(other: Clu
     assert other.is_up()
 
 
+@pytest.mark.slow
 def test_a_cluster_whose_owner_died_is_a_remain_also_for_others(other: Cluster):
     starter = start_elsewhere(other.name, kept=False)
     assert starter.stdout is not None
@@ -383,6 +387,7 @@ def test_a_cluster_whose_owner_died_is_a_remain_also_for_others(other: Cluster):
         third.stop()
 
 
+@pytest.mark.slow
 def test_a_kept_cluster_outlives_its_starter(other: Cluster):
     starter = start_elsewhere(other.name, kept=True)
     assert starter.stdout is not None

@@ -259,11 +259,12 @@ def metric(stage: Stage, name: str) -> dict[str, float]:
     return {text.split('"')[1]: float(text.rpartition(" ")[2]) for text in found}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "seconds",
     [
         pytest.param(12, id="12s"),
-        pytest.param(60, id="a-minute", marks=pytest.mark.slow),
+        pytest.param(60, id="a-minute"),
     ],
 )
 def test_a_driver_that_blocks_holds_up_its_own_pods_alone(stage, seconds):

@@ -163,9 +163,8 @@ def counter_sets(slices: list[dict[str, Any]]) -> set[str]:
     return {each["name"] for item in slices for each in item["spec"].get("sharedCounters") or ()}
 
 
-@pytest.mark.parametrize(
-    "version", ["v1beta1", pytest.param("v1beta2", id="v1beta2", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("version", ["v1beta1", pytest.param("v1beta2", id="v1beta2")])
 def test_where_only_an_older_version_is_served_slices_are_published_and_claims_prepared(
     server, places, version
 ):
@@ -215,6 +214,7 @@ def test_where_only_an_older_version_is_served_slices_are_published_and_claims_p
     assert pools(server.slices(version)) == generations
 
 
+@pytest.mark.slow
 def test_a_cluster_is_updated_to_another_version_under_a_running_plugin(server, places):
     server.serve("v1beta1")
     with plugin(server, places) as process:
@@ -235,6 +235,7 @@ def test_a_cluster_is_updated_to_another_version_under_a_running_plugin(server, 
         assert "taints" in devices(server.slices("v1"), "v1")["gpu-0"]
 
 
+@pytest.mark.slow
 def test_where_features_are_off_the_fallback_is_published_until_they_are_on(server, places):
     server.serve("v1", **dict.fromkeys(FEATURES, False))
     with plugin(server, places, nic={"listAttributes": True}):

@@ -132,6 +132,7 @@ def test_a_driver_with_a_fault_fails_the_rule_that_is_about_it(results, driver, 
     assert re.search(said, ended.text), ended.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("driver", "rule"), [pytest.param(*case, id=f"{case[0]}-{case[1]}") for case in GOOD]
 )
