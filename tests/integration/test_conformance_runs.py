@@ -193,8 +193,9 @@ def test_a_suite_waits_once_for_a_driver_that_does_not_start(few_rules, tmp_path
     assert notes.read_text() == "boot\n"
 
 
-def test_programs_of_the_target_find_the_modules_beside_them(tmp_path):
+def test_programs_of_the_target_find_the_modules_beside_them(tmp_path, monkeypatch):
     """The kit's own Python programs do not look beside them."""
+    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)  # as make has it for us
     (tmp_path / "stubs.py").write_text("from tests.fakes.broken.backend import main")
     (tmp_path / "serve.py").write_text(
         "import asyncio, sys, stubs; asyncio.run(stubs.main(sys.argv[1]))"
