@@ -133,6 +133,7 @@ def test_a_driver_that_returns_within_the_grace_period_and_one_that_does_not(sta
     assert published(stage, LAMPS) == before
 
 
+@pytest.mark.slow
 def test_a_pod_that_ends_while_its_driver_is_stopped_may_go_but_its_device_may_not(stage):
     with_lamp(stage, "user", 0)
     stage.wait_phase("user", "Running")

@@ -62,6 +62,7 @@ def test_a_claim_that_the_kubelet_forgot_is_collected(stage):
     stage.wait_phase("next", "Running")
 
 
+@pytest.mark.slow
 def test_a_claim_that_a_pod_still_uses_is_not_collected(stage):
     stage.apply(
         claim("lamp", ("lamp", "lamp.test")),
