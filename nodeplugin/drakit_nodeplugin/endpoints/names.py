@@ -10,9 +10,12 @@ from typing import TypeGuard
 
 from drakit.resource.device import is_dns_subdomain
 
-__all__ = ("MAX_DRIVER_NAME", "is_driver_name")
+__all__ = ("MAX_DRIVER_NAME", "MAX_PATH_BYTES", "is_driver_name")
 
 MAX_DRIVER_NAME = 63
+
+MAX_PATH_BYTES = 107
+"""Bytes, not characters, that Linux takes for a unix socket's path: 108 with the closing NUL."""
 
 
 def is_driver_name(name: object) -> TypeGuard[str]:

@@ -13,6 +13,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 from drakit.tasks import cancelled_by_owner
+from drakit_nodeplugin.endpoints.allowance import Allowance
 
 __all__ = ("FloodError", "LatestMessages")
 
@@ -89,12 +90,9 @@ class LatestMessages:
             self._end(StopAsyncIteration())
 
     async def _read_all(self, stream: AsyncIterator[bytes]) -> None:
-        left, looked_at = MAX_AT_ONCE, self._loop.time()
+        allowance = Allowance(burst=MAX_AT_ONCE, a_second=MAX_A_SECOND)
         async for message in stream:
-            now = self._loop.time()
-            left = min(MAX_AT_ONCE, left + (now - looked_at) * MAX_A_SECOND) - 1
-            looked_at = now
-            if left < 0:
+            if not allowance.take():
                 raise FloodError
             self._latest = message
             self._news.set()

@@ -18,10 +18,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ("MAX_PATH_BYTES", "SocketError", "SocketGuard", "SocketPaths", "socket_paths")
+from drakit_nodeplugin.endpoints.names import MAX_PATH_BYTES
 
-MAX_PATH_BYTES = 107
-"""Bytes, not characters, that Linux takes for a unix socket's path: 108 with the closing NUL."""
+__all__ = ("MAX_PATH_BYTES", "SocketError", "SocketGuard", "SocketPaths", "socket_paths")
 
 _PLAIN_UID = re.compile(r"[A-Za-z0-9-]{1,64}")
 

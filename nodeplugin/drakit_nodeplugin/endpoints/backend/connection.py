@@ -24,6 +24,7 @@ import grpc.aio
 from drakit.backoff import Backoff
 from drakit.device import Inventory
 from drakit.tasks import cancelled_by_owner
+from drakit_nodeplugin.endpoints.allowance import Allowance
 from drakit_nodeplugin.endpoints.backend.channel import (
     BackendChannel,
     BackendFailedError,
@@ -34,7 +35,7 @@ from drakit_nodeplugin.endpoints.backend.claimcalls import BackendClaims
 from drakit_nodeplugin.endpoints.backend.convert import health_of
 from drakit_nodeplugin.endpoints.backend.healthbook import HealthBook
 from drakit_nodeplugin.endpoints.backend.inventories import InventoryReader
-from drakit_nodeplugin.endpoints.backend.pacing import Allowance, Turns
+from drakit_nodeplugin.endpoints.backend.pacing import Turns
 from drakit_nodeplugin.endpoints.bridge import Bridge
 from drakit_nodeplugin.endpoints.endpoint import (
     ConnectionEndedError,

@@ -28,14 +28,13 @@ from drakit_nodeplugin.endpoints.backend.channel import (
     unreachable,
 )
 from drakit_nodeplugin.endpoints.backend.sockets import (
-    MAX_PATH_BYTES,
     MAX_SOCKETS,
     BackendSocket,
     Identity,
     scan,
 )
 from drakit_nodeplugin.endpoints.endpoint import Remark
-from drakit_nodeplugin.endpoints.names import MAX_DRIVER_NAME, is_driver_name
+from drakit_nodeplugin.endpoints.names import MAX_DRIVER_NAME, MAX_PATH_BYTES, is_driver_name
 
 __all__ = ("BackendDirectory",)
 

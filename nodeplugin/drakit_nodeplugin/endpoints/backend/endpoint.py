@@ -20,11 +20,11 @@ from typing import Any
 from drakit.device import AllocatedClaim, AllocatedDevice, ClaimReference, Edits
 from drakit.driver import DriverError
 from drakit.resource.pools import short_pool
+from drakit_nodeplugin.endpoints.allowance import Allowance
 from drakit_nodeplugin.endpoints.backend.channel import BackendChannel, shown
 from drakit_nodeplugin.endpoints.backend.claimcalls import BackendClaims
 from drakit_nodeplugin.endpoints.backend.connection import BackendConnection
 from drakit_nodeplugin.endpoints.backend.directory import BackendDirectory
-from drakit_nodeplugin.endpoints.backend.pacing import Allowance
 from drakit_nodeplugin.endpoints.backend.sockets import BackendSocket
 from drakit_nodeplugin.endpoints.bridge import BridgeClosedError
 from drakit_nodeplugin.endpoints.calls import CALL_SECONDS, DriverCalls

@@ -1,5 +1,5 @@
 """
-How fast a backend may talk, and how long reading it may keep the daemon's loop.
+How long reading what a backend says may keep the daemon's loop.
 
 It must not know what is said.
 """
@@ -8,36 +8,10 @@ from __future__ import annotations
 
 import asyncio
 
-__all__ = ("Allowance", "Turns")
+__all__ = ("Turns",)
 
 TURN_SECONDS = 0.001
 """How long one task works without letting others have their turn."""
-
-
-class Allowance:
-    """So many are left; what was taken comes back with time, by the loop's clock."""
-
-    def __init__(self, *, burst: float, a_second: float) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._burst = self._left = burst
-        self._a_second = a_second
-        self._at = self._loop.time()
-
-    def take(self) -> bool:
-        """Take one; False if there is none."""
-        now = self._loop.time()
-        self._left = min(self._burst, self._left + (now - self._at) * self._a_second)
-        self._at = now
-        if self._left < 1:
-            return False
-        self._left -= 1
-        return True
-
-    async def wait(self) -> None:
-        """Take one, and wait for it as long as there is none."""
-        if not self.take():
-            await asyncio.sleep((1 - self._left) / self._a_second)
-            self.take()
 
 
 class Turns:

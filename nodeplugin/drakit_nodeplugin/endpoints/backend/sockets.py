@@ -13,12 +13,9 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-__all__ = ("MAX_PATH_BYTES", "MAX_SOCKETS", "BackendSocket", "Identity", "scan")
+__all__ = ("MAX_SOCKETS", "BackendSocket", "Identity", "scan")
 
 SUFFIX = ".sock"
-MAX_PATH_BYTES = 107
-"""Of a unix socket's address, which has a zero behind it."""
-
 MAX_ENTRIES = 10_000
 """Of the directory that are looked at: it is somebody else's, and may be full of other things."""
 

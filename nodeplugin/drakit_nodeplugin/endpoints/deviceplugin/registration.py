@@ -23,6 +23,7 @@ import grpc.aio
 from drakit_nodeplugin.endpoints.deviceplugin.connection import Registration
 from drakit_nodeplugin.endpoints.deviceplugin.names import resource_name_problem
 from drakit_nodeplugin.endpoints.deviceplugin.remarks import Remarks
+from drakit_nodeplugin.endpoints.names import MAX_PATH_BYTES
 from drakit_proto.kubelet.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
 from drakit_proto.kubelet.deviceplugin.v1beta1 import deviceplugin_pb2_grpc as pb_grpc
 
@@ -32,9 +33,6 @@ logger = logging.getLogger(__name__)
 
 REGISTRATION_SOCKET = "kubelet.sock"
 VERSION = "v1beta1"
-MAX_PATH_BYTES = 107
-"""What Linux takes for a unix socket's path."""
-
 MAX_SHOWN = 100
 """Characters of what a plugin said, in a sentence."""
 

@@ -12,6 +12,7 @@ import logging
 import math
 from collections.abc import Callable
 
+from drakit_nodeplugin.endpoints.allowance import Allowance
 from drakit_nodeplugin.endpoints.endpoint import Remark
 
 __all__ = ("Remarks",)
@@ -39,15 +40,14 @@ class Remarks:
         self._tell = tell
         self._told: dict[Remark, float] = {}
         """Until when a remark is not told again; loop time."""
-        self._left = MAX_AT_ONCE
-        self._looked_at = 0.0
+        self._allowance = Allowance(burst=MAX_AT_ONCE, a_second=1 / SECONDS_EACH)
         self._silent = False
 
     def say(self, reason: str, note: str, *, once: bool = False) -> None:
         """Tell a sentence."""
         now = asyncio.get_running_loop().time()
         remark = Remark(reason=reason, note=note)
-        if now < self._told.get(remark, -math.inf) or not self._may_tell(now):
+        if now < self._told.get(remark, -math.inf) or not self._may_tell():
             return
         self._told.pop(remark, None)
         self._told[remark] = now + (ONCE_SECONDS if once else AGAIN_SECONDS)
@@ -55,13 +55,9 @@ class Remarks:
             del self._told[next(iter(self._told))]
         self._tell(remark)
 
-    def _may_tell(self, now: float) -> bool:
-        self._left = min(MAX_AT_ONCE, self._left + (now - self._looked_at) / SECONDS_EACH)
-        self._looked_at = now
-        may = self._left >= 1
-        if may:
-            self._left -= 1
-        elif not self._silent:
+    def _may_tell(self) -> bool:
+        may = self._allowance.take()
+        if not may and not self._silent:
             logger.warning("device plugins have too much to say; some of it is left out")
         self._silent = not may
         return may
