@@ -84,8 +84,8 @@ check-backend: ## the example backend: form, vet and its unit tests
 	go vet ./... && go test ./...
 
 .PHONY: unit
-unit: venv ## unit tests
-	$(BIN)/pytest tests -m "not slow"
+unit: venv ## unit tests, one process a core
+	$(BIN)/pytest tests -m "not slow" --numprocesses auto --dist loadgroup
 
 .PHONY: check
 check: lint check-generated check-proto check-backend unit ## everything that needs no cluster

@@ -9,11 +9,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 from blockbuster import BlockBuster, BlockBusterFunction
+from hypothesis import settings
 
 from tests.fakes.kube import FakeApiServer
 
 if TYPE_CHECKING:
     from drakit.kube import Session
+
+# Tests share the cores with each other: the wall time of one example proves nothing.
+settings.register_profile("drakit", deadline=None)
+settings.load_profile("drakit")
 
 # Only calls that our own packages make, directly or through a library, count: tests may write their
 # files in the loop. So may drivers: each has a loop and a thread of its own, where it may block.

@@ -19,7 +19,11 @@ from drakit.testing.conformance.rule import rules
 from drakit.testing.conformance.runner import Outcome, RuleResult, check_rule
 from drakit.testing.conformance.targets import BackendTarget, PythonTarget, Target
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [
+    pytest.mark.timeout(400),
+    # One process runs all nodes; each further one would run all of them again.
+    pytest.mark.xdist_group("conformance"),
+]
 
 SIDE_BY_SIDE = 4
 ROOT = Path(__file__).parents[2]

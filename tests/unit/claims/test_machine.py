@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -34,6 +35,9 @@ from drakit_nodeplugin.kubelet.inflight import InFlight
 from tests.fakes.claims import DRIVER, NODE, FakeClaims, claim_body, reference
 from tests.fakes.node import StaticNode
 from tests.unit.claims.conftest import Plugin
+
+# Thousands of steps, each with its fsync: on a busy disk that takes longer than other tests may.
+pytestmark = pytest.mark.timeout(120)
 
 UIDS = [f"uid-{letter}" for letter in "abcd"]
 DEVICES = [f"cam-{number}" for number in range(4)]
