@@ -24,12 +24,12 @@ from tests.crash.mishaps import (
     bring_back,
     damage_file,
     damage_row,
-    downgrade,
     reboot,
     remove_checkpoint,
     remove_files,
     send_away,
     slow_down,
+    upgrade,
 )
 from tests.crash.node import Claims, DriverClass, Node, differences
 from tests.crash.stage import Operation, Stage
@@ -358,11 +358,11 @@ def _others() -> list[Scenario]:
             plays=2,
         ),
         Scenario(
-            name="earlier-version",
+            name="later-version",
             before=POD,
             untouched=POD.keys(),
             left=POD,
-            change=downgrade,
+            change=upgrade,
             at_start=True,
             act=start_alone,
             plays=2,

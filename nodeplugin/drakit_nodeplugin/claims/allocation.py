@@ -8,15 +8,14 @@ It must not know the API server, the checkpoint's database, drivers or gRPC.
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
-from typing import Any, cast
+from typing import cast
 
 import orjson
 
 from drakit.device import AllocatedDevice, ClaimReference
-from drakit.resource.claim import Allocation, Claim, DeviceResult, configs_for
+from drakit.resource.claim import Allocation, Claim, DeviceResult, OpaqueConfig, applies
 from drakit.resource.nodeselector import NodeLabelsUnknownError, selects_node
 from drakit_nodeplugin.claims.errors import (
     BadConfigError,
@@ -28,23 +27,11 @@ from drakit_nodeplugin.claims.errors import (
 )
 from drakit_nodeplugin.claims.stored import StoredClaim, StoredDevice
 
-__all__ = ("Step", "allocated_device", "device_keys", "next_step", "wanted_claim")
+__all__ = ("Step", "allocated_devices", "device_keys", "next_step", "wanted_claim")
 
 
 MAX_CONFIG_DEPTH = 64
 """Levels of nesting of opaque parameters: any JSON within 10 KiB would pass the API server."""
-
-
-_ASKED = (
-    "pool",
-    "device",
-    "request",
-    "share_id",
-    "admin_access",
-    "consumed_capacity",
-    "configs",
-)
-"""What a claim asks for of a device, in the order in which it has always been digested."""
 
 
 class Step(Enum):
@@ -55,7 +42,7 @@ class Step(Enum):
     REPLACE = "replace"
     """It was prepared with other devices: undo those first."""
     REPEAT = "repeat"
-    """The same work again: it did not end, or the node was rebooted since."""
+    """The same work again: it did not end, the node was rebooted, or the entry was rebuilt."""
     ANSWER = "answer"
     """Nothing but to see that its CDI file is there."""
     UNDO = "undo"
@@ -89,54 +76,68 @@ def wanted_claim(
         raise NoAnswerError(claim=name, cause=f"the labels of node {node} are not known") from None
     if not here:
         raise WrongNodeError(claim=name, node=node)
-    devices = tuple(
-        StoredDevice(
-            pool=result.pool,
-            device=result.device,
-            request=result.request,
-            share_id=result.share_id,
-            admin_access=result.admin_access,
-            consumed_capacity=result.consumed_capacity,
-            configs=_parameters(claim.allocation, result, claim=name),
-        )
-        for result in claim.allocation.results
-        if result.driver == driver
-    )
-    if not devices:
+    results = [result for result in claim.allocation.results if result.driver == driver]
+    if not results:
         raise NoResultError(claim=name, driver=driver)
+    configs = _configs_of(results, claim.allocation)
+    texts = tuple([_text_of(config, result, claim=name) for config, result in configs])
     return StoredClaim(
         uid=reference.uid,
         namespace=reference.namespace,
         name=reference.name,
         state="preparing",
         boot_id=boot_id,
-        allocation=_digest(devices),
-        devices=devices,
+        configs=texts,
+        devices=tuple(
+            StoredDevice(
+                pool=result.pool,
+                device=result.device,
+                request=result.request,
+                share_id=result.share_id,
+                admin_access=result.admin_access,
+                consumed_capacity=result.consumed_capacity,
+                configs=tuple(
+                    index for index, (config, _) in enumerate(configs) if applies(config, result)
+                ),
+            )
+            for result in results
+        ),
         side_effects=side_effects,
     )
 
 
-def _parameters(
-    allocation: Allocation, result: DeviceResult, *, claim: str
-) -> tuple[Mapping[str, Any], ...]:
-    found: list[Mapping[str, Any]] = []
-    for config in configs_for(allocation, result):
-        parameters: object = config.parameters
-        wrong = None
-        if not isinstance(parameters, dict):
-            wrong = "are no JSON object"
-        elif _deeper_than(MAX_CONFIG_DEPTH, cast("object", parameters)):
-            wrong = f"are nested deeper than {MAX_CONFIG_DEPTH} levels"
-        if wrong is not None:
-            raise BadConfigError(
-                claim=claim,
-                request=result.request,
-                source="its DeviceClass" if config.from_class else "the claim",
-                driver=result.driver,
-                wrong=wrong,
-            )
-        found.append(cast("Mapping[str, Any]", parameters))
-    return tuple(found)
+def _configs_of(
+    results: Sequence[DeviceResult], allocation: Allocation
+) -> list[tuple[OpaqueConfig, DeviceResult]]:
+    """Return the configs that apply to any of the results, each with the first one; those of the
+    class come before those of the claim, else the order is the allocation's."""
+    found = [
+        (config, result)
+        for config in allocation.configs
+        if (result := next((r for r in results if applies(config, r)), None)) is not None
+    ]
+    return sorted(found, key=lambda pair: not pair[0].from_class)
+
+
+def _text_of(config: OpaqueConfig, result: DeviceResult, *, claim: str) -> str:
+    """Return the parameters as the checkpoint keeps them; raise BadConfigError."""
+    parameters: object = config.parameters
+    if not isinstance(parameters, dict):
+        wrong = "are no JSON object"
+    elif _deeper_than(MAX_CONFIG_DEPTH, cast("object", parameters)):
+        wrong = f"are nested deeper than {MAX_CONFIG_DEPTH} levels"
+    else:
+        try:
+            return orjson.dumps(parameters, option=orjson.OPT_SORT_KEYS).decode()
+        except (TypeError, ValueError) as error:
+            wrong = f"are no JSON that can be stored ({error})"
+    raise BadConfigError(
+        claim=claim,
+        request=result.request,
+        source="its DeviceClass" if config.from_class else "the claim",
+        driver=result.driver,
+        wrong=wrong,
+    )
 
 
 def _deeper_than(levels: int, value: object) -> bool:
@@ -155,28 +156,22 @@ def _deeper_than(levels: int, value: object) -> bool:
     return True
 
 
-def _digest(devices: tuple[StoredDevice, ...]) -> str:
-    # By name: a field of what a driver answers must not change what was allocated.
-    asked = [{name: getattr(device, name) for name in _ASKED} for device in devices]
-    return f"{zlib.crc32(orjson.dumps(asked, default=dict)):08x}"
-
-
 def next_step(old: StoredClaim | None, *, new: StoredClaim) -> Step:
     """Decide what a claim needs: its work, other devices, the same work again, or nothing."""
     if old is None:
         return Step.BEGIN
     if old.state == "unpreparing":
         return Step.UNDO
-    # Configs of a rebuilt entry are not known. A device that is in use must not be undone for
-    # that; preparing it again is always allowed.
+    # Where the kubelet alone was asked, configs are not known. A device that is in use must not be
+    # undone for that; preparing it again is always allowed.
     same = (
-        old.devices == new.devices
-        if old.allocation
-        else device_keys(old.devices) == device_keys(new.devices)
+        device_keys(old.devices) == device_keys(new.devices)
+        if old.rebuilt == "listed"
+        else old.devices == new.devices and old.configs == new.configs
     )
     if not same:
         return Step.REPLACE
-    current = old.state == "prepared" and old.boot_id == new.boot_id and bool(old.allocation)
+    current = old.state == "prepared" and old.boot_id == new.boot_id and old.rebuilt is None
     return Step.ANSWER if current else Step.REPEAT
 
 
@@ -185,14 +180,17 @@ def device_keys(devices: Iterable[StoredDevice]) -> set[tuple[str, str, str | No
     return {(device.pool, device.device, device.share_id) for device in devices}
 
 
-def allocated_device(device: StoredDevice) -> AllocatedDevice:
-    """Tell a driver of a device in its own words."""
-    return AllocatedDevice(
-        name=device.device,
-        pool=device.pool,
-        request=device.request,
-        share_id=device.share_id,
-        admin_access=device.admin_access,
-        consumed_capacity=device.consumed_capacity,
-        configs=device.configs,
-    )
+def allocated_devices(claim: StoredClaim) -> list[AllocatedDevice]:
+    """Return a claim's devices as drivers get them; each has its parameters for itself."""
+    return [
+        AllocatedDevice(
+            name=device.device,
+            pool=device.pool,
+            request=device.request,
+            share_id=device.share_id,
+            admin_access=device.admin_access,
+            consumed_capacity=device.consumed_capacity,
+            configs=tuple([orjson.loads(claim.configs[index]) for index in device.configs]),
+        )
+        for device in claim.devices
+    ]

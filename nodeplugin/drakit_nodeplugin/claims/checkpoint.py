@@ -330,8 +330,7 @@ class Checkpoint:
 
     def _check_shared(self, database: sqlite3.Connection) -> None:
         """See, within a transaction, what other processes have done to the database."""
-        (version,) = database.execute("PRAGMA user_version").fetchone()
-        if version != schema.SCHEMA_VERSION:
+        if schema.readable_from(database) > schema.VERSION:
             raise CheckpointTooNewError(
                 f"the checkpoint {self.path} was taken over by a later version of drakit"
             )

@@ -40,25 +40,21 @@ _HOLDERS = (
 class Holders:
     """Who holds the devices that the claims of a batch want, while they get theirs in turn."""
 
-    def __init__(
-        self, connection: sqlite3.Connection, claims: Iterable[StoredClaim], *, shares: bool = True
-    ) -> None:
-        """Without `shares` only exclusive claims keep each other off: what older versions did."""
-        self._shares = shares
+    def __init__(self, connection: sqlite3.Connection, claims: Iterable[StoredClaim]) -> None:
         wanted: dict[str, set[_Key]] = defaultdict(set)
         for claim in claims:
-            for device in self._holding(claim):
+            for device in _holding(claim):
                 wanted[device.hold].add(_key(device))
         # Shares go beside each other: those of others, which may be thousands, are not looked at.
         exclusive = _held(connection, wanted["exclusive"] | wanted["share"], "exclusive")
         self._exclusive = dict(exclusive)
         self._sharers: dict[_Key, set[str]] = defaultdict(set)
-        for key, uid in _held(connection, wanted["exclusive"], "share") if shares else ():
+        for key, uid in _held(connection, wanted["exclusive"], "share"):
             self._sharers[key].add(uid)
 
     def refusal(self, claim: StoredClaim) -> tuple[StoredDevice, str] | None:
         """Give a device that it cannot have, and the UID of who has it; None if it can have all."""
-        for device in self._holding(claim):
+        for device in _holding(claim):
             key = _key(device)
             others = {self._exclusive.get(key, claim.uid)}
             if device.hold == "exclusive":
@@ -73,15 +69,11 @@ class Holders:
             if self._exclusive.get((pool, device)) == claim.uid:
                 del self._exclusive[pool, device]
             self._sharers[pool, device].discard(claim.uid)
-        for device in self._holding(claim):
+        for device in _holding(claim):
             if device.hold == "exclusive":
                 self._exclusive[_key(device)] = claim.uid
             else:
                 self._sharers[_key(device)].add(claim.uid)
-
-    def _holding(self, claim: StoredClaim) -> list[StoredDevice]:
-        holds = ("exclusive", "share") if self._shares else ("exclusive",)
-        return [device for device in claim.devices if device.hold in holds]
 
 
 def devices_of(claim: StoredClaim) -> frozenset[HeldAs]:
@@ -109,6 +101,10 @@ def unpreparing_devices(connection: sqlite3.Connection) -> frozenset[tuple[str, 
             "WHERE state = 'unpreparing' AND hold = 'exclusive'"
         )
     )
+
+
+def _holding(claim: StoredClaim) -> list[StoredDevice]:
+    return [device for device in claim.devices if device.hold != "admin"]
 
 
 def _key(device: StoredDevice) -> _Key:

@@ -2,8 +2,8 @@
 How a checkpoint's database is opened, in whatever state its file is.
 
 1. what a crash has cut of an earlier salvage is finished
-2. the file is recognised without a write: a newer version is refused and left as it is
-3. every row is checked, and an earlier version migrated
+2. the file is recognized without a write: one that only later versions may use stays as it is
+3. every row is checked
 4. what is damaged, or not ours, is set aside, and all rows that are still readable are salvaged
 
 Only one process at a time does this for a folder. What is no damage (no space, no permission, a
@@ -70,7 +70,7 @@ class CheckpointError(Exception):
 
 
 class CheckpointTooNewError(CheckpointError):
-    """A later drakit wrote the database; this one would destroy what it cannot read."""
+    """A later drakit wrote the database, and this one cannot use it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -164,7 +164,7 @@ def rewrite(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def _open(path: Path, traces: Callable[[], str | None]) -> Opened:
-    version = schema.recognise(path)
+    version = schema.recognize(path)
     connection = schema.connect(path)
     try:
         lost = lost_transactions(connection, path.with_name(f"{path.name}-wal"))
@@ -185,15 +185,13 @@ def _open(path: Path, traces: Callable[[], str | None]) -> Opened:
 
 
 def _bring_up(connection: sqlite3.Connection, version: int) -> None:
-    """Make, migrate or check a database; raise :class:`.schema.UnfitError` if it is damaged."""
+    """Create or check a database; raise :class:`.schema.UnfitError` if it is damaged."""
     if version == 0:
         schema.create(connection)
         return
-    problem = next(soundness.problems(connection, version), None)
+    problem = next(soundness.problems(connection), None)
     if problem is not None:
         raise schema.UnfitError(problem)
-    if version != schema.SCHEMA_VERSION:
-        schema.migrate(connection, version)
     damaged = endpointrows.damaged(connection)
     for name, reason in damaged.items():
         logger.warning(

@@ -13,7 +13,6 @@ from typing import Protocol
 
 from drakit.device import AllocatedDevice, ClaimReference, Edits
 from drakit.driver import Node
-from drakit_nodeplugin.claims.allocation import allocated_device
 from drakit_nodeplugin.claims.checkpoint import Checkpoint, CheckpointError
 from drakit_nodeplugin.claims.errors import (
     BadParametersFailedError,
@@ -37,7 +36,6 @@ __all__ = (
     "Devices",
     "EngineParts",
     "Instances",
-    "allocated_devices",
     "driver_failed",
     "error_of",
     "facts_of",
@@ -115,11 +113,6 @@ def reference_of(claim: StoredClaim) -> ClaimReference:
     return ClaimReference(namespace=claim.namespace, name=claim.name, uid=claim.uid)
 
 
-def allocated_devices(claim: StoredClaim) -> list[AllocatedDevice]:
-    """Give a claim's devices as a driver is told of them."""
-    return [allocated_device(device) for device in claim.devices]
-
-
 def prepared(claim: StoredClaim, edits: Sequence[Edits], *, cdi_spec: str) -> StoredClaim:
     """Give a claim as it is once its driver has answered with edits, which were checked."""
     devices = claim.devices
@@ -128,7 +121,7 @@ def prepared(claim: StoredClaim, edits: Sequence[Edits], *, cdi_spec: str) -> St
             replace(device, cdi_devices=tuple(dict.fromkeys(edit.cdi_devices)))
             for device, edit in zip(devices, edits, strict=True)
         )
-    return replace(claim, state="prepared", cdi_spec=cdi_spec, devices=devices)
+    return replace(claim, state="prepared", cdi_spec=cdi_spec, devices=devices, rebuilt=None)
 
 
 def driver_failed(

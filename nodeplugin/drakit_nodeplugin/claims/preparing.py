@@ -26,7 +26,12 @@ from typing import Any, TypeAlias
 
 from drakit.cdi import InvalidEditsError
 from drakit.device import ClaimReference
-from drakit_nodeplugin.claims.allocation import Step, next_step, wanted_claim
+from drakit_nodeplugin.claims.allocation import (
+    Step,
+    allocated_devices,
+    next_step,
+    wanted_claim,
+)
 from drakit_nodeplugin.claims.checkpoint import CheckpointError, HeldDevice, Outcome
 from drakit_nodeplugin.claims.errors import (
     AbandonedError,
@@ -40,7 +45,6 @@ from drakit_nodeplugin.claims.errors import (
 )
 from drakit_nodeplugin.claims.parts import (
     EngineParts,
-    allocated_devices,
     driver_failed,
     error_of,
     facts_of,
@@ -121,9 +125,9 @@ class Preparing:
                 continue
             old = known.get(new.uid)
             match next_step(old, new=new), old:
-                case Step.ANSWER, StoredClaim() if old.cdi_spec is not None:
+                case Step.ANSWER, StoredClaim():
                     current.append((old, new))
-                case ((Step.ANSWER | Step.REPEAT), StoredClaim()):
+                case Step.REPEAT, StoredClaim():
                     due.append(self._again(old, new))
                 case ((Step.REPLACE | Step.UNDO), StoredClaim()):
                     replaced.append((old, new))
@@ -142,8 +146,9 @@ class Preparing:
     async def _wanted(
         self, reference: ClaimReference, old: StoredClaim | None
     ) -> StoredClaim | tuple[str, ClaimError]:
-        # Of a rebuilt entry nobody knows for which request it was.
-        usable = old if old is not None and self._in_use(old) and old.allocation else None
+        # Of an entry that only the kubelet confirmed, the requests are unknown.
+        known = old is not None and self._in_use(old) and old.rebuilt != "listed"
+        usable = old if known else None
         timeout_seconds = NEW_CLAIM_FETCH_SECONDS if usable is None else KNOWN_CLAIM_FETCH_SECONDS
         try:
             busy = old and await foreign_work(old, self._parts.instances)
@@ -165,8 +170,8 @@ class Preparing:
             return reference.uid, error
 
     def _in_use(self, old: StoredClaim) -> bool:
-        """Tell whether containers may have the devices. An entry without a boot was rebuilt."""
-        return old.state == "prepared" and old.boot_id in (self._parts.boot_id, "")
+        """Tell whether containers may have the devices."""
+        return old.state == "prepared" and old.boot_id == self._parts.boot_id
 
     def _again(self, old: StoredClaim, new: StoredClaim) -> _Work:
         return _Work(claim=replace(new, generation=old.generation), in_use=self._in_use(old))

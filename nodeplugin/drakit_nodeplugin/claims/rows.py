@@ -187,11 +187,10 @@ def adopt(connection: sqlite3.Connection, claims: Collection[StoredClaim]) -> fr
     """
     Take over rows of another database as they are, within the transaction of the caller.
 
-    Gives the UIDs of those that were taken: of two that hold a device exclusively the second is
-    left out. Shares beside such a one stay, as earlier versions let them in: both were prepared.
-    Their claims must not be here yet.
+    Gives the UIDs of those that were taken: of two that cannot have a device side by side the
+    second is left out. Their claims must not be here yet.
     """
-    taken = _taken(connection, claims, {}, shares=False)
+    taken = _taken(connection, claims, {})
     passed = [claim for claim in claims if claim.uid not in taken]
     highest = max((claim.generation for claim in passed), default=0)
     connection.execute(
@@ -247,12 +246,10 @@ def _taken(
     connection: sqlite3.Connection,
     claims: Collection[StoredClaim],
     known: Mapping[str, _Known],
-    *,
-    shares: bool = True,
 ) -> dict[str, tuple[StoredDevice, str]]:
     """Find what wants a device that is held, by a row or by an earlier claim of the batch."""
     changed = [claim for claim in claims if _changed(claim, known)]
-    holders = Holders(connection, changed, shares=shares)
+    holders = Holders(connection, changed)
     taken: dict[str, tuple[StoredDevice, str]] = {}
     for claim in changed:
         refusal = holders.refusal(claim)

@@ -11,34 +11,21 @@ Functions block. It must not know files.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import groupby
 
 from drakit_nodeplugin.claims.holds import devices_of
-from drakit_nodeplugin.claims.stored import DamagedRowError, StoredClaim, load
+from drakit_nodeplugin.claims.stored import DamagedRowError, load
 
 __all__ = ("problems",)
 
 
-def problems(connection: sqlite3.Connection, version: int) -> Iterator[str]:
-    """Say what is wrong with a database of a version; may raise sqlite3.Error, too."""
+def problems(connection: sqlite3.Connection) -> Iterator[str]:
+    """Report what is wrong with a database; may raise sqlite3.Error, too."""
     yield from _integrity(connection)
-    match version:
-        case 1:
-            yield from _rows_1(connection)
-        case 2:
-            yield from _rows(connection, "exclusive", _devices_of_2)
-        case _:
-            yield from _rows(connection, "hold", devices_of)
-
-
-def _rows(
-    connection: sqlite3.Connection, hold: str, indexed: Callable[[StoredClaim], frozenset[object]]
-) -> Iterator[str]:
     generation = 0
     joined = connection.execute(
-        "SELECT claims.id, uid, state, boot_id, generation, checksum, body, "  # noqa: S608
-        f"pool, device, {hold} "
+        "SELECT claims.id, uid, state, boot_id, generation, checksum, body, pool, device, hold "
         "FROM claims LEFT JOIN bodies USING (id) LEFT JOIN devices ON devices.claim = claims.id "
         "ORDER BY claims.id"
     )
@@ -54,25 +41,13 @@ def _rows(
         generation = max(generation, claim.generation)
         if [uid, *head] != [claim.uid, claim.state, claim.boot_id, claim.generation]:
             yield f"the row of claim {uid}: its columns do not say what its body says"
-        if devices != (indexed(claim) or {(None, None, None)}):
+        if devices != (devices_of(claim) or {(None, None, None)}):
             yield f"the row of claim {uid}: its devices are not those of its body"
     for table, column in (("devices", "claim"), ("bodies", "id")):
         query = f"SELECT 1 FROM {table} WHERE {column} NOT IN (SELECT id FROM claims)"  # noqa: S608
         if connection.execute(query).fetchone():
             yield f"there are {table} without a claim"
     yield from _counters(connection, generation)
-
-
-def _devices_of_2(claim: StoredClaim) -> frozenset[object]:
-    return frozenset((d.pool, d.device, int(d.hold == "exclusive")) for d in claim.devices)
-
-
-def _rows_1(connection: sqlite3.Connection) -> Iterator[str]:
-    for uid, body, expected in connection.execute("SELECT uid, body, checksum FROM claims"):
-        try:
-            load(body, expected=expected)
-        except DamagedRowError as error:
-            yield f"the row of claim {uid}: {error}"
 
 
 def _integrity(connection: sqlite3.Connection) -> Iterator[str]:
