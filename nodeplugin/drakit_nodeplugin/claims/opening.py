@@ -28,6 +28,7 @@ from drakit_nodeplugin.claims import aside, endpointrows, rows, schema, soundnes
 from drakit_nodeplugin.claims.salvage import Salvage, salvage
 from drakit_nodeplugin.claims.stored import DamagedRowError
 from drakit_nodeplugin.claims.waltail import lost_transactions
+from drakit_nodeplugin.private import private_directory, private_file
 
 __all__ = (
     "DATABASE_ERRORS",
@@ -107,8 +108,10 @@ def open_database(path: Path, *, traces: Callable[[], str | None]) -> Opened:
     one, and the new one counts as the rest of a damaged one then.
     """
     try:
-        path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
+        private_directory(path.parent)
         with _only_one(path.parent):
+            for file in path.parent.glob(f"{path.name}*"):  # its log, and damaged ones, too
+                private_file(file)
             aside.finish(path)
             try:
                 return _open(path, traces)
@@ -152,7 +155,7 @@ def rewrite(connection: sqlite3.Connection, path: Path) -> None:
 
     Does nothing if there is a file again. Raises OSError, sqlite3.Error.
     """
-    path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
+    private_directory(path.parent)
     with _only_one(path.parent):
         if path.exists():
             return
@@ -160,6 +163,7 @@ def rewrite(connection: sqlite3.Connection, path: Path) -> None:
         for suffix in ("-wal", "-shm"):
             path.with_name(path.name + suffix).unlink(missing_ok=True)
         connection.execute("VACUUM INTO ?", (str(path),))
+        private_file(path)
     logger.error("checkpoint was removed and is written again", extra={"path": str(path)})
 
 
@@ -228,6 +232,7 @@ def _salvage(path: Path, new: Path, damage: str) -> Salvage:
             schema.create(connection)
             salvaged = salvage(path, connection)
             _remember(connection, damage, salvaged)
+    private_file(new)
     return salvaged
 
 

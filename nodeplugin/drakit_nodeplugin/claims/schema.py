@@ -26,6 +26,8 @@ import stat
 import time
 from pathlib import Path
 
+from drakit_nodeplugin.private import private_file
+
 __all__ = (
     "READABLE_FROM",
     "VERSION",
@@ -104,6 +106,8 @@ def connect(path: Path) -> sqlite3.Connection:
         path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
     )
     try:
+        # SQLite creates the file by the umask, and the two beside it with the mode of the file.
+        private_file(path)
         for pragma in ("journal_mode = WAL", "synchronous = FULL"):
             connection.execute(f"PRAGMA {pragma}")
     except BaseException:
