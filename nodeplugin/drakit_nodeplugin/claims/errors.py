@@ -41,6 +41,8 @@ class ClaimError(Exception):
 
 
 class ClaimFetchError(ClaimError):
+    """The API server refused, or answered with something else: what the checkpoint knows counts."""
+
     reason = "ClaimNotRead"
 
     def __init__(self, *, claim: str, cause: str) -> None:
@@ -48,7 +50,7 @@ class ClaimFetchError(ClaimError):
 
 
 class NoAnswerError(ClaimFetchError):
-    """The API server gave no answer: what the checkpoint knows may be used instead."""
+    """The API server gave no answer: asking it for more claims is useless now."""
 
 
 class ClaimGoneError(ClaimFetchError):

@@ -38,9 +38,10 @@ from drakit_nodeplugin.claims.errors import (
     CheckpointFailedError,
     ClaimBusyError,
     ClaimError,
+    ClaimFetchError,
+    ClaimGoneError,
     DeviceTakenError,
     DriverFailedError,
-    NoAnswerError,
     SpecFailedError,
 )
 from drakit_nodeplugin.claims.parts import (
@@ -64,7 +65,7 @@ logger = logging.getLogger(__name__)
 
 KNOWN_CLAIM_FETCH_SECONDS = 3.0
 """How long the API server is asked about a claim that the checkpoint holds as prepared; without
-an answer the checkpoint's word is taken alone."""
+a usable answer the checkpoint's word is taken alone."""
 
 NEW_CLAIM_FETCH_SECONDS = 15.0
 """How long it is asked about any other: a third of the 45 s that the kubelet waits."""
@@ -164,8 +165,17 @@ class Preparing:
                 boot_id=self._parts.boot_id,
                 side_effects=self._parts.devices.traits.side_effects,
             )
-        except NoAnswerError as error:
-            return usable or (reference.uid, error)
+        except ClaimGoneError as error:
+            return reference.uid, error
+        except ClaimFetchError as error:
+            # Silence, a refusal and an answer that is no claim tell nothing about the claim.
+            if usable is None:
+                return reference.uid, error
+            logger.warning(
+                "claim cannot be read and is answered from the checkpoint",
+                extra={"claim": str(reference), "claim_uid": reference.uid, "error": str(error)},
+            )
+            return usable
         except ClaimError as error:
             return reference.uid, error
 
