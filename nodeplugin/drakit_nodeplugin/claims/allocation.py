@@ -9,6 +9,7 @@ It must not know the API server, the checkpoint's database, drivers or gRPC.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from typing import cast
 
@@ -23,15 +24,44 @@ from drakit_nodeplugin.claims.errors import (
     ClaimReplacedError,
     NoAnswerError,
     NoResultError,
+    TooManyParametersError,
     WrongNodeError,
 )
 from drakit_nodeplugin.claims.stored import StoredClaim, StoredDevice
 
-__all__ = ("Step", "allocated_devices", "device_keys", "next_step", "wanted_claim")
+__all__ = (
+    "ParameterLimits",
+    "Step",
+    "allocated_devices",
+    "allocated_results",
+    "device_keys",
+    "next_step",
+    "wanted_claim",
+)
 
 
 MAX_CONFIG_DEPTH = 64
-"""Levels of nesting of opaque parameters: any JSON within 10 KiB would pass the API server."""
+"""Levels of nesting of opaque parameters: drivers and backends parse them with recursion. The API
+server takes as many as fit into 10 KiB."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ParameterLimits:
+    """
+    How large the opaque parameters of one claim for one driver can be.
+
+    A config counts once for each device that it applies to, because its driver gets it with each.
+    The API server takes 64 configs of 10 KiB for 32 devices: 20 MiB, and many times that in memory.
+    The defaults let 110 pods, the kubelet's default, start at once on a node with a claim each that
+    is just within them.
+    """
+
+    max_bytes: int = 128 * 1024
+    """As JSON: 4 KiB for each of 32 devices, or a config of the largest size for 12."""
+
+    max_nodes: int = 8192
+    """Keys and values: each takes up to 100 bytes of memory, however short it is written. A config
+    of the largest size has up to 5,120."""
 
 
 class Step(Enum):
@@ -57,12 +87,54 @@ def wanted_claim(
     node: str,
     labels: Mapping[str, str] | None,
     boot_id: str,
+    limits: ParameterLimits,
     side_effects: bool = True,
 ) -> StoredClaim:
     """
-    Check a claim and give what is to be prepared of it.
+    Check a claim and return what is to be prepared of it.
 
-    Raises a :class:`ClaimError` that says why the claim cannot be prepared here.
+    Raises a :class:`ClaimError` that names the reason why the claim cannot be prepared here.
+    """
+    results = allocated_results(claim, reference=reference, driver=driver, node=node, labels=labels)
+    assert claim.allocation is not None
+    configs = _configs_of(results, claim.allocation)
+    return StoredClaim(
+        uid=reference.uid,
+        namespace=reference.namespace,
+        name=reference.name,
+        state="preparing",
+        boot_id=boot_id,
+        configs=_texts(configs, claim=str(reference), driver=driver, limits=limits),
+        devices=tuple(
+            StoredDevice(
+                pool=result.pool,
+                device=result.device,
+                request=result.request,
+                share_id=result.share_id,
+                admin_access=result.admin_access,
+                consumed_capacity=result.consumed_capacity,
+                configs=tuple(
+                    index for index, (_, applied) in enumerate(configs) if number in applied
+                ),
+            )
+            for number, result in enumerate(results)
+        ),
+        side_effects=side_effects,
+    )
+
+
+def allocated_results(
+    claim: Claim,
+    *,
+    reference: ClaimReference,
+    driver: str,
+    node: str,
+    labels: Mapping[str, str] | None,
+) -> list[DeviceResult]:
+    """
+    Check whose claim it is and where it is allocated, and return the driver's results.
+
+    Raises a :class:`ClaimError`.
     """
     name = str(reference)
     if claim.uid != reference.uid:
@@ -79,58 +151,68 @@ def wanted_claim(
     results = [result for result in claim.allocation.results if result.driver == driver]
     if not results:
         raise NoResultError(claim=name, driver=driver)
-    configs = _configs_of(results, claim.allocation)
-    texts = tuple([_text_of(config, result, claim=name) for config, result in configs])
-    return StoredClaim(
-        uid=reference.uid,
-        namespace=reference.namespace,
-        name=reference.name,
-        state="preparing",
-        boot_id=boot_id,
-        configs=texts,
-        devices=tuple(
-            StoredDevice(
-                pool=result.pool,
-                device=result.device,
-                request=result.request,
-                share_id=result.share_id,
-                admin_access=result.admin_access,
-                consumed_capacity=result.consumed_capacity,
-                configs=tuple(
-                    index for index, (config, _) in enumerate(configs) if applies(config, result)
-                ),
-            )
-            for result in results
-        ),
-        side_effects=side_effects,
-    )
+    return results
 
 
-def _configs_of(
-    results: Sequence[DeviceResult], allocation: Allocation
-) -> list[tuple[OpaqueConfig, DeviceResult]]:
-    """Return the configs that apply to any of the results, each with the first one; those of the
-    class come before those of the claim, else the order is the allocation's."""
-    found = [
-        (config, result)
+_Applied = tuple[OpaqueConfig, Mapping[int, DeviceResult]]
+"""A config, and the results that it applies to, by their numbers."""
+
+
+def _configs_of(results: Sequence[DeviceResult], allocation: Allocation) -> list[_Applied]:
+    """Return the configs that apply to any of the results; those of the class come before those of
+    the claim, else the order is the allocation's."""
+    applied = [
+        (config, {number: r for number, r in enumerate(results) if applies(config, r)})
         for config in allocation.configs
-        if (result := next((r for r in results if applies(config, r)), None)) is not None
     ]
-    return sorted(found, key=lambda pair: not pair[0].from_class)
+    return sorted((each for each in applied if each[1]), key=lambda each: not each[0].from_class)
 
 
-def _text_of(config: OpaqueConfig, result: DeviceResult, *, claim: str) -> str:
-    """Return the parameters as the checkpoint keeps them; raise BadConfigError."""
+def _texts(
+    configs: Sequence[_Applied], *, claim: str, driver: str, limits: ParameterLimits
+) -> tuple[str, ...]:
+    """Return the parameters as the checkpoint keeps them; raise a ClaimError."""
+    texts: list[str] = []
+    bytes_left, nodes_left = limits.max_bytes, limits.max_nodes
+    for config, results in configs:
+        # Counted before it is written as text: that would be a copy already.
+        nodes = _nodes(config, next(iter(results.values())), claim=claim)
+        nodes_left -= nodes * len(results)
+        if nodes_left < 0:
+            raise TooManyParametersError(
+                claim=claim, driver=driver, limit=f"{limits.max_nodes} keys and values"
+            )
+        text = orjson.dumps(config.parameters, option=orjson.OPT_SORT_KEYS)
+        bytes_left -= len(text) * len(results)
+        if bytes_left < 0:
+            raise TooManyParametersError(
+                claim=claim, driver=driver, limit=f"{limits.max_bytes} bytes"
+            )
+        texts.append(text.decode())
+    return tuple(texts)
+
+
+def _nodes(config: OpaqueConfig, result: DeviceResult, *, claim: str) -> int:
+    """Count the keys and values of a config; raise BadConfigError if it is not usable at all."""
+    wrong = "are no JSON object"
     parameters: object = config.parameters
-    if not isinstance(parameters, dict):
-        wrong = "are no JSON object"
-    elif _deeper_than(MAX_CONFIG_DEPTH, cast("object", parameters)):
+    if isinstance(parameters, dict):
+        nodes = 0
+        level = [cast("object", parameters)]
+        # Level by level: what users nest must not end in a recursion of ours.
+        for _ in range(MAX_CONFIG_DEPTH):
+            nodes += len(level)
+            below: list[object] = []
+            for item in level:
+                if isinstance(item, dict):
+                    below.extend(cast("dict[str, object]", item).values())
+                    nodes += len(cast("dict[str, object]", item))
+                elif isinstance(item, list):
+                    below.extend(cast("list[object]", item))
+            if not below:
+                return nodes
+            level = below
         wrong = f"are nested deeper than {MAX_CONFIG_DEPTH} levels"
-    else:
-        try:
-            return orjson.dumps(parameters, option=orjson.OPT_SORT_KEYS).decode()
-        except (TypeError, ValueError) as error:
-            wrong = f"are no JSON that can be stored ({error})"
     raise BadConfigError(
         claim=claim,
         request=result.request,
@@ -138,22 +220,6 @@ def _text_of(config: OpaqueConfig, result: DeviceResult, *, claim: str) -> str:
         driver=result.driver,
         wrong=wrong,
     )
-
-
-def _deeper_than(levels: int, value: object) -> bool:
-    """Look level by level: what users nest must not end in a recursion of ours."""
-    level = [value]
-    for _ in range(levels):
-        below: list[object] = []
-        for item in level:
-            if isinstance(item, dict):
-                below.extend(cast("dict[str, object]", item).values())
-            elif isinstance(item, list):
-                below.extend(cast("list[object]", item))
-        if not below:
-            return False
-        level = below
-    return True
 
 
 def next_step(old: StoredClaim | None, *, new: StoredClaim) -> Step:
@@ -175,7 +241,7 @@ def next_step(old: StoredClaim | None, *, new: StoredClaim) -> Step:
     return Step.ANSWER if current else Step.REPEAT
 
 
-def device_keys(devices: Iterable[StoredDevice]) -> set[tuple[str, str, str | None]]:
+def device_keys(devices: Iterable[StoredDevice | DeviceResult]) -> set[tuple[str, str, str | None]]:
     """Name devices, whatever they were asked for with: pool, device and share."""
     return {(device.pool, device.device, device.share_id) for device in devices}
 

@@ -123,9 +123,9 @@ class Checkpoint:
             lambda database: {c.uid: c for c in rows.claims_of(database, wanted)}
         )
 
-    async def pages(self, size: int = 500) -> AsyncIterator[list[StoredClaim]]:
+    async def pages(self, size: int = 50) -> AsyncIterator[list[StoredClaim]]:
         """
-        Give every claim, by UID, some at a time: memory stays bounded.
+        Give every claim, by UID, some at a time: a row can hold 128 KiB of opaque parameters.
 
         Each page is what is stored at its moment; claims that come or go meanwhile may be missed.
         """

@@ -29,6 +29,7 @@ __all__ = (
     "NoResultError",
     "SpecFailedError",
     "SpecNotRemovedError",
+    "TooManyParametersError",
     "WrongNodeError",
 )
 
@@ -121,6 +122,17 @@ class BadConfigError(ClaimError):
         super().__init__(
             f"claim {claim}, request {request}: the opaque parameters for driver {driver} in "
             f"{source} {wrong}; correct them and create the claim anew"
+        )
+
+
+class TooManyParametersError(ClaimError):
+    reason = "BadConfig"
+
+    def __init__(self, *, claim: str, driver: str, limit: str) -> None:
+        super().__init__(
+            f"claim {claim}: its opaque parameters for driver {driver}, counted for each device "
+            f"that they apply to, have more than {limit}; shorten them or allocate fewer devices "
+            f"to one claim, or raise opaqueParameters of the node plugin"
         )
 
 

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from drakit.device import AllocatedDevice, ClaimReference, Edits
 from drakit.driver import Node
+from drakit_nodeplugin.claims.allocation import ParameterLimits
 from drakit_nodeplugin.claims.checkpoint import Checkpoint, CheckpointError
 from drakit_nodeplugin.claims.errors import (
     BadParametersFailedError,
@@ -106,6 +107,7 @@ class EngineParts:
     devices: Devices
     specs: ClaimSpecs
     instances: Instances
+    limits: ParameterLimits
 
 
 def reference_of(claim: StoredClaim) -> ClaimReference:

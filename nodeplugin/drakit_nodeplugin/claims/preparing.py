@@ -163,6 +163,7 @@ class Preparing:
                 node=self._parts.node.name,
                 labels=self._parts.node.labels,
                 boot_id=self._parts.boot_id,
+                limits=self._parts.limits,
                 side_effects=self._parts.devices.traits.side_effects,
             )
         except ClaimGoneError as error:
@@ -177,7 +178,8 @@ class Preparing:
             )
             return usable
         except ClaimError as error:
-            return reference.uid, error
+            # Its frames hold the claim as it was read, which can take 20 MiB of memory.
+            return reference.uid, error.with_traceback(None)
 
     def _in_use(self, old: StoredClaim) -> bool:
         """Tell whether containers may have the devices."""

@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 
 from drakit.device import ClaimReference
 from drakit.driver import Node
-from drakit_nodeplugin.claims.allocation import device_keys, wanted_claim
+from drakit_nodeplugin.claims.allocation import ParameterLimits, device_keys, wanted_claim
 from drakit_nodeplugin.claims.checkpoint import Checkpoint, CheckpointError
 from drakit_nodeplugin.claims.errors import ClaimError
 from drakit_nodeplugin.claims.kubeletview import (
@@ -109,8 +109,10 @@ class Rebuilder:
         specs: ClaimSpecs,
         texts: SpecTexts,
         kubelet: KubeletView,
+        limits: ParameterLimits,
     ) -> None:
         self._driver = driver
+        self._limits = limits
         self._node = node
         self._boot_id = boot_id
         self._checkpoint = checkpoint
@@ -174,15 +176,7 @@ class Rebuilder:
         async def ask() -> None:
             for reference in line:
                 try:
-                    claim = await self._source.fetch(reference, timeout_seconds=FETCH_SECONDS)
-                    answers[reference.uid] = wanted_claim(
-                        claim,
-                        reference=reference,
-                        driver=self._driver,
-                        node=self._node.name,
-                        labels=self._node.labels,
-                        boot_id=self._boot_id,
-                    )
+                    answers[reference.uid] = await self._wanted(reference)
                 except ClaimError as error:
                     logger.warning(
                         "claim cannot be rebuilt from the API server",
@@ -201,6 +195,18 @@ class Rebuilder:
                 "not all claims could be read for the rebuild", extra={"driver": self._driver}
             )
         return answers
+
+    async def _wanted(self, reference: ClaimReference) -> StoredClaim:
+        """Read a claim and check it; nothing keeps the claim, which can take 20 MiB."""
+        return wanted_claim(
+            await self._source.fetch(reference, timeout_seconds=FETCH_SECONDS),
+            reference=reference,
+            driver=self._driver,
+            node=self._node.name,
+            labels=self._node.labels,
+            boot_id=self._boot_id,
+            limits=self._limits,
+        )
 
     def _entry(self, listed: _Listed, wanted: StoredClaim | None, text: str | None) -> StoredClaim:
         entry = StoredClaim(

@@ -24,11 +24,14 @@ from drakit_nodeplugin.devices.stored import StoredEndpoint
 
 __all__ = ("Salvage", "salvage")
 
-_BATCH = 200
-"""Rows that are held in memory at once."""
+_BATCH = 50
+"""Rows that are held in memory at once; each can hold 128 KiB of opaque parameters."""
 
 _MAX_PROBES = 1_000_000
 """Highest number by which a row that a damaged page hides is asked for."""
+
+_BEYOND = 200
+"""Numbers above the highest known one by which rows are asked for, too."""
 
 _UNREADABLE = (sqlite3.Error, ValueError, MemoryError, OverflowError)
 """What damage can lead to: wrong sizes, and names or messages with damaged text in them, too."""
@@ -164,7 +167,7 @@ class _Copy:
         kept = set(self._kept.values())
         known = {*self._named, *self._met}
         numbers = [key for key in known if isinstance(key, int)]
-        guessed = range(1, min(max(numbers, default=0) + _BATCH, _MAX_PROBES))
+        guessed = range(1, min(max(numbers, default=0) + _BEYOND, _MAX_PROBES))
         return [key for key in dict.fromkeys((*known, *guessed)) if key not in kept]
 
     def _readable(self, query: str, *values: object) -> Iterator[tuple[Any, ...]]:

@@ -11,10 +11,10 @@ Functions block. It must not know files.
 from __future__ import annotations
 
 import sqlite3
+from collections import defaultdict
 from collections.abc import Iterator
-from itertools import groupby
 
-from drakit_nodeplugin.claims.holds import devices_of
+from drakit_nodeplugin.claims.holds import HeldAs, devices_of
 from drakit_nodeplugin.claims.stored import DamagedRowError, load
 
 __all__ = ("problems",)
@@ -24,15 +24,15 @@ def problems(connection: sqlite3.Connection) -> Iterator[str]:
     """Report what is wrong with a database; may raise sqlite3.Error, too."""
     yield from _integrity(connection)
     generation = 0
-    joined = connection.execute(
-        "SELECT claims.id, uid, state, boot_id, generation, checksum, body, pool, device, hold "
-        "FROM claims LEFT JOIN bodies USING (id) LEFT JOIN devices ON devices.claim = claims.id "
-        "ORDER BY claims.id"
+    devices: dict[int, set[HeldAs]] = defaultdict(set)
+    for id_, *held in connection.execute("SELECT claim, pool, device, hold FROM devices"):
+        devices[id_].add(tuple(held))
+    # One row at a time: not joined to the devices, each of which would have the body beside it.
+    heads = connection.execute(
+        "SELECT id, uid, state, boot_id, generation, checksum, body "
+        "FROM claims LEFT JOIN bodies USING (id) ORDER BY id"
     )
-    for _, group in groupby(joined, key=lambda row: row[0]):
-        found = list(group)
-        _, uid, *head, expected, body = found[0][:-3]
-        devices = {row[-3:] for row in found}
+    for id_, uid, *head, expected, body in heads:
         try:
             claim = load(body, expected=expected)
         except DamagedRowError as error:
@@ -41,7 +41,7 @@ def problems(connection: sqlite3.Connection) -> Iterator[str]:
         generation = max(generation, claim.generation)
         if [uid, *head] != [claim.uid, claim.state, claim.boot_id, claim.generation]:
             yield f"the row of claim {uid}: its columns do not say what its body says"
-        if devices != (devices_of(claim) or {(None, None, None)}):
+        if frozenset(devices.pop(id_, ())) != devices_of(claim):
             yield f"the row of claim {uid}: its devices are not those of its body"
     for table, column in (("devices", "claim"), ("bodies", "id")):
         query = f"SELECT 1 FROM {table} WHERE {column} NOT IN (SELECT id FROM claims)"  # noqa: S608

@@ -51,20 +51,16 @@ def with_parameters(
     lenient: bool = False,
 ) -> AllocatedDevice:
     """
-    Give a device with its checked parameters, and with configs that the driver may change.
+    Return a device with its checked parameters.
 
     What does not fit raises :class:`BadParametersError` about the device `index`; if `lenient`, the
     parameters are None then.
     """
-    if device.configs:
-        # What is stored of the claim is compared with its allocation later: a driver that pops a
-        # key must not make it another one.
-        device = replace(device, configs=copy.deepcopy(device.configs))
     if kind is None:
         return device
     try:
-        # A copy again: defaults and validators may change what they are given. By alias alone: a
-        # field with two names could be given twice, and neither would have the last word.
+        # A copy: defaults and validators may change what they are given. By alias alone: a field
+        # with two names could be given twice, and neither would have the last word.
         parameters = kind.model_validate(
             merged(copy.deepcopy(device.configs)), by_alias=True, by_name=False
         )

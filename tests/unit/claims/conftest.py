@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from drakit_nodeplugin.claims.allocation import ParameterLimits
 from drakit_nodeplugin.claims.checkpoint import Checkpoint
 from drakit_nodeplugin.claims.engine import ClaimEngine
 from drakit_nodeplugin.claims.parts import EngineParts
@@ -44,6 +45,7 @@ class Plugin:
             devices=devices,
             specs=self.specs,
             instances=self.instances,
+            limits=ParameterLimits(),
         )
         self.engine = ClaimEngine(self.parts)
         self.recovery = Recovery(checkpoint=self.checkpoint, engine=self.engine)

@@ -11,6 +11,7 @@ from types import MappingProxyType
 import pytest
 
 from drakit_nodeplugin.claims import rebuild
+from drakit_nodeplugin.claims.allocation import ParameterLimits
 from drakit_nodeplugin.claims.checkpoint import CheckpointError
 from drakit_nodeplugin.claims.kubeletview import KubeletClaims, ListedDevice, kubelet_claims
 from drakit_nodeplugin.claims.rebuild import Rebuilder, Rebuilt
@@ -81,6 +82,7 @@ def rebuilder(plugin, kubelet, claims, *, boot_id: str = "boot-1", checkpoint=No
         specs=plugin.specs,
         texts=SpecTexts(DRIVER, plugin.cdi),
         kubelet=kubelet,
+        limits=ParameterLimits(),
     )
 
 
@@ -428,6 +430,7 @@ async def test_an_api_server_that_hangs_is_waited_for_only_so_long(looptime):
         specs=Files(),
         texts=Files(),
         kubelet=kubelet,
+        limits=ParameterLimits(),
     ).rebuild()
     assert len(rebuilt.incomplete) == len(stored) == 100
     assert looptime == rebuild.FETCH_SECONDS
@@ -462,6 +465,7 @@ async def test_a_kubelet_that_never_answers_ends_the_rebuild(start, claims, loop
         specs=files,
         texts=files,
         kubelet=Hanging(),
+        limits=ParameterLimits(),
     ).rebuild()
     assert rebuilt.error == "it was not done within 15 s"
     assert looptime == rebuild.REBUILD_SECONDS
