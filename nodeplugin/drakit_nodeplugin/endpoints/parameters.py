@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from pydantic.alias_generators import to_camel
 
 from drakit.device import AllocatedDevice
-from drakit.driver import DeviceParameters
+from drakit.driver import DeviceParameters, NoParameters
 from drakit_nodeplugin.endpoints.errors import BadParametersError, traceback_of
 from drakit_nodeplugin.endpoints.plain import name_of_type
 
@@ -67,11 +67,17 @@ def with_parameters(
     except Exception as error:
         if lenient:
             return device
-        raise BadParametersError(_sentence(error, driver=driver), index=index) from error
+        sentence = _sentence(error, kind, driver=driver)
+        raise BadParametersError(sentence, index=index) from error
     return replace(device, parameters=parameters)
 
 
-def _sentence(error: Exception, *, driver: str) -> str:
+def _sentence(error: Exception, kind: type[DeviceParameters], *, driver: str) -> str:
+    if kind is NoParameters:
+        return (
+            f"driver {driver} takes no opaque parameters; remove them from the claim or from its "
+            f"DeviceClass, and create the claim again"
+        )
     if isinstance(error, ValidationError):
         return (
             f"the opaque parameters for driver {driver} do not fit: {_problems(error)}; correct "
