@@ -85,7 +85,7 @@ class NewerVersionError(Exception):
 
     def __init__(self, readable_from: int) -> None:
         super().__init__(
-            f"it can be used from schema version {readable_from} on, and this drakit has version "
+            f"it needs schema version {readable_from} or later, and this drakit has version "
             f"{VERSION}; install the later version again, or remove the file and restart the node "
             f"plugin: it rebuilds the claims from the kubelet, the CDI files and the API server"
         )

@@ -422,7 +422,7 @@ async def test_a_later_version_that_cannot_be_used_is_refused_and_stays_as_it_is
     for call in (checkpoint.open, checkpoint.count):
         with pytest.raises(
             CheckpointTooNewError if call == checkpoint.open else CheckpointError,
-            match="from schema version 99 on, and this drakit has version 1; install the later",
+            match="needs schema version 99 or later, and this drakit has version 1",
         ):
             await call()
     await checkpoint.close()

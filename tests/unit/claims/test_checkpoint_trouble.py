@@ -313,7 +313,7 @@ async def test_a_later_version_that_takes_over_while_it_is_open_is_not_written_t
         await checkpoint.write([A])
     assert checkpoint.broken is None
     await asyncio.sleep(1)
-    with pytest.raises(CheckpointError, match="can be used from schema version 2 on"):
+    with pytest.raises(CheckpointError, match="needs schema version 2 or later"):
         await checkpoint.find([stored[0].uid])
 
     with closing(sqlite3.connect(path)) as later:

@@ -247,7 +247,7 @@ async def test_a_newer_database_is_not_read_and_not_changed(site):
     change(site, "PRAGMA user_version = 99")
     code, out, error = await site.run_beside(*SHOW)
     assert (code, out) == (1, "")
-    assert "it can be used from schema version 99 on, and this drakit has version 1" in error
+    assert "it needs schema version 99 or later, and this drakit has version 1" in error
 
 
 async def test_files_of_other_programs_are_passed_over_unless_they_are_asked_for(site):

@@ -144,9 +144,7 @@ async def test_of_a_claim_of_two_drivers_one_must_be_named(site):
 @pytest.mark.parametrize(
     ("statement", "told"),
     [
-        pytest.param(
-            "PRAGMA user_version = 99", "it can be used from schema version 99 on", id="newer"
-        ),
+        pytest.param("PRAGMA user_version = 99", "it needs schema version 99 or later", id="newer"),
         pytest.param(
             "UPDATE bodies SET checksum = 1 WHERE id = 1",
             "no checkpoint in",
