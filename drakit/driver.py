@@ -99,9 +99,9 @@ class Driver(ABC, Generic[ConfigT]):
     `prepare_claims` for the claims of a pod; the larger ones call the smaller ones by default. The
     same holds for unpreparing; the two need not have the same grain.
 
-    Calls for different devices run side by side. Two that have a device in common (pool and name)
-    never overlap, and the next begins only when the one before has really ended, with all that it
-    does after a cancellation.
+    Calls for different devices run side by side. Two that have a device in common (pool and name),
+    or devices that consume from the same counter set, never overlap. The next call begins only when
+    the one before has really ended, with all that it does after a cancellation.
     """
 
     name: ClassVar[str]
