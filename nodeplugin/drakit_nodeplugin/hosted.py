@@ -98,6 +98,7 @@ class HostedDriver:
             checkpoint=self._checkpoint,
             source=MeteredSource(ApiClaims(environment.session), self._metrics),
             devices=self._endpoint,
+            inventories=self._devices.manager,
             specs=specs,
             instances=self._instances,
             limits=ParameterLimits(

@@ -9,7 +9,7 @@ It must not know the API server, the checkpoint's database, drivers or gRPC.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import cast
 
@@ -28,6 +28,7 @@ from drakit_nodeplugin.claims.errors import (
     WrongNodeError,
 )
 from drakit_nodeplugin.claims.stored import StoredClaim, StoredDevice
+from drakit_nodeplugin.devices.hardware import Hardware
 
 __all__ = (
     "ParameterLimits",
@@ -37,6 +38,7 @@ __all__ = (
     "device_keys",
     "next_step",
     "wanted_claim",
+    "with_consumption",
 )
 
 
@@ -154,6 +156,31 @@ def allocated_results(
     return results
 
 
+def with_consumption(
+    claim: StoredClaim, hardware: Hardware | None, *, former: StoredClaim | None = None
+) -> tuple[StoredClaim, StoredDevice | None]:
+    """
+    Return a claim with what its devices consume, and a device that no endpoint lists, if any.
+
+    Of that one it is what the former entry of the claim says. Without `hardware` devices consume
+    nothing but their names; nor does admin access.
+    """
+    known = {(d.pool, d.device): d.consumes for d in former.devices} if former else {}
+    devices: list[StoredDevice] = []
+    missing: StoredDevice | None = None
+    for device in claim.devices:
+        consumes: Mapping[str, Mapping[str, str]] | None = {}
+        if hardware is not None and not device.admin_access:
+            listed = hardware.device(device.pool, device.device)
+            if listed is None:
+                missing = missing or device
+                consumes = known.get((device.pool, device.device))
+            else:
+                consumes = listed.consumes
+        devices.append(replace(device, consumes=consumes))
+    return replace(claim, devices=tuple(devices)), missing
+
+
 _Applied = tuple[OpaqueConfig, Mapping[int, DeviceResult]]
 """A config, and the results that it applies to, by their numbers."""
 
@@ -256,6 +283,7 @@ def allocated_devices(claim: StoredClaim) -> list[AllocatedDevice]:
             share_id=device.share_id,
             admin_access=device.admin_access,
             consumed_capacity=device.consumed_capacity,
+            consumes=device.consumes or {},
             configs=tuple([orjson.loads(claim.configs[index]) for index in device.configs]),
         )
         for device in claim.devices

@@ -26,6 +26,8 @@ from drakit_nodeplugin.claims.errors import (
 from drakit_nodeplugin.claims.source import ClaimSource
 from drakit_nodeplugin.claims.specs import ClaimSpecs
 from drakit_nodeplugin.claims.stored import StoredClaim
+from drakit_nodeplugin.devices.hardware import Hardware
+from drakit_nodeplugin.devices.revision import Revision
 from drakit_nodeplugin.endpoints.errors import (
     BadParametersError,
     DeviceFailedError,
@@ -37,6 +39,7 @@ __all__ = (
     "Devices",
     "EngineParts",
     "Instances",
+    "Inventories",
     "driver_failed",
     "error_of",
     "facts_of",
@@ -51,7 +54,8 @@ logger = logging.getLogger(__name__)
 
 class Devices(Protocol):
     """
-    What the engine needs of a driver. Calls that have a device in common do not overlap.
+    What the engine needs of a driver. Calls that have a device or a counter set in common never
+    overlap.
 
     Claims whose calls begin in the same turn of the event loop are one batch, for a driver that
     wants batches: the engine must await nothing between them.
@@ -82,6 +86,20 @@ class Devices(Protocol):
         ...
 
 
+class Inventories(Protocol):
+    """What the engine needs of the device manager."""
+
+    @property
+    def revision(self) -> Revision:
+        """Advances whenever the hardware may have changed."""
+        ...
+
+    def hardware(self) -> Hardware | None:
+        """Give what the driver lists now, whichever inventory is published; None if its devices
+        consume nothing but their names."""
+        ...
+
+
 class Instances(Protocol):
     """The processes that serve the driver on this node: two, while one replaces the other."""
 
@@ -105,6 +123,7 @@ class EngineParts:
     checkpoint: Checkpoint
     source: ClaimSource
     devices: Devices
+    inventories: Inventories
     specs: ClaimSpecs
     instances: Instances
     limits: ParameterLimits

@@ -20,7 +20,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -31,8 +31,9 @@ from drakit_nodeplugin.claims.allocation import (
     allocated_devices,
     next_step,
     wanted_claim,
+    with_consumption,
 )
-from drakit_nodeplugin.claims.checkpoint import CheckpointError, HeldDevice, Outcome
+from drakit_nodeplugin.claims.checkpoint import CheckpointError, Outcome
 from drakit_nodeplugin.claims.errors import (
     AbandonedError,
     CheckpointFailedError,
@@ -40,8 +41,10 @@ from drakit_nodeplugin.claims.errors import (
     ClaimError,
     ClaimFetchError,
     ClaimGoneError,
+    DeviceNotListedError,
     DeviceTakenError,
     DriverFailedError,
+    OverAllocatedError,
     SpecFailedError,
 )
 from drakit_nodeplugin.claims.parts import (
@@ -54,9 +57,10 @@ from drakit_nodeplugin.claims.parts import (
     prepared,
     reference_of,
 )
-from drakit_nodeplugin.claims.stored import StoredClaim
+from drakit_nodeplugin.claims.stored import StoredClaim, StoredDevice
 from drakit_nodeplugin.claims.unpreparing import Undoing
 from drakit_nodeplugin.claims.waves import waves
+from drakit_nodeplugin.devices.hardware import Hardware
 from drakit_nodeplugin.endpoints.errors import DeviceFailedError, EndpointStoppedError
 
 __all__ = ("Preparing", "Settle")
@@ -70,6 +74,10 @@ a usable answer the checkpoint's word is taken alone."""
 NEW_CLAIM_FETCH_SECONDS = 15.0
 """How long it is asked about any other: a third of the 45 s that the kubelet waits."""
 
+LISTED_SECONDS = 2.0
+"""How long a device that the driver does not list is waited for: after a start its inventory may be
+on the way, and the kubelet asks again only after 90 s."""
+
 Settle = Callable[[str, StoredClaim | ClaimError], None]
 """Takes what became of one claim: the prepared claim, or why it is not prepared."""
 
@@ -82,6 +90,9 @@ class _Work:
 
     claim: StoredClaim
     """With the generation of its entry, if it has one."""
+
+    former: StoredClaim | None = None
+    """The entry that it has already."""
 
     in_use: bool = False
     """It was prepared in this boot, and containers may use it: what fails now must not take it
@@ -186,7 +197,8 @@ class Preparing:
         return old.state == "prepared" and old.boot_id == self._parts.boot_id
 
     def _again(self, old: StoredClaim, new: StoredClaim) -> _Work:
-        return _Work(claim=replace(new, generation=old.generation), in_use=self._in_use(old))
+        claim = replace(new, generation=old.generation)
+        return _Work(claim=claim, former=old, in_use=self._in_use(old))
 
     # ------------------------------------------------------------ what is prepared already
 
@@ -261,6 +273,7 @@ class Preparing:
             for uid, work in works.items():
                 settle(uid, driver_failed(work.claim, away))
             return
+        await self._complete(works, settle)
         if self._parts.devices.traits.side_effects or not self._alone():
             await self._begin(works, settle)
         calls = {uid: self._call_driver(work.claim) for uid, work in works.items()}
@@ -278,6 +291,35 @@ class Preparing:
                     group.create_task(self._roll_back(works[uid], error, settle))
                 group.create_task(self._keep(made, works, settle))
 
+    async def _complete(self, works: dict[str, _Work], settle: Settle) -> None:
+        """
+        Note what the devices consume; leave out of `works` what the driver does not list.
+
+        What containers use already is prepared again all the same.
+        """
+        inventories = self._parts.inventories
+        completed, missing = _completed(works, inventories.hardware())
+        if missing:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LISTED_SECONDS):
+                    while missing:
+                        await inventories.revision.after(inventories.revision.number)
+                        completed, missing = _completed(works, inventories.hardware())
+        works.update(completed)
+        away = self._parts.devices.away()
+        for uid, device in missing.items():
+            claim = works.pop(uid).claim
+            if away is not None:
+                settle(uid, driver_failed(claim, away))
+                continue
+            error = DeviceNotListedError(
+                claim=str(claim),
+                request=device.request,
+                device=device.device,
+                driver=self._parts.driver,
+            )
+            settle(uid, error)
+
     def _alone(self) -> bool:
         """
         Tell whether no other process can undo a claim while we prepare it.
@@ -291,7 +333,10 @@ class Preparing:
         """Store the intents; leave out of `works` what cannot be begun."""
         new = {uid: work for uid, work in works.items() if not work.in_use}
         try:
-            outcome = await self._parts.checkpoint.write([w.claim for w in new.values()])
+            outcome = await self._parts.checkpoint.write(
+                [work.claim for work in new.values()],
+                hardware=self._parts.inventories.hardware(),
+            )
         except CheckpointError as error:
             for uid, work in new.items():
                 settle(uid, not_stored(work.claim, error))
@@ -348,7 +393,9 @@ class Preparing:
         if not made:
             return
         try:
-            outcome = await self._parts.checkpoint.write(made)
+            outcome = await self._parts.checkpoint.write(
+                made, hardware=self._parts.inventories.hardware()
+            )
         except CheckpointError as error:
             await asyncio.gather(
                 *(
@@ -404,12 +451,33 @@ class Preparing:
 
 
 def _refused(claim: StoredClaim, outcome: Outcome) -> ClaimError:
-    held: HeldDevice | None = outcome.held.get(claim.uid)
+    held = outcome.held.get(claim.uid)
     if held is None:
         return ClaimBusyError(claim=str(claim), cause="its entry was changed by another process")
+    request, device = held.device.request, held.device.device
+    if held.holder is None:
+        return OverAllocatedError(
+            claim=str(claim), request=request, device=device, shortage=held.shortage or ""
+        )
     return DeviceTakenError(
         claim=str(claim),
-        request=held.device.request,
-        device=held.device.device,
+        request=request,
+        device=device,
         holder=str(held.holder),
+        beside=None if held.shortage is None else (held.beside, held.shortage),
     )
+
+
+def _completed(
+    works: Mapping[str, _Work], hardware: Hardware | None
+) -> tuple[Mapping[str, _Work], Mapping[str, StoredDevice]]:
+    """Give works with what their devices consume, and for those that cannot go on a device that
+    the driver does not list."""
+    completed: dict[str, _Work] = {}
+    missing: dict[str, StoredDevice] = {}
+    for uid, work in works.items():
+        claim, unlisted = with_consumption(work.claim, hardware, former=work.former)
+        completed[uid] = replace(work, claim=claim)
+        if unlisted is not None and not work.in_use:
+            missing[uid] = unlisted
+    return completed, missing

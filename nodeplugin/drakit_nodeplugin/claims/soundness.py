@@ -14,7 +14,7 @@ import sqlite3
 from collections import defaultdict
 from collections.abc import Iterator
 
-from drakit_nodeplugin.claims.holds import HeldAs, devices_of
+from drakit_nodeplugin.claims.holds import HeldAs, TakenFrom, counters_of, devices_of
 from drakit_nodeplugin.claims.stored import DamagedRowError, load
 
 __all__ = ("problems",)
@@ -25,8 +25,13 @@ def problems(connection: sqlite3.Connection) -> Iterator[str]:
     yield from _integrity(connection)
     generation = 0
     devices: dict[int, set[HeldAs]] = defaultdict(set)
-    for id_, *held in connection.execute("SELECT claim, pool, device, hold FROM devices"):
+    for id_, *held in connection.execute("SELECT claim, pool, device, hold, amounts FROM devices"):
         devices[id_].add(tuple(held))
+    counters: dict[int, set[TakenFrom]] = defaultdict(set)
+    for id_, *taken in connection.execute(
+        "SELECT claim, pool, counter_set, device, amounts FROM counters"
+    ):
+        counters[id_].add(tuple(taken))
     # One row at a time: not joined to the devices, each of which would have the body beside it.
     heads = connection.execute(
         "SELECT id, uid, state, boot_id, generation, checksum, body "
@@ -43,11 +48,13 @@ def problems(connection: sqlite3.Connection) -> Iterator[str]:
             yield f"the row of claim {uid}: its columns do not say what its body says"
         if frozenset(devices.pop(id_, ())) != devices_of(claim):
             yield f"the row of claim {uid}: its devices are not those of its body"
-    for table, column in (("devices", "claim"), ("bodies", "id")):
+        if frozenset(counters.pop(id_, ())) != counters_of(claim):
+            yield f"the row of claim {uid}: its counters are not those of its body"
+    for table, column in (("devices", "claim"), ("counters", "claim"), ("bodies", "id")):
         query = f"SELECT 1 FROM {table} WHERE {column} NOT IN (SELECT id FROM claims)"  # noqa: S608
         if connection.execute(query).fetchone():
             yield f"there are {table} without a claim"
-    yield from _counters(connection, generation)
+    yield from _numbers(connection, generation)
 
 
 def _integrity(connection: sqlite3.Connection) -> Iterator[str]:
@@ -56,9 +63,9 @@ def _integrity(connection: sqlite3.Connection) -> Iterator[str]:
         yield from (line for line in verdict.splitlines() if line != "ok" and line[:3] != "***")
 
 
-def _counters(connection: sqlite3.Connection, generation: int) -> Iterator[str]:
-    counters = dict(connection.execute("SELECT name, value FROM meta"))
+def _numbers(connection: sqlite3.Connection, generation: int) -> Iterator[str]:
+    numbers = dict(connection.execute("SELECT name, value FROM meta"))
     for name, least in (("generation", generation), ("opens", 0)):
-        value = counters.get(name)
+        value = numbers.get(name)
         if not isinstance(value, int) or value < least:
             yield f"its counter of {name} is {value!r}, but must be {least} or more"

@@ -58,6 +58,11 @@ class StoredDevice:
     configs: tuple[int, ...] = ()
     """Indexes of the claim's configs that apply to it, in their order."""
 
+    consumes: Mapping[str, Mapping[str, str]] | None = field(default=None, compare=False)
+    """What the claim takes of the pool's counter sets by having the device, as the main inventory
+    listed it; None if that is not known, because the entry was rebuilt. An inventory that changes
+    does not make it another device."""
+
     cdi_devices: tuple[str, ...] = field(default=(), compare=False)
     """Qualified names of CDI devices of others that its container gets as well. Its driver has said
     so when it was prepared: two devices are not different for that."""

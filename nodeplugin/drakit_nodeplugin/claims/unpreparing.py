@@ -102,7 +102,7 @@ class Undoing:
             else:
                 due.append(replace(claim, state="unpreparing"))
         try:
-            outcome = await checkpoint.write(due)
+            outcome = await checkpoint.write(due, hardware=self._parts.inventories.hardware())
         except CheckpointError as error:
             for claim in due:
                 done(claim.uid, Undone(error=not_stored(claim, error)))

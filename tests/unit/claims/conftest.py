@@ -18,6 +18,7 @@ from tests.fakes.claims import (
     FakeClaims,
     FakeDevices,
     FakeInstances,
+    FakeInventories,
     prepare,
     unprepare,
 )
@@ -34,6 +35,7 @@ class Plugin:
         self.claims = claims
         self.devices = devices
         self.instances = FakeInstances()
+        self.inventories = FakeInventories()
         self.checkpoint = Checkpoint(folder / "checkpoint.db", owner=owner)
         self.specs = ClaimSpecs(DRIVER, self.cdi)
         self.parts = EngineParts(
@@ -43,6 +45,7 @@ class Plugin:
             checkpoint=self.checkpoint,
             source=claims,
             devices=devices,
+            inventories=self.inventories,
             specs=self.specs,
             instances=self.instances,
             limits=ParameterLimits(),

@@ -28,6 +28,7 @@ from drakit_nodeplugin.claims.stored import StoredDevice
 from tests.fakes.checkpoints import PARTS, copy, fill, readable, reopen, stored_claim
 
 PAGE = 4096
+PAGES = 19
 CLAIMS = 40
 
 
@@ -115,9 +116,19 @@ async def test_only_a_damaged_row_is_lost_and_it_is_named(path, statement, told)
             id="a-device-that-is-not-held",
         ),
         pytest.param(
-            "INSERT INTO devices VALUES (999, 'node-1', 'cam-x', 'exclusive')",
+            "INSERT INTO devices VALUES (999, 'node-1', 'cam-x', 'exclusive', '')",
             "there are devices without a claim",
             id="a-device-that-nobody-holds",
+        ),
+        pytest.param(
+            "DELETE FROM counters WHERE claim = 8",
+            "the row of claim uid-007: its counters are not those of its body",
+            id="a-counter-that-is-not-taken",
+        ),
+        pytest.param(
+            "INSERT INTO counters VALUES ('node-1', 'card', 'cam-x', 999, '[]')",
+            "there are counters without a claim",
+            id="a-counter-that-nobody-takes",
         ),
         pytest.param(
             "DELETE FROM claims WHERE id = 8",
@@ -230,15 +241,15 @@ async def check(path, tmp_path, change, *, part=""):
 
 async def test_every_bit_flip_costs_at_most_what_cannot_be_read(path, tmp_path, caplog):
     caplog.set_level(logging.CRITICAL)
-    for offset in [*range(0, 100, 7), *range(100, 16 * PAGE, 1997)]:
+    for offset in [*range(0, 100, 7), *range(100, PAGES * PAGE, 1997)]:
         try:
             await check(path, tmp_path, flip(offset, offset % 8))
         except CheckpointTooNewError:
             assert offset in range(60, 64)
-    assert (tmp_path / "sound" / "checkpoint.db").stat().st_size == 16 * PAGE
+    assert (tmp_path / "sound" / "checkpoint.db").stat().st_size == PAGES * PAGE
 
 
-@pytest.mark.parametrize("page", range(16))
+@pytest.mark.parametrize("page", range(PAGES))
 async def test_a_page_of_zeros_costs_at_most_what_was_on_it(path, tmp_path, page):
     _, damage = await check(path, tmp_path, zero(page))
     assert damage is not None

@@ -273,8 +273,8 @@ from drakit_nodeplugin.claims import rows
 
 put = rows._put
 
-def stop_after(*args):
-    put(*args)
+def stop_after(*args, **options):
+    put(*args, **options)
     say("within")
     sys.stdin.readline()
 

@@ -33,6 +33,7 @@ CLAIM = StoredClaim(
             share_id="share-1",
             consumed_capacity={"memory": "1Gi"},
             configs=(0,),
+            consumes={"card-0": {"memory": "20Gi"}},
             cdi_devices=("vendor.example/gpu=0",),
         ),
     ),
@@ -47,6 +48,7 @@ BODY = (
     b'{"uid":"uid-a","namespace":"lab","name":"a","state":"prepared","boot_id":"boot-1",'
     b'"devices":[{"pool":"node-1","device":"cam-0","request":"main/small","share_id":"share-1",'
     b'"admin_access":false,"consumed_capacity":{"memory":"1Gi"},"configs":[0],'
+    b'"consumes":{"card-0":{"memory":"20Gi"}},'
     b'"cdi_devices":["vendor.example/gpu=0"]}],"configs":["{\\"mode\\":\\"fast\\"}"],'
     b'"cdi_spec":"{}\\n","side_effects":true,"rebuilt":"confirmed","generation":7,"owner":"pod-1"}'
 )
@@ -86,6 +88,7 @@ def test_a_row_without_the_fields_that_have_defaults_is_read():
     body = json.dumps(fields | {"boot_id": "b", "devices": [device], "later": {}}).encode()
     claim = load(body, expected=checksum(body))
     assert claim.devices == (stored_device("cam-0"),)
+    assert claim.devices[0].consumes is None, "what it takes is not known"
     assert (claim.configs, claim.rebuilt, claim.generation) == ((), None, 0)
 
 

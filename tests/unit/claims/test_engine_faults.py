@@ -485,9 +485,9 @@ async def test_without_side_effects_and_alone_there_is_one_transaction(start, cl
     states = []
     write = plugin.checkpoint.write
 
-    async def watched(batch):
+    async def watched(batch, **options):
         states.append({claim.state for claim in batch})
-        return await write(batch)
+        return await write(batch, **options)
 
     plugin.checkpoint.write = watched
     claims.store(claim_body(A, "cam-0"), claim_body(B, "cam-1"))
