@@ -72,6 +72,8 @@ FAULTS = [
     ("backend:forgets", "process-killed", "nobody knows of the claim"),
     ("sharing:AllShares", "shares", "unpreparing one share of rail has taken"),
     ("sharing:AdminResets", "admin-access", "from the device's holder"),
+    ("sharing:AllParts", "partitions", "unpreparing panel-left has taken"),
+    ("sharing:NeverWhole", "partitions", "the panel is in halves"),
     ("sharing:RefusesAdmin", "admin-access", "with admin access, beside the device's holder,"),
 ]
 """Driver, the rule that it must fail, and what is said."""
@@ -82,11 +84,12 @@ SLOW = ("no-queue", "kubelet-hangs-up", "pod-deleted-meanwhile", "crash-in-prepa
 GOOD = [
     ("tidy:Tidy", rule.id)
     for rule in RULES.values()
-    if "python" in rule.kinds and rule.id != "no-queue"
+    if "python" in rule.kinds and rule.id not in ("no-queue", "partitions")
 ]
 GOOD += [("tidy:Slow", rule) for rule in SLOW]
 GOOD += [("tidy:Bare", rule) for rule in ("prepare", "device-again", "allocated-anew")]
 GOOD.append(("preparing:Nodes", "prepare"))
+GOOD.append(("sharing:Panels", "partitions"))
 GOOD.append(("backend:remembers", "process-killed"))
 
 
