@@ -14,14 +14,16 @@ from typing import Protocol
 from drakit.device import AllocatedDevice, ClaimReference, Edits
 from drakit.driver import Node
 from drakit_nodeplugin.claims.allocation import ParameterLimits
-from drakit_nodeplugin.claims.checkpoint import Checkpoint, CheckpointError
+from drakit_nodeplugin.claims.checkpoint import Checkpoint, CheckpointError, Outcome
 from drakit_nodeplugin.claims.errors import (
     BadParametersFailedError,
     CheckpointFailedError,
     ClaimBusyError,
     ClaimError,
+    DeviceTakenError,
     DriverFailedError,
     FaultError,
+    OverAllocatedError,
 )
 from drakit_nodeplugin.claims.source import ClaimSource
 from drakit_nodeplugin.claims.specs import ClaimSpecs
@@ -47,6 +49,7 @@ __all__ = (
     "not_stored",
     "prepared",
     "reference_of",
+    "refused",
 )
 
 logger = logging.getLogger(__name__)
@@ -171,6 +174,25 @@ async def foreign_work(claim: StoredClaim, instances: Instances) -> ClaimBusyErr
 def not_stored(claim: StoredClaim, error: CheckpointError) -> CheckpointFailedError:
     """Say that a step of a claim could not be stored."""
     return CheckpointFailedError(claim=str(claim), cause=str(error))
+
+
+def refused(claim: StoredClaim, outcome: Outcome) -> ClaimError:
+    """Return why a claim of a write was not written."""
+    held = outcome.held.get(claim.uid)
+    if held is None:
+        return ClaimBusyError(claim=str(claim), cause="its entry was changed by another process")
+    request, device = held.device.request, held.device.device
+    if held.holder is None:
+        return OverAllocatedError(
+            claim=str(claim), request=request, device=device, shortage=held.shortage or ""
+        )
+    return DeviceTakenError(
+        claim=str(claim),
+        request=request,
+        device=device,
+        holder=str(held.holder),
+        beside=None if held.shortage is None else (held.beside, held.shortage),
+    )
 
 
 def error_of(claim: StoredClaim, result: BaseException) -> ClaimError:

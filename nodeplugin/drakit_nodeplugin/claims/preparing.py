@@ -33,18 +33,15 @@ from drakit_nodeplugin.claims.allocation import (
     wanted_claim,
     with_consumption,
 )
-from drakit_nodeplugin.claims.checkpoint import CheckpointError, Outcome
+from drakit_nodeplugin.claims.checkpoint import CheckpointError
 from drakit_nodeplugin.claims.errors import (
     AbandonedError,
     CheckpointFailedError,
-    ClaimBusyError,
     ClaimError,
     ClaimFetchError,
     ClaimGoneError,
     DeviceNotListedError,
-    DeviceTakenError,
     DriverFailedError,
-    OverAllocatedError,
     SpecFailedError,
 )
 from drakit_nodeplugin.claims.parts import (
@@ -56,6 +53,7 @@ from drakit_nodeplugin.claims.parts import (
     not_stored,
     prepared,
     reference_of,
+    refused,
 )
 from drakit_nodeplugin.claims.stored import StoredClaim, StoredDevice
 from drakit_nodeplugin.claims.unpreparing import Undoing
@@ -347,7 +345,7 @@ class Preparing:
                 works[uid] = replace(work, claim=outcome.written[uid])
                 continue
             del works[uid]
-            settle(uid, _refused(work.claim, outcome))
+            settle(uid, refused(work.claim, outcome))
 
     async def _call_driver(self, claim: StoredClaim) -> _Made:
         """Let the driver prepare a claim's devices, and make its CDI spec."""
@@ -416,7 +414,7 @@ class Preparing:
                 self._roll_back(replace(works[uid], claim=written[uid]), error, settle)
                 for uid, error in failed.items()
             ),
-            *(self._refuse_late(claim, _refused(claim, outcome), settle) for claim in late),
+            *(self._refuse_late(claim, refused(claim, outcome), settle) for claim in late),
         )
 
     async def _refuse_late(self, claim: StoredClaim, error: ClaimError, settle: Settle) -> None:
@@ -448,24 +446,6 @@ class Preparing:
             for claim in claims
             if claim.uid in failed
         }
-
-
-def _refused(claim: StoredClaim, outcome: Outcome) -> ClaimError:
-    held = outcome.held.get(claim.uid)
-    if held is None:
-        return ClaimBusyError(claim=str(claim), cause="its entry was changed by another process")
-    request, device = held.device.request, held.device.device
-    if held.holder is None:
-        return OverAllocatedError(
-            claim=str(claim), request=request, device=device, shortage=held.shortage or ""
-        )
-    return DeviceTakenError(
-        claim=str(claim),
-        request=request,
-        device=device,
-        holder=str(held.holder),
-        beside=None if held.shortage is None else (held.beside, held.shortage),
-    )
 
 
 def _completed(
