@@ -83,7 +83,7 @@ async def test_partitions_that_fit_beside_each_other_are_prepared(gpus):
         assert await prepare(*names) == ["", "", ""]
         (error,) = await prepare("uid-d")
         assert "device gpu-0-1g-1 does not fit beside device gpu-0-2g-0" in error
-        assert await prepare("uid-e") == [""], "who looks on takes nothing"
+        assert await prepare("uid-e") == [""], "admin access takes nothing"
 
 
 async def test_of_a_batch_the_first_gets_the_hardware(gpus):

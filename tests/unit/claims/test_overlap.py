@@ -79,6 +79,7 @@ async def test_a_partition_of_a_device_that_is_held_is_refused(plugin, devices, 
         f"lab/claim-{A} is gone, this pod starts by itself"
     )
     assert devices.prepares == 1
+    assert devices.seen[0].consumes == {"card": {"memory": "40Gi"}}
     assert await plugin.unprepare(reference(A)) == {A: None}
     assert await errors(plugin, B) == [None]
 
