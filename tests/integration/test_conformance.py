@@ -45,7 +45,7 @@ FAULTS = [
     ("preparing:OnlyOnce", "prepare-again", "after a reboot .* the claim has the lamp already"),
     ("preparing:OtherEdits", "prepare-again", "other env for the same claim: .*LAMP_TOKEN"),
     ("preparing:BelievesItsNotes", "reboot", "was not made again"),
-    ("preparing:AllOrNothing", "partial-success", "beside a claim whose device does not exist"),
+    ("preparing:AllOrNothing", "partial-success", "beside a claim with parameters"),
     ("preparing:OneAnswer", "together", "of 4 claims that came together"),
     ("preparing:FormerClaim", "device-again", "names the first one: LAMP_OWNER="),
     ("preparing:FormerName", "device-again", "names the first one: LAMP_OF_"),

@@ -53,7 +53,7 @@ UIDS = [f"uid-{letter}" for letter in "abcd"]
 TAKES = {"gpu": 4, "half-a": 2, "half-b": 2, "quarter": 1}
 """Compute slices that devices take of one GPU, which has four."""
 
-DEVICES = ["cam-0", "cam-1", *TAKES]
+DEVICES = ["cam-0", *TAKES]
 INVENTORY = PoolContent(
     devices={
         name: Device(
@@ -296,6 +296,21 @@ class Engine(RuleBasedStateMachine):
         answers = self.run(self._ask("unprepare", sorted(batch)))
         for uid in batch:
             assert (answers[uid].error is None) == expected[uid], answers[uid].error
+
+    @rule(uid=uids, devices=device_sets)
+    def start_a_pod(self, uid, devices):
+        """Allocated and prepared at once, so that walks come to claims that are in each other's
+        way."""
+        self.allocate(uid, devices)
+        self.prepare({uid})
+
+    @rule(uid=uids)
+    def delete_a_pod_by_force_while_the_driver_is_stopped(self, uid):
+        """The scheduler takes the hardware as free from then on."""
+        self.world.stopped = True
+        self.unprepare({uid})
+        self.delete(uid)
+        self.world.stopped = False
 
     @rule(uid=uids, hangs_after=st.booleans())
     def unprepare_overtakes_a_prepare_that_hangs(self, uid, hangs_after):
