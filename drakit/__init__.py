@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from drakit.driver import DriverConfig as DriverConfig
     from drakit.driver import DriverError as DriverError
     from drakit.driver import Node as Node
+    from drakit.driver import NoParameters as NoParameters
     from drakit.resource.quantity import parse_quantity as parse_quantity
     from drakit.settings import Duration as Duration
 
@@ -61,6 +62,7 @@ _HOMES = {
     "Inventory": "drakit.device",
     "Mount": "drakit.device",
     "NetDevice": "drakit.device",
+    "NoParameters": "drakit.driver",
     "Node": "drakit.driver",
     "Taint": "drakit.device",
     "TaintEffect": "drakit.device",
@@ -91,6 +93,7 @@ __all__ = (
     "Inventory",
     "Mount",
     "NetDevice",
+    "NoParameters",
     "Node",
     "Taint",
     "TaintEffect",

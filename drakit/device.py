@@ -358,6 +358,13 @@ class AllocatedDevice:
     """What the claim has of the device's capacity, as quantities (DRAConsumableCapacity). The
     scheduler may write an amount in another way than it was asked for: 40G as ``39062500Ki``."""
 
+    consumes: Mapping[str, Mapping[str, str]] = field(
+        default_factory=dict[str, "Mapping[str, str]"]
+    )
+    """What the claim takes of the pool's counter sets by having the device, as the inventory listed
+    it when the claim was prepared; nothing with admin access. Calls for devices that take from one
+    counter set never overlap."""
+
     configs: tuple[Mapping[str, Any], ...] = ()
     """The opaque parameters that are meant for this driver and request, the weakest first: those
     of the DeviceClass come before those of the claim, so a later one has the last word. Users write

@@ -30,7 +30,7 @@ from drakit.device import (
 )
 from drakit.settings import Settings
 
-__all__ = ("DeviceParameters", "Driver", "DriverConfig", "DriverError", "Node")
+__all__ = ("DeviceParameters", "Driver", "DriverConfig", "DriverError", "NoParameters", "Node")
 
 
 class DriverConfig(Settings):
@@ -47,6 +47,15 @@ class DeviceParameters(Settings):
 
     Field names are snake_case in Python and camelCase in manifests. What does not fit fails the
     claim with the field's name. Users are not trusted: give every field a type and bounds.
+    """
+
+
+class NoParameters(DeviceParameters):
+    """
+    The `parameters_type` of a driver that takes no opaque parameters.
+
+    A claim with any fails, and its user learns that they have no effect. A driver without a
+    `parameters_type` gets them raw instead, and a driver that ignores them keeps users guessing.
     """
 
 
@@ -90,9 +99,9 @@ class Driver(ABC, Generic[ConfigT]):
     `prepare_claims` for the claims of a pod; the larger ones call the smaller ones by default. The
     same holds for unpreparing; the two need not have the same grain.
 
-    Calls for different devices run side by side. Two that have a device in common (pool and name)
-    never overlap, and the next begins only when the one before has really ended, with all that it
-    does after a cancellation.
+    Calls for different devices run side by side. Two that have a device in common (pool and name),
+    or devices that consume from the same counter set, never overlap. The next call begins only when
+    the one before has really ended, with all that it does after a cancellation.
     """
 
     name: ClassVar[str]
@@ -105,7 +114,8 @@ class Driver(ABC, Generic[ConfigT]):
 
     parameters_type: ClassVar[type[DeviceParameters] | None] = None
     """The type of the opaque parameters in claims and DeviceClasses. What fails its validation
-    fails the claim, with the field's name. A driver without one gets them raw, as `configs`."""
+    fails the claim, with the field's name. A driver without one gets them raw, as `configs`; one
+    that takes none declares :class:`NoParameters`."""
 
     side_effects: ClassVar[bool] = True
     """Whether preparing does anything but say what the container gets. Set it to False only if it

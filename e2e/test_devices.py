@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from e2e.kit import (
+    DRIVER,
     cdi_files,
     claim,
     device_class,
@@ -16,11 +17,14 @@ from e2e.kit import (
     from_template,
     holds_for,
     plugin_log,
+    plugin_pod,
     pod,
     published,
+    restarts,
     template,
     wait_for,
 )
+from e2e.scripted.stage import opaque
 
 pytestmark = [pytest.mark.e2e, pytest.mark.feature("core")]
 
@@ -153,3 +157,30 @@ def test_a_class_that_comes_later_lets_the_pod_start(space, release):
         space.wait_phase("late", "Succeeded")
     finally:
         release.kubectl("delete", "deviceclass", name)
+
+
+@pytest.mark.parametrize(
+    ("configs", "words"),
+    [
+        pytest.param([{"mode": "fast"}], ("takes no opaque parameters",), id="a-few"),
+        pytest.param(
+            [{"a": [[]] * 3400}] * 20, ("8192 keys and values", "opaqueParameters"), id="very-many"
+        ),
+    ],
+)
+def test_opaque_parameters_that_a_driver_cannot_take_fail_their_pod_alone(
+    space, release, configs, words
+):
+    node = release.nodes[0]
+    before = restarts(plugin_pod(release, node))
+    config = [opaque(DRIVER, parameters) for parameters in configs]
+    space.apply(
+        claim("configured", ("disk", "zram.test"), config=config),
+        pod("refused", ("disk", from_claim("configured"))),
+        claim("plain", ("disk", "zram.test")),
+        pod("runs", ("disk", from_claim("plain"))),
+    )
+    space.told("refused", *words)
+    space.wait_phase("runs", "Running")
+    assert space.phase("refused") == "Pending"
+    assert restarts(plugin_pod(release, node)) == before

@@ -163,6 +163,67 @@ def test_a_pod_that_ends_while_its_driver_is_stopped_may_go_but_its_device_may_n
     assert stage.prepared() == {stage.uid("next", "lamp")}
 
 
+CARD = {"name": "card", "counters": {"memory": "40Gi"}}
+WHOLE, HALF, OTHER_HALF = ("card", 10, "40Gi"), ("half-0", 11, "20Gi"), ("half-1", 12, "20Gi")
+
+
+def card(*, stop: str | None = None) -> Stock:
+    """A card that is given as a whole or in two halves, beside the lamps."""
+    parts = [
+        {
+            "name": name,
+            "attributes": {"kind": "card", "index": index},
+            "consumes": {"card": {"memory": memory}},
+        }
+        for name, index, memory in (WHOLE, HALF, OTHER_HALF)
+    ]
+    return Stock(extra=parts, counter_sets=[CARD], stop=stop)
+
+
+def test_a_partition_waits_for_its_whole_device_that_was_deleted_by_force(stage):
+    stage.lamps.stock(card())
+    with_lamp(stage, "whole", 10)
+    stage.wait_phase("whole", "Running")
+    holder, uid = stage.claim_of("whole", "lamp")["metadata"]["name"], stage.uid("whole", "lamp")
+    stage.lamps.stock(card(stop=REASON))
+    wait_for(
+        "the driver's devices to be tainted",
+        lambda: all(STOPPED in keys for keys in taints(stage.cluster, LAMPS).values()),
+    )
+    stage.delete("pod", "whole", force=True)
+    wait_for(
+        "the claim to be unprepared but for its driver",
+        lambda: [c["state"] for c in stage.checkpoint(LAMPS)["claims"]] == ["unpreparing"],
+    )
+    wait_for("the claim to be deleted", lambda: stage.get("resourceclaim", holder) is None)
+    stage.lamps.play(Rule(operation="unprepare", device="card", fail="it is still hot"))
+    stage.lamps.stock(card())
+    wait_for(
+        "the card and its halves alone to be tainted",
+        lambda: (
+            {name: set(keys) for name, keys in taints(stage.cluster, LAMPS).items()}
+            == {name: {UNPREPARING} for name, _, _ in (WHOLE, HALF, OTHER_HALF)}
+        ),
+    )
+    with_lamp(stage, "half", 11)
+    stage.refused("half")
+    # For whoever tolerates the taint the scheduler takes the half as free.
+    with_lamp(stage, "other", 12, "drakit.dev/unpreparing")
+    text = stage.told(
+        "other", f"device half-1 does not fit beside device card of claim {stage.name}"
+    )
+    assert f"{stage.name}/{holder}: both take memory of counter set card" in text
+    assert stage.phase("other") == "Pending"
+    assert stage.prepared() == {uid}
+
+    stage.lamps.play()
+    wait_for("the card to be unprepared", lambda: uid not in stage.prepared())
+    stage.wait_phase("half", "Running")
+    stage.nudge("other")
+    stage.wait_phase("other", "Running")
+    assert stage.prepared() == {stage.uid("half", "lamp"), stage.uid("other", "lamp")}
+
+
 @contextmanager
 def cut(stage: Stage) -> Generator[None]:
     """The daemon cannot reach the API server meanwhile; others can."""

@@ -169,10 +169,13 @@ def _as_json(checkpoint: Checkpoint) -> dict[str, Any]:
         "problems": list(inspection.problems),
         "damage": inspection.damage,
         "setAside": list(inspection.set_aside),
-        "claims": [
-            {**asdict(entry.claim), "boot": entry.boot, "ownerState": entry.owner, "cdi": entry.cdi}
-            for entry in checkpoint.entries
-        ],
+        "claims": [_entry_as_json(entry) for entry in checkpoint.entries],
         "endpoints": [asdict(endpoint) for endpoint in inspection.endpoints],
         "orphanedFiles": [str(path) for path in checkpoint.orphans],
     }
+
+
+def _entry_as_json(entry: Entry) -> dict[str, Any]:
+    configs = [json.loads(text) for text in entry.claim.configs]
+    more = {"boot": entry.boot, "ownerState": entry.owner, "cdi": entry.cdi}
+    return asdict(entry.claim) | {"configs": configs} | more

@@ -20,8 +20,8 @@ __all__ = (
     "Claim",
     "DeviceResult",
     "OpaqueConfig",
+    "applies",
     "base_request",
-    "configs_for",
     "parse_claim",
 )
 
@@ -87,21 +87,13 @@ def base_request(request: str) -> str:
     return request.partition("/")[0]
 
 
-def configs_for(allocation: Allocation, result: DeviceResult) -> tuple[OpaqueConfig, ...]:
-    """
-    Give the configs that are meant for a result, the weakest first.
-
-    Those of the class come before those of the claim, else the order is the allocation's. A config
-    for ``main`` is for all alternatives of that request, one for ``main/small`` for that one alone.
-    """
+def applies(config: OpaqueConfig, result: DeviceResult) -> bool:
+    """Tell whether a config is meant for a result: one for ``main`` is for all alternatives of that
+    request, one for ``main/small`` for that one alone."""
+    if config.driver != result.driver:
+        return False
     names = {result.request, base_request(result.request)}
-    meant = [
-        config
-        for config in allocation.configs
-        if config.driver == result.driver
-        and (not config.requests or not names.isdisjoint(config.requests))
-    ]
-    return tuple(sorted(meant, key=lambda config: not config.from_class))
+    return not config.requests or not names.isdisjoint(config.requests)
 
 
 def parse_claim(body: Object) -> Claim:

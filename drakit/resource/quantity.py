@@ -13,7 +13,7 @@ import re
 from decimal import ROUND_UP, Context, Decimal
 from functools import lru_cache
 
-__all__ = ("EXACT", "parse_quantity", "quantity_problem", "same_quantity")
+__all__ = ("EXACT", "parse_quantity", "quantity_problem", "quantity_units", "same_quantity")
 
 MAX_LENGTH = 64
 """Characters; nothing that is measured needs them, and longer ones would cost time."""
@@ -69,6 +69,16 @@ def parse_quantity(text: str) -> Decimal:
     if suffix.endswith("i"):
         value = max(-_MAX_BINARY, min(value, _MAX_BINARY))
     return value
+
+
+@lru_cache(maxsize=1024)
+def quantity_units(text: str) -> int:
+    """
+    Give the value of a quantity in billionths, the finest unit that the API server stores.
+
+    Whole numbers of any size: their sums are exact. Raises ValueError as :func:`parse_quantity`.
+    """
+    return int(parse_quantity(text).scaleb(-_NANO_EXPONENT, context=EXACT))
 
 
 def quantity_problem(given: object) -> str | None:

@@ -63,6 +63,9 @@ class Stock:
     extra: Sequence[Mapping[str, Any]] = ()
     """Further devices: the fields of `drakit.Device` as JSON has them, right or wrong."""
 
+    counter_sets: Sequence[Mapping[str, Any]] = ()
+    """What further devices consume: the fields of `drakit.CounterSet`."""
+
     taints: Mapping[str, Sequence[Mapping[str, str]]] = field(default_factory=dict)
     """Taints by device, each with key, effect and perhaps value."""
 

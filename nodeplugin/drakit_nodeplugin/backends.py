@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from drakit_nodeplugin.endpoints.names import is_driver_name
+from drakit_nodeplugin.private import private_directory, private_file
 
 __all__ = ("forget_driver", "known_drivers", "remember_driver")
 
@@ -56,6 +57,7 @@ def known_drivers(plugins: Path) -> list[str]:
             )
             with contextlib.suppress(OSError):
                 path.replace(aside)
+                private_file(aside)
             continue
         found.append(name)
     return found
@@ -64,13 +66,15 @@ def known_drivers(plugins: Path) -> list[str]:
 def remember_driver(plugins: Path, name: str) -> None:
     """Make sure that a driver is known after a restart. Raises OSError."""
     path = plugins / name / RECORD
+    private_directory(path.parent)
+    private_file(path)
     if path.exists():
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
     # Two instances may do this at once, and in containers both have the same process id.
     temporary = path.with_name(f".{RECORD}.{secrets.token_hex(4)}")
     try:
         with temporary.open("w") as file:
+            private_file(temporary)
             json.dump({"driver": name, "version": VERSION}, file)
             file.flush()
             os.fsync(file.fileno())

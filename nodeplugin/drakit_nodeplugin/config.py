@@ -26,6 +26,7 @@ __all__ = (
     "Devices",
     "DriverEntry",
     "NodePluginConfig",
+    "OpaqueParameters",
     "StaleClaims",
     "load_config",
 )
@@ -59,6 +60,18 @@ class StaleClaims(Settings):
         if self.unconfirmed_grace_period < self.grace_period:
             raise ValueError("unconfirmedGracePeriod must not be shorter than gracePeriod")
         return self
+
+
+class OpaqueParameters(Settings):
+    """How large the opaque parameters of one claim for one driver can be. A config counts once for
+    each device that it applies to. A claim beyond it fails; its pod's Event names the bound."""
+
+    max_bytes: Annotated[int, Field(ge=10 * 1024)] = 128 * 1024
+    """Bytes of JSON. The API server takes 10 KiB for one config."""
+
+    max_nodes: Annotated[int, Field(ge=1024)] = 8192
+    """Keys and values: each takes up to 100 bytes of the plugin's memory while a claim is prepared,
+    however short it is written."""
 
 
 class DeviceHealthSettings(Settings):
@@ -148,6 +161,7 @@ class NodePluginConfig(Settings):
     """How long calls in flight may take at a stop; the kubelet itself waits 45 s."""
 
     stale_claims: StaleClaims = StaleClaims()
+    opaque_parameters: OpaqueParameters = OpaqueParameters()
     devices: Devices = Devices()
 
     pod_resources_socket: AbsolutePath | None = None

@@ -15,6 +15,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 
 from drakit.driver import DriverError
+from drakit_nodeplugin.claims.allocation import ParameterLimits
 from drakit_nodeplugin.claims.announcing import AnnouncedClaims, ClaimAnnouncer
 from drakit_nodeplugin.claims.checkpoint import Checkpoint, CheckpointError
 from drakit_nodeplugin.claims.engine import ClaimEngine
@@ -97,8 +98,13 @@ class HostedDriver:
             checkpoint=self._checkpoint,
             source=MeteredSource(ApiClaims(environment.session), self._metrics),
             devices=self._endpoint,
+            inventories=self._devices.manager,
             specs=specs,
             instances=self._instances,
+            limits=ParameterLimits(
+                max_bytes=config.opaque_parameters.max_bytes,
+                max_nodes=config.opaque_parameters.max_nodes,
+            ),
         )
         engine = ClaimEngine(parts)
         announcer = ClaimAnnouncer(driver.name)

@@ -12,8 +12,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import replace
 
 from drakit_nodeplugin.claims.checkpoint import Checkpoint, CheckpointError
+from drakit_nodeplugin.devices.hardware import HeldDevice
 from drakit_nodeplugin.devices.manager import DeviceManager
 from drakit_nodeplugin.devices.taints import UNHEALTHY
 from drakit_nodeplugin.endpoints.traits import DriverTraits
@@ -84,11 +86,12 @@ class HostedDevices:
         """Take over what an earlier process has left, before anything is published."""
         await self.manager.restore()
         try:
-            # What that one has begun to unprepare has not ended for at least a restart.
-            self._unpreparing = await self._checkpoint.unpreparing_devices()
+            held = await self._checkpoint.held_beside_unpreparing()
         except CheckpointError:
             return  # readiness says so
-        self.manager.set_unpreparing(self._unpreparing)
+        # What that one has begun to unprepare has not ended for at least a restart.
+        self._unpreparing = _unpreparing(held)
+        self.manager.set_unpreparing(held)
 
     def adopt(self, slices: Collection[StoredSlice]) -> None:
         """Take over how devices were tainted before a restart; but without a source of health
@@ -154,8 +157,15 @@ class HostedDevices:
                 lambda: self._watch.changed() or bool(self._unpreparing), rounds=UNPREPARING_ROUNDS
             )
             try:
-                now = await self._checkpoint.unpreparing_devices()
+                held = await self._checkpoint.held_beside_unpreparing()
             except CheckpointError:
                 continue
-            self.manager.set_unpreparing(now & self._unpreparing)
-            self._unpreparing = now
+            before, self._unpreparing = self._unpreparing, _unpreparing(held)
+            lasting = before & self._unpreparing
+            self.manager.set_unpreparing(
+                [replace(d, unpreparing=(d.pool, d.device) in lasting) for d in held]
+            )
+
+
+def _unpreparing(held: Collection[HeldDevice]) -> frozenset[tuple[str, str]]:
+    return frozenset((each.pool, each.device) for each in held if each.unpreparing)

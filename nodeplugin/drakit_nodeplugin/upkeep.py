@@ -101,6 +101,7 @@ class Upkeep:
             specs=parts.specs,
             texts=texts,
             kubelet=kubelet,
+            limits=parts.limits,
         )
         self._collector = StaleCollector(
             driver=parts.driver,

@@ -11,9 +11,11 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from drakit import Device, Driver, DriverConfig, DriverError, Edits
+from drakit import CounterSet, Device, Driver, DriverConfig, DriverError, Edits, Inventory
 
 DEVICES = ("dev-1", "dev-2", "dev-3", "dev-4")
+WHOLE = "whole"
+"""The device of which the others are a quarter each."""
 
 SLOW_SECONDS = 0.1
 """So long that the claims of a batch are ready one after the other."""
@@ -51,6 +53,11 @@ class Hardware:
         except FileNotFoundError:
             return None
 
+    def overlaps(self, device: str, uid: str) -> list[str]:
+        """Give the devices that others have, and that are parts of this one or its whole."""
+        others = DEVICES if device == WHOLE else (WHOLE,)
+        return [other for other in others if self.holder(other) not in (None, uid)]
+
     def mark(self, device: str, uid: str) -> None:
         temporary = self.marks / f".{device}"
         temporary.write_text(uid)
@@ -78,7 +85,7 @@ class Marking(Driver[HardwareConfig]):
             raise RuntimeError("the hardware's daemon does not answer")
 
     async def devices(self):
-        yield [Device(name=name) for name in DEVICES]
+        yield listed()
         await asyncio.Event().wait()
 
     async def prepare(self, claim, device):
@@ -87,6 +94,8 @@ class Marking(Driver[HardwareConfig]):
         if holder not in (None, claim.uid):
             self.hardware.note_wrong(f"prepare of {device.name} for {claim.uid}: {holder} has it")
             raise DriverError(f"{device.name} is marked for {holder}")
+        if others := self.hardware.overlaps(device.name, claim.uid):
+            self.hardware.note_wrong(f"prepare of {device.name} for {claim.uid} beside {others}")
         self.hardware.mark(device.name, claim.uid)
         if (self.hardware.broken / device.name).exists():
             raise DriverError(f"{device.name} is broken; mend it")
@@ -116,7 +125,7 @@ class Plain(Driver[HardwareConfig]):
         self.hardware = Hardware(config.directory)
 
     async def devices(self):
-        yield [Device(name=name) for name in DEVICES]
+        yield listed()
         await asyncio.Event().wait()
 
     async def prepare(self, claim, device):
@@ -124,6 +133,14 @@ class Plain(Driver[HardwareConfig]):
         if (self.hardware.broken / device.name).exists():
             raise DriverError(f"{device.name} is broken; mend it")
         return edits(device.name)
+
+
+def listed() -> Inventory:
+    parts = [Device(name=name, consumes={WHOLE: {"quarters": "1"}}) for name in DEVICES]
+    return Inventory(
+        devices=[*parts, Device(name=WHOLE, consumes={WHOLE: {"quarters": "4"}})],
+        counter_sets=[CounterSet(name=WHOLE, counters={"quarters": "4"})],
+    )
 
 
 def edits(device: str) -> Edits:

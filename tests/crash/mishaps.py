@@ -9,14 +9,13 @@ from __future__ import annotations
 import shutil
 import sqlite3
 from contextlib import closing
-from pathlib import Path
 
-from drakit_nodeplugin.claims import endpointrows, rows
+from drakit_nodeplugin.claims import endpointrows
 from drakit_nodeplugin.devices.stored import StoredEndpoint
 from tests.crash.node import NAME, Node
+from tests.fakes.checkpoints import as_successor
 
 LOST_ENDPOINT = "lamps"
-SAMPLES = Path(__file__).parents[1] / "data" / "checkpoints"
 
 
 def remove_files(node: Node) -> None:
@@ -45,21 +44,10 @@ def damage_file(node: Node) -> None:
     node.checkpoint.write_text("no database, but long enough to be taken for one" * 400)
 
 
-def downgrade(node: Node) -> None:
-    """The checkpoint is one of schema version 2: without endpoints, and with another index."""
-    with closing(sqlite3.connect(SAMPLES / "version-2.db")) as sample:
-        query = "SELECT sql FROM sqlite_master WHERE tbl_name = 'devices' AND sql IS NOT NULL"
-        tables = [sql for (sql,) in sample.execute(query)]
-    with closing(sqlite3.connect(node.checkpoint)) as database:
-        claims = rows.page(database, after="", size=1000)
-        for statement in ("DROP TABLE endpoints", "DROP TABLE devices", *tables):
-            database.execute(statement)
-        for claim in claims:
-            query = "INSERT INTO devices SELECT id, ?, ?, 1 FROM claims WHERE uid = ?"
-            held = [(device.pool, device.device, claim.uid) for device in claim.devices]
-            database.executemany(query, held)
-        database.execute("PRAGMA user_version = 2")
-        database.commit()
+def upgrade(node: Node) -> None:
+    """A later version that this one can follow has written the checkpoint, and was rolled back."""
+    with closing(sqlite3.connect(node.checkpoint)) as database, database:
+        as_successor(database)
 
 
 def add_orphan(node: Node) -> None:

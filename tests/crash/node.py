@@ -148,9 +148,9 @@ class Node:
             with closing(sqlite3.connect(Path(folder) / self.checkpoint.name)) as database:
                 names = "SELECT name FROM sqlite_master WHERE type = 'table'"
                 tables = {name for (name,) in database.execute(names)}
-                claims = rows.page(database, after="", size=1000) if tables else []
-                if "endpoints" not in tables:  # as in an earlier version
-                    return claims, [], []
+                if not tables:
+                    return [], [], []
+                claims = rows.page(database, after="", size=1000)
                 damaged = endpointrows.damaged(database)
                 return claims, endpointrows.read(database), list(damaged.values())
 

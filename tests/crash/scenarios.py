@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from drakit_nodeplugin.claims.stored import DamagedRowError
-from tests.crash.drivers import Marking, Plain
+from tests.crash.drivers import WHOLE, Marking, Plain
 from tests.crash.mishaps import (
     LOST_ENDPOINT,
     add_endpoint,
@@ -24,12 +24,12 @@ from tests.crash.mishaps import (
     bring_back,
     damage_file,
     damage_row,
-    downgrade,
     reboot,
     remove_checkpoint,
     remove_files,
     send_away,
     slow_down,
+    upgrade,
 )
 from tests.crash.node import Claims, DriverClass, Node, differences
 from tests.crash.stage import Operation, Stage
@@ -38,8 +38,8 @@ Variant = Literal["prepare", "unprepare", "nobody"]
 """What comes after the restart: the kubelet's call, or none."""
 
 POD: Claims = {"uid-a": ("dev-1", "dev-2"), "uid-b": ("dev-3",)}
-RIVAL: Claims = {"uid-rival": ("dev-1", "dev-2", "dev-3")}
-"""A claim of another pod, with devices that are held."""
+RIVAL: Claims = {"uid-rival": ("dev-1", "dev-2", "dev-3"), "uid-whole": (WHOLE,)}
+"""Claims of another pod, with devices that are held, and with one of which those are parts."""
 
 ALL: tuple[Variant, ...] = ("prepare", "unprepare", "nobody")
 
@@ -145,7 +145,7 @@ def calling(operation: Operation) -> Act:
 
 
 async def ask_too_much(stage: Stage, scenario: Scenario) -> None:
-    """Another pod's claim wants devices that are held, and some of those of this call."""
+    """Another pod's claims want hardware that is held, and some of what this call wants."""
     stage.allocate(RIVAL)
     await stage.connect()
     stage.arm()
@@ -230,6 +230,7 @@ def damaged(name: str, damage: Callable[[Node], None]) -> Scenario:
 def _of_both(driver: DriverClass) -> list[Scenario]:
     """What a driver with side effects and one without have in common."""
     former: Claims = {"uid-a": ("dev-2", "dev-4"), "uid-b": ("dev-3",)}
+    whole: Claims = {"uid-a": (WHOLE,)}
     prepare, unprepare = calling("prepare"), calling("unprepare")
     common = [
         Scenario(name="prepare", act=prepare),
@@ -237,6 +238,8 @@ def _of_both(driver: DriverClass) -> list[Scenario]:
         Scenario(name="unprepare", before=POD, act=unprepare),
         Scenario(name="rollback", broken=("dev-2",), act=prepare, plays=2),
         Scenario(name="reallocation", before=former, act=prepare, plays=2),
+        # The other claim may be refused once: its device is a part of what the first one still has.
+        Scenario(name="parts-of-whole", before=whole, act=prepare, plays=2),
         Scenario(
             name="reboot",
             before=POD,
@@ -358,11 +361,11 @@ def _others() -> list[Scenario]:
             plays=2,
         ),
         Scenario(
-            name="earlier-version",
+            name="later-version",
             before=POD,
             untouched=POD.keys(),
             left=POD,
-            change=downgrade,
+            change=upgrade,
             at_start=True,
             act=start_alone,
             plays=2,

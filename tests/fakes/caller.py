@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from drakit_nodeplugin.endpoints.calls import AnyDriver
-from drakit_nodeplugin.endpoints.endpoint import DeviceKey
+from drakit_nodeplugin.endpoints.endpoint import WorkKey
 from drakit_nodeplugin.endpoints.errors import EndpointStoppedError
 
 
@@ -16,16 +16,16 @@ class DirectCaller:
 
     def __init__(self, driver: AnyDriver) -> None:
         self.driver = driver
-        self.calls: list[tuple[str, set[DeviceKey]]] = []
+        self.calls: list[tuple[str, set[WorkKey]]] = []
         self.stopped: EndpointStoppedError | None = None
         self.failure: Exception | None = None
         """Raised instead of calling, as the bridge may."""
-        self.busy_keys: set[DeviceKey] = set()
+        self.busy_keys: set[WorkKey] = set()
 
     def away(self) -> EndpointStoppedError | None:
         return self.stopped
 
-    def busy(self, keys: Collection[DeviceKey]) -> bool:
+    def busy(self, keys: Collection[WorkKey]) -> bool:
         return not self.busy_keys.isdisjoint(keys)
 
     async def call(
@@ -33,7 +33,7 @@ class DirectCaller:
         function: Callable[[AnyDriver], Any],
         *,
         what: str,
-        keys: Collection[DeviceKey],
+        keys: Collection[WorkKey],
         timeout_seconds: float,
     ) -> Any:
         self.calls.append((what, set(keys)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sqlite3
 from collections.abc import Iterator
@@ -10,11 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from drakit_nodeplugin.claims.checkpoint import Checkpoint
+from drakit_nodeplugin.claims.schema import VERSION
 from drakit_nodeplugin.claims.stored import (
     DamagedRowError,
     State,
     StoredClaim,
     StoredDevice,
+    checksum,
     load,
 )
 
@@ -31,7 +34,6 @@ def stored_claim(name: str, *, state: State = "preparing", **fields) -> StoredCl
         name=name,
         state=state,
         boot_id=fields.pop("boot_id", "boot-1"),
-        allocation=fields.pop("allocation", "digest"),
         **fields,
     )
 
@@ -62,6 +64,26 @@ async def fill(path: Path, *, count: int = 1, crash: Path | None = None) -> list
         copy(path, crash)
     await checkpoint.close()
     return stored
+
+
+def as_successor(connection: sqlite3.Connection) -> None:
+    """Shape a database as the next version may, so that this one can still use it."""
+    connection.execute("CREATE TABLE later (claim INTEGER PRIMARY KEY, more TEXT)")
+    connection.execute("CREATE INDEX later_more ON later (more)")
+    connection.execute("INSERT INTO later SELECT id, 'kept' FROM claims")
+    connection.execute("UPDATE meta SET value = ? WHERE name = 'version'", (VERSION + 1,))
+    connection.execute("INSERT INTO meta VALUES ('later', 'kept')")
+    for table, key in (("bodies", "id"), ("endpoints", "name")):
+        query = f"SELECT {key}, body FROM {table}"
+        for row, body in connection.execute(query).fetchall():
+            fields = json.loads(body) | {"later": {"any": ["thing"]}}
+            for device in fields.get("devices", ()):
+                device["later"] = 1
+            changed = json.dumps(fields).encode()
+            connection.execute(
+                f"UPDATE {table} SET body = ?, checksum = ? WHERE {key} = ?",
+                (changed, checksum(changed), row),
+            )
 
 
 def copy(path: Path, target: Path) -> None:
@@ -102,8 +124,6 @@ def _everything(connection: sqlite3.Connection) -> Iterator[tuple[int, object]]:
         "SELECT checksum, body FROM bodies",
         "SELECT checksum, body FROM bodies ORDER BY id DESC",
         *(f"SELECT checksum, body FROM bodies WHERE id = {number}" for number in range(200)),
-        "SELECT checksum, body FROM claims",
-        "SELECT checksum, body FROM claims ORDER BY uid DESC",
     ]
     for query in queries:
         try:

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from drakit import AllocatedDevice, ClaimReference, DeviceNode, DriverError, Edits
+from drakit import (
+    AllocatedDevice,
+    ClaimReference,
+    CounterSet,
+    Device,
+    DeviceNode,
+    DriverError,
+    Edits,
+)
 from drakit.resource.claim import Claim, parse_claim
 from drakit_nodeplugin.claims.answers import ClaimService, PrepareAnswer
 from drakit_nodeplugin.claims.errors import ClaimGoneError, NoAnswerError
+from drakit_nodeplugin.devices.hardware import Hardware, PoolContent
+from drakit_nodeplugin.devices.revision import Revision
 from drakit_nodeplugin.endpoints.errors import (
     DeviceFailedError,
     EndpointStoppedError,
@@ -144,6 +154,25 @@ class FakeDevices:
             if isinstance(result, BaseException):
                 raise result
         return results
+
+
+class FakeInventories:
+    """What a driver lists; as device plugins do, names alone, until a test gives pools."""
+
+    def __init__(self) -> None:
+        self.revision = Revision()
+        self.pools: Mapping[str, PoolContent] | None = None
+
+    def hardware(self) -> Hardware | None:
+        return None if self.pools is None else Hardware(pools=self.pools)
+
+    def list(self, *devices: Device, counter_sets: Sequence[CounterSet] = ()) -> None:
+        """List devices in the node's pool."""
+        content = PoolContent(
+            devices={device.name: device for device in devices}, counter_sets=tuple(counter_sets)
+        )
+        self.pools = {NODE: content}
+        self.revision.advance()
 
 
 class FakeInstances:

@@ -45,7 +45,7 @@ FAULTS = [
     ("preparing:OnlyOnce", "prepare-again", "after a reboot .* the claim has the lamp already"),
     ("preparing:OtherEdits", "prepare-again", "other env for the same claim: .*LAMP_TOKEN"),
     ("preparing:BelievesItsNotes", "reboot", "was not made again"),
-    ("preparing:AllOrNothing", "partial-success", "beside a claim whose device does not exist"),
+    ("preparing:AllOrNothing", "partial-success", "beside a claim with parameters"),
     ("preparing:OneAnswer", "together", "of 4 claims that came together"),
     ("preparing:FormerClaim", "device-again", "names the first one: LAMP_OWNER="),
     ("preparing:FormerName", "device-again", "names the first one: LAMP_OF_"),
@@ -72,6 +72,8 @@ FAULTS = [
     ("backend:forgets", "process-killed", "nobody knows of the claim"),
     ("sharing:AllShares", "shares", "unpreparing one share of rail has taken"),
     ("sharing:AdminResets", "admin-access", "from the device's holder"),
+    ("sharing:AllParts", "partitions", "unpreparing panel-left has taken"),
+    ("sharing:NeverWhole", "partitions", "the panel is in halves"),
     ("sharing:RefusesAdmin", "admin-access", "with admin access, beside the device's holder,"),
 ]
 """Driver, the rule that it must fail, and what is said."""
@@ -82,11 +84,12 @@ SLOW = ("no-queue", "kubelet-hangs-up", "pod-deleted-meanwhile", "crash-in-prepa
 GOOD = [
     ("tidy:Tidy", rule.id)
     for rule in RULES.values()
-    if "python" in rule.kinds and rule.id != "no-queue"
+    if "python" in rule.kinds and rule.id not in ("no-queue", "partitions")
 ]
 GOOD += [("tidy:Slow", rule) for rule in SLOW]
 GOOD += [("tidy:Bare", rule) for rule in ("prepare", "device-again", "allocated-anew")]
 GOOD.append(("preparing:Nodes", "prepare"))
+GOOD.append(("sharing:Panels", "partitions"))
 GOOD.append(("backend:remembers", "process-killed"))
 
 

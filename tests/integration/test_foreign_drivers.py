@@ -100,6 +100,29 @@ async def registered(kubelet: FakeKubelet, rig: ForeignRig, driver: str) -> Path
     return Path(info.endpoint)
 
 
+async def test_a_partition_of_a_backends_device_that_is_held_is_refused(rig):
+    rig.allocate_of("uid-a", (GPU, NODE, "gpu-0"))
+    rig.allocate_of("uid-b", (GPU, NODE, "half-0"))
+    devices = [
+        device(name, consumes={"card": pb.CounterAmounts(counters={"memory": memory})})
+        for name, memory in (("gpu-0", "40Gi"), ("half-0", "20Gi"))
+    ]
+    card = pb.CounterSet(name="card", counters={"memory": "40Gi"})
+    backend = FakeBackend(rig.backends / "gpu.sock", driver=GPU)
+    backend.listed = pb.WatchDevicesResponse(devices=devices, counter_sets=[card])
+    async with FakeKubelet(rig.root) as kubelet, backend, rig.plugin() as process:
+        await rig.until(lambda: rig.published_by(GPU) == ["gpu-0", "half-0"])
+        dra = await registered(kubelet, rig, GPU)
+        first, second = reference("uid-a"), reference("uid-b")
+        assert (await kubelet.prepare(dra, first))["uid-a"].error == ""
+        error = (await kubelet.prepare(dra, second))["uid-b"].error
+        assert "device half-0 does not fit beside device gpu-0 of claim lab/claim-uid-a" in error
+        assert len(backend.called("prepare")) == 1
+        assert await kubelet.unprepare(dra, first) == {"uid-a": ""}
+        assert (await kubelet.prepare(dra, second))["uid-b"].error == ""
+        assert (await stop(process))[0] == 0
+
+
 async def test_a_backend_is_a_driver_from_its_first_sight_on_and_after_a_restart_without_it(rig):
     rig.allocate_of("uid-a", (GPU, NODE, "gpu-0"))
     claim = reference("uid-a")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from drakit_nodeplugin.backends import forget_driver, known_drivers, remember_driver
@@ -56,3 +58,22 @@ def test_a_record_that_cannot_be_read_now_is_known_by_its_place(tmp_path, caplog
     (tmp_path / "gpu.example.com" / "backend.json").mkdir(parents=True)
     assert known_drivers(tmp_path) == ["gpu.example.com"]
     assert "record of a backend cannot be read" in caplog.text
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o777], ids=["umask-000", "umask-777"])
+def test_records_are_for_root_alone(tmp_path, umask):
+    directory, earlier = tmp_path / "gpu.example.com", tmp_path / "nic.example.com"
+    earlier.mkdir(mode=0o755)
+    (earlier / "backend.json").write_text("{}")
+    before = os.umask(umask)
+    try:
+        remember_driver(tmp_path, directory.name)
+        remember_driver(tmp_path, earlier.name)
+    finally:
+        os.umask(before)
+    for folder in (directory, earlier):
+        assert folder.stat().st_mode & 0o777 == 0o700
+        assert (folder / "backend.json").stat().st_mode & 0o777 == 0o600
+    (earlier / "backend.json").chmod(0o644)
+    assert known_drivers(tmp_path) == [directory.name]
+    assert (earlier / "backend.json.unreadable").stat().st_mode & 0o777 == 0o600

@@ -10,6 +10,7 @@ import pytest
 from drakit import Device, Inventory
 from drakit_nodeplugin.claims.watch import DatabaseWatch
 from drakit_nodeplugin.config import NodePluginConfig
+from drakit_nodeplugin.devices.hardware import HeldDevice
 from drakit_nodeplugin.endpoints.traits import DriverTraits
 from drakit_nodeplugin.environment import Environment
 from drakit_nodeplugin.hosteddevices import HostedDevices
@@ -26,11 +27,14 @@ class Rows:
     """The checkpoint, as far as devices are concerned."""
 
     def __init__(self) -> None:
-        self.unpreparing: frozenset[tuple[str, str]] = frozenset()
+        self.unpreparing: tuple[str, ...] = ()
         self.endpoints_stored: dict = {}
 
-    async def unpreparing_devices(self):
-        return self.unpreparing
+    async def held_beside_unpreparing(self):
+        return [
+            HeldDevice(pool=NODE, device=name, consumes={}, unpreparing=True)
+            for name in self.unpreparing
+        ]
 
     def watch(self):
         return DatabaseWatch(Path("/nowhere/checkpoint.db"))
@@ -98,12 +102,12 @@ async def test_a_device_whose_unprepare_does_not_end_is_tainted_until_it_does():
     )
     watching = asyncio.create_task(devices.parts()["unpreparing"]())
     await asyncio.sleep(6)
-    rows.unpreparing = frozenset({(NODE, "cam-0")})
+    rows.unpreparing = ("cam-0",)
     await asyncio.sleep(5)
     assert tainted(devices) == set(), "one look alone may have met an unprepare that goes well"
     await asyncio.sleep(5)
     assert tainted(devices) == {"cam-0"}
-    rows.unpreparing = frozenset()
+    rows.unpreparing = ()
     await asyncio.sleep(5)
     assert tainted(devices) == set()
     watching.cancel()
@@ -111,7 +115,7 @@ async def test_a_device_whose_unprepare_does_not_end_is_tainted_until_it_does():
 
 async def test_what_an_earlier_process_has_begun_to_unprepare_is_tainted_from_the_start():
     rows = Rows()
-    rows.unpreparing = frozenset({(NODE, "cam-0")})
+    rows.unpreparing = ("cam-0",)
     devices = hosted(rows)
     await devices.restore()
     devices.manager.replaced(

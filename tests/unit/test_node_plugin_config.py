@@ -66,6 +66,11 @@ def test_no_state_file_is_read_unless_one_is_given(load):
             "staleClaims: unconfirmedGracePeriod must not be shorter than gracePeriod",
             id="grace-longer-than-without-confirmation",
         ),
+        pytest.param(
+            {"opaqueParameters": {"maxBytes": 1000}},
+            "opaqueParameters.maxBytes",
+            id="too-few-bytes",
+        ),
         pytest.param({"staleClaims": {"period": "0s"}}, "staleClaims.period", id="no-pause"),
         pytest.param({"staleClaims": {"period": "1x"}}, "staleClaims.period", id="no-duration"),
         pytest.param({"staleClaims": {"grace": "1m"}}, "staleClaims.grace", id="unknown-key"),

@@ -97,6 +97,9 @@ bootIDFile: /host/boot_id
 {{- with .Values.nodeplugin.staleClaims }}
 staleClaims: {{ toJson . }}
 {{- end }}
+{{- with .Values.nodeplugin.opaqueParameters }}
+opaqueParameters: {{ toJson . }}
+{{- end }}
 {{- with .Values.nodeplugin.devices }}
 devices: {{ toJson . }}
 {{- end }}

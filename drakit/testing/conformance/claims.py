@@ -17,7 +17,7 @@ from drakit.device import ClaimReference
 from drakit.testing.apiserver import FakeApiServer
 from drakit.testing.conformance.facts import ClaimUnderTest, PublishedDevice
 
-__all__ = ("NAMESPACE", "Cluster", "result_for")
+__all__ = ("NAMESPACE", "Cluster", "default_share", "result_for")
 
 NAMESPACE = "lab"
 
@@ -126,11 +126,11 @@ def result_for(
     if share_id is not None or shared:
         result["shareID"] = share_id or str(uuid.uuid4())
     if consumed is not None or shared:
-        result["consumedCapacity"] = dict(_default_share(device) if consumed is None else consumed)
+        result["consumedCapacity"] = dict(default_share(device) if consumed is None else consumed)
     return result
 
 
-def _default_share(device: PublishedDevice) -> Mapping[str, str]:
+def default_share(device: PublishedDevice) -> Mapping[str, str]:
     """What a claim takes of a shared device if it asks for no amount."""
     taken: dict[str, str] = {}
     capacities: Mapping[str, Mapping[str, Any]] = device.body.get("capacity") or {}

@@ -24,12 +24,14 @@ from drakit import (
     Capacity,
     CapacityRange,
     ClaimReference,
+    CounterSet,
     Device,
     Driver,
     DriverConfig,
     DriverError,
     Edits,
     Health,
+    Inventory,
     Taint,
 )
 
@@ -120,7 +122,7 @@ class Scripted(Driver[ScriptedConfig]):
 
     # ------------------------------------------------------------ the devices
 
-    def _listed(self, stock: dict[str, Any], **attributes: int) -> Collection[Device]:
+    def _listed(self, stock: dict[str, Any], **attributes: int) -> Collection[Device] | Inventory:
         """The devices as the inventory has them; those of a flood have one more attribute."""
         count = stock.get("devices")
         names = [
@@ -151,7 +153,10 @@ class Scripted(Driver[ScriptedConfig]):
                     allow_multiple_allocations=True,
                 )
             )
-        return [*listed, *(Device(**fields) for fields in stock.get("extra", ()))]
+        listed += [Device(**fields) for fields in stock.get("extra", ())]
+        if not (sets := stock.get("counter_sets")):
+            return listed
+        return Inventory(devices=listed, counter_sets=[CounterSet(**fields) for fields in sets])
 
     def _taints(self, stock: dict[str, Any], name: str) -> tuple[Taint, ...]:
         return tuple(Taint(**fields) for fields in stock.get("taints", {}).get(name, ()))

@@ -22,11 +22,13 @@ from drakit import (
     ClaimReference,
     Device,
     DeviceNode,
+    DeviceParameters,
     Driver,
     DriverConfig,
     DriverError,
     Edits,
     Node,
+    NoParameters,
 )
 from drakit_drivers.hostdev.attributes import attributes, capacity
 from drakit_drivers.hostdev.config import HostDevicesConfig
@@ -56,6 +58,7 @@ class HostDevices(Driver[HostDevicesConfig]):
 
     name: ClassVar[str] = "hostdev.drakit.dev"
     config_type: ClassVar[type[DriverConfig]] = HostDevicesConfig
+    parameters_type: ClassVar[type[DeviceParameters] | None] = NoParameters
     side_effects: ClassVar[bool] = False
     plain_devices: ClassVar[bool] = True
 

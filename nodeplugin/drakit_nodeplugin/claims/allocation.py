@@ -8,15 +8,15 @@ It must not know the API server, the checkpoint's database, drivers or gRPC.
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any, cast
+from typing import cast
 
 import orjson
 
 from drakit.device import AllocatedDevice, ClaimReference
-from drakit.resource.claim import Allocation, Claim, DeviceResult, configs_for
+from drakit.resource.claim import Allocation, Claim, DeviceResult, OpaqueConfig, applies
 from drakit.resource.nodeselector import NodeLabelsUnknownError, selects_node
 from drakit_nodeplugin.claims.errors import (
     BadConfigError,
@@ -24,27 +24,46 @@ from drakit_nodeplugin.claims.errors import (
     ClaimReplacedError,
     NoAnswerError,
     NoResultError,
+    TooManyParametersError,
     WrongNodeError,
 )
 from drakit_nodeplugin.claims.stored import StoredClaim, StoredDevice
+from drakit_nodeplugin.devices.hardware import Hardware
 
-__all__ = ("Step", "allocated_device", "device_keys", "next_step", "wanted_claim")
+__all__ = (
+    "ParameterLimits",
+    "Step",
+    "allocated_devices",
+    "allocated_results",
+    "device_keys",
+    "next_step",
+    "wanted_claim",
+    "with_consumption",
+)
 
 
 MAX_CONFIG_DEPTH = 64
-"""Levels of nesting of opaque parameters: any JSON within 10 KiB would pass the API server."""
+"""Levels of nesting of opaque parameters: drivers and backends parse them with recursion. The API
+server takes as many as fit into 10 KiB."""
 
 
-_ASKED = (
-    "pool",
-    "device",
-    "request",
-    "share_id",
-    "admin_access",
-    "consumed_capacity",
-    "configs",
-)
-"""What a claim asks for of a device, in the order in which it has always been digested."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ParameterLimits:
+    """
+    How large the opaque parameters of one claim for one driver can be.
+
+    A config counts once for each device that it applies to, because its driver gets it with each.
+    The API server takes 64 configs of 10 KiB for 32 devices: 20 MiB, and many times that in memory.
+    The defaults let 110 pods, the kubelet's default, start at once on a node with a claim each that
+    is just within them.
+    """
+
+    max_bytes: int = 128 * 1024
+    """As JSON: 4 KiB for each of 32 devices, or a config of the largest size for 12."""
+
+    max_nodes: int = 8192
+    """Keys and values: each takes up to 100 bytes of memory, however short it is written. A config
+    of the largest size has up to 5,120."""
 
 
 class Step(Enum):
@@ -55,7 +74,7 @@ class Step(Enum):
     REPLACE = "replace"
     """It was prepared with other devices: undo those first."""
     REPEAT = "repeat"
-    """The same work again: it did not end, or the node was rebooted since."""
+    """The same work again: it did not end, the node was rebooted, or the entry was rebuilt."""
     ANSWER = "answer"
     """Nothing but to see that its CDI file is there."""
     UNDO = "undo"
@@ -70,12 +89,54 @@ def wanted_claim(
     node: str,
     labels: Mapping[str, str] | None,
     boot_id: str,
+    limits: ParameterLimits,
     side_effects: bool = True,
 ) -> StoredClaim:
     """
-    Check a claim and give what is to be prepared of it.
+    Check a claim and return what is to be prepared of it.
 
-    Raises a :class:`ClaimError` that says why the claim cannot be prepared here.
+    Raises a :class:`ClaimError` that names the reason why the claim cannot be prepared here.
+    """
+    results = allocated_results(claim, reference=reference, driver=driver, node=node, labels=labels)
+    assert claim.allocation is not None
+    configs = _configs_of(results, claim.allocation)
+    return StoredClaim(
+        uid=reference.uid,
+        namespace=reference.namespace,
+        name=reference.name,
+        state="preparing",
+        boot_id=boot_id,
+        configs=_texts(configs, claim=str(reference), driver=driver, limits=limits),
+        devices=tuple(
+            StoredDevice(
+                pool=result.pool,
+                device=result.device,
+                request=result.request,
+                share_id=result.share_id,
+                admin_access=result.admin_access,
+                consumed_capacity=result.consumed_capacity,
+                configs=tuple(
+                    index for index, (_, applied) in enumerate(configs) if number in applied
+                ),
+            )
+            for number, result in enumerate(results)
+        ),
+        side_effects=side_effects,
+    )
+
+
+def allocated_results(
+    claim: Claim,
+    *,
+    reference: ClaimReference,
+    driver: str,
+    node: str,
+    labels: Mapping[str, str] | None,
+) -> list[DeviceResult]:
+    """
+    Check whose claim it is and where it is allocated, and return the driver's results.
+
+    Raises a :class:`ClaimError`.
     """
     name = str(reference)
     if claim.uid != reference.uid:
@@ -89,76 +150,103 @@ def wanted_claim(
         raise NoAnswerError(claim=name, cause=f"the labels of node {node} are not known") from None
     if not here:
         raise WrongNodeError(claim=name, node=node)
-    devices = tuple(
-        StoredDevice(
-            pool=result.pool,
-            device=result.device,
-            request=result.request,
-            share_id=result.share_id,
-            admin_access=result.admin_access,
-            consumed_capacity=result.consumed_capacity,
-            configs=_parameters(claim.allocation, result, claim=name),
-        )
-        for result in claim.allocation.results
-        if result.driver == driver
-    )
-    if not devices:
+    results = [result for result in claim.allocation.results if result.driver == driver]
+    if not results:
         raise NoResultError(claim=name, driver=driver)
-    return StoredClaim(
-        uid=reference.uid,
-        namespace=reference.namespace,
-        name=reference.name,
-        state="preparing",
-        boot_id=boot_id,
-        allocation=_digest(devices),
-        devices=devices,
-        side_effects=side_effects,
-    )
+    return results
 
 
-def _parameters(
-    allocation: Allocation, result: DeviceResult, *, claim: str
-) -> tuple[Mapping[str, Any], ...]:
-    found: list[Mapping[str, Any]] = []
-    for config in configs_for(allocation, result):
-        parameters: object = config.parameters
-        wrong = None
-        if not isinstance(parameters, dict):
-            wrong = "are no JSON object"
-        elif _deeper_than(MAX_CONFIG_DEPTH, cast("object", parameters)):
-            wrong = f"are nested deeper than {MAX_CONFIG_DEPTH} levels"
-        if wrong is not None:
-            raise BadConfigError(
-                claim=claim,
-                request=result.request,
-                source="its DeviceClass" if config.from_class else "the claim",
-                driver=result.driver,
-                wrong=wrong,
+def with_consumption(
+    claim: StoredClaim, hardware: Hardware | None, *, former: StoredClaim | None = None
+) -> tuple[StoredClaim, StoredDevice | None]:
+    """
+    Return a claim with what its devices consume, and a device that no endpoint lists, if any.
+
+    Of that one it is what the former entry of the claim says. Without `hardware` devices consume
+    nothing but their names; nor does admin access.
+    """
+    known = {(d.pool, d.device): d.consumes for d in former.devices} if former else {}
+    devices: list[StoredDevice] = []
+    missing: StoredDevice | None = None
+    for device in claim.devices:
+        consumes: Mapping[str, Mapping[str, str]] | None = {}
+        if hardware is not None and not device.admin_access:
+            listed = hardware.device(device.pool, device.device)
+            if listed is None:
+                missing = missing or device
+                consumes = known.get((device.pool, device.device))
+            else:
+                consumes = listed.consumes
+        devices.append(replace(device, consumes=consumes))
+    return replace(claim, devices=tuple(devices)), missing
+
+
+_Applied = tuple[OpaqueConfig, Mapping[int, DeviceResult]]
+"""A config, and the results that it applies to, by their numbers."""
+
+
+def _configs_of(results: Sequence[DeviceResult], allocation: Allocation) -> list[_Applied]:
+    """Return the configs that apply to any of the results; those of the class come before those of
+    the claim, else the order is the allocation's."""
+    applied = [
+        (config, {number: r for number, r in enumerate(results) if applies(config, r)})
+        for config in allocation.configs
+    ]
+    return sorted((each for each in applied if each[1]), key=lambda each: not each[0].from_class)
+
+
+def _texts(
+    configs: Sequence[_Applied], *, claim: str, driver: str, limits: ParameterLimits
+) -> tuple[str, ...]:
+    """Return the parameters as the checkpoint keeps them; raise a ClaimError."""
+    texts: list[str] = []
+    bytes_left, nodes_left = limits.max_bytes, limits.max_nodes
+    for config, results in configs:
+        # Counted before it is written as text: that would be a copy already.
+        nodes = _nodes(config, next(iter(results.values())), claim=claim)
+        nodes_left -= nodes * len(results)
+        if nodes_left < 0:
+            raise TooManyParametersError(
+                claim=claim, driver=driver, limit=f"{limits.max_nodes} keys and values"
             )
-        found.append(cast("Mapping[str, Any]", parameters))
-    return tuple(found)
+        text = orjson.dumps(config.parameters, option=orjson.OPT_SORT_KEYS)
+        bytes_left -= len(text) * len(results)
+        if bytes_left < 0:
+            raise TooManyParametersError(
+                claim=claim, driver=driver, limit=f"{limits.max_bytes} bytes"
+            )
+        texts.append(text.decode())
+    return tuple(texts)
 
 
-def _deeper_than(levels: int, value: object) -> bool:
-    """Look level by level: what users nest must not end in a recursion of ours."""
-    level = [value]
-    for _ in range(levels):
-        below: list[object] = []
-        for item in level:
-            if isinstance(item, dict):
-                below.extend(cast("dict[str, object]", item).values())
-            elif isinstance(item, list):
-                below.extend(cast("list[object]", item))
-        if not below:
-            return False
-        level = below
-    return True
-
-
-def _digest(devices: tuple[StoredDevice, ...]) -> str:
-    # By name: a field of what a driver answers must not change what was allocated.
-    asked = [{name: getattr(device, name) for name in _ASKED} for device in devices]
-    return f"{zlib.crc32(orjson.dumps(asked, default=dict)):08x}"
+def _nodes(config: OpaqueConfig, result: DeviceResult, *, claim: str) -> int:
+    """Count the keys and values of a config; raise BadConfigError if it is not usable at all."""
+    wrong = "are no JSON object"
+    parameters: object = config.parameters
+    if isinstance(parameters, dict):
+        nodes = 0
+        level = [cast("object", parameters)]
+        # Level by level: what users nest must not end in a recursion of ours.
+        for _ in range(MAX_CONFIG_DEPTH):
+            nodes += len(level)
+            below: list[object] = []
+            for item in level:
+                if isinstance(item, dict):
+                    below.extend(cast("dict[str, object]", item).values())
+                    nodes += len(cast("dict[str, object]", item))
+                elif isinstance(item, list):
+                    below.extend(cast("list[object]", item))
+            if not below:
+                return nodes
+            level = below
+        wrong = f"are nested deeper than {MAX_CONFIG_DEPTH} levels"
+    raise BadConfigError(
+        claim=claim,
+        request=result.request,
+        source="its DeviceClass" if config.from_class else "the claim",
+        driver=result.driver,
+        wrong=wrong,
+    )
 
 
 def next_step(old: StoredClaim | None, *, new: StoredClaim) -> Step:
@@ -167,32 +255,36 @@ def next_step(old: StoredClaim | None, *, new: StoredClaim) -> Step:
         return Step.BEGIN
     if old.state == "unpreparing":
         return Step.UNDO
-    # Configs of a rebuilt entry are not known. A device that is in use must not be undone for
-    # that; preparing it again is always allowed.
+    # Where the kubelet alone was asked, configs are not known. A device that is in use must not be
+    # undone for that; preparing it again is always allowed.
     same = (
-        old.devices == new.devices
-        if old.allocation
-        else device_keys(old.devices) == device_keys(new.devices)
+        device_keys(old.devices) == device_keys(new.devices)
+        if old.rebuilt == "listed"
+        else old.devices == new.devices and old.configs == new.configs
     )
     if not same:
         return Step.REPLACE
-    current = old.state == "prepared" and old.boot_id == new.boot_id and bool(old.allocation)
+    current = old.state == "prepared" and old.boot_id == new.boot_id and old.rebuilt is None
     return Step.ANSWER if current else Step.REPEAT
 
 
-def device_keys(devices: Iterable[StoredDevice]) -> set[tuple[str, str, str | None]]:
+def device_keys(devices: Iterable[StoredDevice | DeviceResult]) -> set[tuple[str, str, str | None]]:
     """Name devices, whatever they were asked for with: pool, device and share."""
     return {(device.pool, device.device, device.share_id) for device in devices}
 
 
-def allocated_device(device: StoredDevice) -> AllocatedDevice:
-    """Tell a driver of a device in its own words."""
-    return AllocatedDevice(
-        name=device.device,
-        pool=device.pool,
-        request=device.request,
-        share_id=device.share_id,
-        admin_access=device.admin_access,
-        consumed_capacity=device.consumed_capacity,
-        configs=device.configs,
-    )
+def allocated_devices(claim: StoredClaim) -> list[AllocatedDevice]:
+    """Return a claim's devices as drivers get them; each has its parameters for itself."""
+    return [
+        AllocatedDevice(
+            name=device.device,
+            pool=device.pool,
+            request=device.request,
+            share_id=device.share_id,
+            admin_access=device.admin_access,
+            consumed_capacity=device.consumed_capacity,
+            consumes=device.consumes or {},
+            configs=tuple([orjson.loads(claim.configs[index]) for index in device.configs]),
+        )
+        for device in claim.devices
+    ]

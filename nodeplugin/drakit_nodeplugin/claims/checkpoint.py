@@ -30,17 +30,18 @@ from typing import TypeVar
 
 from drakit_nodeplugin.claims import endpointrows, holds, opening, rows, schema
 from drakit_nodeplugin.claims.opening import CheckpointError, CheckpointTooNewError
-from drakit_nodeplugin.claims.rows import HeldDevice, Outcome
+from drakit_nodeplugin.claims.rows import Held, Outcome
 from drakit_nodeplugin.claims.salvage import Salvage
 from drakit_nodeplugin.claims.stored import State, StoredClaim
 from drakit_nodeplugin.claims.watch import DatabaseWatch
+from drakit_nodeplugin.devices.hardware import Hardware, HeldDevice
 from drakit_nodeplugin.devices.stored import StoredEndpoint
 
 __all__ = (
     "Checkpoint",
     "CheckpointError",
     "CheckpointTooNewError",
-    "HeldDevice",
+    "Held",
     "Outcome",
     "Salvage",
 )
@@ -123,9 +124,9 @@ class Checkpoint:
             lambda database: {c.uid: c for c in rows.claims_of(database, wanted)}
         )
 
-    async def pages(self, size: int = 500) -> AsyncIterator[list[StoredClaim]]:
+    async def pages(self, size: int = 50) -> AsyncIterator[list[StoredClaim]]:
         """
-        Give every claim, by UID, some at a time: memory stays bounded.
+        Give every claim, by UID, some at a time: a row can hold 128 KiB of opaque parameters.
 
         Each page is what is stored at its moment; claims that come or go meanwhile may be missed.
         """
@@ -150,19 +151,23 @@ class Checkpoint:
         """Count the claims by their state; a state without claims is left out."""
         return await self._run(rows.states)
 
-    async def write(self, claims: Collection[StoredClaim]) -> Outcome:
+    async def write(
+        self, claims: Collection[StoredClaim], *, hardware: Hardware | None = None
+    ) -> Outcome:
         """
         Write claims in one transaction, each if it carries its stored row's generation.
 
         Generation 0 says that there is no row. A claim is left out where the row is another one, or
         where another claim has a device of it and one of the two wants it alone: an exclusive
-        device has one holder, shares go beside each other, admin access beside all. One that is
-        written straight as ``prepared``, with generation 0, is left out too if another process has
+        device has one holder, shares go beside each other, admin access beside all. With
+        `hardware`, the main inventories, it is left out as well where all claims together would
+        take more of a counter set or of a device's capacity than there is. One that is written
+        straight as ``prepared``, with generation 0, is left out too if another process has
         opened the database since this one did: that one may have undone it already.
         """
         if not claims:
             return Outcome(written={}, held={}, fenced=frozenset())
-        return await self._run(lambda database: self._write(database, claims))
+        return await self._run(lambda database: self._write(database, claims, hardware))
 
     async def delete(self, claims: Collection[StoredClaim]) -> frozenset[str]:
         """
@@ -181,9 +186,10 @@ class Checkpoint:
         """Give the names of all devices that claims have, by pool; admin access included."""
         return await self._run(holds.held_devices)
 
-    async def unpreparing_devices(self) -> frozenset[tuple[str, str]]:
-        """Give pool and name of the devices of claims that are being unprepared."""
-        return await self._run(holds.unpreparing_devices)
+    async def held_beside_unpreparing(self) -> list[HeldDevice]:
+        """Give what claims hold that are being unprepared, and what others hold of the same
+        counter sets; nothing while no claim is being unprepared."""
+        return await self._run(holds.held_beside_unpreparing)
 
     async def endpoints(self) -> list[StoredEndpoint]:
         """Give the endpoints, by name; one whose row is damaged is not among them."""
@@ -298,11 +304,18 @@ class Checkpoint:
             self._disconnect()
         return CheckpointError(self.unusable)
 
-    def _write(self, database: sqlite3.Connection, claims: Collection[StoredClaim]) -> Outcome:
+    def _write(
+        self,
+        database: sqlite3.Connection,
+        claims: Collection[StoredClaim],
+        hardware: Hardware | None,
+    ) -> Outcome:
         return self._transaction(
             database,
             # Whether we are alone is seen within the transaction.
-            lambda database: rows.write(database, claims, owner=self.owner, alone=self.alone),
+            lambda database: rows.write(
+                database, claims, owner=self.owner, alone=self.alone, hardware=hardware
+            ),
         )
 
     def _transaction(
@@ -330,8 +343,7 @@ class Checkpoint:
 
     def _check_shared(self, database: sqlite3.Connection) -> None:
         """See, within a transaction, what other processes have done to the database."""
-        (version,) = database.execute("PRAGMA user_version").fetchone()
-        if version != schema.SCHEMA_VERSION:
+        if schema.readable_from(database) > schema.VERSION:
             raise CheckpointTooNewError(
                 f"the checkpoint {self.path} was taken over by a later version of drakit"
             )

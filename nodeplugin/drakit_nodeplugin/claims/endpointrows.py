@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import fields
 from typing import Any, cast
 
 import orjson
@@ -21,6 +22,8 @@ from drakit_nodeplugin.claims.stored import DamagedRowError, checksum
 from drakit_nodeplugin.devices.stored import StoredEndpoint
 
 __all__ = ("damaged", "forget", "load", "read", "write")
+
+_FIELDS = frozenset(field.name for field in fields(StoredEndpoint))
 
 _READ = "SELECT name, checksum, body FROM endpoints"
 _WRITE = "INSERT OR REPLACE INTO endpoints VALUES (?, ?, ?)"
@@ -62,9 +65,11 @@ def load(name: object, expected: object, body: object) -> StoredEndpoint:
     if not isinstance(body, bytes) or checksum(body) != expected:
         raise DamagedRowError("its checksum does not match")
     try:
-        fields: dict[str, Any] = orjson.loads(body)
-        pools = {pool: _names(names) for pool, names in fields.pop("pools").items()}
-        endpoint = StoredEndpoint(pools=pools, **fields)
+        stored: dict[str, Any] = orjson.loads(body)
+        # A later version may have added fields.
+        known = {name: value for name, value in stored.items() if name in _FIELDS}
+        known["pools"] = {pool: _names(names) for pool, names in known["pools"].items()}
+        endpoint = StoredEndpoint(**known)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise DamagedRowError(f"it cannot be read: {error}") from error
     if endpoint.name != name:

@@ -22,13 +22,16 @@ __all__ = (
     "ClaimGoneError",
     "ClaimNotAllocatedError",
     "ClaimReplacedError",
+    "DeviceNotListedError",
     "DeviceTakenError",
     "DriverFailedError",
     "FaultError",
     "NoAnswerError",
     "NoResultError",
+    "OverAllocatedError",
     "SpecFailedError",
     "SpecNotRemovedError",
+    "TooManyParametersError",
     "WrongNodeError",
 )
 
@@ -41,6 +44,8 @@ class ClaimError(Exception):
 
 
 class ClaimFetchError(ClaimError):
+    """The API server refused, or answered with something else: what the checkpoint knows counts."""
+
     reason = "ClaimNotRead"
 
     def __init__(self, *, claim: str, cause: str) -> None:
@@ -48,7 +53,7 @@ class ClaimFetchError(ClaimError):
 
 
 class NoAnswerError(ClaimFetchError):
-    """The API server gave no answer: what the checkpoint knows may be used instead."""
+    """The API server gave no answer: asking it for more claims is useless now."""
 
 
 class ClaimGoneError(ClaimFetchError):
@@ -122,15 +127,65 @@ class BadConfigError(ClaimError):
         )
 
 
+class TooManyParametersError(ClaimError):
+    reason = "BadConfig"
+
+    def __init__(self, *, claim: str, driver: str, limit: str) -> None:
+        super().__init__(
+            f"claim {claim}: its opaque parameters for driver {driver}, counted for each device "
+            f"that they apply to, have more than {limit}; shorten them or allocate fewer devices "
+            f"to one claim, or raise opaqueParameters of the node plugin"
+        )
+
+
 class DeviceTakenError(ClaimError):
     reason = "DeviceTaken"
 
-    def __init__(self, *, claim: str, request: str, device: str, holder: str) -> None:
+    def __init__(
+        self,
+        *,
+        claim: str,
+        request: str,
+        device: str,
+        holder: str,
+        beside: tuple[str, str] | None = None,
+    ) -> None:
+        """`beside` names the holder's device where that is another one, or another share of the
+        same one, and of what there is too little for both."""
+        problem = f"is still prepared for claim {holder}"
+        if beside is not None:
+            held, shortage = beside
+            problem = f"does not fit beside device {held} of claim {holder}: {shortage}"
         super().__init__(
-            f"claim {claim}, request {request}: device {device} is still prepared for claim "
-            f"{holder}; once the pod that uses {holder} is gone, this pod starts by itself"
+            f"claim {claim}, request {request}: device {device} {problem}; once the pod that uses "
+            f"{holder} is gone, this pod starts by itself"
         )
         self.device, self.holder = device, holder
+
+
+class OverAllocatedError(ClaimError):
+    """The claim alone takes more than the driver lists: it was allocated from earlier slices."""
+
+    reason = "OverAllocated"
+
+    def __init__(self, *, claim: str, request: str, device: str, shortage: str) -> None:
+        super().__init__(
+            f"claim {claim}, request {request}: device {device} is smaller than when it was "
+            f"allocated: {shortage}; delete the pod, so that the scheduler allocates again"
+        )
+
+
+class DeviceNotListedError(ClaimError):
+    """Without an inventory it is not known what a device takes of the hardware."""
+
+    reason = "DeviceNotListed"
+
+    def __init__(self, *, claim: str, request: str, device: str, driver: str) -> None:
+        super().__init__(
+            f"claim {claim}, request {request}: driver {driver} does not list device {device} on "
+            f"this node; the kubelet tries again, and the pod starts once the driver lists it; if "
+            f"the device is gone, delete the pod"
+        )
 
 
 class _Device(Protocol):

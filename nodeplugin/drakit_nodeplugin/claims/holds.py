@@ -1,92 +1,147 @@
 """
-Who holds devices: the rows of the checkpoint, and the earlier claims of the batch to be written.
+Holds: which claims have which devices and hardware, by the rows of the checkpoint.
 
-A device is held by one claim exclusively, or by any number of shares, never both; admin access
-looks on beside either and keeps nothing from anybody. What is decided here is decided within the
-transaction that writes it, so that it holds among processes, too. When rows are written is
-:mod:`.rows`' business.
+A device is held by one claim exclusively, or by any number of shares, never both; admin access goes
+beside either and takes nothing. Beyond the names, what claims hold may not exceed the counter sets
+that their devices consume, nor the capacity that their shares take. The limits are those of the
+main inventory. What is decided here is decided within the transaction that writes it, so that it
+holds among processes, too. When rows are written is :mod:`.rows`' business.
 
 Functions block. It must not know generations, bodies, or what the states of a claim lead to.
 """
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from drakit_nodeplugin.claims.stored import StoredClaim, StoredDevice
+from drakit_nodeplugin.devices.hardware import Amounts, Hardware, HeldDevice, units_of
 
-__all__ = ("HeldAs", "Holders", "devices_of", "held_devices", "unpreparing_devices")
+__all__ = (
+    "HeldAs",
+    "Refusal",
+    "TakenFrom",
+    "counters_of",
+    "devices_of",
+    "held_beside_unpreparing",
+    "held_devices",
+    "incomplete",
+    "refusal",
+)
 
-HeldAs = tuple[str, str, str]
-"""Pool, device, and how it is held: as a row of the table of devices says it."""
+HeldAs = tuple[str, str, str, str]
+"""A row of the table of devices without its claim: pool, device, how it is held, and what a share
+takes."""
 
-_Key = tuple[str, str]
-"""Pool and device."""
+TakenFrom = tuple[str, str, str, str]
+"""A row of the table of counters without its claim: pool, counter set, device, and what it takes.
+The counter set is empty where it is not known from which ones the device takes."""
 
-_CHUNK = 500
-"""Devices per statement: SQLite binds at most 32,766 variables."""
+UNKNOWN = "?"
+"""What a share takes whose row was rebuilt from the kubelet's list alone."""
 
-# Partial indexes serve these where the condition stands there word for word. CROSS JOIN keeps the
-# order: the planner would look through all devices instead.
-_HOLDERS = (
-    "WITH wanted (pool, device) AS (VALUES {}) "
-    "SELECT pool, device, uid FROM wanted CROSS JOIN devices USING (pool, device) "
-    "CROSS JOIN claims ON claims.id = devices.claim WHERE hold = '{}'"
+_NOT_KNOWN = "it is not known what that one takes, as no inventory lists it"
+
+_OTHER_SHARES = (
+    "SELECT amounts, count(*) FROM devices "
+    "WHERE pool = ? AND device = ? AND hold = 'share' AND claim <> ? GROUP BY amounts"
+)
+
+_SHARES = (
+    "SELECT amounts, uid FROM devices CROSS JOIN claims ON claims.id = devices.claim "
+    "WHERE pool = ? AND device = ? AND hold = 'share' AND claim <> ?"
+)
+
+# A device counts once, however many claims share it.
+_OTHER_COUNTERS = (
+    "SELECT amounts, count(*) FROM (SELECT DISTINCT device, amounts FROM counters "
+    "WHERE pool = ? AND counter_set = ? AND claim <> ? AND device NOT IN ({})) GROUP BY amounts"
+)
+
+_COUNTERS = (
+    "SELECT device, amounts, uid FROM counters CROSS JOIN claims ON claims.id = counters.claim "
+    "WHERE pool = ? AND counter_set = ? AND claim <> ?"
 )
 
 
-class Holders:
-    """Who holds the devices that the claims of a batch want, while they get theirs in turn."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Refusal:
+    """Why a claim cannot have its devices."""
 
-    def __init__(
-        self, connection: sqlite3.Connection, claims: Iterable[StoredClaim], *, shares: bool = True
-    ) -> None:
-        """Without `shares` only exclusive claims keep each other off: what older versions did."""
-        self._shares = shares
-        wanted: dict[str, set[_Key]] = defaultdict(set)
-        for claim in claims:
-            for device in self._holding(claim):
-                wanted[device.hold].add(_key(device))
-        # Shares go beside each other: those of others, which may be thousands, are not looked at.
-        exclusive = _held(connection, wanted["exclusive"] | wanted["share"], "exclusive")
-        self._exclusive = dict(exclusive)
-        self._sharers: dict[_Key, set[str]] = defaultdict(set)
-        for key, uid in _held(connection, wanted["exclusive"], "share") if shares else ():
-            self._sharers[key].add(uid)
+    device: StoredDevice
+    """The one that it cannot have."""
 
-    def refusal(self, claim: StoredClaim) -> tuple[StoredDevice, str] | None:
-        """Give a device that it cannot have, and the UID of who has it; None if it can have all."""
-        for device in self._holding(claim):
-            key = _key(device)
-            others = {self._exclusive.get(key, claim.uid)}
-            if device.hold == "exclusive":
-                others |= self._sharers.get(key, set())
-            if others := others - {claim.uid}:
-                return device, min(others)
+    holder: str | None
+    """UID of a claim that is in its way; None if it wants more than there is at all."""
+
+    held: str = ""
+    """The holder's device."""
+
+    shortage: str | None = None
+    """Of what there is too little, as a clause; None if the devices are one and the same."""
+
+
+def refusal(
+    connection: sqlite3.Connection, claim: StoredClaim, *, row: int, hardware: Hardware | None
+) -> Refusal | None:
+    """
+    Give why a claim cannot have its devices beside those of all other rows; None if it can.
+
+    `row` is the number of its own row, which is not in its way. Without `hardware` devices are
+    compared by their names alone.
+    """
+    holding = [device for device in claim.devices if device.hold != "admin"]
+    for device in holding:
+        if (uid := _holder(connection, device, row)) is not None:
+            return Refusal(device=device, holder=uid, held=device.device)
+    if hardware is None:
         return None
-
-    def give(self, claim: StoredClaim, *, former: Collection[HeldAs]) -> None:
-        """Let a claim have its devices, in place of those that it had."""
-        for pool, device, _ in former:
-            if self._exclusive.get((pool, device)) == claim.uid:
-                del self._exclusive[pool, device]
-            self._sharers[pool, device].discard(claim.uid)
-        for device in self._holding(claim):
-            if device.hold == "exclusive":
-                self._exclusive[_key(device)] = claim.uid
-            else:
-                self._sharers[_key(device)].add(claim.uid)
-
-    def _holding(self, claim: StoredClaim) -> list[StoredDevice]:
-        holds = ("exclusive", "share") if self._shares else ("exclusive",)
-        return [device for device in claim.devices if device.hold in holds]
+    return _too_few_counters(connection, holding, row, hardware) or _too_little_capacity(
+        connection, holding, row, hardware
+    )
 
 
 def devices_of(claim: StoredClaim) -> frozenset[HeldAs]:
     """Give a claim's devices as they are indexed."""
-    return frozenset((device.pool, device.device, device.hold) for device in claim.devices)
+    shares: dict[tuple[str, str], dict[str, int]] = defaultdict(dict)
+    for device in claim.devices:
+        if device.hold == "share":
+            _add(shares[device.pool, device.device], _units_taken(device))
+    listed = claim.rebuilt == "listed"
+    texts = {key: UNKNOWN if listed else _text(amounts) for key, amounts in shares.items()}
+    return frozenset(
+        (d.pool, d.device, d.hold, texts[d.pool, d.device] if d.hold == "share" else "")
+        for d in claim.devices
+    )
+
+
+def counters_of(claim: StoredClaim) -> frozenset[TakenFrom]:
+    """Give what a claim's devices take of counter sets, as it is indexed."""
+    found: set[TakenFrom] = set()
+    for device in claim.devices:
+        if device.hold == "admin":
+            continue
+        if device.consumes is None:
+            found.add((device.pool, "", device.device, UNKNOWN))
+            continue
+        for counter_set, quantities in device.consumes.items():
+            text = _text(units_of(quantities))
+            found.add((device.pool, counter_set, device.device, text))
+    return frozenset(found)
+
+
+def incomplete(connection: sqlite3.Connection, claim: StoredClaim) -> list[str]:
+    """Give the UIDs of claims whose consumption is not known, where it matters for this claim."""
+    pools = {device.pool for device in claim.devices if device.consumes}
+    query = (
+        "SELECT uid FROM counters CROSS JOIN claims ON claims.id = counters.claim "
+        "WHERE pool = ? AND counter_set = ''"
+    )
+    return [uid for pool in sorted(pools) for (uid,) in connection.execute(query, (pool,))]
 
 
 def held_devices(connection: sqlite3.Connection) -> Mapping[str, frozenset[str]]:
@@ -97,31 +152,192 @@ def held_devices(connection: sqlite3.Connection) -> Mapping[str, frozenset[str]]
     return {pool: frozenset(names) for pool, names in found.items()}
 
 
-def unpreparing_devices(connection: sqlite3.Connection) -> frozenset[tuple[str, str]]:
+def held_beside_unpreparing(connection: sqlite3.Connection) -> list[HeldDevice]:
     """
-    Give pool and name of the devices that claims which are being unprepared keep from all others.
+    Give what claims hold that are being unprepared, and what others hold of the same counter sets.
 
-    Not shares, beside which others may still be had, nor what is looked at with admin access.
+    Nothing is given for claims with admin access, nor while no claim is being unprepared.
     """
-    return frozenset(
+    leaving = connection.execute(
+        "SELECT pool, device, hold FROM claims CROSS JOIN devices ON devices.claim = claims.id "
+        "WHERE state = 'unpreparing' AND hold <> 'admin'"
+    ).fetchall()
+    if not leaving:
+        return []
+    consumed: dict[tuple[str, str], dict[str, Amounts] | None] = {}
+    for pool, counter_set in _sets_of_unpreparing(connection):
+        for device, text in connection.execute(
+            "SELECT DISTINCT device, amounts FROM counters WHERE pool = ? AND counter_set = ?",
+            (pool, counter_set),
+        ):
+            if counter_set == "":
+                consumed[pool, device] = None
+            elif (known := consumed.setdefault((pool, device), {})) is not None:
+                known[counter_set] = _amounts(text)
+    holds: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for pool, device, hold in leaving:
+        holds[pool, device].add(hold)
+    return [
+        HeldDevice(
+            pool=pool,
+            device=device,
+            consumes=consumed.get((pool, device), {}),
+            shared=_shared(connection, pool, device) if (pool, device) in holds else {},
+            exclusive="share" not in holds.get((pool, device), ()),
+            unpreparing=(pool, device) in holds,
+        )
+        for pool, device in sorted(consumed.keys() | holds.keys())
+    ]
+
+
+def _sets_of_unpreparing(connection: sqlite3.Connection) -> list[tuple[str, str]]:
+    """Give pool and name of the counter sets that matter for claims that are being unprepared."""
+    found: set[tuple[str, str]] = set(
         connection.execute(
-            "SELECT pool, device FROM claims CROSS JOIN devices ON devices.claim = claims.id "
-            "WHERE state = 'unpreparing' AND hold = 'exclusive'"
+            "SELECT pool, counter_set FROM claims CROSS JOIN counters ON claim = claims.id "
+            "WHERE state = 'unpreparing'"
         )
     )
+    everything = [pool for pool, counter_set in found if counter_set == ""]
+    for pool in everything:
+        sets = connection.execute(
+            "SELECT DISTINCT counter_set FROM counters WHERE pool = ?", (pool,)
+        )
+        found |= {(pool, counter_set) for (counter_set,) in sets}
+    # Rows of which nothing is known come last: they count, whatever else is known of a device.
+    return sorted(found | {(pool, "") for pool, _ in found}, reverse=True)
 
 
-def _key(device: StoredDevice) -> _Key:
+# ---------------------------------------------------------------- one device by its name
+
+
+def _holder(connection: sqlite3.Connection, device: StoredDevice, row: int) -> str | None:
+    """Give the claim that has a device, and with which it cannot be shared."""
+    # Shares go beside each other: those of others, which may be thousands, are not looked at.
+    holds = ("exclusive", "share") if device.hold == "exclusive" else ("exclusive",)
+    found: list[str] = []
+    for hold in holds:
+        # A partial index serves this where its condition stands there word for word.
+        query = (
+            "SELECT min(uid) FROM devices CROSS JOIN claims ON claims.id = devices.claim "  # noqa: S608
+            f"WHERE pool = ? AND device = ? AND hold = '{hold}' AND claim <> ?"
+        )
+        (uid,) = connection.execute(query, (device.pool, device.device, row)).fetchone()
+        found += [uid] if uid is not None else []
+    return min(found, default=None)
+
+
+# ---------------------------------------------------------------- counters
+
+
+def _too_few_counters(
+    connection: sqlite3.Connection, holding: Iterable[StoredDevice], row: int, hardware: Hardware
+) -> Refusal | None:
+    wanted: dict[tuple[str, str], dict[str, StoredDevice]] = defaultdict(dict)
+    for device in holding:
+        for counter_set in device.consumes or ():
+            wanted[device.pool, counter_set][device.device] = device
+    for (pool, counter_set), devices in wanted.items():
+        own: dict[str, int] = {}
+        for device in devices.values():
+            _add(own, units_of((device.consumes or {})[counter_set]))
+        one = next(iter(devices.values()))
+        if (found := connection.execute(_COUNTERS, (pool, "", row)).fetchone()) is not None:
+            name, _, uid = found
+            return Refusal(device=one, holder=uid, held=name, shortage=_NOT_KNOWN)
+        query = _OTHER_COUNTERS.format(",".join("?" * len(devices)))
+        others = [
+            (_amounts(text), number)
+            for text, number in connection.execute(query, (pool, counter_set, row, *devices))
+        ]
+        counter = _exceeded(own, others, hardware.totals(pool, counter_set))
+        if counter is not None:
+            holders = [
+                (-_amounts(text).get(counter, 0), uid, name)
+                for name, text, uid in connection.execute(_COUNTERS, (pool, counter_set, row))
+                if name not in devices
+            ]
+            return _refusal(one, holders, of=f"{counter} of counter set {counter_set}")
+    return None
+
+
+# ---------------------------------------------------------------- capacity
+
+
+def _too_little_capacity(
+    connection: sqlite3.Connection, holding: Iterable[StoredDevice], row: int, hardware: Hardware
+) -> Refusal | None:
+    wanted: dict[tuple[str, str], list[StoredDevice]] = defaultdict(list)
+    for device in holding:
+        # One that is not listed is in use already, or it would not have come here.
+        if device.hold == "share" and hardware.device(*_key(device)) is not None:
+            wanted[_key(device)].append(device)
+    for key, shares in wanted.items():
+        limit = hardware.capacity(*key)
+        own: dict[str, int] = {}
+        for share in shares:
+            _add(own, _units_taken(share))
+        others = [
+            (_amounts(text, unknown=limit), number)
+            for text, number in connection.execute(_OTHER_SHARES, (*key, row))
+        ]
+        name = _exceeded(own, others, limit)
+        if name is not None:
+            holders = [
+                (-_amounts(text, unknown=limit).get(name, 0), uid, shares[0].device)
+                for text, uid in connection.execute(_SHARES, (*key, row))
+            ]
+            return _refusal(shares[0], holders, of=f"capacity {name}")
+    return None
+
+
+def _shared(connection: sqlite3.Connection, pool: str, device: str) -> Amounts | None:
+    """Give what all shares of a device take; None if that is not known of one."""
+    total: dict[str, int] = {}
+    for text, number in connection.execute(_OTHER_SHARES, (pool, device, 0)):
+        if text == UNKNOWN:
+            return None
+        _add(total, _amounts(text), times=number)
+    return total
+
+
+# ---------------------------------------------------------------- amounts
+
+
+def _refusal(device: StoredDevice, holders: Iterable[tuple[int, str, str]], *, of: str) -> Refusal:
+    """Name the largest holder: without it there is most room. Always the same one of several."""
+    _, uid, name = min(holders, default=(0, None, ""))
+    shortage = f"both take {of}" if uid is not None else f"it takes more {of} than there is"
+    return Refusal(device=device, holder=uid, held=name, shortage=shortage)
+
+
+def _exceeded(own: Amounts, others: Iterable[tuple[Amounts, int]], limit: Amounts) -> str | None:
+    """Give the name of an amount that would be exceeded; None if all fit."""
+    total = dict(own)
+    for amounts, number in others:
+        _add(total, amounts, times=number)
+    return min((name for name in own if total[name] > limit.get(name, 0)), default=None)
+
+
+def _add(total: dict[str, int], amounts: Amounts, *, times: int = 1) -> None:
+    for name, amount in amounts.items():
+        total[name] = total.get(name, 0) + amount * times
+
+
+def _units_taken(share: StoredDevice) -> Amounts:
+    return units_of(share.consumed_capacity)
+
+
+def _text(amounts: Amounts) -> str:
+    """Write amounts so that equal ones have the same text, however their quantities were given."""
+    return json.dumps(sorted(amounts.items()), separators=(",", ":"))
+
+
+def _amounts(text: str, *, unknown: Amounts | None = None) -> Amounts:
+    if text == UNKNOWN:
+        return unknown or {}
+    return dict(json.loads(text))
+
+
+def _key(device: StoredDevice) -> tuple[str, str]:
     return device.pool, device.device
-
-
-def _held(
-    connection: sqlite3.Connection, wanted: Collection[_Key], hold: str
-) -> Iterable[tuple[_Key, str]]:
-    keys = list(wanted)
-    for start in range(0, len(keys), _CHUNK):
-        chunk = keys[start : start + _CHUNK]
-        # Only question marks and a word of ours are put into the text.
-        query = _HOLDERS.format(",".join(["(?, ?)"] * len(chunk)), hold)
-        for pool, device, uid in connection.execute(query, [part for key in chunk for part in key]):
-            yield (pool, device), uid

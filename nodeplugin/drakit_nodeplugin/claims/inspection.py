@@ -1,7 +1,7 @@
 """
 What people do to a checkpoint by hand: look at it, and forget a claim.
 
-A look never writes: no migration, no salvage, and nothing beside the file while its daemon is down.
+A look never writes: no salvage, and nothing beside the file while its daemon is down.
 Forgetting is one transaction like those of the daemon, which may be running: what it does for the
 claim at that moment is fenced by the missing row. Who may do so, and what is left to do, is
 :mod:`drakit.cli`'s business.
@@ -21,7 +21,7 @@ from pathlib import Path
 from drakit_nodeplugin.claims import endpointrows, opening, rows, schema, soundness
 from drakit_nodeplugin.claims.opening import DATABASE_ERRORS
 from drakit_nodeplugin.claims.salvage import salvage
-from drakit_nodeplugin.claims.stored import StoredClaim, load
+from drakit_nodeplugin.claims.stored import StoredClaim
 from drakit_nodeplugin.devices.stored import StoredEndpoint
 
 __all__ = ("Inspection", "InspectionError", "forget", "inspect")
@@ -45,7 +45,7 @@ class Inspection:
     """A checkpoint as it is at a moment."""
 
     version: int | None
-    """Of the schema; None if nobody can tell."""
+    """Of the schema; None if it cannot be read."""
 
     claims: tuple[StoredClaim, ...]
     """By UID. Of a damaged database those that are still readable."""
@@ -90,12 +90,8 @@ def forget(path: Path, claim: StoredClaim) -> None:
     Raises :class:`InspectionError`; then nothing was changed.
     """
     try:
-        version = schema.recognise(path)
-        if version != schema.SCHEMA_VERSION:
-            raise InspectionError(
-                f"the checkpoint {path} has schema version {version}; start the node plugin once, "
-                f"which brings it to {schema.SCHEMA_VERSION}, and try again"
-            )
+        if schema.recognize(path) == 0:
+            raise InspectionError(f"the checkpoint {path} is empty")
         before = os.stat(path)
         with closing(schema.connect(path)) as connection:
             with rows.transaction(connection):
@@ -116,7 +112,7 @@ def forget(path: Path, claim: StoredClaim) -> None:
 
 def _look(path: Path) -> Inspection:
     try:
-        version = schema.recognise(path)
+        version = schema.recognize(path)
     except schema.UnfitError as error:
         if error.foreign:
             raise InspectionError(f"{path} is no checkpoint: {error}", foreign=True) from error
@@ -148,18 +144,13 @@ def _look_once(path: Path, version: int) -> Inspection:
 
 
 def _read(connection: sqlite3.Connection, path: Path, version: int) -> Inspection:
-    if problems := list(soundness.problems(connection, version)):
+    if problems := list(soundness.problems(connection)):
         return _salvaged(path, version, *problems)
-    if version == 1:
-        stored = connection.execute("SELECT body, checksum FROM claims ORDER BY uid")
-        claims = tuple([load(body, expected=expected) for body, expected in stored])
-        return Inspection(version=version, claims=claims)
     damage, _ = opening.remembered_damage(connection)
-    found = Inspection(version=version, claims=tuple(_rows(connection)), damage=damage)
-    if version == 2:
-        return found
-    return replace(
-        found,
+    return Inspection(
+        version=version,
+        claims=tuple(_rows(connection)),
+        damage=damage,
         endpoints=tuple(endpointrows.read(connection)),
         dropped=tuple(endpointrows.damaged(connection).values()),
     )

@@ -2,8 +2,8 @@
 How a checkpoint's database is opened, in whatever state its file is.
 
 1. what a crash has cut of an earlier salvage is finished
-2. the file is recognised without a write: a newer version is refused and left as it is
-3. every row is checked, and an earlier version migrated
+2. the file is recognized without a write: one that only later versions may use stays as it is
+3. every row is checked
 4. what is damaged, or not ours, is set aside, and all rows that are still readable are salvaged
 
 Only one process at a time does this for a folder. What is no damage (no space, no permission, a
@@ -28,6 +28,7 @@ from drakit_nodeplugin.claims import aside, endpointrows, rows, schema, soundnes
 from drakit_nodeplugin.claims.salvage import Salvage, salvage
 from drakit_nodeplugin.claims.stored import DamagedRowError
 from drakit_nodeplugin.claims.waltail import lost_transactions
+from drakit_nodeplugin.private import private_directory, private_file
 
 __all__ = (
     "DATABASE_ERRORS",
@@ -70,7 +71,7 @@ class CheckpointError(Exception):
 
 
 class CheckpointTooNewError(CheckpointError):
-    """A later drakit wrote the database; this one would destroy what it cannot read."""
+    """A later drakit wrote the database, and this one cannot use it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,8 +108,10 @@ def open_database(path: Path, *, traces: Callable[[], str | None]) -> Opened:
     one, and the new one counts as the rest of a damaged one then.
     """
     try:
-        path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
+        private_directory(path.parent)
         with _only_one(path.parent):
+            for file in path.parent.glob(f"{path.name}*"):  # its log, and damaged ones, too
+                private_file(file)
             aside.finish(path)
             try:
                 return _open(path, traces)
@@ -152,7 +155,7 @@ def rewrite(connection: sqlite3.Connection, path: Path) -> None:
 
     Does nothing if there is a file again. Raises OSError, sqlite3.Error.
     """
-    path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
+    private_directory(path.parent)
     with _only_one(path.parent):
         if path.exists():
             return
@@ -160,11 +163,12 @@ def rewrite(connection: sqlite3.Connection, path: Path) -> None:
         for suffix in ("-wal", "-shm"):
             path.with_name(path.name + suffix).unlink(missing_ok=True)
         connection.execute("VACUUM INTO ?", (str(path),))
+        private_file(path)
     logger.error("checkpoint was removed and is written again", extra={"path": str(path)})
 
 
 def _open(path: Path, traces: Callable[[], str | None]) -> Opened:
-    version = schema.recognise(path)
+    version = schema.recognize(path)
     connection = schema.connect(path)
     try:
         lost = lost_transactions(connection, path.with_name(f"{path.name}-wal"))
@@ -185,15 +189,13 @@ def _open(path: Path, traces: Callable[[], str | None]) -> Opened:
 
 
 def _bring_up(connection: sqlite3.Connection, version: int) -> None:
-    """Make, migrate or check a database; raise :class:`.schema.UnfitError` if it is damaged."""
+    """Create or check a database; raise :class:`.schema.UnfitError` if it is damaged."""
     if version == 0:
         schema.create(connection)
         return
-    problem = next(soundness.problems(connection, version), None)
+    problem = next(soundness.problems(connection), None)
     if problem is not None:
         raise schema.UnfitError(problem)
-    if version != schema.SCHEMA_VERSION:
-        schema.migrate(connection, version)
     damaged = endpointrows.damaged(connection)
     for name, reason in damaged.items():
         logger.warning(
@@ -230,6 +232,7 @@ def _salvage(path: Path, new: Path, damage: str) -> Salvage:
             schema.create(connection)
             salvaged = salvage(path, connection)
             _remember(connection, damage, salvaged)
+    private_file(new)
     return salvaged
 
 

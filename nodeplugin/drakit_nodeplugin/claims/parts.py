@@ -13,19 +13,23 @@ from typing import Protocol
 
 from drakit.device import AllocatedDevice, ClaimReference, Edits
 from drakit.driver import Node
-from drakit_nodeplugin.claims.allocation import allocated_device
-from drakit_nodeplugin.claims.checkpoint import Checkpoint, CheckpointError
+from drakit_nodeplugin.claims.allocation import ParameterLimits
+from drakit_nodeplugin.claims.checkpoint import Checkpoint, CheckpointError, Outcome
 from drakit_nodeplugin.claims.errors import (
     BadParametersFailedError,
     CheckpointFailedError,
     ClaimBusyError,
     ClaimError,
+    DeviceTakenError,
     DriverFailedError,
     FaultError,
+    OverAllocatedError,
 )
 from drakit_nodeplugin.claims.source import ClaimSource
 from drakit_nodeplugin.claims.specs import ClaimSpecs
 from drakit_nodeplugin.claims.stored import StoredClaim
+from drakit_nodeplugin.devices.hardware import Hardware
+from drakit_nodeplugin.devices.revision import Revision
 from drakit_nodeplugin.endpoints.errors import (
     BadParametersError,
     DeviceFailedError,
@@ -37,7 +41,7 @@ __all__ = (
     "Devices",
     "EngineParts",
     "Instances",
-    "allocated_devices",
+    "Inventories",
     "driver_failed",
     "error_of",
     "facts_of",
@@ -45,6 +49,7 @@ __all__ = (
     "not_stored",
     "prepared",
     "reference_of",
+    "refused",
 )
 
 logger = logging.getLogger(__name__)
@@ -52,7 +57,8 @@ logger = logging.getLogger(__name__)
 
 class Devices(Protocol):
     """
-    What the engine needs of a driver. Calls that have a device in common do not overlap.
+    What the engine needs of a driver. Calls that have a device or a counter set in common never
+    overlap.
 
     Claims whose calls begin in the same turn of the event loop are one batch, for a driver that
     wants batches: the engine must await nothing between them.
@@ -83,6 +89,20 @@ class Devices(Protocol):
         ...
 
 
+class Inventories(Protocol):
+    """What the engine needs of the device manager."""
+
+    @property
+    def revision(self) -> Revision:
+        """Advances whenever the hardware may have changed."""
+        ...
+
+    def hardware(self) -> Hardware | None:
+        """Give what the driver lists now, whichever inventory is published; None if its devices
+        consume nothing but their names."""
+        ...
+
+
 class Instances(Protocol):
     """The processes that serve the driver on this node: two, while one replaces the other."""
 
@@ -106,18 +126,15 @@ class EngineParts:
     checkpoint: Checkpoint
     source: ClaimSource
     devices: Devices
+    inventories: Inventories
     specs: ClaimSpecs
     instances: Instances
+    limits: ParameterLimits
 
 
 def reference_of(claim: StoredClaim) -> ClaimReference:
     """Name a stored claim as drivers and the API know it."""
     return ClaimReference(namespace=claim.namespace, name=claim.name, uid=claim.uid)
-
-
-def allocated_devices(claim: StoredClaim) -> list[AllocatedDevice]:
-    """Give a claim's devices as a driver is told of them."""
-    return [allocated_device(device) for device in claim.devices]
 
 
 def prepared(claim: StoredClaim, edits: Sequence[Edits], *, cdi_spec: str) -> StoredClaim:
@@ -128,7 +145,7 @@ def prepared(claim: StoredClaim, edits: Sequence[Edits], *, cdi_spec: str) -> St
             replace(device, cdi_devices=tuple(dict.fromkeys(edit.cdi_devices)))
             for device, edit in zip(devices, edits, strict=True)
         )
-    return replace(claim, state="prepared", cdi_spec=cdi_spec, devices=devices)
+    return replace(claim, state="prepared", cdi_spec=cdi_spec, devices=devices, rebuilt=None)
 
 
 def driver_failed(
@@ -157,6 +174,25 @@ async def foreign_work(claim: StoredClaim, instances: Instances) -> ClaimBusyErr
 def not_stored(claim: StoredClaim, error: CheckpointError) -> CheckpointFailedError:
     """Say that a step of a claim could not be stored."""
     return CheckpointFailedError(claim=str(claim), cause=str(error))
+
+
+def refused(claim: StoredClaim, outcome: Outcome) -> ClaimError:
+    """Return why a claim of a write was not written."""
+    held = outcome.held.get(claim.uid)
+    if held is None:
+        return ClaimBusyError(claim=str(claim), cause="its entry was changed by another process")
+    request, device = held.device.request, held.device.device
+    if held.holder is None:
+        return OverAllocatedError(
+            claim=str(claim), request=request, device=device, shortage=held.shortage or ""
+        )
+    return DeviceTakenError(
+        claim=str(claim),
+        request=request,
+        device=device,
+        holder=str(held.holder),
+        beside=None if held.shortage is None else (held.beside, held.shortage),
+    )
 
 
 def error_of(claim: StoredClaim, result: BaseException) -> ClaimError:

@@ -20,27 +20,32 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from drakit.cdi import InvalidEditsError
 from drakit.device import ClaimReference
-from drakit_nodeplugin.claims.allocation import Step, next_step, wanted_claim
-from drakit_nodeplugin.claims.checkpoint import CheckpointError, HeldDevice, Outcome
+from drakit_nodeplugin.claims.allocation import (
+    Step,
+    allocated_devices,
+    next_step,
+    wanted_claim,
+    with_consumption,
+)
+from drakit_nodeplugin.claims.checkpoint import CheckpointError
 from drakit_nodeplugin.claims.errors import (
     AbandonedError,
     CheckpointFailedError,
-    ClaimBusyError,
     ClaimError,
-    DeviceTakenError,
+    ClaimFetchError,
+    ClaimGoneError,
+    DeviceNotListedError,
     DriverFailedError,
-    NoAnswerError,
     SpecFailedError,
 )
 from drakit_nodeplugin.claims.parts import (
     EngineParts,
-    allocated_devices,
     driver_failed,
     error_of,
     facts_of,
@@ -48,10 +53,12 @@ from drakit_nodeplugin.claims.parts import (
     not_stored,
     prepared,
     reference_of,
+    refused,
 )
-from drakit_nodeplugin.claims.stored import StoredClaim
+from drakit_nodeplugin.claims.stored import StoredClaim, StoredDevice
 from drakit_nodeplugin.claims.unpreparing import Undoing
 from drakit_nodeplugin.claims.waves import waves
+from drakit_nodeplugin.devices.hardware import Hardware
 from drakit_nodeplugin.endpoints.errors import DeviceFailedError, EndpointStoppedError
 
 __all__ = ("Preparing", "Settle")
@@ -60,10 +67,14 @@ logger = logging.getLogger(__name__)
 
 KNOWN_CLAIM_FETCH_SECONDS = 3.0
 """How long the API server is asked about a claim that the checkpoint holds as prepared; without
-an answer the checkpoint's word is taken alone."""
+a usable answer the checkpoint's word is taken alone."""
 
 NEW_CLAIM_FETCH_SECONDS = 15.0
 """How long it is asked about any other: a third of the 45 s that the kubelet waits."""
+
+LISTED_SECONDS = 2.0
+"""How long a device that the driver does not list is waited for: after a start its inventory may be
+on the way, and the kubelet asks again only after 90 s."""
 
 Settle = Callable[[str, StoredClaim | ClaimError], None]
 """Takes what became of one claim: the prepared claim, or why it is not prepared."""
@@ -77,6 +88,9 @@ class _Work:
 
     claim: StoredClaim
     """With the generation of its entry, if it has one."""
+
+    former: StoredClaim | None = None
+    """The entry that it has already."""
 
     in_use: bool = False
     """It was prepared in this boot, and containers may use it: what fails now must not take it
@@ -121,9 +135,9 @@ class Preparing:
                 continue
             old = known.get(new.uid)
             match next_step(old, new=new), old:
-                case Step.ANSWER, StoredClaim() if old.cdi_spec is not None:
+                case Step.ANSWER, StoredClaim():
                     current.append((old, new))
-                case ((Step.ANSWER | Step.REPEAT), StoredClaim()):
+                case Step.REPEAT, StoredClaim():
                     due.append(self._again(old, new))
                 case ((Step.REPLACE | Step.UNDO), StoredClaim()):
                     replaced.append((old, new))
@@ -142,8 +156,9 @@ class Preparing:
     async def _wanted(
         self, reference: ClaimReference, old: StoredClaim | None
     ) -> StoredClaim | tuple[str, ClaimError]:
-        # Of a rebuilt entry nobody knows for which request it was.
-        usable = old if old is not None and self._in_use(old) and old.allocation else None
+        # Of an entry that only the kubelet confirmed, the requests are unknown.
+        known = old is not None and self._in_use(old) and old.rebuilt != "listed"
+        usable = old if known else None
         timeout_seconds = NEW_CLAIM_FETCH_SECONDS if usable is None else KNOWN_CLAIM_FETCH_SECONDS
         try:
             busy = old and await foreign_work(old, self._parts.instances)
@@ -157,19 +172,31 @@ class Preparing:
                 node=self._parts.node.name,
                 labels=self._parts.node.labels,
                 boot_id=self._parts.boot_id,
+                limits=self._parts.limits,
                 side_effects=self._parts.devices.traits.side_effects,
             )
-        except NoAnswerError as error:
-            return usable or (reference.uid, error)
-        except ClaimError as error:
+        except ClaimGoneError as error:
             return reference.uid, error
+        except ClaimFetchError as error:
+            # Silence, a refusal and an answer that is no claim tell nothing about the claim.
+            if usable is None:
+                return reference.uid, error
+            logger.warning(
+                "claim cannot be read and is answered from the checkpoint",
+                extra={"claim": str(reference), "claim_uid": reference.uid, "error": str(error)},
+            )
+            return usable
+        except ClaimError as error:
+            # Its frames hold the claim as it was read, which can take 20 MiB of memory.
+            return reference.uid, error.with_traceback(None)
 
     def _in_use(self, old: StoredClaim) -> bool:
-        """Tell whether containers may have the devices. An entry without a boot was rebuilt."""
-        return old.state == "prepared" and old.boot_id in (self._parts.boot_id, "")
+        """Tell whether containers may have the devices."""
+        return old.state == "prepared" and old.boot_id == self._parts.boot_id
 
     def _again(self, old: StoredClaim, new: StoredClaim) -> _Work:
-        return _Work(claim=replace(new, generation=old.generation), in_use=self._in_use(old))
+        claim = replace(new, generation=old.generation)
+        return _Work(claim=claim, former=old, in_use=self._in_use(old))
 
     # ------------------------------------------------------------ what is prepared already
 
@@ -244,6 +271,7 @@ class Preparing:
             for uid, work in works.items():
                 settle(uid, driver_failed(work.claim, away))
             return
+        await self._complete(works, settle)
         if self._parts.devices.traits.side_effects or not self._alone():
             await self._begin(works, settle)
         calls = {uid: self._call_driver(work.claim) for uid, work in works.items()}
@@ -261,6 +289,35 @@ class Preparing:
                     group.create_task(self._roll_back(works[uid], error, settle))
                 group.create_task(self._keep(made, works, settle))
 
+    async def _complete(self, works: dict[str, _Work], settle: Settle) -> None:
+        """
+        Note what the devices consume; leave out of `works` what the driver does not list.
+
+        What containers use already is prepared again all the same.
+        """
+        inventories = self._parts.inventories
+        completed, missing = _completed(works, inventories.hardware())
+        if missing:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LISTED_SECONDS):
+                    while missing:
+                        await inventories.revision.after(inventories.revision.number)
+                        completed, missing = _completed(works, inventories.hardware())
+        works.update(completed)
+        away = self._parts.devices.away()
+        for uid, device in missing.items():
+            claim = works.pop(uid).claim
+            if away is not None:
+                settle(uid, driver_failed(claim, away))
+                continue
+            error = DeviceNotListedError(
+                claim=str(claim),
+                request=device.request,
+                device=device.device,
+                driver=self._parts.driver,
+            )
+            settle(uid, error)
+
     def _alone(self) -> bool:
         """
         Tell whether no other process can undo a claim while we prepare it.
@@ -274,7 +331,10 @@ class Preparing:
         """Store the intents; leave out of `works` what cannot be begun."""
         new = {uid: work for uid, work in works.items() if not work.in_use}
         try:
-            outcome = await self._parts.checkpoint.write([w.claim for w in new.values()])
+            outcome = await self._parts.checkpoint.write(
+                [work.claim for work in new.values()],
+                hardware=self._parts.inventories.hardware(),
+            )
         except CheckpointError as error:
             for uid, work in new.items():
                 settle(uid, not_stored(work.claim, error))
@@ -285,7 +345,7 @@ class Preparing:
                 works[uid] = replace(work, claim=outcome.written[uid])
                 continue
             del works[uid]
-            settle(uid, _refused(work.claim, outcome))
+            settle(uid, refused(work.claim, outcome))
 
     async def _call_driver(self, claim: StoredClaim) -> _Made:
         """Let the driver prepare a claim's devices, and make its CDI spec."""
@@ -331,7 +391,9 @@ class Preparing:
         if not made:
             return
         try:
-            outcome = await self._parts.checkpoint.write(made)
+            outcome = await self._parts.checkpoint.write(
+                made, hardware=self._parts.inventories.hardware()
+            )
         except CheckpointError as error:
             await asyncio.gather(
                 *(
@@ -352,7 +414,7 @@ class Preparing:
                 self._roll_back(replace(works[uid], claim=written[uid]), error, settle)
                 for uid, error in failed.items()
             ),
-            *(self._refuse_late(claim, _refused(claim, outcome), settle) for claim in late),
+            *(self._refuse_late(claim, refused(claim, outcome), settle) for claim in late),
         )
 
     async def _refuse_late(self, claim: StoredClaim, error: ClaimError, settle: Settle) -> None:
@@ -386,13 +448,16 @@ class Preparing:
         }
 
 
-def _refused(claim: StoredClaim, outcome: Outcome) -> ClaimError:
-    held: HeldDevice | None = outcome.held.get(claim.uid)
-    if held is None:
-        return ClaimBusyError(claim=str(claim), cause="its entry was changed by another process")
-    return DeviceTakenError(
-        claim=str(claim),
-        request=held.device.request,
-        device=held.device.device,
-        holder=str(held.holder),
-    )
+def _completed(
+    works: Mapping[str, _Work], hardware: Hardware | None
+) -> tuple[Mapping[str, _Work], Mapping[str, StoredDevice]]:
+    """Give works with what their devices consume, and for those that cannot go on a device that
+    the driver does not list."""
+    completed: dict[str, _Work] = {}
+    missing: dict[str, StoredDevice] = {}
+    for uid, work in works.items():
+        claim, unlisted = with_consumption(work.claim, hardware, former=work.former)
+        completed[uid] = replace(work, claim=claim)
+        if unlisted is not None and not work.in_use:
+            missing[uid] = unlisted
+    return completed, missing

@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 
 from drakit.device import ClaimReference
 from drakit.driver import Node
-from drakit_nodeplugin.claims.allocation import device_keys, wanted_claim
+from drakit_nodeplugin.claims.allocation import ParameterLimits, device_keys, wanted_claim
 from drakit_nodeplugin.claims.checkpoint import Checkpoint, CheckpointError
 from drakit_nodeplugin.claims.errors import ClaimError
 from drakit_nodeplugin.claims.kubeletview import (
@@ -34,7 +34,7 @@ from drakit_nodeplugin.claims.kubeletview import (
 )
 from drakit_nodeplugin.claims.source import ClaimSource
 from drakit_nodeplugin.claims.specs import ClaimSpecs
-from drakit_nodeplugin.claims.spectexts import SpecText, SpecTexts
+from drakit_nodeplugin.claims.spectexts import SpecTexts
 from drakit_nodeplugin.claims.stored import StoredClaim, StoredDevice
 from drakit_nodeplugin.claims.waves import workers
 
@@ -109,8 +109,10 @@ class Rebuilder:
         specs: ClaimSpecs,
         texts: SpecTexts,
         kubelet: KubeletView,
+        limits: ParameterLimits,
     ) -> None:
         self._driver = driver
+        self._limits = limits
         self._node = node
         self._boot_id = boot_id
         self._checkpoint = checkpoint
@@ -156,8 +158,8 @@ class Rebuilder:
         written = await self._write(entries)
         unnamed = {uid for uid in files - listed.keys() if await self._texts.read(uid) is not None}
         return Rebuilt(
-            complete=tuple(str(entry) for entry in written if entry.allocation),
-            incomplete=tuple(str(entry) for entry in written if not entry.allocation),
+            complete=tuple(str(entry) for entry in written if entry.rebuilt != "listed"),
+            incomplete=tuple(str(entry) for entry in written if entry.rebuilt == "listed"),
             lost=(
                 *sorted(unnamed | listed.keys() - {entry.uid for entry in written}),
                 *(f"{namespace}/{name}" for namespace, name in sorted(claims.unnamed)),
@@ -174,15 +176,7 @@ class Rebuilder:
         async def ask() -> None:
             for reference in line:
                 try:
-                    claim = await self._source.fetch(reference, timeout_seconds=FETCH_SECONDS)
-                    answers[reference.uid] = wanted_claim(
-                        claim,
-                        reference=reference,
-                        driver=self._driver,
-                        node=self._node.name,
-                        labels=self._node.labels,
-                        boot_id=self._boot_id,
-                    )
+                    answers[reference.uid] = await self._wanted(reference)
                 except ClaimError as error:
                     logger.warning(
                         "claim cannot be rebuilt from the API server",
@@ -202,21 +196,31 @@ class Rebuilder:
             )
         return answers
 
-    def _entry(
-        self, listed: _Listed, wanted: StoredClaim | None, text: SpecText | None
-    ) -> StoredClaim:
-        # Without a file of this boot the work must be done again when the kubelet asks, as after a
-        # reboot: then the entry is of no boot.
-        current = text is not None and text.text is not None and text.this_boot
+    async def _wanted(self, reference: ClaimReference) -> StoredClaim:
+        """Read a claim and check it; nothing keeps the claim, which can take 20 MiB."""
+        return wanted_claim(
+            await self._source.fetch(reference, timeout_seconds=FETCH_SECONDS),
+            reference=reference,
+            driver=self._driver,
+            node=self._node.name,
+            labels=self._node.labels,
+            boot_id=self._boot_id,
+            limits=self._limits,
+        )
+
+    def _entry(self, listed: _Listed, wanted: StoredClaim | None, text: str | None) -> StoredClaim:
         entry = StoredClaim(
             uid=listed.reference.uid,
             namespace=listed.reference.namespace,
             name=listed.reference.name,
             state="prepared",
-            boot_id=self._boot_id if current else "",
-            allocation="",
+            # No source reports whether it was prepared in this boot: the kubelet's list and the
+            # CDI directory can outlive a reboot. Its containers may be running, so the entry is of
+            # this boot; the driver prepares it again all the same when the kubelet asks.
+            boot_id=self._boot_id,
+            rebuilt="listed",
             devices=listed.devices,
-            cdi_spec=text.text if text is not None and current else None,
+            cdi_spec=text or None,
         )
         # With other devices than the kubelet has, the claim was allocated anew since.
         if wanted is None or device_keys(wanted.devices) != device_keys(listed.devices):
@@ -225,7 +229,7 @@ class Rebuilder:
         devices = tuple(
             replace(d, cdi_devices=told[d.pool, d.device, d.share_id]) for d in wanted.devices
         )
-        return replace(entry, allocation=wanted.allocation, devices=devices)
+        return replace(entry, rebuilt="confirmed", devices=devices, configs=wanted.configs)
 
     async def _write(self, entries: Sequence[StoredClaim]) -> list[StoredClaim]:
         """Write the entries; give those that are in the checkpoint then."""
@@ -239,7 +243,7 @@ class Rebuilder:
                 devices=tuple(replace(device, admin_access=True) for device in entry.devices),
             )
             for entry in ordered
-            if entry.uid in outcome.held and not entry.allocation
+            if entry.uid in outcome.held and entry.rebuilt == "listed"
         ]
         second = await self._checkpoint.write(beside)
         # Somebody else has written these since we looked.
@@ -249,7 +253,7 @@ class Rebuilder:
 
 def _doubts(entry: StoredClaim) -> int:
     """Say how little is known of how an entry has its devices."""
-    if entry.allocation:
+    if entry.rebuilt == "confirmed":
         return 0
     return 1 if any(device.share_id is not None for device in entry.devices) else 2
 

@@ -16,7 +16,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeVar
 
-from drakit_nodeplugin.claims.holds import HeldAs, Holders, devices_of
+from drakit_nodeplugin.claims.holds import (
+    HeldAs,
+    Refusal,
+    TakenFrom,
+    counters_of,
+    devices_of,
+    incomplete,
+    refusal,
+)
 from drakit_nodeplugin.claims.stored import (
     DamagedRowError,
     State,
@@ -26,9 +34,10 @@ from drakit_nodeplugin.claims.stored import (
     dump,
     load,
 )
+from drakit_nodeplugin.devices.hardware import Hardware
 
 __all__ = (
-    "HeldDevice",
+    "Held",
     "Outcome",
     "adopt",
     "claims_in_state",
@@ -55,11 +64,18 @@ ValueT = TypeVar("ValueT")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class HeldDevice:
-    """A device that a batch wanted, and the claim that has it."""
+class Held:
+    """A device that a claim of a batch cannot have."""
 
     device: StoredDevice
-    holder: StoredClaim
+    holder: StoredClaim | None
+    """The claim that is in its way; None if the claim wants more than there is at all."""
+
+    beside: str = ""
+    """The holder's device."""
+
+    shortage: str | None = None
+    """Of what there is too little for both, as a clause; None if both want one device."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,8 +85,8 @@ class Outcome:
     written: Mapping[str, StoredClaim]
     """As they are stored now, with their new generation and owner."""
 
-    held: Mapping[str, HeldDevice]
-    """Not written: another claim has a device of theirs, and one of the two wants it alone."""
+    held: Mapping[str, Held]
+    """Not written: other claims hold a device of theirs, or hardware that it takes as well."""
 
     fenced: frozenset[str]
     """Not written: the stored row is not the one that the writer knows."""
@@ -82,6 +98,7 @@ class _Known(NamedTuple):
     id: int
     generation: int
     devices: frozenset[HeldAs]
+    counters: frozenset[TakenFrom]
 
 
 @contextmanager
@@ -148,14 +165,20 @@ def opens(connection: sqlite3.Connection) -> int:
 
 
 def write(
-    connection: sqlite3.Connection, claims: Collection[StoredClaim], *, owner: str, alone: bool
+    connection: sqlite3.Connection,
+    claims: Collection[StoredClaim],
+    *,
+    owner: str,
+    alone: bool,
+    hardware: Hardware | None = None,
 ) -> Outcome:
     """
     Write claims whose generation is that of their row, within the transaction of the caller.
 
     Not `alone`: another process works on the database too; what is written without an intent of
-    ours may then be the late end of something that it has undone. Raises ValueError for a claim
-    that is given twice, or that is no JSON.
+    ours may then be the late end of something that it has undone. Without `hardware` claims are
+    kept apart by the names of devices alone. Raises ValueError for a claim that is given twice, or
+    that is no JSON.
     """
     known = _known(connection, [claim.uid for claim in claims])
     fenced: set[str] = set()
@@ -169,17 +192,29 @@ def write(
             fenced.add(claim.uid)
         else:
             fresh[claim.uid] = claim
-    taken = _taken(connection, fresh.values(), known)
-    passed = [claim for claim in fresh.values() if claim.uid not in taken]
-    first = next_generations(connection, len(passed))
-    written = {
-        claim.uid: replace(claim, generation=generation, owner=owner)
-        for generation, claim in enumerate(passed, start=first)
+    if hardware is not None:
+        _complete(connection, fresh.values(), hardware)
+    first = next_generations(connection, len(fresh))
+    written: dict[str, StoredClaim] = {}
+    refused: dict[str, Refusal] = {}
+    # One after the other: what one claim is given, the rest of the batch finds taken.
+    for generation, (uid, claim) in enumerate(fresh.items(), start=first):
+        new = replace(claim, generation=generation, owner=owner)
+        if (why := _put(connection, new, known.get(uid), hardware=hardware)) is None:
+            written[uid] = new
+        else:
+            refused[uid] = why
+    names = {why.holder for why in refused.values()} - {None}
+    holders = {c.uid: c for c in claims_of(connection, [uid for uid in names if uid])}
+    held = {
+        uid: Held(
+            device=why.device,
+            holder=None if why.holder is None else holders[why.holder],
+            beside=why.held,
+            shortage=why.shortage,
+        )
+        for uid, why in refused.items()
     }
-    _put(connection, list(written.values()), known)
-    # Read after the write: a holder may be of the same batch.
-    holders = {c.uid: c for c in claims_of(connection, [uid for _, uid in taken.values()])}
-    held = {uid: HeldDevice(device=d, holder=holders[holder]) for uid, (d, holder) in taken.items()}
     return Outcome(written=written, held=held, fenced=frozenset(fenced))
 
 
@@ -187,17 +222,14 @@ def adopt(connection: sqlite3.Connection, claims: Collection[StoredClaim]) -> fr
     """
     Take over rows of another database as they are, within the transaction of the caller.
 
-    Gives the UIDs of those that were taken: of two that hold a device exclusively the second is
-    left out. Shares beside such a one stay, as earlier versions let them in: both were prepared.
-    Their claims must not be here yet.
+    Gives the UIDs of those that were taken: of two that cannot have a device side by side the
+    second is left out. Their claims must not be here yet.
     """
-    taken = _taken(connection, claims, {}, shares=False)
-    passed = [claim for claim in claims if claim.uid not in taken]
+    passed = [claim for claim in claims if _put(connection, claim, None) is None]
     highest = max((claim.generation for claim in passed), default=0)
     connection.execute(
         "UPDATE meta SET value = max(value, ?) WHERE name = 'generation'", (highest,)
     )
-    _put(connection, passed, {})
     return frozenset(claim.uid for claim in passed)
 
 
@@ -214,7 +246,12 @@ def delete(connection: sqlite3.Connection, claims: Collection[StoredClaim]) -> f
             ids.append((row.id,))
         else:
             kept.add(claim.uid)
-    for statement in ("devices WHERE claim", "bodies WHERE id", "claims WHERE id"):
+    for statement in (
+        "counters WHERE claim",
+        "devices WHERE claim",
+        "bodies WHERE id",
+        "claims WHERE id",
+    ):
         connection.executemany(f"DELETE FROM {statement} = ?", ids)  # noqa: S608
     return frozenset(kept)
 
@@ -236,66 +273,102 @@ def _known(connection: sqlite3.Connection, uids: Sequence[str]) -> dict[str, _Kn
         query = f"SELECT uid, id, generation FROM claims WHERE uid IN ({_marks(chunk)})"  # noqa: S608
         found.extend(connection.execute(query, chunk))
     devices: dict[int, list[HeldAs]] = {id_: [] for _, id_, _ in found}
+    counters: dict[int, list[TakenFrom]] = {id_: [] for id_ in devices}
     for chunk in _chunks(list(devices)):
         query = f"SELECT * FROM devices WHERE claim IN ({_marks(chunk)})"  # noqa: S608
         for id_, *device in connection.execute(query, chunk):
             devices[id_].append(tuple(device))
-    return {uid: _Known(id_, generation, frozenset(devices[id_])) for uid, id_, generation in found}
-
-
-def _taken(
-    connection: sqlite3.Connection,
-    claims: Collection[StoredClaim],
-    known: Mapping[str, _Known],
-    *,
-    shares: bool = True,
-) -> dict[str, tuple[StoredDevice, str]]:
-    """Find what wants a device that is held, by a row or by an earlier claim of the batch."""
-    changed = [claim for claim in claims if _changed(claim, known)]
-    holders = Holders(connection, changed, shares=shares)
-    taken: dict[str, tuple[StoredDevice, str]] = {}
-    for claim in changed:
-        refusal = holders.refusal(claim)
-        if refusal is not None:
-            taken[claim.uid] = refusal
-            continue
-        row = known.get(claim.uid)
-        holders.give(claim, former=row.devices if row else ())
-    return taken
+        query = (
+            "SELECT claim, pool, counter_set, device, amounts FROM counters "  # noqa: S608
+            f"WHERE claim IN ({_marks(chunk)})"
+        )
+        for id_, *taken in connection.execute(query, chunk):
+            counters[id_].append(tuple(taken))
+    return {
+        uid: _Known(id_, generation, frozenset(devices[id_]), frozenset(counters[id_]))
+        for uid, id_, generation in found
+    }
 
 
 def _put(
-    connection: sqlite3.Connection, claims: Sequence[StoredClaim], known: Mapping[str, _Known]
-) -> None:
-    """Write rows as they are given; what is not changed of their devices is left alone."""
-    (last_id,) = connection.execute("SELECT coalesce(max(id), 0) FROM claims").fetchone()
-    heads: list[tuple[object, ...]] = []
-    bodies: list[tuple[int, int, bytes]] = []
-    cleared: list[tuple[int]] = []
-    devices: list[tuple[int, str, str, str]] = []
-    for claim in claims:
-        row = known.get(claim.uid)
-        if row is None:
-            last_id += 1
-        id_ = row.id if row else last_id
-        heads.append((id_, claim.uid, claim.state, claim.boot_id, claim.generation))
-        body = dump(claim)
-        bodies.append((id_, checksum(body), body))
-        if _changed(claim, known):
-            cleared.append((id_,))
-            devices.extend((id_, *device) for device in devices_of(claim))
-    connection.executemany(
-        "INSERT INTO claims VALUES (?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET "
-        "state = excluded.state, boot_id = excluded.boot_id, generation = excluded.generation",
-        heads,
-    )
-    connection.executemany(
+    connection: sqlite3.Connection,
+    claim: StoredClaim,
+    row: _Known | None,
+    *,
+    hardware: Hardware | None = None,
+) -> Refusal | None:
+    """Write a row as it is given; give why it is not written if others hold what it would have."""
+    devices, counters = devices_of(claim), counters_of(claim)
+    if row is None or _names(row.devices) != _names(devices):
+        refused = refusal(connection, claim, row=row.id if row else 0, hardware=hardware)
+        if refused is not None:
+            return refused
+    head = (claim.uid, claim.state, claim.boot_id, claim.generation)
+    if row is None:
+        id_ = connection.execute("INSERT INTO claims VALUES (NULL, ?, ?, ?, ?)", head).lastrowid
+    else:
+        id_ = row.id
+        connection.execute(
+            "UPDATE claims SET uid = ?, state = ?, boot_id = ?, generation = ? WHERE id = ?",
+            (*head, id_),
+        )
+    _put_body(connection, id_, claim)
+    if row is None or row.devices != devices:
+        connection.execute("DELETE FROM devices WHERE claim = ?", (id_,))
+        connection.executemany(
+            "INSERT INTO devices VALUES (?, ?, ?, ?, ?)", [(id_, *device) for device in devices]
+        )
+    if counters != (row.counters if row else frozenset()):
+        _put_counters(connection, id_, counters)
+    return None
+
+
+def _put_body(connection: sqlite3.Connection, id_: int | None, claim: StoredClaim) -> None:
+    body = dump(claim)
+    connection.execute(
         "INSERT INTO bodies VALUES (?, ?, ?) ON CONFLICT (id) DO UPDATE SET "
         "checksum = excluded.checksum, body = excluded.body",
-        bodies,
+        (id_, checksum(body), body),
     )
-    connection.executemany("DELETE FROM devices WHERE claim = ?", cleared)
-    connection.executemany("INSERT INTO devices VALUES (?, ?, ?, ?)", devices)
+
+
+def _put_counters(
+    connection: sqlite3.Connection, id_: int | None, counters: Collection[TakenFrom]
+) -> None:
+    connection.execute("DELETE FROM counters WHERE claim = ?", (id_,))
+    connection.executemany(
+        "INSERT INTO counters (claim, pool, counter_set, device, amounts) VALUES (?, ?, ?, ?, ?)",
+        [(id_, *taken) for taken in counters],
+    )
+
+
+def _complete(
+    connection: sqlite3.Connection, claims: Iterable[StoredClaim], hardware: Hardware
+) -> None:
+    """
+    Complete rebuilt rows that are in the way of claims with what their devices consume.
+
+    Their generation stays: what is known of them is all that changes.
+    """
+    wanted = {uid for claim in claims for uid in incomplete(connection, claim)}
+    if not wanted:
+        return
+    known = _known(connection, [*wanted])
+    for claim in [*claims_of(connection, [*wanted])]:
+        completed = replace(
+            claim,
+            devices=tuple(
+                device
+                if device.consumes is not None
+                or (listed := hardware.device(device.pool, device.device)) is None
+                else replace(device, consumes=listed.consumes)
+                for device in claim.devices
+            ),
+        )
+        row = known[claim.uid]
+        if (counters := counters_of(completed)) != row.counters:
+            _put_body(connection, row.id, completed)
+            _put_counters(connection, row.id, counters)
 
 
 def next_generations(connection: sqlite3.Connection, number: int) -> int:
@@ -306,9 +379,8 @@ def next_generations(connection: sqlite3.Connection, number: int) -> int:
     return last - number + 1
 
 
-def _changed(claim: StoredClaim, known: Mapping[str, _Known]) -> bool:
-    row = known.get(claim.uid)
-    return row is None or row.devices != devices_of(claim)
+def _names(devices: Iterable[HeldAs]) -> frozenset[tuple[str, str, str]]:
+    return frozenset((pool, device, hold) for pool, device, hold, _ in devices)
 
 
 def _load(rows: Iterable[tuple[str, int, object, int]]) -> Iterator[StoredClaim]:

@@ -24,11 +24,14 @@ from drakit_nodeplugin.devices.stored import StoredEndpoint
 
 __all__ = ("Salvage", "salvage")
 
-_BATCH = 200
-"""Rows that are held in memory at once."""
+_BATCH = 50
+"""Rows that are held in memory at once; each can hold 128 KiB of opaque parameters."""
 
 _MAX_PROBES = 1_000_000
 """Highest number by which a row that a damaged page hides is asked for."""
+
+_BEYOND = 200
+"""Numbers above the highest known one by which rows are asked for, too."""
 
 _UNREADABLE = (sqlite3.Error, ValueError, MemoryError, OverflowError)
 """What damage can lead to: wrong sizes, and names or messages with damaged text in them, too."""
@@ -53,49 +56,19 @@ class Salvage:
     """The claims of lost rows, as far as they are known."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Source:
-    """How one version keeps its rows."""
-
-    key: str
-    """Column by which a row is found."""
-
-    queries: tuple[str, ...]
-    """For key, checksum and body of all rows. The last one does not need the key's name."""
-
-    names: tuple[str, ...]
-    """Queries for key and UID of all rows; each goes by another tree of pages."""
-
-
-_SOURCES = (
-    _Source(
-        key="id",
-        queries=(
-            "SELECT id, checksum, body FROM bodies",
-            "SELECT NULL, checksum, body FROM bodies",
-        ),
-        names=(
-            "SELECT id, uid FROM claims ORDER BY id",
-            "SELECT id, uid FROM claims ORDER BY id DESC",
-            "SELECT id, uid FROM claims ORDER BY uid",
-            "SELECT id, uid FROM claims ORDER BY uid DESC",
-        ),
-    ),
-    _Source(
-        key="uid",
-        queries=(
-            "SELECT uid, checksum, body FROM claims",
-            "SELECT NULL, checksum, body FROM claims",
-        ),
-        names=(
-            "SELECT uid, uid FROM claims ORDER BY uid",
-            "SELECT uid, uid FROM claims ORDER BY uid DESC",
-            "SELECT uid, uid FROM devices ORDER BY uid",
-            "SELECT uid, uid FROM devices ORDER BY uid DESC",
-            "SELECT uid, uid FROM devices ORDER BY rowid",
-        ),
-    ),
+_BODIES = (
+    "SELECT id, checksum, body FROM bodies",
+    "SELECT NULL, checksum, body FROM bodies",
 )
+"""For key, checksum and body of all rows. The second one does not need the key's name."""
+
+_NAMES = (
+    "SELECT id, uid FROM claims ORDER BY id",
+    "SELECT id, uid FROM claims ORDER BY id DESC",
+    "SELECT id, uid FROM claims ORDER BY uid",
+    "SELECT id, uid FROM claims ORDER BY uid DESC",
+)
+"""For key and UID of all rows; each goes by another tree of pages."""
 
 
 def salvage(path: Path, target: sqlite3.Connection) -> Salvage:
@@ -133,12 +106,11 @@ class _Copy:
     def run(self) -> Salvage:
         # A table whose definition is damaged does not hide the others then.
         list(self._readable("PRAGMA writable_schema = ON"))
-        source = next(filter(self._has, _SOURCES), None)
-        for query in source.names if source else ():
+        for query in _NAMES:
             for key, uid in self._readable(query):
                 if isinstance(uid, str):
                     self._named.setdefault(key, uid)
-        claims = self._claims(source)
+        claims = self._claims()
         while batch := list(islice(claims, _BATCH)):
             self._keep(batch)
         self._keep_endpoints()
@@ -147,10 +119,6 @@ class _Copy:
         return Salvage(
             kept=len(self._kept), lost=len(lost), lost_uids=frozenset(uids - set(self._kept))
         )
-
-    def _has(self, source: _Source) -> bool:
-        list(self._readable(f"{source.queries[-1]} LIMIT 0"))
-        return not self._failed
 
     def _keep(self, batch: list[tuple[object, StoredClaim]]) -> None:
         new = {claim.uid: (key, claim) for key, claim in batch if claim.uid not in self._kept}
@@ -168,8 +136,8 @@ class _Copy:
                     found[endpoint.name] = endpoint
         endpointrows.write(self._target, found.values())
 
-    def _claims(self, source: _Source | None) -> Iterator[tuple[object, StoredClaim]]:
-        for row in self._rows(source):
+    def _claims(self) -> Iterator[tuple[object, StoredClaim]]:
+        for row in self._rows():
             bodies = [value for value in row if isinstance(value, bytes)]
             sums = [value for value in row if isinstance(value, int)]
             if not bodies:
@@ -180,27 +148,26 @@ class _Copy:
                 with suppress(DamagedRowError):
                     yield row[0], load(body, expected=expected)
 
-    def _rows(self, source: _Source | None) -> Iterator[_Row]:
+    def _rows(self) -> Iterator[_Row]:
         """Read what can be read, some rows several times: in other words too, because the damage
         may be in a name; from both ends up to damage; at last one by one."""
         tables = self._readable("SELECT name FROM sqlite_master WHERE type = 'table'")
         unnamed = [f"SELECT * FROM {_quoted(t)}" for (t,) in tables if t != "endpoints"]  # noqa: S608
-        for query in (*(source.queries if source else ()), *unnamed):
+        for query in (*_BODIES, *unnamed):
             yield from self._readable(query)
             if not self._failed and query not in unnamed:
                 return
             if self._failed:
                 yield from self._readable(f"{query} ORDER BY 1 DESC")
-        if source is not None:
-            for key in self._hidden():
-                yield from self._readable(f"{source.queries[0]} WHERE {source.key} = ?", key)
+        for key in self._hidden():
+            yield from self._readable(f"{_BODIES[0]} WHERE id = ?", key)
 
     def _hidden(self) -> list[object]:
         """Give the keys of rows that may be behind damage: known ones, and numbers beside them."""
         kept = set(self._kept.values())
         known = {*self._named, *self._met}
         numbers = [key for key in known if isinstance(key, int)]
-        guessed = range(1, min(max(numbers, default=0) + _BATCH, _MAX_PROBES))
+        guessed = range(1, min(max(numbers, default=0) + _BEYOND, _MAX_PROBES))
         return [key for key in dict.fromkeys((*known, *guessed)) if key not in kept]
 
     def _readable(self, query: str, *values: object) -> Iterator[tuple[Any, ...]]:

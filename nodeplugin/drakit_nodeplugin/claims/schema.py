@@ -1,11 +1,20 @@
 """
-The schema of a checkpoint's database: how it is made, recognised, and brought to the present one.
+The schema of a checkpoint's database: how a database is created and recognized.
 
-Version 4 is the present one; version 3 has the same tables, but its rows knew no CDI devices of
-others; version 2 knew no endpoints, and could not tell a share from admin access by its index;
-version 1 had neither generations nor owners. A database is recognised without a write, so that a
-later version, or another program's, stays as it is. What stands in the rows is :mod:`.rows`' and
-:mod:`.endpointrows`' business, whether they are sound :mod:`.soundness`'.
+A database carries two versions:
+
+    readable from   the oldest drakit that may use it: SQLite's ``user_version``, in the header
+    version         the newest drakit that has shaped it: a row of the table ``meta``
+
+A drakit opens every file whose readable-from is at most its own version, and reads and writes it,
+also while the successor runs beside it in a rolling update. A successor may therefore only add:
+tables, indexes, and fields of rows that have a default. The older version leaves added tables as
+they are, and drops added fields from each row that it writes; the successor must cope with both. A
+change that needs more raises :data:`READABLE_FROM`.
+
+A database is recognized without a write, so that one that must not be used stays as it is. The
+rows' content is :mod:`.rows`' and :mod:`.endpointrows`' concern, their soundness
+:mod:`.soundness`'.
 
 Functions block. It must not know asyncio, or what claims are for.
 """
@@ -15,16 +24,13 @@ from __future__ import annotations
 import sqlite3
 import stat
 import time
-from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
-from drakit_nodeplugin.claims import rows
-from drakit_nodeplugin.claims.holds import devices_of
-from drakit_nodeplugin.claims.stored import load
+from drakit_nodeplugin.private import private_file
 
 __all__ = (
-    "SCHEMA_VERSION",
+    "READABLE_FROM",
+    "VERSION",
     "NewerVersionError",
     "UnfitError",
     "connect",
@@ -32,12 +38,16 @@ __all__ = (
     "create",
     "has_log",
     "is_empty",
-    "migrate",
-    "recognise",
+    "readable_from",
+    "recognize",
 )
 
-SCHEMA_VERSION = 4
-"""To be raised for a new field of :mod:`.stored`, too: earlier versions could not read its rows."""
+VERSION = 1
+"""Raised with each release that changes tables or rows."""
+
+READABLE_FROM = 1
+"""The oldest version that may use the databases of this one: raised when a table, a field or a
+value changes its meaning, when one is removed, and when a state or a hold is added."""
 
 _APPLICATION_ID = 0x44524B54
 """``DRKT``: tells our databases from those of other programs (SQLite's ``application_id``)."""
@@ -48,8 +58,9 @@ BUSY_SECONDS = 5.0
 _HEADER_BYTES = 100
 _MAGIC = b"SQLite format 3\0"
 
-# Databases are recognised by these words: a change of a blank is a change of the version.
-_CLAIMS = (
+# A database is recognized by these words: changing a blank is changing the schema. The columns of a
+# primary key come first: else SQLite 3.40 finds NULL in columns that have none.
+_STATEMENTS = (
     """CREATE TABLE meta (name TEXT PRIMARY KEY, value NOT NULL) WITHOUT ROWID""",
     """CREATE TABLE claims (
     id INTEGER PRIMARY KEY, uid TEXT NOT NULL UNIQUE, state TEXT NOT NULL, boot_id TEXT NOT NULL,
@@ -58,58 +69,31 @@ _CLAIMS = (
     """CREATE TABLE bodies (
     id INTEGER PRIMARY KEY, checksum INTEGER NOT NULL, body BLOB NOT NULL
 )""",
-)
-"""Versions from 2 on have them in common."""
-
-_DEVICES_3 = (
     """CREATE TABLE devices (
     claim INTEGER NOT NULL, pool TEXT NOT NULL, device TEXT NOT NULL, hold TEXT NOT NULL,
-    PRIMARY KEY (claim, pool, device, hold)
+    amounts TEXT NOT NULL, PRIMARY KEY (claim, pool, device, hold)
 ) WITHOUT ROWID""",
     """CREATE UNIQUE INDEX exclusive_device ON devices (pool, device) WHERE hold = 'exclusive'""",
-    """CREATE INDEX shared_device ON devices (pool, device) WHERE hold = 'share'""",
+    """CREATE INDEX shared_device ON devices (pool, device, amounts) WHERE hold = 'share'""",
+    """CREATE TABLE counters (
+    pool TEXT NOT NULL, counter_set TEXT NOT NULL, device TEXT NOT NULL, claim INTEGER NOT NULL,
+    amounts TEXT NOT NULL, PRIMARY KEY (pool, counter_set, device, claim)
+) WITHOUT ROWID""",
+    """CREATE INDEX counters_of_claim ON counters (claim)""",
     """CREATE TABLE endpoints (
     name TEXT PRIMARY KEY, checksum INTEGER NOT NULL, body BLOB NOT NULL
 ) WITHOUT ROWID""",
 )
 
-_DEVICES_2 = (
-    """CREATE TABLE devices (
-    claim INTEGER NOT NULL, pool TEXT NOT NULL, device TEXT NOT NULL, exclusive INTEGER NOT NULL,
-    PRIMARY KEY (claim, pool, device, exclusive)
-) WITHOUT ROWID""",
-    """CREATE UNIQUE INDEX exclusive_device ON devices (pool, device) WHERE exclusive = 1""",
-)
-
-_TABLES_1 = (
-    """CREATE TABLE claims (
-    uid TEXT PRIMARY KEY, state TEXT NOT NULL, boot_id TEXT NOT NULL,
-    body BLOB NOT NULL, checksum INTEGER NOT NULL
-) WITHOUT ROWID""",
-    """CREATE TABLE devices (
-    uid TEXT NOT NULL REFERENCES claims (uid) ON DELETE CASCADE,
-    pool TEXT NOT NULL, device TEXT NOT NULL, exclusive INTEGER NOT NULL
-)""",
-    """CREATE INDEX devices_of_claim ON devices (uid)""",
-    """CREATE UNIQUE INDEX exclusive_device ON devices (pool, device) WHERE exclusive = 1""",
-)
-
-_TABLES: Mapping[int, frozenset[str]] = {
-    1: frozenset(_TABLES_1),
-    2: frozenset((*_CLAIMS, *_DEVICES_2)),
-    3: frozenset((*_CLAIMS, *_DEVICES_3)),
-    4: frozenset((*_CLAIMS, *_DEVICES_3)),
-}
-
 
 class NewerVersionError(Exception):
-    """A later drakit wrote the database."""
+    """A later drakit wrote the database, and this one cannot use it."""
 
-    def __init__(self, version: int) -> None:
+    def __init__(self, readable_from: int) -> None:
         super().__init__(
-            f"it has schema version {version}, this drakit knows up to {SCHEMA_VERSION}; install "
-            f"the later version again, or remove the file and restart the node plugin: it rebuilds "
-            f"the claims from what the kubelet, the CDI files and the API server know"
+            f"it needs schema version {readable_from} or later, and this drakit has version "
+            f"{VERSION}; install the later version again, or remove the file and restart the node "
+            f"plugin: it rebuilds the claims from the kubelet, the CDI files and the API server"
         )
 
 
@@ -123,11 +107,13 @@ class UnfitError(Exception):
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """Open a database for writing, durably; it may be new, or of any version."""
+    """Open a database for writing, durably; it may be new."""
     connection = sqlite3.connect(
         path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
     )
     try:
+        # SQLite creates the file by the umask, and the two beside it with the mode of the file.
+        private_file(path)
         for pragma in ("journal_mode = WAL", "synchronous = FULL"):
             connection.execute(f"PRAGMA {pragma}")
     except BaseException:
@@ -157,9 +143,9 @@ def is_empty(path: Path) -> bool:
     return _size(path) <= 1
 
 
-def recognise(path: Path) -> int:
+def recognize(path: Path) -> int:
     """
-    Tell the schema version of what is at a path, without a write; 0 is a new database.
+    Return the version of the database at a path, without a write; 0 is a new database.
 
     Raises :class:`NewerVersionError`, :class:`UnfitError`, sqlite3.Error, OSError.
     """
@@ -176,97 +162,68 @@ def recognise(path: Path) -> int:
     with path.open("rb") as file:
         header = file.read(_HEADER_BYTES)
     if header.startswith(_MAGIC) and len(header) == _HEADER_BYTES:
-        # What the log says comes first, but a log cannot be read without a trace beside the file.
-        version, application = header[60:64], header[68:72]
-        _version(int.from_bytes(version, signed=True), int.from_bytes(application))
+        # The log overrides the header, but cannot be read without a trace beside the file.
+        readable_from, application = header[60:64], header[68:72]
+        _check_usable(int.from_bytes(readable_from, signed=True), int.from_bytes(application))
     elif not has_log(path):
         raise UnfitError("it is no SQLite database")
     connection = connect_reading(path)
     try:
-        return _recognise(connection)
+        return _recognize(connection)
     finally:
         connection.close()
 
 
 def create(connection: sqlite3.Connection, *, generation: int = 0) -> None:
     """
-    Make the present schema, within the transaction of the caller.
+    Create the schema, within the transaction of the caller.
 
     Generations begin above `generation`, and above the milliseconds of the clock: where a database
     was lost, work that knows a generation of it must not meet the same number again.
     """
-    for statement in (*_CLAIMS, *_DEVICES_3):
+    for statement in _STATEMENTS:
         connection.execute(statement)
     first = max(generation, time.time_ns() // 1_000_000)
-    connection.executemany("INSERT INTO meta VALUES (?, ?)", [("generation", first), ("opens", 0)])
+    meta = [("version", VERSION), ("generation", first), ("opens", 0)]
+    connection.executemany("INSERT INTO meta VALUES (?, ?)", meta)
     connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
-    connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+    connection.execute(f"PRAGMA user_version = {READABLE_FROM}")
 
 
-def migrate(connection: sqlite3.Connection, version: int) -> None:
-    """
-    Bring a sound database of an earlier version to the present one, in the caller's transaction.
-
-    No claim is left out: where an earlier version has let a share in beside an exclusive claim,
-    both are prepared, and stay so.
-    """
-    # What version 3 has written is read as it is.
-    if version == 1:
-        _migrate_1(connection)
-    elif version == 2:
-        _migrate_2(connection)
-    connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-
-
-def _migrate_2(connection: sqlite3.Connection) -> None:
-    connection.execute("DROP TABLE devices")
-    for statement in _DEVICES_3:
-        connection.execute(statement)
-    bodies = connection.execute("SELECT id, checksum, body FROM bodies")
-    connection.executemany(
-        "INSERT INTO devices VALUES (?, ?, ?, ?)",
-        (
-            (id_, *device)
-            for id_, expected, body in bodies
-            for device in devices_of(load(body, expected=expected))
-        ),
-    )
-
-
-def _migrate_1(connection: sqlite3.Connection) -> None:
-    stored = connection.execute("SELECT body, checksum FROM claims").fetchall()
-    claims = [load(body, expected=expected) for body, expected in stored]
-    for table in ("devices", "claims"):
-        connection.execute(f"DROP TABLE {table}")
-    create(connection)
-    first = rows.next_generations(connection, len(claims))
-    rows.adopt(
-        connection,
-        [replace(claim, generation=number) for number, claim in enumerate(claims, start=first)],
-    )
-
-
-def _recognise(connection: sqlite3.Connection) -> int:
+def readable_from(connection: sqlite3.Connection) -> int:
+    """Return the oldest version that may use a database."""
     (version,) = connection.execute("PRAGMA user_version").fetchone()
+    return version
+
+
+def _recognize(connection: sqlite3.Connection) -> int:
     (application,) = connection.execute("PRAGMA application_id").fetchone()
-    version = _version(version, application)
+    oldest = readable_from(connection)
+    _check_usable(oldest, application)
     found = connection.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL")
     tables = frozenset[str](statement for (statement,) in found)
-    if version == 0 and not tables:
+    if oldest == 0 and not tables:
         return 0
-    if tables == _TABLES.get(version):
-        return version
-    if application == _APPLICATION_ID or tables & frozenset[str]().union(*_TABLES.values()):
-        raise UnfitError(f"its tables are not those of schema version {version}")
-    raise UnfitError("it is a database of another program", foreign=True)
+    ours = frozenset(_STATEMENTS)
+    if application != _APPLICATION_ID and not tables & ours:
+        raise UnfitError("it is a database of another program", foreign=True)
+    version = _version(connection) if oldest > 0 and ours <= tables else 0
+    # A later version has added what we do not know.
+    if version < 1 or (version <= VERSION and tables != ours):
+        raise UnfitError("its tables are not those of a checkpoint")
+    return version
 
 
-def _version(version: int, application: int) -> int:
-    if application == _APPLICATION_ID and version > SCHEMA_VERSION:
-        raise NewerVersionError(version)
+def _version(connection: sqlite3.Connection) -> int:
+    row = connection.execute("SELECT value FROM meta WHERE name = 'version'").fetchone()
+    return row[0] if row and isinstance(row[0], int) else 0
+
+
+def _check_usable(readable_from: int, application: int) -> None:
+    if application == _APPLICATION_ID and readable_from > VERSION:
+        raise NewerVersionError(readable_from)
     if application not in (0, _APPLICATION_ID):
         raise UnfitError("it is a database of another program", foreign=True)
-    return version
 
 
 def _size(path: Path) -> int:

@@ -11,41 +11,33 @@ Functions block. It must not know files.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterator
-from itertools import groupby
+from collections import defaultdict
+from collections.abc import Iterator
 
-from drakit_nodeplugin.claims.holds import devices_of
-from drakit_nodeplugin.claims.stored import DamagedRowError, StoredClaim, load
+from drakit_nodeplugin.claims.holds import HeldAs, TakenFrom, counters_of, devices_of
+from drakit_nodeplugin.claims.stored import DamagedRowError, load
 
 __all__ = ("problems",)
 
 
-def problems(connection: sqlite3.Connection, version: int) -> Iterator[str]:
-    """Say what is wrong with a database of a version; may raise sqlite3.Error, too."""
+def problems(connection: sqlite3.Connection) -> Iterator[str]:
+    """Report what is wrong with a database; may raise sqlite3.Error, too."""
     yield from _integrity(connection)
-    match version:
-        case 1:
-            yield from _rows_1(connection)
-        case 2:
-            yield from _rows(connection, "exclusive", _devices_of_2)
-        case _:
-            yield from _rows(connection, "hold", devices_of)
-
-
-def _rows(
-    connection: sqlite3.Connection, hold: str, indexed: Callable[[StoredClaim], frozenset[object]]
-) -> Iterator[str]:
     generation = 0
-    joined = connection.execute(
-        "SELECT claims.id, uid, state, boot_id, generation, checksum, body, "  # noqa: S608
-        f"pool, device, {hold} "
-        "FROM claims LEFT JOIN bodies USING (id) LEFT JOIN devices ON devices.claim = claims.id "
-        "ORDER BY claims.id"
+    devices: dict[int, set[HeldAs]] = defaultdict(set)
+    for id_, *held in connection.execute("SELECT claim, pool, device, hold, amounts FROM devices"):
+        devices[id_].add(tuple(held))
+    counters: dict[int, set[TakenFrom]] = defaultdict(set)
+    for id_, *taken in connection.execute(
+        "SELECT claim, pool, counter_set, device, amounts FROM counters"
+    ):
+        counters[id_].add(tuple(taken))
+    # One row at a time: not joined to the devices, each of which would have the body beside it.
+    heads = connection.execute(
+        "SELECT id, uid, state, boot_id, generation, checksum, body "
+        "FROM claims LEFT JOIN bodies USING (id) ORDER BY id"
     )
-    for _, group in groupby(joined, key=lambda row: row[0]):
-        found = list(group)
-        _, uid, *head, expected, body = found[0][:-3]
-        devices = {row[-3:] for row in found}
+    for id_, uid, *head, expected, body in heads:
         try:
             claim = load(body, expected=expected)
         except DamagedRowError as error:
@@ -54,25 +46,15 @@ def _rows(
         generation = max(generation, claim.generation)
         if [uid, *head] != [claim.uid, claim.state, claim.boot_id, claim.generation]:
             yield f"the row of claim {uid}: its columns do not say what its body says"
-        if devices != (indexed(claim) or {(None, None, None)}):
+        if frozenset(devices.pop(id_, ())) != devices_of(claim):
             yield f"the row of claim {uid}: its devices are not those of its body"
-    for table, column in (("devices", "claim"), ("bodies", "id")):
+        if frozenset(counters.pop(id_, ())) != counters_of(claim):
+            yield f"the row of claim {uid}: its counters are not those of its body"
+    for table, column in (("devices", "claim"), ("counters", "claim"), ("bodies", "id")):
         query = f"SELECT 1 FROM {table} WHERE {column} NOT IN (SELECT id FROM claims)"  # noqa: S608
         if connection.execute(query).fetchone():
             yield f"there are {table} without a claim"
-    yield from _counters(connection, generation)
-
-
-def _devices_of_2(claim: StoredClaim) -> frozenset[object]:
-    return frozenset((d.pool, d.device, int(d.hold == "exclusive")) for d in claim.devices)
-
-
-def _rows_1(connection: sqlite3.Connection) -> Iterator[str]:
-    for uid, body, expected in connection.execute("SELECT uid, body, checksum FROM claims"):
-        try:
-            load(body, expected=expected)
-        except DamagedRowError as error:
-            yield f"the row of claim {uid}: {error}"
+    yield from _numbers(connection, generation)
 
 
 def _integrity(connection: sqlite3.Connection) -> Iterator[str]:
@@ -81,9 +63,9 @@ def _integrity(connection: sqlite3.Connection) -> Iterator[str]:
         yield from (line for line in verdict.splitlines() if line != "ok" and line[:3] != "***")
 
 
-def _counters(connection: sqlite3.Connection, generation: int) -> Iterator[str]:
-    counters = dict(connection.execute("SELECT name, value FROM meta"))
+def _numbers(connection: sqlite3.Connection, generation: int) -> Iterator[str]:
+    numbers = dict(connection.execute("SELECT name, value FROM meta"))
     for name, least in (("generation", generation), ("opens", 0)):
-        value = counters.get(name)
+        value = numbers.get(name)
         if not isinstance(value, int) or value < least:
             yield f"its counter of {name} is {value!r}, but must be {least} or more"

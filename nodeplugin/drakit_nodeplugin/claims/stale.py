@@ -21,7 +21,7 @@ from typing import Protocol
 
 from drakit.driver import Node
 from drakit.resource.claim import Claim
-from drakit_nodeplugin.claims.allocation import device_keys, wanted_claim
+from drakit_nodeplugin.claims.allocation import allocated_results, device_keys
 from drakit_nodeplugin.claims.checkpoint import CheckpointError
 from drakit_nodeplugin.claims.errors import (
     ClaimError,
@@ -81,22 +81,21 @@ def judge(
     Say why an entry is stale, in whatever state; None if it is not, or cannot be told.
 
     `found` is the claim of its name as the API server has it; None if it said that there is none.
-    Devices decide, not the digest of an entry: another drakit may have made that from other facts.
+    Devices decide: with other configs for the same devices, it is the kubelet that asks again.
     """
     if found is None:
         return StaleReason.GONE
     try:
-        wanted = wanted_claim(
+        results = allocated_results(
             found,
             reference=reference_of(entry),
             driver=driver,
             node=node.name,
             labels=node.labels,
-            boot_id=entry.boot_id,
         )
     except ClaimError as error:
         return _REASONS.get(type(error))
-    same = device_keys(wanted.devices) == device_keys(entry.devices)
+    same = device_keys(results) == device_keys(entry.devices)
     return None if same else StaleReason.REALLOCATED
 
 
@@ -245,20 +244,23 @@ class StaleCollector:
                 if silent:
                     return
                 try:
-                    found = await self._source.fetch(
-                        reference_of(entry), timeout_seconds=FETCH_SECONDS
-                    )
-                except ClaimGoneError:
-                    found = None
+                    judged[entry.uid] = await self._judge_one(entry)
                 except NoAnswerError:
                     silent = True
                     return
                 except ClaimFetchError:
                     continue
-                judged[entry.uid] = judge(entry, found, driver=self._driver, node=self._node)
 
         await workers(ask, parallel=self._timing.parallel, items=len(entries))
         return judged, silent
+
+    async def _judge_one(self, entry: StoredClaim) -> StaleReason | None:
+        """Read the claim of an entry and judge; nothing keeps the claim, which can take 20 MiB."""
+        try:
+            found = await self._source.fetch(reference_of(entry), timeout_seconds=FETCH_SECONDS)
+        except ClaimGoneError:
+            found = None
+        return judge(entry, found, driver=self._driver, node=self._node)
 
     def _is_due(self, entry: StoredClaim, reason: StaleReason | None) -> bool:
         """Note what a look says of an entry; give whether it has said so for long enough."""

@@ -2,7 +2,8 @@
 The stored form of a prepared claim: what a checkpoint row is made of, and how it becomes bytes.
 
 A small set of types apart from the engine's, so that no change of the engine changes a row or its
-checksum. A new field gets a default here, so that rows written before it are still read.
+checksum. A new field gets a default here, and a reader ignores fields that it does not know: a
+version reads the rows of its predecessor, and those of its successor (:mod:`.schema`).
 
 It must not know SQLite, or what the states lead to.
 """
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
 
 import orjson
@@ -20,6 +21,7 @@ __all__ = (
     "STATES",
     "DamagedRowError",
     "Hold",
+    "Rebuilt",
     "State",
     "StoredClaim",
     "StoredDevice",
@@ -32,7 +34,11 @@ State = Literal["preparing", "prepared", "unpreparing"]
 STATES: tuple[State, ...] = get_args(State)
 
 Hold = Literal["exclusive", "share", "admin"]
-"""How a claim has a device: alone, beside other shares, or as one who looks on."""
+"""How a claim has a device: alone, beside other shares, or with admin access."""
+
+Rebuilt = Literal["listed", "confirmed"]
+"""The source of a rebuilt entry. The kubelet listed its devices; the API server confirmed that the
+claim still has them, or did not: then requests, configs and admin access are unknown."""
 
 
 class DamagedRowError(Exception):
@@ -49,8 +55,13 @@ class StoredDevice:
     share_id: str | None = None
     admin_access: bool = False
     consumed_capacity: Mapping[str, str] = field(default_factory=dict[str, str])
-    configs: tuple[Mapping[str, Any], ...] = ()
-    """The opaque parameters with which it was prepared: its driver may need them to undo it."""
+    configs: tuple[int, ...] = ()
+    """Indexes of the claim's configs that apply to it, in their order."""
+
+    consumes: Mapping[str, Mapping[str, str]] | None = field(default=None, compare=False)
+    """What the claim takes of the pool's counter sets by having the device, as the main inventory
+    listed it; None if that is not known, because the entry was rebuilt. An inventory that changes
+    does not make it another device."""
 
     cdi_devices: tuple[str, ...] = field(default=(), compare=False)
     """Qualified names of CDI devices of others that its container gets as well. Its driver has said
@@ -75,16 +86,21 @@ class StoredClaim:
     boot_id: str
     """The boot in which it was prepared: what is not on disk is gone after another one."""
 
-    allocation: str
-    """Digest of results and configs: one UID can be deallocated, and allocated anew with other
-    devices. Empty if it is not known, because the entry was rebuilt after damage."""
-
     devices: tuple[StoredDevice, ...]
+    configs: tuple[str, ...] = ()
+    """The opaque parameters with which it was prepared: its driver may need them to undo it. Each
+    is stored once, however many devices it applies to, and as text: parsed, it takes many times
+    the memory. The weakest comes first; keys are sorted, so that equal parameters are equal."""
+
     cdi_spec: str | None = None
     """The text of the claim's CDI file once it is prepared, so that a lost file needs no driver."""
 
     side_effects: bool = True
     """Whether its driver, as it was then, has done something that it must undo."""
+
+    rebuilt: Rebuilt | None = None
+    """Set while the entry is one that was rebuilt after damage: its containers may be running, but
+    the driver must prepare it again when the kubelet asks."""
 
     generation: int = 0
     """Set anew by the checkpoint at each write, and never given twice: who writes must know that
@@ -98,11 +114,10 @@ class StoredClaim:
 
 
 def dump(claim: StoredClaim) -> bytes:
-    """Write a claim as the bytes of its row; raise ValueError if a config is no JSON for us."""
+    """Write a claim as the bytes of its row; raise ValueError if it is no JSON."""
     try:
         return orjson.dumps(claim, default=dict)
     except (TypeError, ValueError) as error:
-        # Of what the API server takes, this is nesting of more than 250 levels alone.
         raise ValueError(f"claim {claim} cannot be written as JSON: {error}") from error
 
 
@@ -116,16 +131,27 @@ def load(body: object, *, expected: int) -> StoredClaim:
     if not isinstance(body, bytes) or checksum(body) != expected:
         raise DamagedRowError("its checksum does not match")
     try:
-        fields: dict[str, Any] = orjson.loads(body)
-        if fields["state"] not in STATES:
-            raise ValueError(f"its state is {fields['state']!r}")
-        fields["devices"] = tuple([_device(device) for device in fields["devices"]])
-        return StoredClaim(**fields)
+        claim = _known(_CLAIM_FIELDS, orjson.loads(body))
+        if claim["state"] not in STATES:
+            raise ValueError(f"its state is {claim['state']!r}")
+        claim["devices"] = tuple([_device(device) for device in claim["devices"]])
+        claim["configs"] = tuple(claim.get("configs", ()))
+        return StoredClaim(**claim)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise DamagedRowError(f"it cannot be read: {error}") from error
 
 
-def _device(fields: dict[str, Any]) -> StoredDevice:
+def _device(body: dict[str, Any]) -> StoredDevice:
+    device = _known(_DEVICE_FIELDS, body)
     for name in ("configs", "cdi_devices"):
-        fields[name] = tuple(fields.get(name, ()))
-    return StoredDevice(**fields)
+        device[name] = tuple(device.get(name, ()))
+    return StoredDevice(**device)
+
+
+def _known(names: frozenset[str], body: dict[str, Any]) -> dict[str, Any]:
+    """Leave out the fields of a later version."""
+    return {name: value for name, value in body.items() if name in names}
+
+
+_CLAIM_FIELDS = frozenset(field.name for field in fields(StoredClaim))
+_DEVICE_FIELDS = frozenset(field.name for field in fields(StoredDevice))

@@ -21,11 +21,11 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
+from drakit_nodeplugin.claims.allocation import allocated_devices
 from drakit_nodeplugin.claims.checkpoint import CheckpointError
 from drakit_nodeplugin.claims.errors import ClaimBusyError, ClaimError, SpecNotRemovedError
 from drakit_nodeplugin.claims.parts import (
     EngineParts,
-    allocated_devices,
     driver_failed,
     error_of,
     facts_of,
@@ -102,7 +102,7 @@ class Undoing:
             else:
                 due.append(replace(claim, state="unpreparing"))
         try:
-            outcome = await checkpoint.write(due)
+            outcome = await checkpoint.write(due, hardware=self._parts.inventories.hardware())
         except CheckpointError as error:
             for claim in due:
                 done(claim.uid, Undone(error=not_stored(claim, error)))

@@ -14,10 +14,11 @@ from dataclasses import dataclass, field, replace
 
 from drakit.device import CounterSet, Device, Health, Inventory
 from drakit.resource.inventory import CheckedInventory, check_inventory
+from drakit_nodeplugin.devices.hardware import HeldDevice, PoolContent
 from drakit_nodeplugin.devices.health import HealthTiming
 from drakit_nodeplugin.devices.lifecycle import Graces, Life, Phase, phase
 from drakit_nodeplugin.devices.pools import PublishedTaints, pool_name
-from drakit_nodeplugin.devices.poolstate import Changes, Circumstances, PoolContent, PoolState
+from drakit_nodeplugin.devices.poolstate import Changes, Circumstances, PoolState
 from drakit_nodeplugin.devices.stored import StoredEndpoint
 from drakit_nodeplugin.endpoints.endpoint import DeviceKey
 
@@ -35,8 +36,8 @@ class Moment:
     """The loop's time."""
     wall: float
     """Seconds since 1970."""
-    unpreparing: Mapping[str, frozenset[str]]
-    """Devices that an earlier claim has not left yet, by pool."""
+    held: Mapping[str, Collection[HeldDevice]]
+    """What claims hold, of the pools where one of them is still being unprepared."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -262,7 +263,7 @@ class EndpointState:
     def _circumstances(self, pool: str, moment: Moment) -> Circumstances:
         return Circumstances(
             away=self.away,
-            unpreparing=moment.unpreparing.get(pool, frozenset()),
+            held=moment.held.get(pool, ()),
             wall=int(moment.wall),
         )
 

@@ -20,6 +20,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from drakit.device import Health, Inventory
 from drakit_nodeplugin.config import Devices
 from drakit_nodeplugin.devices.endpointstate import EndpointState, Moment
+from drakit_nodeplugin.devices.hardware import Hardware, HeldDevice
 from drakit_nodeplugin.devices.health import HealthTiming
 from drakit_nodeplugin.devices.leftout import LeftOutTeller
 from drakit_nodeplugin.devices.lifecycle import Phase, removal_due
@@ -87,7 +88,7 @@ class DeviceManager:
             eviction_seconds=settings.health.eviction_delay,
         )
         self._pauses = Pauses()
-        self._unpreparing: dict[str, frozenset[str]] = {}
+        self._held: dict[str, Collection[HeldDevice]] = {}
         self._adopted: dict[DeviceKey, PublishedTaints] = {}
         self._was_complete = False
         self._publication: Publication | None = None
@@ -132,6 +133,24 @@ class DeviceManager:
         """Sort all devices; `allocated` are those that claims hold, by the pool's API name."""
         self._hear_waiting()
         return capacity_of(self._endpoints, allocated)
+
+    def hardware(self) -> Hardware | None:
+        """
+        Give what the endpoint lists, whichever inventory is published.
+
+        None for a driver of which nobody knows how many endpoints it has, as those of device
+        plugins: their devices consume nothing but their names.
+        """
+        if self._endpoints.open_ended:
+            return None
+        self._hear_waiting()
+        return Hardware(
+            pools={
+                pool.name: pool.content
+                for state, pool in pools_of(self._endpoints)
+                if state.phase is Phase.PRESENT and pool.content is not None
+            }
+        )
 
     @property
     def stop_reason(self) -> str | None:
@@ -205,19 +224,27 @@ class DeviceManager:
 
     # ------------------------------------------------------------ what others say
 
-    def set_unpreparing(self, devices: Collection[tuple[str, str]]) -> None:
-        """These devices, by the pool's API name, are still being unprepared, and no others."""
-        by_pool: dict[str, set[str]] = {}
-        for pool, name in devices:
-            by_pool.setdefault(pool, set()).add(name)
-        old = self._unpreparing
-        self._unpreparing = {pool: frozenset(names) for pool, names in by_pool.items()}
+    def set_unpreparing(self, held: Collection[HeldDevice]) -> None:
+        """
+        Take what claims hold of the pools in which a claim is still being unprepared.
+
+        Devices that such a claim keeps from new ones, by name or because they do not fit beside
+        what is held, are tainted until this is called without it.
+        """
+        by_pool: dict[str, list[HeldDevice]] = {}
+        for each in held:
+            by_pool.setdefault(each.pool, []).append(each)
+        old = self._held
+        self._held = {
+            pool: old[pool] if old.get(pool) == devices else devices
+            for pool, devices in by_pool.items()
+            if any(each.unpreparing for each in devices)
+        }
         changes = Changes()
         moment = self._moment()
-        for pool in old.keys() | self._unpreparing.keys():
-            names = old.get(pool, frozenset()) ^ self._unpreparing.get(pool, frozenset())
+        for pool in old.keys() | self._held.keys():
             for state in self._endpoints:
-                state.look_at(pool, names, moment, changes=changes)
+                state.look_at(pool, (), moment, changes=changes)
         self._made(changes)
 
     def adopt(self, published: Mapping[tuple[str, str], PublishedTaints]) -> None:
@@ -358,7 +385,7 @@ class DeviceManager:
         return Moment(
             now=self._waking.now(),
             wall=self._wall_clock(),
-            unpreparing=self._unpreparing,
+            held=self._held,
         )
 
     def _take(

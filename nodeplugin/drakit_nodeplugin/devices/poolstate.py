@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 from drakit.device import CounterSet, Device, Health
+from drakit_nodeplugin.devices.hardware import HeldDevice, PoolContent, crowded_out
 from drakit_nodeplugin.devices.health import (
     UNKNOWN,
     Condition,
@@ -36,7 +37,7 @@ from drakit_nodeplugin.devices.pools import (
 )
 from drakit_nodeplugin.devices.taints import DOMAIN, NOT_PUBLISHED, UNHEALTHY, stamped, taints
 
-__all__ = ("Changes", "Circumstances", "PoolContent", "PoolState")
+__all__ = ("Changes", "Circumstances", "PoolState")
 
 MAX_MESSAGE = 1024
 """Characters of a message that the kubelet keeps."""
@@ -60,19 +61,11 @@ class Circumstances:
 
     away: str | None
     """Why the endpoint is away, as a sentence; None while it is there."""
-    unpreparing: frozenset[str] = frozenset()
-    """Devices of the pool that an earlier claim has not left yet."""
+    held: Collection[HeldDevice] = ()
+    """What claims hold of the pool, if one of them is still being unprepared; else nothing. The
+    same object while nothing changes."""
     wall: int
     """Seconds since 1970."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PoolContent:
-    """What an endpoint says that a pool has; checked."""
-
-    devices: Mapping[str, Device]
-    counter_sets: tuple[CounterSet, ...] = ()
-    fallback: Mapping[str, Device] | None = None
 
 
 class PoolState:
@@ -95,6 +88,13 @@ class PoolState:
         self._published: dict[str, PublishedTaints] = {}
         """Before a restart, of devices that have not been listed since then."""
         self._desired: DesiredPool | None = None
+        self.content: PoolContent | None = None
+        """What the endpoint has listed last; None if it has not since the plugin's start."""
+        self._held: Collection[HeldDevice] = ()
+        self._unpreparing: frozenset[str] = frozenset()
+        """Devices that new claims cannot have, because of claims that are being unprepared."""
+        self._counted: PoolContent | None = None
+        """The content for which those were found."""
 
     # ------------------------------------------------------------ what there is
 
@@ -162,6 +162,7 @@ class PoolState:
         all its words anew.
         """
         old, old_fallback = self._devices, self._fallback
+        self.content = content
         self._devices = _merged(content.devices, old)
         fallback = content.fallback
         self._fallback = None if fallback is None else _merged(fallback, old_fallback or old)
@@ -255,8 +256,9 @@ class PoolState:
         self, names: Iterable[str] | None, circumstances: Circumstances, *, changes: Changes
     ) -> None:
         """Bring taints and health of devices up to date; of all of them if none are named."""
-        if names is None:
-            names = self._devices.keys() | (self._fallback or {}).keys()
+        crowded = self._crowd(circumstances.held)
+        present = self._devices.keys() | (self._fallback or {}).keys()
+        names = present if names is None else {*names, *(crowded & present)}
         for name in names:
             condition = self._conditions.get(name, UNKNOWN)
             self._taint(name, condition, circumstances, changes=changes)
@@ -265,6 +267,14 @@ class PoolState:
             if told is not old:
                 self._health[name] = told
                 changes.health = True
+
+    def _crowd(self, held: Collection[HeldDevice]) -> frozenset[str]:
+        """Find again which devices new claims cannot have; give those of which that changes."""
+        if held is self._held and (not held or self.content is self._counted):
+            return frozenset()
+        self._held, self._counted = held, self.content
+        before, self._unpreparing = self._unpreparing, crowded_out(self.content, held)
+        return before ^ self._unpreparing
 
     def _taint(
         self, name: str, condition: Condition, circumstances: Circumstances, *, changes: Changes
@@ -275,7 +285,8 @@ class PoolState:
             if entries is None or entry is None:
                 continue
             listed = listed or entry.device is not None
-            new = _tainted(entry, condition, circumstances, published)
+            unpreparing = name in self._unpreparing
+            new = _tainted(entry, condition, circumstances, published, unpreparing=unpreparing)
             if new is not entry:
                 entries[name] = new
                 self._touched(changes)
@@ -325,10 +336,14 @@ def _kinds(value: object) -> tuple[type, ...]:
 
 
 def _tainted(
-    entry: DesiredDevice, condition: Condition, now: Circumstances, published: PublishedTaints
+    entry: DesiredDevice,
+    condition: Condition,
+    now: Circumstances,
+    published: PublishedTaints,
+    *,
+    unpreparing: bool,
 ) -> DesiredDevice:
     own = () if entry.device is None else entry.device.taints
-    unpreparing = entry.name in now.unpreparing
     if not (own or entry.taints or condition.tainted or unpreparing or now.away):
         return entry  # which is what nearly all of them are
     wanted = taints(own, condition, stopped=now.away is not None, unpreparing=unpreparing)

@@ -24,7 +24,7 @@ from drakit.device import AllocatedClaim, AllocatedDevice, ClaimReference, Edits
 from drakit.driver import Driver
 from drakit.resource.pools import short_pool
 from drakit_nodeplugin.endpoints.bridge import BridgeClosedError
-from drakit_nodeplugin.endpoints.endpoint import DeviceKey
+from drakit_nodeplugin.endpoints.endpoint import WorkKey, work_keys
 from drakit_nodeplugin.endpoints.errors import (
     BadParametersError,
     DeviceFailedError,
@@ -54,8 +54,8 @@ class Caller(Protocol):
         """Say why the driver cannot be called now; None if it can."""
         ...
 
-    def busy(self, keys: Collection[DeviceKey]) -> bool:
-        """Tell whether a call of one of these devices runs, or waits."""
+    def busy(self, keys: Collection[WorkKey]) -> bool:
+        """Tell whether a call that has one of these keys runs, or waits."""
         ...
 
     async def call(
@@ -63,11 +63,12 @@ class Caller(Protocol):
         function: Callable[[AnyDriver], Any],
         *,
         what: str,
-        keys: Collection[DeviceKey],
+        keys: Collection[WorkKey],
         timeout_seconds: float,
     ) -> Any:
         """
-        Call a plain or async function in the driver's thread, once no call of these devices runs.
+        Call a plain or async function in the driver's thread, once no call that has one of the keys
+        runs.
 
         Raises what the function raises, and what :meth:`.Bridge.call` does of its own.
         """
@@ -328,8 +329,8 @@ class DriverCalls:
         except Exception as error:  # of the bridge's own
             raise self._faults.failed(error, what=what, index=index) from None
 
-    def _keys(self, devices: Collection[AllocatedDevice]) -> Collection[DeviceKey]:
-        return {DeviceKey(short_pool(self._node, device.pool), device.name) for device in devices}
+    def _keys(self, devices: Collection[AllocatedDevice]) -> Collection[WorkKey]:
+        return work_keys(devices, node=self._node)
 
     def _busy(self, item: AllocatedClaim) -> bool:
         """Tell whether a claim would have to wait: others of a batch must not wait with it."""

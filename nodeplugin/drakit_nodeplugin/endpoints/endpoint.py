@@ -11,17 +11,19 @@ It must not know how any kind of endpoint works.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from drakit.device import AllocatedDevice, ClaimReference, Edits, Health, Inventory
+from drakit.resource.pools import short_pool
 from drakit_nodeplugin.endpoints.errors import EndpointStoppedError
 from drakit_nodeplugin.endpoints.traits import DriverTraits
 
 __all__ = (
     "Connection",
     "ConnectionEndedError",
+    "CounterSetKey",
     "DeviceKey",
     "Endpoint",
     "EndpointListener",
@@ -30,6 +32,8 @@ __all__ = (
     "Remark",
     "Surroundings",
     "Update",
+    "WorkKey",
+    "work_keys",
 )
 
 
@@ -49,6 +53,30 @@ class DeviceKey(NamedTuple):
     pool: str
     """In the driver's words: empty for the pool that has the node's name."""
     name: str
+
+
+class CounterSetKey(NamedTuple):
+    """A counter set of one driver on this node: the hardware behind several devices."""
+
+    pool: str
+    """In the driver's words."""
+    name: str
+    kind: Literal["counter set"] = "counter set"
+    """Tells it from a device of the same name."""
+
+
+WorkKey = DeviceKey | CounterSetKey
+"""What a call works on. Calls that have one in common never overlap."""
+
+
+def work_keys(devices: Iterable[AllocatedDevice], *, node: str) -> frozenset[WorkKey]:
+    """Give what a call for these devices works on. `node` is the name of the node."""
+    keys: set[WorkKey] = set()
+    for device in devices:
+        pool = short_pool(node, device.pool)
+        keys.add(DeviceKey(pool, device.name))
+        keys.update([CounterSetKey(pool, name) for name in device.consumes])
+    return frozenset(keys)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,7 +126,7 @@ class Connection(Protocol):
 
 
 class Endpoint(Protocol):
-    """What the engine calls. Calls that have a device in common do not overlap."""
+    """What the engine calls. Calls that have a device or a counter set in common never overlap."""
 
     @property
     def traits(self) -> DriverTraits:

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from pydantic.alias_generators import to_camel
 
 from drakit.device import AllocatedDevice
-from drakit.driver import DeviceParameters
+from drakit.driver import DeviceParameters, NoParameters
 from drakit_nodeplugin.endpoints.errors import BadParametersError, traceback_of
 from drakit_nodeplugin.endpoints.plain import name_of_type
 
@@ -51,31 +51,33 @@ def with_parameters(
     lenient: bool = False,
 ) -> AllocatedDevice:
     """
-    Give a device with its checked parameters, and with configs that the driver may change.
+    Return a device with its checked parameters.
 
     What does not fit raises :class:`BadParametersError` about the device `index`; if `lenient`, the
     parameters are None then.
     """
-    if device.configs:
-        # What is stored of the claim is compared with its allocation later: a driver that pops a
-        # key must not make it another one.
-        device = replace(device, configs=copy.deepcopy(device.configs))
     if kind is None:
         return device
     try:
-        # A copy again: defaults and validators may change what they are given. By alias alone: a
-        # field with two names could be given twice, and neither would have the last word.
+        # A copy: defaults and validators may change what they are given. By alias alone: a field
+        # with two names could be given twice, and neither would have the last word.
         parameters = kind.model_validate(
             merged(copy.deepcopy(device.configs)), by_alias=True, by_name=False
         )
     except Exception as error:
         if lenient:
             return device
-        raise BadParametersError(_sentence(error, driver=driver), index=index) from error
+        sentence = _sentence(error, kind, driver=driver)
+        raise BadParametersError(sentence, index=index) from error
     return replace(device, parameters=parameters)
 
 
-def _sentence(error: Exception, *, driver: str) -> str:
+def _sentence(error: Exception, kind: type[DeviceParameters], *, driver: str) -> str:
+    if kind is NoParameters:
+        return (
+            f"driver {driver} takes no opaque parameters; remove them from the claim or from its "
+            f"DeviceClass, and create the claim again"
+        )
     if isinstance(error, ValidationError):
         return (
             f"the opaque parameters for driver {driver} do not fit: {_problems(error)}; correct "

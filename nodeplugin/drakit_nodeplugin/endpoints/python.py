@@ -20,7 +20,7 @@ from drakit import tasks
 from drakit.device import AllocatedDevice, ClaimReference, Edits
 from drakit_nodeplugin.endpoints.bridge import BridgeClosedError
 from drakit_nodeplugin.endpoints.calls import DriverCalls
-from drakit_nodeplugin.endpoints.endpoint import DeviceKey, EndpointListener
+from drakit_nodeplugin.endpoints.endpoint import EndpointListener, WorkKey
 from drakit_nodeplugin.endpoints.errors import EndpointStoppedError
 from drakit_nodeplugin.endpoints.lifecycle import Lifecycle
 from drakit_nodeplugin.endpoints.thread import AnyDriver, DriverThread
@@ -43,9 +43,9 @@ class PythonEndpoint:
     """
     Runs one driver, again and again, and calls it.
 
-    Calls run side by side, but those that have a device in common one after the other, in the order
-    in which they were made; a call that was cancelled or timed out counts until it has really
-    ended.
+    Calls run side by side, but those that have a device or a counter set in common run one after
+    the other, in the order in which they were made; a call that was cancelled or timed out counts
+    until it has really ended.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class PythonEndpoint:
         function: Callable[[AnyDriver], Any],
         *,
         what: str,
-        keys: Collection[DeviceKey],
+        keys: Collection[WorkKey],
         timeout_seconds: float,
     ) -> Any:
         """Call the driver as :meth:`.Bridge.call` does."""
@@ -143,7 +143,7 @@ class PythonEndpoint:
             function, what=what, keys=keys, timeout_seconds=timeout_seconds
         )
 
-    def busy(self, keys: Collection[DeviceKey]) -> bool:
+    def busy(self, keys: Collection[WorkKey]) -> bool:
         """Tell whether a call of these devices has not ended; False while the driver is away."""
         connection, away = self._lifecycle.connection, self._lifecycle.away
         return connection is not None and away is None and connection.busy(keys)

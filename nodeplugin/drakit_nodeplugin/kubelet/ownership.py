@@ -33,6 +33,7 @@ from drakit_nodeplugin.kubelet.sockets import (
     SocketPaths,
     socket_paths,
 )
+from drakit_nodeplugin.private import private_directory
 
 __all__ = ("Ownership",)
 
@@ -82,8 +83,9 @@ class Ownership:
         Raises :class:`SocketError`.
         """
         try:
-            for directory in (self.paths.data, self.paths.registration.parent):
-                directory.mkdir(mode=0o750, parents=True, exist_ok=True)
+            private_directory(self.paths.data)
+            # The kubelet's own, if it is there.
+            self.paths.registration.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
             self._fd = self._lock_own()
             # Written before the sockets exist: whatever ends us later, they can be found.
             text = "".join(f"{path}\n" for path in self.paths.sockets)

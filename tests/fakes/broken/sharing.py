@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from drakit import DriverError
+import asyncio
+
+from drakit import CounterSet, Device, DriverError, Health, Inventory
 from tests.fakes.broken.tidy import Tidy
 
 
@@ -34,3 +36,43 @@ class RefusesAdmin(Tidy):
         if any(place != mine for place in self.run.glob(f"*-{device.name}-whole")):
             raise DriverError("the lamp is another claim's")
         return super().make(claim, device, mode)
+
+
+class Panels(Tidy):
+    """Without a fault: beside its lamps it has a panel, as a whole or in two halves."""
+
+    async def devices(self):
+        light = CounterSet(name="panel", counters={"light": "4"})
+        yield Inventory(devices=self.listed(), counter_sets=[light])
+        await asyncio.Event().wait()
+
+    def listed(self):
+        amounts = {"panel": "4", "panel-left": "2", "panel-right": "2"}
+        panels = [
+            Device(name=name, consumes={"panel": {"light": amount}}, health=Health.ok())
+            for name, amount in amounts.items()
+        ]
+        return [*super().listed(), *panels]
+
+
+class AllParts(Panels):
+    """With one half of the panel it takes the other one away as well."""
+
+    def unprepare(self, claim, device):
+        if device.name.startswith("panel-"):
+            for place in self.run.glob("*-panel-*"):
+                place.rmdir()
+        super().unprepare(claim, device)
+
+
+class NeverWhole(Panels):
+    """What was once in halves is not put together again."""
+
+    def make(self, claim, device, mode):
+        halved = self.notes / "halved"
+        if device.name == "panel" and halved.exists():
+            raise DriverError("the panel is in halves")
+        edits = super().make(claim, device, mode)
+        if device.name.startswith("panel-"):
+            halved.touch()
+        return edits

@@ -117,6 +117,12 @@ def test_stale_claims_are_collected_when_the_site_says(render, tmp_path):
     assert (config.period, config.grace_period, config.unconfirmed_grace_period) == (1, 5, 3600)
 
 
+def test_opaque_parameters_are_bounded_as_the_site_says(render, tmp_path):
+    objects = render({"nodeplugin": {"opaqueParameters": {"maxNodes": 9999999}}})
+    config = load_config(written(objects, tmp_path, "nodeplugin")).opaque_parameters
+    assert (config.max_bytes, config.max_nodes) == (131072, 9999999)
+
+
 def test_what_becomes_of_devices_is_what_the_site_says(render, tmp_path):
     devices = {"endpointStopGracePeriod": "20s", "health": {"recoveryPeriod": "3s"}}
     objects = render({"nodeplugin": {"devices": devices}})

@@ -9,7 +9,7 @@ import pytest
 
 from drakit_drivers.hostdev.config import HostDevicesConfig, Policy
 from drakit_drivers.simulated import SimulatedConfig
-from drakit_nodeplugin.config import DeviceHealthSettings, Devices, StaleClaims
+from drakit_nodeplugin.config import DeviceHealthSettings, Devices, OpaqueParameters, StaleClaims
 
 
 def test_the_defaults_satisfy_the_schema(values, schema):
@@ -32,6 +32,7 @@ def test_the_defaults_satisfy_the_schema(values, schema):
         ),
         pytest.param(("nodeplugin",), id="nodeplugin"),
         pytest.param(("nodeplugin", "staleClaims"), id="stale-claims"),
+        pytest.param(("nodeplugin", "opaqueParameters"), id="opaque-parameters"),
         pytest.param(("nodeplugin", "devices"), id="devices"),
         pytest.param(("nodeplugin", "devices", "health"), id="health-of-devices"),
         pytest.param(("operator",), id="operator"),
@@ -54,6 +55,7 @@ def test_an_unknown_key_is_refused(values, schema, path):
         pytest.param("nodeplugin", "cdiDirectory", "", id="no-cdi-directory"),
         pytest.param("nodeplugin", "kubeletStateDirectory", "state", id="relative-state-directory"),
         pytest.param("nodeplugin", "staleClaims", {"period": 60}, id="period-without-unit"),
+        pytest.param("nodeplugin", "opaqueParameters", {"maxBytes": 0}, id="no-parameters-at-all"),
         pytest.param("nodeplugin", "devices", {"startGracePeriod": 5}, id="grace-without-unit"),
         pytest.param("nodeplugin", "devices", {"startGracePeriod": "0s"}, id="no-grace-at-all"),
         pytest.param(
@@ -80,14 +82,15 @@ def test_a_value_that_cannot_be_is_refused(values, schema, section, key, value):
         jsonschema.validate(changed, schema)
 
 
-def test_stale_claims_have_the_keys_and_defaults_of_the_node_plugin(values, schema):
-    given = values["nodeplugin"]["staleClaims"]
-    known = {field.alias for field in StaleClaims.model_fields.values()}
-    assert (
-        set(schema["properties"]["nodeplugin"]["properties"]["staleClaims"]["properties"]) == known
-    )
+@pytest.mark.parametrize(
+    ("name", "kind"), [("staleClaims", StaleClaims), ("opaqueParameters", OpaqueParameters)]
+)
+def test_settings_have_the_keys_and_defaults_of_the_node_plugin(values, schema, name, kind):
+    given = values["nodeplugin"][name]
+    known = {field.alias for field in kind.model_fields.values()}
+    assert set(schema["properties"]["nodeplugin"]["properties"][name]["properties"]) == known
     assert set(given) == known
-    assert StaleClaims.model_validate(given) == StaleClaims()
+    assert kind.model_validate(given) == kind()
 
 
 def test_devices_have_the_keys_and_defaults_of_the_node_plugin(values, schema):

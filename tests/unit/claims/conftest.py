@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from drakit_nodeplugin.claims.allocation import ParameterLimits
 from drakit_nodeplugin.claims.checkpoint import Checkpoint
 from drakit_nodeplugin.claims.engine import ClaimEngine
 from drakit_nodeplugin.claims.parts import EngineParts
@@ -17,6 +18,7 @@ from tests.fakes.claims import (
     FakeClaims,
     FakeDevices,
     FakeInstances,
+    FakeInventories,
     prepare,
     unprepare,
 )
@@ -33,6 +35,7 @@ class Plugin:
         self.claims = claims
         self.devices = devices
         self.instances = FakeInstances()
+        self.inventories = FakeInventories()
         self.checkpoint = Checkpoint(folder / "checkpoint.db", owner=owner)
         self.specs = ClaimSpecs(DRIVER, self.cdi)
         self.parts = EngineParts(
@@ -42,8 +45,10 @@ class Plugin:
             checkpoint=self.checkpoint,
             source=claims,
             devices=devices,
+            inventories=self.inventories,
             specs=self.specs,
             instances=self.instances,
+            limits=ParameterLimits(),
         )
         self.engine = ClaimEngine(self.parts)
         self.recovery = Recovery(checkpoint=self.checkpoint, engine=self.engine)

@@ -8,11 +8,10 @@ import json
 import pytest
 
 from drakit import Edits
-from drakit_nodeplugin.claims.allocation import wanted_claim
 from drakit_nodeplugin.claims.stored import checksum, dump, load
 from drakit_nodeplugin.endpoints.plain import plain
 from tests.fakes.checkpoints import stored_claim, stored_device
-from tests.fakes.claims import DRIVER, NODE, claim_body, parse_claim, reference
+from tests.fakes.claims import DRIVER, claim_body, reference
 
 A = "uid-a"
 
@@ -95,19 +94,6 @@ async def test_a_bad_name_fails_its_claim_alone_and_undoes_it(start, claims, dev
     assert answers["uid-b"].error is None
     assert await plugin.states() == {"uid-b": "prepared"}
     assert devices.prepared == {"cam-9": "uid-b"}
-
-
-def digest(**fields) -> str:
-    claim = parse_claim(claim_body(A, {"device": "cam-0"} | fields))
-    wanted = wanted_claim(
-        claim, reference=reference(A), driver=DRIVER, node=NODE, labels={}, boot_id="boot-1"
-    )
-    return wanted.allocation
-
-
-def test_the_digest_of_an_allocation_is_what_it_was_before_there_were_such_names():
-    assert digest() == "55410af7"
-    assert digest(shareID="s", consumedCapacity={"memory": "1Gi"}) == "4db6a344"
 
 
 def test_a_device_is_not_another_one_for_its_names():

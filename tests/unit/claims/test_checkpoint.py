@@ -300,7 +300,7 @@ async def test_a_device_that_two_requests_of_a_claim_name_is_held_once(checkpoin
 async def test_the_unique_index_is_the_last_line(path, checkpoint):
     await prepare(checkpoint, A)
     with closing(sqlite3.connect(path)) as connection, pytest.raises(sqlite3.IntegrityError):
-        connection.execute("INSERT INTO devices VALUES (99, 'node-1', 'cam-a', 'exclusive')")
+        connection.execute("INSERT INTO devices VALUES (99, 'node-1', 'cam-a', 'exclusive', '')")
 
 
 @pytest.mark.parametrize(
@@ -354,24 +354,6 @@ async def test_the_devices_of_all_rows_are_named_by_pool(checkpoint):
         "node-1": {"cam-0", "cam-1", "cam-2", "cam-3"},
         "node-1/usb": {"cam-0"},
     }
-
-
-async def test_the_devices_that_are_being_unprepared_are_named(checkpoint):
-    (a, _) = await prepare(checkpoint, on("a", "cam-0", "cam-1"), on("b", "cam-2"))
-    assert await checkpoint.unpreparing_devices() == set()
-    leaving = (await checkpoint.write([replace(a, state="unpreparing")])).written
-    assert await checkpoint.unpreparing_devices() == {("node-1", "cam-0"), ("node-1", "cam-1")}
-    await checkpoint.delete(list(leaving.values()))
-    assert await checkpoint.unpreparing_devices() == set()
-
-
-async def test_shares_and_admin_access_that_are_being_unprepared_keep_a_device_from_nobody(
-    checkpoint,
-):
-    claims = on("a", "cam-0", share_id="1"), on("b", "cam-1", admin_access=True)
-    prepared = await prepare(checkpoint, *claims)
-    await checkpoint.write([replace(claim, state="unpreparing") for claim in prepared])
-    assert await checkpoint.unpreparing_devices() == set()
 
 
 async def test_pages_give_every_claim_once_and_in_order(path, checkpoint):

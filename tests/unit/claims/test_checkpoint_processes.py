@@ -78,7 +78,7 @@ async def main(checkpoint):
     done = 0
     while done < 100:
         claim = (await checkpoint.find(["uid-a"]))["uid-a"]
-        more = replace(claim, allocation=str(int(claim.allocation) + 1))
+        more = replace(claim, cdi_spec=str(int(claim.cdi_spec) + 1))
         done += len((await checkpoint.write([more])).written)
     say(done)
 
@@ -89,7 +89,7 @@ asyncio.run(run(main))
 async def test_no_write_is_lost_between_two_processes(start):
     checkpoint = Checkpoint(start.path)
     await checkpoint.open()
-    await checkpoint.write([stored_claim("a", allocation="0")])
+    await checkpoint.write([stored_claim("a", cdi_spec="0")])
     processes = [start(name, INCREMENT) for name in ("one", "two")]
     assert [process.hear() for process in processes] == ["open", "open"]
     for process in processes:
@@ -97,7 +97,7 @@ async def test_no_write_is_lost_between_two_processes(start):
 
     assert [process.end() for process in processes] == [["100"], ["100"]]
 
-    assert (await checkpoint.find(["uid-a"]))["uid-a"].allocation == "200"
+    assert (await checkpoint.find(["uid-a"]))["uid-a"].cdi_spec == "200"
     await checkpoint.close()
 
 
@@ -273,8 +273,8 @@ from drakit_nodeplugin.claims import rows
 
 put = rows._put
 
-def stop_after(*args):
-    put(*args)
+def stop_after(*args, **options):
+    put(*args, **options)
     say("within")
     sys.stdin.readline()
 

@@ -8,6 +8,7 @@ import pytest
 
 from drakit import DeviceNode, Driver, DriverError, Edits
 from drakit.driver import DriverConfig
+from drakit_nodeplugin.claims.source import ApiClaims
 from drakit_nodeplugin.endpoints.calls import DriverCalls
 from drakit_nodeplugin.endpoints.errors import BadParametersError, EndpointStoppedError
 from drakit_nodeplugin.endpoints.traits import traits_of
@@ -72,6 +73,32 @@ async def test_a_known_claim_is_answered_from_the_checkpoint_while_the_api_serve
 
     assert await plugin.prepare(reference(A)) == first
     assert "gives no answer" in (await plugin.prepare(reference(B)))[B].error
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "told"),
+    [
+        pytest.param(401, "Unauthorized", "does not accept our credentials", id="401"),
+        pytest.param(403, "Forbidden", 'our RBAC role lacks the verb "get"', id="403"),
+        pytest.param(400, "BadRequest", "(400 BadRequest)", id="400"),
+        pytest.param(503, "ServiceUnavailable", "gives no answer", id="503"),
+    ],
+)
+async def test_a_known_claim_is_answered_from_the_checkpoint_while_the_api_server_refuses(
+    start, claims, session, api_server, status, reason, told
+):
+    plugin = await start()
+    claims.store(claim_body(A, "cam-0"))
+    first = await plugin.prepare(reference(A))
+    future = asyncio.get_running_loop().create_future()
+    future.set_result(session)
+    claims.fetch = ApiClaims(future).fetch
+    for name in (f"claim-{A}", f"claim-{B}"):
+        path = f"/apis/resource.k8s.io/v1/namespaces/lab/resourceclaims/{name}"
+        api_server.fail("GET", path, status=status, reason=reason, times=10)
+
+    assert await plugin.prepare(reference(A)) == first
+    assert told in (await plugin.prepare(reference(B)))[B].error
 
 
 async def test_a_claim_that_was_allocated_anew_gets_its_new_device_and_frees_the_old(

@@ -485,9 +485,9 @@ async def test_without_side_effects_and_alone_there_is_one_transaction(start, cl
     states = []
     write = plugin.checkpoint.write
 
-    async def watched(batch):
+    async def watched(batch, **options):
         states.append({claim.state for claim in batch})
-        return await write(batch)
+        return await write(batch, **options)
 
     plugin.checkpoint.write = watched
     claims.store(claim_body(A, "cam-0"), claim_body(B, "cam-1"))
@@ -506,7 +506,7 @@ async def test_without_the_api_server_a_rebuilt_claim_is_not_answered(start, cla
     await plugin.prepare(reference(A))
     (row,) = (await plugin.checkpoint.find([A])).values()
     unknown = replace(row.devices[0], request="")
-    await plugin.checkpoint.write([replace(row, allocation="", devices=(unknown,))])
+    await plugin.checkpoint.write([replace(row, rebuilt="listed", devices=(unknown,))])
     claims.answers = False
 
     assert "gives no answer" in (await plugin.prepare(reference(A)))[A].error

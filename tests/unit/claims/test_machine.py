@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -25,8 +25,18 @@ from hypothesis.stateful import (
     rule,
 )
 
-from drakit import AllocatedDevice, ClaimReference, DeviceNode, Driver, DriverError, Edits
+from drakit import (
+    AllocatedDevice,
+    ClaimReference,
+    CounterSet,
+    Device,
+    DeviceNode,
+    Driver,
+    DriverError,
+    Edits,
+)
 from drakit.driver import DriverConfig
+from drakit_nodeplugin.devices.hardware import PoolContent
 from drakit_nodeplugin.endpoints.bridge import Bridge
 from drakit_nodeplugin.endpoints.calls import DriverCalls
 from drakit_nodeplugin.endpoints.errors import DeviceFailedError, EndpointStoppedError
@@ -40,7 +50,29 @@ from tests.unit.claims.conftest import Plugin
 pytestmark = pytest.mark.timeout(120)
 
 UIDS = [f"uid-{letter}" for letter in "abcd"]
-DEVICES = [f"cam-{number}" for number in range(4)]
+TAKES = {"gpu": 4, "half-a": 2, "half-b": 2, "quarter": 1}
+"""Compute slices that devices take of one GPU, which has four."""
+
+DEVICES = ["cam-0", *TAKES]
+INVENTORY = PoolContent(
+    devices={
+        name: Device(
+            name=name,
+            consumes={"gpu": {"compute": str(TAKES[name])}} if name in TAKES else {},
+        )
+        for name in DEVICES
+    },
+    counter_sets=(CounterSet(name="gpu", counters={"compute": "4"}),),
+)
+
+
+def overlap(one: Iterable[str], *others: Iterable[str]) -> bool:
+    """Tell whether devices cannot be had beside those of others."""
+    mine, theirs = set(one), {name for other in others for name in other}
+    taken = sum(TAKES.get(name, 0) for name in theirs)
+    wanted = sum(TAKES.get(name, 0) for name in mine)
+    return bool(mine & theirs) or (wanted > 0 and wanted + taken > 4)
+
 
 uids = st.sampled_from(UIDS)
 device_sets = st.sets(st.sampled_from(DEVICES), min_size=1, max_size=2).map(
@@ -82,8 +114,9 @@ class World:
         await self._usable(device)
         if self.held is not None and not self.hangs_after:
             await self.held.wait()
-        if self.done.get(device.name, claim.uid) != claim.uid:
-            self.clashes.append(f"{device.name}: {self.done[device.name]} and {claim.uid}")
+        others = [name for name, uid in self.done.items() if uid != claim.uid]
+        if overlap([device.name], others):
+            self.clashes.append(f"{device.name} for {claim.uid} beside {others}")
         if self.traits.side_effects:
             self.done[device.name] = claim.uid
         if self.held is not None and self.hangs_after:
@@ -199,6 +232,7 @@ class Engine(RuleBasedStateMachine):
             claims=self.claims,
             devices=Reached(self.world, self.loop) if self.batches else self.world,
         )
+        self.plugin.inventories.pools = {NODE: INVENTORY}
         self.calls = InFlight(self.plugin.engine, driver=DRIVER)
         await self.plugin.checkpoint.open()
         await self.plugin.restorer.restore()
@@ -217,7 +251,7 @@ class Engine(RuleBasedStateMachine):
     @rule(uid=uids, devices=device_sets)
     def allocate(self, uid, devices):
         """Also anew and with other devices; never what another allocated claim has."""
-        if any(set(devices) & set(others) for other, others in self.api.items() if other != uid):
+        if overlap(devices, *(others for other, others in self.api.items() if other != uid)):
             return
         self.api[uid] = devices
         self.claims.store(claim_body(uid, *devices))
@@ -262,6 +296,21 @@ class Engine(RuleBasedStateMachine):
         answers = self.run(self._ask("unprepare", sorted(batch)))
         for uid in batch:
             assert (answers[uid].error is None) == expected[uid], answers[uid].error
+
+    @rule(uid=uids, devices=device_sets)
+    def start_a_pod(self, uid, devices):
+        """Allocated and prepared at once, so that walks come to claims that are in each other's
+        way."""
+        self.allocate(uid, devices)
+        self.prepare({uid})
+
+    @rule(uid=uids)
+    def delete_a_pod_by_force_while_the_driver_is_stopped(self, uid):
+        """The scheduler takes the hardware as free from then on."""
+        self.world.stopped = True
+        self.unprepare({uid})
+        self.delete(uid)
+        self.world.stopped = False
 
     @rule(uid=uids, hangs_after=st.booleans())
     def unprepare_overtakes_a_prepare_that_hangs(self, uid, hangs_after):
@@ -365,8 +414,7 @@ class Engine(RuleBasedStateMachine):
         return free
 
     def _taken(self, uid, devices) -> bool:
-        others = [set(row.devices) for other, row in self.rows.items() if other != uid]
-        return any(set(devices) & other for other in others)
+        return overlap(devices, *(row.devices for other, row in self.rows.items() if other != uid))
 
     def _would_call_driver(self, uid) -> bool:
         wanted = self.api.get(uid)
@@ -416,12 +464,13 @@ class Engine(RuleBasedStateMachine):
         self.run(self.plugin.recovery.recover())
 
     def _independent(self, batch):
-        """Claims that touch the same devices are asked for one after the other: which of them is
+        """Claims that touch the same hardware are asked for one after the other: which of them is
         first within one call is nobody's promise."""
         touched: set[str] = set()
         for uid in batch:
             row = self.rows.get(uid)
             mine = {*self.api.get(uid, ()), *(row.devices if row else ())}
+            mine = {"gpu" if name in TAKES else name for name in mine}
             if mine & touched:
                 return [[uid] for uid in batch]
             touched |= mine

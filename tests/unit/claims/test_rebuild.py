@@ -11,6 +11,7 @@ from types import MappingProxyType
 import pytest
 
 from drakit_nodeplugin.claims import rebuild
+from drakit_nodeplugin.claims.allocation import ParameterLimits
 from drakit_nodeplugin.claims.checkpoint import CheckpointError
 from drakit_nodeplugin.claims.kubeletview import KubeletClaims, ListedDevice, kubelet_claims
 from drakit_nodeplugin.claims.rebuild import Rebuilder, Rebuilt
@@ -81,6 +82,7 @@ def rebuilder(plugin, kubelet, claims, *, boot_id: str = "boot-1", checkpoint=No
         specs=plugin.specs,
         texts=SpecTexts(DRIVER, plugin.cdi),
         kubelet=kubelet,
+        limits=ParameterLimits(),
     )
 
 
@@ -89,13 +91,13 @@ async def entries(plugin) -> dict[str, StoredClaim]:
 
 
 def facts(claim: StoredClaim) -> tuple[object, ...]:
-    """All of an entry but who wrote it, and when."""
+    """All of an entry but its writer, its generation, and that it was rebuilt."""
     return (
         str(claim),
         claim.state,
         claim.boot_id,
-        claim.allocation,
         claim.devices,
+        claim.configs,
         claim.cdi_spec,
     )
 
@@ -130,7 +132,7 @@ async def test_names_of_others_come_from_the_kubelets_list(start, lose, claims, 
     kubelet.uses("a", "cam-0", "cam-1", "cam-2", others=devices.others)
     await rebuilder(plugin, kubelet, claims).rebuild()
     assert await plugin.prepare(reference("a")) == said
-    assert devices.prepares == 3
+    assert devices.prepares == 6
     assert [d.cdi_devices for d in (await entries(plugin))["a"].devices] == [
         ("v.com/lens=0", "v.com/tools=all"),
         (),
@@ -155,8 +157,9 @@ async def test_what_was_rebuilt_without_the_api_server_keeps_its_names_until_it_
     assert devices.prepares == 2
 
 
-async def test_a_rebuilt_claim_is_answered_without_its_driver(
-    start, lose, claims, kubelet, devices
+@pytest.mark.parametrize("answers", [True, False], ids=["api-server-answers", "and-it-does-not"])
+async def test_a_rebuilt_claim_is_prepared_again_by_its_driver_once(
+    start, lose, claims, kubelet, devices, answers
 ):
     plugin = await start()
     claims.store(claim_body("a", "cam-0"))
@@ -164,8 +167,12 @@ async def test_a_rebuilt_claim_is_answered_without_its_driver(
     plugin = await lose()
     kubelet.uses("a", "cam-0")
     await rebuilder(plugin, kubelet, claims).rebuild()
+    assert (await entries(plugin))["a"].rebuilt == "confirmed"
+    claims.answers = answers
     assert await plugin.prepare(reference("a")) == said
-    assert devices.prepares == 1
+    assert await plugin.prepare(reference("a")) == said
+    assert devices.prepares == 2
+    assert (await entries(plugin))["a"].rebuilt is None
 
 
 async def test_a_claim_of_several_containers_has_each_device_once(start, lose, claims, kubelet):
@@ -219,7 +226,7 @@ async def test_without_the_api_servers_word_devices_are_held_and_the_claim_can_b
     rebuilt = await rebuilder(plugin, kubelet, claims).rebuild()
     assert rebuilt == Rebuilt(incomplete=("lab/claim-a",), final=True)
     entry = (await entries(plugin))["a"]
-    assert entry.allocation == ""
+    assert entry.rebuilt == "listed"
     assert entry.cdi_spec == text
     assert entry.state == "prepared"
     claims.answers = True
@@ -249,20 +256,46 @@ async def test_a_claim_whose_file_is_lost_too_is_prepared_again_when_the_kubelet
     assert len(plugin.files()) == 1
 
 
+@pytest.mark.parametrize(
+    "seconds",
+    [
+        pytest.param(-60, id="written-before-the-boot"),
+        pytest.param(60, id="written-before-it-with-a-clock-that-was-ahead"),
+    ],
+)
 async def test_a_file_from_before_the_reboot_is_not_taken_for_prepared(
-    start, lose, claims, kubelet, devices
+    start, lose, claims, kubelet, devices, seconds
 ):
     plugin = await start()
     claims.store(claim_body("a", "cam-0"))
     await plugin.prepare(reference("a"))
     (file,) = plugin.cdi.iterdir()
     boot = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
-    os.utime(file, (boot - 60, boot - 60))
+    os.utime(file, (boot + seconds, boot + seconds))
     plugin = await lose(boot_id="boot-2")
     kubelet.uses("a", "cam-0")
     await rebuilder(plugin, kubelet, claims, boot_id="boot-2").rebuild()
     await plugin.prepare(reference("a"))
     assert devices.prepares == 2
+
+
+@pytest.mark.parametrize("file", [True, False], ids=["with-its-file", "without-its-file"])
+async def test_a_rebuilt_claim_is_of_an_earlier_boot_after_the_next_reboot(
+    start, lose, claims, kubelet, devices, file
+):
+    plugin = await start()
+    claims.store(claim_body("a", "cam-0"))
+    await plugin.prepare(reference("a"))
+    plugin = await lose()
+    if not file:
+        await plugin.specs.remove(["a"])
+    kubelet.uses("a", "cam-0")
+    await rebuilder(plugin, kubelet, claims).rebuild()
+    plugin = await start(boot_id="boot-2")
+    claims.answers = False
+    answer = (await plugin.prepare(reference("a")))["a"]
+    assert "it cannot be read from the API server" in answer.error
+    assert devices.prepares == 1
 
 
 async def test_a_file_whose_claim_nobody_names_is_told_and_kept(start, lose, claims, kubelet):
@@ -397,6 +430,7 @@ async def test_an_api_server_that_hangs_is_waited_for_only_so_long(looptime):
         specs=Files(),
         texts=Files(),
         kubelet=kubelet,
+        limits=ParameterLimits(),
     ).rebuild()
     assert len(rebuilt.incomplete) == len(stored) == 100
     assert looptime == rebuild.FETCH_SECONDS
@@ -431,6 +465,7 @@ async def test_a_kubelet_that_never_answers_ends_the_rebuild(start, claims, loop
         specs=files,
         texts=files,
         kubelet=Hanging(),
+        limits=ParameterLimits(),
     ).rebuild()
     assert rebuilt.error == "it was not done within 15 s"
     assert looptime == rebuild.REBUILD_SECONDS

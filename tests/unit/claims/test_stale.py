@@ -29,7 +29,6 @@ def entry(uid: str, *devices: str, **fields: Any) -> StoredClaim:
         "name": f"claim-{uid}",
         "state": "prepared",
         "boot_id": "boot-1",
-        "allocation": "digest of another version",
         "devices": tuple(
             StoredDevice(pool=NODE, device=device, request="main") for device in devices
         ),
@@ -127,7 +126,7 @@ def test_parameters_that_cannot_be_used_do_not_make_an_entry_stale():
 def test_an_entry_of_which_only_the_devices_were_rebuilt_is_judged_by_them():
     found = parse_claim(claim_body("a", "cam-0"))
     rebuilt = replace(
-        entry("a", allocation=""),
+        entry("a", rebuilt="listed"),
         devices=(StoredDevice(pool=NODE, device="cam-0", request=""),),
     )
     assert judge(rebuilt, found, driver=DRIVER, node=HERE) is None

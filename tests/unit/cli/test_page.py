@@ -55,4 +55,4 @@ async def printed(site, command):
 def test_the_numbers_of_the_page_are_those_of_the_code():
     assert aside.KEPT == 5
     assert "newest five damaged files" in PAGE
-    assert f"brought to the present one ({schema.SCHEMA_VERSION})" in PAGE
+    assert f"has schema version {schema.VERSION}" in PAGE

@@ -12,6 +12,7 @@ import pytest
 
 from drakit import Device, Health
 from drakit.device import CounterSet, Inventory, Taint
+from drakit_nodeplugin.devices.hardware import HeldDevice
 from drakit_nodeplugin.devices.manager import DeviceManager
 from drakit_nodeplugin.devices.stored import StoredEndpoint
 from drakit_nodeplugin.endpoints.endpoint import DeviceKey, HealthReport
@@ -35,6 +36,10 @@ OK = Health.ok()
 BAD = Health.bad("too hot")
 BROKEN = Health.bad("off the bus", broken=True)
 NOBODY = Health.unknown("it does not answer")
+
+
+def unpreparing(*names: str, pool: str = NODE) -> list[HeldDevice]:
+    return [HeldDevice(pool=pool, device=n, consumes={}, unpreparing=True) for n in names]
 
 
 def told(manager: DeviceManager) -> Mapping[str, tuple[str, str]]:
@@ -380,7 +385,7 @@ async def test_devices_of_a_fallback_alone_are_tainted_as_others_are(node: Node)
         manager.replaced(DRIVER, whole(OK))
         await pass_time(31)
         assert fallback(manager) == []
-        manager.set_unpreparing({(NODE, "whole")})
+        manager.set_unpreparing(unpreparing("whole"))
         assert fallback(manager) == ["unpreparing"]
         manager.set_unpreparing(())
         manager.reported(DRIVER, report(whole=BAD))
@@ -410,14 +415,14 @@ async def test_a_drivers_own_taint_keeps_its_time(node: Node):
 
 async def test_devices_that_are_being_unprepared_are_tainted_while_they_are(node: Node):
     async with node.plugin() as manager:
-        manager.set_unpreparing({(NODE, "c"), (NODE, "a")})
+        manager.set_unpreparing(unpreparing("c", "a"))
         manager.replaced(DRIVER, inventory("a", "b"))
         assert shown(manager.publication()) == {NODE: {"a": ["unpreparing"], "b": []}}
         assert told(manager)["a"] == ("unknown", "")
-        manager.set_unpreparing({(NODE, "b"), ("elsewhere", "b")})
+        manager.set_unpreparing([*unpreparing("b"), *unpreparing("b", pool="elsewhere")])
         assert shown(manager.publication()) == {NODE: {"a": [], "b": ["unpreparing"]}}
         seen = manager.revision.number
-        manager.set_unpreparing({(NODE, "b")})
+        manager.set_unpreparing(unpreparing("b"))
         assert manager.revision.number == seen
         manager.set_unpreparing(())
         assert shown(manager.publication()) == {NODE: {"a": [], "b": []}}

@@ -18,6 +18,7 @@ from drakit import (
 )
 from drakit.driver import DriverConfig
 from drakit_nodeplugin.endpoints.bridge import (
+    Bridge,
     BridgeClosedError,
     CallNotBegunError,
     CallOverdueError,
@@ -512,6 +513,67 @@ async def test_a_claim_that_would_have_to_wait_is_called_for_itself_after_the_ot
     await asyncio.gather(*works)
     if operation == "prepare":
         assert list(works[0].result()) == [edits("cam-0")]
+
+
+class ResetsSlowly(ResetsPerDevice):
+    """Waits in its reset for what a test holds."""
+
+    async def reset(self, device: AllocatedDevice) -> None:
+        await self.held["reset"].wait()
+        await super().reset(device)
+
+
+class ResetsClaimsSlowly(ResetsSlowly, ResetsPerClaim):
+    pass
+
+
+class ResetsBatchesSlowly(ResetsSlowly, ResetsPerBatch):
+    pass
+
+
+class BridgeCaller(DirectCaller):
+    """Reaches a driver over a bridge, whose lines keep calls apart."""
+
+    def __init__(self, driver: Any) -> None:
+        super().__init__(driver)
+        loop = asyncio.get_running_loop()
+        self._bridge = Bridge("bridge", home=loop, there=loop)
+
+    def busy(self, keys: Any) -> bool:
+        return self._bridge.busy(keys)
+
+    async def call(self, function, *, what, keys, timeout_seconds):
+        work = super().call
+        return await self._bridge.call(
+            lambda: work(function, what=what, keys=keys, timeout_seconds=timeout_seconds),
+            keys=keys,
+            timeout_seconds=timeout_seconds,
+        )
+
+
+@pytest.mark.parametrize("kind", [ResetsSlowly, ResetsClaimsSlowly, ResetsBatchesSlowly])
+async def test_a_partition_waits_for_the_reset_of_its_whole_device(kind):
+    """Also if their pool has a device with the name of another one's counter set."""
+    driver = kind()
+    driver.held["reset"] = asyncio.Event()
+    calls = DriverCalls(Camera.name, traits=traits_of(kind), node=NODE, caller=BridgeCaller(driver))
+    whole = device("gpu-0", consumes={"card-0": {"memory": "40Gi"}})
+    part = device("gpu-0-half", consumes={"card-0": {"memory": "20Gi"}})
+    others = [
+        device("gpu-1-half", consumes={"card-1": {"memory": "20Gi"}}),
+        device("gpu-2", consumes={"card-0": {"memory": "20Gi"}}, pool=f"{NODE}/more"),
+        device("card-0"),
+    ]
+    undoing = asyncio.create_task(calls.unprepare(A, [whole]))
+    await turns(10)
+    waiting = asyncio.create_task(calls.prepare(B, [part]))
+    for other in others:
+        await calls.prepare(C, [other])
+    assert (undoing.done(), waiting.done()) == (False, False)
+    assert driver.ended == ["gpu-0", "gpu-1-half", "gpu-2", "card-0"]
+    driver.held["reset"].set()
+    await asyncio.gather(undoing, waiting)
+    assert driver.ended[-2:] == ["reset gpu-0", "gpu-0-half"]
 
 
 async def test_a_claim_that_waits_for_itself_is_given_up_for_itself():

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import Field, field_validator
 
-from drakit import AllocatedDevice, DeviceParameters
+from drakit import AllocatedDevice, DeviceParameters, NoParameters
 from drakit_nodeplugin.endpoints.errors import BadParametersError
 from drakit_nodeplugin.endpoints.parameters import merged, with_parameters
 
@@ -182,10 +182,19 @@ def test_an_undoing_has_parameters_where_they_fit():
     assert checked(Parameters, {"mode": "fast"}, lenient=True).parameters.mode == "fast"
 
 
-def test_a_driver_that_changes_what_it_gets_changes_nothing_that_is_stored():
-    stored = {"options": {"mode": "fast"}}
-    known = checked(Greedy, stored)
+def test_a_validator_that_changes_what_it_gets_leaves_the_configs_as_they_are():
+    known = checked(Greedy, {"options": {"mode": "fast"}})
     assert known.parameters.options == {}
     assert known.configs == ({"options": {"mode": "fast"}},)
-    known.configs[0]["options"].clear()
-    assert stored == {"options": {"mode": "fast"}}
+
+
+def test_a_driver_without_parameters_refuses_any_in_one_sentence():
+    assert refusal(NoParameters, {"mode": "fast"}, {"colour": "red"}) == (
+        f"driver {DRIVER} takes no opaque parameters; remove them from the claim or from its "
+        f"DeviceClass, and create the claim again"
+    )
+
+
+@pytest.mark.parametrize("configs", [[], [{}]], ids=["no-config", "an-empty-one"])
+def test_a_driver_without_parameters_takes_a_claim_without_any(configs):
+    assert checked(NoParameters, *configs).parameters == NoParameters()

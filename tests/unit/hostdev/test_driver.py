@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from drakit import AllocatedDevice, ClaimReference, DeviceNode, DriverError
+from drakit import AllocatedDevice, ClaimReference, DeviceNode, DriverError, NoParameters
 from drakit_drivers.hostdev import HostDevices, HostDevicesConfig
 from tests.fakes.node import StaticNode
 from tests.fakes.sysfs import FakeHost
@@ -53,6 +53,10 @@ def test_the_entry_point_leads_here():
     (entry,) = entry_points(group="drakit.drivers", name="hostdev")
     assert entry.load() is HostDevices
     assert HostDevices.name == "hostdev.drakit.dev"
+
+
+def test_opaque_parameters_are_refused_and_not_ignored():
+    assert HostDevices.parameters_type is NoParameters
 
 
 async def test_devices_are_published_with_attributes_and_size(host):

@@ -154,11 +154,25 @@ def test_a_release_leaves_nothing(instance, root):
     owner.release()
 
 
-def test_directories_are_for_root_alone(instance):
+@pytest.mark.parametrize("umask", [0o000, 0o777], ids=["umask-000", "umask-777"])
+def test_the_drivers_directory_is_for_root_alone(instance, umask):
     owner, paths = instance(UIDS[0])
+    before = os.umask(umask)
+    try:
+        owner.acquire()
+    finally:
+        os.umask(before)
+    assert paths.data.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_directory_of_an_earlier_version_is_closed_and_the_kubelets_own_is_left(instance):
+    owner, paths = instance(UIDS[0])
+    for directory in (paths.data, paths.registration.parent):
+        directory.mkdir(parents=True)
+        directory.chmod(0o755)
     owner.acquire()
-    assert paths.data.stat().st_mode & 0o007 == 0
-    assert paths.registration.parent.stat().st_mode & 0o007 == 0
+    assert paths.data.stat().st_mode & 0o777 == 0o700
+    assert paths.registration.parent.stat().st_mode & 0o777 == 0o755
 
 
 def test_an_unusable_directory_is_a_sentence(instance, root):

@@ -30,7 +30,6 @@ def row(uid: str, name: str = "cam") -> StoredClaim:
         name=name,
         state="prepared",
         boot_id="boot-1",
-        allocation="digest",
         devices=(),
     )
 

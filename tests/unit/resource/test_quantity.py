@@ -8,7 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drakit.resource.quantity import parse_quantity, quantity_problem, same_quantity
+from drakit.resource.quantity import (
+    parse_quantity,
+    quantity_problem,
+    quantity_units,
+    same_quantity,
+)
 
 
 @pytest.mark.parametrize(
@@ -66,3 +71,18 @@ def test_a_quantity_equals_the_same_amount_in_thousandths(number, suffix):
     value = int(parse_quantity(f"{number}{suffix}"))
     assert same_quantity(f"{number}{suffix}", f"{value * 1000}m")
     assert not same_quantity(f"{number}{suffix}", f"{value * 1000 + 1}m")
+
+
+@pytest.mark.parametrize(
+    ("text", "units"),
+    [
+        pytest.param("1", 10**9, id="one"),
+        pytest.param("1n", 1, id="the-finest"),
+        pytest.param("0.1", 10**8, id="a-tenth"),
+        pytest.param("20Gi", 20 * 2**30 * 10**9, id="binary"),
+        pytest.param("9e30", 9 * 10**39, id="beyond-64-bits"),
+    ],
+)
+def test_units_are_whole_numbers_whose_sums_are_exact(text, units):
+    assert quantity_units(text) == units
+    assert quantity_units(text) * 3 + quantity_units("1n") == 3 * units + 1

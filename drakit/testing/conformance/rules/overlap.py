@@ -1,5 +1,6 @@
 """
-Calls side by side: pods start at the same time, and none waits for another's device.
+Claims beside each other: pods start at the same time, none waits for another's device, and none
+gets hardware that another has.
 
 It must not know what becomes of a claim alone.
 """
@@ -8,10 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations
+from typing import Any
 
+from drakit.resource.quantity import quantity_units
 from drakit.testing.conformance.errors import ConformanceError
-from drakit.testing.conformance.kit import ClaimUnderTest, Kit, PrepareResult
+from drakit.testing.conformance.kit import ClaimUnderTest, Kit, PrepareResult, PublishedDevice
 from drakit.testing.conformance.rule import rule
 from drakit.testing.conformance.rules import steps
 
@@ -108,6 +112,77 @@ async def get_info(kit: Kit) -> None:
         answers = await working
     if all(answer.error for answer in answers):
         kit.skip(f"no claim can be prepared to begin with: {answers[0].error}")
+
+
+@rule(
+    "partitions",
+    "partitions of one piece of hardware are held apart, and undone one by one",
+    why="The scheduler takes hardware as free once a claim's object is gone, while its device may "
+    "still be prepared on the node. What does not fit beside it must wait, and the end of one "
+    "partition must not take another one from its pod.",
+    kinds=("python", "backend"),  # a device plugin has no counters
+)
+async def partitions(kit: Kit) -> None:
+    devices = [d for d in steps.untainted(await kit.devices()) if not d.allow_multiple]
+    found = next(_partitioned(devices, _counters(kit)), None)
+    if found is None:
+        kit.skip("no two devices that fit beside each other overlap with a third one")
+    one, other, whole = found
+    first, second, third = kit.claim(one), kit.claim(other), kit.claim(whole)
+    await steps.prepared(kit, first)
+    answer = await steps.must_prepare(kit, second, when=f"beside {one.name}, which leaves room,")
+    edits = steps.edits_of(kit, second)
+    if not (await steps.answer_of(kit, third)).error:
+        kit.fail(f"{whole.name} was prepared beside {one.name}, though both consume one counter")
+    await steps.must_unprepare(kit, first, when=f"beside {other.name}")
+    if missing := steps.missing_paths(edits):
+        kit.fail(
+            f"unpreparing {one.name} has taken {missing[0]} from the claim that has {other.name}"
+        )
+    again = await steps.must_prepare(kit, second, when=f"after {one.name} was unprepared")
+    if again != answer or steps.edits_of(kit, second) != edits:
+        kit.fail(f"after {one.name} was unprepared {other.name} was answered in another way")
+    await steps.must_unprepare(kit, second, when="for the last partition")
+    await steps.must_prepare(kit, third, when=f"after all that overlapped with {whole.name} ended")
+    await steps.must_unprepare(kit, third, when="to end with")
+
+
+def _counters(kit: Kit) -> Mapping[tuple[str, str], Mapping[str, int]]:
+    """Give the published counter sets, by pool and name."""
+    return {
+        (body["spec"]["pool"]["name"], counter_set["name"]): _amounts(counter_set)
+        for body in kit.slices()
+        for counter_set in body["spec"].get("sharedCounters") or ()
+    }
+
+
+def _partitioned(
+    devices: Sequence[PublishedDevice], totals: Mapping[tuple[str, str], Mapping[str, int]]
+) -> Iterator[tuple[PublishedDevice, PublishedDevice, PublishedDevice]]:
+    """Give two devices that fit beside each other, and a third one that fits beside neither."""
+    for (pool, name), total in totals.items():
+        taken = {
+            device.name: (device, _amounts(consumed))
+            for device in devices
+            if device.pool == pool
+            for consumed in device.body.get("consumesCounters") or ()
+            if consumed["counterSet"] == name
+        }
+        fits = {
+            frozenset(pair): all(
+                sum(taken[each][1].get(counter, 0) for each in pair) <= amount
+                for counter, amount in total.items()
+            )
+            for pair in combinations(taken, 2)
+        }
+        for one, other in (pair for pair in combinations(taken, 2) if fits[frozenset(pair)]):
+            for third in taken.keys() - {one, other}:
+                if not fits[frozenset((one, third))] and not fits[frozenset((other, third))]:
+                    yield taken[one][0], taken[other][0], taken[third][0]
+
+
+def _amounts(body: Mapping[str, Any]) -> Mapping[str, int]:
+    return {name: quantity_units(str(each["value"])) for name, each in body["counters"].items()}
 
 
 async def _ask(kit: Kit, *, count: int) -> None:

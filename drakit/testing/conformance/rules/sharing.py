@@ -6,7 +6,9 @@ It must not know what is in a share.
 
 from __future__ import annotations
 
-from drakit.testing.conformance.kit import Kit
+from drakit.resource.quantity import quantity_units
+from drakit.testing.conformance.claims import default_share
+from drakit.testing.conformance.kit import Kit, PublishedDevice
 from drakit.testing.conformance.rule import rule
 from drakit.testing.conformance.rules import steps
 
@@ -45,9 +47,11 @@ async def admin_access(kit: Kit) -> None:
     "share of its own. One pod's end is no reason to take the device from the others.",
 )
 async def shares(kit: Kit) -> None:
-    devices = [d for d in steps.untainted(await kit.devices()) if d.allow_multiple]
+    devices = [
+        d for d in steps.untainted(await kit.devices()) if d.allow_multiple and _fits_twice(d)
+    ]
     if not devices:
-        kit.skip("no device has allowMultipleAllocations")
+        kit.skip("no device has allowMultipleAllocations, and room for two claims of no amount")
     device = devices[0]
     one, other = kit.claim(device), kit.claim(device)
     await steps.prepared(kit, one)
@@ -69,3 +73,11 @@ async def shares(kit: Kit) -> None:
     await kit.reboot()
     await steps.must_prepare(kit, other, when="for a share, after a reboot of the node,")
     await steps.must_unprepare(kit, other, when="for the last share of a device")
+
+
+def _fits_twice(device: PublishedDevice) -> bool:
+    """Tell whether two claims that ask for no amount can have a device."""
+    taken = default_share(device)
+    return all(
+        2 * quantity_units(taken[n]) <= quantity_units(v) for n, v in device.capacity.items()
+    )

@@ -28,7 +28,7 @@ from drakit_nodeplugin.endpoints.backend.directory import BackendDirectory
 from drakit_nodeplugin.endpoints.backend.sockets import BackendSocket
 from drakit_nodeplugin.endpoints.bridge import BridgeClosedError
 from drakit_nodeplugin.endpoints.calls import CALL_SECONDS, DriverCalls
-from drakit_nodeplugin.endpoints.endpoint import DeviceKey, Surroundings
+from drakit_nodeplugin.endpoints.endpoint import Surroundings, WorkKey, work_keys
 from drakit_nodeplugin.endpoints.errors import EndpointStoppedError, text_of
 from drakit_nodeplugin.endpoints.lifecycle import Lifecycle
 from drakit_nodeplugin.endpoints.together import Together
@@ -52,8 +52,8 @@ class BackendEndpoint:
     """
     Keeps one backend connected, and calls it.
 
-    Calls run side by side, but those that have a device in common one after the other, in the order
-    in which they were made.
+    Calls run side by side, but those that have a device or a counter set in common run one after
+    the other, in the order in which they were made.
     """
 
     blocked: str | None = None
@@ -142,7 +142,7 @@ class BackendEndpoint:
         function: Callable[[Any], Any],
         *,
         what: str,
-        keys: Collection[DeviceKey],
+        keys: Collection[WorkKey],
         timeout_seconds: float,
     ) -> Any:
         """Call the backend as :meth:`.Bridge.call` does."""
@@ -153,7 +153,7 @@ class BackendEndpoint:
             function, what=what, keys=keys, timeout_seconds=timeout_seconds
         )
 
-    def busy(self, keys: Collection[DeviceKey]) -> bool:
+    def busy(self, keys: Collection[WorkKey]) -> bool:
         """Tell whether a call of these devices has not ended; False while the backend is away."""
         connection, away = self._lifecycle.connection, self._lifecycle.away
         return connection is not None and away is None and connection.busy(keys)
@@ -179,7 +179,7 @@ class BackendEndpoint:
             answers = await backend.check_claims(claims)
             return [answers.get(item.claim.uid, False) for item in claims]
 
-        keys = {key for item in claims for key in _keys(item)}
+        keys = work_keys((d for item in claims for d in item.devices), node=self._node)
         try:
             return await self.call(
                 run, what="check_claims", keys=keys, timeout_seconds=CALL_SECONDS
@@ -193,8 +193,4 @@ class BackendEndpoint:
             return [False] * len(claims)
 
     def _busy(self, item: AllocatedClaim) -> bool:
-        return self.busy(_keys(item))
-
-
-def _keys(item: AllocatedClaim) -> Collection[DeviceKey]:
-    return {DeviceKey(device.pool, device.name) for device in item.devices}
+        return self.busy(work_keys(item.devices, node=self._node))

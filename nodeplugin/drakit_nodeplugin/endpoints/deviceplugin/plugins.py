@@ -33,7 +33,7 @@ from drakit_nodeplugin.endpoints.deviceplugin.names import pool_of
 from drakit_nodeplugin.endpoints.deviceplugin.registration import RefusedError, RegistrationService
 from drakit_nodeplugin.endpoints.deviceplugin.remarks import Remarks
 from drakit_nodeplugin.endpoints.deviceplugin.room import Room
-from drakit_nodeplugin.endpoints.endpoint import DeviceKey, Surroundings
+from drakit_nodeplugin.endpoints.endpoint import Surroundings, WorkKey
 from drakit_nodeplugin.endpoints.errors import EndpointStoppedError
 from drakit_nodeplugin.endpoints.traits import DriverTraits
 from drakit_proto.kubelet.deviceplugin.v1beta1 import deviceplugin_pb2_grpc as pb_grpc
@@ -265,7 +265,7 @@ class _Caller:
     def away(self) -> None:
         """Which plugin is away, the call itself says: an unprepare needs none."""
 
-    def busy(self, keys: Collection[DeviceKey]) -> bool:
+    def busy(self, keys: Collection[WorkKey]) -> bool:
         return self._bridge.busy(keys)
 
     async def call(
@@ -273,7 +273,7 @@ class _Caller:
         function: Callable[[AnyDriver], Any],
         *,
         what: str,
-        keys: Collection[DeviceKey],
+        keys: Collection[WorkKey],
         timeout_seconds: float,
     ) -> Any:
         return await self._bridge.call(

@@ -9,17 +9,13 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from pathlib import Path
 
-from drakit.driver import DeviceParameters
+from drakit.driver import NoParameters
 from drakit_nodeplugin.endpoints.deviceplugin.hostpaths import HostDevices
 from drakit_nodeplugin.endpoints.deviceplugin.plugins import DevicePlugins
 from drakit_nodeplugin.endpoints.endpoint import Surroundings
 from drakit_nodeplugin.endpoints.traits import DriverTraits, Grain
 
 __all__ = ("DevicePluginsSource",)
-
-
-class NoParameters(DeviceParameters):
-    """A device plugin takes no parameters: what somebody writes for it is refused, not ignored."""
 
 
 TRAITS = DriverTraits(

@@ -1,0 +1,175 @@
+"""
+The hardware behind devices: what each takes of it, and what fits beside what claims hold. All pure.
+
+Devices that consume the same counters, and shares of one device, overlap without having a name in
+common. A counter counts once for each device, however many claims share the device. Amounts are
+whole numbers (:func:`.quantity_units`), so that sums are exact.
+
+It must not know claims, the checkpoint, the life of endpoints, or taints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from drakit.device import Capacity, CounterSet, Device
+from drakit.resource.quantity import quantity_units
+
+__all__ = ("Amounts", "Hardware", "HeldDevice", "PoolContent", "crowded_out", "units_of")
+
+Amounts = Mapping[str, int]
+"""Billionths by the name of a counter or capacity."""
+
+Counters = Mapping[str, Mapping[str, str]]
+"""Quantities by counter, by counter set."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PoolContent:
+    """What an endpoint lists for a pool; checked. Nothing in it changes."""
+
+    devices: Mapping[str, Device]
+    counter_sets: tuple[CounterSet, ...] = ()
+    fallback: Mapping[str, Device] | None = None
+
+    def device(self, name: str) -> Device | None:
+        """Give a device as the main inventory has it, whichever one is published."""
+        found = self.devices.get(name)
+        return found if found is not None or self.fallback is None else self.fallback.get(name)
+
+    def totals(self, counter_set: str) -> Amounts:
+        """Give all that a counter set has; nothing if there is none of that name."""
+        for each in self.counter_sets:
+            if each.name == counter_set:
+                return units_of(each.counters)
+        return {}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hardware:
+    """The main inventories of a driver at one moment; safe to read in another thread."""
+
+    pools: Mapping[str, PoolContent] = field(default_factory=dict[str, PoolContent])
+    """By the pool's name in the API; without pools whose endpoint is stopped."""
+
+    def device(self, pool: str, name: str) -> Device | None:
+        """Give a device; None if no endpoint lists it."""
+        content = self.pools.get(pool)
+        return None if content is None else content.device(name)
+
+    def totals(self, pool: str, counter_set: str) -> Amounts:
+        """Give all that a counter set has."""
+        content = self.pools.get(pool)
+        return {} if content is None else content.totals(counter_set)
+
+    def capacity(self, pool: str, name: str) -> Amounts:
+        """Give all that a device has for claims to share."""
+        found = self.device(pool, name)
+        return {} if found is None else _capacity(found)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HeldDevice:
+    """What claims hold of one device, admin access aside."""
+
+    pool: str
+    """The pool's name in the API."""
+    device: str
+    consumes: Mapping[str, Amounts] | None
+    """By counter set; None if the inventory has not listed the device since its row was rebuilt."""
+
+    shared: Amounts | None = field(default_factory=dict[str, int])
+    """What shares take together of its capacity; None if that is not known of one."""
+
+    exclusive: bool = True
+    """Whether one claim has it alone."""
+
+    unpreparing: bool = False
+    """Whether a claim that is still being unprepared has it."""
+
+
+def units_of(quantities: Mapping[str, str]) -> Amounts:
+    """Give quantities as whole numbers; raises ValueError for what is no quantity."""
+    return {name: quantity_units(text) for name, text in quantities.items()}
+
+
+def crowded_out(content: PoolContent | None, held: Collection[HeldDevice]) -> frozenset[str]:
+    """
+    Name the devices of a pool that new claims cannot have, because of claims that are unpreparing.
+
+    These are the devices that such claims have alone, and all others that do not fit beside what is
+    held. The scheduler does not know of those claims: it takes what they hold as free.
+    """
+    leaving = [each for each in held if each.unpreparing]
+    names = {each.device for each in leaving if each.exclusive}
+    if content is None or not leaving:
+        return frozenset(names)
+    names |= {each.device for each in leaving if not each.exclusive and _is_full(each, content)}
+    consumed = {each.device: _consumed(each, content) for each in held}
+    unknown = any(consumed[each.device] is None for each in leaving)
+    wanted = {name for each in leaving for name in consumed[each.device] or ()}
+    used: dict[str, dict[str, int]] = {name: {} for name in wanted}
+    for counters in consumed.values():
+        for counter_set in wanted & (counters or {}).keys():
+            _add(used[counter_set], (counters or {})[counter_set])
+    totals = {name: content.totals(name) for name in wanted}
+    for name, device in content.devices.items():
+        if not device.consumes or name in consumed:
+            continue
+        if unknown or any(
+            _exceeds(used[counter_set], units_of(counters), totals[counter_set])
+            for counter_set, counters in device.consumes.items()
+            if counter_set in wanted
+        ):
+            names.add(name)
+    return frozenset(names)
+
+
+def _consumed(held: HeldDevice, content: PoolContent) -> Mapping[str, Amounts] | None:
+    if held.consumes is not None:
+        return held.consumes
+    device = content.device(held.device)
+    if device is None:
+        return None
+    return {name: units_of(counters) for name, counters in device.consumes.items()}
+
+
+def _is_full(held: HeldDevice, content: PoolContent) -> bool:
+    """Tell whether not even the smallest share fits beside those that are held."""
+    device = content.device(held.device)
+    if device is None:
+        return False
+    if held.shared is None:
+        return bool(device.capacity)
+    least = {name: _least(capacity) for name, capacity in device.capacity.items()}
+    return _exceeds(held.shared, least, _capacity(device))
+
+
+def _least(capacity: str | Capacity) -> int:
+    """Give the smallest amount that a claim can have of a capacity."""
+    if isinstance(capacity, str):
+        return quantity_units(capacity)
+    if capacity.valid_range is not None:
+        return quantity_units(capacity.valid_range.min)
+    if capacity.valid_values:
+        return quantity_units(capacity.valid_values[0])
+    return quantity_units(capacity.value) if capacity.default is None else 0
+
+
+def _capacity(device: Device) -> Amounts:
+    return units_of(
+        {
+            name: amount.value if isinstance(amount, Capacity) else amount
+            for name, amount in device.capacity.items()
+        }
+    )
+
+
+def _add(total: dict[str, int], amounts: Amounts) -> None:
+    for name, amount in amounts.items():
+        total[name] = total.get(name, 0) + amount
+
+
+def _exceeds(used: Amounts, wanted: Amounts, limit: Amounts) -> bool:
+    return any(used.get(n, 0) + amount > limit.get(n, 0) for n, amount in wanted.items())

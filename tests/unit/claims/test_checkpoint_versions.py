@@ -1,0 +1,149 @@
+"""What one version stores is what the versions beside it can use."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sqlite3
+from contextlib import closing
+from dataclasses import replace
+
+import pytest
+
+from drakit_nodeplugin.claims import schema
+from drakit_nodeplugin.claims.checkpoint import Checkpoint
+from drakit_nodeplugin.claims.inspection import forget, inspect
+from drakit_nodeplugin.claims.stored import StoredClaim, StoredDevice, checksum, dump, load
+from drakit_nodeplugin.devices.stored import StoredEndpoint
+from tests.fakes.checkpoints import as_successor, fill, reopen, stored_claim, stored_device
+
+ENDPOINT = StoredEndpoint(name="usb", pools={"node-1": ("cam-0",)}, stopped_at=1e9)
+
+CLAIM = StoredClaim(
+    uid="uid-a",
+    namespace="lab",
+    name="a",
+    state="prepared",
+    boot_id="boot-1",
+    devices=(
+        StoredDevice(
+            pool="node-1",
+            device="cam-0",
+            request="main/small",
+            share_id="share-1",
+            consumed_capacity={"memory": "1Gi"},
+            configs=(0,),
+            consumes={"card-0": {"memory": "20Gi"}},
+            cdi_devices=("vendor.example/gpu=0",),
+        ),
+    ),
+    configs=('{"mode":"fast"}',),
+    cdi_spec="{}\n",
+    rebuilt="confirmed",
+    generation=7,
+    owner="pod-1",
+)
+
+BODY = (
+    b'{"uid":"uid-a","namespace":"lab","name":"a","state":"prepared","boot_id":"boot-1",'
+    b'"devices":[{"pool":"node-1","device":"cam-0","request":"main/small","share_id":"share-1",'
+    b'"admin_access":false,"consumed_capacity":{"memory":"1Gi"},"configs":[0],'
+    b'"consumes":{"card-0":{"memory":"20Gi"}},'
+    b'"cdi_devices":["vendor.example/gpu=0"]}],"configs":["{\\"mode\\":\\"fast\\"}"],'
+    b'"cdi_spec":"{}\\n","side_effects":true,"rebuilt":"confirmed","generation":7,"owner":"pod-1"}'
+)
+"""A row as it is stored. A change of it must be one that :data:`.schema.VERSION` may make."""
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "camera.example.com" / "checkpoint.db"
+
+
+def sql(path, statement):
+    with closing(sqlite3.connect(path)) as connection, connection:
+        return connection.execute(statement).fetchall()
+
+
+async def successor(path, *, count=3) -> list[StoredClaim]:
+    """Store claims and an endpoint as the next version does."""
+    stored = await fill(path, count=count)
+    checkpoint = Checkpoint(path)
+    await checkpoint.open()
+    await checkpoint.write_endpoints([ENDPOINT])
+    await checkpoint.close()
+    with closing(sqlite3.connect(path)) as connection, connection:
+        as_successor(connection)
+    return stored
+
+
+def test_a_row_is_what_it_was():
+    assert dump(CLAIM) == BODY
+    assert load(BODY, expected=checksum(BODY)) == CLAIM
+
+
+def test_a_row_without_the_fields_that_have_defaults_is_read():
+    fields = {name: json.loads(BODY)[name] for name in ("uid", "namespace", "name", "state")}
+    device = {"pool": "node-1", "device": "cam-0", "request": "main", "later": 1}
+    body = json.dumps(fields | {"boot_id": "b", "devices": [device], "later": {}}).encode()
+    claim = load(body, expected=checksum(body))
+    assert claim.devices == (stored_device("cam-0"),)
+    assert claim.devices[0].consumes is None, "what it takes is not known"
+    assert (claim.configs, claim.rebuilt, claim.generation) == ((), None, 0)
+
+
+async def test_what_a_successor_stored_is_read_and_written_and_what_it_added_is_kept(path):
+    stored = {claim.uid: claim for claim in await successor(path)}
+    assert await reopen(path) == (stored, None)
+
+    checkpoint = Checkpoint(path)
+    await checkpoint.open()
+    assert await checkpoint.endpoints() == [ENDPOINT]
+    first = replace(stored["uid-000"], state="unpreparing")
+    outcome = await checkpoint.write([first, stored_claim("new")])
+    assert set(outcome.written) == {"uid-000", "uid-new"}
+    assert await checkpoint.delete([stored["uid-001"]]) == frozenset()
+    await checkpoint.close()
+
+    assert sql(path, "SELECT more FROM later") == [("kept",)] * 3
+    assert sql(path, "SELECT value FROM meta WHERE name = 'later'") == [("kept",)]
+    assert sql(path, "SELECT value FROM meta WHERE name = 'version'") == [(schema.VERSION + 1,)]
+    bodies = [json.loads(body) for (body,) in sql(path, "SELECT body FROM bodies")]
+    # A field of which this version does not know what it means is not kept in a row that changed.
+    assert {body["uid"] for body in bodies if "later" in body} == {"uid-002"}
+
+
+async def test_a_successor_that_takes_over_while_it_is_open_is_worked_beside(path):
+    checkpoint = Checkpoint(path)
+    await checkpoint.open()
+    await checkpoint.write([stored_claim("a")])
+    with closing(sqlite3.connect(path)) as connection, connection:
+        as_successor(connection)
+    assert set((await checkpoint.write([stored_claim("b")])).written) == {"uid-b"}
+    assert await checkpoint.uids() == {"uid-a", "uid-b"}
+    await checkpoint.close()
+
+
+async def test_a_damaged_file_of_a_successor_is_salvaged(path):
+    stored = {claim.uid: claim for claim in await successor(path)}
+    sql(path, "UPDATE bodies SET checksum = 1 WHERE id = 2")
+    claims, damage = await reopen(path)
+    assert damage.startswith("the row of claim uid-001: its checksum does not match")
+    assert claims == {uid: claim for uid, claim in stored.items() if uid != "uid-001"}
+    assert sql(path, "SELECT value FROM meta WHERE name = 'version'") == [(schema.VERSION,)]
+
+
+async def test_a_successor_without_a_table_of_ours_is_damaged(path):
+    await successor(path)
+    sql(path, "DROP INDEX shared_device")
+    _, damage = await reopen(path)
+    assert damage.startswith("its tables are not those of a checkpoint")
+
+
+async def test_a_successor_is_inspected_and_a_claim_of_it_forgotten(path):
+    stored = await successor(path)
+    found = await asyncio.to_thread(inspect, path)
+    assert (found.version, found.problems) == (schema.VERSION + 1, ())
+    assert (list(found.claims), found.endpoints) == (stored, (ENDPOINT,))
+    await asyncio.to_thread(forget, path, stored[0])
+    assert set((await reopen(path))[0]) == {"uid-001", "uid-002"}

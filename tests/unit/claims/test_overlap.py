@@ -1,0 +1,345 @@
+"""Hardware that claims hold: counter sets and capacity, beyond the names of devices."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from contextlib import closing
+from dataclasses import replace
+
+import pytest
+
+from drakit import CounterSet, Device
+from drakit_nodeplugin.claims import rows, schema
+from drakit_nodeplugin.claims.checkpoint import Checkpoint
+from drakit_nodeplugin.claims.holds import held_beside_unpreparing
+from drakit_nodeplugin.devices.hardware import Hardware, HeldDevice, PoolContent, units_of
+from drakit_nodeplugin.endpoints.errors import EndpointStoppedError
+from tests.fakes.checkpoints import stored_claim, stored_device
+from tests.fakes.claims import DRIVER, NODE, claim_body, reference
+
+A, B, C, D = "uid-a", "uid-b", "uid-c", "uid-d"
+STOPPED = EndpointStoppedError(driver=DRIVER, reason="it ended")
+
+
+def part(name: str, memory: str, *, card: str = "card", **fields) -> Device:
+    return Device(name=name, consumes={card: {"memory": memory}}, **fields)
+
+
+CARD = CounterSet(name="card", counters={"memory": "40Gi"})
+DEVICES = (
+    part("whole", "40Gi"),
+    part("half-0", "20Gi"),
+    part("half-1", "20971520Ki"),
+    part("shared", "10Gi", allow_multiple_allocations=True),
+    Device(name="nic", capacity={"bandwidth": "100G"}, allow_multiple_allocations=True),
+    Device(name="plain"),
+)
+CONTENT = PoolContent(devices={device.name: device for device in DEVICES}, counter_sets=(CARD,))
+HARDWARE = Hardware(pools={NODE: CONTENT})
+
+
+def share(device: str, number: int, **amounts: str) -> dict:
+    return {"device": device, "shareID": f"share-{number}", "consumedCapacity": amounts}
+
+
+@pytest.fixture
+async def plugin(start):
+    plugin = await start()
+    plugin.inventories.list(*DEVICES, counter_sets=[CARD])
+    return plugin
+
+
+async def allocated(plugin, **results) -> None:
+    for name, result in results.items():
+        given = result if isinstance(result, list) else [result]
+        plugin.claims.store(claim_body(f"uid-{name}", *given))
+
+
+async def errors(plugin, *uids: str) -> list[str | None]:
+    answers = await plugin.prepare(*map(reference, uids))
+    return [answers[uid].error for uid in uids]
+
+
+# ------------------------------------------------------------ counters
+
+
+@pytest.mark.parametrize("leaving", [False, True], ids=["prepared", "unpreparing"])
+async def test_a_partition_of_a_device_that_is_held_is_refused(plugin, devices, leaving):
+    await allocated(plugin, a="whole", b="half-0")
+    assert await errors(plugin, A) == [None]
+    if leaving:
+        devices.reason_away = lambda: STOPPED
+        assert await plugin.unprepare(reference(A)) == {A: None}
+        devices.reason_away = None
+    (error,) = await errors(plugin, B)
+    assert error == (
+        f"claim lab/claim-{B}, request main: device half-0 does not fit beside device whole of "
+        f"claim lab/claim-{A}: both take memory of counter set card; once the pod that uses "
+        f"lab/claim-{A} is gone, this pod starts by itself"
+    )
+    assert devices.prepares == 1
+    assert devices.seen[0].consumes == {"card": {"memory": "40Gi"}}
+    assert await plugin.unprepare(reference(A)) == {A: None}
+    assert await errors(plugin, B) == [None]
+
+
+async def test_partitions_that_fit_do_not_overlap_and_the_largest_holder_is_named(plugin):
+    await allocated(plugin, a="half-0", b="shared", c="half-1", d=["half-1"])
+    assert await errors(plugin, A, B) == [None, None]
+    (error,) = await errors(plugin, C)
+    assert f"beside device half-0 of claim lab/claim-{A}: both take memory" in error
+    await plugin.unprepare(reference(B))
+    assert await errors(plugin, D) == [None], "written as Ki, it is the other half"
+
+
+async def test_a_counter_counts_once_however_many_shares_a_device_has(plugin):
+    await allocated(plugin, a=share("shared", 1), b=share("shared", 2), c="half-0", d="half-1")
+    assert await errors(plugin, A, B, C) == [None, None, None]
+    assert (await errors(plugin, D))[0] is not None
+    await plugin.unprepare(reference(A))
+    assert (await errors(plugin, D))[0] is not None, "one share is left"
+    await plugin.unprepare(reference(B))
+    assert await errors(plugin, D) == [None]
+
+
+async def test_admin_access_takes_nothing_and_is_refused_nothing(plugin):
+    admin = {"device": "whole", "adminAccess": True}
+    await allocated(plugin, a=admin, b="half-0", c=admin, d="half-1")
+    assert await errors(plugin, A, B, C, D) == [None] * 4
+
+
+async def test_a_claim_is_not_in_its_own_way(plugin, start):
+    await allocated(plugin, a="whole")
+    assert await errors(plugin, A) == [None]
+    rebooted = await start(boot_id="boot-2")
+    rebooted.inventories.list(*DEVICES, counter_sets=[CARD])
+    assert await errors(rebooted, A) == [None]
+    await allocated(rebooted, a=["half-0", "half-1"])
+    assert await errors(rebooted, A) == [None], "it was allocated again, with the two halves"
+
+
+async def test_one_claim_that_wants_more_than_there_is(plugin):
+    await allocated(plugin, a=["whole", "half-0"])
+    (error,) = await errors(plugin, A)
+    assert "device whole is smaller than when it was allocated" in error
+    assert "more memory of counter set card than there is; delete the pod" in error
+
+
+async def test_amounts_are_added_exactly(plugin):
+    large = CounterSet(name="large", counters={"memory": "1000000000000000000000000000000"})
+    devices = [
+        part("most", large.counters["memory"], card="large"),
+        part("one", "1n", card="large"),
+    ]
+    tenths = CounterSet(name="tenths", counters={"memory": "300m"})
+    devices += [part(f"tenth-{n}", "0.1", card="tenths") for n in range(4)]
+    plugin.inventories.list(*devices, counter_sets=[large, tenths])
+    await allocated(plugin, a="most", b="one", c=["tenth-0", "tenth-1", "tenth-2"], d="tenth-3")
+    refused = [error is not None for error in await errors(plugin, A, C, B, D)]
+    assert refused == [False, False, True, True]
+
+
+async def test_two_processes_do_not_give_one_card_twice(tmp_path):
+    one, other = (Checkpoint(tmp_path / "checkpoint.db", owner=name) for name in ("1", "2"))
+    await one.open()
+    await other.open()
+    whole = stored_device("whole", consumes=DEVICES[0].consumes)
+    half = stored_device("half-0", consumes=DEVICES[1].consumes)
+    await one.write([stored_claim("a", devices=(whole,))], hardware=HARDWARE)
+    outcome = await other.write([stored_claim("b", devices=(half,))], hardware=HARDWARE)
+    assert outcome.held["uid-b"].holder.uid == "uid-a"
+    await one.close()
+    await other.close()
+
+
+# ------------------------------------------------------------ capacity
+
+
+async def test_shares_that_exceed_a_capacity_are_refused(plugin):
+    await allocated(
+        plugin,
+        a=share("nic", 1, bandwidth="20G"),
+        b=[share("nic", 2, bandwidth="30G"), share("nic", 3, bandwidth="30G")],
+        c=share("nic", 4, bandwidth="19531251Ki"),
+        d=share("nic", 5, bandwidth="20000M"),
+    )
+    assert await errors(plugin, A, B) == [None, None]
+    (error,) = await errors(plugin, C)
+    assert f"device nic does not fit beside device nic of claim lab/claim-{B}" in error
+    assert "both take capacity bandwidth" in error
+    assert await errors(plugin, D) == [None]
+
+
+async def test_a_share_of_a_device_that_has_less_than_before(plugin):
+    await allocated(plugin, a=share("nic", 1, bandwidth="200G"), b=share("nic", 2, other="1"))
+    for error, name in zip(await errors(plugin, A, B), ("bandwidth", "other"), strict=True):
+        assert f"it takes more capacity {name} than there is" in error
+
+
+# ------------------------------------------------------------ what is not listed
+
+
+async def test_a_device_that_is_listed_a_moment_later_is_prepared(plugin):
+    plugin.inventories.list()
+    await allocated(plugin, a="whole")
+    preparing = asyncio.create_task(errors(plugin, A))
+    await asyncio.sleep(0.05)
+    assert not preparing.done()
+    plugin.inventories.list(DEVICES[-1])
+    plugin.inventories.list(*DEVICES, counter_sets=[CARD])
+    assert await preparing == [None]
+    (row,) = (await plugin.checkpoint.find([A])).values()
+    assert row.devices[0].consumes == DEVICES[0].consumes
+
+
+async def test_a_device_that_is_not_listed_is_refused(plugin, devices, monkeypatch):
+    monkeypatch.setattr("drakit_nodeplugin.claims.preparing.LISTED_SECONDS", 0.01)
+    await allocated(
+        plugin, a=["plain", "gone"], b="plain", c={"device": "gone", "adminAccess": True}
+    )
+    error, *others = await errors(plugin, A, B, C)
+    assert error == (
+        f"claim lab/claim-{A}, request main: driver {DRIVER} does not list device gone on this "
+        f"node; the kubelet tries again, and the pod starts once the driver lists it; if the "
+        f"device is gone, delete the pod"
+    )
+    assert others == [None, None]
+    assert await plugin.states() == {B: "prepared", C: "prepared"}
+
+
+async def test_what_containers_use_is_prepared_again_though_it_is_not_listed(plugin, devices):
+    devices.traits = replace(devices.traits, checks=True)
+    await allocated(plugin, a="whole", b="half-0")
+    assert await errors(plugin, A) == [None]
+    plugin.inventories.list(*DEVICES[1:], counter_sets=[CARD])
+    devices.out_of_order.add("whole")
+    assert await errors(plugin, A) == [None]
+    assert devices.prepares == 2
+    (error,) = await errors(plugin, B)
+    assert "beside device whole" in error, "what it takes is still known"
+
+
+# ------------------------------------------------------------ rows that were rebuilt
+
+
+def rebuilt(name: str, device: str, **fields):
+    device = stored_device(device, **fields)
+    return stored_claim(name, devices=(device,), state="prepared", rebuilt="listed")
+
+
+async def test_a_rebuilt_row_blocks_what_consumes_until_the_inventory_completes_it(plugin):
+    rows = [rebuilt("x", "half-9"), rebuilt("y", "half-0")]
+    written = (await plugin.checkpoint.write(rows)).written
+    await allocated(plugin, a="half-1", b="plain")
+    error, other = await errors(plugin, A, B)
+    assert "does not fit beside device half-9 of claim lab/x: it is not known what that" in error
+    assert other is None, "what consumes nothing is not blocked"
+    nine = part("half-9", "1Gi", card="other")
+    others = CounterSet(name="other", counters={"memory": "1Gi"})
+    plugin.inventories.list(*DEVICES, nine, counter_sets=[CARD, others])
+    assert await errors(plugin, A) == [None]
+    known = await plugin.checkpoint.find(["uid-x", "uid-y"])
+    assert [known[uid].devices[0].consumes for uid in ("uid-x", "uid-y")] == [
+        {"other": {"memory": "1Gi"}},
+        {"card": {"memory": "20Gi"}},
+    ]
+    assert known == written, "what is known of it is all that changed"
+
+
+async def test_a_share_of_a_rebuilt_row_may_take_all(plugin):
+    await plugin.checkpoint.write([rebuilt("x", "nic", share_id="9")])
+    await allocated(plugin, a=share("nic", 1, bandwidth="1G"), b=share("shared", 2))
+    error, other = await errors(plugin, A, B)
+    assert "beside device nic of claim lab/x: both take capacity bandwidth" in error
+    assert other is None
+
+
+# ------------------------------------------------------------ what is told of claims that leave
+
+
+def stored(name: str, device: str, *, state="prepared", **fields):
+    listed = CONTENT.devices[device]
+    return stored_claim(
+        name,
+        state=state,
+        devices=(stored_device(device, consumes=listed.consumes, **fields),),
+    )
+
+
+def test_what_is_held_beside_a_claim_that_is_being_unprepared():
+    nic = {"consumed_capacity": {"bandwidth": "2G"}}
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
+        schema.create(connection)
+
+        def write(*claims):
+            done = rows.write(connection, claims, owner="", alone=True, hardware=HARDWARE)
+            assert len(done.written) == len(claims)
+
+        write(stored("a", "half-0"), stored("b", "plain"), stored("c", "nic", share_id="1", **nic))
+        assert held_beside_unpreparing(connection) == []
+        leaving = {"state": "unpreparing"}
+        write(
+            stored("d", "half-1", **leaving),
+            stored("e", "nic", share_id="2", **nic, **leaving),
+            stored("f", "plain", admin_access=True, **leaving),
+        )
+        memory = {"card": units_of({"memory": "20Gi"})}
+        assert held_beside_unpreparing(connection) == [
+            HeldDevice(pool=NODE, device="half-0", consumes=memory),
+            HeldDevice(pool=NODE, device="half-1", consumes=memory, unpreparing=True),
+            HeldDevice(
+                pool=NODE,
+                device="nic",
+                consumes={},
+                shared=units_of({"bandwidth": "4G"}),
+                exclusive=False,
+                unpreparing=True,
+            ),
+        ]
+        write(rebuilt("g", "nine"), replace(rebuilt("h", "ten"), state="unpreparing"))
+        found = {each.device: each.consumes for each in held_beside_unpreparing(connection)}
+        assert found == {"half-0": memory, "half-1": memory, "nic": {}, "nine": None, "ten": None}
+
+
+# ------------------------------------------------------------ costs
+
+
+@pytest.mark.parametrize("kind", ["partitions", "shares"])
+def test_what_a_prepare_costs_hardly_grows_with_what_is_held_of_other_hardware(kind):
+    def claim(number: int):
+        if kind == "shares":
+            consumed = {"bandwidth": "1M"}
+            device = stored_device(
+                f"nic-{number % 1000}",
+                share_id=f"{number}",
+                consumed_capacity=consumed,
+                consumes={},
+            )
+        else:
+            device = stored_device(
+                f"part-{number}", consumes={f"card-{number // 4}": {"memory": "10Gi"}}
+            )
+        return stored_claim(f"{number}", devices=(device,))
+
+    many = 10_008
+    devices = [Device(name=f"nic-{n}", capacity={"bandwidth": "1G"}) for n in range(1000)]
+    sets = [CounterSet(name=f"card-{n}", counters={"memory": "40Gi"}) for n in range(many // 4)]
+    content = PoolContent(devices={d.name: d for d in devices}, counter_sets=tuple(sets))
+    hardware = Hardware(pools={NODE: content})
+
+    def steps(before: int) -> int:
+        """Count what SQLite does, in tens of instructions of its machine."""
+        counted: list[int] = []
+        with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
+            with rows.transaction(connection):
+                schema.create(connection)
+                claims = [claim(number) for number in range(before)]
+                rows.write(connection, claims, owner="", alone=True, hardware=hardware)
+            connection.set_progress_handler(lambda: counted.append(1), 10)
+            claims = [claim(number) for number in range(before, before + 8)]
+            done = rows.write(connection, claims, owner="", alone=True, hardware=hardware)
+            assert len(done.written) == 8
+        return len(counted)
+
+    assert steps(10_000) < 1.5 * steps(2000)

@@ -1,0 +1,177 @@
+"""How large the opaque parameters of a claim can be, and how often each is stored."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+import pytest
+
+from drakit.resource.claim import Claim, parse_claim
+from drakit_nodeplugin.claims.allocation import (
+    MAX_CONFIG_DEPTH,
+    ParameterLimits,
+    allocated_devices,
+    wanted_claim,
+)
+from drakit_nodeplugin.claims.errors import BadConfigError, TooManyParametersError
+from drakit_nodeplugin.claims.stored import StoredClaim, dump
+from tests.fakes.claims import DRIVER, NODE, claim_body, reference
+
+A, B = "uid-a", "uid-b"
+LIMITS = ParameterLimits(max_bytes=1000, max_nodes=100)
+
+
+def config(parameters: Any, *requests: str, source: str = "FromClaim", driver: str = DRIVER):
+    opaque = {"driver": driver, "parameters": parameters}
+    return {"source": source, "requests": list(requests), "opaque": opaque}
+
+
+def body(uid: str, *devices: str | dict[str, Any], configs: list[Any]) -> dict[str, Any]:
+    found = claim_body(uid, *devices)
+    found["status"]["allocation"]["devices"]["config"] = configs
+    return found
+
+
+def claim(*configs: Any, devices: int = 1) -> Claim:
+    return parse_claim(body(A, *(f"cam-{n}" for n in range(devices)), configs=list(configs)))
+
+
+def wanted(found: Claim, limits: ParameterLimits = LIMITS) -> StoredClaim:
+    return wanted_claim(
+        found,
+        reference=reference(A),
+        driver=DRIVER,
+        node=NODE,
+        labels={},
+        boot_id="boot-1",
+        limits=limits,
+    )
+
+
+def nested(levels: int) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for _ in range(levels - 1):
+        found = {"a": found}
+    return found
+
+
+def listed(nodes: int) -> dict[str, Any]:
+    """Parameters with so many keys and values: the object, a key, a list, and what is in it."""
+    return {"a": [0] * (nodes - 3)}
+
+
+@pytest.mark.parametrize(
+    ("configs", "devices"),
+    [
+        pytest.param([listed(100)], 1, id="as-many-nodes-as-can-be"),
+        pytest.param([listed(50), listed(50)], 1, id="in-two-configs"),
+        pytest.param([listed(25)], 4, id="for-four-devices"),
+        pytest.param([{"a": "x" * 992}], 1, id="as-many-bytes-as-can-be"),
+        pytest.param([{"a": "x" * 242}], 4, id="as-many-bytes-for-four-devices"),
+        pytest.param([config({"a": "x" * 5000}, driver="other.example.com")], 1, id="of-another"),
+        pytest.param([config({"a": "x" * 5000}, "other")], 1, id="for-another-request"),
+    ],
+)
+def test_parameters_within_the_limits_are_wanted(configs, devices):
+    given = [each if "opaque" in each else config(each) for each in configs]
+    assert len(wanted(claim(*given, devices=devices)).devices) == devices
+
+
+@pytest.mark.parametrize(
+    ("configs", "devices", "limit"),
+    [
+        pytest.param([listed(101)], 1, "100 keys and values", id="a-node-more"),
+        pytest.param([listed(50), listed(51)], 1, "100 keys and values", id="in-two-configs"),
+        pytest.param([listed(26)], 4, "100 keys and values", id="for-four-devices"),
+        pytest.param([{str(n): {} for n in range(51)}], 1, "100 keys and values", id="keys"),
+        pytest.param([{"a": "x" * 993}], 1, "1000 bytes", id="a-byte-more"),
+        pytest.param([{"a": "x" * 243}], 4, "1000 bytes", id="a-byte-more-for-four-devices"),
+        pytest.param([{"a": "é" * 497}], 1, "1000 bytes", id="bytes-and-not-characters"),
+    ],
+)
+def test_more_is_refused_with_claim_driver_limit_and_remedy(configs, devices, limit):
+    with pytest.raises(TooManyParametersError) as caught:
+        wanted(claim(*map(config, configs), devices=devices))
+    assert str(caught.value) == (
+        f"claim lab/claim-uid-a: its opaque parameters for driver {DRIVER}, counted for each "
+        f"device that they apply to, have more than {limit}; shorten them or allocate fewer "
+        f"devices to one claim, or raise opaqueParameters of the node plugin"
+    )
+    assert caught.value.reason == "BadConfig"
+
+
+def test_a_config_of_the_largest_size_passes_whatever_is_in_it():
+    densest = {"a": [0] * ((10 * 1024 - 7) // 2)}
+    assert 10 * 1024 - 2 < len(orjson.dumps(densest)) <= 10 * 1024
+    wanted(claim(config(densest)), ParameterLimits())
+
+
+@pytest.mark.parametrize(
+    ("parameters", "wrong"),
+    [
+        pytest.param(nested(MAX_CONFIG_DEPTH + 1), "are nested deeper than 64 levels", id="deep"),
+        pytest.param([], "are no JSON object", id="list"),
+        pytest.param(None, "are no JSON object", id="nothing"),
+    ],
+)
+def test_what_cannot_be_parameters_is_refused(parameters, wrong):
+    with pytest.raises(BadConfigError, match=wrong):
+        wanted(claim(config(parameters)))
+
+
+def test_as_many_levels_as_can_be_are_wanted():
+    assert wanted(claim(config(nested(MAX_CONFIG_DEPTH))), ParameterLimits()).configs
+
+
+def test_a_config_is_stored_once_however_many_devices_it_applies_to():
+    row = dump(wanted(claim(config({"mode": "unmistakable"}), devices=32)))
+    assert row.count(b"unmistakable") == 1
+
+
+def test_each_device_has_the_configs_of_its_request_the_weakest_first():
+    found = body(
+        A,
+        {"device": "cam-0", "request": "main/small"},
+        {"device": "cam-1", "request": "other"},
+        configs=[
+            config({"of": "claim"}),
+            config({"of": "other"}, "other"),
+            config({"of": "class"}, "main", source="FromClass"),
+            config({"of": "large"}, "main/large"),
+        ],
+    )
+    claim = wanted(parse_claim(found))
+    assert claim.configs == ('{"of":"class"}', '{"of":"claim"}', '{"of":"other"}')
+    assert [device.configs for device in allocated_devices(claim)] == [
+        ({"of": "class"}, {"of": "claim"}),
+        ({"of": "claim"}, {"of": "other"}),
+    ]
+
+
+def test_the_order_of_keys_makes_no_other_config():
+    first, second = (wanted(claim(config(each))) for each in ({"a": 1, "b": 2}, {"b": 2, "a": 1}))
+    assert first.configs == second.configs
+
+
+def test_what_a_driver_changes_of_a_device_is_that_devices_alone():
+    stored = wanted(claim(config({"options": {"mode": "fast"}}), devices=2))
+    first, second = allocated_devices(stored)
+    first.configs[0]["options"].clear()
+    assert second.configs == ({"options": {"mode": "fast"}},)
+    assert allocated_devices(stored)[0] == allocated_devices(stored)[0]
+
+
+async def test_a_claim_with_too_many_parameters_fails_alone_and_leaves_nothing(
+    start, claims, devices
+):
+    plugin = await start()
+    bomb = body(A, "cam-0", configs=[config({"a": [[]] * 3000})] * 64)
+    claims.store(bomb, claim_body(B, "cam-1"))
+
+    answers = await plugin.prepare(reference(A), reference(B))
+
+    assert "have more than 8192 keys and values" in answers[A].error
+    assert answers[B].error is None
+    assert await plugin.states() == {B: "prepared"}
+    assert devices.prepares == 1
