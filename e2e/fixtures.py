@@ -67,26 +67,22 @@ def zram() -> Iterator[Zram]:
         )
 
 
-def policies(cluster: Cluster, zram: Zram) -> list[dict]:
+def policies(cluster: Cluster, zram: Zram) -> dict[str, dict]:
     """The policies of the tests: zram of each node for itself, and three nodes that many share."""
     first, second = cluster.nodes[:2]
-    return [
-        {
-            "name": "zram",
+    return {
+        "zram": {
             "subsystem": "block",
             "paths": [f"/dev/{name}" for name in zram.first],
             "nodeSelector": {"kubernetes.io/hostname": first},
         },
-        {
-            "name": "zram-second",
+        "zram-second": {
             "subsystem": "block",
             "paths": [f"/dev/{name}" for name in zram.second],
             "nodeSelector": {"kubernetes.io/hostname": second},
         },
-        {"name": "kvm", "subsystem": "misc", "paths": ["/dev/kvm"], "count": 4},
-        {"name": "tun", "subsystem": "misc", "paths": ["/dev/net/tun"], "count": 4},
-        {"name": "fuse", "subsystem": "misc", "paths": ["/dev/fuse"], "count": 4},
-    ]
+        **{name: {"enabled": True, "count": 4} for name in ("kvm", "tun", "fuse")},
+    }
 
 
 def release_values(cluster: Cluster, zram: Zram) -> dict:

@@ -147,10 +147,10 @@ class FakeHost:
         found = self.sysfs().devices(subsystem, wanted=lambda path: True)
         return {device.kernel_name: device for device in found}
 
-    def config(self, *policies: dict, **options) -> HostDevicesConfig:
+    def config(self, policies: dict[str, dict], **options) -> HostDevicesConfig:
         return HostDevicesConfig.model_validate(
             {
-                "policies": list(policies),
+                "policies": policies,
                 "sysRoot": self.sys,
                 "udevRoot": self.udev,
                 "devRoot": self.dev,

@@ -205,13 +205,11 @@ async def test_a_damaged_checkpoint_is_set_aside_and_an_event_says_so(rig):
                 "drivers": [
                     {
                         "driver": "hostdev",
-                        "config": {
-                            "policies": [{"name": "x", "subsystem": "misc", "paths": ["/dev/[a"]}]
-                        },
+                        "config": {"policies": {"x": {"subsystem": "misc", "paths": ["/dev/[a"]}}},
                     }
                 ]
             },
-            "drivers[0].config.policies[0].paths[0]",
+            "drivers[0].config.policies.x.paths[0]",
             id="bad-glob",
         ),
         pytest.param(

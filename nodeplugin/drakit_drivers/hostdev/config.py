@@ -61,12 +61,16 @@ AbsolutePath = Annotated[Path, AfterValidator(_check_absolute)]
 Id = Annotated[int, Field(ge=0, lt=2**32 - 1)]
 
 
+PolicyName = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max_length=40)]
+"""The value of the device attribute ``policy``, and the prefix of device names. At most 40
+characters, which leaves room for the device."""
+
+
 class Policy(DriverConfig):
     """Devices that are published, and how a container gets them."""
 
-    name: str = Field(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max_length=40)
-    """Names the policy in the device attribute ``policy``, and begins its devices' names: lower
-    case letters, digits and hyphens. At most 40 characters, so that room is left for the device."""
+    enabled: bool = True
+    """Whether the policy publishes anything. The chart predefines policies that are disabled."""
 
     subsystem: str = Field(pattern=r"^[A-Za-z0-9_-]+$")
     """The kernel's subsystem (``misc``, ``tty``, ``video4linux``, ``block``): a directory of
@@ -124,8 +128,9 @@ class Policy(DriverConfig):
 class HostDevicesConfig(DriverConfig):
     """The config of the driver ``hostdev``."""
 
-    policies: tuple[Policy, ...] = Field(max_length=256)
-    """What is published. A device that two policies match belongs to the first of them."""
+    policies: dict[PolicyName, Policy] = Field(default_factory=dict, max_length=256)
+    """What is published, by the policy's name. If two policies match a device, it belongs to the
+    one whose name sorts first."""
 
     allow_disks: bool = False
     """Also publish disks, partitions, volumes and loop devices with a backing file, if they are
@@ -151,12 +156,7 @@ class HostDevicesConfig(DriverConfig):
     swaps: AbsolutePath = Path("/proc/swaps")
     """Swap areas of the host. If it cannot be read, no block device is published at all."""
 
-    @field_validator("policies")
-    @classmethod
-    def _names_are_unique(cls, policies: tuple[Policy, ...]) -> tuple[Policy, ...]:
-        names = [policy.name for policy in policies]
-        for index, name in enumerate(names):
-            first = names.index(name)
-            if first != index:
-                raise ValueError(f"policies[{first}] and policies[{index}] have one name, {name!r}")
-        return policies
+    @property
+    def enabled_policies(self) -> dict[str, Policy]:
+        """The policies that are enabled, sorted by name, as Helm sorts the keys of a map."""
+        return {name: policy for name, policy in sorted(self.policies.items()) if policy.enabled}

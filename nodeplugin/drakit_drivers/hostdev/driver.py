@@ -70,7 +70,7 @@ class HostDevices(Driver[HostDevicesConfig]):
         await self._labels_known()
         while True:
             labels = self.node.labels
-            policies = policies_of_node(self.config.policies, labels)
+            policies = policies_of_node(self.config.enabled_policies, labels)
             look = await asyncio.to_thread(self._host.look, policies)
             self._tell(look)
             current = [_described(published) for published in look.selection.devices.values()]
@@ -96,8 +96,8 @@ class HostDevices(Driver[HostDevicesConfig]):
 
     def _find(self, name: str) -> Published:
         """Find a device by a fresh look; first as it is published now, then by any policy."""
-        here = policies_of_node(self.config.policies, self.node.labels)
-        for policies in (here, self.config.policies):
+        here = policies_of_node(self.config.enabled_policies, self.node.labels)
+        for policies in (here, self.config.enabled_policies):
             selection = self._host.look(policies).selection
             if name in selection.devices:
                 return selection.devices[name]
@@ -120,7 +120,7 @@ class HostDevices(Driver[HostDevicesConfig]):
         Publishing without those policies first would take their devices away for a moment at every
         restart. Nothing is lost: without the API server nothing could be published.
         """
-        if any(policy.node_selector for policy in self.config.policies):
+        if any(policy.node_selector for policy in self.config.enabled_policies.values()):
             while self.node.labels is None:  # noqa: ASYNC110  (set from another thread)
                 await asyncio.sleep(_FIRST_LABELS_SECONDS)
 
@@ -140,7 +140,7 @@ class HostDevices(Driver[HostDevicesConfig]):
 def _described(published: Published) -> Device:
     return Device(
         name=published.name,
-        attributes=attributes(published.host, policy=published.policy.name),
+        attributes=attributes(published.host, policy=published.policy_name),
         capacity=capacity(published.host),
     )
 

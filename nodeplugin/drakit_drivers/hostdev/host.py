@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -22,7 +22,7 @@ from drakit_drivers.hostdev.disks import (
     reason_not_to_publish,
 )
 from drakit_drivers.hostdev.globs import has_wildcard, matches
-from drakit_drivers.hostdev.selection import Selection, select
+from drakit_drivers.hostdev.selection import Published, Selection, select
 from drakit_drivers.hostdev.sysfs import HostDevice, Sysfs
 from drakit_drivers.hostdev.udev import UdevDatabase
 
@@ -61,26 +61,27 @@ class Host:
         for key, root in (("sysRoot", config.sys_root), ("devRoot", config.dev_root)):
             if not root.is_dir():
                 raise DriverError(f"{key}: {root} is no directory: mount the host's there")
-        for index, policy in enumerate(config.policies):
+        for name, policy in config.enabled_policies.items():
             for number, path in enumerate(policy.paths):
                 if has_wildcard(path):
                     continue
                 reason = self._reason_against_path(path)
                 if reason:
-                    raise DriverError(f"policies[{index}].paths[{number}]: {path} {reason}")
+                    raise DriverError(f"policies.{name}.paths[{number}]: {path} {reason}")
 
-    def look(self, policies: Sequence[Policy]) -> Look:
+    def look(self, policies: Mapping[str, Policy]) -> Look:
         """Find the devices of some policies, as they are now."""
         found = [
             host
-            for subsystem in dict.fromkeys(policy.subsystem for policy in policies)
+            for subsystem in dict.fromkeys(policy.subsystem for policy in policies.values())
             for host in self._sysfs.devices(subsystem, wanted=_wanted(policies, subsystem))
         ]
         usage: DiskUsage | str | None = None
         if any(host.block for host in found):
             usage = self._usage()
 
-        def refuse(host: HostDevice) -> str | None:
+        def refuse(published: Published) -> str | None:
+            host = published.host
             reason = self._reason_against_node(host)
             if reason or not host.block:
                 return reason
@@ -132,16 +133,16 @@ class Host:
         return f"its device node does not have the number {host.number} that sysfs has"
 
     def _misplaced(
-        self, policies: Sequence[Policy], found: Collection[HostDevice]
+        self, policies: Mapping[str, Policy], found: Collection[HostDevice]
     ) -> Iterator[Misplaced]:
         known = {(host.subsystem, path) for host in found for path in host.paths}
-        for policy in policies:
+        for name, policy in policies.items():
             for path in policy.paths:
                 if has_wildcard(path) or (policy.subsystem, path) in known:
                     continue
                 subsystem = self._subsystem_of_node(path)
                 if subsystem and subsystem != policy.subsystem:
-                    yield Misplaced(policy.name, path, subsystem)
+                    yield Misplaced(name, path, subsystem)
 
     def _subsystem_of_node(self, path: str) -> str | None:
         try:
@@ -153,6 +154,6 @@ class Host:
         return self._sysfs.subsystem_of(kind, number)
 
 
-def _wanted(policies: Sequence[Policy], subsystem: str) -> Callable[[str], bool]:
-    globs = [glob for p in policies if p.subsystem == subsystem for glob in p.paths]
+def _wanted(policies: Mapping[str, Policy], subsystem: str) -> Callable[[str], bool]:
+    globs = [glob for p in policies.values() if p.subsystem == subsystem for glob in p.paths]
     return lambda path: any(matches(glob, path) for glob in globs)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from drakit_drivers.hostdev.config import Policy
@@ -32,6 +32,7 @@ class Published:
     """A device under its published name."""
 
     name: str
+    policy_name: str
     policy: Policy
     host: HostDevice
 
@@ -46,7 +47,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """A device that two policies match; it belongs to the first."""
+    """A device that two policies match; it belongs to the first, by name."""
 
     path: str
     first: str
@@ -63,39 +64,39 @@ class Selection:
 
 
 def policies_of_node(
-    policies: Iterable[Policy], labels: Mapping[str, str] | None
-) -> tuple[Policy, ...]:
-    """Give the policies that hold on a node; while its labels are unknown, those without any."""
-    return tuple(
-        policy
-        for policy in policies
+    policies: Mapping[str, Policy], labels: Mapping[str, str] | None
+) -> dict[str, Policy]:
+    """Return the policies that hold on a node; while its labels are unknown, those without any."""
+    return {
+        name: policy
+        for name, policy in policies.items()
         if not policy.node_selector
         or (labels is not None and policy.node_selector.items() <= labels.items())
-    )
+    }
 
 
 def select(
-    policies: Sequence[Policy],
+    policies: Mapping[str, Policy],
     found: Collection[HostDevice],
     *,
-    refuse: Callable[[HostDevice], str | None],
+    refuse: Callable[[Published], str | None],
 ) -> Selection:
-    """Decide what is published; the first policy that matches a device has it."""
+    """Decide what is published; a device belongs to the first policy that matches it."""
     overlaps: list[Overlap] = []
-    owners: dict[str, Policy] = {}
-    owned: list[tuple[Policy, HostDevice]] = []
-    for policy in policies:
+    owners: dict[str, str] = {}
+    owned: list[Published] = []
+    for policy_name, policy in policies.items():
         for host in sorted(_matching(policy, found), key=_natural_order):
-            owner = owners.setdefault(host.path, policy)
-            if owner is policy:
-                owned.append((policy, host))
+            owner = owners.setdefault(host.path, policy_name)
+            if owner == policy_name:
+                owned.append(Published(name="", policy_name=policy_name, policy=policy, host=host))
             else:
-                overlaps.append(Overlap(host.path, first=owner.name, second=policy.name))
-    # Refused devices are named as well: whether a neighbour is in use must not change a name.
+                overlaps.append(Overlap(host.path, first=owner, second=policy_name))
+    # Refused devices get names as well: a name must not depend on whether a neighbour is in use.
     devices = _named(owned)
     refused: dict[str, Refused] = {}
     for name, published in list(devices.items()):
-        if reason := refuse(published.host):
+        if reason := refuse(published):
             refused[name] = Refused(devices.pop(name), reason)
     disks = {p.host.kernel_name for p in devices.values() if _is_whole_disk(p.host)}
     for name, published in list(devices.items()):
@@ -127,27 +128,25 @@ def _natural_order(host: HostDevice) -> tuple[list[tuple[int, str]], str]:
     return [(int(part), "") if part.isdecimal() else (0, part) for part in parts], host.path
 
 
-def _named(chosen: Sequence[tuple[Policy, HostDevice]]) -> dict[str, Published]:
+def _named(chosen: Sequence[Published]) -> dict[str, Published]:
     wanted: list[tuple[str, str, Published]] = []
     siblings = Counter[tuple[str, str, str]]()
-    for policy, host in chosen:
-        published = Published(name="", policy=policy, host=host)
-        if policy.count is not None:
-            wanted += [
-                (f"{policy.name}-{i}", f"{host.path} {i}", published) for i in range(policy.count)
-            ]
+    for published in chosen:
+        prefix, host, count = published.policy_name, published.host, published.policy.count
+        if count is not None:
+            wanted += [(f"{prefix}-{i}", f"{host.path} {i}", published) for i in range(count)]
             continue
         identity, place = _identity(host)
-        siblings[policy.name, identity, place] += 1
-        nth = siblings[policy.name, identity, place]
+        siblings[prefix, identity, place] += 1
+        nth = siblings[prefix, identity, place]
         # A camera has several nodes on one interface; its driver makes them in the same order.
         suffix = f"-{nth - 1}" if nth > 1 else ""
-        wanted.append((_label(f"{policy.name}-{identity}{suffix}"), f"{place}{suffix}", published))
+        wanted.append((_label(f"{prefix}-{identity}{suffix}"), f"{place}{suffix}", published))
     used = Counter(name for name, _, _ in wanted)
     named: dict[str, Published] = {}
     for name, distinct, published in wanted:
         if used[name] > 1 or len(name) > _MAX_NAME:
-            name = _with_hash(name, f"{published.policy.name} {distinct}")
+            name = _with_hash(name, f"{published.policy_name} {distinct}")
         named[name] = replace(published, name=name)
     return named
 
