@@ -25,6 +25,7 @@ from pydantic import (
 )
 
 from drakit import DriverConfig, Duration
+from drakit_drivers.hostdev.dangerous import is_dangerous, matches_everything
 from drakit_drivers.hostdev.globs import check_glob, has_wildcard
 
 __all__ = ("HostDevicesConfig", "Policy")
@@ -98,6 +99,10 @@ class Policy(DriverConfig):
     mode: Mode | None = None
     """Mode of the node in the container (``"0660"``); the runtime decides if none is given."""
 
+    allow_dangerous: bool = False
+    """Also publish devices that give a container control of the node (``/dev/mem``, consoles,
+    watchdogs), and accept paths that match everything, like ``/dev/*``."""
+
     @field_validator("subsystem")
     @classmethod
     def _not_past_the_disk_rules(cls, subsystem: str) -> str:
@@ -113,6 +118,23 @@ class Policy(DriverConfig):
         if len(set(permissions)) != len(permissions):
             raise ValueError(f"{permissions!r} has a letter twice")
         return permissions
+
+    @model_validator(mode="after")
+    def _dangerous_paths_are_allowed(self) -> Self:
+        if self.allow_dangerous:
+            return self
+        for path in self.paths:
+            if is_dangerous(path):
+                raise ValueError(
+                    f"{path} gives a container control of the node; set allowDangerous: true only "
+                    "if every pod that may claim it is trusted with the node"
+                )
+            if matches_everything(path):
+                raise ValueError(
+                    f"{path} matches every device; name the devices that pods may claim, or set "
+                    "allowDangerous: true"
+                )
+        return self
 
     @model_validator(mode="after")
     def _count_is_for_one_shared_node(self) -> Self:

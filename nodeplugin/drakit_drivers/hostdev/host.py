@@ -15,6 +15,7 @@ from typing import Literal
 
 from drakit import DriverError
 from drakit_drivers.hostdev.config import HostDevicesConfig, Policy
+from drakit_drivers.hostdev.dangerous import is_dangerous
 from drakit_drivers.hostdev.disks import (
     DiskUsage,
     UsageUnknownError,
@@ -80,8 +81,12 @@ class Host:
         if any(host.block for host in found):
             usage = self._usage()
 
+        consoles = self._sysfs.active_consoles()
+
         def refuse(published: Published) -> str | None:
             host = published.host
+            if not published.policy.allow_dangerous and _is_dangerous(host, consoles):
+                return "it gives a container control of the node, and allowDangerous is not set"
             reason = self._reason_against_node(host)
             if reason or not host.block:
                 return reason
@@ -157,3 +162,8 @@ class Host:
 def _wanted(policies: Mapping[str, Policy], subsystem: str) -> Callable[[str], bool]:
     globs = [glob for p in policies.values() if p.subsystem == subsystem for glob in p.paths]
     return lambda path: any(matches(glob, path) for glob in globs)
+
+
+def _is_dangerous(host: HostDevice, consoles: Collection[str]) -> bool:
+    # By the kernel's path: a link of udev may have any name.
+    return is_dangerous(host.path) or (host.subsystem == "tty" and host.kernel_name in consoles)

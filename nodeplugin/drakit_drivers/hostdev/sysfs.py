@@ -169,6 +169,11 @@ class Sysfs:
         """Every block device and partition of the host: kernel name to its own directory."""
         return {entry.name: entry.resolve() for entry in self._listing("block") or ()}
 
+    def active_consoles(self) -> list[str]:
+        """Kernel names of the terminals that the kernel uses as its console (``ttyS0``)."""
+        active = read_attribute(self.root / "class" / "tty" / "console", "active")
+        return (active or "").split()
+
     def subsystem_of(self, kind: Literal["block", "char"], number: str) -> str | None:
         """Say to which subsystem a device number belongs."""
         return _link_name(self.root / "dev" / kind / number / "subsystem")

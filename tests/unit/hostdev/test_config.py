@@ -35,6 +35,7 @@ def test_defaults():
                 "uid": None,
                 "gid": None,
                 "mode": None,
+                "allow_dangerous": False,
             }
         },
         "allow_disks": False,

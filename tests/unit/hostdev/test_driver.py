@@ -273,7 +273,7 @@ def test_a_root_that_is_not_there_is_refused_at_start(host, key):
 
 async def test_this_machines_root_disk_is_never_published():
     """Whatever there is here: nothing that is mounted, not even where disks are allowed."""
-    everything = {"subsystem": "block", "paths": ["/dev/*", "/dev/*/*"]}
+    everything = {"subsystem": "block", "paths": ["/dev/*", "/dev/*/*"], "allowDangerous": True}
     config = HostDevicesConfig.model_validate(
         {"policies": {"all": everything}, "allowDisks": True, "mountinfo": "/proc/self/mountinfo"}
     )

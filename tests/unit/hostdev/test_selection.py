@@ -20,7 +20,7 @@ def policy(name: str, *paths: str, subsystem: str = "misc", **fields) -> dict[st
     """A policy by its name; several are joined with ``|``."""
     return {
         name: Policy.model_validate(
-            {"subsystem": subsystem, "paths": paths or ("/dev/*",), **fields}
+            {"subsystem": subsystem, "paths": paths or ("/dev/*",), "allowDangerous": True} | fields
         )
     }
 
