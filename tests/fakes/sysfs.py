@@ -88,8 +88,10 @@ class FakeHost:
         return directory
 
     def holder(self, lower: Path, upper: Path) -> None:
-        """Say that one block device is built on another."""
+        """Build one block device on another."""
         (lower / "holders" / upper.name).symlink_to(upper)
+        (upper / "slaves").mkdir(exist_ok=True)
+        (upper / "slaves" / lower.name).symlink_to(lower)
 
     def parent(
         self, where: str, subsystem: str, *, driver: str | None = None, **attributes

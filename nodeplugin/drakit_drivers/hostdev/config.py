@@ -99,6 +99,10 @@ class Policy(DriverConfig):
     mode: Mode | None = None
     """Mode of the node in the container (``"0660"``); the runtime decides if none is given."""
 
+    allow_formatted: bool = False
+    """Also publish disks with a file system, another signature or a partition table, disks that
+    udev's database does not know, and partitions. Disks in use are refused all the same."""
+
     allow_dangerous: bool = False
     """Also publish devices that give a container control of the node (``/dev/mem``, consoles,
     watchdogs), and accept paths that match everything, like ``/dev/*``."""
@@ -155,8 +159,8 @@ class HostDevicesConfig(DriverConfig):
     one whose name sorts first."""
 
     allow_disks: bool = False
-    """Also publish disks, partitions, volumes and loop devices with a backing file, if they are
-    not in use. Without it the only block devices are zram and free loop devices."""
+    """Also publish disks, volumes and loop devices with a backing file, if they are blank and not
+    in use. Without it the only block devices are zram and free loop devices."""
 
     rescan_interval: Duration = Field(
         default=timedelta(seconds=10), ge=timedelta(seconds=1), le=timedelta(hours=1)

@@ -1,15 +1,17 @@
 """
-Which block devices may be published: never one that the host uses, for that would lose its data.
+Which block devices may be published: none that the host uses, and none that has data on it.
 
 A block device is in use if it, its disk, one of its partitions, or anything that is built on one
 of them (the ``holders`` in sysfs, followed upwards) is mounted, swapped to or part of a mounted
-btrfs; or if a mount's source names it. Beyond that, whatever something is built on counts as in
-use, mounted or not: device mapper and md hold it open, and so does a member of a volume that udev
-recognized (LVM, RAID, ZFS, which is in no list of mounts by device).
+btrfs; or if a mount's source names it. A device that another one is built on counts as in use,
+mounted or not: device mapper and md hold it open. If the host's mounts cannot be read,
+:class:`UsageUnknownError` means that no block device is published.
 
-What cannot be found out counts as in use: :class:`UsageUnknownError` means that no block device is
-published. Without ``allowDisks`` only zram and free loop devices pass: a loop device with a
-backing file is a disk with somebody's data.
+Not every use shows in sysfs: ZFS and Ceph open a disk like any program, and mounts in other mount
+namespaces are invisible. So a disk must also be blank. udev's database must have an entry for it
+without any signature or partition table, unless the policy sets ``allowFormatted``. Without an
+entry nobody has probed the disk. zram and loop devices without a backing file need no entry: they
+lose their content with their setup, and udev's rules do not probe zram.
 
 It must not know policies, claims or names of published devices.
 """
@@ -25,11 +27,12 @@ from pathlib import Path
 from typing import TypeVar
 
 from drakit_drivers.hostdev.mounts import MountEntry, parse_mountinfo, parse_swaps
-from drakit_drivers.hostdev.sysfs import HostDevice, Sysfs, read_attribute
+from drakit_drivers.hostdev.sysfs import BlockFacts, HostDevice, Sysfs, read_attribute
 
 __all__ = ("DiskUsage", "UsageUnknownError", "read_usage", "reason_not_to_publish")
 
-_MEMORY_OR_LOOP = re.compile(r"(zram|loop)\d+")
+_ZRAM = re.compile(r"zram\d+")
+_LOOP = re.compile(r"loop\d+")
 T = TypeVar("T")
 _ANONYMOUS = "0:"
 """Major of file systems that belong to no single device (btrfs, overlay, tmpfs)."""
@@ -56,18 +59,45 @@ class DiskUsage:
     """``MAJOR:MINOR`` to a few words on its use: ``mounted at /``."""
 
 
-def reason_not_to_publish(device: HostDevice, usage: DiskUsage, *, allow_disks: bool) -> str | None:
-    """Say in a few words why a block device must not be given away; None if it may be."""
+def reason_not_to_publish(
+    device: HostDevice, usage: DiskUsage, *, allow_disks: bool, allow_formatted: bool
+) -> str | None:
+    """Return why a block device must not be published, in a few words; None if it may be."""
     block = device.block
     if block is None:
         return None
-    if not allow_disks and not _MEMORY_OR_LOOP.fullmatch(block.disk):
+    if not allow_disks and not (_ZRAM.fullmatch(block.disk) or _LOOP.fullmatch(block.disk)):
         return "it is a disk, and allowDisks is not set"
     if not allow_disks and block.has_backing_file:
         return "it is a loop device with a backing file, and allowDisks is not set"
-    if block.size_bytes == 0 and not block.disk.startswith("loop"):
+    if block.size_bytes == 0 and not _LOOP.fullmatch(block.disk):
         return "it has no size (a zram device without disksize, or a drive without medium)"
-    return _use_in_tree(device, usage)
+    use = _use_in_tree(device, usage)
+    return use if use or allow_formatted else _content(device, block, usage)
+
+
+def _content(device: HostDevice, block: BlockFacts, usage: DiskUsage) -> str | None:
+    """Return what speaks against a blank device."""
+    if block.disk != device.kernel_name:
+        return f"it is a partition of {block.disk}, and the policy does not set allowFormatted"
+    partitions = _partitions(usage.directories.get(device.kernel_name))
+    if partitions:
+        return f"it has partitions ({', '.join(partitions)})"
+    if _LOOP.fullmatch(block.disk) and not block.has_backing_file:
+        return None
+    if block.udev is None:
+        if _ZRAM.fullmatch(block.disk):
+            return None
+        return "udev's database has no entry for it, so nobody knows whether it is blank"
+    properties = block.udev.properties
+    for prefix, what, key in (
+        ("ID_FS_", "a signature", "ID_FS_TYPE"),
+        ("ID_PART_TABLE_", "a partition table", "ID_PART_TABLE_TYPE"),
+    ):
+        if any(name.startswith(prefix) for name in properties):
+            kind = properties.get(key, "of unknown type")
+            return f"it has {what} ({kind}): wipe it, or set allowFormatted on the policy"
+    return None
 
 
 def _use_in_tree(device: HostDevice, usage: DiskUsage) -> str | None:
@@ -140,12 +170,6 @@ def read_usage(sysfs: Sysfs, *, dev_root: Path, mountinfo: Path, swaps: Path) ->
                 used.setdefault(number, "a swap area")
     for number in _btrfs_members(sysfs):
         used.setdefault(number, "part of a mounted btrfs")
-    for directory in sources.directories.values():
-        number = _number(directory)
-        member = sysfs.udev_entry("b", number).properties if number else None
-        if number and member and member.get("ID_FS_USAGE") == "raid":
-            kind = member.get("ID_FS_TYPE", "of unknown type")
-            used.setdefault(number, f"member of a volume ({kind})")
     return DiskUsage(directories=sources.directories, used=used)
 
 
@@ -225,8 +249,7 @@ class _Sources:
             number = _number(directory)
             mapped = read_attribute(directory / "dm", "name")
             if number and (
-                (mapped and name == f"mapper/{mapped}")
-                or path in self._sysfs.udev_entry("b", number).links
+                (mapped and name == f"mapper/{mapped}") or path in self._sysfs.links("b", number)
             ):
                 return (number,)
         return None

@@ -92,7 +92,12 @@ class Host:
                 return reason
             if not isinstance(usage, DiskUsage):
                 return f"it is not known which block devices are in use: {usage}"
-            return reason_not_to_publish(host, usage, allow_disks=self._config.allow_disks)
+            return reason_not_to_publish(
+                host,
+                usage,
+                allow_disks=self._config.allow_disks,
+                allow_formatted=published.policy.allow_formatted,
+            )
 
         return Look(
             selection=select(policies, found, refuse=refuse),

@@ -98,19 +98,14 @@ def select(
     for name, published in list(devices.items()):
         if reason := refuse(published):
             refused[name] = Refused(devices.pop(name), reason)
-    disks = {p.host.kernel_name for p in devices.values() if _is_whole_disk(p.host)}
+    matched = {p.host.kernel_name: p.policy_name for p in owned if p.host.block}
     for name, published in list(devices.items()):
-        block = published.host.block
-        if block and block.disk in disks and not _is_whole_disk(published.host):
-            # Both would be the same sectors twice, for two pods.
-            refused[name] = Refused(
-                devices.pop(name), f"it is a part of {block.disk}, which is published as a whole"
-            )
+        # Even if the disk is refused: the pod that has it may be the one that partitioned it.
+        lower = published.host.block.lower if published.host.block else frozenset[str]()
+        if disk := min(lower & matched.keys(), default=None):
+            reason = f"it lies on {disk}, which policy {matched[disk]} matches as a whole"
+            refused[name] = Refused(devices.pop(name), reason)
     return Selection(devices=devices, refused=refused, overlaps=tuple(overlaps))
-
-
-def _is_whole_disk(host: HostDevice) -> bool:
-    return host.block is not None and host.block.disk == host.kernel_name
 
 
 def _matching(policy: Policy, found: Collection[HostDevice]) -> list[HostDevice]:

@@ -9,6 +9,7 @@ It must not know policies, what may be published, or where the device nodes are 
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -64,6 +65,12 @@ class BlockFacts:
 
     has_backing_file: bool
     """A loop device that is set up."""
+
+    lower: frozenset[str] = frozenset()
+    """Kernel names of the devices that it lies on: a partition's disk, the members of a volume."""
+
+    udev: UdevEntry | None = None
+    """The entry in udev's database, if there is one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -143,7 +150,8 @@ class Sysfs:
             return None
         subsystem = _link_name(directory / "subsystem") or entry.parent.name
         node_type: Literal["b", "c"] = "b" if subsystem == "block" else "c"
-        udev = self._udev.entry(node_type, f"{major}:{minor}")
+        entry_of_udev = self._udev.entry(node_type, f"{major}:{minor}")
+        udev = entry_of_udev or UdevEntry()
         if not any(wanted(name) for name in (path, *udev.links)):
             return None
         family = [directory, *self._ancestors(directory)]
@@ -162,7 +170,7 @@ class Sysfs:
             numa_node=_numa_node(family),
             usb=_usb_parent(family, udev),
             pci=_pci_parent(family),
-            block=_block_facts(directory) if node_type == "b" else None,
+            block=_block_facts(directory, entry_of_udev) if node_type == "b" else None,
         )
 
     def block_directories(self) -> dict[str, Path]:
@@ -178,8 +186,10 @@ class Sysfs:
         """Say to which subsystem a device number belongs."""
         return _link_name(self.root / "dev" / kind / number / "subsystem")
 
-    def udev_entry(self, node_type: str, number: str) -> UdevEntry:
-        return self._udev.entry(node_type, number)
+    def links(self, node_type: str, number: str) -> tuple[str, ...]:
+        """Return the links that udev made for a device number."""
+        entry = self._udev.entry(node_type, number)
+        return entry.links if entry else ()
 
     def _listing(self, subsystem: str) -> list[Path] | None:
         for directory in (
@@ -248,7 +258,20 @@ def _without_prefix(number: str | None) -> str | None:
     return number.removeprefix("0x") if number else None
 
 
-def _block_facts(directory: Path) -> BlockFacts:
+def _lower(directory: Path) -> frozenset[str]:
+    found: set[str] = set()
+    due = [directory]
+    while due:
+        device = due.pop()
+        below = [device.parent] if (device / "partition").exists() else []
+        with contextlib.suppress(OSError):
+            below += [slave.resolve() for slave in (device / "slaves").iterdir()]
+        due += [path for path in below if path.name not in found]
+        found.update(path.name for path in below)
+    return frozenset(found)
+
+
+def _block_facts(directory: Path, udev: UdevEntry | None) -> BlockFacts:
     disk = directory.parent if (directory / "partition").exists() else directory
     sectors = read_attribute(directory, "size") or "0"
     rotational = read_attribute(disk / "queue", "rotational")
@@ -260,4 +283,6 @@ def _block_facts(directory: Path) -> BlockFacts:
         model=read_attribute(disk / "device", "model"),
         disk=disk.name,
         has_backing_file=(disk / "loop" / "backing_file").exists(),
+        lower=_lower(directory),
+        udev=udev,
     )

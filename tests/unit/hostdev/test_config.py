@@ -35,6 +35,7 @@ def test_defaults():
                 "uid": None,
                 "gid": None,
                 "mode": None,
+                "allow_formatted": False,
                 "allow_dangerous": False,
             }
         },

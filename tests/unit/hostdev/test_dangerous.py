@@ -17,7 +17,8 @@ DANGEROUS = (
 )  # fmt: skip
 HARMLESS = (
     "kvm", "fuse", "net/tun", "null", "zero", "urandom", "tty", "ttyS0", "ttyUSB0", "ttyACM1",
-    "video0", "dri/renderD128", "mapper/vg-lv", "sda", "zram0", "input/event0", "memory", "vhost-net",
+    "video0", "dri/renderD128", "mapper/vg-lv", "sda", "zram0", "input/event0", "memory",
+    "vhost-net",
 )  # fmt: skip
 
 

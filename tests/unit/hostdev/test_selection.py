@@ -46,10 +46,10 @@ def usb(devname: str, *, serial: str | None = "A1", port: str = "1-2", interface
     return device(devname, subsystem="tty", usb=parent)
 
 
-def block(name: str, *, disk: str) -> HostDevice:
+def block(name: str, *, disk: str, lower: tuple[str, ...] = ()) -> HostDevice:
     facts = BlockFacts(
         size_bytes=1, read_only=False, removable=False, rotational=None, model=None, disk=disk,
-        has_backing_file=False,
+        has_backing_file=False, lower=frozenset((*lower, disk)) - {name},
     )  # fmt: skip
     return device(name, subsystem="block", block=facts)
 
@@ -178,14 +178,30 @@ def test_a_partition_is_not_published_beside_its_disk():
     found = [block("sda", disk="sda"), block("sda1", disk="sda"), block("sdb1", disk="sdb")]
     selection = select(policy("d", subsystem="block"), found, refuse=nothing)
     assert set(selection.devices) == {"d-sda", "d-sdb1"}
-    assert "part of sda" in selection.refused["d-sda1"].reason
+    assert selection.refused["d-sda1"].reason == (
+        "it lies on sda, which policy d matches as a whole"
+    )
 
 
-def test_a_partition_of_a_refused_disk_may_be_published():
+def test_a_partition_of_a_refused_disk_is_not_published_in_its_place():
     found = [block("sda", disk="sda"), block("sda1", disk="sda")]
+    policies = policy("a", "/dev/sda1", subsystem="block") | policy("d", subsystem="block")
     refuse = lambda p: "in use" if p.host.kernel_name == "sda" else None  # noqa: E731
-    selection = select(policy("d", subsystem="block"), found, refuse=refuse)
-    assert set(selection.devices) == {"d-sda1"}
+    selection = select(policies, found, refuse=refuse)
+    assert not selection.devices
+    assert selection.refused["a-sda1"].reason.endswith("policy d matches as a whole")
+
+
+def test_a_volume_is_not_published_beside_a_disk_that_it_lies_on():
+    found = [block("sda", disk="sda"), block("dm-0", disk="dm-0", lower=("sda1", "sda"))]
+    selection = select(policy("d", subsystem="block"), found, refuse=nothing)
+    assert set(selection.devices) == {"d-sda"}
+
+
+def test_a_policy_that_matches_partitions_alone_publishes_them():
+    found = [block("sda", disk="sda"), block("sda1", disk="sda")]
+    policies = policy("d", "/dev/sda[0-9]", subsystem="block")
+    assert set(select(policies, found, refuse=nothing).devices) == {"d-sda1"}
 
 
 @pytest.mark.parametrize(
