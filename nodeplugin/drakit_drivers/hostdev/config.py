@@ -103,6 +103,10 @@ class Policy(DriverConfig):
     """Also publish disks with a file system, another signature or a partition table, disks that
     udev's database does not know, and partitions. Disks in use are refused all the same."""
 
+    allow_unstable_names: bool = False
+    """Also publish disks that have neither WWN, EUI nor serial number, by the kernel's name. After
+    a reboot a claim may get another disk."""
+
     allow_dangerous: bool = False
     """Also publish devices that give a container control of the node (``/dev/mem``, consoles,
     watchdogs), and accept paths that match everything, like ``/dev/*``."""

@@ -8,10 +8,14 @@ mounted or not: device mapper and md hold it open. If the host's mounts cannot b
 :class:`UsageUnknownError` means that no block device is published.
 
 Not every use shows in sysfs: ZFS and Ceph open a disk like any program, and mounts in other mount
-namespaces are invisible. So a disk must also be blank. udev's database must have an entry for it
+namespaces are invisible. So a disk must also be blank: udev's database must have an entry for it
 without any signature or partition table, unless the policy sets ``allowFormatted``. Without an
-entry nobody has probed the disk. zram and loop devices without a backing file need no entry: they
-lose their content with their setup, and udev's rules do not probe zram.
+entry nobody has probed the disk. A disk also needs an identity, by which it is named, and which no
+other disk has.
+
+zram devices and loop devices without a backing file need no entry: they lose their content with
+their setup, and udev's rules do not probe zram. zram and loop devices need no identity either:
+their number is chosen when they are set up.
 
 It must not know policies, claims or names of published devices.
 """
@@ -19,7 +23,6 @@ It must not know policies, claims or names of published devices.
 from __future__ import annotations
 
 import os
-import re
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -31,8 +34,6 @@ from drakit_drivers.hostdev.sysfs import BlockFacts, HostDevice, Sysfs, read_att
 
 __all__ = ("DiskUsage", "UsageUnknownError", "read_usage", "reason_not_to_publish")
 
-_ZRAM = re.compile(r"zram\d+")
-_LOOP = re.compile(r"loop\d+")
 T = TypeVar("T")
 _ANONYMOUS = "0:"
 """Major of file systems that belong to no single device (btrfs, overlay, tmpfs)."""
@@ -58,22 +59,54 @@ class DiskUsage:
     used: Mapping[str, str]
     """``MAJOR:MINOR`` to a few words on its use: ``mounted at /``."""
 
+    identities: Mapping[str, str | None]
+    """Kernel name to identity, of whole disks."""
+
 
 def reason_not_to_publish(
-    device: HostDevice, usage: DiskUsage, *, allow_disks: bool, allow_formatted: bool
+    device: HostDevice,
+    usage: DiskUsage,
+    *,
+    allow_disks: bool,
+    allow_formatted: bool,
+    allow_unstable_names: bool,
 ) -> str | None:
     """Return why a block device must not be published, in a few words; None if it may be."""
     block = device.block
     if block is None:
         return None
-    if not allow_disks and not (_ZRAM.fullmatch(block.disk) or _LOOP.fullmatch(block.disk)):
+    if not allow_disks and _is_disk(block):
         return "it is a disk, and allowDisks is not set"
     if not allow_disks and block.has_backing_file:
         return "it is a loop device with a backing file, and allowDisks is not set"
-    if block.size_bytes == 0 and not _LOOP.fullmatch(block.disk):
+    if block.size_bytes == 0 and not block.is_loop:
         return "it has no size (a zram device without disksize, or a drive without medium)"
-    use = _use_in_tree(device, usage)
-    return use if use or allow_formatted else _content(device, block, usage)
+    reason = _use_in_tree(device, usage)
+    if not reason and _is_disk(block):
+        reason = _ambiguity(block, usage, allow_unstable_names=allow_unstable_names)
+    if not reason and not allow_formatted:
+        reason = _content(device, block, usage)
+    return reason
+
+
+def _is_disk(block: BlockFacts) -> bool:
+    return not (block.is_zram or block.is_loop)
+
+
+def _ambiguity(block: BlockFacts, usage: DiskUsage, *, allow_unstable_names: bool) -> str | None:
+    """Return why it is not certain which disk this is."""
+    if block.identity is None:
+        if allow_unstable_names:
+            return None
+        return (
+            "it has neither WWN, EUI nor serial number, so another disk may have its path after a "
+            "reboot, and the policy does not set allowUnstableNames"
+        )
+    twin = next(
+        (n for n, its in usage.identities.items() if its == block.identity and n != block.disk),
+        None,
+    )
+    return f"{twin} has the same identity, {block.identity}" if twin else None
 
 
 def _content(device: HostDevice, block: BlockFacts, usage: DiskUsage) -> str | None:
@@ -83,10 +116,10 @@ def _content(device: HostDevice, block: BlockFacts, usage: DiskUsage) -> str | N
     partitions = _partitions(usage.directories.get(device.kernel_name))
     if partitions:
         return f"it has partitions ({', '.join(partitions)})"
-    if _LOOP.fullmatch(block.disk) and not block.has_backing_file:
+    if block.is_loop and not block.has_backing_file:
         return None
     if block.udev is None:
-        if _ZRAM.fullmatch(block.disk):
+        if block.is_zram:
             return None
         return "udev's database has no entry for it, so nobody knows whether it is blank"
     properties = block.udev.properties
@@ -170,7 +203,12 @@ def read_usage(sysfs: Sysfs, *, dev_root: Path, mountinfo: Path, swaps: Path) ->
                 used.setdefault(number, "a swap area")
     for number in _btrfs_members(sysfs):
         used.setdefault(number, "part of a mounted btrfs")
-    return DiskUsage(directories=sources.directories, used=used)
+    identities = {
+        name: sysfs.disk_identity(directory)
+        for name, directory in sources.directories.items()
+        if not (directory / "partition").exists()
+    }
+    return DiskUsage(directories=sources.directories, used=used, identities=identities)
 
 
 def _parse(path: Path, parse: Callable[[str], list[T]]) -> list[T]:

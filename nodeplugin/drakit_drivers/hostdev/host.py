@@ -97,6 +97,7 @@ class Host:
                 usage,
                 allow_disks=self._config.allow_disks,
                 allow_formatted=published.policy.allow_formatted,
+                allow_unstable_names=published.policy.allow_unstable_names,
             )
 
         return Look(

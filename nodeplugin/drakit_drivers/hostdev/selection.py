@@ -1,8 +1,9 @@
 """
 Which of the host's devices are published, under which names.
 
-A name must stand for the same thing after a restart, a reboot or a replug: a USB device goes by
-its ids and serial number (its port, if it has none), everything else by the kernel's name for it.
+A name must mean the same device after a restart, a reboot or a replug. A disk has the name of its
+identity, a USB device that of its ids and serial number (its port, if it has none), any other
+device the kernel's name.
 Where two devices would get one name, or it would be too long, a hash of what tells them apart is
 added to all of them: no name ever passes from one device to another one that is there too.
 
@@ -124,31 +125,51 @@ def _natural_order(host: HostDevice) -> tuple[list[tuple[int, str]], str]:
 
 
 def _named(chosen: Sequence[Published]) -> dict[str, Published]:
-    wanted: list[tuple[str, str, Published]] = []
+    wanted: list[_Wanted] = []
     siblings = Counter[tuple[str, str, str]]()
     for published in chosen:
         prefix, host, count = published.policy_name, published.host, published.policy.count
         if count is not None:
-            wanted += [(f"{prefix}-{i}", f"{host.path} {i}", published) for i in range(count)]
+            wanted += [
+                _Wanted(f"{prefix}-{i}", f"{host.path} {i}", published) for i in range(count)
+            ]
             continue
         identity, place = _identity(host)
         siblings[prefix, identity, place] += 1
         nth = siblings[prefix, identity, place]
         # A camera has several nodes on one interface; its driver makes them in the same order.
         suffix = f"-{nth - 1}" if nth > 1 else ""
-        wanted.append((_label(f"{prefix}-{identity}{suffix}"), f"{place}{suffix}", published))
-    used = Counter(name for name, _, _ in wanted)
+        name = _label(f"{prefix}-{identity}{suffix}")
+        # A disk's name is compared when it is prepared: it must not be another disk's as well.
+        lossy = bool(host.block and host.block.identity) and name != f"{prefix}-{identity}{suffix}"
+        wanted.append(_Wanted(name, f"{place}{suffix}", published, lossy=lossy))
+    used = Counter(each.name for each in wanted)
     named: dict[str, Published] = {}
-    for name, distinct, published in wanted:
-        if used[name] > 1 or len(name) > _MAX_NAME:
-            name = _with_hash(name, f"{published.policy_name} {distinct}")
-        named[name] = replace(published, name=name)
+    for each in wanted:
+        name = each.name
+        if each.lossy or used[name] > 1 or len(name) > _MAX_NAME:
+            name = _with_hash(name, f"{each.published.policy_name} {each.distinct}")
+        named[name] = replace(each.published, name=name)
     return named
 
 
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """A name that a device is to have, and what tells it from others that want the same name."""
+
+    name: str
+    distinct: str
+    published: Published
+    lossy: bool = False
+    """Whether the name has lost characters of the identity."""
+
+
 def _identity(host: HostDevice) -> tuple[str, str]:
-    """Say who a device is, and where: two that give the same identity differ in their places."""
-    usb = host.usb
+    """Return a device's identity and place: two with the same identity differ in their places."""
+    block, usb = host.block, host.usb
+    if block and block.identity:
+        part = f"-part{block.partition}" if block.partition else ""
+        return f"{block.identity}{part}", f"{block.identity}{part}"
     if usb is None:
         name = host.path.removeprefix("/dev/")
         return name, name

@@ -13,9 +13,11 @@ import contextlib
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
+from drakit_drivers.hostdev.identity import disk_identity
 from drakit_drivers.hostdev.udev import UdevDatabase, UdevEntry
 
 __all__ = ("BlockFacts", "HostDevice", "PciParent", "Sysfs", "UsbParent", "read_attribute")
@@ -66,11 +68,26 @@ class BlockFacts:
     has_backing_file: bool
     """A loop device that is set up."""
 
+    partition: str | None = None
+    """Number of a partition."""
+
+    identity: str | None = None
+    """What stays the same of the whole disk when the kernel numbers its disks in another order."""
+
     lower: frozenset[str] = frozenset()
     """Kernel names of the devices that it lies on: a partition's disk, the members of a volume."""
 
     udev: UdevEntry | None = None
     """The entry in udev's database, if there is one."""
+
+    @property
+    def is_zram(self) -> bool:
+        return re.fullmatch(r"zram\d+", self.disk) is not None
+
+    @property
+    def is_loop(self) -> bool:
+        """Report whether it is a loop device, set up or not, or a partition of one."""
+        return re.fullmatch(r"loop\d+", self.disk) is not None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -170,7 +187,15 @@ class Sysfs:
             numa_node=_numa_node(family),
             usb=_usb_parent(family, udev),
             pci=_pci_parent(family),
-            block=_block_facts(directory, entry_of_udev) if node_type == "b" else None,
+            block=self._block_facts(directory, entry_of_udev) if node_type == "b" else None,
+        )
+
+    def disk_identity(self, disk: Path) -> str | None:
+        """Return the identity of a whole disk by its directory."""
+        number = read_attribute(disk, "dev")
+        udev = self._udev.entry("b", number) if number else None
+        return disk_identity(
+            disk.name, partial(read_attribute, disk), udev.properties if udev else {}
         )
 
     def block_directories(self) -> dict[str, Path]:
@@ -190,6 +215,25 @@ class Sysfs:
         """Return the links that udev made for a device number."""
         entry = self._udev.entry(node_type, number)
         return entry.links if entry else ()
+
+    def _block_facts(self, directory: Path, udev: UdevEntry | None) -> BlockFacts:
+        partition = read_attribute(directory, "partition")
+        disk = directory.parent if partition else directory
+        sectors = read_attribute(directory, "size") or "0"
+        rotational = read_attribute(disk / "queue", "rotational")
+        return BlockFacts(
+            size_bytes=int(sectors) * 512 if sectors.isdigit() else 0,  # of 512 bytes always
+            read_only=read_attribute(directory, "ro") == "1",
+            removable=read_attribute(disk, "removable") == "1",
+            rotational=None if rotational is None else rotational == "1",
+            model=read_attribute(disk / "device", "model"),
+            disk=disk.name,
+            has_backing_file=(disk / "loop" / "backing_file").exists(),
+            partition=partition,
+            identity=self.disk_identity(disk),
+            lower=_lower(directory),
+            udev=udev,
+        )
 
     def _listing(self, subsystem: str) -> list[Path] | None:
         for directory in (
@@ -269,20 +313,3 @@ def _lower(directory: Path) -> frozenset[str]:
         due += [path for path in below if path.name not in found]
         found.update(path.name for path in below)
     return frozenset(found)
-
-
-def _block_facts(directory: Path, udev: UdevEntry | None) -> BlockFacts:
-    disk = directory.parent if (directory / "partition").exists() else directory
-    sectors = read_attribute(directory, "size") or "0"
-    rotational = read_attribute(disk / "queue", "rotational")
-    return BlockFacts(
-        size_bytes=int(sectors) * 512 if sectors.isdigit() else 0,  # sysfs counts 512 bytes always
-        read_only=read_attribute(directory, "ro") == "1",
-        removable=read_attribute(disk, "removable") == "1",
-        rotational=None if rotational is None else rotational == "1",
-        model=read_attribute(disk / "device", "model"),
-        disk=disk.name,
-        has_backing_file=(disk / "loop" / "backing_file").exists(),
-        lower=_lower(directory),
-        udev=udev,
-    )

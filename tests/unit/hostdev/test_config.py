@@ -36,6 +36,7 @@ def test_defaults():
                 "gid": None,
                 "mode": None,
                 "allow_formatted": False,
+                "allow_unstable_names": False,
                 "allow_dangerous": False,
             }
         },

@@ -26,6 +26,7 @@ def reason(
         usage(host),
         allow_disks=allow_disks,
         allow_formatted=allow_formatted,
+        allow_unstable_names=True,
     )
 
 
