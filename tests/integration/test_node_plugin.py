@@ -133,6 +133,17 @@ async def test_the_way_of_a_claim(rig):
     assert rig.published() == ["atlas"], "a stop leaves the slices to the next start"
 
 
+async def test_hostdev_without_policies_starts_registers_and_publishes_nothing(rig):
+    """As a plain install of the chart."""
+    rig.config["drivers"] = [{"driver": "hostdev", "config": {"policies": {}}}]
+    async with FakeKubelet(rig.root) as kubelet, rig.plugin() as process:
+        await rig.until(kubelet.sockets)
+        await kubelet.register()
+        code, errors = await stop(process)
+    assert code == 0, errors
+    assert rig.published() == []
+
+
 async def test_a_restart_writes_no_slice_and_knows_what_was_prepared(rig):
     (rig.shelf / "atlas").touch()
     rig.allocate("uid-a", "atlas")

@@ -203,10 +203,17 @@ def read_usage(sysfs: Sysfs, *, dev_root: Path, mountinfo: Path, swaps: Path) ->
                 used.setdefault(number, "a swap area")
     for number in _btrfs_members(sysfs):
         used.setdefault(number, "part of a mounted btrfs")
+    for name, directory in sources.directories.items():
+        # A loop device on a whole disk opens it like a program: it is no holder.
+        backing = read_attribute(directory / "loop", "backing_file") or ""
+        if backing.startswith("/dev/"):
+            for number in sources.find(backing) or ():
+                used.setdefault(number, f"the backing file of {name}")
     identities = {
         name: sysfs.disk_identity(directory)
         for name, directory in sources.directories.items()
-        if not (directory / "partition").exists()
+        # The paths of a multipath NVMe namespace are disks without a number.
+        if _number(directory) and not (directory / "partition").exists()
     }
     return DiskUsage(directories=sources.directories, used=used, identities=identities)
 

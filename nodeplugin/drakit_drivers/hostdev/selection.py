@@ -3,9 +3,9 @@ Which of the host's devices are published, under which names.
 
 A name must mean the same device after a restart, a reboot or a replug. A disk has the name of its
 identity, a USB device that of its ids and serial number (its port, if it has none), any other
-device the kernel's name.
-Where two devices would get one name, or it would be too long, a hash of what tells them apart is
-added to all of them: no name ever passes from one device to another one that is there too.
+device the kernel's name. Where two devices would get one name, or it would be too long, a hash of
+what tells them apart is added to all of them: no name ever passes from one device to another one
+that is there too. A disk's name also gets the hash if it has lost characters of the identity.
 
 Pure: it must not know files, sysfs or the API's types.
 """

@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from drakit_drivers.hostdev.disks import UsageUnknownError, read_usage, reason_not_to_publish
-from tests.fakes.signatures import BLANK, BLUESTORE, EXT2, PARTITIONED, SWAP, ZFS, blkid
+from e2e.signatures import BLANK, BLUESTORE, EXT2, PARTITIONED, SWAP, ZFS, blkid
 from tests.fakes.sysfs import FakeHost
 
 VDA = "pci0000:00/0000:00:02.0/virtio1/block/vda"
@@ -140,9 +140,14 @@ def raw_volume_of_a_pod(host):
     host.mount("0:6", "/var/lib/kubelet/x", fs_type="devtmpfs", source="devtmpfs", root="/vda2")
 
 
+def loop_on_whole_disk(host):
+    host.block("virtual/block/loop0", "7:0", loop__backing_file="/dev/vda")
+
+
 @pytest.mark.parametrize(
     "use",
     [
+        loop_on_whole_disk,
         mounted_whole,
         mounted_as_dev_root,
         mounted_partition,

@@ -133,6 +133,14 @@ async def test_two_disks_with_one_identity_are_refused(host, caplog):
     assert "sdb has the same identity, serial-1" in {r.reason for r in caplog.records[-1:]}
 
 
+async def test_the_paths_of_a_multipath_namespace_are_no_other_disks(host):
+    disk(host, "nvme0n1", "259:0", wwid="eui.01")
+    path = host.block("virtual/block/nvme0c0n1", "259:1", wwid="eui.01")
+    (path / "dev").unlink()
+    (path / "uevent").write_text("DEVTYPE=disk\n")
+    assert set(await published(made(host, "/dev/nvme*"))) == {"disk-eui-01"}
+
+
 async def test_identities_that_differ_in_case_alone_have_different_names(host):
     disk(host, "sda", "8:0", serial="aB")
     (upper,) = await published(made(host, "/dev/sd*"))
