@@ -10,6 +10,8 @@ It must not know policies or sysfs: it compares text.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from drakit_drivers.hostdev.globs import matches
 
 __all__ = ("is_dangerous", "matches_everything")
@@ -53,6 +55,7 @@ _PROBES = ("mem", "sda1", "TTY_9", "0", "zz-zz.z")
 """Names without a common letter: a pattern that matches all of them means any name."""
 
 
+@lru_cache(maxsize=1024)
 def is_dangerous(path: str) -> bool:
     """Report whether a path is on the list, or a glob that matches only such paths."""
     # A sign of a glob matches itself: "/dev/watchdog*" is on the list as written.

@@ -203,9 +203,9 @@ def read_usage(sysfs: Sysfs, *, dev_root: Path, mountinfo: Path, swaps: Path) ->
                 used.setdefault(number, "a swap area")
     for number in _btrfs_members(sysfs):
         used.setdefault(number, "part of a mounted btrfs")
-    for name, directory in sources.directories.items():
+    for name in (name for name in sources.directories if name.startswith("loop")):
         # A loop device on a whole disk opens it like a program: it is no holder.
-        backing = read_attribute(directory / "loop", "backing_file") or ""
+        backing = read_attribute(sources.directories[name] / "loop", "backing_file") or ""
         if backing.startswith("/dev/"):
             for number in sources.find(backing) or ():
                 used.setdefault(number, f"the backing file of {name}")

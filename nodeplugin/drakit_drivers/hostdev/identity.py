@@ -16,6 +16,9 @@ from collections.abc import Callable, Mapping
 __all__ = ("disk_identity",)
 
 _WWN = re.compile(r"(?:naa\.|0x)([0-9a-f]+)", re.IGNORECASE)
+_ZRAM_OR_LOOP = re.compile(r"(zram|loop)\d+")
+"""Their number is chosen when they are set up, and is all the identity that they have."""
+
 _HARDWARE_PARTITION = re.compile(r"mmcblk\d+(boot\d+|gp\d+)")
 """Kernel names of the boot and general purpose areas of an eMMC, each a disk with the card's id."""
 
@@ -24,11 +27,13 @@ def disk_identity(
     kernel_name: str, attribute: Callable[[str], str | None], properties: Mapping[str, str]
 ) -> str | None:
     """
-    Return the identity of a whole disk; None if it has none.
+    Return the identity of a whole disk; None if it has none, as zram and loop devices.
 
     :param attribute: reads an attribute below the disk's directory in sysfs.
     :param properties: what udev's database has about the disk.
     """
+    if _ZRAM_OR_LOOP.fullmatch(kernel_name):
+        return None
     area = _HARDWARE_PARTITION.fullmatch(kernel_name)
     for kind, value in (
         ("dm", attribute("dm/uuid")),

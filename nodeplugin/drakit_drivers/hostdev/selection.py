@@ -93,20 +93,24 @@ def select(
                 owned.append(Published(name="", policy_name=policy_name, policy=policy, host=host))
             else:
                 overlaps.append(Overlap(host.path, first=owner, second=policy_name))
-    # Refused devices get names as well: a name must not depend on whether a neighbour is in use.
-    devices = _named(owned)
-    refused: dict[str, Refused] = {}
-    for name, published in list(devices.items()):
-        if reason := refuse(published):
-            refused[name] = Refused(devices.pop(name), reason)
     matched = {p.host.kernel_name: p.policy_name for p in owned if p.host.block}
-    for name, published in list(devices.items()):
-        # Even if the disk is refused: the pod that has it may be the one that partitioned it.
-        lower = published.host.block.lower if published.host.block else frozenset[str]()
-        if disk := min(lower & matched.keys(), default=None):
-            reason = f"it lies on {disk}, which policy {matched[disk]} matches as a whole"
-            refused[name] = Refused(devices.pop(name), reason)
+    reasons = {p.host.path: refuse(p) or _overlap_with_disk(p.host, matched) for p in owned}
+    # Refused devices get names as well: a name must not depend on whether a neighbour is in use.
+    devices: dict[str, Published] = {}
+    refused: dict[str, Refused] = {}
+    for name, published in _named(owned).items():
+        if reason := reasons[published.host.path]:
+            refused[name] = Refused(published, reason)
+        else:
+            devices[name] = published
     return Selection(devices=devices, refused=refused, overlaps=tuple(overlaps))
+
+
+def _overlap_with_disk(host: HostDevice, matched: Mapping[str, str]) -> str | None:
+    # Even if the disk is refused: the pod that has it may be the one that partitioned it.
+    lower = host.block.lower if host.block else frozenset[str]()
+    disk = min(lower & matched.keys(), default=None)
+    return f"it lies on {disk}, which policy {matched[disk]} matches as a whole" if disk else None
 
 
 def _matching(policy: Policy, found: Collection[HostDevice]) -> list[HostDevice]:
