@@ -129,13 +129,13 @@ def _natural_order(host: HostDevice) -> tuple[list[tuple[int, str]], str]:
 
 
 def _named(chosen: Sequence[Published]) -> dict[str, Published]:
-    wanted: list[_Wanted] = []
+    wanted: list[tuple[str, str, bool, Published]] = []
     siblings = Counter[tuple[str, str, str]]()
     for published in chosen:
         prefix, host, count = published.policy_name, published.host, published.policy.count
         if count is not None:
             wanted += [
-                _Wanted(f"{prefix}-{i}", f"{host.path} {i}", published) for i in range(count)
+                (f"{prefix}-{i}", f"{host.path} {i}", False, published) for i in range(count)
             ]
             continue
         identity, place = _identity(host)
@@ -144,28 +144,16 @@ def _named(chosen: Sequence[Published]) -> dict[str, Published]:
         # A camera has several nodes on one interface; its driver makes them in the same order.
         suffix = f"-{nth - 1}" if nth > 1 else ""
         name = _label(f"{prefix}-{identity}{suffix}")
-        # A disk's name is compared when it is prepared: it must not be another disk's as well.
+        # A disk's name stands for its identity at prepare: no other identity may become this name.
         lossy = bool(host.block and host.block.identity) and name != f"{prefix}-{identity}{suffix}"
-        wanted.append(_Wanted(name, f"{place}{suffix}", published, lossy=lossy))
-    used = Counter(each.name for each in wanted)
+        wanted.append((name, f"{place}{suffix}", lossy, published))
+    used = Counter(name for name, *_ in wanted)
     named: dict[str, Published] = {}
-    for each in wanted:
-        name = each.name
-        if each.lossy or used[name] > 1 or len(name) > _MAX_NAME:
-            name = _with_hash(name, f"{each.published.policy_name} {each.distinct}")
-        named[name] = replace(each.published, name=name)
+    for name, distinct, lossy, published in wanted:
+        if lossy or used[name] > 1 or len(name) > _MAX_NAME:
+            name = _with_hash(name, f"{published.policy_name} {distinct}")
+        named[name] = replace(published, name=name)
     return named
-
-
-@dataclass(frozen=True, slots=True)
-class _Wanted:
-    """A name that a device is to have, and what tells it from others that want the same name."""
-
-    name: str
-    distinct: str
-    published: Published
-    lossy: bool = False
-    """Whether the name has lost characters of the identity."""
 
 
 def _identity(host: HostDevice) -> tuple[str, str]:
