@@ -1,16 +1,16 @@
 """
 Which block devices may be published: none that the host uses, and none that has data on it.
 
-A block device is in use if it, its disk, one of its partitions, or anything that is built on one
-of them (the ``holders`` in sysfs, followed upwards) is mounted, swapped to or part of a mounted
-btrfs; or if a mount's source names it. A device that another one is built on counts as in use,
+A disk is in use with all its partitions if it, one of them, or anything that is built on one of
+them (the ``holders`` in sysfs, followed upwards) is mounted, swapped to or part of a mounted btrfs;
+or if a mount's source names it. A device that another one is built on counts as in use,
 mounted or not: device mapper and md hold it open. If the host's mounts cannot be read,
 :class:`UsageUnknownError` means that no block device is published.
 
 Not every use shows in sysfs: ZFS and Ceph open a disk like any program, and mounts in other mount
 namespaces are invisible. So a disk must also be blank: udev's database must have an entry for it
-without any signature or partition table, unless the policy sets ``allowFormatted``. Without an
-entry nobody has probed the disk. A disk also needs an identity, by which it is named, and which no
+without any signature or partition table, unless the policy sets ``allowFormatted``. A disk without
+an entry has not been probed. A disk also needs an identity, by which it is named, and which no
 other disk has.
 
 zram devices and loop devices without a backing file need no entry: they lose their content with
@@ -110,7 +110,7 @@ def _ambiguity(block: BlockFacts, usage: DiskUsage, *, allow_unstable_names: boo
 
 
 def _content(device: HostDevice, block: BlockFacts, usage: DiskUsage) -> str | None:
-    """Return what speaks against a blank device."""
+    """Return why a device may not be blank."""
     if block.disk != device.kernel_name:
         return f"it is a partition of {block.disk}, and the policy does not set allowFormatted"
     partitions = _partitions(usage.directories.get(device.kernel_name))
@@ -121,7 +121,7 @@ def _content(device: HostDevice, block: BlockFacts, usage: DiskUsage) -> str | N
     if block.udev is None:
         if block.is_zram:
             return None
-        return "udev's database has no entry for it, so nobody knows whether it is blank"
+        return "udev's database has no entry for it, so it may not be blank"
     properties = block.udev.properties
     for prefix, what, key in (
         ("ID_FS_", "a signature", "ID_FS_TYPE"),
@@ -149,13 +149,9 @@ def _use_in_tree(device: HostDevice, usage: DiskUsage) -> str | None:
 
 
 def _tree(device: HostDevice, usage: DiskUsage) -> Iterator[str]:
-    """Name the device, its disk, its partitions, and everything built on one of them."""
-    due = [device.kernel_name]
-    if device.block and device.block.disk != device.kernel_name:
-        # Of the disk only its own use counts: its other partitions are other devices.
-        disk = device.block.disk
-        yield disk
-        due += _holders(usage.directories.get(disk))
+    """Name the whole disk, its partitions, and everything built on one of them."""
+    # Of a disk with the host's root, an unused partition may be the root after the next update.
+    due = [device.block.disk if device.block else device.kernel_name]
     seen: set[str] = set()
     while due:
         name = due.pop(0)

@@ -189,11 +189,13 @@ def test_what_is_built_on_a_device_is_named(disk):
     assert reason(disk, "dm-0") is None
 
 
-def test_a_free_partition_beside_a_mounted_one_passes(disk):
-    mounted_partition(disk)
-    unmounted_dm(disk)
-    assert reason(disk, "vda1") is not None
+def test_a_free_partition_beside_one_in_use_does_not_pass(disk):
+    """It may be the root of the host's next version."""
     assert reason(disk, "vda2") is None
+    unmounted_dm(disk)
+    assert reason(disk, "vda2") == "dm-0 is built on vda1"
+    mounted_partition(disk)
+    assert reason(disk, "vda2") == "vda1 is mounted at /boot"
 
 
 def test_a_partition_of_a_disk_that_is_used_as_a_whole_does_not_pass(disk):
