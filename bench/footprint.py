@@ -1,7 +1,7 @@
 """
 What the node plugin costs a node at rest, and how soon it serves.
 
-With the drivers and policies that the chart installs, and no claims. What claims cost is measured
+With hostdev, its predefined policies enabled, and no claims. What claims cost is measured
 in :mod:`.claims`.
 """
 

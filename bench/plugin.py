@@ -38,14 +38,14 @@ _NOT_IN_PODS = ("PYTHONDONTWRITEBYTECODE", "SSL_CERT_FILE", "SSL_CERT_DIR")
 HOSTDEV: Mapping[str, Any] = {
     "driver": "hostdev",
     "config": {
-        "policies": [
-            {"name": "kvm", "subsystem": "misc", "paths": ["/dev/kvm"], "count": 32},
-            {"name": "tun", "subsystem": "misc", "paths": ["/dev/net/tun"], "count": 32},
-            {"name": "fuse", "subsystem": "misc", "paths": ["/dev/fuse"], "count": 32},
-        ]
+        "policies": {
+            "kvm": {"subsystem": "misc", "paths": ["/dev/kvm"], "count": 32},
+            "tun": {"subsystem": "misc", "paths": ["/dev/net/tun"], "count": 32},
+            "fuse": {"subsystem": "misc", "paths": ["/dev/fuse"], "count": 32},
+        }
     },
 }
-"""The drivers entry that the chart makes by default."""
+"""The drivers entry of the chart with all predefined policies enabled."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -43,6 +43,10 @@ class Example:
     def file(self) -> Path:
         return EXAMPLES / f"{self.name}-pod.yaml"
 
+    def values(self) -> dict[str, Any]:
+        """The values of the chart that publish the device: a plain install publishes none."""
+        return {"hostdev": {"policies": {self.name: {"enabled": True}}}}
+
     def objects(self) -> list[dict[str, Any]]:
         """The example as it stands in its file, but with an image that needs no pull."""
         objects = list(yaml.safe_load_all(self.file.read_text()))
@@ -96,9 +100,13 @@ def main() -> None:
             archives = build_images(lambda text: print(f"      {text}", flush=True))
             for archive in archives:
                 cluster.load_image(archive)
-        with steps.step(f"helm upgrade --install drakit charts/drakit -n {NAMESPACE}"):
-            install(cluster, build="_".join(archive.parent.name for archive in archives))
         example = _choose(cluster)
+        policy = f"hostdev.policies.{example.name}.enabled=true"
+        with steps.step(
+            f"helm upgrade --install drakit charts/drakit -n {NAMESPACE} --set {policy}"
+        ):
+            build = "_".join(archive.parent.name for archive in archives)
+            install(cluster, values=example.values(), build=build)
         with steps.step(f"a pod that asks for {example.device} (examples/{example.file.name})"):
             _run(cluster, example)
         with steps.step("what became of it"):

@@ -14,7 +14,7 @@ import re
 import uuid
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 import pytest
@@ -29,6 +29,7 @@ from e2e.kit import (
     ZRAM_CONTROL,
     Space,
     device_class,
+    loop_devices,
     plugin_pod,
     published,
     ready,
@@ -44,6 +45,7 @@ from e2e.scripted.stage import (
     scripted_classes,
     wait_scripted,
 )
+from e2e.signatures import BLANK, BLUESTORE, ZFS
 
 DEVICES_OF_FIRST_NODE = 4
 DEVICES_OF_SECOND_NODE = 2
@@ -67,30 +69,54 @@ def zram() -> Iterator[Zram]:
         )
 
 
-def policies(cluster: Cluster, zram: Zram) -> list[dict]:
-    """The policies of the tests: zram of each node for itself, and three nodes that many share."""
+@dataclass(frozen=True)
+class Disks:
+    """Loop devices of the first node, by what is on them."""
+
+    zfs: str
+    bluestore: str
+    blank: str
+
+
+@pytest.fixture(scope="session")
+def disks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Disks]:
+    contents = (ZFS, BLUESTORE, BLANK)
+    folder = tmp_path_factory.mktemp("disks")
+    for content in contents:
+        content.write(folder / content.name)
+    with loop_devices([folder / content.name for content in contents]) as names:
+        yield Disks(*names)
+
+
+def policies(cluster: Cluster, zram: Zram, disks: Disks) -> dict[str, dict]:
+    """The policies of the tests: disks of each node for itself, and three nodes that many share."""
     first, second = cluster.nodes[:2]
-    return [
-        {
-            "name": "zram",
+    return {
+        "zram": {
             "subsystem": "block",
             "paths": [f"/dev/{name}" for name in zram.first],
             "nodeSelector": {"kubernetes.io/hostname": first},
         },
-        {
-            "name": "zram-second",
+        "zram-second": {
             "subsystem": "block",
             "paths": [f"/dev/{name}" for name in zram.second],
             "nodeSelector": {"kubernetes.io/hostname": second},
         },
-        {"name": "kvm", "subsystem": "misc", "paths": ["/dev/kvm"], "count": 4},
-        {"name": "tun", "subsystem": "misc", "paths": ["/dev/net/tun"], "count": 4},
-        {"name": "fuse", "subsystem": "misc", "paths": ["/dev/fuse"], "count": 4},
-    ]
+        "disk": {
+            "subsystem": "block",
+            "paths": [f"/dev/{name}" for name in astuple(disks)],
+            "nodeSelector": {"kubernetes.io/hostname": first},
+        },
+        **{name: {"enabled": True, "count": 4} for name in ("kvm", "tun", "fuse")},
+    }
 
 
-def release_values(cluster: Cluster, zram: Zram) -> dict:
-    hostdev = {"policies": policies(cluster, zram), "rescanInterval": "3s"}
+def release_values(cluster: Cluster, zram: Zram, disks: Disks) -> dict:
+    hostdev = {
+        "policies": policies(cluster, zram, disks),
+        "allowDisks": True,
+        "rescanInterval": "3s",
+    }
     return {"hostdev": hostdev, "operator": {"replicas": 2}}
 
 
@@ -109,9 +135,9 @@ def build_of(archives: list[Path]) -> str:
 
 
 @pytest.fixture(scope="session")
-def release(cluster: Cluster, zram: Zram, images: list[Path]) -> Iterator[Cluster]:
+def release(cluster: Cluster, zram: Zram, disks: Disks, images: list[Path]) -> Iterator[Cluster]:
     """A cluster of two nodes with drakit installed, its devices published, classes made."""
-    install(cluster, values=release_values(cluster, zram), build=build_of(images))
+    install(cluster, values=release_values(cluster, zram, disks), build=build_of(images))
     classes = [device_class("zram.test", "zram"), device_class("zram-second.test", "zram-second")]
     listing = {"apiVersion": "v1", "kind": "List", "items": classes}
     cluster.apply(json.dumps(listing))

@@ -1,5 +1,5 @@
 """
-What the tests on a real cluster share: objects to apply, things to wait for, zram devices.
+What the tests on a real cluster share: objects to apply, things to wait for, block devices.
 
 It must not know how a cluster is run; that is `e2e.cluster`'s.
 """
@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from e2e.cluster.api import Cluster, ClusterError, wait_until
+from e2e.cluster.api import Cluster, ClusterError, run, wait_until
 from e2e.release import DRAKIT, Release
 from e2e.release import NAMESPACE as NAMESPACE
+from e2e.signatures import blkid
 
 DRIVER = "hostdev.drakit.dev"
 TEST_IMAGE = "localhost/drakit-test:dev"
@@ -352,3 +353,32 @@ def zram_devices(count: int) -> Iterator[list[str]]:
         for number in numbers:
             with contextlib.suppress(OSError):
                 (ZRAM_CONTROL / "hot_remove").write_text(str(number))
+
+
+# ------------------------------------------------------------ loop devices: disks with contents
+
+
+@contextlib.contextmanager
+def loop_devices(files: Sequence[Path]) -> Iterator[list[str]]:
+    """Set up loop devices on the host (all nodes see them) and give their names."""
+    devices: list[str] = []
+    try:
+        for file in files:
+            argv = ["losetup", "--find", "--show", str(file)]
+            devices.append(run(argv, timeout_seconds=10).stdout.strip())
+        yield [device.removeprefix("/dev/") for device in devices]
+    finally:
+        for device in devices:
+            run(["losetup", "--detach", device], timeout_seconds=10, check=False)
+
+
+def enter_into_udev(cluster: Cluster, node: str, device: str) -> None:
+    """
+    Put into a node's udev database what this machine's blkid finds on a block device.
+
+    A udev daemon of the machine does the same by itself; then its database is the node's as well.
+    """
+    number = Path(f"/sys/class/block/{device}/dev").read_text().strip()
+    script = 'mkdir -p /run/udev/data && printf "%s\\n" "$@" > "/run/udev/data/b$0"'
+    lines = ["I:1", *blkid(Path(f"/dev/{device}"))]
+    cluster.exec_on_node(node, ["sh", "-c", script, number, *lines])

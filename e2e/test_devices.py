@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from e2e.cluster.api import run
 from e2e.kit import (
     DRIVER,
     cdi_files,
     claim,
     device_class,
     devices_of,
+    enter_into_udev,
     from_claim,
     from_template,
     holds_for,
@@ -143,6 +145,28 @@ def test_a_disk_that_is_mounted_on_the_node_is_not_published(space, release, zra
     finally:
         release.exec_on_node(node, ["umount", "/run/disk"])
     wait_for("the disk to be published again", is_published)
+
+
+def test_a_disk_with_a_signature_is_not_published_and_a_blank_one_is(release, disks):
+    node = release.nodes[0]
+
+    def is_published(disk: str) -> bool:
+        return f"disk-{disk}" in published(release, node)
+
+    # The blank one comes last: a look that finds it has seen the entries of the others.
+    for disk in (disks.zfs, disks.bluestore, disks.blank):
+        enter_into_udev(release, node, disk)
+    wait_for("the blank disk to be published", lambda: is_published(disks.blank))
+    assert not is_published(disks.zfs)
+    assert not is_published(disks.bluestore)
+
+    run(["wipefs", "--all", f"/dev/{disks.zfs}"])
+    enter_into_udev(release, node, disks.zfs)
+    wait_for("the wiped disk to be published", lambda: is_published(disks.zfs))
+    assert not is_published(disks.bluestore)
+    reasons = [line.get("reason", "") for line in plugin_log(release, node)]
+    for kind in ("zfs_member", "ceph_bluestore"):
+        assert any(f"it has a signature ({kind})" in reason for reason in reasons)
 
 
 def test_a_class_that_comes_later_lets_the_pod_start(space, release):

@@ -5,7 +5,16 @@ from __future__ import annotations
 import pytest
 
 from e2e.fixtures import release_values, wait_settled
-from e2e.kit import DRIVER, NAMESPACE, cdi_files, plugin_pod, ready, slices, wait_for
+from e2e.kit import (
+    DRIVER,
+    NAMESPACE,
+    cdi_files,
+    plugin_pod,
+    published,
+    ready,
+    slices,
+    wait_for,
+)
 from e2e.release import DRAKIT, install, uninstall
 
 pytestmark = [
@@ -58,7 +67,9 @@ def test_the_plugin_is_not_privileged(release):
 
 
 @pytest.mark.slow
-def test_a_removed_release_leaves_no_file_and_after_the_kubelets_wipe_no_slice(release, zram):
+def test_a_removed_release_leaves_no_file_and_after_the_kubelets_wipe_no_slice(
+    release, zram, disks
+):
     nodes = release.nodes[:2]
     for node in nodes:
         assert registry(release, node)
@@ -72,8 +83,17 @@ def test_a_removed_release_leaves_no_file_and_after_the_kubelets_wipe_no_slice(r
     wait_for("the kubelet's wipe, 30 s after the plugin", lambda: not slices(release), seconds=60)
     # Other releases may have classes of their own below drakit.dev.
     owner = "meta.helm.sh/release-name"
-    left = [body["metadata"] for body in release.get("deviceclasses")["items"]]
-    assert not [m for m in left if m.get("annotations", {}).get(owner) == DRAKIT.name]
 
-    install(release, values=release_values(release, zram))
+    def classes() -> list[dict]:
+        return [body["metadata"] for body in release.get("deviceclasses")["items"]]
+
+    assert not [m for m in classes() if m.get("annotations", {}).get(owner) == DRAKIT.name]
+
+    # A plain install is ready (helm waits for that) and publishes nothing.
+    install(release)
+    assert all(ready(plugin_pod(release, node)) for node in nodes)
+    assert not published(release)
+    assert not [m for m in classes() if m.get("annotations", {}).get(owner) == DRAKIT.name]
+
+    install(release, values=release_values(release, zram, disks))
     wait_settled(release, zram)

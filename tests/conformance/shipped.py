@@ -129,13 +129,13 @@ def _simulated(**values: Mapping[str, object]) -> Target:
     )
 
 
-def _policies() -> list[dict[str, object]]:
+def _policies() -> dict[str, dict[str, object]]:
     """Devices that every Linux has, and that nobody needs a right for."""
-    return [
-        {"name": "sinks", "subsystem": "mem", "paths": ["/dev/null", "/dev/full"]},
-        {"name": "zeros", "subsystem": "mem", "paths": ["/dev/zero"], "count": 3},
-        {"name": "noise", "subsystem": "mem", "paths": ["/dev/*random"], "mode": "0444"},
-    ]
+    return {
+        "sinks": {"subsystem": "mem", "paths": ["/dev/null", "/dev/full"]},
+        "zeros": {"subsystem": "mem", "paths": ["/dev/zero"], "count": 3},
+        "noise": {"subsystem": "mem", "paths": ["/dev/*random"], "mode": "0444"},
+    }
 
 
 def _made(where: str, *names: str, folders: bool = False) -> Callable[[Path], None]:

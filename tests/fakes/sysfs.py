@@ -88,8 +88,10 @@ class FakeHost:
         return directory
 
     def holder(self, lower: Path, upper: Path) -> None:
-        """Say that one block device is built on another."""
+        """Build one block device on another."""
         (lower / "holders" / upper.name).symlink_to(upper)
+        (upper / "slaves").mkdir(exist_ok=True)
+        (upper / "slaves" / lower.name).symlink_to(lower)
 
     def parent(
         self, where: str, subsystem: str, *, driver: str | None = None, **attributes
@@ -147,10 +149,10 @@ class FakeHost:
         found = self.sysfs().devices(subsystem, wanted=lambda path: True)
         return {device.kernel_name: device for device in found}
 
-    def config(self, *policies: dict, **options) -> HostDevicesConfig:
+    def config(self, policies: dict[str, dict], **options) -> HostDevicesConfig:
         return HostDevicesConfig.model_validate(
             {
-                "policies": list(policies),
+                "policies": policies,
                 "sysRoot": self.sys,
                 "udevRoot": self.udev,
                 "devRoot": self.dev,

@@ -133,6 +133,17 @@ async def test_the_way_of_a_claim(rig):
     assert rig.published() == ["atlas"], "a stop leaves the slices to the next start"
 
 
+async def test_hostdev_without_policies_starts_registers_and_publishes_nothing(rig):
+    """As a plain install of the chart."""
+    rig.config["drivers"] = [{"driver": "hostdev", "config": {"policies": {}}}]
+    async with FakeKubelet(rig.root) as kubelet, rig.plugin() as process:
+        await rig.until(kubelet.sockets)
+        await kubelet.register()
+        code, errors = await stop(process)
+    assert code == 0, errors
+    assert rig.published() == []
+
+
 async def test_a_restart_writes_no_slice_and_knows_what_was_prepared(rig):
     (rig.shelf / "atlas").touch()
     rig.allocate("uid-a", "atlas")
@@ -205,13 +216,11 @@ async def test_a_damaged_checkpoint_is_set_aside_and_an_event_says_so(rig):
                 "drivers": [
                     {
                         "driver": "hostdev",
-                        "config": {
-                            "policies": [{"name": "x", "subsystem": "misc", "paths": ["/dev/[a"]}]
-                        },
+                        "config": {"policies": {"x": {"subsystem": "misc", "paths": ["/dev/[a"]}}},
                     }
                 ]
             },
-            "drivers[0].config.policies[0].paths[0]",
+            "drivers[0].config.policies.x.paths[0]",
             id="bad-glob",
         ),
         pytest.param(

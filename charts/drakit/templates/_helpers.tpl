@@ -39,9 +39,18 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{ printf "%s-%s:%s" .root.Values.image.repository .component (.root.Values.image.tag | default .root.Chart.AppVersion) }}
 {{- end }}
 
+{{/* drakit.hostdev.policies: the policies that are enabled, as a JSON object. */}}
+{{- define "drakit.hostdev.policies" -}}
+{{- $enabled := dict }}
+{{- range $name, $policy := .Values.hostdev.policies }}
+{{- if dig "enabled" true $policy }}{{ $_ := set $enabled $name $policy }}{{ end }}
+{{- end }}
+{{- toJson $enabled }}
+{{- end }}
+
 {{/* drakit.hostdev: hostdev's configuration; where the host is seen is the chart's business. */}}
 {{- define "drakit.hostdev" -}}
-policies: {{ toJson .Values.hostdev.policies }}
+policies: {{ include "drakit.hostdev.policies" . }}
 allowDisks: {{ .Values.hostdev.allowDisks }}
 rescanInterval: {{ .Values.hostdev.rescanInterval }}
 devRoot: /host/dev

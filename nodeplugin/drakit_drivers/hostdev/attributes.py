@@ -74,6 +74,7 @@ def _facts(device: HostDevice, policy: str) -> Iterator[tuple[str, AttributeValu
         yield f"{_STANDARD}pciBusID", device.pci.bus_id
         yield f"{_STANDARD}pcieRoot", device.pci.root
     if device.block:
+        yield "identity", device.block.identity
         yield "model", device.block.model
         yield "readOnly", device.block.read_only
         yield "removable", device.block.removable

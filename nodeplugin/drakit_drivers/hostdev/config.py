@@ -25,6 +25,7 @@ from pydantic import (
 )
 
 from drakit import DriverConfig, Duration
+from drakit_drivers.hostdev.dangerous import is_dangerous, matches_everything
 from drakit_drivers.hostdev.globs import check_glob, has_wildcard
 
 __all__ = ("HostDevicesConfig", "Policy")
@@ -61,12 +62,16 @@ AbsolutePath = Annotated[Path, AfterValidator(_check_absolute)]
 Id = Annotated[int, Field(ge=0, lt=2**32 - 1)]
 
 
+PolicyName = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max_length=40)]
+"""The value of the device attribute ``policy``, and the prefix of device names. At most 40
+characters, which leaves room for the device."""
+
+
 class Policy(DriverConfig):
     """Devices that are published, and how a container gets them."""
 
-    name: str = Field(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max_length=40)
-    """Names the policy in the device attribute ``policy``, and begins its devices' names: lower
-    case letters, digits and hyphens. At most 40 characters, so that room is left for the device."""
+    enabled: bool = True
+    """Whether the policy publishes anything. The chart predefines policies that are disabled."""
 
     subsystem: str = Field(pattern=r"^[A-Za-z0-9_-]+$")
     """The kernel's subsystem (``misc``, ``tty``, ``video4linux``, ``block``): a directory of
@@ -94,6 +99,18 @@ class Policy(DriverConfig):
     mode: Mode | None = None
     """Mode of the node in the container (``"0660"``); the runtime decides if none is given."""
 
+    allow_formatted: bool = False
+    """Also publish disks with a file system, another signature or a partition table, disks that
+    udev's database does not know, and partitions. Disks in use are refused all the same."""
+
+    allow_unstable_names: bool = False
+    """Also publish disks that have neither WWN, EUI nor serial number, by the kernel's name. After
+    a reboot a claim may get another disk."""
+
+    allow_dangerous: bool = False
+    """Also publish devices that give a container control of the node (``/dev/mem``, consoles,
+    watchdogs), and accept paths that match everything, like ``/dev/*``."""
+
     @field_validator("subsystem")
     @classmethod
     def _not_past_the_disk_rules(cls, subsystem: str) -> str:
@@ -111,6 +128,23 @@ class Policy(DriverConfig):
         return permissions
 
     @model_validator(mode="after")
+    def _dangerous_paths_are_allowed(self) -> Self:
+        if self.allow_dangerous:
+            return self
+        for path in self.paths:
+            if is_dangerous(path):
+                raise ValueError(
+                    f"{path} gives a container control of the node; set allowDangerous: true only "
+                    "if every pod that may claim it is trusted with the node"
+                )
+            if matches_everything(path):
+                raise ValueError(
+                    f"{path} matches every device; name the devices that pods may claim, or set "
+                    "allowDangerous: true"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _count_is_for_one_shared_node(self) -> Self:
         if self.count is None:
             return self
@@ -124,12 +158,13 @@ class Policy(DriverConfig):
 class HostDevicesConfig(DriverConfig):
     """The config of the driver ``hostdev``."""
 
-    policies: tuple[Policy, ...] = Field(max_length=256)
-    """What is published. A device that two policies match belongs to the first of them."""
+    policies: dict[PolicyName, Policy] = Field(default_factory=dict, max_length=256)
+    """What is published, by the policy's name. If two policies match a device, it belongs to the
+    one whose name sorts first."""
 
     allow_disks: bool = False
-    """Also publish disks, partitions, volumes and loop devices with a backing file, if they are
-    not in use. Without it the only block devices are zram and free loop devices."""
+    """Also publish disks, volumes and loop devices with a backing file, if they are blank and not
+    in use. Without it the only block devices are zram and free loop devices."""
 
     rescan_interval: Duration = Field(
         default=timedelta(seconds=10), ge=timedelta(seconds=1), le=timedelta(hours=1)
@@ -151,12 +186,7 @@ class HostDevicesConfig(DriverConfig):
     swaps: AbsolutePath = Path("/proc/swaps")
     """Swap areas of the host. If it cannot be read, no block device is published at all."""
 
-    @field_validator("policies")
-    @classmethod
-    def _names_are_unique(cls, policies: tuple[Policy, ...]) -> tuple[Policy, ...]:
-        names = [policy.name for policy in policies]
-        for index, name in enumerate(names):
-            first = names.index(name)
-            if first != index:
-                raise ValueError(f"policies[{first}] and policies[{index}] have one name, {name!r}")
-        return policies
+    @property
+    def enabled_policies(self) -> dict[str, Policy]:
+        """The policies that are enabled, sorted by name, as Helm sorts the keys of a map."""
+        return {name: policy for name, policy in sorted(self.policies.items()) if policy.enabled}

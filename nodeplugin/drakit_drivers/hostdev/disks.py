@@ -1,15 +1,21 @@
 """
-Which block devices may be published: never one that the host uses, for that would lose its data.
+Which block devices may be published: none that the host uses, and none that has data on it.
 
-A block device is in use if it, its disk, one of its partitions, or anything that is built on one
-of them (the ``holders`` in sysfs, followed upwards) is mounted, swapped to or part of a mounted
-btrfs; or if a mount's source names it. Beyond that, whatever something is built on counts as in
-use, mounted or not: device mapper and md hold it open, and so does a member of a volume that udev
-recognized (LVM, RAID, ZFS, which is in no list of mounts by device).
+A disk is in use with all its partitions if it, one of them, or anything that is built on one of
+them (the ``holders`` in sysfs, followed upwards) is mounted, swapped to or part of a mounted btrfs;
+or if a mount's source names it. A device that another one is built on counts as in use,
+mounted or not: device mapper and md hold it open. If the host's mounts cannot be read,
+:class:`UsageUnknownError` means that no block device is published.
 
-What cannot be found out counts as in use: :class:`UsageUnknownError` means that no block device is
-published. Without ``allowDisks`` only zram and free loop devices pass: a loop device with a
-backing file is a disk with somebody's data.
+Not every use shows in sysfs: ZFS and Ceph open a disk like any program, and mounts in other mount
+namespaces are invisible. So a disk must also be blank: udev's database must have an entry for it
+without any signature or partition table, unless the policy sets ``allowFormatted``. A disk without
+an entry has not been probed. A disk also needs an identity, by which it is named, and which no
+other disk has.
+
+zram devices and loop devices without a backing file need no entry: they lose their content with
+their setup, and udev's rules do not probe zram. zram and loop devices need no identity either:
+their number is chosen when they are set up.
 
 It must not know policies, claims or names of published devices.
 """
@@ -17,7 +23,6 @@ It must not know policies, claims or names of published devices.
 from __future__ import annotations
 
 import os
-import re
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -25,11 +30,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from drakit_drivers.hostdev.mounts import MountEntry, parse_mountinfo, parse_swaps
-from drakit_drivers.hostdev.sysfs import HostDevice, Sysfs, read_attribute
+from drakit_drivers.hostdev.sysfs import BlockFacts, HostDevice, Sysfs, read_attribute
 
 __all__ = ("DiskUsage", "UsageUnknownError", "read_usage", "reason_not_to_publish")
 
-_MEMORY_OR_LOOP = re.compile(r"(zram|loop)\d+")
 T = TypeVar("T")
 _ANONYMOUS = "0:"
 """Major of file systems that belong to no single device (btrfs, overlay, tmpfs)."""
@@ -55,19 +59,78 @@ class DiskUsage:
     used: Mapping[str, str]
     """``MAJOR:MINOR`` to a few words on its use: ``mounted at /``."""
 
+    identities: Mapping[str, str | None]
+    """Kernel name to identity, of whole disks."""
 
-def reason_not_to_publish(device: HostDevice, usage: DiskUsage, *, allow_disks: bool) -> str | None:
-    """Say in a few words why a block device must not be given away; None if it may be."""
+
+def reason_not_to_publish(
+    device: HostDevice,
+    usage: DiskUsage,
+    *,
+    allow_disks: bool,
+    allow_formatted: bool,
+    allow_unstable_names: bool,
+) -> str | None:
+    """Return why a block device must not be published, in a few words; None if it may be."""
     block = device.block
     if block is None:
         return None
-    if not allow_disks and not _MEMORY_OR_LOOP.fullmatch(block.disk):
+    if not allow_disks and _is_disk(block):
         return "it is a disk, and allowDisks is not set"
     if not allow_disks and block.has_backing_file:
         return "it is a loop device with a backing file, and allowDisks is not set"
-    if block.size_bytes == 0 and not block.disk.startswith("loop"):
+    if block.size_bytes == 0 and not block.is_loop:
         return "it has no size (a zram device without disksize, or a drive without medium)"
-    return _use_in_tree(device, usage)
+    reason = _use_in_tree(device, usage)
+    if not reason and _is_disk(block):
+        reason = _ambiguity(block, usage, allow_unstable_names=allow_unstable_names)
+    if not reason and not allow_formatted:
+        reason = _content(device, block, usage)
+    return reason
+
+
+def _is_disk(block: BlockFacts) -> bool:
+    return not (block.is_zram or block.is_loop)
+
+
+def _ambiguity(block: BlockFacts, usage: DiskUsage, *, allow_unstable_names: bool) -> str | None:
+    """Return why it is not certain which disk this is."""
+    if block.identity is None:
+        if allow_unstable_names:
+            return None
+        return (
+            "it has neither WWN, EUI nor serial number, so another disk may have its path after a "
+            "reboot, and the policy does not set allowUnstableNames"
+        )
+    twin = next(
+        (n for n, its in usage.identities.items() if its == block.identity and n != block.disk),
+        None,
+    )
+    return f"{twin} has the same identity, {block.identity}" if twin else None
+
+
+def _content(device: HostDevice, block: BlockFacts, usage: DiskUsage) -> str | None:
+    """Return why a device may not be blank."""
+    if block.disk != device.kernel_name:
+        return f"it is a partition of {block.disk}, and the policy does not set allowFormatted"
+    partitions = _partitions(usage.directories.get(device.kernel_name))
+    if partitions:
+        return f"it has partitions ({', '.join(partitions)})"
+    if block.is_loop and not block.has_backing_file:
+        return None
+    if block.udev is None:
+        if block.is_zram:
+            return None
+        return "udev's database has no entry for it, so it may not be blank"
+    properties = block.udev.properties
+    for prefix, what, key in (
+        ("ID_FS_", "a signature", "ID_FS_TYPE"),
+        ("ID_PART_TABLE_", "a partition table", "ID_PART_TABLE_TYPE"),
+    ):
+        if any(name.startswith(prefix) for name in properties):
+            kind = properties.get(key, "of unknown type")
+            return f"it has {what} ({kind}): wipe it, or set allowFormatted on the policy"
+    return None
 
 
 def _use_in_tree(device: HostDevice, usage: DiskUsage) -> str | None:
@@ -86,13 +149,9 @@ def _use_in_tree(device: HostDevice, usage: DiskUsage) -> str | None:
 
 
 def _tree(device: HostDevice, usage: DiskUsage) -> Iterator[str]:
-    """Name the device, its disk, its partitions, and everything built on one of them."""
-    due = [device.kernel_name]
-    if device.block and device.block.disk != device.kernel_name:
-        # Of the disk only its own use counts: its other partitions are other devices.
-        disk = device.block.disk
-        yield disk
-        due += _holders(usage.directories.get(disk))
+    """Name the whole disk, its partitions, and everything built on one of them."""
+    # Of a disk with the host's root, an unused partition may be the root after the next update.
+    due = [device.block.disk if device.block else device.kernel_name]
     seen: set[str] = set()
     while due:
         name = due.pop(0)
@@ -140,13 +199,19 @@ def read_usage(sysfs: Sysfs, *, dev_root: Path, mountinfo: Path, swaps: Path) ->
                 used.setdefault(number, "a swap area")
     for number in _btrfs_members(sysfs):
         used.setdefault(number, "part of a mounted btrfs")
-    for directory in sources.directories.values():
-        number = _number(directory)
-        member = sysfs.udev_entry("b", number).properties if number else None
-        if number and member and member.get("ID_FS_USAGE") == "raid":
-            kind = member.get("ID_FS_TYPE", "of unknown type")
-            used.setdefault(number, f"member of a volume ({kind})")
-    return DiskUsage(directories=sources.directories, used=used)
+    for name in (name for name in sources.directories if name.startswith("loop")):
+        # A loop device on a whole disk opens it like a program: it is no holder.
+        backing = read_attribute(sources.directories[name] / "loop", "backing_file") or ""
+        if backing.startswith("/dev/"):
+            for number in sources.find(backing) or ():
+                used.setdefault(number, f"the backing file of {name}")
+    identities = {
+        name: sysfs.disk_identity(directory)
+        for name, directory in sources.directories.items()
+        # The paths of a multipath NVMe namespace are disks without a number.
+        if _number(directory) and not (directory / "partition").exists()
+    }
+    return DiskUsage(directories=sources.directories, used=used, identities=identities)
 
 
 def _parse(path: Path, parse: Callable[[str], list[T]]) -> list[T]:
@@ -225,8 +290,7 @@ class _Sources:
             number = _number(directory)
             mapped = read_attribute(directory / "dm", "name")
             if number and (
-                (mapped and name == f"mapper/{mapped}")
-                or path in self._sysfs.udev_entry("b", number).links
+                (mapped and name == f"mapper/{mapped}") or path in self._sysfs.links("b", number)
             ):
                 return (number,)
         return None

@@ -2,9 +2,11 @@
 The driver: looks at the host every few seconds, and again for each claim.
 
 A claim is prepared from a fresh look, never from the last scan: in between a stick may have been
-replugged under another number, or a disk mounted. The node's selector counts for what is
-published, not for what is prepared: a claim's device was published to it, and after a restart
-without API server the labels are not known.
+replugged under another number, a disk mounted, or another disk plugged in under the same path. A
+disk's name carries its identity, so a look that finds another disk does not find the name.
+
+The node's selector counts for what is published, not for what is prepared: a claim's device was
+published to it, and after a restart without API server the labels are not known.
 
 It must not know how devices are found, named or described.
 """
@@ -34,7 +36,7 @@ from drakit_drivers.hostdev.attributes import attributes, capacity
 from drakit_drivers.hostdev.config import HostDevicesConfig
 from drakit_drivers.hostdev.host import Host, Look
 from drakit_drivers.hostdev.remarks import Remark, remarks
-from drakit_drivers.hostdev.selection import Published, policies_of_node
+from drakit_drivers.hostdev.selection import Published, Selection, policies_of_node
 
 __all__ = ("HostDevices",)
 
@@ -73,7 +75,7 @@ class HostDevices(Driver[HostDevicesConfig]):
         await self._labels_known()
         while True:
             labels = self.node.labels
-            policies = policies_of_node(self.config.policies, labels)
+            policies = policies_of_node(self.config.enabled_policies, labels)
             look = await asyncio.to_thread(self._host.look, policies)
             self._tell(look)
             current = [_described(published) for published in look.selection.devices.values()]
@@ -99,9 +101,11 @@ class HostDevices(Driver[HostDevicesConfig]):
 
     def _find(self, name: str) -> Published:
         """Find a device by a fresh look; first as it is published now, then by any policy."""
-        here = policies_of_node(self.config.policies, self.node.labels)
-        for policies in (here, self.config.policies):
+        here = policies_of_node(self.config.enabled_policies, self.node.labels)
+        disks: dict[str, str] = {}
+        for policies in (here, self.config.enabled_policies):
             selection = self._host.look(policies).selection
+            disks |= _disks_beside(name, selection)
             if name in selection.devices:
                 return selection.devices[name]
             if name in selection.refused:
@@ -111,9 +115,10 @@ class HostDevices(Driver[HostDevicesConfig]):
                     f"{refused.reason}; release it on node {self.node.name}, or delete the pod so "
                     "that another device is found for it"
                 )
+        instead = "".join(f"; {path} is {other}" for path, other in sorted(disks.items()))
         raise DriverError(
-            f"device {name} is not on node {self.node.name} any more: plug it in again, or delete "
-            "the pod so that another device is found for it"
+            f"device {name} is not on node {self.node.name} any more{instead}: plug it in again, "
+            "or delete the pod so that another device is found for it"
         )
 
     async def _labels_known(self) -> None:
@@ -123,7 +128,7 @@ class HostDevices(Driver[HostDevicesConfig]):
         Publishing without those policies first would take their devices away for a moment at every
         restart. Nothing is lost: without the API server nothing could be published.
         """
-        if any(policy.node_selector for policy in self.config.policies):
+        if any(policy.node_selector for policy in self.config.enabled_policies.values()):
             while self.node.labels is None:  # noqa: ASYNC110  (set from another thread)
                 await asyncio.sleep(_FIRST_LABELS_SECONDS)
 
@@ -143,9 +148,19 @@ class HostDevices(Driver[HostDevicesConfig]):
 def _described(published: Published) -> Device:
     return Device(
         name=published.name,
-        attributes=attributes(published.host, policy=published.policy.name),
+        attributes=attributes(published.host, policy=published.policy_name),
         capacity=capacity(published.host),
     )
+
+
+def _disks_beside(name: str, selection: Selection) -> dict[str, str]:
+    """Return the disks of a device's policy, path to name: one may have taken the device's path."""
+    refused = (each.published for each in selection.refused.values())
+    return {
+        disk.host.path: disk.name
+        for disk in (*selection.devices.values(), *refused)
+        if disk.host.block and name.startswith(f"{disk.policy_name}-")
+    }
 
 
 def _environment(device: AllocatedDevice, *, path: str) -> dict[str, str]:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from drakit import DriverError
 from drakit_drivers.hostdev.config import HostDevicesConfig, Policy
+from drakit_drivers.hostdev.dangerous import is_dangerous
 from drakit_drivers.hostdev.disks import (
     DiskUsage,
     UsageUnknownError,
@@ -22,7 +23,7 @@ from drakit_drivers.hostdev.disks import (
     reason_not_to_publish,
 )
 from drakit_drivers.hostdev.globs import has_wildcard, matches
-from drakit_drivers.hostdev.selection import Selection, select
+from drakit_drivers.hostdev.selection import Published, Selection, select
 from drakit_drivers.hostdev.sysfs import HostDevice, Sysfs
 from drakit_drivers.hostdev.udev import UdevDatabase
 
@@ -61,32 +62,43 @@ class Host:
         for key, root in (("sysRoot", config.sys_root), ("devRoot", config.dev_root)):
             if not root.is_dir():
                 raise DriverError(f"{key}: {root} is no directory: mount the host's there")
-        for index, policy in enumerate(config.policies):
+        for name, policy in config.enabled_policies.items():
             for number, path in enumerate(policy.paths):
                 if has_wildcard(path):
                     continue
                 reason = self._reason_against_path(path)
                 if reason:
-                    raise DriverError(f"policies[{index}].paths[{number}]: {path} {reason}")
+                    raise DriverError(f"policies.{name}.paths[{number}]: {path} {reason}")
 
-    def look(self, policies: Sequence[Policy]) -> Look:
+    def look(self, policies: Mapping[str, Policy]) -> Look:
         """Find the devices of some policies, as they are now."""
         found = [
             host
-            for subsystem in dict.fromkeys(policy.subsystem for policy in policies)
+            for subsystem in dict.fromkeys(policy.subsystem for policy in policies.values())
             for host in self._sysfs.devices(subsystem, wanted=_wanted(policies, subsystem))
         ]
         usage: DiskUsage | str | None = None
         if any(host.block for host in found):
             usage = self._usage()
 
-        def refuse(host: HostDevice) -> str | None:
+        consoles = self._sysfs.active_consoles()
+
+        def refuse(published: Published) -> str | None:
+            host = published.host
+            if not published.policy.allow_dangerous and _is_dangerous(host, consoles):
+                return "it gives a container control of the node, and allowDangerous is not set"
             reason = self._reason_against_node(host)
             if reason or not host.block:
                 return reason
             if not isinstance(usage, DiskUsage):
                 return f"it is not known which block devices are in use: {usage}"
-            return reason_not_to_publish(host, usage, allow_disks=self._config.allow_disks)
+            return reason_not_to_publish(
+                host,
+                usage,
+                allow_disks=self._config.allow_disks,
+                allow_formatted=published.policy.allow_formatted,
+                allow_unstable_names=published.policy.allow_unstable_names,
+            )
 
         return Look(
             selection=select(policies, found, refuse=refuse),
@@ -132,16 +144,16 @@ class Host:
         return f"its device node does not have the number {host.number} that sysfs has"
 
     def _misplaced(
-        self, policies: Sequence[Policy], found: Collection[HostDevice]
+        self, policies: Mapping[str, Policy], found: Collection[HostDevice]
     ) -> Iterator[Misplaced]:
         known = {(host.subsystem, path) for host in found for path in host.paths}
-        for policy in policies:
+        for name, policy in policies.items():
             for path in policy.paths:
                 if has_wildcard(path) or (policy.subsystem, path) in known:
                     continue
                 subsystem = self._subsystem_of_node(path)
                 if subsystem and subsystem != policy.subsystem:
-                    yield Misplaced(policy.name, path, subsystem)
+                    yield Misplaced(name, path, subsystem)
 
     def _subsystem_of_node(self, path: str) -> str | None:
         try:
@@ -153,6 +165,11 @@ class Host:
         return self._sysfs.subsystem_of(kind, number)
 
 
-def _wanted(policies: Sequence[Policy], subsystem: str) -> Callable[[str], bool]:
-    globs = [glob for p in policies if p.subsystem == subsystem for glob in p.paths]
+def _wanted(policies: Mapping[str, Policy], subsystem: str) -> Callable[[str], bool]:
+    globs = [glob for p in policies.values() if p.subsystem == subsystem for glob in p.paths]
     return lambda path: any(matches(glob, path) for glob in globs)
+
+
+def _is_dangerous(host: HostDevice, consoles: Collection[str]) -> bool:
+    # By the kernel's path: a link of udev may have any name.
+    return is_dangerous(host.path) or (host.subsystem == "tty" and host.kernel_name in consoles)

@@ -57,7 +57,7 @@ def remarks(look: Look) -> Iterator[Remark]:
             logging.INFO, "device is not published", device=name, path=path, reason=reason
         )
     for name, published in look.selection.devices.items():
-        too_long = left_out(published.host, policy=published.policy.name)
+        too_long = left_out(published.host, policy=published.policy_name)
         if too_long:
             yield _remark(
                 # A path that no selector can ask for is worth more than a long product name.

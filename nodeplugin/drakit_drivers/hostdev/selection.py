@@ -1,10 +1,11 @@
 """
 Which of the host's devices are published, under which names.
 
-A name must stand for the same thing after a restart, a reboot or a replug: a USB device goes by
-its ids and serial number (its port, if it has none), everything else by the kernel's name for it.
-Where two devices would get one name, or it would be too long, a hash of what tells them apart is
-added to all of them: no name ever passes from one device to another one that is there too.
+A name must mean the same device after a restart, a reboot or a replug. A disk has the name of its
+identity, a USB device that of its ids and serial number (its port, if it has none), any other
+device the kernel's name. Where two devices would get one name, or it would be too long, a hash of
+what tells them apart is added to all of them: no name ever passes from one device to another one
+that is there too. A disk's name also gets the hash if it has lost characters of the identity.
 
 Pure: it must not know files, sysfs or the API's types.
 """
@@ -14,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from drakit_drivers.hostdev.config import Policy
@@ -32,6 +33,7 @@ class Published:
     """A device under its published name."""
 
     name: str
+    policy_name: str
     policy: Policy
     host: HostDevice
 
@@ -46,7 +48,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """A device that two policies match; it belongs to the first."""
+    """A device that two policies match; it belongs to the first, by name."""
 
     path: str
     first: str
@@ -63,53 +65,52 @@ class Selection:
 
 
 def policies_of_node(
-    policies: Iterable[Policy], labels: Mapping[str, str] | None
-) -> tuple[Policy, ...]:
-    """Give the policies that hold on a node; while its labels are unknown, those without any."""
-    return tuple(
-        policy
-        for policy in policies
+    policies: Mapping[str, Policy], labels: Mapping[str, str] | None
+) -> dict[str, Policy]:
+    """Return the policies that hold on a node; while its labels are unknown, those without any."""
+    return {
+        name: policy
+        for name, policy in policies.items()
         if not policy.node_selector
         or (labels is not None and policy.node_selector.items() <= labels.items())
-    )
+    }
 
 
 def select(
-    policies: Sequence[Policy],
+    policies: Mapping[str, Policy],
     found: Collection[HostDevice],
     *,
-    refuse: Callable[[HostDevice], str | None],
+    refuse: Callable[[Published], str | None],
 ) -> Selection:
-    """Decide what is published; the first policy that matches a device has it."""
+    """Decide what is published; a device belongs to the first policy that matches it."""
     overlaps: list[Overlap] = []
-    owners: dict[str, Policy] = {}
-    owned: list[tuple[Policy, HostDevice]] = []
-    for policy in policies:
+    owners: dict[str, str] = {}
+    owned: list[Published] = []
+    for policy_name, policy in policies.items():
         for host in sorted(_matching(policy, found), key=_natural_order):
-            owner = owners.setdefault(host.path, policy)
-            if owner is policy:
-                owned.append((policy, host))
+            owner = owners.setdefault(host.path, policy_name)
+            if owner == policy_name:
+                owned.append(Published(name="", policy_name=policy_name, policy=policy, host=host))
             else:
-                overlaps.append(Overlap(host.path, first=owner.name, second=policy.name))
-    # Refused devices are named as well: whether a neighbour is in use must not change a name.
-    devices = _named(owned)
+                overlaps.append(Overlap(host.path, first=owner, second=policy_name))
+    matched = {p.host.kernel_name: p.policy_name for p in owned if p.host.block}
+    reasons = {p.host.path: refuse(p) or _overlap_with_disk(p.host, matched) for p in owned}
+    # Refused devices get names as well: a name must not depend on whether a neighbour is in use.
+    devices: dict[str, Published] = {}
     refused: dict[str, Refused] = {}
-    for name, published in list(devices.items()):
-        if reason := refuse(published.host):
-            refused[name] = Refused(devices.pop(name), reason)
-    disks = {p.host.kernel_name for p in devices.values() if _is_whole_disk(p.host)}
-    for name, published in list(devices.items()):
-        block = published.host.block
-        if block and block.disk in disks and not _is_whole_disk(published.host):
-            # Both would be the same sectors twice, for two pods.
-            refused[name] = Refused(
-                devices.pop(name), f"it is a part of {block.disk}, which is published as a whole"
-            )
+    for name, published in _named(owned).items():
+        if reason := reasons[published.host.path]:
+            refused[name] = Refused(published, reason)
+        else:
+            devices[name] = published
     return Selection(devices=devices, refused=refused, overlaps=tuple(overlaps))
 
 
-def _is_whole_disk(host: HostDevice) -> bool:
-    return host.block is not None and host.block.disk == host.kernel_name
+def _overlap_with_disk(host: HostDevice, matched: Mapping[str, str]) -> str | None:
+    # Even if the disk is refused: the pod that has it may be the one that partitioned it.
+    lower = host.block.lower if host.block else frozenset[str]()
+    disk = min(lower & matched.keys(), default=None)
+    return f"it lies on {disk}, which policy {matched[disk]} matches as a whole" if disk else None
 
 
 def _matching(policy: Policy, found: Collection[HostDevice]) -> list[HostDevice]:
@@ -127,34 +128,40 @@ def _natural_order(host: HostDevice) -> tuple[list[tuple[int, str]], str]:
     return [(int(part), "") if part.isdecimal() else (0, part) for part in parts], host.path
 
 
-def _named(chosen: Sequence[tuple[Policy, HostDevice]]) -> dict[str, Published]:
-    wanted: list[tuple[str, str, Published]] = []
+def _named(chosen: Sequence[Published]) -> dict[str, Published]:
+    wanted: list[tuple[str, str, bool, Published]] = []
     siblings = Counter[tuple[str, str, str]]()
-    for policy, host in chosen:
-        published = Published(name="", policy=policy, host=host)
-        if policy.count is not None:
+    for published in chosen:
+        prefix, host, count = published.policy_name, published.host, published.policy.count
+        if count is not None:
             wanted += [
-                (f"{policy.name}-{i}", f"{host.path} {i}", published) for i in range(policy.count)
+                (f"{prefix}-{i}", f"{host.path} {i}", False, published) for i in range(count)
             ]
             continue
         identity, place = _identity(host)
-        siblings[policy.name, identity, place] += 1
-        nth = siblings[policy.name, identity, place]
+        siblings[prefix, identity, place] += 1
+        nth = siblings[prefix, identity, place]
         # A camera has several nodes on one interface; its driver makes them in the same order.
         suffix = f"-{nth - 1}" if nth > 1 else ""
-        wanted.append((_label(f"{policy.name}-{identity}{suffix}"), f"{place}{suffix}", published))
-    used = Counter(name for name, _, _ in wanted)
+        name = _label(f"{prefix}-{identity}{suffix}")
+        # A disk's name stands for its identity at prepare: no other identity may become this name.
+        lossy = bool(host.block and host.block.identity) and name != f"{prefix}-{identity}{suffix}"
+        wanted.append((name, f"{place}{suffix}", lossy, published))
+    used = Counter(name for name, *_ in wanted)
     named: dict[str, Published] = {}
-    for name, distinct, published in wanted:
-        if used[name] > 1 or len(name) > _MAX_NAME:
-            name = _with_hash(name, f"{published.policy.name} {distinct}")
+    for name, distinct, lossy, published in wanted:
+        if lossy or used[name] > 1 or len(name) > _MAX_NAME:
+            name = _with_hash(name, f"{published.policy_name} {distinct}")
         named[name] = replace(published, name=name)
     return named
 
 
 def _identity(host: HostDevice) -> tuple[str, str]:
-    """Say who a device is, and where: two that give the same identity differ in their places."""
-    usb = host.usb
+    """Return a device's identity and place: two with the same identity differ in their places."""
+    block, usb = host.block, host.usb
+    if block and block.identity:
+        part = f"-part{block.partition}" if block.partition else ""
+        return f"{block.identity}{part}", f"{block.identity}{part}"
     if usb is None:
         name = host.path.removeprefix("/dev/")
         return name, name

@@ -9,12 +9,15 @@ It must not know policies, what may be published, or where the device nodes are 
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
+from drakit_drivers.hostdev.identity import disk_identity
 from drakit_drivers.hostdev.udev import UdevDatabase, UdevEntry
 
 __all__ = ("BlockFacts", "HostDevice", "PciParent", "Sysfs", "UsbParent", "read_attribute")
@@ -64,6 +67,27 @@ class BlockFacts:
 
     has_backing_file: bool
     """A loop device that is set up."""
+
+    partition: str | None = None
+    """Number of a partition."""
+
+    identity: str | None = None
+    """What stays the same of the whole disk when the kernel numbers its disks in another order."""
+
+    lower: frozenset[str] = frozenset()
+    """Kernel names of the devices that it lies on: a partition's disk, the members of a volume."""
+
+    udev: UdevEntry | None = None
+    """The entry in udev's database, if there is one."""
+
+    @property
+    def is_zram(self) -> bool:
+        return re.fullmatch(r"zram\d+", self.disk) is not None
+
+    @property
+    def is_loop(self) -> bool:
+        """Report whether it is a loop device, set up or not, or a partition of one."""
+        return re.fullmatch(r"loop\d+", self.disk) is not None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -143,7 +167,8 @@ class Sysfs:
             return None
         subsystem = _link_name(directory / "subsystem") or entry.parent.name
         node_type: Literal["b", "c"] = "b" if subsystem == "block" else "c"
-        udev = self._udev.entry(node_type, f"{major}:{minor}")
+        entry_of_udev = self._udev.entry(node_type, f"{major}:{minor}")
+        udev = entry_of_udev or UdevEntry()
         if not any(wanted(name) for name in (path, *udev.links)):
             return None
         family = [directory, *self._ancestors(directory)]
@@ -162,19 +187,53 @@ class Sysfs:
             numa_node=_numa_node(family),
             usb=_usb_parent(family, udev),
             pci=_pci_parent(family),
-            block=_block_facts(directory) if node_type == "b" else None,
+            block=self._block_facts(directory, entry_of_udev) if node_type == "b" else None,
+        )
+
+    def disk_identity(self, disk: Path) -> str | None:
+        """Return the identity of a whole disk by its directory."""
+        number = read_attribute(disk, "dev")
+        udev = self._udev.entry("b", number) if number else None
+        return disk_identity(
+            disk.name, partial(read_attribute, disk), udev.properties if udev else {}
         )
 
     def block_directories(self) -> dict[str, Path]:
         """Every block device and partition of the host: kernel name to its own directory."""
         return {entry.name: entry.resolve() for entry in self._listing("block") or ()}
 
+    def active_consoles(self) -> list[str]:
+        """Kernel names of the terminals that the kernel uses as its console (``ttyS0``)."""
+        active = read_attribute(self.root / "class" / "tty" / "console", "active")
+        return (active or "").split()
+
     def subsystem_of(self, kind: Literal["block", "char"], number: str) -> str | None:
         """Say to which subsystem a device number belongs."""
         return _link_name(self.root / "dev" / kind / number / "subsystem")
 
-    def udev_entry(self, node_type: str, number: str) -> UdevEntry:
-        return self._udev.entry(node_type, number)
+    def links(self, node_type: str, number: str) -> tuple[str, ...]:
+        """Return the links that udev made for a device number."""
+        entry = self._udev.entry(node_type, number)
+        return entry.links if entry else ()
+
+    def _block_facts(self, directory: Path, udev: UdevEntry | None) -> BlockFacts:
+        partition = read_attribute(directory, "partition")
+        disk = directory.parent if partition else directory
+        sectors = read_attribute(directory, "size") or "0"
+        rotational = read_attribute(disk / "queue", "rotational")
+        return BlockFacts(
+            size_bytes=int(sectors) * 512 if sectors.isdigit() else 0,  # of 512 bytes always
+            read_only=read_attribute(directory, "ro") == "1",
+            removable=read_attribute(disk, "removable") == "1",
+            rotational=None if rotational is None else rotational == "1",
+            model=read_attribute(disk / "device", "model"),
+            disk=disk.name,
+            has_backing_file=(disk / "loop" / "backing_file").exists(),
+            partition=partition,
+            identity=self.disk_identity(disk),
+            lower=_lower(directory),
+            udev=udev,
+        )
 
     def _listing(self, subsystem: str) -> list[Path] | None:
         for directory in (
@@ -243,16 +302,14 @@ def _without_prefix(number: str | None) -> str | None:
     return number.removeprefix("0x") if number else None
 
 
-def _block_facts(directory: Path) -> BlockFacts:
-    disk = directory.parent if (directory / "partition").exists() else directory
-    sectors = read_attribute(directory, "size") or "0"
-    rotational = read_attribute(disk / "queue", "rotational")
-    return BlockFacts(
-        size_bytes=int(sectors) * 512 if sectors.isdigit() else 0,  # sysfs counts 512 bytes always
-        read_only=read_attribute(directory, "ro") == "1",
-        removable=read_attribute(disk, "removable") == "1",
-        rotational=None if rotational is None else rotational == "1",
-        model=read_attribute(disk / "device", "model"),
-        disk=disk.name,
-        has_backing_file=(disk / "loop" / "backing_file").exists(),
-    )
+def _lower(directory: Path) -> frozenset[str]:
+    found: set[str] = set()
+    due = [directory]
+    while due:
+        device = due.pop()
+        below = [device.parent] if (device / "partition").exists() else []
+        with contextlib.suppress(OSError):
+            below += [slave.resolve() for slave in (device / "slaves").iterdir()]
+        due += [path for path in below if path.name not in found]
+        found.update(path.name for path in below)
+    return frozenset(found)

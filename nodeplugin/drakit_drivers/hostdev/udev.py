@@ -1,7 +1,7 @@
 """
 The host's udev database: what its rules found out about a device (serial, stable links).
 
-It is there on most hosts, missing on minimal ones, and never needed. One file a device,
+Most hosts have it, minimal ones do not; only disks need it. One file a device,
 ``data/{b,c}MAJOR:MINOR``, with lines ``E:KEY=VALUE`` and ``S:LINK`` (below ``/dev``).
 
 It must not know sysfs, or what the properties are used for.
@@ -26,17 +26,22 @@ class UdevEntry:
 
 
 class UdevDatabase:
-    """Reads entries; a device that udev does not know has an empty one."""
+    """Reads entries."""
 
     def __init__(self, root: Path) -> None:
         self._data = root / "data"
 
-    def entry(self, node_type: str, number: str) -> UdevEntry:
-        """Look up a device by its type (``b`` or ``c``) and ``MAJOR:MINOR``."""
+    def entry(self, node_type: str, number: str) -> UdevEntry | None:
+        """
+        Look up a device by its type (``b`` or ``c``) and ``MAJOR:MINOR``.
+
+        None means that udev has not processed the device, or that no udev runs on the host. For a
+        disk that is not the same as an entry without a signature.
+        """
         try:
             text = (self._data / f"{node_type}{number}").read_text(errors="replace")
         except OSError:
-            return UdevEntry()
+            return None
         properties: dict[str, str] = {}
         links: list[str] = []
         for line in text.splitlines():

@@ -55,7 +55,7 @@ def devices_for(request: dict[str, Any]) -> list[Device]:
 
 @pytest.mark.parametrize("file", [*files(FOLDER), *files(FOLDER / "simulated")])
 def test_an_example(file, values):
-    classes = {f"{policy['name']}.drakit.dev" for policy in values["hostdev"]["policies"]}
+    classes = {f"{policy}.drakit.dev" for policy in values["hostdev"]["policies"]}
     classes |= {f"{kind}.{SIMULATED}" for kind in ("gpu", "partition", "nic", "cpu")}
     objects = objects_of(file)
     claims = [body for body in objects if body["kind"].startswith("ResourceClaim")]

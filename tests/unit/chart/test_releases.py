@@ -58,7 +58,10 @@ def test_a_second_release_has_nothing_that_the_first_has(render):
 
 
 def test_the_classes_of_hostdev_come_from_the_release_that_has_it(render):
-    assert not [body for body in render(VENDOR, release="cameras") if body["kind"] == "DeviceClass"]
+    policies = {"policies": {"kvm": {"enabled": True}}}
+    for hostdev, classes in ((policies, 1), (policies | {"enabled": False}, 0)):
+        objects = render(VENDOR | {"hostdev": hostdev}, release="cameras")
+        assert len([body for body in objects if body["kind"] == "DeviceClass"]) == classes
 
 
 def test_each_release_has_a_policy_for_its_own_plugin(render):

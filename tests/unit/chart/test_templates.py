@@ -15,16 +15,23 @@ from drakit_operator.config import read_config
 from tests.unit.chart.reading import pod_spec, the, written
 
 READING = {"get", "list", "watch"}
+SERIAL: dict[str, Any] = {"subsystem": "tty", "paths": ["/dev/ttyUSB*"]}
 
 
 def test_the_node_plugin_reads_its_configuration(render, tmp_path):
-    objects = render({"nodeplugin": {"bootIDFile": "/run/boot_id", "kubeletRoot": "/data/kubelet"}})
+    objects = render(
+        {
+            "hostdev": {"policies": {"kvm": {"enabled": True}, "serial": SERIAL}},
+            "nodeplugin": {"bootIDFile": "/run/boot_id", "kubeletRoot": "/data/kubelet"},
+        }
+    )
     config = load_config(written(objects, tmp_path, "nodeplugin"))
     assert str(config.kubelet_root) == "/data/kubelet"
     assert str(config.boot_id_file) == "/host/boot_id"
     (entry,) = config.drivers
     hostdev = HostDevicesConfig.model_validate(entry.config)
-    assert {policy.name for policy in hostdev.policies} == {"kvm", "tun", "fuse"}
+    assert set(hostdev.policies) == {"kvm", "serial"}
+    assert hostdev.policies["kvm"].count == 32
     mounts = pod_spec(objects, "DaemonSet", "drakit-nodeplugin")["containers"][0]["volumeMounts"]
     seen = {mount["mountPath"] for mount in mounts}
     used = {hostdev.dev_root, hostdev.udev_root, hostdev.mountinfo, config.boot_id_file}
@@ -205,11 +212,19 @@ def test_the_plugins_account_is_the_one_that_the_policy_holds(render):
     assert set(rule["operations"]) == {"CREATE", "UPDATE", "DELETE"}
 
 
-def test_each_policy_has_its_class(render):
-    overrides = {"policies": [{"name": "zram", "subsystem": "block", "paths": ["/dev/zram*"]}]}
-    (found,) = [body for body in render({"hostdev": overrides}) if body["kind"] == "DeviceClass"]
-    assert found["metadata"]["name"] == "zram.drakit.dev"
-    assert 'policy == "zram"' in found["spec"]["selectors"][0]["cel"]["expression"]
+def test_a_plain_install_has_hostdev_without_policies_and_no_class(render, tmp_path):
+    objects = render()
+    (entry,) = load_config(written(objects, tmp_path, "nodeplugin")).drivers
+    assert HostDevicesConfig.model_validate(entry.config).policies == {}
+    assert not [body for body in objects if body["kind"] == "DeviceClass"]
+
+
+def test_each_enabled_policy_has_its_class(render):
+    overrides = {"policies": {"serial": SERIAL, "tun": {"enabled": True}}}
+    serial, tun = [body for body in render({"hostdev": overrides}) if body["kind"] == "DeviceClass"]
+    assert serial["metadata"]["name"] == "serial.drakit.dev"
+    assert 'policy == "serial"' in serial["spec"]["selectors"][0]["cel"]["expression"]
+    assert tun["metadata"]["name"] == "tun.drakit.dev"
 
 
 def test_each_kind_of_simulated_device_has_its_class(render):
@@ -241,7 +256,8 @@ def test_what_is_not_simulated_has_no_class(render):
 
 def test_classes_can_be_left_to_the_admin(render):
     simulated = {"enabled": True, "deviceClasses": False}
-    objects = render({"hostdev": {"deviceClasses": False}, "simulated": simulated})
+    hostdev = {"deviceClasses": False, "policies": {"serial": SERIAL}}
+    objects = render({"hostdev": hostdev, "simulated": simulated})
     assert not [body for body in objects if body["kind"] == "DeviceClass"]
 
 

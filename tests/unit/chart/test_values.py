@@ -24,7 +24,7 @@ def test_the_defaults_satisfy_the_schema(values, schema):
         pytest.param(("image",), id="image"),
         pytest.param(("logging",), id="logging"),
         pytest.param(("hostdev",), id="hostdev"),
-        pytest.param(("hostdev", "policies", 0), id="policy"),
+        pytest.param(("hostdev", "policies", "kvm"), id="policy"),
         pytest.param(("simulated",), id="simulated"),
         *(
             pytest.param(("simulated", "config", *path), id="-".join(("simulated-config", *path)))
@@ -106,7 +106,7 @@ def test_devices_have_the_keys_and_defaults_of_the_node_plugin(values, schema):
 
 
 def test_policies_have_the_keys_that_hostdev_knows(schema):
-    known = {field.alias or name for name, field in Policy.model_fields.items()}
+    known = {field.alias for field in Policy.model_fields.values()}
     assert set(schema["definitions"]["policy"]["properties"]) == known
 
 
@@ -122,12 +122,22 @@ def test_simulated_has_the_keys_and_defaults_of_the_driver(values, schema):
     assert SimulatedConfig.model_validate(given) == SimulatedConfig()
 
 
-def test_the_default_policies_are_what_hostdev_accepts(values):
+def test_a_plain_install_publishes_nothing(values):
     config = HostDevicesConfig.model_validate({"policies": values["hostdev"]["policies"]})
-    assert [policy.name for policy in config.policies] == ["kvm", "tun", "fuse"]
-    assert all(policy.count for policy in config.policies)
+    assert config.enabled_policies == {}
 
 
-def test_the_default_devices_fit_into_one_slice(values):
+def test_predefined_policies_are_one_value_away(values):
+    predefined = values["hostdev"]["policies"]
+    enabled = {name: policy | {"enabled": True} for name, policy in predefined.items()}
+    config = HostDevicesConfig.model_validate({"policies": enabled})
+    assert set(config.enabled_policies) == {"kvm", "tun", "fuse"}
     # 112 devices are placed in a slice of devices without taints.
-    assert sum(policy["count"] for policy in values["hostdev"]["policies"]) <= 112
+    assert sum(policy.count or 0 for policy in config.enabled_policies.values()) <= 112
+
+
+def test_policies_as_a_list_are_refused(values, schema):
+    changed = copy.deepcopy(values)
+    changed["hostdev"]["policies"] = [{"name": "a", "subsystem": "misc", "paths": ["/dev/a"]}]
+    with pytest.raises(jsonschema.ValidationError, match="not of type 'object'"):
+        jsonschema.validate(changed, schema)

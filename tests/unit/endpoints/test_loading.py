@@ -135,7 +135,7 @@ def test_a_class_is_found_by_module_and_made_with_its_config():
 
 
 def test_the_drivers_that_ship_are_found_by_name():
-    (loaded,) = load({"driver": "hostdev", "config": {"policies": []}})
+    (loaded,) = load({"driver": "hostdev", "config": {"policies": {}}})
     assert loaded.name == "hostdev.drakit.dev"
 
 

@@ -14,19 +14,19 @@ from drakit_drivers.hostdev.globs import check_glob, matches
 
 
 def policy(**fields) -> dict:
-    return {"name": "kvm", "subsystem": "misc", "paths": ["/dev/kvm"]} | fields
+    return {"subsystem": "misc", "paths": ["/dev/kvm"]} | fields
 
 
-def config(*policies: dict, **options) -> HostDevicesConfig:
-    return HostDevicesConfig.model_validate({"policies": policies, **options})
+def config(kvm: dict, **options) -> HostDevicesConfig:
+    return HostDevicesConfig.model_validate({"policies": {"kvm": kvm}, **options})
 
 
 def test_defaults():
     made = config(policy())
     assert made.model_dump(mode="json") == {
-        "policies": [
-            {
-                "name": "kvm",
+        "policies": {
+            "kvm": {
+                "enabled": True,
                 "subsystem": "misc",
                 "paths": ["/dev/kvm"],
                 "count": None,
@@ -35,8 +35,11 @@ def test_defaults():
                 "uid": None,
                 "gid": None,
                 "mode": None,
+                "allow_formatted": False,
+                "allow_unstable_names": False,
+                "allow_dangerous": False,
             }
-        ],
+        },
         "allow_disks": False,
         "rescan_interval": "10s",
         "sys_root": "/sys",
@@ -55,8 +58,8 @@ def test_all_that_can_be_said_in_camel_case():
         devRoot="/host/dev",
     )
     assert made.rescan_interval == timedelta(seconds=90)
-    assert made.policies[0].mode == 0o660
-    assert made.policies[0].node_selector == {"a.b/c": "d"}
+    assert made.policies["kvm"].mode == 0o660
+    assert made.policies["kvm"].node_selector == {"a.b/c": "d"}
 
 
 def test_what_is_written_out_can_be_read_again():
@@ -69,40 +72,45 @@ def test_what_is_written_out_can_be_read_again():
 @pytest.mark.parametrize(
     ("bad", "where", "reason"),
     [
-        pytest.param({"nam": "x"}, ("policies", 0, "nam"), "Extra inputs", id="unknown-key"),
-        pytest.param({"name": "Kvm"}, ("policies", 0, "name"), "pattern", id="name-upper-case"),
-        pytest.param({"name": "k" * 41}, ("policies", 0, "name"), "40", id="name-too-long"),
-        pytest.param({"subsystem": "a/b"}, ("policies", 0, "subsystem"), "pattern", id="slash"),
-        pytest.param({"subsystem": ".."}, ("policies", 0, "subsystem"), "pattern", id="upwards"),
+        pytest.param({"nam": "x"}, ("policies", "kvm", "nam"), "Extra inputs", id="unknown-key"),
+        pytest.param({"name": "x"}, ("policies", "kvm", "name"), "Extra inputs", id="name-is-key"),
+        pytest.param({"subsystem": "a/b"}, ("policies", "kvm", "subsystem"), "pattern", id="slash"),
+        pytest.param(
+            {"subsystem": ".."}, ("policies", "kvm", "subsystem"), "pattern", id="upwards"
+        ),
         pytest.param(
             {"subsystem": "scsi_generic"},
-            ("policies", 0, "subsystem"),
+            ("policies", "kvm", "subsystem"),
             "publish the block device",
             id="raw-access-to-disks",
         ),
-        pytest.param({"paths": []}, ("policies", 0, "paths"), "at least 1", id="no-path"),
-        pytest.param({"count": 0}, ("policies", 0, "count"), "greater", id="count-0"),
-        pytest.param({"count": 1025}, ("policies", 0, "count"), "1024", id="count-1025"),
+        pytest.param({"paths": []}, ("policies", "kvm", "paths"), "at least 1", id="no-path"),
+        pytest.param({"count": 0}, ("policies", "kvm", "count"), "greater", id="count-0"),
+        pytest.param({"count": 1025}, ("policies", "kvm", "count"), "1024", id="count-1025"),
         pytest.param(
             {"count": 2, "paths": ["/dev/kvm*"]},
-            ("policies", 0),
+            ("policies", "kvm"),
             "one path without wildcards",
             id="count-with-wildcard",
         ),
         pytest.param(
             {"count": 2, "paths": ["/dev/a", "/dev/b"]},
-            ("policies", 0),
+            ("policies", "kvm"),
             "one path without wildcards",
             id="count-with-two-paths",
         ),
         pytest.param(
-            {"count": 2, "subsystem": "block"}, ("policies", 0), "one disk", id="count-of-disk"
+            {"count": 2, "subsystem": "block"}, ("policies", "kvm"), "one disk", id="count-of-disk"
         ),
-        pytest.param({"permissions": "rx"}, ("policies", 0, "permissions"), "rwm", id="letters"),
-        pytest.param({"permissions": "rr"}, ("policies", 0, "permissions"), "twice", id="twice"),
-        pytest.param({"mode": 660}, ("policies", 0, "mode"), "in quotes", id="mode-as-number"),
-        pytest.param({"mode": "0888"}, ("policies", 0, "mode"), "octal", id="mode-not-octal"),
-        pytest.param({"gid": -1}, ("policies", 0, "gid"), "greater", id="gid"),
+        pytest.param(
+            {"permissions": "rx"}, ("policies", "kvm", "permissions"), "rwm", id="letters"
+        ),
+        pytest.param(
+            {"permissions": "rr"}, ("policies", "kvm", "permissions"), "twice", id="twice"
+        ),
+        pytest.param({"mode": 660}, ("policies", "kvm", "mode"), "in quotes", id="mode-as-number"),
+        pytest.param({"mode": "0888"}, ("policies", "kvm", "mode"), "octal", id="mode-not-octal"),
+        pytest.param({"gid": -1}, ("policies", "kvm", "gid"), "greater", id="gid"),
     ],
 )
 def test_a_bad_policy_is_refused_with_key_and_reason(bad, where, reason):
@@ -133,9 +141,31 @@ def test_a_bad_option_is_refused_with_key_and_reason(bad, where, reason):
     assert reason in error["msg"]
 
 
-def test_two_policies_of_one_name_are_both_named():
-    with pytest.raises(ValidationError, match=r"policies\[0\] and policies\[2\] .* 'kvm'"):
-        config(policy(), policy(name="tun"), policy())
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        pytest.param("Kvm", "pattern", id="upper-case"),
+        pytest.param("-kvm", "pattern", id="begins-with-a-hyphen"),
+        pytest.param("k" * 41, "40", id="too-long"),
+    ],
+)
+def test_a_bad_name_of_a_policy_is_refused_with_the_name(name, reason):
+    with pytest.raises(ValidationError) as caught:
+        HostDevicesConfig.model_validate({"policies": {name: policy()}})
+    (error,) = caught.value.errors()
+    assert error["loc"][:2] == ("policies", name)
+    assert reason in error["msg"]
+
+
+def test_without_a_word_nothing_is_published():
+    assert HostDevicesConfig().enabled_policies == {}
+
+
+def test_enabled_policies_are_sorted_by_name():
+    made = HostDevicesConfig.model_validate(
+        {"policies": {"b": policy(), "c": policy(enabled=False), "a": policy()}}
+    )
+    assert list(made.enabled_policies) == ["a", "b"]
 
 
 @pytest.mark.parametrize(
@@ -162,7 +192,7 @@ def test_a_bad_glob_is_refused_with_key_and_reason(glob, reason):
     with pytest.raises(ValidationError) as caught:
         config(policy(paths=["/dev/kvm", glob]))
     (error,) = caught.value.errors()
-    assert error["loc"] == ("policies", 0, "paths", 1)
+    assert error["loc"] == ("policies", "kvm", "paths", 1)
     assert reason in error["msg"]
 
 

@@ -1,10 +1,13 @@
-"""A block device that the host uses is never published, however it is used."""
+"""A block device that the host uses, or that has data on it, is never published."""
 
 from __future__ import annotations
+
+import shutil
 
 import pytest
 
 from drakit_drivers.hostdev.disks import UsageUnknownError, read_usage, reason_not_to_publish
+from e2e.signatures import BLANK, BLUESTORE, EXT2, PARTITIONED, SWAP, ZFS, blkid
 from tests.fakes.sysfs import FakeHost
 
 VDA = "pci0000:00/0000:00:02.0/virtio1/block/vda"
@@ -14,9 +17,17 @@ def usage(host: FakeHost):
     return read_usage(host.sysfs(), dev_root=host.dev, mountinfo=host.mountinfo, swaps=host.swaps)
 
 
-def reason(host: FakeHost, name: str, *, allow_disks: bool = True) -> str | None:
-    device = host.find("block")[name]
-    return reason_not_to_publish(device, usage(host), allow_disks=allow_disks)
+def reason(
+    host: FakeHost, name: str, *, allow_disks: bool = True, allow_formatted: bool = True
+) -> str | None:
+    """The reason against a device; by default its content is none."""
+    return reason_not_to_publish(
+        host.find("block")[name],
+        usage(host),
+        allow_disks=allow_disks,
+        allow_formatted=allow_formatted,
+        allow_unstable_names=True,
+    )
 
 
 @pytest.fixture
@@ -129,13 +140,14 @@ def raw_volume_of_a_pod(host):
     host.mount("0:6", "/var/lib/kubelet/x", fs_type="devtmpfs", source="devtmpfs", root="/vda2")
 
 
-def member_of_a_zfs_pool(host):
-    host.udev_entry("b254:1", "E:ID_FS_USAGE=raid", "E:ID_FS_TYPE=zfs_member")
+def loop_on_whole_disk(host):
+    host.block("virtual/block/loop0", "7:0", loop__backing_file="/dev/vda")
 
 
 @pytest.mark.parametrize(
     "use",
     [
+        loop_on_whole_disk,
         mounted_whole,
         mounted_as_dev_root,
         mounted_partition,
@@ -153,7 +165,6 @@ def member_of_a_zfs_pool(host):
         source_by_uuid_link,
         source_by_node,
         raw_volume_of_a_pod,
-        member_of_a_zfs_pool,
     ],
 )
 def test_a_disk_in_use_is_never_published(disk, use):
@@ -178,11 +189,13 @@ def test_what_is_built_on_a_device_is_named(disk):
     assert reason(disk, "dm-0") is None
 
 
-def test_a_free_partition_beside_a_mounted_one_passes(disk):
-    mounted_partition(disk)
-    unmounted_dm(disk)
-    assert reason(disk, "vda1") is not None
+def test_a_free_partition_beside_one_in_use_does_not_pass(disk):
+    """It may be the root of the host's next version."""
     assert reason(disk, "vda2") is None
+    unmounted_dm(disk)
+    assert reason(disk, "vda2") == "dm-0 is built on vda1"
+    mounted_partition(disk)
+    assert reason(disk, "vda2") == "vda1 is mounted at /boot"
 
 
 def test_a_partition_of_a_disk_that_is_used_as_a_whole_does_not_pass(disk):
@@ -272,3 +285,82 @@ def test_a_mounted_zram_does_not_pass(host):
     host.block("virtual/block/zram0", "253:0")
     host.mount("253:0", "/tmp", source="/dev/zram0")
     assert reason(host, "zram0", allow_disks=False) == "it is mounted at /tmp"
+
+
+CONTENTS = [pytest.param(content, id=content.name) for content in (ZFS, BLUESTORE, EXT2, SWAP)]
+
+
+@pytest.mark.skipif(shutil.which("blkid") is None, reason="this machine has no blkid")
+@pytest.mark.parametrize("content", [*CONTENTS, BLANK, PARTITIONED])
+def test_what_the_fakes_feed_is_what_blkid_finds(content, tmp_path):
+    content.write(tmp_path / "disk")
+    found = blkid(tmp_path / "disk")
+    assert {f"E:{key}={value}" for key, value in content.properties.items()} <= set(found)
+    assert bool(found) == bool(content.properties)
+
+
+def feed(host: FakeHost, number: str, content) -> None:
+    """Give a device the entry that udev makes for a content."""
+    properties = [f"E:{key}={value}" for key, value in content.properties.items()]
+    host.udev_entry(f"b{number}", "I:1234567", "E:ID_BUS=ata", *properties)
+
+
+def test_a_disk_that_udev_found_blank_passes(host):
+    host.block("virtual/block/vdb", "254:16", devtype="disk")
+    feed(host, "254:16", BLANK)
+    assert reason(host, "vdb", allow_formatted=False) is None
+
+
+@pytest.mark.parametrize("content", [*CONTENTS, PARTITIONED])
+def test_a_disk_with_a_signature_passes_only_where_formatted_disks_are_allowed(host, content):
+    host.block("virtual/block/vdb", "254:16", devtype="disk")
+    feed(host, "254:16", content)
+    found = reason(host, "vdb", allow_formatted=False) or ""
+    kind = content.properties.get("ID_FS_TYPE") or content.properties["ID_PART_TABLE_TYPE"]
+    assert f"({kind})" in found
+    assert "set allowFormatted" in found
+    assert reason(host, "vdb", allow_formatted=True) is None
+
+
+def test_a_disk_without_an_entry_of_udev_passes_only_where_formatted_disks_are_allowed(host):
+    host.block("virtual/block/vdb", "254:16", devtype="disk")
+    assert "udev's database has no entry" in (reason(host, "vdb", allow_formatted=False) or "")
+    assert reason(host, "vdb", allow_formatted=True) is None
+
+
+def test_a_disk_whose_partitions_udev_has_not_seen_does_not_pass(disk):
+    feed(disk, "254:0", BLANK)
+    assert reason(disk, "vda", allow_formatted=False) == "it has partitions (vda1, vda2)"
+
+
+def test_a_blank_partition_passes_only_where_formatted_disks_are_allowed(disk):
+    feed(disk, "254:1", PARTITIONED)  # a partition inherits its disk's properties
+    assert "it is a partition of vda" in (reason(disk, "vda1", allow_formatted=False) or "")
+    assert reason(disk, "vda1", allow_formatted=True) is None
+
+
+def test_a_disk_in_use_does_not_pass_because_formatted_disks_are_allowed(disk):
+    feed(disk, "254:16", ZFS)
+    disk.mount("254:16", "/srv")
+    assert reason(disk, "vdb", allow_formatted=True) == "it is mounted at /srv"
+
+
+@pytest.mark.parametrize(
+    ("name", "attributes", "content", "part"),
+    [
+        pytest.param("zram0", {}, None, None, id="zram-without-an-entry"),
+        pytest.param("zram0", {}, BLANK, None, id="zram-that-udev-knows"),
+        pytest.param("zram0", {}, SWAP, "signature", id="zram-with-a-signature"),
+        pytest.param("loop0", {"size": 0}, None, None, id="free-loop"),
+        pytest.param("loop0", {"size": 0}, EXT2, None, id="free-loop-with-an-entry-of-before"),
+        pytest.param("loop0", {"loop__backing_file": "/x"}, None, "no entry", id="loop"),
+        pytest.param("loop0", {"loop__backing_file": "/x"}, BLANK, None, id="loop-blank"),
+        pytest.param("loop0", {"loop__backing_file": "/x"}, ZFS, "zfs_member", id="loop-zfs"),
+    ],
+)
+def test_contents_of_zram_and_loop(host, name, attributes, content, part):
+    host.block(f"virtual/block/{name}", "7:0", **attributes)
+    if content:
+        feed(host, "7:0", content)
+    found = reason(host, name, allow_formatted=False)
+    assert found is None if part is None else part in (found or "")

@@ -18,8 +18,8 @@ from tests.fakes.node import StaticNode
 from tests.fakes.sysfs import FakeHost
 
 CLAIM = ClaimReference(namespace="default", name="c", uid="u")
-KVM = {"name": "kvm", "subsystem": "misc", "paths": ["/dev/kvm"], "count": 2}
-ZRAM = {"name": "zram", "subsystem": "block", "paths": ["/dev/zram*"]}
+KVM = {"kvm": {"subsystem": "misc", "paths": ["/dev/kvm"], "count": 2}}
+ZRAM = {"zram": {"subsystem": "block", "paths": ["/dev/zram*"]}}
 
 
 @dataclass
@@ -38,8 +38,10 @@ def made_outside(config: HostDevicesConfig, node: Node | StaticNode) -> HostDevi
         return thread.submit(HostDevices, config, node).result()
 
 
-def driver(host: FakeHost, *policies: dict, node: Node | None = None, **options) -> HostDevices:
-    return made_outside(host.config(*policies, **options), node or Node())
+def driver(
+    host: FakeHost, policies: dict[str, dict], node: Node | None = None, **options
+) -> HostDevices:
+    return made_outside(host.config(policies, **options), node or Node())
 
 
 async def published(made: HostDevices) -> list[str]:
@@ -62,7 +64,7 @@ def test_opaque_parameters_are_refused_and_not_ignored():
 async def test_devices_are_published_with_attributes_and_size(host):
     host.device("virtual/misc/kvm", "10:232", node=True)
     host.block("virtual/block/zram0", "253:0", size=32768, node=True)
-    async with aclosing(driver(host, KVM, ZRAM).devices()) as stream:
+    async with aclosing(driver(host, KVM | ZRAM).devices()) as stream:
         devices = {device.name: device for device in await anext(stream)}
     assert list(devices) == ["kvm-0", "kvm-1", "zram-zram0"]
     assert devices["kvm-0"].attributes["policy"] == "kvm"
@@ -99,7 +101,9 @@ async def test_a_change_is_noticed_within_the_rescan_interval(host, looptime):
 async def test_labels_that_become_known_are_noticed_within_a_second(host, looptime):
     host.device("virtual/misc/kvm", "10:232", node=True)
     node = Node()
-    made = driver(host, KVM | {"nodeSelector": {"kvm": "yes"}}, node=node, rescanInterval="1h")
+    made = driver(
+        host, {"kvm": KVM["kvm"] | {"nodeSelector": {"kvm": "yes"}}}, node=node, rescanInterval="1h"
+    )
     async with aclosing(made.devices()) as stream:
         first = asyncio.ensure_future(anext(stream))
         await asyncio.sleep(60)
@@ -116,8 +120,10 @@ async def test_a_device_is_prepared_with_its_node_and_its_path_in_the_environmen
     made = driver(
         host,
         {
-            "name": "tun", "subsystem": "misc", "paths": ["/dev/net/tun"],
-            "permissions": "r", "uid": 1, "gid": 2, "mode": "0640",
+            "tun": {
+                "subsystem": "misc", "paths": ["/dev/net/tun"],
+                "permissions": "r", "uid": 1, "gid": 2, "mode": "0640",
+            }
         },
     )  # fmt: skip
     edits = await made.prepare(CLAIM, allocated("tun-net-tun", request="vpn-dev/fast"))
@@ -164,7 +170,9 @@ async def test_a_replugged_device_is_prepared_under_its_new_number(host):
 async def test_a_selector_does_not_hinder_preparing(host):
     """After a restart without API server the labels are not known."""
     host.device("virtual/misc/kvm", "10:232", node=True)
-    made = driver(host, KVM | {"nodeSelector": {"kvm": "yes"}}, node=Node(labels=None))
+    made = driver(
+        host, {"kvm": KVM["kvm"] | {"nodeSelector": {"kvm": "yes"}}}, node=Node(labels=None)
+    )
     assert (await made.prepare(CLAIM, allocated("kvm-0"))).device_nodes
 
 
@@ -190,7 +198,7 @@ async def test_without_mountinfo_no_block_device_is_published_and_the_log_says_s
     host.block("virtual/block/zram0", "253:0", node=True)
     host.device("virtual/misc/kvm", "10:232", node=True)
     host.mountinfo.unlink()
-    made = driver(host, ZRAM, KVM)
+    made = driver(host, ZRAM | KVM)
     with caplog.at_level(logging.INFO):
         assert await published(made) == ["kvm-0", "kvm-1"]
         assert await published(made) == ["kvm-0", "kvm-1"]
@@ -222,9 +230,11 @@ async def test_conflicts_and_mistakes_are_said_once_with_names(host, caplog):
     host.device("virtual/misc/kvm", "10:232", node=True)
     made = driver(
         host,
-        KVM,
-        {"name": "all", "subsystem": "misc", "paths": ["/dev/*"]},
-        {"name": "wrong", "subsystem": "tty", "paths": ["/dev/kvm"]},
+        KVM
+        | {
+            "more": {"subsystem": "misc", "paths": ["/dev/k*"]},
+            "wrong": {"subsystem": "tty", "paths": ["/dev/kvm"]},
+        },
     )
     await published(made)
     await published(made)
@@ -233,7 +243,7 @@ async def test_conflicts_and_mistakes_are_said_once_with_names(host, caplog):
         {k: vars(r).get(k) for k in ("path", "first", "second", "policy", "subsystem")}
         for r in said
     ]
-    assert {"path": "/dev/kvm", "first": "kvm", "second": "all"}.items() <= facts[
+    assert {"path": "/dev/kvm", "first": "kvm", "second": "more"}.items() <= facts[
         [r.getMessage() for r in said].index("two policies match a device, the first has it")
     ].items()
     assert {"path": "/dev/kvm", "policy": "wrong", "subsystem": "misc"}.items() <= facts[
@@ -255,8 +265,8 @@ def test_a_path_that_cannot_be_a_device_is_refused_at_start(host, path, reason):
     (host.dev / "dir").mkdir()
     host.link("ring", "ring")
     with pytest.raises(DriverError) as caught:
-        driver(host, KVM, {"name": "a", "subsystem": "misc", "paths": ["/dev/*", path]})
-    assert str(caught.value).startswith(f"policies[1].paths[1]: {path} {reason}")
+        driver(host, KVM | {"a": {"subsystem": "misc", "paths": ["/dev/k*", path]}})
+    assert str(caught.value).startswith(f"policies.a.paths[1]: {path} {reason}")
 
 
 @pytest.mark.parametrize("key", ["sysRoot", "devRoot"])
@@ -267,9 +277,9 @@ def test_a_root_that_is_not_there_is_refused_at_start(host, key):
 
 async def test_this_machines_root_disk_is_never_published():
     """Whatever there is here: nothing that is mounted, not even where disks are allowed."""
-    everything = {"name": "all", "subsystem": "block", "paths": ["/dev/*", "/dev/*/*"]}
+    everything = {"subsystem": "block", "paths": ["/dev/*", "/dev/*/*"], "allowDangerous": True}
     config = HostDevicesConfig.model_validate(
-        {"policies": [everything], "allowDisks": True, "mountinfo": "/proc/self/mountinfo"}
+        {"policies": {"all": everything}, "allowDisks": True, "mountinfo": "/proc/self/mountinfo"}
     )
     made = made_outside(config, StaticNode(name="here"))
     mounts = await asyncio.to_thread(Path("/proc/self/mountinfo").read_text)
@@ -277,3 +287,11 @@ async def test_this_machines_root_disk_is_never_published():
     async with aclosing(made.devices()) as stream:
         for device in await anext(stream):
             assert f"{device.attributes['major']}:{device.attributes['minor']}" not in mounted
+
+
+async def test_a_disabled_policy_publishes_nothing_and_is_not_checked(host):
+    host.device("virtual/misc/kvm", "10:232", node=True)
+    (host.dev / "file").touch()
+    off = {"enabled": False, "subsystem": "misc", "paths": ["/dev/kvm", "/dev/file"]}
+    made = driver(host, {"kvm": off})
+    assert await published(made) == []

@@ -10,16 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drakit_drivers.hostdev.config import Policy
-from drakit_drivers.hostdev.selection import policies_of_node, select
+from drakit_drivers.hostdev.selection import Published, policies_of_node, select
 from drakit_drivers.hostdev.sysfs import BlockFacts, HostDevice, UsbParent
 
 LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
 
-def policy(name: str, *paths: str, subsystem: str = "misc", **fields) -> Policy:
-    return Policy.model_validate(
-        {"name": name, "subsystem": subsystem, "paths": paths or ("/dev/*",), **fields}
-    )
+def policy(name: str, *paths: str, subsystem: str = "misc", **fields) -> dict[str, Policy]:
+    """A policy by its name; several are joined with ``|``."""
+    return {
+        name: Policy.model_validate(
+            {"subsystem": subsystem, "paths": paths or ("/dev/*",), "allowDangerous": True} | fields
+        )
+    }
 
 
 def device(devname: str, *, subsystem: str = "misc", **facts) -> HostDevice:
@@ -43,15 +46,15 @@ def usb(devname: str, *, serial: str | None = "A1", port: str = "1-2", interface
     return device(devname, subsystem="tty", usb=parent)
 
 
-def block(name: str, *, disk: str) -> HostDevice:
+def block(name: str, *, disk: str, lower: tuple[str, ...] = ()) -> HostDevice:
     facts = BlockFacts(
         size_bytes=1, read_only=False, removable=False, rotational=None, model=None, disk=disk,
-        has_backing_file=False,
+        has_backing_file=False, lower=frozenset((*lower, disk)) - {name},
     )  # fmt: skip
     return device(name, subsystem="block", block=facts)
 
 
-def nothing(_: HostDevice) -> None:
+def nothing(_: Published) -> None:
     return None
 
 
@@ -67,7 +70,7 @@ TTY = policy("tty", subsystem="tty")
 
 def test_devices_go_by_the_kernels_name():
     found = [device("net/tun"), device("fuse"), device("other")]
-    assert names([policy("a", "/dev/fuse", "/dev/*/tun")], found) == {
+    assert names(policy("a", "/dev/fuse", "/dev/*/tun"), found) == {
         "a-fuse": "/dev/fuse",
         "a-net-tun": "/dev/net/tun",
     }
@@ -75,26 +78,26 @@ def test_devices_go_by_the_kernels_name():
 
 def test_count_publishes_one_node_several_times():
     found = [device("kvm")]
-    assert names([policy("kvm", "/dev/kvm", count=3)], found) == {
+    assert names(policy("kvm", "/dev/kvm", count=3), found) == {
         f"kvm-{index}": "/dev/kvm" for index in range(3)
     }
 
 
 def test_a_usb_device_goes_by_its_serial_number_wherever_it_is_plugged():
-    before = names([TTY], [usb("ttyUSB0", port="1-2")])
-    after = names([TTY], [usb("ttyUSB7", port="3-1.4")])
+    before = names(TTY, [usb("ttyUSB0", port="1-2")])
+    after = names(TTY, [usb("ttyUSB7", port="3-1.4")])
     assert list(before) == list(after) == ["tty-10c4-ea60-a1-i0"]
 
 
 def test_a_usb_device_without_serial_number_goes_by_its_port():
-    assert list(names([TTY], [usb("ttyUSB0", serial=None, port="1-2.3")])) == [
+    assert list(names(TTY, [usb("ttyUSB0", serial=None, port="1-2.3")])) == [
         "tty-10c4-ea60-port-1-2-3-i0"
     ]
 
 
 def test_nodes_of_one_interface_are_numbered_in_the_kernels_order():
     found = [usb("video10"), usb("video9"), usb("video11", interface=1)]
-    assert names([TTY], found) == {
+    assert names(TTY, found) == {
         "tty-10c4-ea60-a1-i0": "/dev/video9",
         "tty-10c4-ea60-a1-i0-1": "/dev/video10",
         "tty-10c4-ea60-a1-i1": "/dev/video11",
@@ -103,9 +106,9 @@ def test_nodes_of_one_interface_are_numbered_in_the_kernels_order():
 
 def test_equal_serial_numbers_are_told_apart_by_port_and_stay_so():
     one, two = usb("ttyUSB0", port="1-1"), usb("ttyUSB1", port="1-2")
-    both = names([TTY], [one, two])
+    both = names(TTY, [one, two])
     assert len(both) == 2
-    swapped = names([TTY], [usb("ttyUSB1", port="1-1"), usb("ttyUSB0", port="1-2")])
+    swapped = names(TTY, [usb("ttyUSB1", port="1-1"), usb("ttyUSB0", port="1-2")])
     assert both.keys() == swapped.keys()
     by_path = {path: name for name, path in both.items()}
     assert swapped[by_path["/dev/ttyUSB0"]] == "/dev/ttyUSB1"
@@ -114,19 +117,19 @@ def test_equal_serial_numbers_are_told_apart_by_port_and_stay_so():
 def test_no_name_passes_from_one_device_to_another():
     """ttyS0 and ttys0 differ by case alone."""
     upper, lower = device("ttyS0"), device("ttys0")
-    both = names([policy("a")], [upper, lower])
+    both = names(policy("a"), [upper, lower])
     assert len(both) == 2
     assert "a-ttys0" not in both
 
 
 def test_a_collision_of_two_policies_is_resolved():
-    policies = [policy("k", "/dev/vm-0"), policy("k-vm", "/dev/kvm", count=1)]
+    policies = policy("k", "/dev/vm-0") | policy("k-vm", "/dev/kvm", count=1)
     assert len(names(policies, [device("vm-0"), device("kvm")])) == 2
 
 
 def test_a_long_name_is_cut_and_gets_a_hash():
     found = [device("x" * 40 + "1"), device("x" * 40 + "2")]
-    assert len(names([policy("p" * 40)], found)) == 2
+    assert len(names(policy("p" * 40), found)) == 2
 
 
 @given(
@@ -138,12 +141,12 @@ def test_a_long_name_is_cut_and_gets_a_hash():
 )
 def test_any_names_become_different_labels(devnames):
     found = [device(devname) for devname in devnames]
-    assert sorted(names([policy("p")], found).values()) == sorted(host.path for host in found)
-    assert names([policy("p")], found) == names([policy("p")], found[::-1])
+    assert sorted(names(policy("p"), found).values()) == sorted(host.path for host in found)
+    assert names(policy("p"), found) == names(policy("p"), found[::-1])
 
 
 def test_the_first_policy_that_matches_has_the_device():
-    policies = [policy("first", "/dev/fuse"), policy("second")]
+    policies = policy("first", "/dev/fuse") | policy("second")
     selection = select(policies, [device("fuse"), device("tun")], refuse=nothing)
     assert set(selection.devices) == {"first-fuse", "second-tun"}
     (overlap,) = selection.overlaps
@@ -151,38 +154,54 @@ def test_the_first_policy_that_matches_has_the_device():
 
 
 def test_a_device_in_two_paths_of_a_policy_is_published_once():
-    assert len(names([policy("a", "/dev/fuse", "/dev/f*")], [device("fuse")])) == 1
+    assert len(names(policy("a", "/dev/fuse", "/dev/f*"), [device("fuse")])) == 1
 
 
 def test_a_link_of_udev_is_as_good_as_the_path():
     found = [device("ttyUSB0", subsystem="tty", links=("/dev/serial/by-id/stick",))]
-    policies = [policy("a", "/dev/serial/by-id/*", subsystem="tty")]
+    policies = policy("a", "/dev/serial/by-id/*", subsystem="tty")
     assert names(policies, found) == {"a-ttyusb0": "/dev/ttyUSB0"}
 
 
 def test_another_subsystem_is_not_meant():
-    assert names([policy("a", "/dev/fuse", subsystem="tty")], [device("fuse")]) == {}
+    assert names(policy("a", "/dev/fuse", subsystem="tty"), [device("fuse")]) == {}
 
 
 def test_a_refused_device_keeps_its_name_and_leaves_its_neighbours_theirs():
     found = [usb("video0"), usb("video1")]
-    selection = select([TTY], found, refuse=lambda host: "busy" if host is found[0] else None)
+    selection = select(TTY, found, refuse=lambda p: "busy" if p.host is found[0] else None)
     assert list(selection.devices) == ["tty-10c4-ea60-a1-i0-1"]
     assert selection.refused["tty-10c4-ea60-a1-i0"].reason == "busy"
 
 
 def test_a_partition_is_not_published_beside_its_disk():
     found = [block("sda", disk="sda"), block("sda1", disk="sda"), block("sdb1", disk="sdb")]
-    selection = select([policy("d", subsystem="block")], found, refuse=nothing)
+    selection = select(policy("d", subsystem="block"), found, refuse=nothing)
     assert set(selection.devices) == {"d-sda", "d-sdb1"}
-    assert "part of sda" in selection.refused["d-sda1"].reason
+    assert selection.refused["d-sda1"].reason == (
+        "it lies on sda, which policy d matches as a whole"
+    )
 
 
-def test_a_partition_of_a_refused_disk_may_be_published():
+def test_a_partition_of_a_refused_disk_is_not_published_in_its_place():
     found = [block("sda", disk="sda"), block("sda1", disk="sda")]
-    refuse = lambda host: "in use" if host.kernel_name == "sda" else None  # noqa: E731
-    selection = select([policy("d", subsystem="block")], found, refuse=refuse)
-    assert set(selection.devices) == {"d-sda1"}
+    policies = policy("a", "/dev/sda1", subsystem="block") | policy("d", subsystem="block")
+    refuse = lambda p: "in use" if p.host.kernel_name == "sda" else None  # noqa: E731
+    selection = select(policies, found, refuse=refuse)
+    assert not selection.devices
+    assert selection.refused["a-sda1"].reason.endswith("policy d matches as a whole")
+
+
+def test_a_volume_is_not_published_beside_a_disk_that_it_lies_on():
+    found = [block("sda", disk="sda"), block("dm-0", disk="dm-0", lower=("sda1", "sda"))]
+    selection = select(policy("d", subsystem="block"), found, refuse=nothing)
+    assert set(selection.devices) == {"d-sda"}
+
+
+def test_a_policy_that_matches_partitions_alone_publishes_them():
+    found = [block("sda", disk="sda"), block("sda1", disk="sda")]
+    policies = policy("d", "/dev/sda[0-9]", subsystem="block")
+    assert set(select(policies, found, refuse=nothing).devices) == {"d-sda1"}
 
 
 @pytest.mark.parametrize(
@@ -195,5 +214,5 @@ def test_a_partition_of_a_refused_disk_may_be_published():
     ],
 )
 def test_policies_of_a_node(labels, chosen):
-    policies = [policy("all"), policy("some", nodeSelector={"gpu": "yes"})]
-    assert [p.name for p in policies_of_node(policies, labels)] == chosen
+    policies = policy("all") | policy("some", nodeSelector={"gpu": "yes"})
+    assert list(policies_of_node(policies, labels)) == chosen

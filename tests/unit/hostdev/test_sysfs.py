@@ -173,6 +173,22 @@ def test_numbers_that_make_no_sense_are_missing(host):
     assert capacity(zram) == {}
 
 
+def test_a_block_device_knows_what_it_lies_on(host):
+    host.block("virtual/block/sda", "8:0")
+    partition = host.block("virtual/block/sda/sda1", "8:1")
+    array = host.block("virtual/block/md0", "9:0")
+    volume = host.block("virtual/block/dm-0", "252:0")
+    host.holder(partition, array)
+    host.holder(array, volume)
+    found = {name: device.block.lower for name, device in host.find("block").items()}
+    assert found == {
+        "sda": set(),
+        "sda1": {"sda"},
+        "md0": {"sda", "sda1"},
+        "dm-0": {"sda", "sda1", "md0"},
+    }
+
+
 def test_this_machine_can_be_read():
     """Whatever devices there are here: reading them works, and what is said fits the API."""
     sysfs = Sysfs(Path("/sys"), UdevDatabase(Path("/run/udev")))

@@ -1,0 +1,111 @@
+"""Devices that give a container the node are refused, however a policy names them."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+
+from drakit_drivers.hostdev import HostDevices, Policy
+from drakit_drivers.hostdev.dangerous import is_dangerous, matches_everything
+from tests.fakes.node import StaticNode
+from tests.fakes.sysfs import FakeHost
+
+DANGEROUS = (
+    "mem", "kmem", "port", "kmsg", "watchdog", "watchdog0", "uinput", "snapshot", "mtd0", "mtd0ro",
+    "mtdblock1", "ipmi0", "ipmi/0", "ipmidev/0", "cpu/0/msr", "cpu/11/msr", "mapper/control",
+    "console", "tty0", "tty1", "tty63", "vcs", "vcsa1",
+)  # fmt: skip
+HARMLESS = (
+    "kvm", "fuse", "net/tun", "null", "zero", "urandom", "tty", "ttyS0", "ttyUSB0", "ttyACM1",
+    "video0", "dri/renderD128", "mapper/vg-lv", "sda", "zram0", "input/event0", "memory",
+    "vhost-net",
+)  # fmt: skip
+
+
+def policy(path: str, **fields: object) -> Policy:
+    return Policy.model_validate({"subsystem": "mem", "paths": ["/dev/fine", path], **fields})
+
+
+@pytest.mark.parametrize("name", DANGEROUS)
+def test_a_dangerous_device_needs_the_policys_word(name):
+    with pytest.raises(ValidationError, match=f"/dev/{name} .*set allowDangerous: true"):
+        policy(f"/dev/{name}")
+    assert policy(f"/dev/{name}", allowDangerous=True)
+
+
+@pytest.mark.parametrize("name", HARMLESS)
+def test_a_device_that_is_not_on_the_list_needs_no_word(name):
+    assert not is_dangerous(f"/dev/{name}")
+    assert policy(f"/dev/{name}")
+
+
+@pytest.mark.parametrize("glob", ["watchdog*", "watchdog?", "mtd[0-9]", "cpu/*/msr", "ipmi*"])
+def test_a_glob_that_matches_dangerous_devices_alone_is_refused(glob):
+    with pytest.raises(ValidationError, match="set allowDangerous: true"):
+        policy(f"/dev/{glob}")
+
+
+@pytest.mark.parametrize(
+    ("glob", "everything"),
+    [
+        ("*", True),
+        ("?*", True),
+        ("*?", True),
+        ("[!x]*", True),
+        ("*/*", True),
+        ("m*", False),
+        ("*0", False),
+        ("*/tun", False),
+        ("disk/by-id/*", False),
+        ("tty[!S]*", False),
+    ],
+)
+def test_a_glob_that_matches_everything_needs_the_policys_word(glob, everything):
+    assert matches_everything(f"/dev/{glob}") is everything
+    if everything:
+        with pytest.raises(ValidationError, match="matches every device"):
+            policy(f"/dev/{glob}")
+    assert policy(f"/dev/{glob}", allowDangerous=True)
+
+
+@pytest.fixture
+def machine(host: FakeHost) -> FakeHost:
+    host.device("virtual/mem/mem", "1:1", subsystem="mem", node=True)
+    host.device("virtual/mem/zero", "1:5", subsystem="mem", node=True)
+    host.device("virtual/tty/console", "5:1", subsystem="tty", node=True, active="tty0 ttyS0")
+    host.device("virtual/tty/tty7", "4:7", subsystem="tty", node=True)
+    host.device("platform/serial/tty/ttyS0", "4:64", subsystem="tty", node=True)
+    host.device("platform/serial/tty/ttyS1", "4:65", subsystem="tty", node=True)
+    return host
+
+
+async def names(host: FakeHost, **fields: object) -> set[str]:
+    policies = {
+        "mem": {"subsystem": "mem", "paths": ["/dev/m*", "/dev/z*", "/dev/alias"], **fields},
+        "tty": {"subsystem": "tty", "paths": ["/dev/tty*", "/dev/c*"], **fields},
+    }
+    stream = HostDevices(host.config(policies), StaticNode(name="node-1")).devices()
+    found = {device.name for device in await anext(stream)}
+    await stream.aclose()
+    return found
+
+
+async def test_a_glob_does_not_publish_dangerous_devices_among_others(machine, caplog):
+    """The serial port that the kernel uses as its console is as dangerous as /dev/console."""
+    caplog.set_level("INFO")
+    assert await names(machine) == {"mem-zero", "tty-ttys1"}
+    refused = {record.path: record.reason for record in caplog.records if hasattr(record, "reason")}
+    assert set(refused) == {"/dev/mem", "/dev/console", "/dev/tty7", "/dev/ttyS0"}
+    assert all("allowDangerous is not set" in reason for reason in refused.values())
+
+
+async def test_a_link_does_not_hide_a_dangerous_device(machine):
+    machine.udev_entry("c1:1", "S:alias")
+    assert "mem-mem" not in await names(machine)
+
+
+async def test_the_policys_word_publishes_them(machine):
+    assert await names(machine, allowDangerous=True) == {
+        *("mem-mem", "mem-zero"),
+        *("tty-console", "tty-tty7", "tty-ttys0", "tty-ttys1"),
+    }
