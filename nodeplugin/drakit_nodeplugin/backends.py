@@ -28,15 +28,15 @@ RECORD = "backend.json"
 VERSION = 1
 
 
-def known_drivers(plugins: Path) -> list[str]:
+def known_drivers(directory: Path) -> list[str]:
     """
-    Read the names of all drivers that are known below the kubelet's ``plugins``.
+    Read the names of all known drivers below the directory that holds their data.
 
     What is no record is set aside and told in the log. One that cannot be read now, or that a later
     version wrote, is known by the name of its directory: its claims are still to be unprepared.
     """
     found: list[str] = []
-    for path in sorted(plugins.glob(f"*/{RECORD}")):
+    for path in sorted(directory.glob(f"*/{RECORD}")):
         name = path.parent.name
         try:
             record = cast("dict[str, Any]", json.loads(path.read_bytes()))
@@ -61,9 +61,9 @@ def known_drivers(plugins: Path) -> list[str]:
     return found
 
 
-def remember_driver(plugins: Path, name: str) -> None:
+def remember_driver(directory: Path, name: str) -> None:
     """Make sure that a driver is known after a restart. Raises OSError."""
-    path = plugins / name / RECORD
+    path = directory / name / RECORD
     if path.exists():
         return
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -75,15 +75,15 @@ def remember_driver(plugins: Path, name: str) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-        directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        parent = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            os.fsync(directory)
+            os.fsync(parent)
         finally:
-            os.close(directory)
+            os.close(parent)
     finally:
         temporary.unlink(missing_ok=True)
 
 
-def forget_driver(plugins: Path, name: str) -> None:
+def forget_driver(directory: Path, name: str) -> None:
     """A driver is not hosted any more, at the next start either. Raises OSError."""
-    (plugins / name / RECORD).unlink(missing_ok=True)
+    (directory / name / RECORD).unlink(missing_ok=True)
