@@ -63,6 +63,7 @@ def scripted_values(cluster: Cluster, **nodeplugin: Any) -> dict[str, Any]:
     drivers = [
         {
             "driver": f"scripted:{kind}",
+            "name": driver,
             "config": {"folder": folder(driver), "devices": DEVICES},
         }
         for kind, driver in (("Scripted", LAMPS), ("ScriptedTwo", HORNS))

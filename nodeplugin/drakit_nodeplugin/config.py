@@ -38,6 +38,9 @@ class DriverEntry(Settings):
     driver: str
     """Name of an entry point of group ``drakit.drivers``, or ``module:Class``."""
 
+    name: str | None = None
+    """The name that the driver must have. The chart's admission policy binds the plugin to it."""
+
     config: dict[str, Any] = Field(default_factory=dict[str, Any])
     """The driver's own configuration; the driver says what may stand in it."""
 

@@ -221,18 +221,6 @@ def test_the_operator_may_change_no_lease_but_its_own(render, config, lease):
     assert named == {(lease, "get", "update")}
 
 
-def test_the_plugins_account_is_the_one_that_the_policy_holds(render):
-    objects = render()
-    policy = the(objects, "ValidatingAdmissionPolicy", "drakit-nodeplugin")["spec"]
-    account = pod_spec(objects, "DaemonSet", "drakit-nodeplugin")["serviceAccountName"]
-    (condition,) = policy["matchConditions"]
-    assert f'"system:serviceaccount:drakit-system:{account}"' in condition["expression"]
-    assert policy["failurePolicy"] == "Fail"
-    (rule,) = policy["matchConstraints"]["resourceRules"]
-    assert rule["apiVersions"] == ["*"]
-    assert set(rule["operations"]) == {"CREATE", "UPDATE", "DELETE"}
-
-
 def test_each_policy_has_its_class(render):
     overrides = {"policies": [{"name": "zram", "subsystem": "block", "paths": ["/dev/zram*"]}]}
     (found,) = [body for body in render({"hostdev": overrides}) if body["kind"] == "DeviceClass"]
