@@ -36,7 +36,12 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- end }}
 
 {{- define "drakit.image" -}}
-{{ printf "%s-%s:%s" .root.Values.image.repository .component (.root.Values.image.tag | default .root.Chart.AppVersion) }}
+{{- $image := .root.Values.image }}
+{{- with get $image.digest .component -}}
+{{ printf "%s-%s@%s" $image.repository $.component . }}
+{{- else -}}
+{{ printf "%s-%s:%s" $image.repository .component ($image.tag | default .root.Chart.AppVersion) }}
+{{- end }}
 {{- end }}
 
 {{/* drakit.hostdev: hostdev's configuration; where the host is seen is the chart's business. */}}
@@ -118,12 +123,12 @@ variables:
 {{- end }}
 
 {{/*
-drakit.driverNames: a JSON list of the names of all drivers that the node plugin can host. It is empty
-if the values do not name them all: backends choose their names, and so do classes of drivers.
+drakit.drivers: a JSON object with the names of the drivers that the node plugin can host, and whether
+these are all: backends choose their names, and so do classes of drivers.
 */}}
-{{- define "drakit.driverNames" -}}
+{{- define "drakit.drivers" -}}
 {{- $names := list }}
-{{- $known := true }}
+{{- $complete := true }}
 {{- if .Values.hostdev.enabled }}{{ $names = append $names "hostdev.drakit.dev" }}{{ end }}
 {{- if .Values.simulated.enabled }}{{ $names = append $names .Values.simulated.config.driverName }}{{ end }}
 {{- if .Values.devicePlugins.enabled }}{{ $names = append $names .Values.devicePlugins.driverName }}{{ end }}
@@ -135,17 +140,17 @@ if the values do not name them all: backends choose their names, and so do class
 {{- else if eq .driver "simulated" }}
 {{- $names = append $names (dig "config" "driverName" "simulated.drakit.dev" .) }}
 {{- else }}
-{{- $known = false }}
+{{- $complete = false }}
 {{- end }}
 {{- end }}
 {{- if .Values.backends.enabled }}
-{{- if kindIs "slice" .Values.backends.allowed }}
-{{- range .Values.backends.allowed }}{{ $names = append $names .driver }}{{ end }}
+{{- if kindIs "map" .Values.backends.allowed }}
+{{- $names = concat $names (keys .Values.backends.allowed) }}
 {{- else }}
-{{- $known = false }}
+{{- $complete = false }}
 {{- end }}
 {{- end }}
-{{- $known | ternary ($names | uniq | sortAlpha) list | toJson }}
+{{- dict "names" ($names | uniq | sortAlpha) "complete" $complete | toJson }}
 {{- end }}
 
 {{- define "drakit.nodeplugin.config" -}}

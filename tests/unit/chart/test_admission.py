@@ -31,6 +31,10 @@ def bound_drivers(objects: list[dict[str, Any]]) -> list[str] | None:
     return lists[0] if lists else None
 
 
+def allowing(*drivers: str) -> dict[str, Any]:
+    return {"backends": {"enabled": True, "allowed": {name: {} for name in drivers}}}
+
+
 @pytest.mark.parametrize("name", [SLICES, EVENTS])
 def test_a_policy_binds_the_account_of_the_plugin_and_fails_closed(render, name):
     objects = render()
@@ -112,8 +116,14 @@ def test_drivers_are_bound_where_the_values_name_them_all(render, values, driver
     assert bound_drivers(render(values)) == drivers
 
 
-def test_backends_are_bound_where_the_values_list_those_allowed(render):
-    # The list is checked by the plugin as well, which knows more of its form.
-    allowed = [{"driver": "cam.test"}, {"driver": "gpu.test"}]
-    objects = render({"backends": {"enabled": True, "allowed": allowed}}, check_schema=False)
-    assert bound_drivers(objects) == ["cam.test", "gpu.test", HostDevices.name]
+@pytest.mark.parametrize(
+    ("values", "drivers"),
+    [
+        pytest.param(
+            allowing("gpu.test", "cam.test"), ["cam.test", "gpu.test", HostDevices.name], id="two"
+        ),
+        pytest.param({**NO_HOSTDEV, **allowing()}, [], id="none-at-all"),
+    ],
+)
+def test_backends_are_bound_where_the_values_name_those_allowed(render, values, drivers):
+    assert bound_drivers(render(values, check_schema=False)) == drivers

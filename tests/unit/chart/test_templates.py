@@ -273,15 +273,6 @@ def test_without_hostdev_the_host_is_not_mounted(render):
     }
 
 
-def test_the_images_have_one_repository_and_tag(render):
-    objects = render({"image": {"repository": "my/drakit", "tag": "1"}})
-    images = [
-        pod_spec(objects, kind, name)["containers"][0]["image"]
-        for kind, name in (("DaemonSet", "drakit-nodeplugin"), ("Deployment", "drakit-operator"))
-    ]
-    assert images == ["my/drakit-nodeplugin:1", "my/drakit-operator:1"]
-
-
 def test_new_configuration_replaces_the_pods(render):
     def checksum(overrides: dict[str, Any]) -> str:
         template = the(render(overrides), "DaemonSet", "drakit-nodeplugin")["spec"]["template"]
