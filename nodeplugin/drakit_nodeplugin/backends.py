@@ -28,7 +28,7 @@ RECORD = "backend.json"
 VERSION = 1
 
 
-def known_drivers(directory: Path) -> list[str]:
+def known_drivers(drivers: Path) -> list[str]:
     """
     Read the names of all known drivers below the directory that holds their data.
 
@@ -36,7 +36,7 @@ def known_drivers(directory: Path) -> list[str]:
     version wrote, is known by the name of its directory: its claims are still to be unprepared.
     """
     found: list[str] = []
-    for path in sorted(directory.glob(f"*/{RECORD}")):
+    for path in sorted(drivers.glob(f"*/{RECORD}")):
         name = path.parent.name
         try:
             record = cast("dict[str, Any]", json.loads(path.read_bytes()))
@@ -61,9 +61,9 @@ def known_drivers(directory: Path) -> list[str]:
     return found
 
 
-def remember_driver(directory: Path, name: str) -> None:
+def remember_driver(drivers: Path, name: str) -> None:
     """Make sure that a driver is known after a restart. Raises OSError."""
-    path = directory / name / RECORD
+    path = drivers / name / RECORD
     if path.exists():
         return
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -75,15 +75,15 @@ def remember_driver(directory: Path, name: str) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-        parent = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            os.fsync(parent)
+            os.fsync(directory)
         finally:
-            os.close(parent)
+            os.close(directory)
     finally:
         temporary.unlink(missing_ok=True)
 
 
-def forget_driver(directory: Path, name: str) -> None:
+def forget_driver(drivers: Path, name: str) -> None:
     """A driver is not hosted any more, at the next start either. Raises OSError."""
-    (directory / name / RECORD).unlink(missing_ok=True)
+    (drivers / name / RECORD).unlink(missing_ok=True)
