@@ -102,57 +102,6 @@ device-plugins: {{ $directory }}
 {{- end }}
 {{- end }}
 
-{{/* drakit.admission.nodeplugin: selects requests of the node plugin, and finds the node of its token. */}}
-{{- define "drakit.admission.nodeplugin" -}}
-matchConditions:
-  - name: is-a-node-plugin
-    expression: >-
-      request.userInfo.username == "system:serviceaccount:{{ .Release.Namespace }}:{{ include "drakit.nodeplugin" . }}"
-variables:
-  # The token that the kubelet mounts into a pod carries the name of the pod's node.
-  - name: tokenNode
-    expression: >-
-      request.userInfo.extra[?"authentication.kubernetes.io/node-name"][?0].orValue("")
-{{- end }}
-
-{{- define "drakit.admission.tokenNode" -}}
-- expression: variables.tokenNode != ""
-  reason: Forbidden
-  message: >-
-    the token of the node plugin names no node; use the token of its pod
-{{- end }}
-
-{{/*
-drakit.drivers: a JSON object with the names of the drivers that the node plugin can host, and whether
-these are all: backends choose their names, and so do classes of drivers.
-*/}}
-{{- define "drakit.drivers" -}}
-{{- $names := list }}
-{{- $complete := true }}
-{{- if .Values.hostdev.enabled }}{{ $names = append $names "hostdev.drakit.dev" }}{{ end }}
-{{- if .Values.simulated.enabled }}{{ $names = append $names .Values.simulated.config.driverName }}{{ end }}
-{{- if .Values.devicePlugins.enabled }}{{ $names = append $names .Values.devicePlugins.driverName }}{{ end }}
-{{- range .Values.nodeplugin.drivers }}
-{{- if .name }}
-{{- $names = append $names .name }}
-{{- else if eq .driver "hostdev" }}
-{{- $names = append $names "hostdev.drakit.dev" }}
-{{- else if eq .driver "simulated" }}
-{{- $names = append $names (dig "config" "driverName" "simulated.drakit.dev" .) }}
-{{- else }}
-{{- $complete = false }}
-{{- end }}
-{{- end }}
-{{- if .Values.backends.enabled }}
-{{- if kindIs "map" .Values.backends.allowed }}
-{{- $names = concat $names (keys .Values.backends.allowed) }}
-{{- else }}
-{{- $complete = false }}
-{{- end }}
-{{- end }}
-{{- dict "names" ($names | uniq | sortAlpha) "complete" $complete | toJson }}
-{{- end }}
-
 {{- define "drakit.nodeplugin.config" -}}
 kubeletRoot: {{ .Values.nodeplugin.kubeletRoot }}
 cdiDirectory: {{ .Values.nodeplugin.cdiDirectory }}
