@@ -2,7 +2,8 @@
 #
 # The build needs no network: all that is installed lies in the build context, which
 # `python -m e2e.images context DIR` makes (wheels by the hashes of requirements/, our own wheel, and pip
-# to install them). So any base with Python 3.13 will do: a public one, or one made on the spot.
+# to install them). So any base with Python 3.13 will do: a public one, or one made on the spot. To pin
+# a public one, build with its digest: --build-arg BASE=python:3.13-slim@sha256:...
 
 ARG BASE=python:3.13-slim
 

@@ -76,7 +76,7 @@ DEVICE_TIMES = {
 
 OURS = "/var/lib/kubelet/plugins/drakit.dev/device-plugins"
 KUBELETS = "/var/lib/kubelet/device-plugins"
-PLANS = "/var/lib/kubelet/plugins/nodes.test"
+PLANS = "/var/lib/nodes.test"
 BLINKERS_DIRECTORY = "/var/lib/blinkers"
 BLINKERS_STATE = "/run/blinkers"
 

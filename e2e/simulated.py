@@ -143,7 +143,9 @@ class Lab(Space):
         self.node = cluster.nodes[0]
 
     def _control(self, driver: str) -> Path:
-        folder = self.cluster.node_path(self.node, f"/var/lib/kubelet/plugins/{driver}")
+        folder = self.cluster.node_path(
+            self.node, f"/var/lib/kubelet/plugins/drakit.dev/drivers/{driver}"
+        )
         return folder / "control.json"
 
     def command(self, driver: str = DRIVER, **said: Any) -> None:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from e2e.kit import DRIVER, NAMESPACE, holds_for, plugin_pod, published, slices, wait_for
 
 pytestmark = [pytest.mark.e2e, pytest.mark.feature("core")]
+
+CONTROLLER = "drakit.dev/nodeplugin"
 
 
 def test_each_plugin_publishes_the_slices_of_its_own_node(release, zram):
@@ -101,6 +105,95 @@ def test_a_token_of_one_nodes_plugin_cannot_write_the_others_slice(release, as_f
     told = refused(as_first_node, "create", "-f", "-", input=json.dumps(copied))
     assert "of that node" in told
     assert slices(release, release.nodes[1])
+
+
+def slice_of(node: str, *, pool: str, driver: str = DRIVER) -> dict[str, Any]:
+    """A slice without devices, which no scheduler takes anything from."""
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceSlice",
+        "metadata": {"name": f"00099-{driver}-test"},
+        "spec": {
+            "driver": driver,
+            "nodeName": node,
+            "pool": {"name": pool, "generation": 1, "resourceSliceCount": 1},
+            "devices": [],
+        },
+    }
+
+
+def try_create(call, body: dict[str, Any]) -> str:
+    """Pass an object through admission without storing it."""
+    return call("create", "--dry-run=server", "-f", "-", input=json.dumps(body))
+
+
+def test_a_token_of_one_nodes_plugin_cannot_write_pools_of_other_nodes(release, as_first_node):
+    first, second = release.nodes[:2]
+    for pool in (first, f"{first}/cpus"):
+        try_create(as_first_node, slice_of(first, pool=pool))
+    for pool in (second, f"{second}/cpus", f"{first}0", "shared"):
+        told = refused(try_create, as_first_node, slice_of(first, pool=pool))
+        assert f"may only write ResourceSlices of pools '{first}' and '{first}/...'" in told
+
+
+@pytest.fixture
+def foreign_slice(release) -> Iterator[str]:
+    """A slice of the first node that another driver has published."""
+    node = release.nodes[0]
+    body = slice_of(node, pool=node, driver="foreign.test")
+    release.kubectl("create", "-f", "-", input=json.dumps(body))
+    name = body["metadata"]["name"]
+    yield name
+    release.kubectl("delete", "resourceslice", name, "--ignore-not-found")
+
+
+def test_a_token_of_a_plugin_cannot_write_slices_of_drivers_that_it_does_not_host(
+    release, as_first_node, foreign_slice
+):
+    node = release.nodes[0]
+    told = refused(try_create, as_first_node, slice_of(node, pool=node, driver="other.test"))
+    assert f"drivers in the chart's values: {DRIVER}" in told
+    told = refused(as_first_node, "delete", "resourceslice", foreign_slice)
+    assert "drivers in the chart's values" in told
+
+
+def event_of(node: str, *, controller: str = CONTROLLER, name: str = "admission") -> dict[str, Any]:
+    return {
+        "apiVersion": "events.k8s.io/v1",
+        "kind": "Event",
+        "metadata": {"name": f"{name}.test", "namespace": "default"},
+        "eventTime": "2026-01-01T00:00:00.000000Z",
+        "type": "Warning",
+        "reason": "Test",
+        "action": "Test",
+        "note": "a test of the admission policy",
+        "regarding": {"apiVersion": "v1", "kind": "Node", "name": node},
+        "reportingController": controller,
+        "reportingInstance": node,
+    }
+
+
+@pytest.fixture
+def foreign_event(release) -> Iterator[str]:
+    """An Event that the plugin of the second node has written."""
+    body = event_of(release.nodes[1], name="foreign")
+    release.kubectl("create", "-f", "-", input=json.dumps(body))
+    yield body["metadata"]["name"]
+    release.kubectl("delete", "events.events.k8s.io", body["metadata"]["name"])
+
+
+def test_a_token_of_one_nodes_plugin_cannot_write_events_in_the_name_of_others(
+    release, as_first_node, foreign_event
+):
+    first, second = release.nodes[:2]
+    try_create(as_first_node, event_of(first))
+    for body in (event_of(second), event_of(first, controller="kubelet")):
+        told = refused(try_create, as_first_node, body)
+        assert f"reportingController '{CONTROLLER}' and reportingInstance '{first}'" in told
+    series = {"series": {"count": 9, "lastObservedTime": "2026-01-01T00:00:01.000000Z"}}
+    patch = ("patch", "events.events.k8s.io", foreign_event, "--type=merge", "-p")
+    told = refused(as_first_node, *patch, json.dumps(series))
+    assert "may only write Events" in told
 
 
 def test_the_plugin_may_do_no_more_than_it_needs(as_first_node):

@@ -37,7 +37,7 @@ def registry(release, node: str) -> set[str]:
 
 
 def data(release, node: str) -> set[str]:
-    return files_below(release, node, f"/var/lib/kubelet/plugins/{DRIVER}")
+    return files_below(release, node, f"/var/lib/kubelet/plugins/drakit.dev/drivers/{DRIVER}")
 
 
 def test_a_restart_of_the_plugin_leaves_slices_as_they_are(release, zram):

@@ -76,7 +76,7 @@ def verify(options: argparse.Namespace) -> int:
 
 
 def _nothing(place: NodePluginConfig) -> str:
-    return f"no driver has a checkpoint in {place.kubelet_root / 'plugins'}"
+    return f"no driver has a checkpoint in {place.drivers_directory}"
 
 
 def _of_database(checkpoint: Checkpoint) -> list[str]:

@@ -37,7 +37,7 @@ def forget(options: argparse.Namespace) -> int:
         return _forget(place, *known[0], force=options.force)
     orphans = [path for c in found for path in c.orphans if path == spec_path(place, c.driver, uid)]
     if not orphans:
-        raise CommandError(f"no checkpoint in {place.kubelet_root / 'plugins'} knows claim {uid}")
+        raise CommandError(f"no checkpoint in {place.drivers_directory} knows claim {uid}")
     for path in orphans:
         _remove(path)
         print(f"removed {path}; no checkpoint knows its claim")

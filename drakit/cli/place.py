@@ -44,13 +44,13 @@ def drivers(place: NodePluginConfig, only: str | None) -> list[str]:
         if "/" in only or only in ("", ".", ".."):
             raise UsageError(f"{only!r} is no name of a driver")
         return [only]
-    folders = (place.kubelet_root / "plugins").glob("*/checkpoint.db")
+    folders = place.drivers_directory.glob("*/checkpoint.db")
     return sorted(path.parent.name for path in folders)
 
 
 def checkpoint_path(place: NodePluginConfig, driver: str) -> Path:
     """Give the path of a driver's checkpoint."""
-    return place.kubelet_root / "plugins" / driver / "checkpoint.db"
+    return place.drivers_directory / driver / "checkpoint.db"
 
 
 def read_boot(place: NodePluginConfig) -> str | None:

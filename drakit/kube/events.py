@@ -115,12 +115,18 @@ class EventRecorder:
         *,
         controller: str,
         instance: str,
+        shared: bool = True,
         timings: EventTimings | None = None,
     ) -> None:
-        """``controller`` is a qualified name (``drakit.dev/operator``), ``instance`` the pod's."""
+        """
+        ``controller`` is a qualified name (``drakit.dev/operator``), ``instance`` names one of its
+        instances. If Events are ``shared``, all instances count a sentence in one Event; otherwise
+        each instance writes its own.
+        """
         self._session = session
         self._controller = controller
         self._instance = instance[:_MAX_WORD_CHARACTERS]
+        self._author = (controller,) if shared else (controller, self._instance)
         self._timings = timings or EventTimings()
         self._series: _Bounded[_Series] = _Bounded(self._timings.capacity)
         self._buckets: _Bounded[_Bucket] = _Bounded(self._timings.capacity)
@@ -222,7 +228,8 @@ class EventRecorder:
         self, reference: Mapping[str, str], *, type: str, reason: str, action: str, note: str
     ) -> dict[str, Any]:
         # Everything that makes two Events different, so that the same cause finds the same name.
-        parts = (self._controller, reference["kind"], reference.get("uid", ""), type, reason, note)
+        about = (reference["kind"], reference.get("uid", ""), type, reason, note)
+        parts = (*self._author, *about)
         digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
         return {
             "apiVersion": _API_VERSION,

@@ -55,7 +55,7 @@ PROCESS = "-m drakit_nodeplugin --config"
 
 def folder(driver: str) -> str:
     """The driver's data directory on the node."""
-    return f"/var/lib/kubelet/plugins/{driver}"
+    return f"/var/lib/kubelet/plugins/drakit.dev/drivers/{driver}"
 
 
 def scripted_values(cluster: Cluster, **nodeplugin: Any) -> dict[str, Any]:
@@ -63,6 +63,7 @@ def scripted_values(cluster: Cluster, **nodeplugin: Any) -> dict[str, Any]:
     drivers = [
         {
             "driver": f"scripted:{kind}",
+            "name": driver,
             "config": {"folder": folder(driver), "devices": DEVICES},
         }
         for kind, driver in (("Scripted", LAMPS), ("ScriptedTwo", HORNS))

@@ -29,15 +29,15 @@ RECORD = "backend.json"
 VERSION = 1
 
 
-def known_drivers(plugins: Path) -> list[str]:
+def known_drivers(drivers: Path) -> list[str]:
     """
-    Read the names of all drivers that are known below the kubelet's ``plugins``.
+    Read the names of all known drivers below the directory that holds their data.
 
     What is no record is set aside and told in the log. One that cannot be read now, or that a later
     version wrote, is known by the name of its directory: its claims are still to be unprepared.
     """
     found: list[str] = []
-    for path in sorted(plugins.glob(f"*/{RECORD}")):
+    for path in sorted(drivers.glob(f"*/{RECORD}")):
         name = path.parent.name
         try:
             record = cast("dict[str, Any]", json.loads(path.read_bytes()))
@@ -63,9 +63,9 @@ def known_drivers(plugins: Path) -> list[str]:
     return found
 
 
-def remember_driver(plugins: Path, name: str) -> None:
+def remember_driver(drivers: Path, name: str) -> None:
     """Make sure that a driver is known after a restart. Raises OSError."""
-    path = plugins / name / RECORD
+    path = drivers / name / RECORD
     private_directory(path.parent)
     private_file(path)
     if path.exists():
@@ -88,6 +88,6 @@ def remember_driver(plugins: Path, name: str) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def forget_driver(plugins: Path, name: str) -> None:
+def forget_driver(drivers: Path, name: str) -> None:
     """A driver is not hosted any more, at the next start either. Raises OSError."""
-    (plugins / name / RECORD).unlink(missing_ok=True)
+    (drivers / name / RECORD).unlink(missing_ok=True)

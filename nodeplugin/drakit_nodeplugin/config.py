@@ -15,6 +15,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
+from drakit import layout
 from drakit.settings import Address, Duration, Logging, Seconds, Settings, describe, read_file
 from drakit.settings import SettingsError as ConfigError
 
@@ -37,6 +38,9 @@ class DriverEntry(Settings):
 
     driver: str
     """Name of an entry point of group ``drakit.drivers``, or ``module:Class``."""
+
+    name: str | None = None
+    """The name that the driver must have. The chart's admission policy binds the plugin to it."""
 
     config: dict[str, Any] = Field(default_factory=dict[str, Any])
     """The driver's own configuration; the driver says what may stand in it."""
@@ -191,13 +195,18 @@ class NodePluginConfig(Settings):
     @property
     def backends_directory(self) -> Path:
         """Where backends have their sockets."""
-        return self.backends.directory or self.kubelet_root / "plugins/drakit.dev/backends"
+        return self.backends.directory or layout.backends_directory(self.kubelet_root)
 
     @property
     def device_plugins_directory(self) -> Path:
         """Where device plugins have their sockets, and find ours."""
-        default = self.kubelet_root / "plugins/drakit.dev/device-plugins"
+        default = layout.device_plugins_directory(self.kubelet_root)
         return self.device_plugins.directory or default
+
+    @property
+    def drivers_directory(self) -> Path:
+        """The parent of all drivers' data directories."""
+        return layout.drivers_directory(self.kubelet_root)
 
     @property
     def podresources(self) -> Path:

@@ -65,7 +65,7 @@ class HostedDriver:
         )
         specs = ClaimSpecs(driver.name, config.cdi_directory)
         self._checkpoint = Checkpoint(
-            config.kubelet_root / "plugins" / driver.name / "checkpoint.db",
+            config.drivers_directory / driver.name / "checkpoint.db",
             owner=new_owner(environment.instance_uid),
             traces=specs.traces,
         )

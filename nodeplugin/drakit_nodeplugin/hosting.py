@@ -58,7 +58,7 @@ class Hosting(Sequence[HostedDriver]):
         """Raises :class:`ConfigError` if a driver of the configuration cannot be made."""
         config = environment.config
         self._environment = environment
-        self._plugins = config.kubelet_root / "plugins"
+        self._data = config.drivers_directory
         self._events = NodeEvents(environment.node.name, environment.session)
         self._sources = _configured(config, environment, file=config_file)
         try:
@@ -101,7 +101,7 @@ class Hosting(Sequence[HostedDriver]):
             for driver in self._drivers:
                 group.create_task(driver.start())
             if (directory := self._directory) is not None:
-                for name in await asyncio.to_thread(known_drivers, self._plugins):
+                for name in await asyncio.to_thread(known_drivers, self._data):
                     if (refusal := self._taken(name)) is not None:
                         self._remark(Remark(reason="BackendRefused", note=refusal))
                         continue
@@ -184,7 +184,7 @@ class Hosting(Sequence[HostedDriver]):
         driver: HostedDriver | None = None
         try:
             driver = HostedDriver(BackendSource(name, directory), self._environment)
-            await asyncio.to_thread(remember_driver, self._plugins, name)
+            await asyncio.to_thread(remember_driver, self._data, name)
             await driver.start()
         except Exception as error:
             # Whatever it is: a name that a backend chose must not end what others need.
@@ -229,7 +229,7 @@ class Hosting(Sequence[HostedDriver]):
             self._wanted.put_nowait(name)
             return
         try:
-            await asyncio.to_thread(forget_driver, self._plugins, name)
+            await asyncio.to_thread(forget_driver, self._data, name)
         except OSError as error:
             logger.error("backend's record stays", extra={"driver": name, "error": str(error)})
         logger.info("backend's driver is not served any more", extra={"driver": name})

@@ -49,7 +49,9 @@ class NodeEvents:
     async def run(self) -> None:
         """Write what is said, until cancelled."""
         session = await asyncio.shield(self._session)
-        recorder = EventRecorder(session, controller="drakit.dev/nodeplugin", instance=self._node)
+        recorder = EventRecorder(
+            session, controller="drakit.dev/nodeplugin", instance=self._node, shared=False
+        )
         while True:
             sentence = await self._waiting.get()
             await recorder.record(

@@ -193,6 +193,10 @@ class Upkeep:
     async def _tell(self) -> None:
         session = await asyncio.shield(self._environment.session)
         recorder = EventRecorder(
-            session, controller="drakit.dev/nodeplugin", instance=self._environment.node.name
+            session,
+            controller="drakit.dev/nodeplugin",
+            instance=self._environment.node.name,
+            # The admission policy lets a plugin write Events of its own node alone.
+            shared=False,
         )
         await self._announcer.run(recorder)

@@ -22,6 +22,7 @@ from typing import Any
 
 import yaml
 
+from drakit.layout import driver_directory
 from drakit_nodeplugin.claims import endpointrows, rows
 from drakit_nodeplugin.claims.stored import StoredClaim
 from drakit_nodeplugin.devices.stored import StoredEndpoint
@@ -70,7 +71,7 @@ class Node:
         self.root, self.driver, self._settings = root, driver, settings or {}
         self.cdi, self.config = root / "cdi", root / "plugin.yaml"
         self.boot_id = root / "boot_id"
-        self.checkpoint = root / "plugins" / driver.name / "checkpoint.db"
+        self.checkpoint = driver_directory(root, driver.name) / "checkpoint.db"
         self.hardware = Hardware(root / "hardware")
 
     def make(self) -> None:

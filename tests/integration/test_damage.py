@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from drakit.layout import driver_directory
 from tests.fakes.kubelet import FakeKubelet, reference
 from tests.fakes.podresources import FakePodResources
 from tests.integration.test_node_plugin import DRIVER, rig, stop  # noqa: F401
@@ -37,7 +38,7 @@ async def test_what_a_lost_checkpoint_held_is_not_given_away(rig, harm):  # noqa
         (rig.shelf / book).touch()
     rig.allocate("uid-a", "atlas")
     rig.allocate("uid-b", "atlas")
-    checkpoint = rig.root / "plugins" / DRIVER / "checkpoint.db"
+    checkpoint = driver_directory(rig.root, DRIVER) / "checkpoint.db"
     async with FakeKubelet(rig.root) as kubelet, rig.plugin() as process:
         await rig.until(lambda: kubelet.sockets() and rig.published())
         answer = (await kubelet.prepare(await kubelet.register(), reference("uid-a")))["uid-a"]

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from drakit.layout import driver_directory
 from drakit_proto.backend.v1 import backend_pb2 as pb
 from tests.fakes.backend import FakeBackend, device
 from tests.fakes.deviceplugin import FakeDevicePlugin
@@ -231,7 +232,7 @@ async def test_a_backend_that_is_gone_for_good_is_no_driver_any_more_and_may_com
     rig.config["devices"]["endpointStopGracePeriod"] = "1s"
     rig.allocate_of("uid-a", (GPU, NODE, "gpu-0"))
     claim, path = reference("uid-a"), rig.backends / "gpu.sock"
-    record = rig.root / "plugins" / GPU / "backend.json"
+    record = driver_directory(rig.root, GPU) / "backend.json"
     async with FakeKubelet(rig.root) as kubelet, rig.plugin() as process:
         async with FakeBackend(path, driver=GPU):
             await rig.until(lambda: rig.published_by(GPU) and record.exists())
@@ -252,7 +253,7 @@ async def test_a_backend_that_is_gone_for_good_is_no_driver_any_more_and_may_com
 
 
 async def test_a_record_that_cannot_be_read_is_no_driver(rig):
-    record = rig.root / "plugins" / GPU / "backend.json"
+    record = driver_directory(rig.root, GPU) / "backend.json"
     async with FakeKubelet(rig.root):
         async with FakeBackend(rig.backends / "gpu.sock", driver=GPU), rig.plugin() as process:
             await rig.until(lambda: rig.published_by(GPU) and record.exists())

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from drakit.layout import driver_directory
 from tests.fakes.kubelet import FakeKubelet, reference
 
 DRIVER = "shelf.example.com"
@@ -88,7 +89,7 @@ class Rig:
         return {path.name for path in self.cdi.glob("*")}
 
     def left(self) -> set[str]:
-        data = self.root / "plugins" / DRIVER
+        data = driver_directory(self.root, DRIVER)
         return {p.name for d in (data, self.root / "plugins_registry") for p in d.glob("*")}
 
 
@@ -184,7 +185,7 @@ async def test_a_stop_lets_a_call_in_flight_end(rig):
 
 
 async def test_a_damaged_checkpoint_is_set_aside_and_an_event_says_so(rig):
-    data = rig.root / "plugins" / DRIVER
+    data = driver_directory(rig.root, DRIVER)
     data.mkdir(parents=True)
     (data / "checkpoint.db").write_text("not a database, but long enough to be taken for one" * 99)
     async with FakeKubelet(rig.root) as kubelet, rig.plugin() as process:

@@ -11,6 +11,7 @@ import json
 
 import pytest
 
+from drakit.layout import driver_directory
 from e2e.scripted.control import Script
 from tests.fakes.kubelet import FakeKubelet, reference
 from tests.integration.test_node_plugin import CLAIMS, NODE, rig  # noqa: F401
@@ -30,7 +31,7 @@ def result(device, *, request="main", share=None, light=None) -> dict:
 @pytest.fixture
 def lamps(rig):  # noqa: F811
     """The node's directories with the scripted driver, and its script."""
-    folder = rig.root / "plugins" / LAMPS
+    folder = driver_directory(rig.root, LAMPS)
     folder.mkdir(parents=True)
     rig.config["drivers"] = [
         {"driver": "e2e.scripted.image.scripted:Scripted", "config": {"folder": str(folder)}}

@@ -36,7 +36,12 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- end }}
 
 {{- define "drakit.image" -}}
-{{ printf "%s-%s:%s" .root.Values.image.repository .component (.root.Values.image.tag | default .root.Chart.AppVersion) }}
+{{- $image := .root.Values.image }}
+{{- with get $image.digest .component -}}
+{{ printf "%s-%s@%s" $image.repository $.component . }}
+{{- else -}}
+{{ printf "%s-%s:%s" $image.repository .component ($image.tag | default .root.Chart.AppVersion) }}
+{{- end }}
 {{- end }}
 
 {{/* drakit.hostdev.policies: the policies that are enabled, as a JSON object. */}}
@@ -58,10 +63,19 @@ udevRoot: /host/run/udev
 mountinfo: /host/mountinfo
 {{- end }}
 
-{{/* drakit.simulated: simulated's configuration; commands for its devices lie in its data directory. */}}
+{{/* drakit.home: the directory of the node that contains drakit's data and sockets (drakit/layout.py). */}}
+{{- define "drakit.home" -}}
+{{ .Values.nodeplugin.kubeletRoot }}/plugins/drakit.dev
+{{- end }}
+
+{{/* drakit.simulated.control: the control file in the data directory of the driver `simulated`. */}}
+{{- define "drakit.simulated.control" -}}
+{{ include "drakit.home" . }}/drivers/{{ .Values.simulated.config.driverName }}/control.json
+{{- end }}
+
+{{/* drakit.simulated: the configuration of the driver `simulated`. */}}
 {{- define "drakit.simulated" -}}
-{{- $folder := printf "%s/plugins/%s" .Values.nodeplugin.kubeletRoot .Values.simulated.config.driverName }}
-{{- toYaml (merge (dict "controlFile" (printf "%s/control.json" $folder)) .Values.simulated.config) }}
+{{- toYaml (merge (dict "controlFile" (include "drakit.simulated.control" .)) .Values.simulated.config) }}
 {{- end }}
 
 {{/* drakit.hosts: not empty if the plugin hosts drivers in its own process. */}}
@@ -70,19 +84,19 @@ mountinfo: /host/mountinfo
 {{- end }}
 
 {{- define "drakit.backends.directory" -}}
-{{ .Values.backends.directory | default (printf "%s/plugins/drakit.dev/backends" .Values.nodeplugin.kubeletRoot) }}
+{{ .Values.backends.directory | default (printf "%s/backends" (include "drakit.home" .)) }}
 {{- end }}
 
 {{- define "drakit.devicePlugins.directory" -}}
-{{ .Values.devicePlugins.directory | default (printf "%s/plugins/drakit.dev/device-plugins" .Values.nodeplugin.kubeletRoot) }}
+{{ .Values.devicePlugins.directory | default (printf "%s/device-plugins" (include "drakit.home" .)) }}
 {{- end }}
 
 {{/*
-drakit.directories: those of backends and device plugins that are not below the kubelet's plugins,
-which the plugin has anyway: a YAML object, volume name to path.
+drakit.directories: the directories of backends and device plugins that need a mount of their own,
+because they are outside of drakit.home: a YAML object, volume name to path.
 */}}
 {{- define "drakit.directories" -}}
-{{- $have := printf "%s/plugins/" .Values.nodeplugin.kubeletRoot }}
+{{- $have := printf "%s/" (include "drakit.home" .) }}
 {{- if .Values.backends.enabled }}
 {{- $directory := include "drakit.backends.directory" . }}
 {{- if not (hasPrefix $have $directory) }}

@@ -13,6 +13,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from drakit import DriverConfig
+from drakit.layout import driver_directory
 
 __all__ = ("DRIVER_NAME", "CpuProfile", "GpuProfile", "NicProfile", "SimulatedConfig")
 
@@ -129,12 +130,13 @@ class SimulatedConfig(DriverConfig):
 
     control_file: Annotated[Path, AfterValidator(_check_absolute)] | None = None
     """JSON that says what becomes of devices; it may be missing, and is looked at five times a
-    second. ``/var/lib/kubelet/plugins/<driver name>/control.json`` if none is given."""
+    second. ``control.json`` in the driver's data directory below ``/var/lib/kubelet`` if none is
+    given."""
 
     @property
     def control(self) -> Path:
         """The control file."""
-        default = Path("/var/lib/kubelet/plugins") / self.driver_name / "control.json"
+        default = driver_directory(Path("/var/lib/kubelet"), self.driver_name) / "control.json"
         return self.control_file or default
 
     @model_validator(mode="after")

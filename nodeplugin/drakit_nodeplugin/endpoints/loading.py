@@ -95,6 +95,11 @@ def load_drivers(entries: Sequence[DriverEntry], *, file: Path, node: Node) -> l
                 f"{where}: {entry.driver} calls itself {name!r}, which is not a DNS "
                 f"subdomain of at most {MAX_DRIVER_NAME} characters that begins with a letter"
             )
+        if entry.name not in (None, name):
+            raise ConfigError(
+                f"{file}: {key}.name: the name of {entry.driver} is {name}, not {entry.name}; "
+                f"correct it, or leave it out"
+            )
         if any(driver.name == name for driver in drivers):
             raise ConfigError(f"{where}: driver {name} is configured twice")
 

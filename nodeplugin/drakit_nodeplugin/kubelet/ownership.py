@@ -31,7 +31,6 @@ from drakit_nodeplugin.kubelet.sockets import (
     MAX_PATH_BYTES,
     SocketError,
     SocketPaths,
-    socket_paths,
 )
 from drakit_nodeplugin.private import private_directory
 
@@ -50,6 +49,7 @@ TICK_NANOSECONDS = 50_000_000
 """More than the longest tick of a kernel in use (10 ms)."""
 
 _UUID = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+_SHORT = r"[A-Za-z0-9_-]{11}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -140,12 +140,7 @@ class Ownership:
 
     def alive(self, instance_uid: str) -> bool:
         """Tell whether an instance of the driver lives, by the UID that it was started with."""
-        paths = socket_paths(
-            self.driver,
-            kubelet_root=self.paths.data.parent.parent,
-            instance_uid=instance_uid,
-        )
-        return _is_locked(paths.lock)
+        return _is_locked(self.paths.lock_of(instance_uid))
 
     def _locks_of_others(self) -> tuple[Path, ...]:
         """List the locks of other instances, dead or alive: anew only if the directory has changed,
@@ -200,9 +195,10 @@ class Ownership:
                 self._remove_if_dead(path)
 
     def _named_like_ours(self) -> Iterator[Path]:
-        """Find sockets whose lock file is gone; a UID in the name excludes longer driver names."""
+        """Find sockets whose lock file is gone; a UID in the name excludes longer driver names.
+        In the driver's own directory the hash of a UID is enough."""
         registration = re.compile(rf"{re.escape(self.driver)}-{_UUID}-reg\.sock")
-        dra = re.compile(rf"dra-{_UUID}\.sock")
+        dra = re.compile(rf"dra-({_UUID}|{_SHORT})\.sock")
         for pattern, directory in (
             (registration, self.paths.registration.parent),
             (dra, self.paths.data),

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from drakit.layout import driver_directory, home_directory
 from drakit_nodeplugin.endpoints.names import MAX_PATH_BYTES
 
 __all__ = ("MAX_PATH_BYTES", "SocketError", "SocketGuard", "SocketPaths", "socket_paths")
@@ -32,6 +33,9 @@ class SocketError(Exception):
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SocketPaths:
     """The files of one instance of a driver, all of them absolute."""
+
+    home: Path
+    """drakit's directory on the node, shared by all drivers."""
 
     data: Path
     """Directory of the driver, shared by its instances."""
@@ -51,8 +55,12 @@ class SocketPaths:
 
     @property
     def directories(self) -> frozenset[Path]:
-        """Where sockets of this driver can be."""
-        return frozenset({self.data, self.data.parent, self.registration.parent})
+        """Every directory that can hold a socket of this driver's instances."""
+        return frozenset({self.data, self.home, self.registration.parent})
+
+    def lock_of(self, instance_uid: str) -> Path:
+        """Return the lock of any instance of the driver."""
+        return self.data / f"instance-{_short(instance_uid)}.lock"
 
 
 def socket_paths(driver: str, *, kubelet_root: Path, instance_uid: str) -> SocketPaths:
@@ -64,23 +72,28 @@ def socket_paths(driver: str, *, kubelet_root: Path, instance_uid: str) -> Socke
     """
     if not kubelet_root.is_absolute():
         raise SocketError(f"the kubelet root must be an absolute path, not {kubelet_root}")
-    registry, plugins = kubelet_root / "plugins_registry", kubelet_root / "plugins"
-    short = _hash(instance_uid.encode(), 8)
+    registry, home = kubelet_root / "plugins_registry", home_directory(kubelet_root)
+    data = driver_directory(kubelet_root, driver)
+    short = _short(instance_uid)
     long = _hash(f"{driver}\0{instance_uid}".encode(), 16)
     plain = [instance_uid] if _PLAIN_UID.fullmatch(instance_uid) else []
     return SocketPaths(
-        data=plugins / driver,
+        home=home,
+        data=data,
         registration=_first_that_fits(
             [registry / f"{driver}-{uid}-reg.sock" for uid in [*plain, short]]
             + [registry / f"dra-{long}-reg.sock"]
         ),
-        # The last one is beside the driver's directory, whose name can be 63 characters long.
+        # The last one is outside of the driver's directory, whose name can be 63 characters long.
         dra=_first_that_fits(
-            [plugins / driver / f"dra-{uid}.sock" for uid in [*plain, short]]
-            + [plugins / f"dra-{long}.sock"]
+            [data / f"dra-{uid}.sock" for uid in [*plain, short]] + [home / f"dra-{long}.sock"]
         ),
-        lock=plugins / driver / f"instance-{short}.lock",
+        lock=data / f"instance-{short}.lock",
     )
+
+
+def _short(instance_uid: str) -> str:
+    return _hash(instance_uid.encode(), 8)
 
 
 def _hash(text: bytes, size: int) -> str:

@@ -12,7 +12,7 @@ import yaml
 from drakit_nodeplugin.config import Backends, DevicePlugins, load_config
 from drakit_nodeplugin.endpoints.deviceplugin.hostpaths import MOUNTED
 from tests.unit.chart.conftest import CHART
-from tests.unit.chart.reading import pod_spec, the, written
+from tests.unit.chart.reading import pod_spec, written
 
 DRIVER = "deviceplugin.drakit.dev"
 EXAMPLES = CHART.parents[1] / "examples" / "device-plugin"
@@ -168,15 +168,6 @@ def test_classes_can_be_for_claims_alone(render):
     plugins = {"enabled": True, "resources": ["vendor.example/a"], "extendedResources": False}
     (spec,) = classes(render({**ALONE, "devicePlugins": plugins})).values()
     assert "extendedResourceName" not in spec
-
-
-def test_the_policy_lets_a_plugin_publish_for_drivers_that_nobody_knows_yet(render):
-    policy = the(
-        render({**ALONE, "backends": {"enabled": True}}),
-        "ValidatingAdmissionPolicy",
-        "drakit-nodeplugin",
-    )
-    assert "driver" not in str(policy["spec"]["validations"])
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from drakit.layout import home_directory
 from drakit_drivers.hostdev.config import HostDevicesConfig
 from drakit_drivers.simulated import SimulatedConfig
 from drakit_drivers.simulated.inventory import all_devices
@@ -35,7 +37,7 @@ def test_the_node_plugin_reads_its_configuration(render, tmp_path):
     mounts = pod_spec(objects, "DaemonSet", "drakit-nodeplugin")["containers"][0]["volumeMounts"]
     seen = {mount["mountPath"] for mount in mounts}
     used = {hostdev.dev_root, hostdev.udev_root, hostdev.mountinfo, config.boot_id_file}
-    assert {str(path) for path in used} | {"/data/kubelet/plugins"} <= seen
+    assert {str(path) for path in used} | {"/data/kubelet/plugins/drakit.dev"} <= seen
 
 
 def test_further_drivers_stand_beside_hostdev(render, tmp_path):
@@ -54,7 +56,7 @@ def test_simulated_devices_stand_beside_those_of_the_host(render, tmp_path):
     config = SimulatedConfig.model_validate(entry.config)
     assert (config.driver_name, config.gpu.count, config.nic.count) == ("fpga.test", 5, 1)
     # A directory that the plugin makes, on a volume that it has.
-    assert str(config.control) == "/data/kubelet/plugins/fpga.test/control.json"
+    assert str(config.control) == "/data/kubelet/plugins/drakit.dev/drivers/fpga.test/control.json"
 
 
 def test_without_a_word_nothing_is_simulated(render, tmp_path):
@@ -83,11 +85,43 @@ def test_the_kubelets_directories_are_mounted_at_their_own_paths(render):
         if sources[mount["name"]] == mount["mountPath"]
     }
     assert same == {
-        "/data/kubelet/plugins",
+        "/data/kubelet/plugins/drakit.dev",
         "/data/kubelet/plugins_registry",
         "/data/kubelet/pod-resources",
         "/data/cdi",
     }
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        pytest.param({}, id="default"),
+        pytest.param(
+            {"backends": {"enabled": True}, "devicePlugins": {"enabled": True}},
+            id="backends-and-device-plugins",
+        ),
+        pytest.param({"nodeplugin": {"kubeletRoot": "/data/kubelet"}}, id="other-root"),
+    ],
+)
+def test_no_mount_contains_the_volumes_of_others(render, tmp_path, values):
+    """CSI's global mounts lie in the kubelet's plugins, the volumes of pods in its pods."""
+    objects = render(values)
+    config = load_config(written(objects, tmp_path, "nodeplugin"))
+    volumes = pod_spec(objects, "DaemonSet", "drakit-nodeplugin")["volumes"]
+    mounted = {Path(v["hostPath"]["path"]) for v in volumes if "hostPath" in v}
+    for others in ("pods", "plugins/kubernetes.io/csi", "plugins/csi.example.com"):
+        path = config.kubelet_root / others
+        assert not [each for each in mounted if path.is_relative_to(each)]
+    assert home_directory(config.kubelet_root) in mounted
+
+
+def test_what_is_mounted_below_the_hosts_devices_is_read_only_as_well(render):
+    """`readOnly` alone leaves /dev/shm and its like writable."""
+    mounts = pod_spec(render(), "DaemonSet", "drakit-nodeplugin")["containers"][0]["volumeMounts"]
+    (dev,) = [mount for mount in mounts if mount["name"] == "dev"]
+    assert (dev["readOnly"], dev["recursiveReadOnly"]) == (True, "IfPossible")
+    # The API refuses any other propagation beside recursiveReadOnly.
+    assert dev.get("mountPropagation", "None") == "None"
 
 
 def test_the_podresources_socket_is_in_a_directory_that_is_mounted(render, tmp_path):
@@ -146,7 +180,7 @@ def test_what_the_plugin_sees_of_the_host_beside_them_is_read_only(render):
         if not mount.get("readOnly")
     }
     assert writable == {
-        "/var/lib/kubelet/plugins",
+        "/var/lib/kubelet/plugins/drakit.dev",
         "/var/lib/kubelet/plugins_registry",
         "/var/run/cdi",
     }
@@ -198,18 +232,6 @@ def test_the_operator_may_change_no_lease_but_its_own(render, config, lease):
     assert anywhere == {"create"}  # RBAC cannot hold a creation to a name
     named = {(*rule["resourceNames"], *rule["verbs"]) for rule in rules if "resourceNames" in rule}
     assert named == {(lease, "get", "update")}
-
-
-def test_the_plugins_account_is_the_one_that_the_policy_holds(render):
-    objects = render()
-    policy = the(objects, "ValidatingAdmissionPolicy", "drakit-nodeplugin")["spec"]
-    account = pod_spec(objects, "DaemonSet", "drakit-nodeplugin")["serviceAccountName"]
-    (condition,) = policy["matchConditions"]
-    assert f'"system:serviceaccount:drakit-system:{account}"' in condition["expression"]
-    assert policy["failurePolicy"] == "Fail"
-    (rule,) = policy["matchConstraints"]["resourceRules"]
-    assert rule["apiVersions"] == ["*"]
-    assert set(rule["operations"]) == {"CREATE", "UPDATE", "DELETE"}
 
 
 def test_a_plain_install_has_hostdev_without_policies_and_no_class(render, tmp_path):
@@ -266,20 +288,11 @@ def test_without_hostdev_the_host_is_not_mounted(render):
     spec = pod_spec(objects, "DaemonSet", "drakit-nodeplugin")
     assert {volume["name"] for volume in spec["volumes"]} == {
         "config",
-        "plugins",
+        "drakit",
         "registry",
         "cdi",
         "pod-resources",
     }
-
-
-def test_the_images_have_one_repository_and_tag(render):
-    objects = render({"image": {"repository": "my/drakit", "tag": "1"}})
-    images = [
-        pod_spec(objects, kind, name)["containers"][0]["image"]
-        for kind, name in (("DaemonSet", "drakit-nodeplugin"), ("Deployment", "drakit-operator"))
-    ]
-    assert images == ["my/drakit-nodeplugin:1", "my/drakit-operator:1"]
 
 
 def test_new_configuration_replaces_the_pods(render):

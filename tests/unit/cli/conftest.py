@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from drakit.cli.main import main
+from drakit.layout import driver_directory
 from drakit_nodeplugin.claims.checkpoint import Checkpoint
 from drakit_nodeplugin.config import NodePluginConfig
 from drakit_nodeplugin.endpoints.loading import LoadedDriver, load_drivers
@@ -40,7 +41,7 @@ class Site:
         self.config.write_text(CONFIG.format(root=root))
 
     def path(self, driver: str = DRIVER) -> Path:
-        return self.root / "kubelet" / "plugins" / driver / "checkpoint.db"
+        return driver_directory(self.root / "kubelet", driver) / "checkpoint.db"
 
     def spec(self, uid: str, driver: str = DRIVER) -> Path:
         return self.cdi / f"{driver}-claim_{uid}.json"

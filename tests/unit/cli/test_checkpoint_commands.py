@@ -280,7 +280,7 @@ def test_a_driver_that_is_not_there(site, driver, code, told):
 def test_a_node_without_checkpoints(site):
     assert site.run(*SHOW) == (
         0,
-        f"no driver has a checkpoint in {site.root}/kubelet/plugins\n",
+        f"no driver has a checkpoint in {site.root}/kubelet/plugins/drakit.dev/drivers\n",
         "",
     )
 

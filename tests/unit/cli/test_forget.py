@@ -126,7 +126,10 @@ async def test_a_claim_that_nobody_knows(site, uid):
     await site.store(prepared("a"))
     code, out, error = await site.run_beside(*FORGET, uid)
     assert (code, out) == (1, "")
-    assert error == f"no checkpoint in {site.root}/kubelet/plugins knows claim {uid}\n"
+    assert (
+        error
+        == f"no checkpoint in {site.root}/kubelet/plugins/drakit.dev/drivers knows claim {uid}\n"
+    )
 
 
 async def test_of_a_claim_of_two_drivers_one_must_be_named(site):

@@ -4,6 +4,7 @@ import ipaddress
 
 import pytest
 
+from drakit.layout import driver_directory
 from e2e.cluster.local.names import (
     LINK_NAME_LIMIT,
     MAX_NODES,
@@ -41,9 +42,8 @@ def test_link_names_fit_the_kernel():
 
 
 def test_sockets_in_the_folder_have_room_for_their_names():
-    socket = (
-        names_of("x" * 200).folder / "node-99" / "kubelet" / "plugins" / ("d" * 35) / "dra.sock"
-    )
+    kubelet = names_of("x" * 200).folder / "node-99" / "kubelet"
+    socket = driver_directory(kubelet, "d" * 18) / "dra.sock"
     assert len(str(socket)) <= SOCKET_PATH_LIMIT
 
 

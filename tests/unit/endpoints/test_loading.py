@@ -124,6 +124,11 @@ def load(*entries: dict):
     return load_drivers([DriverEntry(**entry) for entry in entries], file=FILE, node=node)
 
 
+def test_a_driver_can_be_configured_by_its_name_as_well():
+    (loaded,) = load({"driver": f"{HERE}:Lens", "name": Lens.name})
+    assert loaded.name == Lens.name
+
+
 def test_a_class_is_found_by_module_and_made_with_its_config():
     (loaded,) = load({"driver": f"{HERE}:Lens", "config": {"focalLength": 35}})
     driver = loaded.make()
@@ -198,6 +203,11 @@ def test_which_calls_a_driver_needs_is_known_of_its_class(kind, traits):
             id="twice",
         ),
         pytest.param(
+            [{"driver": f"{HERE}:Lens", "name": "lens.example.org"}],
+            r"drivers\[0\].name: the name of .*:Lens is lens.example.com, not lens.example.org",
+            id="other-name-than-configured",
+        ),
+        pytest.param(
             [{"driver": f"{HERE}:Lens", "config": {"focalLenght": 3}}],
             r"drivers\[0\].config.focalLenght: is no key that is known here",
             id="unknown-key",
@@ -256,8 +266,8 @@ def test_a_module_that_fails_as_it_is_imported_is_named(tmp_path, monkeypatch, t
             id="relative-path",
         ),
         pytest.param(
-            "drivers: [{driver: hostdev, name: x}]",
-            r"drivers\[0\].name: is no key",
+            "drivers: [{driver: hostdev, names: x}]",
+            r"drivers\[0\].names: is no key",
             id="unknown-key-of-a-driver",
         ),
     ],

@@ -129,6 +129,23 @@ async def test_another_sentence_or_object_is_another_event(objects):
     assert len(objects.events()) == 4
 
 
+@pytest.mark.parametrize(
+    ("shared", "events"),
+    [pytest.param(True, 1, id="replicas"), pytest.param(False, 2, id="one-instance-a-node")],
+)
+async def test_instances_share_an_event_only_where_they_may_write_it(objects, shared, events):
+    for instance in ("node-1", "node-2", "node-1"):
+        recorder = EventRecorder(
+            objects, controller="drakit.dev/nodeplugin", instance=instance, shared=shared
+        )
+        await say(recorder)
+    found = objects.events()
+    assert len(found) == events
+    if not shared:
+        counts = {e["reportingInstance"]: e.get("series", {}).get("count") for e in found}
+        assert counts == {"node-1": 2, "node-2": None}
+
+
 async def test_a_restarted_recorder_goes_on_counting(objects):
     for _ in range(3):
         await say(recorder_on(objects))

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from drakit.layout import driver_directory
 from drakit_nodeplugin.kubelet import ownership
 from drakit_nodeplugin.kubelet.ownership import Ownership
-from drakit_nodeplugin.kubelet.sockets import SocketError, socket_paths
+from drakit_nodeplugin.kubelet.sockets import MAX_PATH_BYTES, SocketError, socket_paths
 
 DRIVER = "camera.example.com"
 UIDS = [f"0f7a8f5e-6d0c-4d3c-9a68-{n:012}" for n in range(3)]
@@ -102,6 +103,19 @@ def test_a_stale_socket_without_a_lock_file_is_removed(instance):
     old.lock.unlink()
     instance(UIDS[1])[0].acquire()
     assert not any(path.exists() for path in old.sockets)
+
+
+def test_a_stale_socket_that_is_named_by_a_hash_needs_no_lock_file(instance, root):
+    room = MAX_PATH_BYTES - len(str(driver_directory(root, "")) + "//dra-.sock")
+    driver = "a" * (room - 11)  # not enough for a whole UID, but for its hash
+    dead, old = instance(UIDS[0], driver=driver)
+    assert UIDS[0] not in old.dra.name
+    assert old.dra.parent == old.data
+    dead.acquire()
+    kill(dead, instance.listen(old.dra))
+    old.lock.unlink()
+    instance(UIDS[1], driver=driver)[0].acquire()
+    assert not old.dra.exists()
 
 
 @pytest.mark.parametrize("other", ["lidar.example.com", f"{DRIVER}-2", "camera.example.co"])

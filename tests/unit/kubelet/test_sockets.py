@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from drakit import layout
 from drakit_nodeplugin.kubelet.sockets import (
     MAX_PATH_BYTES,
     SocketError,
@@ -15,14 +16,35 @@ from drakit_nodeplugin.kubelet.sockets import (
 
 UID = "0f7a8f5e-6d0c-4d3c-9a68-3f5b1f1f9a10"
 KUBELET = Path("/var/lib/kubelet")
+HOME = KUBELET / "plugins/drakit.dev"
 LONGEST_DRIVER = "a" * 50 + ".example.com" + "x"
 
 
 def test_names_carry_driver_and_instance():
-    paths = socket_paths("camera.example.com", kubelet_root=KUBELET, instance_uid=UID)
-    assert paths.registration == KUBELET / f"plugins_registry/camera.example.com-{UID}-reg.sock"
-    assert paths.dra == KUBELET / f"plugins/camera.example.com/dra-{UID}.sock"
-    assert paths.lock.parent == paths.data == KUBELET / "plugins/camera.example.com"
+    paths = socket_paths("camera.co", kubelet_root=KUBELET, instance_uid=UID)
+    assert paths.registration == KUBELET / f"plugins_registry/camera.co-{UID}-reg.sock"
+    assert paths.dra == HOME / f"drivers/camera.co/dra-{UID}.sock"
+    assert paths.lock.parent == paths.data == HOME / "drivers/camera.co"
+
+
+@pytest.mark.parametrize(
+    "driver",
+    [
+        pytest.param("a", id="shortest"),
+        pytest.param("hostdev.drakit.dev", id="usual"),
+        pytest.param(LONGEST_DRIVER, id="longest"),
+        pytest.param("backends", id="named-like-the-directory-of-backends"),
+        pytest.param("device-plugins", id="named-like-the-directory-of-device-plugins"),
+    ],
+)
+def test_everything_but_the_registration_socket_is_in_drakits_own_directory(driver):
+    paths = socket_paths(driver, kubelet_root=KUBELET, instance_uid=UID)
+    for path in (paths.data, paths.dra, paths.lock):
+        assert path.is_relative_to(HOME)
+    for shared in (layout.backends_directory(KUBELET), layout.device_plugins_directory(KUBELET)):
+        assert shared.is_relative_to(HOME)
+        assert not paths.data.is_relative_to(shared)
+        assert not shared.is_relative_to(paths.data)
 
 
 def test_long_names_are_hashed_for_both_sockets():

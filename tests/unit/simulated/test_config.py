@@ -38,11 +38,13 @@ def test_a_config_that_cannot_be_is_refused_by_name(config, text):
     ("config", "path"),
     [
         pytest.param(
-            {}, "/var/lib/kubelet/plugins/simulated.drakit.dev/control.json", id="default"
+            {},
+            "/var/lib/kubelet/plugins/drakit.dev/drivers/simulated.drakit.dev/control.json",
+            id="default",
         ),
         pytest.param(
             {"driverName": "fpga.test"},
-            "/var/lib/kubelet/plugins/fpga.test/control.json",
+            "/var/lib/kubelet/plugins/drakit.dev/drivers/fpga.test/control.json",
             id="of-another-name",
         ),
         pytest.param({"controlFile": "/run/c.json"}, "/run/c.json", id="given"),

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 from pathlib import Path
 
+from drakit.layout import driver_directory
 from drakit.testing.conformance.classes import class_of, defines
 from drakit.testing.conformance.kit import ClaimUnderTest, Kit
 from drakit.testing.conformance.rule import rule
@@ -183,7 +184,7 @@ async def unprepare_without_parameters(kit: Kit) -> None:
     if answer.error:
         kit.skip(f"a claim with parameters cannot be prepared: {answer.error}")
     await kit.stop()
-    for path in (kit.root / "plugins" / kit.driver).glob("checkpoint.db*"):
+    for path in driver_directory(kit.root, kit.driver).glob("checkpoint.db*"):
         path.unlink()
     kit.delete_claim(claim)
     async with PodList(kit.root / "pod-resources" / "kubelet.sock") as pods:

@@ -1,0 +1,129 @@
+"""The admission policies: what the token of a node's plugin may write."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+
+from drakit_drivers.hostdev import HostDevices
+from tests.unit.chart.reading import pod_spec, the
+
+SLICES = "drakit-nodeplugin"
+EVENTS = "drakit-nodeplugin-events"
+NO_HOSTDEV: dict[str, Any] = {"hostdev": {"enabled": False}}
+
+
+def policy(objects: list[dict[str, Any]], name: str) -> dict[str, Any]:
+    return the(objects, "ValidatingAdmissionPolicy", name)["spec"]
+
+
+def bound_drivers(objects: list[dict[str, Any]]) -> list[str] | None:
+    """The drivers whose slices a plugin may write; None for any."""
+    found = [
+        re.search(r"spec\.driver in (\[.*\])", validation["expression"])
+        for validation in policy(objects, SLICES)["validations"]
+    ]
+    lists = [json.loads(match[1]) for match in found if match]
+    assert len(lists) <= 1
+    return lists[0] if lists else None
+
+
+def allowing(*drivers: str) -> dict[str, Any]:
+    return {"backends": {"enabled": True, "allowed": {name: {} for name in drivers}}}
+
+
+@pytest.mark.parametrize("name", [SLICES, EVENTS])
+def test_a_policy_binds_the_account_of_the_plugin_and_fails_closed(render, name):
+    objects = render()
+    spec = policy(objects, name)
+    account = pod_spec(objects, "DaemonSet", "drakit-nodeplugin")["serviceAccountName"]
+    (condition,) = spec["matchConditions"]
+    assert f'"system:serviceaccount:drakit-system:{account}"' in condition["expression"]
+    assert spec["failurePolicy"] == "Fail"
+    (rule,) = spec["matchConstraints"]["resourceRules"]
+    assert rule["apiVersions"] == ["*"]
+    assert set(rule["operations"]) == {"CREATE", "UPDATE", "DELETE"}
+    binding = the(objects, "ValidatingAdmissionPolicyBinding", name)["spec"]
+    assert binding == {"policyName": name, "validationActions": ["Deny"]}
+
+
+def test_the_policies_cover_everything_that_the_plugin_may_write(render):
+    objects = render()
+    rules = the(objects, "ClusterRole", "drakit-nodeplugin")["rules"]
+    written = {
+        (group, resource)
+        for rule in rules
+        if set(rule["verbs"]) - {"get", "list", "watch"}
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+    }
+    covered = {
+        (group, resource)
+        for name in (SLICES, EVENTS)
+        for rule in policy(objects, name)["matchConstraints"]["resourceRules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+    }
+    assert written == covered
+
+
+@pytest.mark.parametrize(
+    ("values", "drivers"),
+    [
+        pytest.param({}, [HostDevices.name], id="hostdev"),
+        pytest.param(
+            {
+                "simulated": {"enabled": True, "config": {"driverName": "fpga.test"}},
+                "devicePlugins": {"enabled": True, "driverName": "dp.test"},
+            },
+            ["dp.test", "fpga.test", HostDevices.name],
+            id="everything-that-a-value-names",
+        ),
+        pytest.param(
+            {
+                **NO_HOSTDEV,
+                "nodeplugin": {"drivers": [{"driver": "camera:Camera", "name": "cam.test"}]},
+            },
+            ["cam.test"],
+            id="a-class-with-its-name",
+        ),
+        pytest.param(
+            {
+                **NO_HOSTDEV,
+                "nodeplugin": {
+                    "drivers": [
+                        {"driver": "hostdev"},
+                        {"driver": "simulated"},
+                        {"driver": "simulated", "config": {"driverName": "fpga.test"}},
+                    ]
+                },
+            },
+            ["fpga.test", HostDevices.name, "simulated.drakit.dev"],
+            id="drivers-that-ship",
+        ),
+        pytest.param(
+            {"nodeplugin": {"drivers": [{"driver": "camera:Camera"}]}},
+            None,
+            id="a-class-without-its-name",
+        ),
+        pytest.param({"backends": {"enabled": True}}, None, id="backends-choose-their-names"),
+    ],
+)
+def test_drivers_are_bound_where_the_values_name_them_all(render, values, drivers):
+    assert bound_drivers(render(values)) == drivers
+
+
+@pytest.mark.parametrize(
+    ("values", "drivers"),
+    [
+        pytest.param(
+            allowing("gpu.test", "cam.test"), ["cam.test", "gpu.test", HostDevices.name], id="two"
+        ),
+        pytest.param({**NO_HOSTDEV, **allowing()}, [], id="none-at-all"),
+    ],
+)
+def test_backends_are_bound_where_the_values_name_those_allowed(render, values, drivers):
+    assert bound_drivers(render(values, check_schema=False)) == drivers

@@ -1,0 +1,36 @@
+"""`helm lint`: the chart as its own tool checks it, with and without its options."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from typing import Any
+
+import pytest
+
+from tests.unit.chart.conftest import CHART
+
+EVERYTHING: dict[str, Any] = {
+    "simulated": {"enabled": True},
+    "backends": {"enabled": True},
+    "devicePlugins": {"enabled": True, "resources": ["vendor.example/thing"]},
+    "networkPolicy": {"enabled": True},
+    "openShift": {"scc": {"nodeplugin": "privileged", "operator": "nonroot-v2"}},
+    "image": {"digest": {"nodeplugin": "sha256:" + "1" * 64}},
+}
+
+
+@pytest.mark.parametrize(
+    "values", [pytest.param({}, id="defaults"), pytest.param(EVERYTHING, id="everything")]
+)
+def test_the_chart_has_no_lint(helm, tmp_path, values):
+    file = tmp_path / "values.yaml"
+    file.write_text(json.dumps(values))
+    done = subprocess.run(
+        [helm, "lint", "--strict", str(CHART), "--values", str(file)],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -1,0 +1,23 @@
+"""The Dockerfile: one argument decides what all of an image is built on."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.mark.parametrize("folder", [".", "examples/driver", "e2e/scripted/image"])
+def test_every_stage_is_built_on_the_base_that_is_an_argument(folder):
+    text = (ROOT / folder / "Dockerfile").read_text()
+    argument, *_ = re.findall(r"^(?:ARG|FROM) .*", text, re.M)
+    assert argument.startswith("ARG BASE=")
+    known = {"${BASE}"}
+    stages = re.findall(r"^FROM (\S+)(?: AS (\S+))?", text, re.M)
+    assert stages
+    for base, name in stages:
+        assert base in known
+        known.add(name)
