@@ -9,20 +9,17 @@ It must not know what the values are used for.
 
 from __future__ import annotations
 
-import posixpath
+from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
-from drakit.cdi.names import InvalidNameError, split_kind
-from drakit.resource.names import is_dns_subdomain
 from drakit.settings import Address, Duration, Logging, Seconds, Settings, describe, read_file
 from drakit.settings import SettingsError as ConfigError
 
 __all__ = (
-    "AllowedEndpoint",
     "Backends",
     "ConfigError",
     "DeviceHealthSettings",
@@ -30,7 +27,6 @@ __all__ = (
     "Devices",
     "DriverEntry",
     "NodePluginConfig",
-    "OwnerSettings",
     "StaleClaims",
     "load_config",
 )
@@ -103,95 +99,25 @@ def _absolute(path: Any) -> Any:
 AbsolutePath = Annotated[Path, BeforeValidator(_absolute)]
 
 
-def _normalised(path: str) -> str:
-    if not path.startswith("/") or posixpath.normpath(path) != path or path.startswith("//"):
-        raise ValueError("must be an absolute path without '..', doubled and trailing slashes")
-    return path
+def _allowed(setting: Literal["backends", "devicePlugins"]) -> BeforeValidator:
+    """Check an allow list where there is one: its models cost memory on every node otherwise."""
+
+    def check(given: Any) -> Any:
+        if given is None:
+            return None
+        from drakit_nodeplugin import allowed
+
+        return allowed.check(setting, given)
+
+    return BeforeValidator(check)
 
 
-def _below_dev(pattern: str) -> str:
-    if not pattern.startswith("/dev/") or "**" in pattern:
-        raise ValueError("must be a path below /dev; a wildcard matches within one component")
-    return pattern
+if TYPE_CHECKING:
+    from drakit_nodeplugin.allowed import AllowedEndpoint
 
-
-def _cdi_device(name: str) -> str:
-    kind, equals, pattern = name.partition("=")
-    try:
-        split_kind(kind)
-    except InvalidNameError as error:
-        raise ValueError(str(error)) from None
-    if equals and not pattern:
-        raise ValueError("must name devices after '=', or leave it out to allow all of the kind")
-    return name
-
-
-def _driver(name: str) -> str:
-    if not is_dns_subdomain(name):
-        raise ValueError("must be a driver's name, such as gpu.example.com")
-    return name
-
-
-def _resource(name: str) -> str:
-    domain, slash, own = name.partition("/")
-    if not (slash and own and is_dns_subdomain(domain)):
-        raise ValueError("must be a resource's name, such as vendor.example/thing")
-    return name
-
-
-HostPath = Annotated[str, AfterValidator(_normalised)]
-DevicePattern = Annotated[HostPath, AfterValidator(_below_dev)]
-Identifier = Annotated[int, Field(ge=0, le=2**32 - 2)]
-
-
-class OwnerSettings(Settings):
-    """The owner that a socket must have."""
-
-    uid: Identifier = 0
-    """The user's number on the node."""
-
-    gid: Identifier | None = None
-    """The group's number on the node; any group if none is given."""
-
-
-class AllowedEndpoint(Settings):
-    """What an allowed backend or device plugin may give to containers; nothing by default."""
-
-    owner: OwnerSettings = OwnerSettings()
-    """The owner of its socket: root by default."""
-
-    devices: tuple[DevicePattern, ...] = ()
-    """Device nodes of the host, as paths below ``/dev`` without symbolic links. A wildcard matches
-    within one path component."""
-
-    mounts: dict[HostPath, Literal["ro", "rw"]] = Field(
-        default_factory=dict[HostPath, Literal["ro", "rw"]]
-    )
-    """Prefixes of host paths, read-only or writable. The longest prefix that matches decides."""
-
-    hooks: tuple[HostPath, ...] = ()
-    """Programs of the host that may run as OCI hooks, with any arguments."""
-
-    net_devices: tuple[str, ...] = ()
-    """Network interfaces of the host, with wildcards."""
-
-    additional_gids: tuple[Identifier, ...] = ()
-    """Groups that a container may be in besides its own."""
-
-    intel_rdt: bool = False
-    """Whether containers may get Intel RDT settings."""
-
-    cdi_devices: tuple[Annotated[str, AfterValidator(_cdi_device)], ...] = ()
-    """CDI devices that others describe: kinds (``vendor.example/class``), or a kind and a pattern
-    of names (``vendor.example/class=card*``)."""
-
-    @model_validator(mode="after")
-    def _keeps_its_word(self) -> Self:
-        for path, access in self.mounts.items():
-            for parent in map(str, Path(path).parents):
-                if access == "ro" and self.mounts.get(parent) == "rw":
-                    raise ValueError(f"mounts: {path} cannot be ro below {parent}, which is rw")
-        return self
+    AllowList = Mapping[str, AllowedEndpoint] | None
+else:
+    AllowList = Any
 
 
 class Backends(Settings):
@@ -204,7 +130,7 @@ class Backends(Settings):
     """The registration directory, in which they have their sockets;
     ``<kubeletRoot>/plugins/drakit.dev/backends`` if none is given."""
 
-    allowed: dict[Annotated[str, AfterValidator(_driver)], AllowedEndpoint] | None = None
+    allowed: Annotated[AllowList, _allowed("backends")] = None
     """The drivers that backends may have, by name. Without it any driver may do anything; an empty
     one allows none."""
 
@@ -223,7 +149,7 @@ class DevicePlugins(Settings):
     """The name of the driver that publishes their devices. Of two releases with device plugins on
     one node each needs a name and a directory of its own."""
 
-    allowed: dict[Annotated[str, AfterValidator(_resource)], AllowedEndpoint] | None = None
+    allowed: Annotated[AllowList, _allowed("devicePlugins")] = None
     """The resources that device plugins may have, by name. Without it any device plugin may do
     anything; an empty one allows none."""
 

@@ -12,11 +12,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from drakit_nodeplugin.config import AllowedEndpoint
 from drakit_nodeplugin.endpoints.editspolicy import AllowedEdits, EditsPolicy
 from drakit_nodeplugin.endpoints.hostpaths import HostDevices
 from drakit_nodeplugin.endpoints.socketfile import SocketFile, SocketOwner
+
+if TYPE_CHECKING:
+    from drakit_nodeplugin.allowed import AllowedEndpoint
 
 __all__ = ("AllowList", "Rights", "allow_list")
 

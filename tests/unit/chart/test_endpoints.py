@@ -10,7 +10,8 @@ import pydantic
 import pytest
 import yaml
 
-from drakit_nodeplugin.config import AllowedEndpoint, Backends, DevicePlugins, load_config
+from drakit_nodeplugin.allowed import AllowedEndpoint
+from drakit_nodeplugin.config import Backends, DevicePlugins, load_config
 from drakit_nodeplugin.endpoints.hostpaths import MOUNTED
 from tests.unit.chart.conftest import CHART
 from tests.unit.chart.reading import pod_spec, the, written

@@ -20,7 +20,8 @@ import pytest
 import yaml
 
 from drakit.testing.conformance.targets import parse_target
-from drakit_nodeplugin.config import AllowedEndpoint, NodePluginConfig
+from drakit_nodeplugin.allowed import AllowedEndpoint
+from drakit_nodeplugin.config import NodePluginConfig
 from drakit_proto.backend.v1 import backend_pb2 as pb
 from drakit_proto.backend.v1.backend_pb2_grpc import BackendStub
 from tests.unit.docs.listings import ROOT, listing, listings

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from drakit.driver import DeviceParameters
-from drakit_nodeplugin.config import AllowedEndpoint
 from drakit_nodeplugin.endpoints.allowlist import allow_list
 from drakit_nodeplugin.endpoints.deviceplugin.plugins import DevicePlugins
 from drakit_nodeplugin.endpoints.endpoint import Surroundings
 from drakit_nodeplugin.endpoints.hostpaths import HostDevices
 from drakit_nodeplugin.endpoints.traits import DriverTraits, Grain
+
+if TYPE_CHECKING:
+    from drakit_nodeplugin.allowed import AllowedEndpoint
 
 __all__ = ("DevicePluginsSource",)
 

@@ -13,7 +13,7 @@ import pytest
 
 from drakit import AllocatedDevice, ClaimReference
 from drakit.device import Edits, Inventory
-from drakit_nodeplugin.config import AllowedEndpoint
+from drakit_nodeplugin.allowed import AllowedEndpoint
 from drakit_nodeplugin.endpoints import lifecycle
 from drakit_nodeplugin.endpoints.deviceplugin import endpoint, kubeletsocket
 from drakit_nodeplugin.endpoints.deviceplugin.plugins import DevicePlugins
