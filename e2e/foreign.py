@@ -126,7 +126,8 @@ def foreign_values(cluster: Cluster) -> dict[str, Any]:
             "allowed": {
                 SAMPLE: {"mounts": {"/tmp/Dev-1": "rw", "/tmp/Dev-2": "rw"}},
                 GPU: {},
-                **{key: {"devices": ["/dev/fuse"]} for key in (FUSE, MOVED, GREEDY, CLASH)},
+                **{key: {"devices": ["/dev/fuse"]} for key in (FUSE, MOVED, CLASH)},
+                GREEDY: {"devices": ["/dev/fuse"], "mounts": {BLINKERS_DIRECTORY: "ro"}},
             },
         },
         "nodeplugin": {

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from e2e.foreign import (
+    BLINKERS_DIRECTORY,
     CLASH,
     FOREIGN,
     FUSE,
@@ -332,7 +333,8 @@ def test_a_resource_that_the_allow_list_does_not_name_is_refused(yard):
 
 
 def test_a_device_node_that_the_entry_does_not_name_is_not_given_to_a_pod(yard):
-    devices = {"greedy-0": {"node": "/dev/kmsg"}, "modest-0": {"node": "/dev/fuse"}}
+    modest = {"node": "/dev/fuse", "mount": BLINKERS_DIRECTORY}
+    devices = {"greedy-0": {"node": "/dev/kmsg"}, "modest-0": modest}
     yard.plan({GREEDY: {"devices": devices}}, "greedy")
     with with_set(yard, nodes_set("greedy", plan="greedy")):
         wait_for("its devices to be published", lambda: set(yard.of(GREEDY)) == set(devices))
@@ -343,6 +345,8 @@ def test_a_device_node_that_the_entry_does_not_name_is_not_given_to_a_pod(yard):
             )
         yard.wait_phase("modest-0", "Running")
         yard.inside("modest-0", "test -c /dev/fuse")
+        (mount,) = yard.inside("modest-0", f"grep ' {BLINKERS_DIRECTORY} ' /proc/self/mountinfo")
+        assert mount.split()[5].split(",")[0] == "ro"
         told = yard.told("greedy-0", "/dev/kmsg", "is not allowed")
         assert f'extend devices in devicePlugins.allowed["{GREEDY}"]' in told
         assert yard.phase("greedy-0") == "Pending"
