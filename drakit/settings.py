@@ -154,6 +154,8 @@ def describe(error: ValidationError, *, file: str, below: str = "") -> str:
     for problem in error.errors(include_url=False, include_input=False):
         key = below
         for part in problem["loc"]:
+            if part == "[key]":  # the part before it is the key itself
+                continue
             key += f"[{part}]" if isinstance(part, int) else f".{part}" if key else str(part)
         reason = problem["msg"].removeprefix("Value error, ")
         if problem["type"] == "extra_forbidden":

@@ -51,6 +51,15 @@ FUSE, FUSE_CLASS = "nodes.test/fuse", "fuse.nodes.test"
 MOVED = "nodes.test/moved"
 """A resource with a class, and without a program until a test starts one."""
 
+GREEDY = "nodes.test/greedy"
+"""A resource with a class, whose device plugin asks for more than its entry allows."""
+
+CLASH = "nodes.test/clash"
+"""A resource that two want to serve."""
+
+GREEDY_BACKEND = "greedy.example.com"
+"""The driver of a backend that asks for more than its entry allows."""
+
 BLINKER_CLASS = "blinkers.example.com"
 LOCAL_CLASS = f"gpu.{LOCAL}"
 
@@ -79,6 +88,7 @@ KUBELETS = "/var/lib/kubelet/device-plugins"
 PLANS = "/var/lib/nodes.test"
 BLINKERS_DIRECTORY = "/var/lib/blinkers"
 BLINKERS_STATE = "/run/blinkers"
+BACKENDS = "/var/lib/kubelet/plugins/drakit.dev/backends"
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -102,8 +112,24 @@ def foreign_values(cluster: Cluster) -> dict[str, Any]:
         "hostdev": {"enabled": False},
         "operator": {"enabled": False},
         "simulated": {"enabled": True, "config": local},
-        "backends": {"enabled": True},
-        "devicePlugins": {"enabled": True, "resources": [SAMPLE, GPU, FUSE, MOVED]},
+        # Tight lists: what the programs ask for in all tests is all that they may.
+        "backends": {
+            "enabled": True,
+            "allowed": {
+                BLINKERS: {"mounts": {BLINKERS_DIRECTORY: "rw"}},
+                GREEDY_BACKEND: {"mounts": {BLINKERS_DIRECTORY: "ro"}},
+            },
+        },
+        "devicePlugins": {
+            "enabled": True,
+            "resources": [SAMPLE, GPU, FUSE, MOVED, GREEDY],
+            "allowed": {
+                SAMPLE: {"mounts": {"/tmp/Dev-1": "rw", "/tmp/Dev-2": "rw"}},
+                GPU: {},
+                **{key: {"devices": ["/dev/fuse"]} for key in (FUSE, MOVED, CLASH)},
+                GREEDY: {"devices": ["/dev/fuse"], "mounts": {BLINKERS_DIRECTORY: "ro"}},
+            },
+        },
         "nodeplugin": {
             "nodeSelector": {"kubernetes.io/hostname": cluster.nodes[0]},
             "devices": DEVICE_TIMES,
@@ -166,6 +192,23 @@ def nodes_set(
         deviceplugins.IMAGE,
         ["/nodes", f"/plans/{plan}.json"],
         {KUBELETS: directory, "/plans": PLANS},
+    )
+
+
+def blinkers_set(name: str, *, driver: str, directory: str) -> dict[str, Any]:
+    """The DaemonSet of another instance of the example backend."""
+    state = f"/run/{name}"
+    return daemon_set(
+        name,
+        BACKEND_IMAGE,
+        [
+            "/blinkers",
+            f"-driver-name={driver}",
+            f"-socket={BACKENDS}/{name}.sock",
+            f"-blinkers={directory}",
+            f"-state={state}",
+        ],
+        {path: path for path in (BACKENDS, directory, state)},
     )
 
 

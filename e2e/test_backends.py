@@ -4,6 +4,7 @@ A backend on a real kubelet: the example in Go, a program of its own beside the 
 
 from __future__ import annotations
 
+import json
 import time
 
 import pytest
@@ -12,8 +13,12 @@ from e2e.foreign import (
     BACKEND_SET,
     BLINKER_CLASS,
     BLINKERS,
+    BLINKERS_DIRECTORY,
+    GREEDY_BACKEND,
     STOP_GRACE_SECONDS,
     Yard,
+    blinkers_set,
+    with_set,
 )
 from e2e.kit import (
     cdi_files,
@@ -92,6 +97,46 @@ def test_a_broken_device_of_a_backend_is_tainted_and_the_pod_that_has_it_told(ya
     finally:
         yard.blinker(name)
     yard.wait_untainted(BLINKERS)
+
+
+def test_a_backend_that_the_allow_list_does_not_name_is_refused(yard):
+    driver = "stranger.example.com"
+    body = blinkers_set("stranger", driver=driver, directory=BLINKERS_DIRECTORY)
+    with with_set(yard, body):
+        told = yard.node_told("BackendRefused", driver)
+        assert f"backends.allowed has no entry for {driver}" in told
+        assert not yard.devices(driver)
+        assert yard.devices(BLINKERS), "other backends are untouched"
+
+
+def test_a_mount_that_the_entry_does_not_name_is_not_given_to_a_pod(yard):
+    directory = "/run/greedy-blinkers"
+    path = yard.cluster.node_path(yard.node, directory)
+    path.mkdir(parents=True, exist_ok=True)
+    (path / "lamp").touch()
+    expression = f'device.driver == "{GREEDY_BACKEND}"'
+    device_class = {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "DeviceClass",
+        "metadata": {"name": GREEDY_BACKEND},
+        "spec": {"selectors": [{"cel": {"expression": expression}}]},
+    }
+    yard.cluster.apply(json.dumps(device_class))
+    try:
+        with with_set(yard, blinkers_set("greedy", driver=GREEDY_BACKEND, directory=directory)):
+            wait_for("its blinker to be published", lambda: yard.devices(GREEDY_BACKEND))
+            yard.apply(
+                template("greedy", ("blinker", GREEDY_BACKEND)),
+                pod("greedy", ("b", from_template("greedy")), command=["sh", "-c", STAY]),
+            )
+            told = yard.told("greedy", f"a mount of {directory}/lamp", "is not allowed")
+            assert f'extend mounts in backends.allowed["{GREEDY_BACKEND}"]' in told
+            assert yard.phase("greedy") == "Pending"
+            assert cdi_files(yard.cluster, yard.node, driver=GREEDY_BACKEND) == set()
+            # Its claim is unprepared while its backend is still there.
+            yard.delete("pod", "greedy")
+    finally:
+        yard.cluster.kubectl("delete", "deviceclass", GREEDY_BACKEND)
 
 
 @pytest.mark.disruptive

@@ -15,10 +15,13 @@ from typing import Any
 import pytest
 
 from e2e.foreign import (
+    BLINKERS_DIRECTORY,
+    CLASH,
     FOREIGN,
     FUSE,
     FUSE_CLASS,
     FUSE_DEVICES,
+    GREEDY,
     KUBELETS,
     MOVED,
     NODES_SET,
@@ -315,9 +318,44 @@ def test_nvidias_plugin_is_killed_and_its_devices_are_given_out_again(yard):
     assert restarts(yard.get("pod", "user")) == 0
 
 
-# ------------------------------------------------------------ beside the kubelet's own
+# ------------------------------------------------------------ the allow list
 
-CLASH = "nodes.test/clash"
+STRANGER = "nodes.test/stranger"
+
+
+def test_a_resource_that_the_allow_list_does_not_name_is_refused(yard):
+    yard.plan({STRANGER: {"devices": {"stranger-0": {"node": "/dev/fuse"}}}}, "stranger")
+    with with_set(yard, nodes_set("stranger", plan="stranger")):
+        told = yard.node_told("RegistrationRefused", STRANGER)
+        assert "devicePlugins.allowed has no entry for" in told
+        assert not yard.of(STRANGER)
+        assert set(yard.of(FUSE)) == set(FUSE_DEVICES), "other resources are untouched"
+
+
+def test_a_device_node_that_the_entry_does_not_name_is_not_given_to_a_pod(yard):
+    modest = {"node": "/dev/fuse", "mount": BLINKERS_DIRECTORY}
+    devices = {"greedy-0": {"node": "/dev/kmsg"}, "modest-0": modest}
+    yard.plan({GREEDY: {"devices": devices}}, "greedy")
+    with with_set(yard, nodes_set("greedy", plan="greedy")):
+        wait_for("its devices to be published", lambda: set(yard.of(GREEDY)) == set(devices))
+        for given in devices:
+            yard.apply(
+                template(given, ("device", "greedy.nodes.test", by_id(given))),
+                stay(given, ("d", from_template(given))),
+            )
+        yard.wait_phase("modest-0", "Running")
+        yard.inside("modest-0", "test -c /dev/fuse")
+        (mount,) = yard.inside("modest-0", f"grep ' {BLINKERS_DIRECTORY} ' /proc/self/mountinfo")
+        assert mount.split()[5].split(",")[0] == "ro"
+        told = yard.told("greedy-0", "/dev/kmsg", "is not allowed")
+        assert f'extend devices in devicePlugins.allowed["{GREEDY}"]' in told
+        assert yard.phase("greedy-0") == "Pending"
+        # Its claim is unprepared while its program is still there.
+        yard.delete("pod", "greedy-0")
+        yard.delete("pod", "modest-0")
+
+
+# ------------------------------------------------------------ beside the kubelet's own
 
 
 def test_a_resource_that_the_kubelets_own_device_manager_serves_is_refused(yard):

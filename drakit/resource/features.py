@@ -1,9 +1,11 @@
 """
 Fields of devices that an API server may not know, and what is done without each of them.
 
-An API server whose feature gate is off, or that is older than the field, drops it and says nothing;
-only a list attribute that was dropped leaves an attribute without a value, and that is refused.
-Either way the answer tells which feature is missing. All JSON is that of ``resource.k8s.io/v1``.
+An API server whose feature gate is off, or that is older than the field, drops it and says nothing.
+It refuses a slice in two cases. A list attribute that was dropped leaves an attribute without a
+value. Kubernetes 1.34 wants counter sets and the devices that consume them in one slice; later
+versions want them apart. Either way the answer tells which feature is missing. All JSON is that of
+``resource.k8s.io/v1``.
 
 It must not know clients, or what is published instead.
 """
@@ -51,8 +53,10 @@ _FIELDS = {
 }
 _LISTS = ("ints", "bools", "strings", "versions")
 _REFUSED_DEVICE = re.compile(
-    r"spec\.devices\[(?P<index>\d+)\](\.basic)?(\.attributes\[(?P<attribute>[^]]+)\])?"
+    r"spec\.devices\[(?P<index>\d+)\](\.basic)?"
+    r"(\.attributes\[(?P<attribute>[^]]+)\]|\.(?P<counters>consumesCounters)\b)?"
 )
+_REFUSED_COUNTER_SETS = re.compile(r"spec\.sharedCounters\b")
 
 
 def dropped_fields(sent: Object, stored: Object) -> frozenset[Feature]:
@@ -106,20 +110,36 @@ class Refusal:
 
 
 def refusal(details: Object, sent: Object) -> Refusal:
-    """Read the ``details`` of an answer 422 to a ResourceSlice in any version of the API."""
+    """
+    Read the ``details`` of an answer 422 to a ResourceSlice in any version of the API.
+
+    An API server that refuses the counters of all devices that consume some has other rules for
+    counters than ours. One that refuses those of single devices objects to these devices.
+    """
     devices = children(sent, "spec", "devices")
+    consumers = {index for index, each in enumerate(devices) if each.get("consumesCounters")}
+    refused_consumers: dict[int, str] = {}
     features: set[Feature] = set()
-    named: dict[str, str] = {}
+    named: dict[int, str] = {}
     for cause in children(details, "causes"):
-        found = _REFUSED_DEVICE.match(text(cause, "field"))
-        if found is None or int(found["index"]) >= len(devices):
+        if _REFUSED_COUNTER_SETS.match(text(cause, "field")):
+            features.add(Feature.COUNTERS)
             continue
-        device = devices[int(found["index"])]
-        if _is_list(child(device, "attributes").get(found["attribute"]) or {}):
+        found = _REFUSED_DEVICE.match(text(cause, "field"))
+        if found is None or (index := int(found["index"])) >= len(devices):
+            continue
+        if _is_list(child(devices[index], "attributes").get(found["attribute"]) or {}):
             features.add(Feature.LIST_ATTRIBUTES)
+        elif found["counters"]:
+            refused_consumers.setdefault(index, text(cause, "message"))
         else:
-            named.setdefault(text(device, "name"), text(cause, "message"))
-    return Refusal(features=frozenset(features), devices=named)
+            named.setdefault(index, text(cause, "message"))
+    if refused_consumers and consumers <= refused_consumers.keys():
+        features.add(Feature.COUNTERS)
+    else:
+        named = refused_consumers | named
+    by_name = {text(devices[index], "name"): why for index, why in named.items()}
+    return Refusal(features=frozenset(features), devices=by_name)
 
 
 def without(device: Device, features: Collection[Feature]) -> Device | None:

@@ -9,9 +9,10 @@ It must not know what the values are used for.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
@@ -115,6 +116,27 @@ def _absolute(path: Any) -> Any:
 AbsolutePath = Annotated[Path, BeforeValidator(_absolute)]
 
 
+def _allowed(setting: Literal["backends", "devicePlugins"]) -> BeforeValidator:
+    """Check an allow list where there is one: its models cost memory on every node otherwise."""
+
+    def check(given: Any) -> Any:
+        if given is None:
+            return None
+        from drakit_nodeplugin import allowed
+
+        return allowed.check(setting, given)
+
+    return BeforeValidator(check)
+
+
+if TYPE_CHECKING:
+    from drakit_nodeplugin.allowed import AllowedEndpoint
+
+    AllowList = Mapping[str, AllowedEndpoint] | None
+else:
+    AllowList = Any
+
+
 class Backends(Settings):
     """Drivers that are programs of their own, in any language."""
 
@@ -124,6 +146,10 @@ class Backends(Settings):
     directory: AbsolutePath | None = None
     """The registration directory, in which they have their sockets;
     ``<kubeletRoot>/plugins/drakit.dev/backends`` if none is given."""
+
+    allowed: Annotated[AllowList, _allowed("backends")] = None
+    """The drivers that backends may have, by name. Without it any driver may do anything; an empty
+    one allows none."""
 
 
 class DevicePlugins(Settings):
@@ -139,6 +165,10 @@ class DevicePlugins(Settings):
     driver_name: str = "deviceplugin.drakit.dev"
     """The name of the driver that publishes their devices. Of two releases with device plugins on
     one node each needs a name and a directory of its own."""
+
+    allowed: Annotated[AllowList, _allowed("devicePlugins")] = None
+    """The resources that device plugins may have, by name. Without it any device plugin may do
+    anything; an empty one allows none."""
 
 
 class NodePluginConfig(Settings):

@@ -75,13 +75,18 @@ class Hosting(Sequence[HostedDriver]):
         self._directory: BackendDirectory | None = None
         if config.backends.enabled:
             # Only here: a node without backends has none of it in memory.
+            from drakit_nodeplugin.endpoints.allowlist import allow_list
             from drakit_nodeplugin.endpoints.backend.directory import BackendDirectory
+            from drakit_nodeplugin.endpoints.hostpaths import HostDevices
 
             self._directory = BackendDirectory(
                 config.backends_directory,
                 node=environment.node.name,
                 taken=self._taken,
                 remark=self._remark,
+                allowed=allow_list(
+                    "backends.allowed", config.backends.allowed, devices=HostDevices.found()
+                ),
             )
 
     def __len__(self) -> int:
@@ -266,5 +271,6 @@ def _device_plugins(config: NodePluginConfig, *, file: Path) -> DriverSource:
         config.device_plugins.driver_name,
         config.device_plugins_directory,
         where=f"{file}: devicePlugins",
+        allowed=config.device_plugins.allowed,
         kubelet_resources=PodResources(config.podresources).device_manager_resources,
     )

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
 import tempfile
 from pathlib import Path
 
+import grpc.aio
 import pytest
 
 from drakit.layout import driver_directory
 from drakit_proto.backend.v1 import backend_pb2 as pb
+from drakit_proto.kubelet.deviceplugin.v1beta1 import deviceplugin_pb2
 from tests.fakes.backend import FakeBackend, device
 from tests.fakes.deviceplugin import FakeDevicePlugin
 from tests.fakes.kubelet import FakeKubelet, reference
@@ -22,6 +25,7 @@ from tests.integration.test_node_plugin import NODE, SLICES, Rig, stop
 
 GPU = "gpu.example.com"
 PLUGINS = "deviceplugin.drakit.dev"
+THING = "vendor.example/thing"
 POOL = f"{NODE}/thing.vendor.example"
 
 
@@ -249,6 +253,101 @@ async def test_a_backend_that_is_gone_for_good_is_no_driver_any_more_and_may_com
         async with FakeBackend(path, driver=GPU):
             await rig.until(lambda: rig.published_by(GPU) == ["gpu-0"] and record.exists())
         code, errors = await stop(process)
+    assert code == 0, errors
+
+
+async def test_under_allow_lists_what_they_do_not_name_is_refused(rig):
+    own = {"owner": {"uid": os.getuid()}}
+    rig.config["backends"]["allowed"] = {GPU: {**own, "mounts": {"/opt/gpu": "ro"}}}
+    rig.config["devicePlugins"]["allowed"] = {THING: {**own, "devices": ["/dev/null"]}}
+    rig.allocate_of("uid-a", (GPU, NODE, "gpu-0"))
+    rig.allocate_of("uid-b", (GPU, NODE, "gpu-1"))
+    rig.allocate_of("uid-c", (PLUGINS, POOL, "thing-0"))
+
+    async def prepare(request):
+        paths = {"gpu-0": "/opt/gpu/lib", "gpu-1": "/etc"}
+        claims = [
+            pb.PreparedClaim(
+                uid=claim.uid,
+                edits=[
+                    pb.Edits(mounts=[pb.Mount(host_path=paths[d.name], container_path="/gpu")])
+                    for d in claim.devices
+                ],
+            )
+            for claim in request.claims
+        ]
+        return pb.PrepareClaimsResponse(claims=claims)
+
+    async with (
+        FakeKubelet(rig.root) as kubelet,
+        FakeBackend(rig.backends / "gpu.sock", driver=GPU) as backend,
+        FakeBackend(rig.backends / "tpu.sock", driver="tpu.example.com"),
+        rig.plugin() as process,
+    ):
+        backend.listed = pb.WatchDevicesResponse(devices=[device("gpu-0"), device("gpu-1")])
+        backend.prepare = prepare
+        await rig.until(lambda: rig.published_by(GPU) == ["gpu-0", "gpu-1"])
+        dra = await registered(kubelet, rig, GPU)
+        claims = [reference("uid-a"), reference("uid-b")]
+        answers = await kubelet.prepare(dra, *claims)
+        assert answers["uid-a"].error == ""
+        (mount,) = rig.spec_of(GPU, "uid-a")["devices"][0]["containerEdits"]["mounts"]
+        assert mount["hostPath"] == "/opt/gpu/lib"
+        assert answers["uid-b"].error == (
+            "claim lab/claim-uid-b, request main, device gpu-1: its backend asks for a mount of "
+            "/etc, which is not allowed; to allow it, extend mounts in "
+            'backends.allowed["gpu.example.com"]'
+        )
+        assert [path.name for path in rig.cdi.iterdir()] == [f"{GPU}-claim_uid-a.json"]
+
+        plugins = await registered(kubelet, rig, PLUGINS)
+        await rig.until((rig.device_plugins / "kubelet.sock").exists)
+        other = FakeDevicePlugin(
+            rig.device_plugins, resource="vendor.example/other", endpoint="other.sock"
+        )
+        with pytest.raises(grpc.aio.AioRpcError, match="has no entry for vendor"):
+            async with other:
+                pass
+        async with FakeDevicePlugin(rig.device_plugins) as plugin:
+            plugin.answer = lambda ids: deviceplugin_pb2.ContainerAllocateResponse(
+                devices=[
+                    deviceplugin_pb2.DeviceSpec(container_path="/dev/null", host_path="/dev/zero")
+                ]
+            )
+            await rig.until(lambda: rig.published_by(PLUGINS) == ["thing-0", "thing-1"])
+            answer = (await kubelet.prepare(plugins, reference("uid-c")))["uid-c"]
+        assert "request main, device thing-0: " in answer.error
+        assert "asks for device node /dev/zero, which is not allowed" in answer.error
+        events = "/apis/events.k8s.io/v1/events"
+        refused = {"BackendRefused": "tpu.example.com", "RegistrationRefused": "other"}
+        await rig.until(
+            lambda: refused.keys() <= {body["reason"] for body in rig.api_server.objects(events)}
+        )
+        for body in rig.api_server.objects(events):
+            if name := refused.get(body["reason"]):
+                assert name in body["note"]
+                assert "has no entry for" in body["note"]
+        assert "tpu.example.com" not in [path.name for path in (rig.root / "plugins").iterdir()]
+        assert await kubelet.unprepare(dra, *claims) == {"uid-a": "", "uid-b": ""}
+        code, errors = await stop(process)
+    assert code == 0, errors
+
+
+async def test_a_driver_that_the_list_does_not_name_any_more_is_served_without_its_backend(rig):
+    rig.allocate_of("uid-a", (GPU, NODE, "gpu-0"))
+    claim = reference("uid-a")
+    async with FakeKubelet(rig.root) as kubelet, FakeBackend(rig.backends / "gpu.sock", driver=GPU):
+        async with rig.plugin() as process:
+            await rig.until(lambda: rig.published_by(GPU) == ["gpu-0"])
+            dra = await registered(kubelet, rig, GPU)
+            assert (await kubelet.prepare(dra, claim))["uid-a"].error == ""
+            await stop(process)
+        rig.config["backends"]["allowed"] = {}
+        async with rig.plugin() as process:
+            dra = await registered(kubelet, rig, GPU)
+            await rig.until(lambda: rig.tainted(GPU))
+            assert await kubelet.unprepare(dra, claim) == {"uid-a": ""}, "the pod can go"
+            code, errors = await stop(process)
     assert code == 0, errors
 
 

@@ -75,6 +75,26 @@ def test_no_state_file_is_read_unless_one_is_given(load):
         pytest.param({"staleClaims": {"period": "1x"}}, "staleClaims.period", id="no-duration"),
         pytest.param({"staleClaims": {"grace": "1m"}}, "staleClaims.grace", id="unknown-key"),
         pytest.param(
+            {"backends": {"allowed": {"a.b": {"mounts": {"/opt": "rw", "/opt/a/b": "ro"}}}}},
+            "backends.allowed.a.b: mounts: /opt/a/b cannot be ro below /opt, which is rw",
+            id="read-only-below-writable",
+        ),
+        pytest.param(
+            {"backends": {"allowed": {"a.b": {"devices": ["/dev/a", "gpu"]}}}},
+            r"backends.allowed.a.b.devices\[1\]: must be an absolute path",
+            id="relative-device",
+        ),
+        pytest.param(
+            {"backends": {"allowed": {"a_b": {}}}},
+            "backends.allowed.a_b: must be a driver's name",
+            id="no-driver-on-the-list",
+        ),
+        pytest.param(
+            {"devicePlugins": {"allowed": {"a.b": {}}}},
+            "devicePlugins.allowed.a.b: must be a resource's name",
+            id="no-resource-on-the-list",
+        ),
+        pytest.param(
             {"podResourcesSocket": "kubelet.sock"},
             "podResourcesSocket: must be an absolute path",
             id="relative-socket",

@@ -111,6 +111,16 @@ device-plugins: {{ $directory }}
 {{- end }}
 {{- end }}
 
+{{/*
+drakit.sees-dev: whether the plugin needs the host's /dev: hostdev finds devices there, links and
+directories that device plugins name are looked up, and so are the device nodes of backends that an
+allow list restricts.
+*/}}
+{{- define "drakit.sees-dev" -}}
+{{- $restricted := and .Values.backends.enabled (kindIs "map" .Values.backends.allowed) }}
+{{- if or .Values.hostdev.enabled .Values.devicePlugins.enabled $restricted }}yes{{ end }}
+{{- end }}
+
 {{- define "drakit.nodeplugin.config" -}}
 kubeletRoot: {{ .Values.nodeplugin.kubeletRoot }}
 cdiDirectory: {{ .Values.nodeplugin.cdiDirectory }}
@@ -132,13 +142,21 @@ kubeletStateFile: /host/kubelet/dra_manager_state
 listen: ":8080"  # every address, of either family
 logging: {{ toJson .Values.logging }}
 {{- if .Values.backends.enabled }}
-backends: {enabled: true, directory: {{ include "drakit.backends.directory" . }}}
+backends:
+  enabled: true
+  directory: {{ include "drakit.backends.directory" . }}
+{{- if kindIs "map" .Values.backends.allowed }}
+  allowed: {{ toJson .Values.backends.allowed }}
+{{- end }}
 {{- end }}
 {{- if .Values.devicePlugins.enabled }}
 devicePlugins:
   enabled: true
   directory: {{ include "drakit.devicePlugins.directory" . }}
   driverName: {{ .Values.devicePlugins.driverName }}
+{{- if kindIs "map" .Values.devicePlugins.allowed }}
+  allowed: {{ toJson .Values.devicePlugins.allowed }}
+{{- end }}
 {{- end }}
 {{- if not (include "drakit.hosts" .) }}
 drivers: []

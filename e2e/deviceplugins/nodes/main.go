@@ -27,6 +27,7 @@ type Device struct {
 	Health      string            `json:"health"`
 	NUMA        *int64            `json:"numa"`
 	Node        string            `json:"node"`
+	Mount       string            `json:"mount"` // read-only
 	Env         map[string]string `json:"env"`
 	Annotations map[string]string `json:"annotations"`
 }
@@ -102,6 +103,10 @@ func allocated(resource Resource, request *api.AllocateRequest) *api.AllocateRes
 			if device.Node != "" {
 				node := &api.DeviceSpec{HostPath: device.Node, ContainerPath: device.Node, Permissions: "rw"}
 				answer.Devices = append(answer.Devices, node)
+			}
+			if device.Mount != "" {
+				mount := &api.Mount{HostPath: device.Mount, ContainerPath: device.Mount, ReadOnly: true}
+				answer.Mounts = append(answer.Mounts, mount)
 			}
 			for key, value := range device.Env {
 				answer.Envs[key] = value

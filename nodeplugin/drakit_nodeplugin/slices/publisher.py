@@ -211,8 +211,8 @@ class SlicePublisher:
         if unreported := new - self._reported:
             self._reported |= unreported
             note = (
-                f"the API server drops {describe(unreported)} of devices: what needs them is "
-                f"published without, as its fallback, or not at all"
+                f"the API server does not support {describe(unreported)} of devices: what needs "
+                f"them is published without, as its fallback, or not at all"
             )
             logger.warning(
                 "fields of slices are dropped",

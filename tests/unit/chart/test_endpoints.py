@@ -6,11 +6,13 @@ import subprocess
 from typing import Any
 
 import jsonschema
+import pydantic
 import pytest
 import yaml
 
+from drakit_nodeplugin.allowed import AllowedEndpoint
 from drakit_nodeplugin.config import Backends, DevicePlugins, load_config
-from drakit_nodeplugin.endpoints.deviceplugin.hostpaths import MOUNTED
+from drakit_nodeplugin.endpoints.hostpaths import MOUNTED
 from tests.unit.chart.conftest import CHART
 from tests.unit.chart.reading import pod_spec, written
 
@@ -119,16 +121,48 @@ def test_other_directories_are_mounted_at_their_own_paths(render, tmp_path):
     assert writable(objects) - writable(render()) == {"/srv/backends", "/srv/plugins"}
 
 
-def test_device_plugins_name_links_of_the_host_and_a_backend_does_not(render):
-    def seen(kind: str) -> set[str]:
-        spec = pod_spec(
-            render({**ALONE, kind: {"enabled": True}}), "DaemonSet", "drakit-nodeplugin"
-        )
+FULL_ENTRY: dict[str, Any] = {
+    "owner": {"uid": 1000, "gid": 1000},
+    "devices": ["/dev/gpu[0-9]*", "/dev/gpus/*"],
+    "mounts": {"/opt/gpu": "ro", "/run/gpu": "rw"},
+    "hooks": ["/usr/bin/gpu-hook"],
+    "netDevices": ["gpu*"],
+    "additionalGids": [44],
+    "intelRdt": True,
+    "cdiDevices": ["gpu.example.com/card", "gpu.example.com/link=port*"],
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [("backends", "gpu.example.com"), ("devicePlugins", "vendor.example/thing")]
+)
+@pytest.mark.parametrize("entry", [{}, FULL_ENTRY], ids=["empty-entry", "full-entry"])
+def test_an_allow_list_reaches_the_node_plugin(render, tmp_path, kind, name, entry):
+    objects = render({**ALONE, kind: {"enabled": True, "allowed": {name: entry}}})
+    config = load_config(written(objects, tmp_path, "nodeplugin"))
+    allowed = (config.backends if kind == "backends" else config.device_plugins).allowed
+    assert allowed == {name: AllowedEndpoint.model_validate(entry)}
+    assert set(FULL_ENTRY) == {field.alias for field in AllowedEndpoint.model_fields.values()}
+
+
+@pytest.mark.parametrize("kind", ["backends", "devicePlugins"])
+@pytest.mark.parametrize("allowed", [None, {}], ids=["no-list", "an-empty-list"])
+def test_no_list_and_an_empty_list_differ(render, tmp_path, kind, allowed):
+    objects = render({**ALONE, kind: {"enabled": True, "allowed": allowed}})
+    config = load_config(written(objects, tmp_path, "nodeplugin"))
+    assert (config.backends if kind == "backends" else config.device_plugins).allowed == allowed
+
+
+def test_device_plugins_name_links_of_the_host_and_so_does_a_backend_with_a_list(render):
+    def seen(kind: str, **values: Any) -> set[str]:
+        objects = render({**ALONE, kind: {"enabled": True, **values}})
+        spec = pod_spec(objects, "DaemonSet", "drakit-nodeplugin")
         mounts = spec["containers"][0]["volumeMounts"]
         return {m["mountPath"] for m in mounts if m["mountPath"].startswith("/host/")}
 
     assert seen("devicePlugins") == {str(MOUNTED)}
     assert seen("backends") == set()
+    assert seen("backends", allowed={}) == {str(MOUNTED)}
 
 
 def test_what_is_not_enabled_leaves_nothing_behind(render, tmp_path):
@@ -203,6 +237,34 @@ def test_what_cannot_work_is_refused(helm, tmp_path, changes, told):
     assert told in done.stderr
 
 
+BAD_LISTS: dict[str, Any] = {
+    name: {"gpu.example.com": entry}
+    for name, entry in {
+        "unknown-key": {"device": []},
+        "no-entry": None,
+        "owner-by-name": {"owner": {"uid": "root"}},
+        "device-outside-dev": {"devices": ["/opt/gpu0"]},
+        "relative-device": {"devices": ["gpu0"]},
+        "device-that-goes-back": {"devices": ["/dev/../opt/gpu0"]},
+        "wildcard-for-directories": {"devices": ["/dev/**"]},
+        "mounts-as-a-list": {"mounts": ["/opt"]},
+        "mount-without-access": {"mounts": {"/opt": "r"}},
+        "relative-mount": {"mounts": {"opt": "ro"}},
+        "mount-that-goes-back": {"mounts": {"/opt/..": "ro"}},
+        "mount-with-a-slash": {"mounts": {"/opt/": "ro"}},
+        "relative-hook": {"hooks": ["gpu-hook"]},
+        "no-cdi-kind": {"cdiDevices": ["card"]},
+    }.items()
+}
+"""Lists that neither the chart nor the node plugin takes."""
+
+
+@pytest.mark.parametrize("allowed", BAD_LISTS.values(), ids=BAD_LISTS)
+def test_the_node_plugin_refuses_lists_as_the_chart_does(allowed):
+    with pytest.raises(pydantic.ValidationError):
+        Backends.model_validate({"allowed": allowed})
+
+
 @pytest.mark.parametrize(
     ("kind", "changes"),
     [
@@ -222,6 +284,12 @@ def test_what_cannot_work_is_refused(helm, tmp_path, changes, told):
             *("devicePlugins", {"resources": [{"name": "vendor.example/thing"}]}),
             id="resource-without-a-class",
         ),
+        *(
+            pytest.param("backends", {"allowed": allowed}, id=f"backends-{name}")
+            for name, allowed in BAD_LISTS.items()
+        ),
+        pytest.param("devicePlugins", {"allowed": {"thing": {}}}, id="no-resource"),
+        pytest.param("backends", {"allowed": {"vendor.example/thing": {}}}, id="no-driver"),
     ],
 )
 def test_a_value_that_cannot_be_is_refused(values, schema, kind, changes):

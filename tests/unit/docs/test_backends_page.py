@@ -15,14 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import jsonschema
 import pytest
 import yaml
 
 from drakit.testing.conformance.targets import parse_target
+from drakit_nodeplugin.allowed import AllowedEndpoint
 from drakit_nodeplugin.config import NodePluginConfig
 from drakit_proto.backend.v1 import backend_pb2 as pb
 from drakit_proto.backend.v1.backend_pb2_grpc import BackendStub
-from tests.unit.docs.listings import ROOT, listings
+from tests.unit.docs.listings import ROOT, listing, listings
 from tools.programs import go_programs, path_with
 
 PAGE = "docs/backends.md"
@@ -212,6 +214,22 @@ class TestManifest:
     def test_is_built_with_a_go_that_can(self):
         (needed,) = re.findall(r"^go (\S+)", (FOLDER / "go.mod").read_text(), re.M)
         assert f"FROM golang:{needed} " in (FOLDER / "Dockerfile").read_text()
+
+
+class TestTheAllowList:
+    def test_is_one_that_the_chart_and_the_node_plugin_take(self):
+        chart = ROOT / "charts" / "drakit"
+        schema = json.loads((chart / "values.schema.json").read_text())
+        values = yaml.safe_load((chart / "values.yaml").read_text())
+        given = yaml.safe_load(listing(PAGE, "values.yaml"))
+        values["backends"] |= given["backends"]
+        jsonschema.validate(values, schema)
+        assert NodePluginConfig.model_validate(given).backends.allowed
+
+    def test_has_the_keys_of_an_entry(self):
+        section = _page().split("### The allow list")[1].split("\n## ")[0]
+        keys = re.findall(r"^\| `(\w+)` \|", section, re.M)
+        assert set(keys) == {field.alias for field in AllowedEndpoint.model_fields.values()}
 
 
 def _page() -> str:

@@ -43,6 +43,16 @@ def test_the_commands_name_files_and_objects_that_there_are():
     assert DevicePlugins().driver_name in commands
 
 
+def test_the_allow_list_is_one_that_the_chart_and_the_node_plugin_take():
+    chart = ROOT / "charts" / "drakit"
+    schema = json.loads((chart / "values.schema.json").read_text())
+    values = yaml.safe_load((chart / "values.yaml").read_text())
+    allowed = shown("allowed.yaml")["devicePlugins"]
+    values["devicePlugins"] |= allowed
+    jsonschema.validate(values, schema)
+    assert DevicePlugins.model_validate(allowed).allowed
+
+
 def test_another_name_of_a_class_is_one_that_the_chart_takes():
     chart = ROOT / "charts" / "drakit"
     schema = json.loads((chart / "values.schema.json").read_text())

@@ -131,11 +131,32 @@ def cause(field: str, message: str = "no") -> dict:
         pytest.param("spec.devices", Refusal(), id="all-devices"),
         pytest.param("spec.devices[2].name", Refusal(), id="a-device-that-was-not-sent"),
         pytest.param("spec.pool.name", Refusal(), id="the-pool"),
+        pytest.param(
+            "spec.devices[1].consumesCounters[0].counterSet",
+            Refusal(features=frozenset({Feature.COUNTERS})),
+            id="the-counters-of-all-consumers",
+        ),
+        pytest.param(
+            "spec.devices[1].basic.consumesCounters[0].counterSet",
+            Refusal(features=frozenset({Feature.COUNTERS})),
+            id="the-counters-of-all-consumers-in-v1beta1",
+        ),
+        pytest.param(
+            "spec.sharedCounters[0].counters",
+            Refusal(features=frozenset({Feature.COUNTERS})),
+            id="counter-sets",
+        ),
     ],
 )
 def test_what_a_refusal_says(field, found):
     sent = spec(devices=[{"name": "a"}, BODY])
     assert refusal({"causes": [cause(field)]}, sent) == found
+
+
+def test_a_refusal_of_the_counters_of_one_of_two_consumers_is_about_that_one():
+    sent = spec(devices=[{**BODY, "name": "b"}, BODY])
+    found = refusal({"causes": [cause("spec.devices[1].consumesCounters[0].counterSet")]}, sent)
+    assert found == Refusal(devices={"c": "no"})
 
 
 def test_a_refusal_without_causes_says_nothing():

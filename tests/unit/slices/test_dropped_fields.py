@@ -180,6 +180,90 @@ async def test_a_server_that_refuses_lists_gets_none(published: Published):
     assert published.publisher.last_error is None
 
 
+def refuses_sets_of_other_slices(method: str, path: str, body: Any) -> StatusError | None:
+    """An API server of Kubernetes 1.34: a device consumes only counters of its own slice."""
+    spec = (body or {}).get("spec", {})
+    sets = {each["name"] for each in spec.get("sharedCounters", ())}
+    causes = [
+        {
+            "field": f"spec.devices[{index}].consumesCounters[{number}].counterSet",
+            "message": "must reference a counterSet defined in the ResourceSlice sharedCounters",
+        }
+        for index, each in enumerate(spec.get("devices", ()))
+        for number, consumed in enumerate(each.get("consumesCounters", ()))
+        if consumed["counterSet"] not in sets
+    ]
+    return StatusError(422, "Invalid", "no", details={"causes": causes}) if causes else None
+
+
+def refuses_counter_sets(method: str, path: str, body: Any) -> StatusError | None:
+    """An API server that takes fewer counters in a slice."""
+    cause = {"field": "spec.sharedCounters", "message": "must have at most 1 item"}
+    has_sets = body is not None and "sharedCounters" in body.get("spec", {})
+    return StatusError(422, "Invalid", "no", details={"causes": [cause]}) if has_sets else None
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize("refuse", [refuses_sets_of_other_slices, refuses_counter_sets])
+async def test_a_server_that_refuses_counters_gets_the_fallback(published: Published, refuse):
+    published.link.refuse = refuse
+    published.source.says(
+        pool(
+            "a",
+            *(partition(f"part-{i}") for i in range(100)),
+            counter_sets=(counter_set("gpu-0"),),
+            fallback=(device("a"), device("whole")),
+        )
+    )
+    await published.settled()
+    assert published.devices() == {"a", "whole"}
+    assert not any("sharedCounters" in body["spec"] for body in published.slices())
+    assert published.publisher.dropped == {Feature.COUNTERS}
+    assert published.publisher.left_out == {}
+    assert published.publisher.last_error is None
+    (note,) = published.dropped
+    assert "DRAPartitionableDevices" in note
+    assert await published.settled(3600) == []
+
+
+@pytest.mark.looptime
+async def test_without_a_fallback_refused_counters_cost_all_devices_that_consume_them(
+    published: Published,
+):
+    published.link.refuse = refuses_sets_of_other_slices
+    published.source.says(
+        pool("a", partition("part-0"), partition("part-1"), counter_sets=(counter_set("gpu-0"),))
+    )
+    await published.settled()
+    assert published.devices() == {"a"}
+    assert published.publisher.left_out.keys() == {"part-0", "part-1"}
+    assert "DRAPartitionableDevices" in published.publisher.left_out["part-0"]
+    assert await published.settled(3600) == []
+
+
+@pytest.mark.looptime
+async def test_a_server_that_refuses_the_counters_of_one_device_alone_supports_counters(
+    published: Published,
+):
+    cause = {"field": "spec.devices[1].consumesCounters[0].counters[memory]", "message": "no"}
+    published.link.refuse = lambda method, path, body: (
+        StatusError(422, "Invalid", "no", details={"causes": [cause]})
+        if body is not None and "part-1" in [d["name"] for d in body["spec"].get("devices", ())]
+        else None
+    )
+    published.source.says(
+        pool(
+            partition("part-0"),
+            partition("part-1"),
+            counter_sets=(counter_set("gpu-0"),),
+            fallback=(device("whole"),),
+        )
+    )
+    await published.settled()
+    assert published.devices() == {"part-0"}
+    assert published.publisher.dropped == frozenset()
+
+
 @pytest.mark.looptime
 async def test_after_an_upgrade_of_the_server_it_is_tried_again(published: Published):
     published.link.change = drops("consumesCounters")

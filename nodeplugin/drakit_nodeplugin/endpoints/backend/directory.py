@@ -21,6 +21,7 @@ from pathlib import Path
 import grpc
 
 from drakit.backoff import Backoff
+from drakit_nodeplugin.endpoints.allowlist import AllowList, Rights
 from drakit_nodeplugin.endpoints.backend.channel import (
     BackendFailedError,
     identify,
@@ -30,11 +31,11 @@ from drakit_nodeplugin.endpoints.backend.channel import (
 from drakit_nodeplugin.endpoints.backend.sockets import (
     MAX_SOCKETS,
     BackendSocket,
-    Identity,
     scan,
 )
 from drakit_nodeplugin.endpoints.endpoint import Remark
 from drakit_nodeplugin.endpoints.names import MAX_DRIVER_NAME, MAX_PATH_BYTES, is_driver_name
+from drakit_nodeplugin.endpoints.socketfile import SocketFile
 
 __all__ = ("BackendDirectory",)
 
@@ -103,10 +104,12 @@ class BackendDirectory:
         node: str,
         taken: Callable[[str], str | None],
         remark: Callable[[Remark], None],
+        allowed: AllowList | None = None,
     ) -> None:
         """
         Nothing is looked at yet. `node` is the node's name, for the backends. `taken` says in a
-        sentence why a name cannot be a backend's; None if it can. `remark` tells people.
+        sentence why a name cannot be a backend's; None if it can. `remark` tells people. Without
+        `allowed` any driver may register.
         """
         self.path = path
         self.node = node
@@ -114,7 +117,8 @@ class BackendDirectory:
         """Of drakit; known as soon as a socket is."""
         self._taken = taken
         self._remark = remark
-        self._found: Mapping[str, Identity] = {}
+        self._allowed = allowed
+        self._found: Mapping[str, SocketFile] = {}
         self._candidates: dict[str, _Candidate] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._holders: dict[str, _Candidate] = {}
@@ -129,6 +133,10 @@ class BackendDirectory:
         self._news = asyncio.Event()
 
     # ------------------------------------------------------------ what others ask
+
+    def rights(self, driver: str) -> Rights | None:
+        """Give what a driver may do; None if there is no allow list, or it does not name it."""
+        return None if self._allowed is None else self._allowed.entries.get(driver)
 
     def socket(self, driver: str) -> BackendSocket | None:
         """Give a driver's socket; None while there is none that said that it is."""
@@ -238,14 +246,14 @@ class BackendDirectory:
                 note = f"the registration directory of backends, {shown(self.path)}, {problem}"
                 self._remark(Remark(reason="BackendDirectory", note=note))
 
-    def _compare(self, found: Mapping[str, Identity]) -> None:
+    def _compare(self, found: Mapping[str, SocketFile]) -> None:
         for name in [name for name in self._candidates if name not in found]:
             self._drop(self._candidates.pop(name))
-        for name, identity in found.items():
+        for name, file in found.items():
             before = self._candidates.get(name)
-            if before is not None and before.socket.identity == identity:
+            if before is not None and before.socket.file == file:
                 continue
-            socket = BackendSocket(path=self.path / name, identity=identity)
+            socket = BackendSocket(path=self.path / name, file=file)
             anew = self._candidates[name] = _Candidate(socket)
             if before is not None:
                 # Otherwise it is as if it were another file.
@@ -279,6 +287,8 @@ class BackendDirectory:
             async with self._hanging_slots if candidate.hangs else self._slots:
                 driver = await self._name_of(candidate.socket)
             candidate.hangs = False
+            if self._allowed is not None:
+                await self._check_rights(candidate.socket, driver, self._allowed)
             self._admit(candidate, driver)
         except _RefusedError as error:
             if error.is_told:
@@ -301,7 +311,7 @@ class BackendDirectory:
 
     async def _name_of(self, socket: BackendSocket) -> str:
         path = socket.path
-        if not socket.is_socket:
+        if not socket.file.is_socket:
             raise _RefusedError("the file is no socket; remove it, or name it otherwise")
         if len(os.fsencode(path)) > MAX_PATH_BYTES:
             raise _RefusedError(
@@ -321,6 +331,16 @@ class BackendDirectory:
                 f"backend"
             )
         return name
+
+    async def _check_rights(self, socket: BackendSocket, driver: str, allowed: AllowList) -> None:
+        rights = allowed.entries.get(driver)
+        if rights is None:
+            raise _RefusedError(f"it calls itself {driver}, and {allowed.missing(driver)}")
+        if problem := rights.owner_problem(socket.file):
+            raise _RefusedError(f"it {problem}")
+        # The name may have come from another socket that was here for a moment.
+        if not await asyncio.to_thread(socket.is_in_place):
+            raise _RefusedError("it was replaced while it gave its name", is_told=False)
 
     def _admit(self, candidate: _Candidate, driver: str) -> None:
         if (why := self._taken(driver)) is not None:

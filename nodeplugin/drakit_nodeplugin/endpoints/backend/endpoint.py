@@ -28,8 +28,14 @@ from drakit_nodeplugin.endpoints.backend.directory import BackendDirectory
 from drakit_nodeplugin.endpoints.backend.sockets import BackendSocket
 from drakit_nodeplugin.endpoints.bridge import BridgeClosedError
 from drakit_nodeplugin.endpoints.calls import CALL_SECONDS, DriverCalls
-from drakit_nodeplugin.endpoints.endpoint import Surroundings, WorkKey, work_keys
-from drakit_nodeplugin.endpoints.errors import EndpointStoppedError, text_of
+from drakit_nodeplugin.endpoints.editspolicy import EditsPolicy
+from drakit_nodeplugin.endpoints.endpoint import (
+    ConnectionEndedError,
+    Surroundings,
+    WorkKey,
+    work_keys,
+)
+from drakit_nodeplugin.endpoints.errors import DeviceFailedError, EndpointStoppedError, text_of
 from drakit_nodeplugin.endpoints.lifecycle import Lifecycle
 from drakit_nodeplugin.endpoints.together import Together
 from drakit_nodeplugin.endpoints.traits import DriverTraits
@@ -70,6 +76,7 @@ class BackendEndpoint:
         self.name = driver
         self.traits = traits
         self._directory = directory
+        self._rights = directory.rights(driver)
         self._node = surroundings.node
         self._lifecycle = Lifecycle(
             driver, self._connect, listener=surroundings.listener, pause=self._pause
@@ -112,6 +119,10 @@ class BackendEndpoint:
         connection = BackendConnection(self.name, BackendChannel(socket.path))
         try:
             await connection.start(node=self._node, version=self._directory.version)
+            if self._rights is not None and not await asyncio.to_thread(socket.is_in_place):
+                raise ConnectionEndedError(
+                    "its socket was replaced while the node plugin connected to it"
+                )
             await connection.listed(timeout_seconds=LIST_SECONDS)
         except BaseException:
             await connection.close()
@@ -162,7 +173,10 @@ class BackendEndpoint:
         self, claim: ClaimReference, devices: Sequence[AllocatedDevice]
     ) -> Sequence[Edits]:
         """Call the backend; raises DeviceFailedError and EndpointStoppedError, and nothing else."""
-        return await self._calls.prepare(claim, devices)
+        edits = await self._calls.prepare(claim, devices)
+        if self._rights is not None:
+            await asyncio.to_thread(_check_edits, edits, self._rights.edits)
+        return edits
 
     async def unprepare(self, claim: ClaimReference, devices: Sequence[AllocatedDevice]) -> None:
         """Call the backend; raises DeviceFailedError and EndpointStoppedError, and nothing else."""
@@ -194,3 +208,9 @@ class BackendEndpoint:
 
     def _busy(self, item: AllocatedClaim) -> bool:
         return self.busy(work_keys(item.devices, node=self._node))
+
+
+def _check_edits(edits: Sequence[Edits], policy: EditsPolicy) -> None:
+    for index, each in enumerate(edits):
+        if (problem := policy.problem(each)) is not None:
+            raise DeviceFailedError(f"its backend {problem}", index=index)

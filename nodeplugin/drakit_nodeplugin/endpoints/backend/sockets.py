@@ -7,13 +7,14 @@ Functions block. It must not know what listens on a socket.
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-__all__ = ("MAX_SOCKETS", "BackendSocket", "Identity", "scan")
+from drakit_nodeplugin.endpoints.socketfile import SocketFile, socket_file
+
+__all__ = ("MAX_SOCKETS", "BackendSocket", "scan")
 
 SUFFIX = ".sock"
 MAX_ENTRIES = 10_000
@@ -23,24 +24,22 @@ MAX_SOCKETS = 512
 """More than drivers can be hosted. Those that were known before stay, whatever comes."""
 
 
-Identity = tuple[int, int, int, int]
-"""Device, inode, time of the last change (ns) and mode: inodes are used again at once."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BackendSocket:
     """A file that should be a socket; one that was made anew is another one."""
 
     path: Path
-    identity: Identity
+    file: SocketFile
 
-    @property
-    def is_socket(self) -> bool:
-        """Tell whether the file is what its name says."""
-        return stat.S_ISSOCK(self.identity[-1])
+    def is_in_place(self) -> bool:
+        """Tell whether the file is still at its path. Blocks."""
+        try:
+            return socket_file(self.path) == self.file
+        except OSError:
+            return False
 
 
-def scan(directory: Path, *, known: Collection[str] = ()) -> Mapping[str, Identity]:
+def scan(directory: Path, *, known: Collection[str] = ()) -> Mapping[str, SocketFile]:
     """List what should be sockets, by name, and make the directory if there is none; raises
     OSError. Of more than :data:`MAX_SOCKETS` one more is given, and `known` ones come first. Plain,
     as it is done every second: what did not change is looked at no further."""
@@ -51,18 +50,17 @@ def scan(directory: Path, *, known: Collection[str] = ()) -> Mapping[str, Identi
         return _scan(directory, known)
 
 
-def _scan(directory: Path, known: Collection[str]) -> Mapping[str, Identity]:
+def _scan(directory: Path, known: Collection[str]) -> Mapping[str, SocketFile]:
     with os.scandir(directory) as entries:
         names = [entry.name for entry in islice(entries, MAX_ENTRIES) if _is_wanted(entry.name)]
     # The order of a directory is nobody's: others must not take the place of a known one.
     names = [*known, *(name for name in names if name not in known)]
-    found: dict[str, Identity] = {}
+    found: dict[str, SocketFile] = {}
     for name in names:
         try:
-            status = os.lstat(f"{directory}/{name}")
+            found[name] = socket_file(f"{directory}/{name}")
         except FileNotFoundError:
             continue  # gone meanwhile
-        found[name] = (status.st_dev, status.st_ino, status.st_ctime_ns, status.st_mode)
         if len(found) > MAX_SOCKETS:
             break
     return found

@@ -15,6 +15,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from drakit.device import AllocatedDevice, ClaimReference, Edits
+from drakit_nodeplugin.endpoints.allowlist import Rights
 from drakit_nodeplugin.endpoints.deviceplugin.connection import (
     PluginConnection,
     PluginFailedError,
@@ -27,14 +28,14 @@ from drakit_nodeplugin.endpoints.deviceplugin.edits import (
     lost_annotations,
 )
 from drakit_nodeplugin.endpoints.deviceplugin.endpoint import DevicePluginEndpoint, PluginAwayError
-from drakit_nodeplugin.endpoints.deviceplugin.hostpaths import (
+from drakit_nodeplugin.endpoints.deviceplugin.names import resource_of
+from drakit_nodeplugin.endpoints.deviceplugin.remarks import Remarks
+from drakit_nodeplugin.endpoints.errors import DeviceFailedError
+from drakit_nodeplugin.endpoints.hostpaths import (
     MAX_NODES,
     HostDevices,
     TooManyNodesError,
 )
-from drakit_nodeplugin.endpoints.deviceplugin.names import resource_of
-from drakit_nodeplugin.endpoints.deviceplugin.remarks import Remarks
-from drakit_nodeplugin.endpoints.errors import DeviceFailedError
 
 __all__ = ("Allocating",)
 
@@ -117,14 +118,19 @@ class Allocating:
                 f"else works"
             )
             self._remarks.say("AnnotationsUnsupported", note, once=True)
+        rights = endpoint.rights
         try:
-            return await asyncio.to_thread(self._edits, answer)
+            edits, problem = await asyncio.to_thread(self._edits, answer, rights)
         except (BadAnswerError, TooManyNodesError) as error:
             text = (
                 f"the device plugin of {resource} answered Allocate {error}; this is a fault of "
                 f"the device plugin"
             )
             raise DeviceFailedError(text, index=first) from None
+        if problem is not None:
+            text = f"the device plugin of {resource} {problem}"
+            raise DeviceFailedError(text, index=first)
+        return edits
 
     def _id_of(
         self,
@@ -151,7 +157,8 @@ class Allocating:
             raise DeviceFailedError(text, index=index)
         return identity
 
-    def _edits(self, answer: ContainerAnswer) -> Edits:
+    def _edits(self, answer: ContainerAnswer, rights: Rights | None) -> tuple[Edits, str | None]:
+        """Give the edits, and what of them is not allowed, if anything."""
         nodes: dict[str, list[tuple[str, str]]] = {}
         found = 0
         for path in host_paths(answer):
@@ -159,4 +166,5 @@ class Allocating:
             found += len(nodes[path])
             if found > MAX_NODES:
                 raise TooManyNodesError(f"{path}, with what is named before it,")
-        return edits_of(answer, nodes)
+        edits = edits_of(answer, nodes, restricted=rights is not None)
+        return edits, None if rights is None else rights.edits.problem(edits)

@@ -33,12 +33,14 @@ from drakit_nodeplugin.endpoints.deviceplugin.messages import (
 from drakit_nodeplugin.endpoints.deviceplugin.room import Room, TooManyDevicesError
 from drakit_nodeplugin.endpoints.endpoint import ConnectionEndedError
 from drakit_nodeplugin.endpoints.rawstream import FloodError, LatestMessages
+from drakit_nodeplugin.endpoints.socketfile import SocketFile, socket_file
 from drakit_nodeplugin.endpoints.wire import GarbageError
 from drakit_proto.kubelet.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from drakit_nodeplugin.endpoints.allowlist import Rights
     from drakit_nodeplugin.endpoints.deviceplugin.remarks import Remarks
 
 __all__ = (
@@ -54,6 +56,9 @@ logger = logging.getLogger(__name__)
 CONNECT_SECONDS = 10.0
 """How long a plugin that has registered may take to listen and to say its options; it is what the
 kubelet waits."""
+
+LOOK_SECONDS = 0.1
+"""Between two looks for the socket of a plugin that has registered."""
 
 LIST_SECONDS = 2.0
 """How long a new connection is waited for to list its devices, before that is told."""
@@ -106,8 +111,16 @@ class PluginFailedError(Exception):
 class PluginConnection:
     """A connection to one device plugin: `open`, then `next` again and again, then `close`."""
 
-    def __init__(self, registration: Registration, *, remarks: Remarks, room: Room) -> None:
+    def __init__(
+        self,
+        registration: Registration,
+        *,
+        remarks: Remarks,
+        room: Room,
+        rights: Rights | None = None,
+    ) -> None:
         self.registration = registration
+        self._rights = rights
         self.pre_start_required = registration.pre_start_required
 
         self._plugin = f"the device plugin of {registration.resource}"
@@ -127,11 +140,43 @@ class PluginConnection:
 
     async def open(self) -> None:
         """Connect; raises :class:`ConnectionEndedError`, after which `close` is due as well."""
-        await self._ask_options()
+        if self._rights is None:
+            await self._ask_options()
+        else:
+            file = await self._owned_socket(self._rights)
+            await self._ask_options()
+            if await asyncio.to_thread(_file_at, self.registration.socket) != file:
+                text = "its socket was replaced while the node plugin connected to it"
+                raise ConnectionEndedError(text, disorderly=True)
         if self._over is not None:
             raise self._over
         call = self._channel.unary_stream(f"{_METHOD}ListAndWatch")
         self._messages = LatestMessages(aiter(call(b"")))
+
+    async def _owned_socket(self, rights: Rights) -> SocketFile:
+        """Wait for its socket, which it may make after it has registered, and check the owner."""
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS):
+                while True:
+                    file = await asyncio.to_thread(_file_at, self.registration.socket)
+                    if self._over is not None:
+                        raise self._over
+                    if file is not None:
+                        break
+                    await asyncio.sleep(LOOK_SECONDS)
+        except TimeoutError:
+            raise self._unanswered() from None
+        if problem := rights.owner_problem(file):
+            text = f"its socket {self.registration.socket.name} {problem}"
+            self._remarks.say("RegistrationRefused", f"{self._plugin} is refused: {text}")
+            raise ConnectionEndedError(text, disorderly=True)
+        return file
+
+    def _unanswered(self) -> ConnectionEndedError:
+        return ConnectionEndedError(
+            f"it registered with the socket {self.registration.socket.name}, and does not answer "
+            f"there"
+        )
 
     async def _ask_options(self) -> None:
         call = self._channel.unary_unary(f"{_METHOD}GetDevicePluginOptions")
@@ -144,10 +189,7 @@ class PluginConnection:
             if error.code() is grpc.StatusCode.UNIMPLEMENTED:
                 return  # what it said in registering holds
             if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-                raise ConnectionEndedError(
-                    f"it registered with the socket {self.registration.socket.name}, and does not "
-                    f"answer there"
-                ) from None
+                raise self._unanswered() from None
             raise ConnectionEndedError(f"its options cannot be had: {_text(error)}") from None
         except DecodeError:
             raise _garbage("GetDevicePluginOptions") from None
@@ -291,6 +333,13 @@ class PluginConnection:
         return PluginFailedError(
             f"{self._plugin} answered {what} with {answer}; this is a fault of the device plugin"
         )
+
+
+def _file_at(socket: Path) -> SocketFile | None:
+    try:
+        return socket_file(socket)
+    except OSError:
+        return None
 
 
 def _parsed(message: MessageT, raw: bytes) -> MessageT:

@@ -89,12 +89,13 @@ def host_paths(answer: ContainerAnswer) -> list[str]:
     return list(dict.fromkeys(_host_path(device) for device in answer.devices))
 
 
-def edits_of(answer: ContainerAnswer, nodes_of: NodesOf) -> Edits:
-    """Give the edits; raises :class:`BadAnswerError` for what CDI does not allow."""
+def edits_of(answer: ContainerAnswer, nodes_of: NodesOf, *, restricted: bool = False) -> Edits:
+    """Give the edits; raises :class:`BadAnswerError` for what CDI does not allow. The read-only
+    mounts of a restricted plugin are read-only with all mounts that the host has below them."""
     edits = Edits(
         env=dict(answer.envs),
         device_nodes=_device_nodes(answer.devices, nodes_of),
-        mounts=_mounts(answer.mounts),
+        mounts=_mounts(answer.mounts, read_only="rro" if restricted else "ro"),
         cdi_devices=tuple(cdi_names(answer)),
     )
     try:
@@ -133,12 +134,12 @@ def _device_nodes(devices: Iterable[_DeviceSpec], nodes_of: NodesOf) -> tuple[De
     return tuple(nodes.values())
 
 
-def _mounts(mounts: Iterable[_Mount]) -> tuple[Mount, ...]:
+def _mounts(mounts: Iterable[_Mount], *, read_only: str) -> tuple[Mount, ...]:
     made: dict[str, Mount] = {}
     for mount in mounts:
         # As runtimes mount for the kubelet. Neither nosuid nor nodev: plugins mount directories
         # with device nodes and programs, too.
-        access = "ro" if mount.read_only else "rw"
+        access = read_only if mount.read_only else "rw"
         path = _normal(mount.container_path)
         options = ("rbind", "rprivate", access)
         host = _normal(mount.host_path)

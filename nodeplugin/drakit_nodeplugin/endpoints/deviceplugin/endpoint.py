@@ -21,6 +21,7 @@ from contextlib import suppress
 
 from drakit.device import Inventory
 from drakit_nodeplugin.endpoints import lifecycle
+from drakit_nodeplugin.endpoints.allowlist import Rights
 from drakit_nodeplugin.endpoints.deviceplugin.connection import (
     CONNECT_SECONDS,
     LIST_SECONDS,
@@ -105,8 +106,11 @@ class DevicePluginEndpoint:
         listener: EndpointListener,
         remarks: Remarks,
         room: Room,
+        rights: Rights | None = None,
     ) -> None:
         self.resource = resource
+        self.rights = rights
+        """What it may do; None if it may do anything."""
         self._remarks = remarks
         self._room = room
         self._news = asyncio.Event()
@@ -269,7 +273,7 @@ class DevicePluginEndpoint:
         :class:`ConnectionEndedError`."""
         self._tried = registration
         self._opening = connection = PluginConnection(
-            registration, remarks=self._remarks, room=self._room
+            registration, remarks=self._remarks, room=self._room, rights=self.rights
         )
         try:
             await connection.open()

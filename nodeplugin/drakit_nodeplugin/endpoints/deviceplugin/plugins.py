@@ -21,12 +21,12 @@ import grpc
 from drakit import tasks
 from drakit.device import AllocatedDevice, ClaimReference, Edits
 from drakit.resource.pools import short_pool
+from drakit_nodeplugin.endpoints.allowlist import AllowList
 from drakit_nodeplugin.endpoints.bridge import Bridge
 from drakit_nodeplugin.endpoints.calls import AnyDriver, DriverCalls
 from drakit_nodeplugin.endpoints.deviceplugin.allocating import Allocating
 from drakit_nodeplugin.endpoints.deviceplugin.connection import Registration
 from drakit_nodeplugin.endpoints.deviceplugin.endpoint import DevicePluginEndpoint
-from drakit_nodeplugin.endpoints.deviceplugin.hostpaths import HostDevices
 from drakit_nodeplugin.endpoints.deviceplugin.kubeletresources import KubeletResources
 from drakit_nodeplugin.endpoints.deviceplugin.kubeletsocket import KubeletSocket
 from drakit_nodeplugin.endpoints.deviceplugin.names import pool_of
@@ -35,6 +35,7 @@ from drakit_nodeplugin.endpoints.deviceplugin.remarks import Remarks
 from drakit_nodeplugin.endpoints.deviceplugin.room import Room
 from drakit_nodeplugin.endpoints.endpoint import Surroundings, WorkKey
 from drakit_nodeplugin.endpoints.errors import EndpointStoppedError
+from drakit_nodeplugin.endpoints.hostpaths import HostDevices
 from drakit_nodeplugin.endpoints.traits import DriverTraits
 from drakit_proto.kubelet.deviceplugin.v1beta1 import deviceplugin_pb2_grpc as pb_grpc
 
@@ -67,11 +68,13 @@ class DevicePlugins:
         kubelet_resources: Callable[[], Awaitable[Mapping[str, bool]]],
         surroundings: Surroundings,
         devices: HostDevices,
+        allowed: AllowList | None,
     ) -> None:
         self.traits = traits
         self._driver = driver
         self._directory = directory
         self._surroundings = surroundings
+        self._allowed = allowed
         self._endpoints: dict[str, DevicePluginEndpoint] = {}
         self._by_pool: dict[str, DevicePluginEndpoint] = {}
         self._tasks: asyncio.TaskGroup | None = None
@@ -140,6 +143,11 @@ class DevicePlugins:
     async def _accept(self, registration: Registration) -> None:
         """Take a registration; raises :class:`RefusedError`."""
         resource = registration.resource
+        if self._allowed is not None and resource not in self._allowed.entries:
+            raise RefusedError(
+                f"the device plugin of {resource} is refused: {self._allowed.missing(resource)}",
+                code=grpc.StatusCode.PERMISSION_DENIED,
+            )
         of_kubelet = await self._kubelet.names() or {}
         if not self._surroundings.primary.is_set():
             raise RefusedError(
@@ -179,6 +187,7 @@ class DevicePlugins:
             listener=self._surroundings.listener,
             remarks=self._remarks,
             room=self._room,
+            rights=None if self._allowed is None else self._allowed.entries[resource],
         )
         self._endpoints[resource] = self._by_pool[pool_of(resource)] = endpoint
         self._begin(endpoint)

@@ -8,12 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from drakit.driver import NoParameters
-from drakit_nodeplugin.endpoints.deviceplugin.hostpaths import HostDevices
+from drakit_nodeplugin.endpoints.allowlist import allow_list
 from drakit_nodeplugin.endpoints.deviceplugin.plugins import DevicePlugins
 from drakit_nodeplugin.endpoints.endpoint import Surroundings
+from drakit_nodeplugin.endpoints.hostpaths import HostDevices
 from drakit_nodeplugin.endpoints.traits import DriverTraits, Grain
+
+if TYPE_CHECKING:
+    from drakit_nodeplugin.allowed import AllowedEndpoint
 
 __all__ = ("DevicePluginsSource",)
 
@@ -42,14 +47,15 @@ class DevicePluginsSource:
         *,
         where: str,
         kubelet_resources: Callable[[], Awaitable[Mapping[str, bool]]],
+        allowed: Mapping[str, AllowedEndpoint] | None = None,
         devices: HostDevices | None = None,
     ) -> None:
         """
         `directory` is what plugins see as ``/var/lib/kubelet/device-plugins``. `kubelet_resources`
         gives the names of the resources that the kubelet's own device manager serves (True), or of
         which running containers still have devices from it (False); it may raise if they cannot be
-        had. `devices` is where the host's device nodes are seen, if not where the chart mounts
-        them.
+        had. Without `allowed` any resource may register. `devices` is where the host's device
+        nodes are seen, if not where the chart mounts them.
         """
         self.name = name
         self.where = where
@@ -57,6 +63,7 @@ class DevicePluginsSource:
         self._directory = directory
         self._kubelet_resources = kubelet_resources
         self._devices = devices or HostDevices.found()
+        self._allowed = allow_list("devicePlugins.allowed", allowed, devices=self._devices)
 
     def endpoint(self, surroundings: Surroundings) -> DevicePlugins:
         """Make what is run and called; called once, within the daemon's loop."""
@@ -67,4 +74,5 @@ class DevicePluginsSource:
             kubelet_resources=self._kubelet_resources,
             surroundings=surroundings,
             devices=self._devices,
+            allowed=self._allowed,
         )

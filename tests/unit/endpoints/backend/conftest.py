@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from drakit_nodeplugin.endpoints import lifecycle
+from drakit_nodeplugin.endpoints.allowlist import AllowList
 from drakit_nodeplugin.endpoints.backend import connection
 from drakit_nodeplugin.endpoints.backend import directory as directory_module
 from drakit_nodeplugin.endpoints.backend.directory import BackendDirectory
@@ -62,13 +63,17 @@ class Listener:
 class Found:
     """A directory that is watched, and what was told of it."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, allowed: AllowList | None = None) -> None:
         self.path = path
         self.remarks: list[Remark] = []
         self.appeared: list[str] = []
         self.taken: dict[str, str] = {}
         self.directory = BackendDirectory(
-            path, node=NODE, taken=self.taken.get, remark=self.remarks.append
+            path,
+            node=NODE,
+            taken=self.taken.get,
+            remark=self.remarks.append,
+            allowed=allowed,
         )
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -13,12 +13,13 @@ import pytest
 
 from drakit import AllocatedDevice, ClaimReference
 from drakit.device import Edits, Inventory
+from drakit_nodeplugin.allowed import AllowedEndpoint
 from drakit_nodeplugin.endpoints import lifecycle
 from drakit_nodeplugin.endpoints.deviceplugin import endpoint, kubeletsocket
-from drakit_nodeplugin.endpoints.deviceplugin.hostpaths import HostDevices
 from drakit_nodeplugin.endpoints.deviceplugin.plugins import DevicePlugins
 from drakit_nodeplugin.endpoints.deviceplugin.source import DevicePluginsSource
 from drakit_nodeplugin.endpoints.endpoint import Remark, Surroundings
+from drakit_nodeplugin.endpoints.hostpaths import HostDevices
 
 DRIVER = "deviceplugin.drakit.dev"
 NODE = "node-1"
@@ -38,6 +39,7 @@ class World:
         cannot be had."""
         self.told: dict[str, list[Inventory | str]] = {}
         self.devices = HostDevices(root=directory / "dev")
+        self.allowed: Mapping[str, AllowedEndpoint] | None = None
         self.plugins: DevicePlugins
 
     def replaced(self, endpoint, inventory) -> None:
@@ -88,6 +90,7 @@ class World:
             self.directory,
             where="config",
             kubelet_resources=self.resources,
+            allowed=self.allowed,
             devices=self.devices,
         )
 

@@ -17,6 +17,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from drakit_nodeplugin.endpoints.editspolicy import HostNode
+
 __all__ = ("MAX_NODES", "HostDevices", "TooManyNodesError")
 
 DEVICES = "/dev"
@@ -70,6 +72,26 @@ class HostDevices:
             if len(found) > MAX_NODES:
                 raise TooManyNodesError(path)
         return found or [("", real)]
+
+    def node(self, path: str) -> HostNode:
+        """Look up one path: where its symbolic links lead, and which device is there."""
+        real = path
+        try:
+            real = self._real(path)
+            mode, number = self._status(real)
+        except (OSError, ValueError):  # not there, too long, or with a null byte
+            return HostNode(path=real)
+        if not (stat.S_ISCHR(mode) or stat.S_ISBLK(mode)):
+            return HostNode(path=real)
+        type_ = "b" if stat.S_ISBLK(mode) else "c"
+        return HostNode(path=real, device=(type_, os.major(number), os.minor(number)))
+
+    def _status(self, path: str) -> tuple[int, int]:
+        """Give mode and device number of a path; those of nothing outside ``/dev``."""
+        if not path.startswith(f"{DEVICES}/"):
+            return 0, 0
+        status = os.lstat(self._seen(path))
+        return status.st_mode, status.st_rdev
 
     def _seen(self, path: str) -> Path:
         """Say where this process sees a path in ``/dev``."""

@@ -1,0 +1,123 @@
+"""
+The settings of allow lists: what an entry can say, and which entries are malformed.
+
+Imported only where a configuration has a list, because its models take memory on every node.
+
+It must not know what an entry is used for.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, Field, TypeAdapter, model_validator
+
+from drakit.cdi.names import InvalidNameError, split_kind
+from drakit.resource.names import is_dns_subdomain
+from drakit.settings import Settings
+
+__all__ = ("AllowedEndpoint", "OwnerSettings", "check")
+
+
+def _normalised(path: str) -> str:
+    if not path.startswith("/") or posixpath.normpath(path) != path or path.startswith("//"):
+        raise ValueError("must be an absolute path without '..', doubled and trailing slashes")
+    return path
+
+
+def _below_dev(pattern: str) -> str:
+    if not pattern.startswith("/dev/") or "**" in pattern:
+        raise ValueError("must be a path below /dev; a wildcard matches within one component")
+    return pattern
+
+
+def _cdi_device(name: str) -> str:
+    kind, equals, pattern = name.partition("=")
+    try:
+        split_kind(kind)
+    except InvalidNameError as error:
+        raise ValueError(str(error)) from None
+    if equals and not pattern:
+        raise ValueError("must name devices after '=', or leave it out to allow all of the kind")
+    return name
+
+
+def _driver(name: str) -> str:
+    if not is_dns_subdomain(name):
+        raise ValueError("must be a driver's name, such as gpu.example.com")
+    return name
+
+
+def _resource(name: str) -> str:
+    domain, slash, own = name.partition("/")
+    if not (slash and own and is_dns_subdomain(domain)):
+        raise ValueError("must be a resource's name, such as vendor.example/thing")
+    return name
+
+
+HostPath = Annotated[str, AfterValidator(_normalised)]
+DevicePattern = Annotated[HostPath, AfterValidator(_below_dev)]
+Identifier = Annotated[int, Field(ge=0, le=2**32 - 2)]
+
+
+class OwnerSettings(Settings):
+    """The owner that a socket must have."""
+
+    uid: Identifier = 0
+    """The user's number on the node."""
+
+    gid: Identifier | None = None
+    """The group's number on the node; any group if none is given."""
+
+
+class AllowedEndpoint(Settings):
+    """What an allowed backend or device plugin may give to containers; nothing by default."""
+
+    owner: OwnerSettings = OwnerSettings()
+    """The owner of its socket: root by default."""
+
+    devices: tuple[DevicePattern, ...] = ()
+    """Device nodes of the host, as paths below ``/dev`` without symbolic links. A wildcard matches
+    within one path component."""
+
+    mounts: dict[HostPath, Literal["ro", "rw"]] = Field(
+        default_factory=dict[HostPath, Literal["ro", "rw"]]
+    )
+    """Prefixes of host paths, read-only or writable. The longest prefix that matches decides."""
+
+    hooks: tuple[HostPath, ...] = ()
+    """Programs of the host that may run as OCI hooks, with any arguments."""
+
+    net_devices: tuple[str, ...] = ()
+    """Network interfaces of the host, with wildcards."""
+
+    additional_gids: tuple[Identifier, ...] = ()
+    """Groups that a container may be in besides its own."""
+
+    intel_rdt: bool = False
+    """Whether containers may get Intel RDT settings."""
+
+    cdi_devices: tuple[Annotated[str, AfterValidator(_cdi_device)], ...] = ()
+    """CDI devices that others describe: kinds (``vendor.example/class``), or a kind and a pattern
+    of names (``vendor.example/class=card*``)."""
+
+    @model_validator(mode="after")
+    def _keeps_its_word(self) -> Self:
+        for path, access in self.mounts.items():
+            for parent in map(str, Path(path).parents):
+                if access == "ro" and self.mounts.get(parent) == "rw":
+                    raise ValueError(f"mounts: {path} cannot be ro below {parent}, which is rw")
+        return self
+
+
+_LISTS: dict[str, TypeAdapter[Any]] = {
+    "backends": TypeAdapter(dict[Annotated[str, AfterValidator(_driver)], AllowedEndpoint]),
+    "devicePlugins": TypeAdapter(dict[Annotated[str, AfterValidator(_resource)], AllowedEndpoint]),
+}
+
+
+def check(setting: Literal["backends", "devicePlugins"], given: Any) -> dict[str, AllowedEndpoint]:
+    """Make the entries of a list; raises pydantic's ValidationError."""
+    return _LISTS[setting].validate_python(given)

@@ -1,0 +1,86 @@
+"""
+The allow lists of backends and device plugins: which names may register, and with which rights.
+
+It turns configuration into rules. The rules for edits are those of :mod:`.editspolicy`, the rule
+for a socket's owner is that of :mod:`.socketfile`; the endpoints apply both.
+
+It must not know connections, claims or edits.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from drakit_nodeplugin.endpoints.editspolicy import AllowedEdits, EditsPolicy
+from drakit_nodeplugin.endpoints.hostpaths import HostDevices
+from drakit_nodeplugin.endpoints.socketfile import SocketFile, SocketOwner
+
+if TYPE_CHECKING:
+    from drakit_nodeplugin.allowed import AllowedEndpoint
+
+__all__ = ("AllowList", "Rights", "allow_list")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rights:
+    """What one driver or resource may do."""
+
+    where: str
+    """The place of its entry in the configuration."""
+
+    owner: SocketOwner
+    edits: EditsPolicy
+
+    def owner_problem(self, file: SocketFile) -> str | None:
+        """Say why its socket may not have this owner, with the remedy, as the end of a sentence;
+        None if it may."""
+        problem = self.owner.problem(file)
+        if problem is None:
+            return None
+        return f"{problem}; change the socket's owner, or correct owner in {self.where}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AllowList:
+    """All names that may register, with their rights."""
+
+    setting: str
+    entries: Mapping[str, Rights]
+
+    def missing(self, name: str) -> str:
+        """Say that a name is not on the list, with the remedy, as the end of a sentence."""
+        return f"{self.setting} has no entry for {name}; add one, or remove the program"
+
+
+def allow_list(
+    setting: str, given: Mapping[str, AllowedEndpoint] | None, *, devices: HostDevices
+) -> AllowList | None:
+    """Make an allow list of a setting; None if the setting has none. `devices` is the host's
+    ``/dev``."""
+    if given is None:
+        return None
+    entries = {
+        name: _rights(f"{setting}[{json.dumps(name)}]", each, devices=devices)
+        for name, each in given.items()
+    }
+    return AllowList(setting=setting, entries=entries)
+
+
+def _rights(where: str, given: AllowedEndpoint, *, devices: HostDevices) -> Rights:
+    allowed = AllowedEdits(
+        devices=given.devices,
+        mounts=given.mounts,
+        hooks=frozenset(given.hooks),
+        net_devices=given.net_devices,
+        additional_gids=frozenset(given.additional_gids),
+        intel_rdt=given.intel_rdt,
+        cdi_devices=given.cdi_devices,
+    )
+    return Rights(
+        where=where,
+        owner=SocketOwner(uid=given.owner.uid, gid=given.owner.gid),
+        edits=EditsPolicy(where, allowed, find_node=devices.node),
+    )

@@ -1,0 +1,249 @@
+"""
+Which edits a backend or device plugin may make: those that its entry in an allow list names.
+
+An entry names device nodes, mounts, hooks and so on; it refuses every field that it does not name.
+Environment variables are exempt, because a pod can set them itself.
+
+Paths are compared by name. A symbolic link outside ``/dev`` is invisible from the node plugin's
+container, so a prefix is as safe as the permissions of the directories below it. Device nodes are
+also compared with the host's ``/dev``, through a function that the caller hands in.
+
+It must not know connections, claims, or how an entry is configured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Literal
+
+from drakit.device import DeviceNode, Edits, Hook, Mount
+
+__all__ = ("AllowedEdits", "EditsPolicy", "HostNode", "MountAccess", "clean_path", "is_within")
+
+MountAccess = Literal["ro", "rw"]
+
+MAX_SHOWN = 200
+"""Characters of a path in a sentence: the vendor's program chose it."""
+
+BIND_TYPES = (None, "", "none", "bind")
+MOUNT_OPTIONS = frozenset(
+    {"bind", "rbind", "private", "rprivate", "ro", "rro", "rw", "nosuid", "nodev", "noexec"}
+    | {"noatime", "nodiratime", "relatime"}
+)
+"""Options that only restrict a mount. ``dev``, ``suid`` and ``exec`` lift what the host has
+restricted, and a shared mount hands the container's mounts to the host."""
+
+DEVICE_TYPES = (None, "b", "c", "u")
+
+PERMISSIONS = 0o777
+"""Of a file's mode; bits above them can make a device node another type of node."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AllowedEdits:
+    """An entry of an allow list. Paths are absolute and normalised."""
+
+    devices: tuple[str, ...] = ()
+    """Patterns of device nodes below ``/dev``; a wildcard matches within one path component."""
+
+    mounts: Mapping[str, MountAccess] = field(default_factory=dict[str, MountAccess])
+    """Prefixes of host paths; the longest that matches decides."""
+
+    hooks: frozenset[str] = frozenset()
+    """Host paths of programs."""
+
+    net_devices: tuple[str, ...] = ()
+    """Patterns of the host's network interfaces."""
+
+    additional_gids: frozenset[int] = frozenset()
+    intel_rdt: bool = False
+    cdi_devices: tuple[str, ...] = ()
+    """Kinds (``vendor.example/class``), or a kind and a pattern of names after ``=``."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HostNode:
+    """A path in the host's ``/dev``."""
+
+    path: str
+    """The path without symbolic links."""
+
+    device: tuple[Literal["b", "c"], int, int] | None = None
+    """Type, major and minor number; None if no device node is visible there."""
+
+
+class EditsPolicy:
+    """Checks the edits of one driver or resource against its entry."""
+
+    def __init__(
+        self, where: str, allowed: AllowedEdits, *, find_node: Callable[[str], HostNode]
+    ) -> None:
+        """`where` is the entry's place in the configuration, for the remedy. `find_node` looks up a
+        path of the host, and may block."""
+        self._where = where
+        self._allowed = allowed
+        self._find_node = find_node
+
+    def problem(self, edits: Edits) -> str | None:
+        """Say what the entry refuses first, as the end of a sentence; None if it allows all. Blocks
+        if there are device nodes."""
+        return next(self._problems(edits), None)
+
+    def _problems(self, edits: Edits) -> Iterator[str]:
+        for node in edits.device_nodes:
+            yield from self._node_problems(node)
+        for mount in edits.mounts:
+            yield from self._mount_problems(mount)
+        for hook in edits.hooks:
+            yield from self._hook_problems(hook)
+        for interface in edits.net_devices:
+            name = interface.host_interface_name
+            if not _matches_any(name, self._allowed.net_devices):
+                yield self._refused(f"network interface {_shown(name)}", "netDevices")
+        for gid in edits.additional_gids:
+            if gid not in self._allowed.additional_gids:
+                yield self._refused(f"group {gid}", "additionalGids")
+        if edits.intel_rdt is not None and not self._allowed.intel_rdt:
+            yield self._refused("Intel RDT settings", "intelRdt")
+        for name in edits.cdi_devices:
+            if not self._allows_cdi_device(name):
+                yield self._refused(f"CDI device {_shown(name)}", "cdiDevices")
+
+    # ------------------------------------------------------------ device nodes
+
+    def _node_problems(self, node: DeviceNode) -> Iterator[str]:
+        given = node.host_path or node.path
+        what = f"device node {_shown(given)}"
+        path = clean_path(given)
+        if path is None or clean_path(node.path) is None:
+            yield _malformed(what, node.path)
+            return
+        if not self._allows_node(path):
+            yield self._refused(what, "devices")
+            return
+        if node.type not in DEVICE_TYPES:
+            yield f"asks for {what} of type {_shown(node.type or '')}, which is not a device"
+            return
+        if node.file_mode is not None and node.file_mode & ~PERMISSIONS:
+            yield f"asks for {what} with a mode that has more than permissions (0777)"
+            return
+        found = self._find_node(path)
+        if not self._allows_node(found.path):
+            yield self._refused(f"{what}, which leads to {_shown(found.path)}", "devices")
+        elif not _is_same_device(node, found):
+            # With these numbers the runtime makes the node without a look at the host.
+            yield (
+                f"asks for {what} with type and numbers that the host's device node does not have "
+                f"or that cannot be verified; its vendor must leave them out"
+            )
+
+    def _allows_node(self, path: str) -> bool:
+        parts = path.split("/")
+        return any(
+            len(pattern) == len(parts) and all(map(fnmatchcase, parts, pattern))
+            for pattern in (each.split("/") for each in self._allowed.devices)
+        )
+
+    # ------------------------------------------------------------ mounts
+
+    def _mount_problems(self, mount: Mount) -> Iterator[str]:
+        what = f"a mount of {_shown(mount.host_path)}"
+        path = clean_path(mount.host_path)
+        if path is None or clean_path(mount.container_path) is None:
+            yield _malformed(what, mount.container_path)
+            return
+        access = self._access_to(path)
+        if access is None:
+            yield self._refused(what, "mounts")
+            return
+        options = frozenset(mount.options)
+        if mount.type not in BIND_TYPES or not options & {"bind", "rbind"}:
+            yield f"asks for {what} that is not a bind mount, which an allow list never allows"
+        elif unknown := sorted(options - MOUNT_OPTIONS):
+            yield (
+                f"asks for {what} with option {_shown(unknown[0])}, which an allow list never "
+                f"allows; its vendor must leave it out"
+            )
+        elif access == "ro" and not _is_read_only(options):
+            yield self._refused(f"{what} that is not read-only throughout", "mounts")
+
+    def _access_to(self, path: str) -> MountAccess | None:
+        prefixes = [each for each in self._allowed.mounts if is_within(path, each)]
+        return self._allowed.mounts[max(prefixes, key=len)] if prefixes else None
+
+    # ------------------------------------------------------------ the rest
+
+    def _hook_problems(self, hook: Hook) -> Iterator[str]:
+        what = f"hook {_shown(hook.path)}"
+        # Not normalised: the runtime starts just what is named.
+        if hook.path not in self._allowed.hooks:
+            yield self._refused(what, "hooks")
+        elif hook.env:
+            # LD_PRELOAD and its kind make any program another one.
+            yield (
+                f"asks for {what} with environment variables, which an allow list never allows; "
+                f"its vendor must leave them out"
+            )
+
+    def _allows_cdi_device(self, name: str) -> bool:
+        kind, _, device = name.partition("=")
+        for each in self._allowed.cdi_devices:
+            allowed_kind, equals, pattern = each.partition("=")
+            if kind == allowed_kind and (not equals or fnmatchcase(device, pattern)):
+                return True
+        return False
+
+    def _refused(self, what: str, setting: str) -> str:
+        return (
+            f"asks for {what}, which is not allowed; to allow it, extend {setting} in {self._where}"
+        )
+
+
+def clean_path(path: str) -> str | None:
+    """Normalise an absolute path; None if it is relative, or has ``..`` or a null byte: with
+    symbolic links before it, ``..`` leads elsewhere than the text says."""
+    parts = [part for part in path.split("/") if part not in ("", ".")]
+    if not path.startswith("/") or ".." in parts or "\0" in path:
+        return None
+    return "/" + "/".join(parts)
+
+
+def is_within(path: str, prefix: str) -> bool:
+    """Tell whether a path is a prefix or below it, by path components; both are normalised."""
+    return prefix == "/" or path == prefix or path.startswith(f"{prefix}/")
+
+
+def _is_same_device(node: DeviceNode, found: HostNode) -> bool:
+    """Tell whether the numbers of an edit, if it has any, are those of the host's device node."""
+    if node.major is None and node.minor is None:
+        return True
+    if found.device is None:
+        return False
+    type_, major, minor = found.device
+    wanted_type = "c" if node.type == "u" else node.type
+    return wanted_type in (None, type_) and (node.major, node.minor) == (major, minor)
+
+
+def _is_read_only(options: frozenset[str]) -> bool:
+    """Tell whether a bind mount is read-only, with all mounts that the host has below it."""
+    if "rw" in options:
+        return False
+    return "rro" in options or ("ro" in options and "rbind" not in options)
+
+
+def _matches_any(name: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _malformed(what: str, container_path: str) -> str:
+    return (
+        f"asks for {what} at {_shown(container_path)} in the container; both paths must be "
+        f"absolute and without '..'"
+    )
+
+
+def _shown(text: str) -> str:
+    shown = text if text.isprintable() else ascii(text)
+    return shown if len(shown) <= MAX_SHOWN else f"{shown[:MAX_SHOWN]}..."

@@ -1,0 +1,56 @@
+"""
+The file of a unix socket: which file it is, and whether its owner is the expected one.
+
+It must not know who listens on the socket.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+__all__ = ("SocketFile", "SocketOwner", "socket_file")
+
+
+class SocketFile(NamedTuple):
+    """Tells a file from another one at the same path. Inodes are used again at once, but a rename,
+    a link or a change of the owner sets the time of the last change."""
+
+    device: int
+    inode: int
+    changed_ns: int
+    mode: int
+    uid: int
+    gid: int
+
+    @property
+    def is_socket(self) -> bool:
+        """Whether the file is a socket."""
+        return stat.S_ISSOCK(self.mode)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SocketOwner:
+    """The owner that a socket must have."""
+
+    uid: int = 0
+    gid: int | None = None
+    """Any group if it is None."""
+
+    def problem(self, file: SocketFile) -> str | None:
+        """Say what is wrong with a socket's owner, as the end of a sentence; None if nothing is."""
+        if file.uid == self.uid and self.gid in (None, file.gid):
+            return None
+        group = "" if self.gid is None else f" and group {self.gid}"
+        return f"belongs to user {file.uid} and group {file.gid}, not to user {self.uid}{group}"
+
+
+def socket_file(path: Path | str) -> SocketFile:
+    """Look at a path without following a symbolic link; raises OSError. Blocks."""
+    found = os.lstat(path)
+    return SocketFile(
+        found.st_dev, found.st_ino, found.st_ctime_ns, found.st_mode, found.st_uid, found.st_gid
+    )

@@ -1,0 +1,260 @@
+"""Which edits an entry of an allow list allows, and what the refusal says."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import stat
+
+import pytest
+
+from drakit.device import DeviceNode, Edits, Hook, IntelRdt, Mount, NetDevice
+from drakit_nodeplugin.endpoints.editspolicy import AllowedEdits, EditsPolicy, HostNode
+from drakit_nodeplugin.endpoints.hostpaths import HostDevices
+
+WHERE = 'backends.allowed["gpu.example.com"]'
+HOST = {
+    "/dev/gpu0": HostNode(path="/dev/gpu0", device=("c", 195, 0)),
+    "/dev/gpu1": HostNode(path="/dev/sda", device=("b", 8, 0)),
+    "/dev/gpus/a": HostNode(path="/dev/gpu0", device=("c", 195, 0)),
+}
+ALLOWED = AllowedEdits(
+    devices=("/dev/gpu[0-9]*", "/dev/gpus/*"),
+    mounts={"/opt/gpu": "ro", "/opt/gpu/state": "rw"},
+    hooks=frozenset({"/usr/bin/gpu-hook"}),
+    net_devices=("gpu*",),
+    additional_gids=frozenset({44}),
+    intel_rdt=True,
+    cdi_devices=("gpu.example.com/card", "gpu.example.com/link=port*"),
+)
+
+
+def problem(allowed: AllowedEdits = ALLOWED, **edits) -> str | None:
+    policy = EditsPolicy(WHERE, allowed, find_node=lambda path: HOST.get(path, HostNode(path=path)))
+    return policy.problem(Edits(**edits))
+
+
+def node(path: str, **fields) -> dict:
+    return {"device_nodes": (DeviceNode(path=path, **fields),)}
+
+
+def mount(path: str, *options: str, at: str = "/gpu", type: str | None = None) -> dict:
+    options = options or ("ro", "nosuid", "nodev", "bind")
+    made = Mount(host_path=path, container_path=at, options=options, type=type)
+    return {"mounts": (made,)}
+
+
+@pytest.mark.parametrize(
+    "edits",
+    [
+        pytest.param({}, id="nothing"),
+        pytest.param({"env": {"LD_PRELOAD": "/x"}}, id="variables-as-a-pod-can-set-them"),
+        pytest.param(node("/dev/gpu0"), id="a-device-node"),
+        pytest.param(node("/dev/x", host_path="/dev//./gpu0"), id="a-path-that-is-not-normalised"),
+        pytest.param(node("/dev/gpu0", type="c", major=195, minor=0), id="the-hosts-numbers"),
+        pytest.param(node("/dev/gpu0", type="u", major=195, minor=0), id="unbuffered"),
+        pytest.param(node("/dev/gpus/a"), id="a-link-to-an-allowed-device-node"),
+        pytest.param(node("/dev/gpu7"), id="a-device-node-that-is-not-there-yet"),
+        pytest.param(node("/dev/gpu0", file_mode=0o660, uid=1, gid=2), id="permissions"),
+        pytest.param(mount("/opt/gpu"), id="a-read-only-mount-of-a-prefix"),
+        pytest.param(mount("/opt/gpu/lib/"), id="a-read-only-mount-below-it"),
+        pytest.param(mount("/opt/gpu/lib", "rbind", "rprivate", "rro"), id="read-only-throughout"),
+        pytest.param(mount("/opt/gpu/state/1", "rbind", "rw"), id="the-longest-prefix-decides"),
+        pytest.param(mount("/opt/gpu/state", "bind"), id="a-writable-mount-by-default"),
+        pytest.param(
+            {"hooks": (Hook(name="prestart", path="/usr/bin/gpu-hook", args=("a",)),)}, id="a-hook"
+        ),
+        pytest.param(
+            {"net_devices": (NetDevice(host_interface_name="gpu0", name="net0"),)},
+            id="a-network-interface",
+        ),
+        pytest.param({"additional_gids": (44,)}, id="a-group"),
+        pytest.param({"intel_rdt": IntelRdt(clos_id="a")}, id="intel-rdt"),
+        pytest.param({"cdi_devices": ("gpu.example.com/card=1",)}, id="a-cdi-kind"),
+        pytest.param({"cdi_devices": ("gpu.example.com/link=port1",)}, id="a-cdi-device"),
+    ],
+)
+def test_what_an_entry_names_is_allowed(edits):
+    assert problem(**edits) is None
+
+
+@pytest.mark.parametrize(
+    ("edits", "what", "setting"),
+    [
+        pytest.param(node("/dev/sda"), "device node /dev/sda", "devices", id="a-device-node"),
+        pytest.param(
+            node("/dev/gpu0", host_path="/dev/sda"),
+            "device node /dev/sda",
+            "devices",
+            id="the-path-in-the-container-does-not-count",
+        ),
+        pytest.param(
+            node("/dev/gpu0/x"), "device node /dev/gpu0/x", "devices", id="a-path-below-a-pattern"
+        ),
+        pytest.param(
+            node("/dev/gpus/a/b"), "device node /dev/gpus/a/b", "devices", id="no-wildcard-for-/"
+        ),
+        pytest.param(
+            node("/dev/gpu1"),
+            "device node /dev/gpu1, which leads to /dev/sda",
+            "devices",
+            id="a-link-to-another-device-node",
+        ),
+        pytest.param(mount("/etc"), "a mount of /etc", "mounts", id="a-mount"),
+        pytest.param(mount("/opt"), "a mount of /opt", "mounts", id="a-parent-of-a-prefix"),
+        pytest.param(
+            mount("/opt/gpu-other"), "a mount of /opt/gpu-other", "mounts", id="half-a-component"
+        ),
+        pytest.param(
+            mount("/opt/gpu", "bind", "rw"),
+            "a mount of /opt/gpu that is not read-only throughout",
+            "mounts",
+            id="a-writable-mount-of-a-read-only-prefix",
+        ),
+        pytest.param(
+            mount("/opt/gpu", "bind"),
+            "a mount of /opt/gpu that is not read-only throughout",
+            "mounts",
+            id="writable-by-default",
+        ),
+        pytest.param(
+            mount("/opt/gpu", "ro", "rw", "bind"),
+            "a mount of /opt/gpu that is not read-only throughout",
+            "mounts",
+            id="read-only-and-writable",
+        ),
+        pytest.param(
+            mount("/opt/gpu", "rbind", "ro"),
+            "a mount of /opt/gpu that is not read-only throughout",
+            "mounts",
+            id="writable-mounts-below-it",
+        ),
+        pytest.param(
+            {"hooks": (Hook(name="prestart", path="/bin/sh"),)}, "hook /bin/sh", "hooks", id="hook"
+        ),
+        pytest.param(
+            {"hooks": (Hook(name="prestart", path="/usr/bin/../bin/gpu-hook"),)},
+            "hook /usr/bin/../bin/gpu-hook",
+            "hooks",
+            id="a-hook-by-another-path",
+        ),
+        pytest.param(
+            {"net_devices": (NetDevice(host_interface_name="eth0", name="gpu0"),)},
+            "network interface eth0",
+            "netDevices",
+            id="a-network-interface",
+        ),
+        pytest.param({"additional_gids": (44, 6)}, "group 6", "additionalGids", id="a-group"),
+        pytest.param(
+            {"cdi_devices": ("gpu.example.com/cards=1",)},
+            "CDI device gpu.example.com/cards=1",
+            "cdiDevices",
+            id="a-cdi-kind",
+        ),
+        pytest.param(
+            {"cdi_devices": ("gpu.example.com/link=1",)},
+            "CDI device gpu.example.com/link=1",
+            "cdiDevices",
+            id="a-cdi-device",
+        ),
+    ],
+)
+def test_what_an_entry_does_not_name_is_refused_with_the_remedy(edits, what, setting):
+    assert problem(**edits) == (
+        f"asks for {what}, which is not allowed; to allow it, extend {setting} in {WHERE}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("edits", "text"),
+    [
+        pytest.param(
+            node("/dev/x", host_path="/dev/gpus/../sda"), "without '..'", id="a-node-that-goes-back"
+        ),
+        pytest.param(node("/dev/x", host_path="dev/gpu0"), "must be absolute", id="relative-node"),
+        pytest.param(
+            node("../dev/x", host_path="/dev/gpu0"), "must be absolute", id="relative-in-container"
+        ),
+        pytest.param(node("/dev/gpu0\0"), "must be absolute", id="a-null-byte"),
+        pytest.param(
+            node("/dev/gpu0", type="b", major=8, minor=0), "numbers", id="numbers-of-another-device"
+        ),
+        pytest.param(
+            node("/dev/gpu0", type="b", major=195, minor=0), "type", id="type-of-another-device"
+        ),
+        pytest.param(node("/dev/gpu0", minor=1), "numbers", id="half-of-the-numbers"),
+        pytest.param(
+            node("/dev/gpu7", type="c", major=195, minor=7), "verified", id="numbers-of-no-device"
+        ),
+        pytest.param(node("/dev/gpu0", type="p"), "type p", id="a-fifo"),
+        pytest.param(node("/dev/gpu0", file_mode=0o060660), "mode", id="a-mode-that-is-a-type"),
+        pytest.param(mount("/opt/gpu/../../etc"), "without '..'", id="a-mount-that-goes-back"),
+        pytest.param(mount("opt/gpu"), "must be absolute", id="a-relative-mount"),
+        pytest.param(mount("/opt/gpu", at="../gpu"), "must be absolute", id="at-a-relative-path"),
+        pytest.param(mount("/opt/gpu", "ro"), "not a bind mount", id="no-bind-mount"),
+        pytest.param(
+            mount("/opt/gpu", "ro", "bind", type="ext4"), "not a bind mount", id="a-file-system"
+        ),
+        pytest.param(mount("/opt/gpu", "ro", "bind", "rshared"), "option rshared", id="rshared"),
+        pytest.param(mount("/opt/gpu", "ro", "bind", "rslave"), "option rslave", id="rslave"),
+        pytest.param(mount("/opt/gpu", "ro", "bind", "dev"), "option dev", id="dev"),
+        pytest.param(mount("/opt/gpu", "ro", "bind", "suid"), "option suid", id="suid"),
+        pytest.param(
+            mount("/opt/gpu", "ro", "bind", "a\nb"), r"option 'a\nb'", id="an-option-in-two-lines"
+        ),
+        pytest.param(
+            {"hooks": (Hook(name="prestart", path="/usr/bin/gpu-hook", env={"LD_PRELOAD": "/x"}),)},
+            "environment variables",
+            id="a-hook-with-variables",
+        ),
+    ],
+)
+def test_what_no_entry_can_allow_is_refused(edits, text):
+    refused = problem(**edits)
+    assert refused is not None
+    assert text in refused
+    assert refused.isprintable()
+
+
+def test_each_field_of_edits_but_variables_is_refused_by_default():
+    full = Edits(
+        env={"A": "b"},
+        device_nodes=(DeviceNode(path="/dev/gpu0"),),
+        mounts=(Mount(host_path="/opt/gpu", container_path="/gpu"),),
+        hooks=(Hook(name="prestart", path="/usr/bin/gpu-hook"),),
+        net_devices=(NetDevice(host_interface_name="gpu0", name="net0"),),
+        additional_gids=(44,),
+        intel_rdt=IntelRdt(),
+        cdi_devices=("gpu.example.com/card=1",),
+    )
+    refused = set()
+    for field in dataclasses.fields(Edits):
+        value = getattr(full, field.name)
+        assert value, f"{field.name} is a new field: decide whether an allow list covers it"
+        if problem(AllowedEdits(), **{field.name: value}) is not None:
+            refused.add(field.name)
+    assert refused == {field.name for field in dataclasses.fields(Edits)} - {"env"}
+
+
+def test_a_long_path_is_cut_off():
+    refused = problem(**mount("/" + "x" * 4000))
+    assert refused is not None
+    assert len(refused) < 500
+
+
+def test_the_host_s_device_nodes_are_looked_up_in_its_dev(tmp_path):
+    (tmp_path / "null").symlink_to("/dev/zero")
+    (tmp_path / "away").symlink_to("/etc/passwd")
+    (tmp_path / "gone").symlink_to("missing")
+    (tmp_path / "file").touch()
+    host = HostDevices(root=tmp_path)
+    assert host.node("/dev/null") == HostNode(path="/dev/zero")
+    assert host.node("/dev/away") == HostNode(path="/etc/passwd")
+    assert host.node("/dev/gone") == HostNode(path="/dev/missing")
+    assert host.node("/dev/file") == HostNode(path="/dev/file")
+    assert host.node("/dev/" + "x" * 300) == HostNode(path="/dev/" + "x" * 300)
+    status = os.stat("/dev/null")
+    assert stat.S_ISCHR(status.st_mode)
+    assert HostDevices.found().node("/dev/null") == HostNode(
+        path="/dev/null", device=("c", os.major(status.st_rdev), os.minor(status.st_rdev))
+    )
