@@ -15,7 +15,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
-from drakit.settings import Address, Duration, Logging, Seconds, Settings, describe, read_file
+from drakit.settings import Duration, Listen, Logging, Seconds, Settings, describe, read_file
 from drakit.settings import SettingsError as ConfigError
 
 __all__ = (
@@ -139,9 +139,7 @@ class NodePluginConfig(Settings):
     )
     """A file that holds another text after each boot of the node."""
 
-    listen: Address = "[::]:8080"
-    """Address of ``/healthz``, ``/readyz`` and ``/metrics``."""
-
+    listen: Listen = Listen()
     drain_timeout: Annotated[Duration, Field(gt=timedelta(0), le=timedelta(seconds=44))] = (
         timedelta(seconds=40)
     )
