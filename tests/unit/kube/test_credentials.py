@@ -143,7 +143,7 @@ async def proxy(monkeypatch):
         await writer.wait_closed()
 
     server = await asyncio.start_server(refuse, "127.0.0.1", 0)
-    url = "http://127.0.0.1:{}".format(server.sockets[0].getsockname()[1])
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
         monkeypatch.setenv(name, url)
     for name in ("no_proxy", "NO_PROXY"):
