@@ -48,7 +48,7 @@ SHARED_SECONDS = 0.25
 _BACKLOG = 1024
 """Connections that the kernel accepts for us; in a flood a probe waits here for its turn."""
 
-_RETRY_SECONDS = 0.1
+_RETRY_SECONDS = 0.5
 """Pause after an accept that failed, such as for lack of file descriptors."""
 
 
