@@ -13,8 +13,10 @@ from prometheus_client import CollectorRegistry, Gauge
 
 from drakit import httpserver, probes
 from drakit.httpserver import Answer, HttpServer
+from drakit.logs import TextFormatter
 from drakit.probes import StatusServers
 from drakit.settings import Listen
+from drakit.testing.conformance.complaints import unready
 
 LOCAL = Listen(probes="127.0.0.1:0", metrics="127.0.0.1:0")
 
@@ -111,6 +113,17 @@ async def test_reasons_are_in_the_log_and_not_in_the_answer(servers, daemon, cap
     assert await get(servers.probes, "/readyz") == (503, "not ready\n")
     reported = {record.probe: record.reason for record in caplog.records}
     assert reported == {"/healthz": "lamps: its socket is gone", "/readyz": "lamps: stopped"}
+
+
+async def test_the_conformance_kit_finds_the_last_reason_in_the_log(
+    servers, daemon, caplog, monkeypatch
+):
+    monkeypatch.setattr(probes, "REPORT_SECONDS", 0.0)
+    for daemon.why_unready in (["lamps: stopped"], ["lamps: its error has\ntwo lines"]):
+        await get(servers.probes, "/readyz")
+    log = "\n".join(map(TextFormatter().format, caplog.records))
+    assert unready(log) == "the node plugin is not ready: lamps: its error has\\ntwo lines"
+    assert unready("") is None
 
 
 async def test_a_result_is_logged_once_per_change_and_flapping_is_limited(
