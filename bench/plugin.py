@@ -107,7 +107,10 @@ def running(
     """
     config, log = folders.root / "config.yaml", folders.root / "log"
     # The chart's logging: a line a call is a part of what a call costs.
-    keys = {"listen": "127.0.0.1:0", "logging": {"level": "INFO", "format": "json"}}
+    keys = {
+        "listen": {"probes": "127.0.0.1:0", "metrics": "127.0.0.1:0"},
+        "logging": {"level": "INFO", "format": "json"},
+    }
     keys |= settings or {}
     config.write_text(yaml.safe_dump({**keys, "drivers": [dict(entry) for entry in drivers]}))
     profiler = ["-m", "cProfile", "-o", str(profile)] if profile else []

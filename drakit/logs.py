@@ -71,16 +71,30 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line, default=str, ensure_ascii=False)
 
 
+def _escaped(text: str) -> str:
+    """Escape what is not printable: a newline or a terminal's control code in a hostile name."""
+    if text.isprintable():
+        return text
+    return "".join(
+        c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text
+    )
+
+
 class TextFormatter(logging.Formatter):
-    """One line for people: time, level, message, then the facts as key=value."""
+    """
+    One line for people: time, level, message, then the facts as key=value.
+
+    A traceback follows indented, so that no text in it can look like the beginning of a line.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
         facts = {"request_id": getattr(record, "request_id", "-"), **_facts(record)}
         told = " ".join(f"{k}={v}" for k, v in facts.items() if v != "-")
-        line = f"{time} {record.levelname:<7} {record.getMessage()}  {told}".rstrip()
+        line = _escaped(f"{time} {record.levelname:<7} {record.getMessage()}  {told}".rstrip())
         if record.exc_info:
-            line += "\n" + self.formatException(record.exc_info)
+            for part in self.formatException(record.exc_info).split("\n"):
+                line += f"\n    {_escaped(part)}"
         return line
 
 

@@ -30,6 +30,7 @@ from pydantic.alias_generators import to_camel
 __all__ = (
     "Address",
     "Duration",
+    "Listen",
     "Logging",
     "Seconds",
     "Settings",
@@ -121,6 +122,16 @@ def _check_address(text: str) -> str:
 
 Address = Annotated[str, AfterValidator(_check_address)]
 """Where a server listens: ``host:port``."""
+
+
+class Listen(Settings):
+    """Where a daemon serves HTTP. Each address has limits of its own."""
+
+    probes: Address = "[::]:8081"
+    """Address of ``/healthz`` and ``/readyz``."""
+
+    metrics: Address = "[::]:8080"
+    """Address of ``/metrics``."""
 
 
 class Logging(Settings):

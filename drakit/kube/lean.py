@@ -99,7 +99,7 @@ class Connection:
             middlewares=middlewares,
             # Not `trust_env`: that would look at the environment, and for a .netrc, in threads, at
             # each request; half of what a request costs.
-            proxy=self._pool.proxy or _proxy_of_environment(access.server),
+            proxy=_proxy_for(access, configured=self._pool.proxy),
         )
         self.server_hostname: str | None = self._pool.server_hostname
 
@@ -172,6 +172,14 @@ async def _in_thread(work: Any) -> Any:
         return asyncio.run(bounded())
 
     return await asyncio.to_thread(run_apart)
+
+
+def _proxy_for(access: ClusterAccess, *, configured: str | None) -> str | None:
+    # A pod's way to the Service of the API server never leads through a proxy, and clusters
+    # exclude it by a CIDR in NO_PROXY, which Python does not honour.
+    if access.loader is None:
+        return None
+    return configured or _proxy_of_environment(access.server)
 
 
 def _proxy_of_environment(server: str) -> str | None:

@@ -16,17 +16,18 @@ import asyncio
 import gc
 import logging
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from drakit import tasks
 from drakit.kube import ConfigError as KubeConfigError
 from drakit.kube import Session, connect
+from drakit.probes import StatusServers
 from drakit_nodeplugin.config import ConfigError, NodePluginConfig
 from drakit_nodeplugin.environment import Environment
+from drakit_nodeplugin.hosted import HostedDriver
 from drakit_nodeplugin.hosting import Hosting
-from drakit_nodeplugin.http import HttpServer
 from drakit_nodeplugin.metrics import Metrics
 from drakit_nodeplugin.node import PluginNode, read_boot_id
 
@@ -69,10 +70,12 @@ async def serve(config: NodePluginConfig, launch: Launch) -> None:
         metrics=metrics,
     )
     drivers = Hosting(environment, config_file=launch.config_file)
-    http = HttpServer(listen=config.listen, probed=drivers, registry=metrics.registry)
+    servers = StatusServers(
+        listen=config.listen, probed=_Probed(drivers), registry=metrics.registry
+    )
     try:
         await drivers.start()
-        await _listen(http, config.listen, file=launch.config_file)
+        await _listen(servers, file=launch.config_file)
         # What was imported and made until now stays. Without it in sight a full collection takes a
         # millisecond instead of twenty, in which nobody would be answered.
         gc.collect()
@@ -92,16 +95,40 @@ async def serve(config: NodePluginConfig, launch: Launch) -> None:
     finally:
         logger.info("node plugin stops", extra={"node": node.name})
         await drivers.stop()
-        await http.stop()
+        await servers.stop()
         if session.done() and not session.cancelled() and session.exception() is None:
             await session.result().close()
 
 
-async def _listen(http: HttpServer, address: str, *, file: Path) -> None:
+class _Probed:
+    """All hosted drivers, as probes and metrics see them."""
+
+    def __init__(self, drivers: Sequence[HostedDriver]) -> None:
+        self._drivers = drivers
+
+    async def unhealthy(self) -> Sequence[str]:
+        drivers = [*self._drivers]
+        # At once: each may take as long as a probe may.
+        problems = await asyncio.gather(*(driver.dead() for driver in drivers))
+        return _named(zip(drivers, problems, strict=True))
+
+    async def unready(self) -> Sequence[str]:
+        return _named((driver, driver.unready()) for driver in self._drivers)
+
+    async def measure(self) -> None:
+        for driver in self._drivers:
+            await driver.measure()
+
+
+def _named(problems: Iterable[tuple[HostedDriver, str | None]]) -> Sequence[str]:
+    return [f"{driver.name}: {problem}" for driver, problem in problems if problem is not None]
+
+
+async def _listen(servers: StatusServers, *, file: Path) -> None:
     try:
-        await http.start()
+        await servers.start()
     except OSError as error:
-        raise ConfigError(f"{file}: listen: {address} cannot be used: {error}") from error
+        raise ConfigError(f"{file}: {error}") from error
 
 
 async def _connect(session: asyncio.Future[Session], kubeconfig: Path | None) -> None:

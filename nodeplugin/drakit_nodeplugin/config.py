@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from drakit import layout
-from drakit.settings import Address, Duration, Logging, Seconds, Settings, describe, read_file
+from drakit.settings import Duration, Listen, Logging, Seconds, Settings, describe, read_file
 from drakit.settings import SettingsError as ConfigError
 
 __all__ = (
@@ -186,9 +186,7 @@ class NodePluginConfig(Settings):
     )
     """A file that holds another text after each boot of the node."""
 
-    listen: Address = "[::]:8080"
-    """Address of ``/healthz``, ``/readyz`` and ``/metrics``."""
-
+    listen: Listen = Listen()
     drain_timeout: Annotated[Duration, Field(gt=timedelta(0), le=timedelta(seconds=44))] = (
         timedelta(seconds=40)
     )

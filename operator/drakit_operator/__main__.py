@@ -61,7 +61,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--kubeconfig", type=Path, help="default: the pod's service account, else the user's"
     )
-    parser.add_argument("--listen", help="address of /healthz, /readyz, /metrics")
+    parser.add_argument("--listen-probes", help="address of /healthz and /readyz")
+    parser.add_argument("--listen-metrics", help="address of /metrics")
     parser.add_argument("--log-level", choices=("DEBUG", "INFO", "WARNING", "ERROR"))
     parser.add_argument("--log-format", choices=("json", "text"))
     return parser
@@ -69,10 +70,14 @@ def _parser() -> argparse.ArgumentParser:
 
 def _settings(options: argparse.Namespace) -> dict[str, Any]:
     """Nest the arguments that were given as the settings file nests them."""
-    given = {"level": options.log_level, "format": options.log_format}
-    logging_ = {name: value for name, value in given.items() if value is not None}
-    settings: dict[str, Any] = {"logging": logging_} if logging_ else {}
-    return settings | ({"listen": options.listen} if options.listen is not None else {})
+    groups = {
+        "logging": {"level": options.log_level, "format": options.log_format},
+        "listen": {"probes": options.listen_probes, "metrics": options.listen_metrics},
+    }
+    return {
+        name: {key: value for key, value in group.items() if value is not None}
+        for name, group in groups.items()
+    }
 
 
 def _configure_logging(settings: Logging) -> None:

@@ -13,17 +13,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from drakit import tasks
 from drakit.kube import ApiError, NotFoundError, Session, connect, resource_path
 from drakit.kube.lease import LeaseElection, LeaseTimings
-from drakit.settings import parse_address
+from drakit.probes import StatusServers
 from drakit_operator.config import Config
 from drakit_operator.metrics import Metrics
-from drakit_operator.probes import serve_probes
 from drakit_operator.recording import EventWriter
 from drakit_operator.term import Term
 
@@ -70,23 +69,19 @@ class App:
         self._term: Term | None = None
         self._answered_at: float | None = None
         self.stop = asyncio.Event()
-        self.port: int | None = None
-        """Where the probes are served; None before they are."""
+        self.servers = StatusServers(
+            listen=config.listen, probed=self, registry=self._metrics.registry
+        )
 
     async def run(self) -> None:
         """Run until stopped; raises what ended the replica otherwise."""
-        host, port = parse_address(self._config.listen)
         async with await self._connect() as session:
-            probes = serve_probes(
-                host=host,
-                port=port,
-                healthy=self._unhealthy,
-                ready=self._unready,
-                metrics=self._metrics.render,
-            )
-            async with probes as self.port:
-                logger.info("started", extra={"server": session.server, "port": self.port})
+            await self.servers.start()
+            try:
+                logger.info("started", extra={"server": session.server})
                 await self._run_parts(session)
+            finally:
+                await self.servers.stop()
         logger.info("stopped")
 
     async def _run_parts(self, session: Session) -> None:
@@ -163,11 +158,19 @@ class App:
                 self._answered_at = asyncio.get_running_loop().time()
             await asyncio.sleep(CHECK_SECONDS)
 
-    def _unhealthy(self) -> str | None:
-        return self._term.wrong() if self._term is not None else None
+    # ------------------------------------------------------------ probes and metrics
 
-    def _unready(self) -> str | None:
+    async def unhealthy(self) -> Sequence[str]:
+        """Return why the process must be restarted. A replica that does not lead is healthy."""
+        problem = self._term.wrong() if self._term is not None else None
+        return [problem] if problem is not None else []
+
+    async def unready(self) -> Sequence[str]:
+        """Return why this replica could not lead."""
         now = asyncio.get_running_loop().time()
         if self._answered_at is None or now - self._answered_at > CHECK_LIMIT_SECONDS:
-            return "the API server does not answer us"
-        return None
+            return ["the API server does not answer us"]
+        return []
+
+    async def measure(self) -> None:
+        """Do nothing: each part updates its own gauges."""

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Self, cast
 
 from pydantic import Field, ValidationError, model_validator
 
-from drakit.settings import Address, Logging, Seconds, Settings, describe, read_file
+from drakit.settings import Listen, Logging, Seconds, Settings, describe, read_file
 from drakit.settings import SettingsError as ConfigError
 
 __all__ = ("Config", "ConfigError", "read_config")
@@ -58,9 +58,7 @@ class Events(Settings):
 class Config(Settings):
     """Settings of ``drakit-operator``."""
 
-    listen: Address = "[::]:8080"
-    """Address of /healthz, /readyz and /metrics."""
-
+    listen: Listen = Listen()
     logging: Logging = Logging()
     election: Election = Election()
     events: Events = Events()

@@ -7,7 +7,6 @@ It must not know where the numbers come from, nor how they are served.
 from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.exposition import generate_latest
 
 __all__ = ("Metrics",)
 
@@ -16,37 +15,33 @@ class Metrics:
     """One instance a process or test: the registry is private."""
 
     def __init__(self) -> None:
-        self._registry = CollectorRegistry()
+        self.registry = CollectorRegistry()
         self.leader = Gauge(
-            "drakit_operator_leader", "1 if this replica leads", registry=self._registry
+            "drakit_operator_leader", "1 if this replica leads", registry=self.registry
         )
         self.queue_depth = Gauge(
-            "drakit_operator_queue_depth", "Objects waiting to be judged", registry=self._registry
+            "drakit_operator_queue_depth", "Objects waiting to be judged", registry=self.registry
         )
         self.reconcile_seconds = Histogram(
             "drakit_operator_reconcile_seconds",
             "Time to judge one object, Event included",
             ["concern", "outcome"],
             buckets=(0.001, 0.005, 0.02, 0.1, 0.5, 2, 10),
-            registry=self._registry,
+            registry=self.registry,
         )
         self.events = Counter(
             "drakit_operator_events",
             "Events told, by reason",
             ["reason"],
-            registry=self._registry,
+            registry=self.registry,
         )
         self.kopf_restarts = Counter(
             "drakit_operator_kopf_restarts",
             "Times that Kopf ended and was begun anew",
-            registry=self._registry,
+            registry=self.registry,
         )
         self.missed_deletions = Counter(
             "drakit_operator_missed_deletions",
             "Deletions found by listing, which no watch had reported",
-            registry=self._registry,
+            registry=self.registry,
         )
-
-    def render(self) -> bytes:
-        """Write all in the text format."""
-        return generate_latest(self._registry)

@@ -97,7 +97,7 @@ class Node:
             "config": {"directory": str(self.root / "hardware")},
         }
         config = self._settings | {
-            "listen": "127.0.0.1:0",
+            "listen": {"probes": "127.0.0.1:0", "metrics": "127.0.0.1:0"},
             "logging": {"format": "text"},
             "bootIDFile": str(self.boot_id),
             "kubeletRoot": str(self.root),

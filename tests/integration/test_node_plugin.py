@@ -33,7 +33,7 @@ class Rig:
         self.root, self.api_server = root, api_server
         self.shelf, self.cdi = root / "shelf", root / "cdi"
         self.config: dict = {
-            "listen": "127.0.0.1:0",
+            "listen": {"probes": "127.0.0.1:0", "metrics": "127.0.0.1:0"},
             "bootIDFile": str(root / "boot_id"),
             "drivers": [
                 {"driver": "tests.fakes.shelf:Shelf", "config": {"directory": str(self.shelf)}}
@@ -225,9 +225,15 @@ async def test_a_damaged_checkpoint_is_set_aside_and_an_event_says_so(rig):
             id="bad-glob",
         ),
         pytest.param(
-            {"listen": "127.0.0.1:99999"}, "listen: '127.0.0.1:99999' is not host:port", id="listen"
+            {"listen": {"probes": "127.0.0.1:99999"}},
+            "listen.probes: '127.0.0.1:99999' is not host:port",
+            id="listen",
         ),
-        pytest.param({"listen": "192.0.2.1:8080"}, "Cannot assign", id="listen-elsewhere"),
+        pytest.param(
+            {"listen": {"metrics": "192.0.2.1:8080"}},
+            "listen.metrics: 192.0.2.1:8080 cannot be used",
+            id="listen-elsewhere",
+        ),
     ],
 )
 async def test_a_mistake_in_the_configuration_is_refused_with_file_key_and_reason(

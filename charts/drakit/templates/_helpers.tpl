@@ -139,7 +139,7 @@ devices: {{ toJson . }}
 {{- if .Values.nodeplugin.kubeletStateDirectory }}
 kubeletStateFile: /host/kubelet/dra_manager_state
 {{- end }}
-listen: ":8080"  # every address, of either family
+{{ include "drakit.listen" . }}
 logging: {{ toJson .Values.logging }}
 {{- if .Values.backends.enabled }}
 backends:
@@ -180,22 +180,28 @@ drivers:
 
 {{- define "drakit.operator.config" -}}
 {{- $election := dict "leaseName" (include "drakit.operator" .) }}
-{{- toYaml (merge (dict "listen" ":8080" "logging" .Values.logging) .Values.operator.config (dict "election" $election)) }}
+{{- $listen := include "drakit.listen" . | fromYaml }}
+{{- toYaml (merge (dict "logging" .Values.logging) $listen .Values.operator.config (dict "election" $election)) }}
+{{- end }}
+
+{{/* drakit.listen: the addresses of both daemons' servers; the empty host means all addresses, IPv4 and IPv6. */}}
+{{- define "drakit.listen" -}}
+listen: {probes: ":8081", metrics: ":8080"}
 {{- end }}
 
 {{/* drakit.probes: live once it has started, ready when it can do its work. */}}
 {{- define "drakit.probes" -}}
 startupProbe:
-  httpGet: {path: /healthz, port: http}
+  httpGet: {path: /healthz, port: probes}
   periodSeconds: 1
   failureThreshold: 60
 livenessProbe:
-  httpGet: {path: /healthz, port: http}
+  httpGet: {path: /healthz, port: probes}
   periodSeconds: 10
   timeoutSeconds: 5
   failureThreshold: 3
 readinessProbe:
-  httpGet: {path: /readyz, port: http}
+  httpGet: {path: /readyz, port: probes}
   periodSeconds: 3
   timeoutSeconds: 3
 {{- end }}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-__all__ = ("last_line", "left_out", "refused", "stopped")
+__all__ = ("last_line", "left_out", "refused", "stopped", "unready")
 
 MAX_CHARACTERS = 1000
 """Of a complaint; what is longer was made by the driver."""
@@ -16,6 +16,7 @@ MAX_CHARACTERS = 1000
 _LEFT_OUT = re.compile(r"device is left out .*?device=(?P<device>\S+) error=(?P<reason>.*)$", re.M)
 _REFUSED = re.compile(r"backend needs attention .*?reason=BackendRefused note=(?P<note>.*)$", re.M)
 _STOPPED = re.compile(r"^\S+ ERROR +endpoint stopped .*?reason=(?P<reason>.*)$", re.M)
+_UNREADY = re.compile(r"probe fails .*?probe=/readyz reason=(?P<reason>.*)$", re.M)
 
 
 def left_out(log: str) -> str | None:
@@ -36,6 +37,12 @@ def stopped(log: str) -> str | None:
     """Say why the driver stopped last."""
     reasons = [match["reason"] for match in _STOPPED.finditer(log)]
     return f"the driver stopped: {reasons[-1]}"[:MAX_CHARACTERS] if reasons else None
+
+
+def unready(log: str) -> str | None:
+    """Return why the node plugin was not ready last."""
+    reasons = [match["reason"] for match in _UNREADY.finditer(log)]
+    return f"the node plugin is not ready: {reasons[-1]}"[:MAX_CHARACTERS] if reasons else None
 
 
 def last_line(text: str) -> str | None:

@@ -21,7 +21,7 @@ import aiohttp
 import grpc.aio
 import yaml
 
-from drakit.testing.conformance.complaints import last_line, left_out, refused, stopped
+from drakit.testing.conformance.complaints import last_line, left_out, refused, stopped, unready
 from drakit.testing.conformance.errors import ConformanceError
 from drakit.testing.conformance.programs import (
     Program,
@@ -86,7 +86,7 @@ class FakeNode:
         self._boots = 0
         self._healthy = 0
         self._begun = 0  # of the node plugin's log: what was said before is settled
-        self._port = 0
+        self._ports = {"probes": 0, "metrics": 0}
         self._environment = {**os.environ, "DRAKIT_ROOT": str(root)}
         self.plugin: Program = Program(
             "the node plugin",
@@ -118,7 +118,7 @@ class FakeNode:
         if self._boots == 0:
             await self._boot()
         if not self.plugin.running:
-            self._port = _free_port()
+            self._ports = {name: _free_port() for name in self._ports}
             self._write_config()
             self._begun = len(self.plugin.text())
             await self.plugin.start()
@@ -180,7 +180,7 @@ class FakeNode:
 
     def _write_config(self) -> None:
         config = {
-            "listen": f"127.0.0.1:{self._port}",
+            "listen": {name: f"127.0.0.1:{port}" for name, port in self._ports.items()},
             "bootIDFile": str(self.root / "boot_id"),
             "logging": {"format": "text"},
             "devices": {"health": _HEALTH},
@@ -229,7 +229,7 @@ class FakeNode:
     async def _gauges(self) -> Mapping[str, float]:
         """Read what the node plugin says of the driver: states of devices by their names, the rest
         by the metric's."""
-        text = await self._get("/metrics")
+        text = await self._get("metrics", "/metrics")
         found: dict[str, float] = {}
         mine = rf'^(\w+)\{{driver="{re.escape(self.driver or "")}"(?:,state="(\w+)")?\}} (\S+)$'
         for name, state, value in re.findall(mine, text, re.MULTILINE):
@@ -237,9 +237,9 @@ class FakeNode:
                 found[state or name] = float(value)
         return found
 
-    async def _get(self, path: str) -> str:
-        """Ask the node plugin's HTTP server; empty if it does not answer."""
-        url, limit = f"http://127.0.0.1:{self._port}{path}", aiohttp.ClientTimeout(2)
+    async def _get(self, server: str, path: str) -> str:
+        """Ask one of the node plugin's HTTP servers; empty if it does not answer."""
+        url, limit = f"http://127.0.0.1:{self._ports[server]}{path}", aiohttp.ClientTimeout(2)
         try:
             async with (
                 aiohttp.ClientSession(timeout=limit) as session,
@@ -274,8 +274,10 @@ class FakeNode:
         sentence = f"{START_SECONDS:g} s after the start this was still awaited: {what}"
         if why := self._complaint():
             sentence += f"; {why}"
-        elif told := await self._get("/readyz"):
-            sentence += f"; the node plugin says: {told.strip()[:1000]}"
+        else:
+            await self._get("probes", "/readyz")  # the reason goes to the log
+            if why := unready(self.plugin.text()[self._begun :]):
+                sentence += f"; {why}"
         raise ConformanceError(sentence)
 
     def _ends(self) -> int:

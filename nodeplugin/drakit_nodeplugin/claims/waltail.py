@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import sqlite3
 import struct
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,22 +25,41 @@ _MAGIC = (0x377F0682, 0x377F0683)
 _UNFINISHED = 1
 """Transactions that a crash may leave behind what is readable."""
 
+_BUSY_SECONDS = 5.0
+"""How long another process may take to checkpoint the log: milliseconds, unless its disk hangs."""
+
 
 def lost_transactions(connection: sqlite3.Connection, log: Path) -> int:
     """
     Count the transactions of a log that SQLite does not see, where a crash does not explain them.
 
-    The connection must be in no transaction; it must not have written yet.
+    The connection must be in no transaction; it must not have written yet. Raises sqlite3.Error.
     """
     before = _header(log)
     if before is None:
         return 0
     commits = list(_commits(log, before))
-    _, readable, _ = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+    readable = _readable_frames(connection)
     if _header(log) != before:
         return 0  # another process has begun the log anew: it has read all of it
     lost = sum(number > readable for number in commits)
     return lost if lost > _UNFINISHED or (lost and not _is_sound(before)) else 0
+
+
+def _readable_frames(connection: sqlite3.Connection) -> int:
+    until = time.monotonic() + _BUSY_SECONDS
+    while True:
+        busy, readable, _ = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+        if not busy:
+            return readable
+        # Another process is checkpointing, and SQLite answers with -1 instead of a number.
+        if time.monotonic() > until:
+            error = sqlite3.OperationalError(
+                f"another process has been checkpointing the log for {_BUSY_SECONDS:g} s"
+            )
+            error.sqlite_errorcode = sqlite3.SQLITE_BUSY
+            raise error
+        time.sleep(0.01)
 
 
 def _header(log: Path) -> bytes | None:

@@ -11,15 +11,20 @@ It must not know gRPC, or how health is found out.
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
+from drakit import logs
 from drakit_nodeplugin.devices.pools import DeviceHealth
 from drakit_nodeplugin.devices.revision import Revision
 
-__all__ = ("HealthReports", "HealthSource", "Subscription", "shown")
+__all__ = ("HealthReports", "HealthSource", "StreamLog", "Subscription", "logged_stream", "shown")
+
+logger = logging.getLogger(__name__)
 
 PACE_SECONDS = 0.2
 """From one look at the devices to the next: a driver whose devices flap by the thousand makes five
@@ -32,6 +37,12 @@ MAX_MESSAGE_BYTES = 1024
 """What the kubelet would cut itself: it counts bytes, and cuts through characters."""
 
 CUT = "..."
+
+MAX_LOGGED = 10
+"""Devices that one log line names; the rest is counted."""
+
+MAX_LOGGED_CHARACTERS = 200
+"""Of a device's message in the log: vendors write these texts."""
 
 GONE = "the driver does not list the device any more"
 
@@ -56,31 +67,101 @@ class HealthSource(Protocol):
 class HealthReports:
     """The reports on one driver's devices, to any number of subscribers."""
 
-    def __init__(self, source: HealthSource, *, timeout_seconds: float) -> None:
+    def __init__(self, source: HealthSource, *, driver: str, timeout_seconds: float) -> None:
         """The timeout is how long the kubelet believes in what it was told."""
         self.timeout_seconds = max(1, math.ceil(timeout_seconds))
         """In the whole seconds that a message can hold."""
 
         self._source = source
+        self._driver = driver
         self._ended = asyncio.Event()
 
     def end(self) -> None:
         """End all subscriptions, those to come included."""
         self._ended.set()
 
-    def subscribe(self) -> Subscription:
-        """Begin to tell somebody."""
+    @contextmanager
+    def stream(self, method: str) -> Generator[Subscription]:
+        """Subscribe for one stream, and log its start and end."""
+        with logged_stream(self._driver, method, ended=self._ended) as log:
+            yield self.subscribe(log)
+
+    def subscribe(self, log: StreamLog) -> Subscription:
+        """Begin a subscription, whose changes go to this log."""
         resend_seconds = self.timeout_seconds / 3
-        return Subscription(self._source, resend_seconds=resend_seconds, ended=self._ended)
+        return Subscription(self._source, resend_seconds=resend_seconds, ended=self._ended, log=log)
+
+
+class StreamLog:
+    """
+    The log lines of one stream, under a request id of its own.
+
+    The id is set for each line only: a stream is an asynchronous generator, which may be closed in
+    another context than the one that began it.
+    """
+
+    def __init__(self, driver: str, method: str) -> None:
+        self._request_id = logs.new_request_id()
+        self._facts = {"driver": driver, "method": method}
+
+    def info(self, message: str, **facts: object) -> None:
+        """Log a line."""
+        with logs.request_scope(self._request_id):
+            logger.info(message, extra=self._facts | facts)
+
+    def changes(self, changes: Sequence[DeviceHealth]) -> None:
+        """Log what the kubelet learns, in one line whatever its size."""
+        named = [f"{each.pool}/{each.device} {_in_words(each)}" for each in changes[:MAX_LOGGED]]
+        if len(changes) > MAX_LOGGED:
+            named.append(f"and {len(changes) - MAX_LOGGED} more")
+        unhealthy = sum(each.status == "unhealthy" for each in changes)
+        self.info(
+            "device health sent",
+            devices=len(changes),
+            unhealthy=unhealthy,
+            changes="; ".join(named),
+        )
+
+
+def _in_words(health: DeviceHealth) -> str:
+    message = health.message[:MAX_LOGGED_CHARACTERS]
+    return f"{health.status} ({message})" if message else health.status
+
+
+@contextmanager
+def logged_stream(driver: str, method: str, *, ended: asyncio.Event) -> Generator[StreamLog]:
+    """Log the start and the end of a stream, which `ended` ends on our side."""
+    log = StreamLog(driver, method)
+    began = time.monotonic()
+    log.info("health stream started")
+    reason = "the plugin ended it"
+    try:
+        yield log
+    except Exception as error:
+        reason = f"it failed: {error}"
+        raise
+    except BaseException:  # a cancellation, or the generator is closed
+        if not ended.is_set():
+            reason = "the kubelet hung up"
+        raise
+    finally:
+        seconds = round(time.monotonic() - began, 1)
+        log.info("health stream ended", reason=reason, seconds=seconds)
 
 
 class Subscription:
     """What one subscriber was told, and what it is told next."""
 
     def __init__(
-        self, source: HealthSource, *, resend_seconds: float, ended: asyncio.Event
+        self,
+        source: HealthSource,
+        *,
+        resend_seconds: float,
+        ended: asyncio.Event,
+        log: StreamLog,
     ) -> None:
         self._source = source
+        self._log = log
         self._resend_seconds = resend_seconds
         self._ended = ended
         self._told: _Told = {}
@@ -114,10 +195,11 @@ class Subscription:
         elif states is before:
             return
         told = {(state.pool, state.device): state for state in states}
-        self._unsent = [
-            state for key, state in told.items() if resend or self._told.get(key) != state
-        ]
-        self._unsent += [_gone(state) for key, state in self._told.items() if key not in told]
+        changed = [state for key, state in told.items() if self._told.get(key) != state]
+        gone = [_gone(state) for key, state in self._told.items() if key not in told]
+        if changed or gone:
+            self._log.changes([*changed, *gone])
+        self._unsent = [*(told.values() if resend else changed), *gone]
         self._told, self._states = told, states
 
     # ------------------------------------------------------------ waiting

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import grpc.aio
 
 from drakit_nodeplugin.devices.pools import DeviceHealth
-from drakit_nodeplugin.kubelet.health import HealthReports, HealthSource, shown
+from drakit_nodeplugin.kubelet.health import HealthReports, HealthSource, logged_stream, shown
 from drakit_proto.kubelet.drahealth.v1alpha1 import health_pb2, health_pb2_grpc
 
 __all__ = ("HealthService", "ReportedHealth", "SilentHealth", "health_service")
@@ -47,11 +47,16 @@ class HealthService(Protocol):
         ...
 
 
-def health_service(source: HealthSource | None, *, timeout_seconds: float) -> HealthService:
-    """Give what is served for a driver, with a source of its devices' health or without."""
+_METHOD = "v1alpha1.NodeWatchResources"
+
+
+def health_service(
+    source: HealthSource | None, *, driver: str, timeout_seconds: float
+) -> HealthService:
+    """Return what is served for a driver, with a source of its devices' health or without."""
     if source is None:
-        return SilentHealth()
-    return ReportedHealth(HealthReports(source, timeout_seconds=timeout_seconds))
+        return SilentHealth(driver)
+    return ReportedHealth(HealthReports(source, driver=driver, timeout_seconds=timeout_seconds))
 
 
 class SilentHealth(health_pb2_grpc.DRAResourceHealthServicer):
@@ -59,7 +64,8 @@ class SilentHealth(health_pb2_grpc.DRAResourceHealthServicer):
 
     versions = ()
 
-    def __init__(self) -> None:
+    def __init__(self, driver: str) -> None:
+        self._driver = driver
         self._ended = asyncio.Event()
 
     def add_to(self, server: grpc.aio.Server) -> None:
@@ -79,7 +85,8 @@ class SilentHealth(health_pb2_grpc.DRAResourceHealthServicer):
         await context.send_initial_metadata(())
         # A cancellation (the kubelet hung up) must leave this function as one: grpc.aio leaks
         # the call of a stream that swallows it (github.com/grpc/grpc/issues/43360).
-        await self._ended.wait()
+        with logged_stream(self._driver, _METHOD, ended=self._ended):
+            await self._ended.wait()
         return
         yield health_pb2.NodeWatchResourcesResponse()
 
@@ -118,12 +125,12 @@ class _HealthV1alpha1(health_pb2_grpc.DRAResourceHealthServicer):
     ) -> AsyncIterator[health_pb2.NodeWatchResourcesResponse]:
         # As above: devices may be long in coming, and a cancellation is passed on.
         await context.send_initial_metadata(())
-        subscription = self._reports.subscribe()
         timeout_seconds = self._reports.timeout_seconds
-        while (part := await subscription.next()) is not None:
-            yield health_pb2.NodeWatchResourcesResponse(
-                devices=[_message(health, timeout_seconds) for health in part]
-            )
+        with self._reports.stream(_METHOD) as subscription:
+            while (part := await subscription.next()) is not None:
+                yield health_pb2.NodeWatchResourcesResponse(
+                    devices=[_message(health, timeout_seconds) for health in part]
+                )
 
 
 def _message(health: DeviceHealth, timeout_seconds: int) -> health_pb2.DeviceHealth:

@@ -41,12 +41,12 @@ class _HealthV1(health_pb2_grpc.DRAResourceHealthServicer):
         context: grpc.aio.ServicerContext[Any, Any],
     ) -> AsyncIterator[health_pb2.NodeWatchResourcesResponse]:
         await context.send_initial_metadata(())
-        subscription = self._reports.subscribe()
         timeout_seconds = self._reports.timeout_seconds
-        while (part := await subscription.next()) is not None:
-            yield health_pb2.NodeWatchResourcesResponse(
-                devices=[_message(health, timeout_seconds) for health in part]
-            )
+        with self._reports.stream("v1.NodeWatchResources") as subscription:
+            while (part := await subscription.next()) is not None:
+                yield health_pb2.NodeWatchResourcesResponse(
+                    devices=[_message(health, timeout_seconds) for health in part]
+                )
 
 
 def _message(health: DeviceHealth, timeout_seconds: int) -> health_pb2.DeviceHealth:

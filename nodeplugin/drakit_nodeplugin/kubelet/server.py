@@ -118,7 +118,9 @@ class DriverServer:
         self._max_retry_seconds = max_retry_seconds
         self._ownership = ownership
         self._calls = ClaimCalls(driver_name, claims, answer_seconds=answer_seconds)
-        self._health = health_service(health, timeout_seconds=health_timeout_seconds)
+        self._health = health_service(
+            health, driver=driver_name, timeout_seconds=health_timeout_seconds
+        )
         self._registration = Registration(
             driver_name,
             dra_socket=self.paths.dra,

@@ -16,6 +16,7 @@ from drakit_nodeplugin.config import load_config
 from drakit_operator.config import read_config
 from tests.unit.chart.reading import pod_spec, the, written
 
+PROBES = ("startup", "liveness", "readiness")
 READING = {"get", "list", "watch"}
 SERIAL: dict[str, Any] = {"subsystem": "tty", "paths": ["/dev/ttyUSB*"]}
 
@@ -73,6 +74,21 @@ def test_the_operator_reads_its_configuration(render, tmp_path):
     config = read_config(written(objects, tmp_path, "operator"))
     assert config.sweep_period == 10
     assert config.election.lease_name == "l"
+
+
+@pytest.mark.parametrize(
+    ("component", "kind", "read"),
+    [("nodeplugin", "DaemonSet", load_config), ("operator", "Deployment", read_config)],
+)
+def test_probes_and_metrics_have_ports_of_their_own(render, tmp_path, component, kind, read):
+    objects = render()
+    listen = read(written(objects, tmp_path, component)).listen
+    served = {"probes": listen.probes, "metrics": listen.metrics}
+    (container,) = pod_spec(objects, kind, f"drakit-{component}")["containers"]
+    ports = {port["name"]: f":{port['containerPort']}" for port in container["ports"]}
+    assert ports == served
+    probed = {container[f"{name}Probe"]["httpGet"]["port"] for name in PROBES}
+    assert probed == {"probes"}
 
 
 def test_the_kubelets_directories_are_mounted_at_their_own_paths(render):

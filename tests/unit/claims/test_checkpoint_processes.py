@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 import subprocess
 import sys
@@ -230,6 +231,32 @@ async def test_nothing_that_was_answered_is_lost_when_another_process_sets_the_f
     assert len(said) > 10
     left = {file.name for file in start.path.parent.iterdir() if "damaged" not in file.name}
     assert left == {"checkpoint.db"}
+
+
+HOLD_CHECKPOINT_LOCK = """
+import fcntl
+with open(sys.argv[1] + "-shm", "r+b") as file:
+    fcntl.lockf(file, fcntl.LOCK_EX, 1, 121)  # WAL_CKPT_LOCK of SQLite's WAL index
+    say("held")
+    sys.stdin.readline()
+"""
+
+
+async def test_a_log_that_another_process_checkpoints_at_the_moment_is_not_damaged(start):
+    checkpoint = Checkpoint(start.path)
+    await checkpoint.open()
+    for name in "abc":
+        await checkpoint.write([stored_claim(name)])
+    holder = start("holder", HOLD_CHECKPOINT_LOCK)
+    assert holder.hear() == "held"
+    opening = asyncio.create_task(reopen(start.path))
+    await asyncio.sleep(0.2)
+    assert not opening.done()
+    holder.go_on()
+
+    claims, damage = await opening
+    assert (set(claims), damage) == ({"uid-a", "uid-b", "uid-c"}, None)
+    await checkpoint.close()
 
 
 def damage(path, uid):

@@ -6,7 +6,7 @@ import json
 import pytest
 from blockbuster import BlockingError
 
-from drakit.kube import UnauthorizedError, connect
+from drakit.kube import ApiError, UnauthorizedError, connect
 from drakit.kube.config import Credentials, ServiceAccount, _read_token, find_cluster
 from drakit.kube.session import Session
 
@@ -129,6 +129,40 @@ async def test_a_token_file_that_is_gone_leaves_the_last_token(in_pod, account, 
     await in_pod.get(PATH)
     account.token.unlink()
     await in_pod.get(PATH)
+
+
+@pytest.fixture
+async def proxy(monkeypatch):
+    """The proxy of the environment, which excludes the Service network as clusters do; counts."""
+    seen = []
+
+    async def refuse(reader, writer):
+        seen.append(await reader.readline())
+        writer.write(b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+        writer.close()
+        await writer.wait_closed()
+
+    server = await asyncio.start_server(refuse, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
+        monkeypatch.setenv(name, url)
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.setenv(name, "10.96.0.0/12,.svc")
+    yield seen
+    server.close()
+    await server.wait_closed()
+
+
+async def test_in_a_cluster_no_proxy_is_used(proxy, in_pod):
+    await in_pod.get(PATH)
+    assert proxy == []
+
+
+async def test_a_kubeconfig_uses_the_proxy_of_the_environment(proxy, api_server, tmp_path):
+    async with await connect(api_server.write_kubeconfig(tmp_path), user_agent="t") as session:
+        with pytest.raises(ApiError):
+            await session.get(PATH, timeout_seconds=1)
+    assert proxy
 
 
 def kubeconfig_with(user, api_server, folder):

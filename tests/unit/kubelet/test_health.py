@@ -6,15 +6,20 @@ import asyncio
 
 import pytest
 
-from drakit_nodeplugin.kubelet.health import GONE, HealthReports, shown
+from drakit_nodeplugin.kubelet.health import GONE, HealthReports, StreamLog, shown
 from tests.fakes.health import FakeHealth, health
 
 WELL, ILL = health("cam-0"), health("cam-0", "unhealthy", "the lens is dirty")
 OTHER = health("cam-1")
+LOG = StreamLog("camera.example.com", "v1.NodeWatchResources")
 
 
 def subscribe(source, *, timeout_seconds=30.0):
-    return HealthReports(source, timeout_seconds=timeout_seconds).subscribe()
+    return reports_of(source, timeout_seconds=timeout_seconds).subscribe(LOG)
+
+
+def reports_of(source, *, timeout_seconds=30.0):
+    return HealthReports(source, driver="camera.example.com", timeout_seconds=timeout_seconds)
 
 
 async def waits(subscription):
@@ -52,9 +57,9 @@ async def test_a_change_is_told_at_once_and_alone(looptime):
     ],
 )
 async def test_all_is_told_again(looptime, timeout_seconds, told_seconds, resend_seconds):
-    reports = HealthReports(FakeHealth(WELL, OTHER), timeout_seconds=timeout_seconds)
+    reports = reports_of(FakeHealth(WELL, OTHER), timeout_seconds=timeout_seconds)
     assert reports.timeout_seconds == told_seconds
-    subscription = reports.subscribe()
+    subscription = reports.subscribe(LOG)
     for number in range(3):
         assert list(await subscription.next()) == [WELL, OTHER]
         assert 0 <= looptime - number * resend_seconds < 0.001
@@ -162,10 +167,8 @@ async def test_many_devices_come_in_several_messages_and_none_is_left_out(loopti
 
 @pytest.mark.looptime
 async def test_the_end_ends_who_waits_who_has_more_to_send_and_who_comes_later():
-    reports = HealthReports(
-        FakeHealth(*(health(f"cam-{n}") for n in range(501))), timeout_seconds=30
-    )
-    waiter, sender = reports.subscribe(), reports.subscribe()
+    reports = reports_of(FakeHealth(*(health(f"cam-{n}") for n in range(501))))
+    waiter, sender = reports.subscribe(LOG), reports.subscribe(LOG)
     for _ in range(2):
         await waiter.next()
     await sender.next()
@@ -173,7 +176,7 @@ async def test_the_end_ends_who_waits_who_has_more_to_send_and_who_comes_later()
     reports.end()
     assert await waiting is None
     assert await sender.next() is None
-    assert await reports.subscribe().next() is None
+    assert await reports.subscribe(LOG).next() is None
 
 
 @pytest.mark.looptime

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 
 import grpc
 import grpc.aio
 import pytest
 
+from drakit import logs
 from tests.fakes.health import FakeHealth, health
 from tests.fakes.kubelet import reference
 from tests.fakes.looks import with_looks
@@ -171,3 +173,85 @@ async def test_a_driver_without_health_advertises_none_and_serves_no_v1(serve, k
         async with await kubelet.follow_health(path, version="v1") as told:
             await told.until(lambda: told.ended)
             assert await told.call.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+class Records(logging.Handler):
+    """The lines about health streams, with their request ids as the daemon logs them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.records: list[logging.LogRecord] = []
+        self.addFilter(logs.RequestIdFilter())
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.records.append(record)
+
+    def messages(self) -> list[str]:
+        return [record.getMessage() for record in self.records]
+
+
+@pytest.fixture
+def lines():
+    logger, records = logging.getLogger("drakit_nodeplugin.kubelet.health"), Records()
+    before = logger.level
+    logger.setLevel(logging.INFO)
+    logger.addHandler(records)
+    yield records
+    logger.removeHandler(records)
+    logger.setLevel(before)
+
+
+@pytest.mark.parametrize("version", ["v1", "v1alpha1"])
+async def test_a_stream_logs_its_start_its_changes_and_its_end_under_one_id(
+    serve, kubelet, lines, version
+):
+    source = FakeHealth(WELL, OTHER)
+    async with serve(health=source, health_timeout_seconds=1):
+        (path,) = kubelet.sockets()
+        async with await kubelet.follow_health(path, version=version) as told:
+            await told.until(lambda: len(told.messages) == 1)
+            source.replace(ILL)
+            # Twice more at least, as the kubelet believes a health for a second only.
+            await told.until(lambda: len(told.messages) > 3)
+        await until(lambda: not streams())
+    assert lines.messages() == [
+        "health stream started",
+        "device health sent",
+        "device health sent",
+        "health stream ended",
+    ]
+    start, first, change, end = lines.records
+    assert start.method == f"{version}.NodeWatchResources"
+    assert (first.devices, first.unhealthy) == (2, 0)
+    assert change.changes == "node-1/cam-0 unhealthy (the lens is dirty)"
+    assert end.reason == "the kubelet hung up"
+    (identifier,) = {record.request_id for record in lines.records}
+    assert identifier != "-"
+
+
+async def test_streams_have_ids_of_their_own_and_log_that_the_plugin_ends_them(
+    serve, kubelet, lines
+):
+    async with serve() as server:  # a driver without health
+        (path,) = kubelet.sockets()
+        async with (
+            await kubelet.follow_health(path, version="v1alpha1"),
+            await kubelet.follow_health(path, version="v1alpha1"),
+        ):
+            await until(lambda: len(lines.records) == 2)
+            await server.stop()
+            await until(lambda: len(lines.records) == 4)
+    assert {record.reason for record in lines.records[2:]} == {"the plugin ended it"}
+    assert len({record.request_id for record in lines.records}) == 2
+
+
+async def test_a_change_of_many_devices_is_one_line_of_bounded_length(serve, kubelet, lines):
+    source = FakeHealth(*(health(f"cam-{n}", "unhealthy", "m" * 1024) for n in range(2_000)))
+    async with serve(health=source):
+        (path,) = kubelet.sockets()
+        async with await kubelet.follow_health(path) as told:
+            await told.until(lambda: sum(map(len, told.messages)) == 2_000)
+    (line,) = [r for r in lines.records if r.getMessage() == "device health sent"]
+    assert (line.devices, line.unhealthy) == (2_000, 2_000)
+    assert line.changes.endswith("; and 1990 more")
+    assert len(line.changes) < 3_000

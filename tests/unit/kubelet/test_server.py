@@ -287,7 +287,7 @@ async def test_a_cancelled_health_stream_passes_the_cancellation_on():
         async def send_initial_metadata(self, _):
             pass
 
-    stream = SilentHealth().NodeWatchResources(None, Context())
+    stream = SilentHealth("camera.example.com").NodeWatchResources(None, Context())
     reading = asyncio.create_task(anext(stream))
     await asyncio.sleep(0)
     reading.cancel()

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.timeout(60)
 
 def config(**changes) -> Config:
     settings = {
-        "listen": "127.0.0.1:0",
+        "listen": {"probes": "127.0.0.1:0", "metrics": "127.0.0.1:0"},
         "election": {"leaseDuration": 2, "renewDeadline": 1, "retryPeriod": 0.2},
         "events": {"debounce": 0.3},
     }
@@ -76,9 +76,10 @@ def watched(cluster) -> Callable[[], bool]:
 
 
 async def probe(app: App, path: str) -> tuple[int, str]:
+    server = app.servers.metrics if path == "/metrics" else app.servers.probes
     async with (
         aiohttp.ClientSession() as client,
-        client.get(f"http://127.0.0.1:{app.port}{path}") as answer,
+        client.get(f"http://127.0.0.1:{server.port}{path}") as answer,
     ):
         return answer.status, await answer.text()
 
@@ -149,7 +150,6 @@ async def test_the_second_replica_goes_on_at_once_when_the_leader_stops(cluster,
     async with replica(cluster, tmp_path, "one") as first:
         await until(lambda: len(cluster.told()) == 1)
         async with replica(cluster, tmp_path, "two") as second:
-            await until(lambda: second.port is not None)
             await asyncio.sleep(0.5)
             assert (await probe(second, "/readyz"))[0] == 200, "a replica that waits is ready"
             assert holder(cluster) == "one"

@@ -9,7 +9,7 @@ from drakit_operator.config import Config, ConfigError, read_config
 def test_the_promised_defaults():
     config = read_config(None)
     assert config == Config()
-    assert config.listen == "[::]:8080"
+    assert (config.listen.probes, config.listen.metrics) == ("[::]:8081", "[::]:8080")
     election = config.election
     assert (election.lease_name, election.lease_duration) == ("drakit-operator", 8.0)
     assert (election.renew_deadline, election.retry_period) == (5.0, 1.0)
@@ -36,7 +36,7 @@ def test_a_file_is_read(tmp_path):
         pytest.param("election: {lease: x}", "election.lease", id="unknown-nested-key"),
         pytest.param("sweepPeriod: soon", "soon", id="no-duration"),
         pytest.param("sweepPeriod: 0s", "sweepPeriod", id="zero-duration"),
-        pytest.param("listen: here", "host:port", id="no-address"),
+        pytest.param("listen: {probes: here}", "host:port", id="no-address"),
         pytest.param("[1, 2]", "top level", id="a-list"),
         pytest.param("{", "is not YAML", id="no-yaml"),
         pytest.param("election: {renewDeadline: 9s}", "leaseDuration", id="deadline-after-lease"),
@@ -54,10 +54,13 @@ def test_what_is_refused_is_named(tmp_path, text, told):
 def test_arguments_win_over_the_file_and_are_checked_alike(tmp_path):
     path = tmp_path / "c.yaml"
     path.write_text("logging: {level: DEBUG, format: text}")
-    config = read_config(path, arguments={"logging": {"level": "ERROR"}, "listen": ":1"})
-    assert (config.logging.level, config.logging.format, config.listen) == ("ERROR", "text", ":1")
-    with pytest.raises(ConfigError, match=r"arguments: listen: .*host:port"):
-        read_config(None, arguments={"listen": "here"})
+    config = read_config(
+        path, arguments={"logging": {"level": "ERROR"}, "listen": {"probes": ":1"}}
+    )
+    assert (config.logging.level, config.logging.format) == ("ERROR", "text")
+    assert (config.listen.probes, config.listen.metrics) == (":1", "[::]:8080")
+    with pytest.raises(ConfigError, match=r"arguments: listen\.probes: .*host:port"):
+        read_config(None, arguments={"listen": {"probes": "here"}})
 
 
 def test_a_missing_file_is_named(tmp_path):

@@ -1,0 +1,227 @@
+"""
+A small HTTP server for a hostile network: a GET of a few fixed paths, in the daemon's own loop.
+
+Anybody on the pod network can connect, so nothing that a client does may cost another client its
+answer:
+
+* one deadline covers a request, from accept to the last byte of the answer
+* connections are bounded; a new one replaces the oldest that waits for its client
+* the server accepts one connection per turn of the loop, so that it reads a request that has
+  arrived before a flood can replace it
+* clients that ask for the same path at the same time share one answer
+
+The paths need no header, body or keep-alive. The first line of a request is all that is parsed,
+which is less code than the use of a library, and costs no memory. It must not know what the paths
+are for; :mod:`.probes` does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from http import HTTPStatus
+from typing import TypeAlias
+
+from drakit.settings import parse_address
+
+__all__ = ("Answer", "HttpServer", "Route")
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+REQUEST_SECONDS = 2.0
+"""From accept to the last byte of the answer."""
+
+MAX_CONNECTIONS = 32
+"""At once; a kubelet and a Prometheus make two or three."""
+
+MAX_REQUEST_BYTES = 8192
+"""Request line and headers: as much as other servers accept."""
+
+SHARED_SECONDS = 0.25
+"""How old an answer may be: a flood of requests costs four answers a second."""
+
+_BACKLOG = 1024
+"""Connections that the kernel accepts for us; in a flood a probe waits here for its turn."""
+
+_RETRY_SECONDS = 0.5
+"""Pause after an accept that failed, such as for lack of file descriptors."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answer:
+    """What a client gets."""
+
+    body: bytes
+    status: HTTPStatus = HTTPStatus.OK
+    content_type: str = "text/plain; charset=utf-8"
+
+    def encoded(self) -> bytes:
+        """Return the response as it goes over the wire."""
+        head = (
+            f"HTTP/1.1 {self.status.value} {self.status.phrase}\r\n"
+            f"Content-Type: {self.content_type}\r\n"
+            f"Content-Length: {len(self.body)}\r\n"
+            "Connection: close\r\n\r\n"
+        )
+        return head.encode() + self.body
+
+
+Route: TypeAlias = Callable[[], Awaitable[Answer]]
+
+
+def _plain(status: HTTPStatus) -> Answer:
+    return Answer(status=status, body=f"{status.phrase.lower()}\n".encode())
+
+
+class _SharedAnswer:
+    """The answer of one path, computed for all clients that ask for it at the same time."""
+
+    def __init__(self, path: str, route: Route) -> None:
+        self._path = path
+        self._route = route
+        self._begun_at = 0.0
+        self.task: asyncio.Task[Answer] | None = None
+
+    async def get(self) -> Answer:
+        now = asyncio.get_running_loop().time()
+        if self.task is None or (self.task.done() and now - self._begun_at > SHARED_SECONDS):
+            self._begun_at = now
+            self.task = asyncio.create_task(self._compute(), name=f"answer of {self._path}")
+        # A client that goes away must not cost the others their answer.
+        return await asyncio.shield(self.task)
+
+    async def _compute(self) -> Answer:
+        try:
+            return await self._route()
+        except Exception:
+            logger.exception("HTTP request failed", extra={"path": self._path})
+            return _plain(HTTPStatus.INTERNAL_SERVER_ERROR)
+
+
+class HttpServer:
+    """Serves its routes at one address, from `start` to `stop`."""
+
+    def __init__(self, *, listen: str, routes: Mapping[str, Route]) -> None:
+        self.listen: str = listen
+        self._answers = {path: _SharedAnswer(path, route) for path, route in routes.items()}
+        # Of each connection, the oldest first, whether it waits for its client.
+        self._connections: dict[asyncio.Task[None], bool] = {}
+        self._listener: socket.socket | None = None
+        self._accepting: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Listen; raises OSError if the address cannot be used."""
+        self._listener = await asyncio.to_thread(_open_listener, self.listen)
+        self._accepting = asyncio.create_task(
+            self._accept(self._listener), name=f"HTTP at {self.listen}"
+        )
+
+    @property
+    def port(self) -> int:
+        """The port in use, also if the address leaves the choice to the kernel."""
+        assert self._listener is not None
+        return self._listener.getsockname()[1]
+
+    async def stop(self) -> None:
+        """Stop listening, and cut requests in flight."""
+        tasks = [
+            task
+            for task in (
+                self._accepting,
+                *self._connections,
+                *(answer.task for answer in self._answers.values()),
+            )
+            if task is not None
+        ]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=REQUEST_SECONDS)
+        if self._listener is not None:
+            self._listener.close()
+
+    async def _accept(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                client, _ = await loop.sock_accept(listener)
+            except OSError as error:
+                logger.warning(
+                    "HTTP connection not accepted",
+                    extra={"address": self.listen, "error": str(error)},
+                )
+                await asyncio.sleep(_RETRY_SECONDS)
+                continue
+            client.setblocking(False)
+            if len(self._connections) >= MAX_CONNECTIONS:
+                self._drop_oldest()
+            connection = asyncio.create_task(self._serve(client))
+            self._connections[connection] = True
+            connection.add_done_callback(partial(self._close, client))
+            await asyncio.sleep(0)
+
+    def _drop_oldest(self) -> None:
+        waiting = (connection for connection, waits in self._connections.items() if waits)
+        oldest = next(waiting, None) or next(iter(self._connections))
+        del self._connections[oldest]
+        oldest.cancel()
+
+    def _close(self, client: socket.socket, connection: asyncio.Task[None]) -> None:
+        self._connections.pop(connection, None)
+        client.close()
+
+    async def _serve(self, client: socket.socket) -> None:
+        connection = asyncio.current_task()
+        assert connection is not None
+        # Nobody but the client itself cares that it hung up or was too slow.
+        with contextlib.suppress(OSError, TimeoutError):
+            async with asyncio.timeout(REQUEST_SECONDS):
+                request = await _read_request(client)
+                self._connections[connection] = False
+                answer = await self._answer(request)
+                self._connections[connection] = True
+                await asyncio.get_running_loop().sock_sendall(client, answer.encoded())
+
+    async def _answer(self, request: bytes | None) -> Answer:
+        if request is None:
+            return _plain(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
+        line = request.partition(b"\r\n")[0].decode("latin-1").split(" ")
+        if len(line) != 3 or not line[2].startswith("HTTP/1."):
+            return _plain(HTTPStatus.BAD_REQUEST)
+        if line[0] != "GET":
+            return _plain(HTTPStatus.METHOD_NOT_ALLOWED)
+        shared = self._answers.get(line[1].partition("?")[0])
+        return _plain(HTTPStatus.NOT_FOUND) if shared is None else await shared.get()
+
+
+async def _read_request(client: socket.socket) -> bytes | None:
+    """Read a request up to its blank line; None if it is too long."""
+    loop = asyncio.get_running_loop()
+    request = bytearray()
+    while b"\r\n\r\n" not in request:
+        if len(request) >= MAX_REQUEST_BYTES:
+            return None
+        part = await loop.sock_recv(client, MAX_REQUEST_BYTES - len(request))
+        if not part:
+            raise ConnectionResetError("the client hung up")
+        request += part
+    return bytes(request)
+
+
+def _open_listener(address: str) -> socket.socket:
+    """Open a socket at an address; no host means all addresses of both families. Blocks."""
+    host, port = parse_address(address)
+    if host is None and socket.has_dualstack_ipv6():
+        listener = socket.create_server(
+            ("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=_BACKLOG
+        )
+    else:
+        family = socket.AF_INET6 if host is not None and ":" in host else socket.AF_INET
+        listener = socket.create_server((host or "", port), family=family, backlog=_BACKLOG)
+    listener.setblocking(False)
+    return listener

@@ -1,0 +1,119 @@
+"""
+Probes and metrics of a daemon: two HTTP servers, so that a flood on one port spares the other.
+
+The port of the probes answers ``/healthz`` and ``/readyz``, the other one ``/metrics``. Anybody on
+the pod network can read a probe's answer, so it has one word; the reasons go to the log.
+
+Connections and their limits belong to :mod:`.httpserver`. It must not know which checks there are,
+or what is measured.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from http import HTTPStatus
+from typing import Protocol
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+
+from drakit.httpserver import Answer, HttpServer
+from drakit.settings import Listen
+
+__all__ = ("Probed", "StatusServers")
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+CHECK_SECONDS = 1.5
+"""How long a check may take: less than the deadline of its request."""
+
+REPORT_SECONDS = 5.0
+"""Least pause between two log lines of one probe, should its result flap."""
+
+
+class Probed(Protocol):
+    """A daemon, as probes and metrics see it."""
+
+    async def unhealthy(self) -> Sequence[str]:
+        """Return why the process must be restarted; empty if it need not."""
+        ...
+
+    async def unready(self) -> Sequence[str]:
+        """Return why the daemon cannot do its work; empty if it can."""
+        ...
+
+    async def measure(self) -> None:
+        """Update the gauges that nothing else updates."""
+        ...
+
+
+class StatusServers:
+    """Serves a daemon's probes and metrics, each at its own address, from `start` to `stop`."""
+
+    def __init__(self, *, listen: Listen, probed: Probed, registry: CollectorRegistry) -> None:
+        healthz = _Probe("/healthz", probed.unhealthy, failed=b"unhealthy\n")
+        readyz = _Probe("/readyz", probed.unready, failed=b"not ready\n")
+
+        async def metrics() -> Answer:
+            async with asyncio.timeout(CHECK_SECONDS):
+                await probed.measure()
+            return Answer(body=generate_latest(registry), content_type=CONTENT_TYPE_PLAIN_0_0_4)
+
+        self.probes: HttpServer = HttpServer(
+            listen=listen.probes, routes={probe.path: probe.answer for probe in (healthz, readyz)}
+        )
+        self.metrics: HttpServer = HttpServer(listen=listen.metrics, routes={"/metrics": metrics})
+
+    async def start(self) -> None:
+        """Listen; an OSError names the setting and the address that cannot be used."""
+        for name, server in (("probes", self.probes), ("metrics", self.metrics)):
+            try:
+                await server.start()
+            except OSError as error:
+                await self.stop()
+                raise OSError(
+                    f"listen.{name}: {server.listen} cannot be used ({error}); choose another "
+                    f"address"
+                ) from error
+
+    async def stop(self) -> None:
+        """Stop listening."""
+        await self.probes.stop()
+        await self.metrics.stop()
+
+
+class _Probe:
+    """One probe: its check, and what the log knows of its result."""
+
+    def __init__(
+        self, path: str, check: Callable[[], Awaitable[Sequence[str]]], *, failed: bytes
+    ) -> None:
+        self.path = path
+        self._check = check
+        self._failed = failed
+        self._reported = ""
+        self._reported_at = float("-inf")
+
+    async def answer(self) -> Answer:
+        try:
+            async with asyncio.timeout(CHECK_SECONDS):
+                reasons = await self._check()
+        except TimeoutError:
+            reasons = [f"the check takes longer than {CHECK_SECONDS:g} s"]
+        self._report("; ".join(reasons))
+        if reasons:
+            return Answer(status=HTTPStatus.SERVICE_UNAVAILABLE, body=self._failed)
+        return Answer(body=b"ok\n")
+
+    def _report(self, reason: str) -> None:
+        """Log a result that differs from the last one logged, unless that was a moment ago."""
+        now = asyncio.get_running_loop().time()
+        if reason == self._reported or now - self._reported_at < REPORT_SECONDS:
+            return
+        self._reported, self._reported_at = reason, now
+        if reason:
+            logger.warning("probe fails", extra={"probe": self.path, "reason": reason})
+        else:
+            logger.info("probe succeeds again", extra={"probe": self.path})
