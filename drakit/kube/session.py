@@ -11,20 +11,20 @@ It must not know kinds. It belongs to the loop that opened it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self, cast
+from typing import Any, Literal, Self, TypeVar, cast
 
 import aiohttp
 import orjson
 
 from drakit.kube.config import Credentials, find_cluster
-from drakit.kube.errors import UnavailableError, error_of_response
+from drakit.kube.errors import UnavailableError, UnreadableError, error_of_response
 from drakit.kube.lean import ClusterAccess, Connection
-from drakit.kube.listing import Listing, list_pages
+from drakit.kube.listing import Answer, Listing, read_list
 from drakit.kube.watch import WatchEvent, read_events
 
 __all__ = ("Session", "Timeouts", "connect")
@@ -62,6 +62,17 @@ _DRY_RUN = {"dryRun": "All"}
 MAX_REQUESTS = 16
 """Requests at once, watches aside. A connection with TLS costs 256 KiB for as long as it is kept,
 and with 64 of them 64 reads are answered no sooner (median) than with 16."""
+
+
+MAX_ANSWER_BYTES = 32 * 2**20
+"""Bytes of an answer that is no page of a list."""
+
+PAGE_SIZE = 100
+"""Objects a page: of full slices, 3 MiB of JSON."""
+
+_METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+
+Kept = TypeVar("Kept")
 
 
 async def connect(
@@ -221,15 +232,49 @@ class Session:
         path: str,
         *,
         params: Mapping[str, str] | None = None,
-        page_size: int = 500,
+        page_size: int = PAGE_SIZE,
         timeout_seconds: float | None = None,
-    ) -> Listing:
+    ) -> Listing[dict[str, Any]]:
         """List a collection in pages. The timeout is that of one page."""
+        return await self.read_list(
+            path,
+            lambda item: item,
+            params=params,
+            page_size=page_size,
+            timeout_seconds=timeout_seconds,
+        )
 
-        async def fetch(page_params: Mapping[str, str]) -> dict[str, Any]:
-            return await self.get(path, params=page_params, timeout_seconds=timeout_seconds)
+    async def read_list(
+        self,
+        path: str,
+        keep: Callable[[dict[str, Any]], Kept],
+        *,
+        params: Mapping[str, str] | None = None,
+        page_size: int = PAGE_SIZE,
+        timeout_seconds: float | None = None,
+        metadata_only: bool = False,
+    ) -> Listing[Kept]:
+        """
+        List a collection in pages, and keep of each object what ``keep`` returns.
 
-        return await list_pages(fetch, params=params or {}, page_size=page_size)
+        With ``metadata_only``, the API server sends no more than the objects' metadata.
+        """
+
+        async def fetch(
+            params: Mapping[str, str], *, max_bytes: int, metadata_only: bool
+        ) -> Answer:
+            return await self._ask(
+                "GET",
+                path,
+                params=params,
+                accept=_METADATA_ONLY if metadata_only else None,
+                max_bytes=max_bytes,
+                timeout_seconds=timeout_seconds,
+            )
+
+        return await read_list(
+            fetch, keep, params=params or {}, page_size=page_size, metadata_only=metadata_only
+        )
 
     async def watch(
         self, path: str, *, resource_version: str, params: Mapping[str, str] | None = None
@@ -265,26 +310,59 @@ class Session:
         content_type: str = "application/json",
         timeout_seconds: float | None = None,
     ) -> dict[str, Any]:
+        answer = await self._ask(
+            method,
+            path,
+            params=params,
+            data=None if body is None else orjson.dumps(body),
+            content_type=content_type,
+            timeout_seconds=timeout_seconds,
+        )
+        return answer.body
+
+    async def _ask(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, str] | None = None,
+        data: bytes | None = None,
+        content_type: str | None = None,
+        accept: str | None = None,
+        max_bytes: int | None = None,
+        timeout_seconds: float | None = None,
+    ) -> Answer:
         timeout = aiohttp.ClientTimeout(
             total=timeout_seconds or self.timeouts.request_seconds,
             sock_connect=self.timeouts.connect_seconds,
         )
-        data = None if body is None else orjson.dumps(body)
         async with (
             self._place(method, path, seconds=timeout.total),
             self._opened(
-                method, path, params=params, data=data, content_type=content_type, timeout=timeout
+                method,
+                path,
+                params=params,
+                data=data,
+                content_type=content_type,
+                accept=accept,
+                timeout=timeout,
             ) as response,
         ):
-            answer = await response.read()
+            answer = bytearray()
+            async for piece in response.content.iter_any():
+                answer += piece
+                if len(answer) > (max_bytes or MAX_ANSWER_BYTES):
+                    why = f"the answer has more than {max_bytes or MAX_ANSWER_BYTES} bytes"
+                    raise UnreadableError.no_answer(method, path, why=why)
             try:
                 parsed: Any = orjson.loads(answer) if answer else {}
-            except orjson.JSONDecodeError:
-                parsed = None
+            except orjson.JSONDecodeError as error:
+                why = f"the answer cannot be parsed ({error.msg}); is a proxy in between?"
+                raise UnreadableError.no_answer(method, path, why=why) from None
             if not isinstance(parsed, dict):
                 why = "the answer is no JSON object; is a proxy in between?"
-                raise UnavailableError.no_answer(method, path, why=why)
-            return cast("dict[str, Any]", parsed)
+                raise UnreadableError.no_answer(method, path, why=why)
+            return Answer(body=cast("dict[str, Any]", parsed), size_bytes=len(answer))
 
     @asynccontextmanager
     async def _place(
@@ -312,8 +390,14 @@ class Session:
         params: Mapping[str, str] | None = None,
         data: bytes | None = None,
         content_type: str | None = None,
+        accept: str | None = None,
     ) -> AsyncGenerator[aiohttp.ClientResponse]:
         """Send a request; give the answer if it is a success, else raise what it means."""
+        headers: dict[str, str] = {}
+        if data and content_type:
+            headers["Content-Type"] = content_type
+        if accept:
+            headers["Accept"] = accept
         try:
             async with asyncio.timeout(timeout.total or self.timeouts.request_seconds):
                 response = await self.http.request(
@@ -321,7 +405,7 @@ class Session:
                     self.server + path,
                     params=params,
                     data=data,
-                    headers={"Content-Type": content_type} if data and content_type else None,
+                    headers=headers,
                     timeout=timeout,
                     allow_redirects=False,  # there are none, and a token is not to follow one
                     server_hostname=self._connection.server_hostname,
