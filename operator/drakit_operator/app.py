@@ -170,4 +170,4 @@ class App:
         now = asyncio.get_running_loop().time()
         if self._answered_at is None or now - self._answered_at > CHECK_LIMIT_SECONDS:
             return "the API server does not answer us"
-        return None
+        return self._term.unready() if self._term is not None else None

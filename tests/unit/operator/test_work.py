@@ -49,10 +49,10 @@ class Bench:
             worker.cancel()
             self.queue.close()
 
-    def see(self, kind, body, *, gone=False, listed=False):
+    def see(self, kind, body, *, gone=False):
         fact = None if gone else kind.project(body)
         uid = body["metadata"]["uid"]
-        self.work.take([Seen(kind=kind, name=name_of(body), uid=uid, fact=fact, listed=listed)])
+        self.work.take([Seen(kind=kind, name=name_of(body), uid=uid, fact=fact)])
 
 
 def pod(name="train", claim="gone"):
@@ -122,14 +122,6 @@ async def test_what_a_full_queue_dropped_is_looked_at_later():
         bench.work.add_dropped()
         await asyncio.sleep(5)
     assert [name for _, name, _ in bench.told] == ["first", "second"]
-
-
-async def test_a_list_wakes_who_looks_for_missed_deletions():
-    async with Bench().running() as bench:
-        bench.see(PODS, pod())
-        assert not bench.work.listed.is_set()
-        bench.see(PODS, pod(), listed=True)
-        assert bench.work.listed.is_set()
 
 
 async def test_many_changes_at_once_cost_one_look_at_all_pods():
