@@ -89,19 +89,18 @@ def _holders(obstacle: Obstacle, reader: str | None) -> str:
     ]
     claims.sort(key=lambda claim: (claim.namespace, claim.name))
     told = [_holder(claim) for claim in claims[:NAMED_HOLDERS]]
-    counts = obstacle.count_by_namespace
-    if reader is None:
-        rest = sum(counts.values()) - len(told)
-        return ", ".join(told) + (f" and {rest} more" if rest else "")
-    rest = counts.get(reader, 0) - len(told)
-    others = sum(counts.values()) - counts.get(reader, 0)
-    parts = [", ".join(told)] if told else []
-    if rest:
-        parts.append(f"{rest} more")
+    total = sum(obstacle.count_by_namespace.values())
+    others = total - obstacle.count_by_namespace.get(reader, 0) if reader is not None else 0
+    counted: list[str] = []
+    if rest := total - others - len(told):
+        counted.append(f"{rest} more")
     if others:
-        one = "a claim in another namespace"
-        parts.append(one if others == 1 else f"{others} claims in other namespaces")
-    return " and ".join(parts)
+        plural = f"{others} claims in other namespaces"
+        counted.append("a claim in another namespace" if others == 1 else plural)
+    if not counted:
+        return ", ".join(told)
+    *first, last = told + counted
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def _cut(told: list[str], most: int) -> str:

@@ -136,7 +136,8 @@ drivers:
 
 {{- define "drakit.operator.config" -}}
 {{- $election := dict "leaseName" (include "drakit.operator" .) }}
-{{- toYaml (merge (dict "listen" ":8080" "logging" .Values.logging) .Values.operator.config (dict "election" $election)) }}
+{{- $defaults := dict "election" $election "events" .Values.events }}
+{{- toYaml (merge (dict "listen" ":8080" "logging" .Values.logging) .Values.operator.config $defaults) }}
 {{- end }}
 
 {{/* drakit.probes: live once it has started, ready when it can do its work. */}}

@@ -35,6 +35,7 @@ def test_the_defaults_satisfy_the_schema(values, schema):
         pytest.param(("nodeplugin", "devices"), id="devices"),
         pytest.param(("nodeplugin", "devices", "health"), id="health-of-devices"),
         pytest.param(("operator",), id="operator"),
+        pytest.param(("events",), id="events"),
     ],
 )
 def test_an_unknown_key_is_refused(values, schema, path):
@@ -70,6 +71,7 @@ def test_an_unknown_key_is_refused(values, schema, path):
         pytest.param("image", "pullPolicy", "Sometimes", id="unknown-pull-policy"),
         pytest.param("hostdev", "rescanInterval", 10, id="duration-without-unit"),
         pytest.param("logging", "level", "LOUD", id="unknown-log-level"),
+        pytest.param("events", "nameHolders", "none", id="unknown-holders"),
         pytest.param("operator", "replicas", -1, id="fewer-than-no-replicas"),
     ],
 )
