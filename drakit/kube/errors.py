@@ -154,7 +154,8 @@ class UnavailableError(ApiError):
 
 
 class UnreadableError(UnavailableError):
-    pass
+    def sentence(self) -> str:
+        return f"{self.method} {self.path}: the API server's answer cannot be read: {self.message}"
 
 
 _CLASSES: Mapping[int, type[ApiError]] = {

@@ -14,12 +14,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
+from drakit.kube.answer import Answer
 from drakit.kube.errors import GoneError, UnreadableError
 
 __all__ = (
     "MAX_OBJECT_BYTES",
     "MAX_PAGE_BYTES",
-    "Answer",
     "Fetch",
     "Listing",
     "Skipped",
@@ -60,14 +60,6 @@ class Listing(Generic[Kept]):
     """Where a watch begins that misses nothing after this list."""
 
     skipped: tuple[Skipped, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Answer:
-    """One page, and how many bytes it had."""
-
-    body: dict[str, Any]
-    size_bytes: int = 0
 
 
 class Fetch(Protocol):

@@ -16,15 +16,16 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self, TypeVar, cast
+from typing import Any, Literal, Self, TypeVar
 
 import aiohttp
 import orjson
 
+from drakit.kube.answer import Answer, read_answer
 from drakit.kube.config import Credentials, find_cluster
-from drakit.kube.errors import UnavailableError, UnreadableError, error_of_response
+from drakit.kube.errors import UnavailableError, error_of_response
 from drakit.kube.lean import ClusterAccess, Connection
-from drakit.kube.listing import Answer, Listing, read_list
+from drakit.kube.listing import Listing, read_list
 from drakit.kube.watch import WatchEvent, read_events
 
 __all__ = ("Session", "Timeouts", "connect")
@@ -63,9 +64,6 @@ MAX_REQUESTS = 16
 """Requests at once, watches aside. A connection with TLS costs 256 KiB for as long as it is kept,
 and with 64 of them 64 reads are answered no sooner (median) than with 16."""
 
-
-MAX_ANSWER_BYTES = 32 * 2**20
-"""Bytes of an answer that is no page of a list."""
 
 PAGE_SIZE = 100
 """Objects a page: of full slices, 3 MiB of JSON."""
@@ -139,7 +137,8 @@ class Session:
         timeout_seconds: float | None = None,
     ) -> dict[str, Any]:
         """Get what is at a path: an object, or one page of a collection."""
-        return await self._request("GET", path, params=params, timeout_seconds=timeout_seconds)
+        answer = await self._request("GET", path, params=params, timeout_seconds=timeout_seconds)
+        return answer.body
 
     async def create(
         self,
@@ -152,9 +151,10 @@ class Session:
         """Create an object in a collection. A dry run is answered in the same way, but nothing is
         stored."""
         params = _DRY_RUN if dry_run else None
-        return await self._request(
+        answer = await self._request(
             "POST", path, params=params, body=body, timeout_seconds=timeout_seconds
         )
+        return answer.body
 
     async def replace(
         self,
@@ -167,9 +167,10 @@ class Session:
         """Replace an object; ConflictError if its resourceVersion is given and is not current. For
         a dry run see `create`."""
         params = _DRY_RUN if dry_run else None
-        return await self._request(
+        answer = await self._request(
             "PUT", path, params=params, body=body, timeout_seconds=timeout_seconds
         )
+        return answer.body
 
     async def patch(
         self,
@@ -181,7 +182,7 @@ class Session:
         timeout_seconds: float | None = None,
     ) -> dict[str, Any]:
         """Change parts of an object."""
-        return await self._request(
+        answer = await self._request(
             "PATCH",
             path,
             params=params,
@@ -189,6 +190,7 @@ class Session:
             content_type=content_type,
             timeout_seconds=timeout_seconds,
         )
+        return answer.body
 
     async def apply(
         self,
@@ -220,12 +222,13 @@ class Session:
         wanted = {"uid": uid, "resourceVersion": resource_version}
         preconditions = {name: value for name, value in wanted.items() if value is not None}
         body = {"kind": "DeleteOptions", "apiVersion": "v1", "preconditions": preconditions}
-        return await self._request(
+        answer = await self._request(
             "DELETE",
             path,
             body=body if preconditions else None,
             timeout_seconds=timeout_seconds,
         )
+        return answer.body
 
     async def list(
         self,
@@ -263,7 +266,7 @@ class Session:
         async def fetch(
             params: Mapping[str, str], *, max_bytes: int, metadata_only: bool
         ) -> Answer:
-            return await self._ask(
+            return await self._request(
                 "GET",
                 path,
                 params=params,
@@ -308,26 +311,6 @@ class Session:
         params: Mapping[str, str] | None = None,
         body: Mapping[str, Any] | list[Any] | None = None,
         content_type: str = "application/json",
-        timeout_seconds: float | None = None,
-    ) -> dict[str, Any]:
-        answer = await self._ask(
-            method,
-            path,
-            params=params,
-            data=None if body is None else orjson.dumps(body),
-            content_type=content_type,
-            timeout_seconds=timeout_seconds,
-        )
-        return answer.body
-
-    async def _ask(
-        self,
-        method: str,
-        path: str,
-        *,
-        params: Mapping[str, str] | None = None,
-        data: bytes | None = None,
-        content_type: str | None = None,
         accept: str | None = None,
         max_bytes: int | None = None,
         timeout_seconds: float | None = None,
@@ -336,6 +319,7 @@ class Session:
             total=timeout_seconds or self.timeouts.request_seconds,
             sock_connect=self.timeouts.connect_seconds,
         )
+        data = None if body is None else orjson.dumps(body)
         async with (
             self._place(method, path, seconds=timeout.total),
             self._opened(
@@ -348,21 +332,8 @@ class Session:
                 timeout=timeout,
             ) as response,
         ):
-            answer = bytearray()
-            async for piece in response.content.iter_any():
-                answer += piece
-                if len(answer) > (max_bytes or MAX_ANSWER_BYTES):
-                    why = f"the answer has more than {max_bytes or MAX_ANSWER_BYTES} bytes"
-                    raise UnreadableError.no_answer(method, path, why=why)
-            try:
-                parsed: Any = orjson.loads(answer) if answer else {}
-            except orjson.JSONDecodeError as error:
-                why = f"the answer cannot be parsed ({error.msg}); is a proxy in between?"
-                raise UnreadableError.no_answer(method, path, why=why) from None
-            if not isinstance(parsed, dict):
-                why = "the answer is no JSON object; is a proxy in between?"
-                raise UnreadableError.no_answer(method, path, why=why)
-            return Answer(body=cast("dict[str, Any]", parsed), size_bytes=len(answer))
+            chunks = response.content.iter_any()
+            return await read_answer(chunks, method=method, path=path, max_bytes=max_bytes)
 
     @asynccontextmanager
     async def _place(

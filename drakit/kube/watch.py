@@ -46,9 +46,9 @@ async def read_events(chunks: AsyncIterable[bytes], *, path: str) -> AsyncGenera
     async for line, whole in _lines(chunks):
         try:
             event = orjson.loads(line) if whole else None
-            reason = f"the object has more than {MAX_OBJECT_BYTES} bytes"
+            reason = f"it has more than {MAX_OBJECT_BYTES} bytes"
         except orjson.JSONDecodeError as error:
-            event, reason = None, f"the object cannot be parsed ({error.msg})"
+            event, reason = None, f"it cannot be parsed ({error.msg})"
         if event is None:
             yield _unreadable(line, path=path, reason=reason)
             continue

@@ -94,12 +94,12 @@ async def test_metadata_alone_is_asked_for(session, api_server, claims):
 async def test_a_proxy_between_is_no_fault_of_an_object(session, api_server):
     api_server.store(f"{CLAIMS}/a", {})
     api_server.verbatim["items"] = "<html>"
-    with pytest.raises(UnreadableError, match="is a proxy in between"):
+    with pytest.raises(UnreadableError, match="cannot be parsed"):
         await session.list(CLAIMS)
 
 
 async def test_an_answer_that_is_too_large_is_no_answer(session, api_server, monkeypatch):
-    monkeypatch.setattr("drakit.kube.session.MAX_ANSWER_BYTES", 1000)
+    monkeypatch.setattr("drakit.kube.answer.MAX_ANSWER_BYTES", 1000)
     api_server.store(f"{CLAIMS}/a", {"spec": {"x": "x" * 2000}})
     with pytest.raises(UnavailableError, match="more than 1000 bytes"):
         await session.get(f"{CLAIMS}/a")

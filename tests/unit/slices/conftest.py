@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from drakit.kube import UnavailableError, WatchEvent
+from drakit.kube.answer import Answer
 from drakit.kube.errors import error_of_status
-from drakit.kube.listing import Answer, read_list
+from drakit.kube.listing import read_list
 from drakit_nodeplugin.devices.pools import PublishedTaints
 from drakit_nodeplugin.slices.publisher import SlicePublisher
 from drakit_nodeplugin.slices.stored import published_taints
