@@ -10,6 +10,7 @@ It must not know connections: one page is fetched by a function that is handed i
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
@@ -23,8 +24,11 @@ __all__ = (
     "Fetch",
     "Listing",
     "Skipped",
+    "SkippedLog",
     "read_list",
 )
+
+logger: logging.Logger = logging.getLogger(__name__)
 
 MAX_PAGE_BYTES = 2 * 2**20
 """Bytes of a page of several objects. A tenant can make one byte of JSON cost 25 bytes once it is
@@ -35,6 +39,9 @@ MAX_OBJECT_BYTES = 4 * 2**20
 
 ATTEMPTS = 3
 """How often a list starts again because its version has expired; then that is the answer."""
+
+REMEMBERED = 1000
+"""Skipped objects that are logged once; beyond that, the log may repeat itself."""
 
 _SHRINK = 4
 
@@ -60,6 +67,24 @@ class Listing(Generic[Kept]):
     """Where a watch begins that misses nothing after this list."""
 
     skipped: tuple[Skipped, ...] = ()
+
+
+class SkippedLog:
+    """Logs once that an object cannot be read."""
+
+    def __init__(self) -> None:
+        self._logged: set[str] = set()
+
+    def log(self, metadata: Mapping[str, Any], reason: str, **facts: str) -> None:
+        """Log that an object is skipped, unless that was logged before."""
+        uid = str(metadata.get("uid"))
+        if uid in self._logged:
+            return
+        if len(self._logged) >= REMEMBERED:
+            self._logged.clear()
+        self._logged.add(uid)
+        name = f"{metadata.get('namespace') or ''}/{metadata.get('name')}".lstrip("/")
+        logger.warning("an object is skipped", extra={**facts, "object": name, "error": reason})
 
 
 class Fetch(Protocol):

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from drakit.backoff import Backoff
 from drakit.kube.errors import ApiError, GoneError, TooManyRequestsError, UnavailableError
-from drakit.kube.listing import Listing
+from drakit.kube.listing import Listing, SkippedLog
 from drakit.kube.watch import WatchEvent
 
 __all__ = ("Applied", "Change", "Collection", "Deleted", "Reflector", "Replaced")
@@ -55,10 +55,6 @@ class Deleted:
 Change = Replaced | Applied | Deleted
 
 
-REMEMBERED = 1000
-"""Objects whose skipping is logged once; beyond that, a log may repeat itself."""
-
-
 class Collection(Protocol):
     """What the reflector needs of a session."""
 
@@ -89,7 +85,7 @@ class Reflector:
         self._backoff = Backoff(first_seconds=retry_seconds, limit_seconds=retry_limit_seconds)
         self._version: str | None = None
         self._heard_at: float | None = None
-        self._skipped: set[str] = set()
+        self._skipped = SkippedLog()
         self.synced: bool = False
         """Whether everything has been listed once."""
         self.last_error: ApiError | None = None
@@ -108,7 +104,7 @@ class Reflector:
                 if self._version is None:
                     listing = await self._session.list(self._path, params=self._params)
                     for each in listing.skipped:
-                        self._log_skipped(each.metadata, each.reason)
+                        self._skipped.log(each.metadata, each.reason, path=self._path)
                     self._heard(listing.resource_version)
                     self.synced = True
                     yield Replaced(items=listing.items)
@@ -136,7 +132,9 @@ class Reflector:
                     self._recovered()
                     self._heard(event.object["metadata"]["resourceVersion"])
                     if event.unreadable and event.type != "DELETED":
-                        self._log_skipped(event.object["metadata"], event.unreadable)
+                        self._skipped.log(
+                            event.object["metadata"], event.unreadable, path=self._path
+                        )
                     elif event.type == "DELETED":
                         yield Deleted(object=event.object)
                     elif event.type != "BOOKMARK":
@@ -147,19 +145,6 @@ class Reflector:
         if not events and loop.time() - began < HEALTHY_SECONDS:
             why = "the watch ended at once, without an event"
             raise UnavailableError.no_answer("WATCH", self._path, why=why)
-
-    def _log_skipped(self, metadata: Mapping[str, Any], reason: str) -> None:
-        """Log once that an object cannot be read; the consumer does not know its state."""
-        uid = str(metadata.get("uid"))
-        if uid in self._skipped:
-            return
-        if len(self._skipped) >= REMEMBERED:
-            self._skipped.clear()
-        self._skipped.add(uid)
-        name = f"{metadata.get('namespace') or ''}/{metadata.get('name')}".lstrip("/")
-        logger.warning(
-            "an object is skipped", extra={"path": self._path, "object": name, "error": reason}
-        )
 
     def _heard(self, version: str) -> None:
         self._version = version

@@ -6,19 +6,14 @@ It must not know Kopf, sessions, or the store.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from typing import Any
 
+from drakit.kube.listing import SkippedLog
 from drakit_operator.kinds import Kind
 from drakit_operator.metrics import Metrics
 
 __all__ = ("Observer",)
-
-logger = logging.getLogger(__name__)
-
-REMEMBERED = 1000
-"""Objects that are logged once; beyond that, the log may repeat itself."""
 
 
 class Observer:
@@ -27,7 +22,7 @@ class Observer:
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
         self._errors: dict[str, str] = {}
-        self._logged: set[str] = set()
+        self._log = SkippedLog()
 
     def problem(self) -> str | None:
         """Name a kind that cannot be listed, and why; None if there is none."""
@@ -46,13 +41,4 @@ class Observer:
     def skipped(self, kind: Kind, metadata: Mapping[str, Any], reason: str) -> None:
         """Take in that an object cannot be read."""
         self._metrics.skipped_objects.labels(str(kind)).inc()
-        uid = str(metadata.get("uid"))
-        if uid in self._logged:
-            return
-        if len(self._logged) >= REMEMBERED:
-            self._logged.clear()
-        self._logged.add(uid)
-        name = f"{metadata.get('namespace') or ''}/{metadata.get('name')}".lstrip("/")
-        logger.warning(
-            "an object is skipped", extra={"kind": str(kind), "object": name, "error": reason}
-        )
+        self._log.log(metadata, reason, kind=str(kind))
