@@ -10,14 +10,14 @@ An API server in memory, over real HTTP, for tests of everything that talks to K
 What it does as the real one: resource versions, ``AlreadyExists`` and ``Conflict``, delete
 preconditions, finalizers, generations, writes without a change that write nothing, ``status`` apart
 from the rest, dry runs, equality selectors, pages that expire, watches with history, bookmarks and
-410.
+410, lists of metadata alone.
 What it does not: schemas, defaults, admission, authorisation; server-side apply is a merge that
 replaces lists and knows no field owners.
 
 Kinds are not registered: any path of the usual shape works; ``served`` restricts a group to the
 versions that a cluster serves. To see what happens when a server
 misbehaves: ``fail``, ``delay``, ``token``, ``expire_history``, ``expire_pages``, ``drop_watches``,
-``end_watches_at_once`` and ``send_to_watches``.
+``end_watches_at_once``, ``send_to_watches`` and ``verbatim``.
 """
 
 from __future__ import annotations
