@@ -29,6 +29,9 @@ NAMESPACE = "default"
 WRITERS = 32
 """Claims that are created at a time."""
 
+CREATE_SECONDS = 60.0
+"""Longest wait for an object to be created: some are as large as the API server accepts."""
+
 _Item = TypeVar("_Item")
 
 _COUNTED = re.compile(
@@ -113,7 +116,8 @@ class ApiServer:
 
         async def create(body: Body) -> None:
             namespace = body["metadata"].get("namespace")
-            await self._session.create(resource_path(version, resource, namespace=namespace), body)
+            path = resource_path(version, resource, namespace=namespace)
+            await self._session.create(path, body, timeout_seconds=CREATE_SECONDS)
 
         self._runner.run(_each(bodies, create))
 
