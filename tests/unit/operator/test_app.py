@@ -205,7 +205,7 @@ async def test_objects_that_cannot_be_parsed_keep_no_other_pod_from_its_event(cl
         cluster.store(f"{claims}/watched", deep)
         cluster.add_pod("new", "gone")
         expected = {("Pod", name, "ResourceClaimMissing") for name in ("old", "new")}
-        await until(lambda: cluster.told() == expected)
+        await until(lambda: cluster.told() == expected, seconds=20)
         await asyncio.sleep(1)
         assert cluster.told() == expected, "of a claim that cannot be read nothing is certain"
         assert (await probe(app, "/readyz"))[0] == 200
@@ -220,7 +220,7 @@ async def test_a_kind_that_cannot_be_listed_makes_the_leader_unready(cluster, tm
     cluster.fail("GET", slices, status=403, reason="Forbidden", times=1000)
     async with replica(cluster, tmp_path, "one") as app:
         await until(lambda: app.port is not None)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             while (await probe(app, "/readyz"))[0] == 200 or not holder(cluster):
                 await asyncio.sleep(0.05)
         _, numbers = await probe(app, "/metrics")
@@ -242,7 +242,7 @@ async def test_after_a_gap_everything_is_listed_again(cluster, tmp_path):
         cluster.add_pod("second", "wants")
         cluster.expire_history()
         cluster.drop_watches()
-        await until(lambda: ("Pod", "second", "DeviceClassMissing") in cluster.told())
+        await until(lambda: ("Pod", "second", "DeviceClassMissing") in cluster.told(), seconds=20)
 
 
 async def test_a_deletion_that_no_watch_reported_is_found(cluster, tmp_path):
