@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
@@ -124,6 +124,13 @@ class DevicePlugins(Settings):
     one node each needs a name and a directory of its own."""
 
 
+class Events(Settings):
+    name_holders: Literal["namespace", "all"] = "namespace"
+    """Which claims an error names as holders of a device. The kubelet writes errors into Events of
+    the pod, so by default only claims of the pod's own ``namespace`` are named, and others by their
+    UID; ``all`` names every claim."""
+
+
 class NodePluginConfig(Settings):
     """The configuration file of ``drakit-nodeplugin``."""
 
@@ -147,6 +154,7 @@ class NodePluginConfig(Settings):
     )
     """How long calls in flight may take at a stop; the kubelet itself waits 45 s."""
 
+    events: Events = Events()
     stale_claims: StaleClaims = StaleClaims()
     devices: Devices = Devices()
 

@@ -99,6 +99,7 @@ class HostedDriver:
             devices=self._endpoint,
             specs=specs,
             instances=self._instances,
+            name_all_holders=config.events.name_holders == "all",
         )
         engine = ClaimEngine(parts)
         announcer = ClaimAnnouncer(driver.name)

@@ -105,6 +105,7 @@ kubeletStateFile: /host/kubelet/dra_manager_state
 {{- end }}
 listen: ":8080"  # every address, of either family
 logging: {{ toJson .Values.logging }}
+events: {{ toJson .Values.events }}
 {{- if .Values.backends.enabled }}
 backends: {enabled: true, directory: {{ include "drakit.backends.directory" . }}}
 {{- end }}

@@ -108,6 +108,8 @@ class EngineParts:
     devices: Devices
     specs: ClaimSpecs
     instances: Instances
+    name_all_holders: bool = False
+    """Whether an error names a claim of another namespace, which the pod's owner then reads."""
 
 
 def reference_of(claim: StoredClaim) -> ClaimReference:

@@ -285,7 +285,7 @@ class Preparing:
                 works[uid] = replace(work, claim=outcome.written[uid])
                 continue
             del works[uid]
-            settle(uid, _refused(work.claim, outcome))
+            settle(uid, self._refused(work.claim, outcome))
 
     async def _call_driver(self, claim: StoredClaim) -> _Made:
         """Let the driver prepare a claim's devices, and make its CDI spec."""
@@ -352,8 +352,30 @@ class Preparing:
                 self._roll_back(replace(works[uid], claim=written[uid]), error, settle)
                 for uid, error in failed.items()
             ),
-            *(self._refuse_late(claim, _refused(claim, outcome), settle) for claim in late),
+            *(self._refuse_late(claim, self._refused(claim, outcome), settle) for claim in late),
         )
+
+    def _refused(self, claim: StoredClaim, outcome: Outcome) -> ClaimError:
+        held: HeldDevice | None = outcome.held.get(claim.uid)
+        if held is None:
+            cause = "its entry was changed by another process"
+            return ClaimBusyError(claim=str(claim), cause=cause)
+        return DeviceTakenError(
+            claim=str(claim),
+            request=held.device.request,
+            device=held.device.device,
+            holder=self._named(held.holder, reader=claim),
+        )
+
+    def _named(self, holder: StoredClaim, *, reader: StoredClaim) -> str:
+        """Name a claim in an error that ends in an Event of the reader's namespace."""
+        if self._parts.name_all_holders or holder.namespace == reader.namespace:
+            return str(holder)
+        logger.info(
+            "a claim waits for a device of a claim in another namespace",
+            extra={"claim": str(reader), "claim_uid": reader.uid, "holder": str(holder)},
+        )
+        return f"{holder.uid} in another namespace"
 
     async def _refuse_late(self, claim: StoredClaim, error: ClaimError, settle: Settle) -> None:
         await self._undo_late(claim)
@@ -384,15 +406,3 @@ class Preparing:
             for claim in claims
             if claim.uid in failed
         }
-
-
-def _refused(claim: StoredClaim, outcome: Outcome) -> ClaimError:
-    held: HeldDevice | None = outcome.held.get(claim.uid)
-    if held is None:
-        return ClaimBusyError(claim=str(claim), cause="its entry was changed by another process")
-    return DeviceTakenError(
-        claim=str(claim),
-        request=held.device.request,
-        device=held.device.device,
-        holder=str(held.holder),
-    )

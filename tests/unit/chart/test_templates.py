@@ -70,6 +70,7 @@ def test_the_operator_reads_its_configuration(render, tmp_path):
 def test_one_value_says_which_holders_events_name(render, tmp_path, holders):
     objects = render({"events": {"nameHolders": holders}})
     assert read_config(written(objects, tmp_path, "operator")).events.name_holders == holders
+    assert load_config(written(objects, tmp_path, "nodeplugin")).events.name_holders == holders
 
 
 def test_the_kubelets_directories_are_mounted_at_their_own_paths(render):
