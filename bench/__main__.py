@@ -8,6 +8,7 @@ measured and why is in docs/performance.md.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Collection, Iterator
@@ -16,6 +17,7 @@ from pathlib import Path
 from bench.apiserver import ApiServer, connected
 from bench.claims import BATCHES, FULL, QUICK, Bench, Plan
 from bench.endpoints import measure_endpoints
+from bench.explain import measure_explain
 from bench.footprint import footprint
 from bench.machine import describe
 from bench.neighbours import measure_neighbours
@@ -26,7 +28,7 @@ from e2e.cluster.api import Options
 from e2e.cluster.choice import cluster as find_cluster
 
 DRIVERS = ("Effects", "Plain")
-PARTS = ("footprint", "slices", "endpoints", "effects", "plain", "pods", "neighbours")
+PARTS = ("footprint", "slices", "endpoints", "explain", "effects", "plain", "pods", "neighbours")
 
 
 def main() -> None:
@@ -35,7 +37,7 @@ def main() -> None:
     plan = QUICK if arguments.quick else FULL
     missed: list[str] = []
     print(describe(), flush=True)
-    cluster = find_cluster("bench")
+    cluster = find_cluster(os.environ.get("CLUSTER_NAME", "bench"))
     cluster.start(Options(nodes=0))
     kubeconfig = cluster.kubeconfig
     try:
@@ -83,7 +85,9 @@ def _measure(
         yield from measure_endpoints(
             api, kubeconfig, repetitions=plan.repetitions, idle_seconds=plan.endpoints_idle_seconds
         )
-    if not set(parts) - {"footprint", "slices", "endpoints"}:
+    if "explain" in parts:
+        yield from measure_explain(api, kubeconfig)
+    if not set(parts) - {"footprint", "slices", "endpoints", "explain"}:
         return
     bench = Bench(plan, api=api, kubeconfig=kubeconfig)
     if "neighbours" in parts:

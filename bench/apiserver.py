@@ -10,22 +10,29 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from bench.drivers import DRIVER
 from bench.plugin import NODE
 from drakit.device import ClaimReference
 from drakit.kube import Session, connect, resource_path
 
-__all__ = ("ApiServer", "connected")
+__all__ = ("ApiServer", "Body", "connected")
+
+Body = dict[str, Any]
 
 NAMESPACE = "default"
 WRITERS = 32
 """Claims that are created at a time."""
+
+CREATE_SECONDS = 60.0
+"""Longest wait for an object to be created: some are as large as the API server accepts."""
+
+_Item = TypeVar("_Item")
 
 _COUNTED = re.compile(
     r"^apiserver_request_total\{(?P<labels>[^}]*)\} (?P<count>\S+)$", re.MULTILINE
@@ -103,6 +110,37 @@ class ApiServer:
         for body in self.slices(driver):
             self._runner.run(self._session.delete(f"{_SLICES}/{body['metadata']['name']}"))
 
+    def create_all(self, resource: str, bodies: Iterable[Body]) -> None:
+        """Create objects of a kind that the operator watches."""
+        version = "v1" if resource == "pods" else "resource.k8s.io/v1"
+
+        async def create(body: Body) -> None:
+            namespace = body["metadata"].get("namespace")
+            path = resource_path(version, resource, namespace=namespace)
+            await self._session.create(path, body, timeout_seconds=CREATE_SECONDS)
+
+        self._runner.run(_each(bodies, create))
+
+    def create_claim(self, text: str) -> None:
+        """Create a claim of a body that is JSON already."""
+        self._runner.run(self._create_claim_of(text))
+
+    def pods_with_events(self) -> int:
+        """Give how many pods have an Event of the operator's."""
+        events = self._runner.run(self._session.list(_EVENTS)).items
+        return len(
+            {
+                event["regarding"]["name"]
+                for event in events
+                if event["regarding"]["kind"] == "Pod"
+                and event.get("reportingController") == "drakit.dev/operator"
+            }
+        )
+
+    def delete_events(self) -> None:
+        """Delete all Events of the namespace."""
+        self._runner.run(self._session.delete(_EVENTS))
+
     async def _slice_writes(self) -> int:
         writes = 0
         # Not JSON, which is all that a session reads.
@@ -121,17 +159,20 @@ class ApiServer:
         await asyncio.gather(*(self._session.get(path) for path in paths))
         return time.perf_counter() - began
 
+    async def _create_claim_of(self, text: str) -> None:
+        headers = {"Content-Type": "application/json"}
+        url = self._session.server + _path()
+        async with self._session.http.post(url, data=text, headers=headers) as response:
+            if response.status != 201:
+                raise SystemExit(f"a claim was not created: {await response.text()}")
+
     async def _create_claims(self, wanted: Sequence[_Wanted]) -> list[ClaimReference]:
-        line = iter(wanted)
         claims: dict[str, ClaimReference] = {}
 
-        async def write() -> None:
-            for each in line:
-                claims[each.name] = await self._create_claim(each)
+        async def write(each: _Wanted) -> None:
+            claims[each.name] = await self._create_claim(each)
 
-        async with asyncio.TaskGroup() as group:
-            for _ in range(WRITERS):
-                group.create_task(write())
+        await _each(wanted, write)
         return [claims[each.name] for each in wanted]
 
     async def _create_claim(self, wanted: _Wanted) -> ClaimReference:
@@ -160,8 +201,24 @@ class ApiServer:
         return ClaimReference(namespace=NAMESPACE, name=name, uid=body["metadata"]["uid"])
 
 
+async def _each(
+    wanted: Iterable[_Item], write: Callable[[_Item], Coroutine[Any, Any, None]]
+) -> None:
+    """Write all of them, several at a time."""
+    line = iter(wanted)
+
+    async def work() -> None:
+        for each in line:
+            await write(each)
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(WRITERS):
+            group.create_task(work())
+
+
 def _path(name: str | None = None) -> str:
     return resource_path("resource.k8s.io/v1", "resourceclaims", namespace=NAMESPACE, name=name)
 
 
 _SLICES = resource_path("resource.k8s.io/v1", "resourceslices")
+_EVENTS = resource_path("events.k8s.io/v1", "events", namespace=NAMESPACE)

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ("Folders", "describe", "file_system", "folders")
+__all__ = ("Folders", "describe", "file_system", "folders", "memory_mib")
 
 REPOSITORY = Path(__file__).parent.parent
 
@@ -61,6 +61,14 @@ def _choose(candidates: tuple[str, ...], *, memory: bool) -> str:
         if os.access(place, os.W_OK) and (file_system(Path(place)) == "tmpfs") is memory:
             return place
     return tempfile.gettempdir()
+
+
+def memory_mib(pid: int, name: str) -> float:
+    """Give a value of a process's memory: VmRSS, or VmHWM for the highest that there has been."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1]) / 1024
+    raise SystemExit(f"process {pid} has no {name}")
 
 
 def file_system(path: Path) -> str:

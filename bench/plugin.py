@@ -23,9 +23,9 @@ from typing import Any
 import yaml
 
 from bench.kubelet import Kubelet, register
-from bench.machine import Folders
+from bench.machine import Folders, memory_mib
 
-__all__ = ("HOSTDEV", "NODE", "Plugin", "running")
+__all__ = ("HOSTDEV", "NODE", "Plugin", "environment", "running")
 
 NODE = "bench-node"
 
@@ -69,17 +69,11 @@ class Plugin:
 
     def resident_mib(self) -> float:
         """Give VmRSS."""
-        return self._memory_mib("VmRSS")
+        return memory_mib(self.pid, "VmRSS")
 
     def most_resident_mib(self) -> float:
         """Give the highest VmRSS that there has been."""
-        return self._memory_mib("VmHWM")
-
-    def _memory_mib(self, name: str) -> float:
-        for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
-            if line.startswith(f"{name}:"):
-                return int(line.split()[1]) / 1024
-        raise SystemExit(f"process {self.pid} has no {name}")
+        return memory_mib(self.pid, "VmHWM")
 
     def cpu_seconds(self) -> Mapping[int, float]:
         """Give the time that each thread has had a processor, by thread."""
@@ -121,7 +115,7 @@ def running(
     ]
     with log.open("ab") as output:
         began = time.monotonic()
-        process = subprocess.Popen(argv, env=_environment(), stdout=output, stderr=output)
+        process = subprocess.Popen(argv, env=environment(), stdout=output, stderr=output)
     try:
         sockets = _wait_served(process, folders, count=len(drivers) + appearing)
         served_seconds = time.monotonic() - began
@@ -134,18 +128,21 @@ def running(
             raise SystemExit(f"the plugin ended {when}, with {process.returncode}: {_tail(log)}")
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
     """Give what a pod has: compiled modules, and the system's own certificates."""
     _compile()
     ours = {key: value for key, value in os.environ.items() if key not in _NOT_IN_PODS}
     return {**ours, "PYTHONSAFEPATH": "1"}
 
 
+_PACKAGES = ("drakit", "drakit_proto", "drakit_nodeplugin", "drakit_drivers", "drakit_operator")
+
+
 @cache
 def _compile() -> None:
     """Compile our packages, as an image has them: a source that is compiled at the start costs
     time then, and memory for ever."""
-    for name in ("drakit", "drakit_proto", "drakit_nodeplugin", "drakit_drivers"):
+    for name in _PACKAGES:
         (folder,) = importlib.import_module(name).__path__
         if not compileall.compile_dir(folder, quiet=1):
             raise SystemExit(f"{name} cannot be compiled")

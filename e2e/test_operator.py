@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 
 import pytest
@@ -11,6 +12,7 @@ from e2e.kit import NAMESPACE, from_template, pod, template, wait_for
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240), pytest.mark.feature("core")]
 
 LEASE = "drakit-operator"
+SELECTOR = "app.kubernetes.io/component=operator"
 
 
 def told(space, name: str) -> list[dict]:
@@ -67,11 +69,42 @@ def test_a_pod_whose_devices_are_all_taken_is_told_who_has_them(space, release, 
     space.wait_phase("waits", "Running")
 
 
+def nested_claim(name: str, *, levels: int) -> str:
+    """A claim as text: encoders refuse parameters that are nested so deep."""
+    parameters = {"nested": "HERE"}
+    config = {"opaque": {"driver": "nested.test", "parameters": parameters}}
+    exactly = {"deviceClassName": "missing.test"}
+    body = {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaim",
+        "metadata": {"name": name},
+        "spec": {
+            "devices": {"requests": [{"name": "gpu", "exactly": exactly}], "config": [config]}
+        },
+    }
+    return json.dumps(body).replace('"HERE"', "[" * levels + "]" * levels)
+
+
+@pytest.mark.disruptive
+def test_a_claim_that_cannot_be_parsed_keeps_no_other_pod_from_its_event(space, release):
+    wait_for("a leader", lambda: holder(release))
+    space.kubectl("create", "-f", "-", input=nested_claim("deep", levels=1200))
+    space.apply(template("gone", ("gpu", "missing.test")))
+    since = time.monotonic()
+    space.apply(pod("watched", ("gpu", from_template("gone"))))
+    first_event(space, "watched", since=since)
+
+    # New replicas find the claim in their lists.
+    release.kubectl("-n", NAMESPACE, "delete", "pod", "-l", SELECTOR, "--wait=true")
+    space.apply(pod("listed", ("gpu", from_template("gone"))))
+    wait_for("an Event about listed", lambda: told(space, "listed"), seconds=60)
+    assert not told(space, "deep"), "nothing is known of it but its name"
+
+
 @pytest.mark.disruptive
 def test_when_the_leader_is_killed_the_second_replica_goes_on(space, release):
     leader = wait_for("a leader", lambda: holder(release))
-    selector = "app.kubernetes.io/component=operator"
-    pods = release.get("pods", "-n", NAMESPACE, "-l", selector)["items"]
+    pods = release.get("pods", "-n", NAMESPACE, "-l", SELECTOR)["items"]
     assert len(pods) == 2
     (body,) = [item for item in pods if leader.startswith(item["metadata"]["name"])]
     # Both replicas may be on one node: the leader is found by its pod's cgroup.

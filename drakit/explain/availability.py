@@ -24,13 +24,13 @@ from drakit.explain.model import (
     TaintFacts,
     Toleration,
 )
-from drakit.explain.pools import Counter, PoolCounters
+from drakit.explain.pools import Counter, PoolCounters, Published
 from drakit.explain.selectors import Matches
 
 __all__ = ("Availability", "Obstacle", "Users", "availability", "needed", "tolerates")
 
-_PLAIN = DeviceFacts(name="", attributes={})
-"""What there is to know of a device that is not special: nothing but its holder."""
+NAMED_HOLDERS = 3
+"""Holders of one namespace that are kept, for a sentence names no more of them."""
 
 
 class Users(Protocol):
@@ -46,18 +46,31 @@ class Obstacle:
     """Devices that cannot be had for one sort of reason."""
 
     devices: int = 0
-    claims: dict[tuple[str, str], ClaimFacts] = field(
-        default_factory=dict[tuple[str, str], ClaimFacts]
-    )
-    """Who has to release something, by namespace and name."""
+    claims: dict[str, ClaimFacts] = field(default_factory=dict[str, ClaimFacts])
+    """The claims that have to release something, by UID; after :meth:`trim`, the first ones of each
+    namespace."""
 
     words: set[str] = field(default_factory=set[str])
     """Keys of taints, or names of capacities."""
 
+    count_by_namespace: dict[str, int] = field(default_factory=dict[str, int])
+    """How many claims there are; known after :meth:`trim`."""
+
     def add(self, *, claims: Iterable[ClaimFacts] = (), words: Iterable[str] = ()) -> None:
         self.devices += 1
-        self.claims.update({(claim.namespace, claim.name): claim for claim in claims})
+        for claim in claims:
+            self.claims[claim.uid] = claim
         self.words.update(words)
+
+    def trim(self) -> None:
+        """Keep the claims that can be named: others may be as many as there are devices."""
+        kept: dict[str, ClaimFacts] = {}
+        for claim in sorted(self.claims.values(), key=lambda each: (each.namespace, each.name)):
+            count = self.count_by_namespace.get(claim.namespace, 0)
+            if count < NAMED_HOLDERS:
+                kept[claim.uid] = claim
+            self.count_by_namespace[claim.namespace] = count + 1
+        self.claims = kept
 
 
 @dataclass(slots=True)
@@ -75,6 +88,16 @@ class Availability:
 
     used_up: Obstacle = field(default_factory=Obstacle)
     """They are shared, and too little of them is left."""
+
+    def __len__(self) -> int:
+        """How many claims and namespaces it holds."""
+        return sum(
+            len(each.claims) + len(each.count_by_namespace)
+            for each in (self.allocated, self.partitioned, self.used_up)
+        )
+
+    def __bool__(self) -> bool:
+        return True
 
     @property
     def total(self) -> int:
@@ -95,48 +118,68 @@ def availability(matches: Matches, request: Request, users: Users) -> Availabili
     """Sort the devices; None if there are enough free ones, or if that is not certain."""
     if matches.possible:
         return None
-    found = Availability()
-    hardware = _Hardware(users)
-    for identity in matches.certain:
+    sorting = _Sorting(request, users)
+    enough = needed(request)
+    for published in matches.certain:
         try:
-            _sort(identity, matches.special.get(identity, _PLAIN), request, users, hardware, found)
+            sorting.sort(published)
         except ValueError:
             return None  # a quantity or a counter that we cannot read
-        if found.free >= needed(request):
+        if sorting.found.free >= enough:
             return None
-    return found
+    for obstacle in (sorting.found.allocated, sorting.found.partitioned, sorting.found.used_up):
+        obstacle.trim()
+    return sorting.found
 
 
-def _sort(
-    identity: DeviceID,
-    device: DeviceFacts,
-    request: Request,
-    users: Users,
-    hardware: _Hardware,
-    found: Availability,
-) -> None:
-    sharers = users.sharers(identity) if device.shareable else ()
-    short = short_capacities(
-        device,
-        driver=identity.driver,
-        asked=request.capacity,
-        consumed=_consumed_of(identity, sharers) if sharers else {},
-    )
-    if short is None:
-        found.small += 1
-    elif keys := _keys_not_tolerated(device.taints, request.tolerations):
-        found.tainted.add(words=keys)
-    elif request.admin_access:
-        found.free += 1  # it takes nothing from anybody
-    elif (holder := users.holder(identity)) is not None:
-        found.allocated.add(claims=[holder])
-    elif short:
-        found.used_up.add(claims=sharers, words=(_short(name, identity.driver) for name in short))
-    # A device of which somebody has a share has its counters already.
-    elif not sharers and (claims := hardware.in_the_way(identity, device)) is not None:
-        found.partitioned.add(claims=claims)
-    else:
-        found.free += 1
+class _Sorting:
+    """Sorts the devices of one request; what is alike for many of them is decided once."""
+
+    def __init__(self, request: Request, users: Users) -> None:
+        self._request = request
+        self._users = users
+        self._hardware = _Hardware(users)
+        self._short: dict[tuple[str, int], tuple[str, ...] | None] = {}
+        self.found = Availability()
+
+    def sort(self, published: Published) -> None:
+        identity, device, _ = published
+        found, users = self.found, self._users
+        sharers = users.sharers(identity) if device.shareable else ()
+        short = self._short_capacities(identity, device, sharers)
+        if short is None:
+            found.small += 1
+        elif device.taints and (
+            keys := _keys_not_tolerated(device.taints, self._request.tolerations)
+        ):
+            found.tainted.add(words=keys)
+        elif self._request.admin_access:
+            found.free += 1  # it takes nothing from anybody
+        elif (holder := users.holder(identity)) is not None:
+            found.allocated.add(claims=(holder,))
+        elif short:
+            words = (_short(name, identity.driver) for name in short)
+            found.used_up.add(claims=sharers, words=words)
+        # A device of which somebody has a share has its counters already.
+        elif not sharers and (claims := self._hardware.in_the_way(identity, device)) is not None:
+            found.partitioned.add(claims=claims)
+        else:
+            found.free += 1
+
+    def _short_capacities(
+        self, identity: DeviceID, device: DeviceFacts, sharers: Sequence[ClaimFacts]
+    ) -> tuple[str, ...] | None:
+        asked = self._request.capacity
+        if sharers:
+            consumed = _consumed_of(identity, sharers)
+            return short_capacities(device, driver=identity.driver, asked=asked, consumed=consumed)
+        # Devices that are alike share one tuple of capacities, and the device keeps it alive.
+        key = (identity.driver, id(device.capacity))
+        if key not in self._short:
+            self._short[key] = short_capacities(
+                device, driver=identity.driver, asked=asked, consumed={}
+            )
+        return self._short[key]
 
 
 def _consumed_of(identity: DeviceID, sharers: Iterable[ClaimFacts]) -> dict[str, int]:

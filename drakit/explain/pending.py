@@ -78,11 +78,19 @@ class _Blocked:
     what: str
 
 
-def explain(pod: PodFacts, cluster: ClusterFacts) -> list[Reason]:
-    """Say why a pod's claims are not allocated; empty if they are, or if we cannot tell."""
+def explain(
+    pod: PodFacts, cluster: ClusterFacts, *, name_all_holders: bool = False
+) -> list[Reason]:
+    """
+    Say why a pod's claims are not allocated; empty if they are, or if we cannot tell.
+
+    The reasons end in an Event that the pod's owner reads: the claims of other namespaces that hold
+    devices are named only if ``name_all_holders`` is set.
+    """
     if pod.node is not None or pod.gated or pod.deleting or pod.phase != "Pending":
         return []
-    found = [blocked for claim in pod.claims for blocked in _claim(pod, claim, cluster)]
+    reader = None if name_all_holders else pod.namespace
+    found = [blocked for claim in pod.claims for blocked in _claim(pod, claim, cluster, reader)]
     return [
         Reason(
             code=blocked.code,
@@ -117,7 +125,9 @@ def _missing_classes(
     ]
 
 
-def _claim(pod: PodFacts, wanted: PodClaim, cluster: ClusterFacts) -> Iterator[_Blocked]:
+def _claim(
+    pod: PodFacts, wanted: PodClaim, cluster: ClusterFacts, reader: str | None
+) -> Iterator[_Blocked]:
     if wanted.needless:
         return
     name = wanted.claim or wanted.generated
@@ -147,21 +157,23 @@ def _claim(pod: PodFacts, wanted: PodClaim, cluster: ClusterFacts) -> Iterator[_
         )
         return
     for request in requests:
-        yield from _request(origin, request, cluster)
+        yield from _request(origin, request, cluster, reader)
 
 
-def _request(origin: str, request: Request, cluster: ClusterFacts) -> Iterator[_Blocked]:
+def _request(
+    origin: str, request: Request, cluster: ClusterFacts, reader: str | None
+) -> Iterator[_Blocked]:
     missing = list(_classes_missing(origin, request, cluster))
     if missing:  # one missing class stops the claim, even if it is an alternative's
         yield from missing
         return
     if not request.alternatives:
-        blocked = _devices(origin, f'request "{request.name}"', request, cluster)
+        blocked = _devices(origin, f'request "{request.name}"', request, cluster, reader)
         if blocked is not None:
             yield blocked
         return
     found = [
-        _devices(origin, f'request "{request.name}/{each.name}"', each, cluster)
+        _devices(origin, f'request "{request.name}/{each.name}"', each, cluster, reader)
         for each in request.alternatives
     ]
     if all(found):
@@ -185,7 +197,9 @@ def _exact_requests(request: Request) -> Iterator[tuple[str, Request]]:
         yield f"{request.name}/{each.name}", each
 
 
-def _devices(origin: str, name: str, request: Request, cluster: ClusterFacts) -> _Blocked | None:
+def _devices(
+    origin: str, name: str, request: Request, cluster: ClusterFacts, reader: str | None
+) -> _Blocked | None:
     """Tell whether a request's devices are all away; None if not, or if that is not certain."""
     device_class = cluster.device_class(request.device_class)
     if device_class is None:
@@ -209,7 +223,7 @@ def _devices(origin: str, name: str, request: Request, cluster: ClusterFacts) ->
     devices = f'DeviceClass "{request.device_class}" that {name} of {origin} could use'
     return _Blocked(
         code=Code.DEVICES_ALLOCATED if released else Code.DEVICES_TAINTED,
-        what=f"{state(found, of=devices)}; {remedy(found, released=released)}",
+        what=f"{state(found, of=devices, reader=reader)}; {remedy(found, released=released)}",
     )
 
 

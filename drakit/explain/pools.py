@@ -19,9 +19,9 @@ __all__ = ("Counter", "PoolCounters", "Published", "current_counters", "current_
 
 
 class Published(NamedTuple):
-    """A device and the slice that publishes it."""
+    """A device of a slice; one object for all selections that hold it."""
 
-    origin: SliceFacts
+    identity: DeviceID
     device: DeviceFacts
     complete: bool
     """Whether all slices of its pool are there; the scheduler waits for the others."""
@@ -52,7 +52,7 @@ def current_devices(slices: Iterable[SliceFacts]) -> list[Published]:
     it until it is complete: any of its devices may be there in a moment, the older ones too.
     """
     return [
-        Published(each, device, complete)
+        Published(DeviceID(each.driver, each.pool, device.name), device, complete)
         for _, pool in _pools(slices).items()
         for current, complete in [_newest(pool)]
         for each in (current if complete else pool)

@@ -11,17 +11,19 @@ It must not know clients, claims, or who asks.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
-from drakit.explain.model import AttributeFact, DeviceFacts, DeviceID
 from drakit.explain.pools import Published
 
 __all__ = ("Matches", "Test", "match_devices", "parse")
 
 _DRIVER = "driver"
 """The left side ``device.driver``; attributes have a slash in their full name."""
+
+_ABSENT = ()
+"""Equals no literal: CEL fails on an absent attribute, and such a device is never allocated."""
 
 _TERM = re.compile(
     r"""\s*device\.
@@ -51,11 +53,12 @@ class Test:
 class Matches:
     """Devices that fulfil selectors for certain, and those of which we cannot tell."""
 
-    certain: tuple[DeviceID, ...] = ()
-    possible: tuple[DeviceID, ...] = ()
-    special: Mapping[DeviceID, DeviceFacts] = field(default_factory=dict[DeviceID, DeviceFacts])
-    """The certain ones that not only a holder can make unavailable: they have taints, capacities or
-    counters, or can be shared."""
+    certain: tuple[Published, ...] = ()
+    possible: tuple[Published, ...] = ()
+
+    def __len__(self) -> int:
+        """How many devices it holds."""
+        return len(self.certain) + len(self.possible)
 
 
 @lru_cache(maxsize=1024)
@@ -89,44 +92,38 @@ def _literal(term: re.Match[str]) -> str | int | bool:
 
 
 def match_devices(devices: Iterable[Published], expressions: Sequence[str]) -> Matches:
-    """Sort devices by what all the expressions together say of them."""
+    """
+    Sort devices by what all the expressions together say of them.
+
+    False wins over unknown, as it does in CEL. It is called for every device of a cluster at once,
+    hence one flat loop.
+    """
     parsed = [parse(expression) for expression in expressions]
-    tests = [test for conjunction in parsed if conjunction is not None for test in conjunction]
+    tests = [
+        (test.left, test.literal, type(test.literal))
+        for conjunction in parsed
+        for test in conjunction or ()
+    ]
+    drivers = [literal for left, literal, _ in tests if left == _DRIVER]
+    tests = [test for test in tests if test[0] != _DRIVER]
     all_known = None not in parsed
-    certain: list[DeviceID] = []
-    possible: list[DeviceID] = []
-    special: dict[DeviceID, DeviceFacts] = {}
-    for origin, device, complete in devices:
-        verdict = _all_hold(tests, origin.driver, device)
-        if verdict is False:
+    certain: list[Published] = []
+    possible: list[Published] = []
+    for published in devices:
+        identity, device, complete = published
+        if not identity.driver:  # of a slice that could not be read
+            possible.append(published)
             continue
-        identity = DeviceID(origin.driver, origin.pool, device.name)
-        if not (verdict and all_known and complete):
-            possible.append(identity)
+        if drivers and any(identity.driver != driver for driver in drivers):
             continue
-        certain.append(identity)
-        if device.taints or device.capacity or device.consumes or device.shareable:
-            special[identity] = device
-    return Matches(certain=tuple(certain), possible=tuple(possible), special=special)
-
-
-def _all_hold(tests: Iterable[Test], driver: str, device: DeviceFacts) -> bool | None:
-    """Evaluate a conjunction: False wins over unknown (None), as it does in CEL."""
-    verdict: bool | None = True
-    for test in tests:
-        if test.left == _DRIVER:
-            holds: bool | None = _equal(driver, test.literal)
-        elif test.left in device.attributes:
-            fact = device.attributes[test.left]
-            holds = None if fact is None else _equal(fact, test.literal)
+        known = all_known and complete
+        attributes = device.attributes
+        for left, literal, kind in tests:
+            fact = attributes.get(left, _ABSENT)
+            if fact is None:
+                known = False
+            elif fact != literal or type(fact) is not kind:  # in CEL, true is not 1
+                break
         else:
-            holds = False  # CEL fails on an absent attribute, and such a device is never allocated
-        if holds is False:
-            return False
-        if holds is None:
-            verdict = None
-    return verdict
-
-
-def _equal(fact: AttributeFact, literal: AttributeFact) -> bool:
-    return type(fact) is type(literal) and fact == literal  # in CEL, true is not 1
+            (certain if known else possible).append(published)
+    return Matches(certain=tuple(certain), possible=tuple(possible))

@@ -11,13 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from drakit.explain.availability import Availability, Obstacle
+from drakit.explain.availability import NAMED_HOLDERS, Availability, Obstacle
 from drakit.explain.model import ClaimFacts
 
 __all__ = ("remedy", "state")
-
-NAMED_HOLDERS = 3
-"""Holders named for one reason: it must be read at a glance, and a note holds 1,024 bytes."""
 
 NAMED_WORDS = 3
 """Keys of taints, or capacities, named for one reason."""
@@ -32,9 +29,13 @@ _ADVICE = {
 _ADVICE_FOR_OTHERS = "ask who set the taint, or tolerate it in the request"
 
 
-def state(found: Availability, *, of: str) -> str:
-    """Say why devices cannot be had; `of` says whose devices they are."""
-    parts = list(_parts(found))
+def state(found: Availability, *, of: str, reader: str | None) -> str:
+    """
+    Say why devices cannot be had; `of` says whose devices they are.
+
+    Holders in other namespaces than the reader's are counted, not named; None may read all names.
+    """
+    parts = list(_parts(found, reader))
     if len(parts) == 1:
         obstacle, phrase = parts[0]
         return f"{_amount(found.total, obstacle.devices)} of {of} {phrase}"
@@ -55,17 +56,17 @@ def remedy(found: Availability, *, released: bool) -> str:
     return "; ".join(told)
 
 
-def _parts(found: Availability) -> Iterator[tuple[Obstacle, str]]:
+def _parts(found: Availability, reader: str | None) -> Iterator[tuple[Obstacle, str]]:
     if one := found.allocated.devices:
-        holders = _holders(found.allocated)
+        holders = _holders(found.allocated, reader)
         yield found.allocated, f"{'is' if one == 1 else 'are'} allocated, to {holders}"
     if one := found.partitioned.devices:
         verb = "shares" if one == 1 else "share"
-        holders = _holders(found.partitioned)
+        holders = _holders(found.partitioned, reader)
         yield found.partitioned, f"{verb} hardware with allocated devices, of {holders}"
     if one := found.used_up.devices:
         verb = "has" if one == 1 else "have"
-        words, holders = _words(found.used_up.words), _holders(found.used_up)
+        words, holders = _words(found.used_up.words), _holders(found.used_up, reader)
         yield found.used_up, f"{verb} too little {words} left beside {holders}"
     if one := found.tainted.devices:
         verb, words = "is" if one == 1 else "are", _words(found.tainted.words)
@@ -82,8 +83,24 @@ def _words(words: Collection[str]) -> str:
     return _cut(sorted(words), NAMED_WORDS)
 
 
-def _holders(obstacle: Obstacle) -> str:
-    return _cut([_holder(obstacle.claims[key]) for key in sorted(obstacle.claims)], NAMED_HOLDERS)
+def _holders(obstacle: Obstacle, reader: str | None) -> str:
+    claims = [
+        claim for claim in obstacle.claims.values() if reader is None or claim.namespace == reader
+    ]
+    claims.sort(key=lambda claim: (claim.namespace, claim.name))
+    told = [_holder(claim) for claim in claims[:NAMED_HOLDERS]]
+    total = sum(obstacle.count_by_namespace.values())
+    others = total - obstacle.count_by_namespace.get(reader, 0) if reader is not None else 0
+    counted: list[str] = []
+    if rest := total - others - len(told):
+        counted.append(f"{rest} more")
+    if others:
+        plural = f"{others} claims in other namespaces"
+        counted.append("a claim in another namespace" if others == 1 else plural)
+    if not counted:
+        return ", ".join(told)
+    *first, last = told + counted
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def _cut(told: list[str], most: int) -> str:

@@ -26,8 +26,9 @@ from drakit.kube.errors import (
     TooManyRequestsError,
     UnauthorizedError,
     UnavailableError,
+    UnreadableError,
 )
-from drakit.kube.listing import Listing
+from drakit.kube.listing import Listing, Skipped
 from drakit.kube.paths import resource_path
 from drakit.kube.session import Session, connect
 from drakit.kube.watch import WatchEvent
@@ -43,9 +44,11 @@ __all__ = (
     "Listing",
     "NotFoundError",
     "Session",
+    "Skipped",
     "TooManyRequestsError",
     "UnauthorizedError",
     "UnavailableError",
+    "UnreadableError",
     "WatchEvent",
     "connect",
     "resource_path",

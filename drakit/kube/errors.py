@@ -11,6 +11,7 @@ What can go wrong with a request to the API server, one class for each thing a c
       InvalidError              422: the server will never take this object
       TooManyRequestsError      429: ask again after ``retry_after_seconds``
       UnavailableError          no answer (connection, timeout), or 5xx; ask again later
+        UnreadableError         an answer that is too large, or that is no JSON that can be parsed
 
 It must not know sessions or the HTTP library. No text holds a token: headers are never shown.
 """
@@ -19,7 +20,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import orjson
 
@@ -36,6 +37,7 @@ __all__ = (
     "TooManyRequestsError",
     "UnauthorizedError",
     "UnavailableError",
+    "UnreadableError",
     "error_of_response",
     "error_of_status",
 )
@@ -142,13 +144,18 @@ class TooManyRequestsError(ApiError):
 
 class UnavailableError(ApiError):
     @classmethod
-    def no_answer(cls, method: str, path: str, *, why: str) -> UnavailableError:
+    def no_answer(cls, method: str, path: str, *, why: str) -> Self:
         return cls(status=0, reason="NoAnswer", message=why, method=method, path=path)
 
     def sentence(self) -> str:
         if self.status == 0:
             return f"{self.method} {self.path}: no answer from the API server: {self.message}"
         return super().sentence()
+
+
+class UnreadableError(UnavailableError):
+    def sentence(self) -> str:
+        return f"{self.method} {self.path}: the API server's answer cannot be read: {self.message}"
 
 
 _CLASSES: Mapping[int, type[ApiError]] = {

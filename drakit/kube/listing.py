@@ -1,55 +1,159 @@
 """
-Lists in pages: large answers are slow, and the server refuses the largest.
+Lists in pages, of which one unreadable object costs only itself.
+
+A page that is too large, or that cannot be parsed, is fetched again in smaller pages until the
+object that causes this stands alone. That object is skipped, by its name. Of every other object the
+consumer keeps what it needs at once, so that never more than one page is in memory.
 
 It must not know connections: one page is fetched by a function that is handed in.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+import logging
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
-from drakit.kube.errors import GoneError
+from drakit.kube.answer import Answer
+from drakit.kube.errors import GoneError, UnreadableError
 
-__all__ = ("Listing", "list_pages")
+__all__ = (
+    "MAX_OBJECT_BYTES",
+    "MAX_PAGE_BYTES",
+    "Fetch",
+    "Listing",
+    "Skipped",
+    "SkippedLog",
+    "read_list",
+)
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+MAX_PAGE_BYTES = 2 * 2**20
+"""Bytes of a page of several objects. A tenant can make one byte of JSON cost 25 bytes once it is
+parsed (``[[],[],...]``): this is at most 50 MiB."""
+
+MAX_OBJECT_BYTES = 4 * 2**20
+"""Bytes of a single object: it has at most 1.5 MiB in etcd, and grows in JSON."""
+
+ATTEMPTS = 3
+"""How often a list starts again because its version has expired; then that is the answer."""
+
+REMEMBERED = 1000
+"""Skipped objects that are logged once; beyond that, the log may repeat itself."""
+
+_SHRINK = 4
+
+Kept = TypeVar("Kept")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Listing:
+class Skipped:
+    """An object that is in the collection, but cannot be read."""
+
+    metadata: Mapping[str, Any]
+    """Its name, namespace and UID, as far as the API server returns them."""
+
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Listing(Generic[Kept]):
     """All objects of a collection, as they were at one resource version."""
 
-    items: list[dict[str, Any]]
+    items: list[Kept]
     resource_version: str
     """Where a watch begins that misses nothing after this list."""
 
+    skipped: tuple[Skipped, ...] = ()
 
-async def list_pages(
-    fetch: Callable[[Mapping[str, str]], Awaitable[dict[str, Any]]],
+
+class SkippedLog:
+    """Logs once that an object cannot be read."""
+
+    def __init__(self) -> None:
+        self._logged: set[str] = set()
+
+    def log(self, metadata: Mapping[str, Any], reason: str, **facts: str) -> None:
+        """Log that an object is skipped, unless that was logged before."""
+        uid = str(metadata.get("uid"))
+        if uid in self._logged:
+            return
+        if len(self._logged) >= REMEMBERED:
+            self._logged.clear()
+        self._logged.add(uid)
+        name = f"{metadata.get('namespace') or ''}/{metadata.get('name')}".lstrip("/")
+        logger.warning("an object is skipped", extra={**facts, "object": name, "error": reason})
+
+
+class Fetch(Protocol):
+    """Fetch one page; UnreadableError if it is larger than ``max_bytes`` or cannot be parsed."""
+
+    async def __call__(
+        self, params: Mapping[str, str], *, max_bytes: int, metadata_only: bool
+    ) -> Answer: ...
+
+
+async def read_list(
+    fetch: Fetch,
+    keep: Callable[[dict[str, Any]], Kept],
     *,
     params: Mapping[str, str],
     page_size: int,
-) -> Listing:
+    metadata_only: bool = False,
+) -> Listing[Kept]:
     """
     Fetch page after page, all of the same resource version.
 
-    If that version expires on the way (410; a slow reader, a compaction), the rest cannot be had
-    any more: everything is fetched anew, without pages, for which no version has to be kept.
+    If that version expires on the way (410; a slow reader, a compaction), the list starts again,
+    and raises GoneError if that happens again and again.
     """
-    try:
-        return await _list_all(fetch, {**params, "limit": str(page_size)})
-    except GoneError:
-        return await _list_all(fetch, params)
+    for attempt in range(ATTEMPTS):
+        try:
+            return await _read(
+                fetch, keep, params=params, page_size=page_size, metadata_only=metadata_only
+            )
+        except GoneError:
+            if attempt == ATTEMPTS - 1:
+                raise
+    raise AssertionError("unreachable")
 
 
-async def _list_all(
-    fetch: Callable[[Mapping[str, str]], Awaitable[dict[str, Any]]], params: Mapping[str, str]
-) -> Listing:
-    items: list[dict[str, Any]] = []
-    page = await fetch(params)
+async def _read(
+    fetch: Fetch,
+    keep: Callable[[dict[str, Any]], Kept],
+    *,
+    params: Mapping[str, str],
+    page_size: int,
+    metadata_only: bool,
+) -> Listing[Kept]:
+    items: list[Kept] = []
+    skipped: list[Skipped] = []
+    limit, token = page_size, ""
     while True:
-        items += page.get("items") or ()
-        metadata: dict[str, Any] = page.get("metadata") or {}
-        if not metadata.get("continue"):
-            return Listing(items=items, resource_version=metadata.get("resourceVersion", ""))
-        page = await fetch({**params, "continue": metadata["continue"]})
+        query = {**params, "limit": str(limit), **({"continue": token} if token else {})}
+        try:
+            answer = await fetch(
+                query,
+                max_bytes=MAX_PAGE_BYTES if limit > 1 else MAX_OBJECT_BYTES,
+                metadata_only=metadata_only,
+            )
+            items += [keep(item) for item in answer.body.get("items") or ()]
+        except UnreadableError as error:
+            if limit > 1:
+                limit = max(limit // _SHRINK, 1)
+                continue
+            # If that is unreadable as well, it is not the object's fault: the list fails.
+            answer = await fetch(query, max_bytes=MAX_OBJECT_BYTES, metadata_only=True)
+            skipped += [
+                Skipped(metadata=item.get("metadata") or {}, reason=error.message)
+                for item in answer.body.get("items") or ()
+            ]
+        metadata: Mapping[str, Any] = answer.body.get("metadata") or {}
+        token = metadata.get("continue") or ""
+        if not token:
+            version = metadata.get("resourceVersion", "")
+            return Listing(items=items, resource_version=version, skipped=tuple(skipped))
+        if answer.size_bytes * 2 <= MAX_PAGE_BYTES:
+            limit = min(limit * 2, page_size)

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from drakit.backoff import Backoff
 from drakit.kube.errors import ApiError, GoneError, TooManyRequestsError, UnavailableError
-from drakit.kube.listing import Listing
+from drakit.kube.listing import Listing, SkippedLog
 from drakit.kube.watch import WatchEvent
 
 __all__ = ("Applied", "Change", "Collection", "Deleted", "Reflector", "Replaced")
@@ -58,7 +58,9 @@ Change = Replaced | Applied | Deleted
 class Collection(Protocol):
     """What the reflector needs of a session."""
 
-    async def list(self, path: str, *, params: Mapping[str, str] | None = None) -> Listing: ...
+    async def list(
+        self, path: str, *, params: Mapping[str, str] | None = None
+    ) -> Listing[dict[str, Any]]: ...
 
     def watch(
         self, path: str, *, resource_version: str, params: Mapping[str, str] | None = None
@@ -83,6 +85,7 @@ class Reflector:
         self._backoff = Backoff(first_seconds=retry_seconds, limit_seconds=retry_limit_seconds)
         self._version: str | None = None
         self._heard_at: float | None = None
+        self._skipped = SkippedLog()
         self.synced: bool = False
         """Whether everything has been listed once."""
         self.last_error: ApiError | None = None
@@ -100,6 +103,8 @@ class Reflector:
             try:
                 if self._version is None:
                     listing = await self._session.list(self._path, params=self._params)
+                    for each in listing.skipped:
+                        self._skipped.log(each.metadata, each.reason, path=self._path)
                     self._heard(listing.resource_version)
                     self.synced = True
                     yield Replaced(items=listing.items)
@@ -126,7 +131,11 @@ class Reflector:
                     events += 1
                     self._recovered()
                     self._heard(event.object["metadata"]["resourceVersion"])
-                    if event.type == "DELETED":
+                    if event.unreadable and event.type != "DELETED":
+                        self._skipped.log(
+                            event.object["metadata"], event.unreadable, path=self._path
+                        )
+                    elif event.type == "DELETED":
                         yield Deleted(object=event.object)
                     elif event.type != "BOOKMARK":
                         yield Applied(object=event.object)

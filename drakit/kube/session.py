@@ -11,20 +11,21 @@ It must not know kinds. It belongs to the loop that opened it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self, cast
+from typing import Any, Literal, Self, TypeVar
 
 import aiohttp
 import orjson
 
+from drakit.kube.answer import Answer, read_answer
 from drakit.kube.config import Credentials, find_cluster
 from drakit.kube.errors import UnavailableError, error_of_response
 from drakit.kube.lean import ClusterAccess, Connection
-from drakit.kube.listing import Listing, list_pages
+from drakit.kube.listing import Listing, read_list
 from drakit.kube.watch import WatchEvent, read_events
 
 __all__ = ("Session", "Timeouts", "connect")
@@ -62,6 +63,14 @@ _DRY_RUN = {"dryRun": "All"}
 MAX_REQUESTS = 16
 """Requests at once, watches aside. A connection with TLS costs 256 KiB for as long as it is kept,
 and with 64 of them 64 reads are answered no sooner (median) than with 16."""
+
+
+PAGE_SIZE = 100
+"""Objects a page: of full slices, 3 MiB of JSON."""
+
+_METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+
+Kept = TypeVar("Kept")
 
 
 async def connect(
@@ -128,7 +137,8 @@ class Session:
         timeout_seconds: float | None = None,
     ) -> dict[str, Any]:
         """Get what is at a path: an object, or one page of a collection."""
-        return await self._request("GET", path, params=params, timeout_seconds=timeout_seconds)
+        answer = await self._request("GET", path, params=params, timeout_seconds=timeout_seconds)
+        return answer.body
 
     async def create(
         self,
@@ -141,9 +151,10 @@ class Session:
         """Create an object in a collection. A dry run is answered in the same way, but nothing is
         stored."""
         params = _DRY_RUN if dry_run else None
-        return await self._request(
+        answer = await self._request(
             "POST", path, params=params, body=body, timeout_seconds=timeout_seconds
         )
+        return answer.body
 
     async def replace(
         self,
@@ -156,9 +167,10 @@ class Session:
         """Replace an object; ConflictError if its resourceVersion is given and is not current. For
         a dry run see `create`."""
         params = _DRY_RUN if dry_run else None
-        return await self._request(
+        answer = await self._request(
             "PUT", path, params=params, body=body, timeout_seconds=timeout_seconds
         )
+        return answer.body
 
     async def patch(
         self,
@@ -170,7 +182,7 @@ class Session:
         timeout_seconds: float | None = None,
     ) -> dict[str, Any]:
         """Change parts of an object."""
-        return await self._request(
+        answer = await self._request(
             "PATCH",
             path,
             params=params,
@@ -178,6 +190,7 @@ class Session:
             content_type=content_type,
             timeout_seconds=timeout_seconds,
         )
+        return answer.body
 
     async def apply(
         self,
@@ -209,27 +222,62 @@ class Session:
         wanted = {"uid": uid, "resourceVersion": resource_version}
         preconditions = {name: value for name, value in wanted.items() if value is not None}
         body = {"kind": "DeleteOptions", "apiVersion": "v1", "preconditions": preconditions}
-        return await self._request(
+        answer = await self._request(
             "DELETE",
             path,
             body=body if preconditions else None,
             timeout_seconds=timeout_seconds,
         )
+        return answer.body
 
     async def list(
         self,
         path: str,
         *,
         params: Mapping[str, str] | None = None,
-        page_size: int = 500,
+        page_size: int = PAGE_SIZE,
         timeout_seconds: float | None = None,
-    ) -> Listing:
+    ) -> Listing[dict[str, Any]]:
         """List a collection in pages. The timeout is that of one page."""
+        return await self.read_list(
+            path,
+            lambda item: item,
+            params=params,
+            page_size=page_size,
+            timeout_seconds=timeout_seconds,
+        )
 
-        async def fetch(page_params: Mapping[str, str]) -> dict[str, Any]:
-            return await self.get(path, params=page_params, timeout_seconds=timeout_seconds)
+    async def read_list(
+        self,
+        path: str,
+        keep: Callable[[dict[str, Any]], Kept],
+        *,
+        params: Mapping[str, str] | None = None,
+        page_size: int = PAGE_SIZE,
+        timeout_seconds: float | None = None,
+        metadata_only: bool = False,
+    ) -> Listing[Kept]:
+        """
+        List a collection in pages, and keep of each object what ``keep`` returns.
 
-        return await list_pages(fetch, params=params or {}, page_size=page_size)
+        With ``metadata_only``, the API server sends no more than the objects' metadata.
+        """
+
+        async def fetch(
+            params: Mapping[str, str], *, max_bytes: int, metadata_only: bool
+        ) -> Answer:
+            return await self._request(
+                "GET",
+                path,
+                params=params,
+                accept=_METADATA_ONLY if metadata_only else None,
+                max_bytes=max_bytes,
+                timeout_seconds=timeout_seconds,
+            )
+
+        return await read_list(
+            fetch, keep, params=params or {}, page_size=page_size, metadata_only=metadata_only
+        )
 
     async def watch(
         self, path: str, *, resource_version: str, params: Mapping[str, str] | None = None
@@ -263,8 +311,10 @@ class Session:
         params: Mapping[str, str] | None = None,
         body: Mapping[str, Any] | list[Any] | None = None,
         content_type: str = "application/json",
+        accept: str | None = None,
+        max_bytes: int | None = None,
         timeout_seconds: float | None = None,
-    ) -> dict[str, Any]:
+    ) -> Answer:
         timeout = aiohttp.ClientTimeout(
             total=timeout_seconds or self.timeouts.request_seconds,
             sock_connect=self.timeouts.connect_seconds,
@@ -273,18 +323,17 @@ class Session:
         async with (
             self._place(method, path, seconds=timeout.total),
             self._opened(
-                method, path, params=params, data=data, content_type=content_type, timeout=timeout
+                method,
+                path,
+                params=params,
+                data=data,
+                content_type=content_type,
+                accept=accept,
+                timeout=timeout,
             ) as response,
         ):
-            answer = await response.read()
-            try:
-                parsed: Any = orjson.loads(answer) if answer else {}
-            except orjson.JSONDecodeError:
-                parsed = None
-            if not isinstance(parsed, dict):
-                why = "the answer is no JSON object; is a proxy in between?"
-                raise UnavailableError.no_answer(method, path, why=why)
-            return cast("dict[str, Any]", parsed)
+            chunks = response.content.iter_any()
+            return await read_answer(chunks, method=method, path=path, max_bytes=max_bytes)
 
     @asynccontextmanager
     async def _place(
@@ -312,8 +361,14 @@ class Session:
         params: Mapping[str, str] | None = None,
         data: bytes | None = None,
         content_type: str | None = None,
+        accept: str | None = None,
     ) -> AsyncGenerator[aiohttp.ClientResponse]:
         """Send a request; give the answer if it is a success, else raise what it means."""
+        headers: dict[str, str] = {}
+        if data and content_type:
+            headers["Content-Type"] = content_type
+        if accept:
+            headers["Accept"] = accept
         try:
             async with asyncio.timeout(timeout.total or self.timeouts.request_seconds):
                 response = await self.http.request(
@@ -321,7 +376,7 @@ class Session:
                     self.server + path,
                     params=params,
                     data=data,
-                    headers={"Content-Type": content_type} if data and content_type else None,
+                    headers=headers,
                     timeout=timeout,
                     allow_redirects=False,  # there are none, and a token is not to follow one
                     server_hostname=self._connection.server_hostname,

@@ -1,63 +1,105 @@
 """
 Watch streams: from chunks of bytes to typed events.
 
-One stream, from its first byte to its end or first error; beginning anew is :mod:`.reflector`'s.
+One stream, from its first byte to its end or first error; starting again is :mod:`.reflector`'s. An
+object that is too large or nested too deep costs its own event only: of it no more is known than
+what the beginning of its line names.
 
 It must not know connections and timeouts: the chunks are handed in.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncGenerator, AsyncIterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import orjson
 
 from drakit.kube.errors import UnavailableError, error_of_status
+from drakit.kube.listing import MAX_OBJECT_BYTES
 
 __all__ = ("WatchEvent", "read_events")
 
-MAX_LINE_BYTES = 32 * 2**20
-"""An object has at most 1.5 MiB in etcd, and grows in JSON; more than this is no event."""
+EventType = Literal["ADDED", "MODIFIED", "DELETED", "BOOKMARK"]
+
+_HEAD_BYTES = 4096
+"""Where an unreadable object's name is looked for: objects of built-in kinds begin with it."""
+
+_HEAD = re.compile(rb'\{"type":"(ADDED|MODIFIED|DELETED)","object":\{.*?"metadata":\{', re.DOTALL)
+_NAMED = re.compile(rb'"(name|namespace|uid|resourceVersion)":"([^"\\]*)"')
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WatchEvent:
     """One change. Of a bookmark's object only ``metadata.resourceVersion`` means anything."""
 
-    type: Literal["ADDED", "MODIFIED", "DELETED", "BOOKMARK"]
+    type: EventType
     object: dict[str, Any]
+    unreadable: str = ""
+    """Why the object cannot be read; it then holds only what is known of its metadata."""
 
 
 async def read_events(chunks: AsyncIterable[bytes], *, path: str) -> AsyncGenerator[WatchEvent]:
     """Give each event; an ERROR event is raised as the error that it carries (410: GoneError)."""
-    async for line in _lines(chunks, path=path):
+    async for line, whole in _lines(chunks):
         try:
-            event = orjson.loads(line)
+            event = orjson.loads(line) if whole else None
+            reason = f"it has more than {MAX_OBJECT_BYTES} bytes"
+        except orjson.JSONDecodeError as error:
+            event, reason = None, f"it cannot be parsed ({error.msg})"
+        if event is None:
+            yield _unreadable(line, path=path, reason=reason)
+            continue
+        try:
             kind, obj = event["type"], event["object"]
-        except (orjson.JSONDecodeError, KeyError, TypeError):
-            why = "the watch sent a line that is not an event"
-            raise UnavailableError.no_answer("WATCH", path, why=why) from None
+        except (KeyError, TypeError):
+            raise _no_event(path) from None
         if kind == "ERROR":
             raise error_of_status(obj, method="WATCH", path=path)
         yield WatchEvent(type=kind, object=obj)
 
 
-async def _lines(chunks: AsyncIterable[bytes], *, path: str) -> AsyncGenerator[bytes]:
+def _unreadable(line: bytes, *, path: str, reason: str) -> WatchEvent:
+    """Read an object's name and version where its line begins; raise if it is no event."""
+    head = _HEAD.match(line, 0, _HEAD_BYTES)
+    if head is None:
+        raise _no_event(path)
+    metadata: dict[str, str] = {}
+    for found in _NAMED.finditer(line, head.end(), _HEAD_BYTES):
+        metadata[found[1].decode()] = found[2].decode(errors="replace")
+        if found[1] == b"resourceVersion":
+            break  # what follows are names of others: owners, managers
+    if not metadata.keys() >= {"name", "uid", "resourceVersion"}:
+        raise _no_event(path)
+    kind = cast("EventType", head[1].decode())
+    return WatchEvent(type=kind, object={"metadata": metadata}, unreadable=reason)
+
+
+def _no_event(path: str) -> UnavailableError:
+    why = "the watch sent a line that is not an event"
+    return UnavailableError.no_answer("WATCH", path, why=why)
+
+
+async def _lines(chunks: AsyncIterable[bytes]) -> AsyncGenerator[tuple[bytes, bool]]:
+    """Give each line, and whether it is whole: of one that is too long, only its beginning."""
     # Not readline: its limit would have to be as large as the largest object, and it is kept in
     # memory twice. What is left without a newline at the end is a broken line, and is dropped:
     # the next watch begins at the last whole event.
     buffer = bytearray()
+    whole = True
     async for chunk in chunks:
         searched = len(buffer)
         buffer += chunk
         while (end := buffer.find(b"\n", searched)) >= 0:
-            line = bytes(buffer[:end])
+            whole = whole and end <= MAX_OBJECT_BYTES
+            line = bytes(buffer[: end if whole else min(end, _HEAD_BYTES)])
             del buffer[: end + 1]
             searched = 0
             if line.strip():
-                yield line
-        if len(buffer) > MAX_LINE_BYTES:
-            why = f"the watch sent a line of more than {MAX_LINE_BYTES} bytes"
-            raise UnavailableError.no_answer("WATCH", path, why=why)
+                yield line, whole
+            whole = True
+        if len(buffer) > MAX_OBJECT_BYTES:
+            del buffer[_HEAD_BYTES:]
+            whole = False

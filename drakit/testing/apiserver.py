@@ -10,14 +10,14 @@ An API server in memory, over real HTTP, for tests of everything that talks to K
 What it does as the real one: resource versions, ``AlreadyExists`` and ``Conflict``, delete
 preconditions, finalizers, generations, writes without a change that write nothing, ``status`` apart
 from the rest, dry runs, equality selectors, pages that expire, watches with history, bookmarks and
-410.
+410, lists of metadata alone.
 What it does not: schemas, defaults, admission, authorisation; server-side apply is a merge that
 replaces lists and knows no field owners.
 
 Kinds are not registered: any path of the usual shape works; ``served`` restricts a group to the
 versions that a cluster serves. To see what happens when a server
 misbehaves: ``fail``, ``delay``, ``token``, ``expire_history``, ``expire_pages``, ``drop_watches``,
-``end_watches_at_once`` and ``send_to_watches``.
+``end_watches_at_once``, ``send_to_watches`` and ``verbatim``.
 """
 
 from __future__ import annotations
@@ -73,6 +73,8 @@ class FakeApiServer:
     )  # as long as requests
     headers: list[dict[str, str]] = field(default_factory=list[dict[str, str]])
     cluster: FakeCluster = field(default_factory=FakeCluster)
+    verbatim: dict[str, str] = field(default_factory=dict[str, str])
+    """Strings that are replaced by JSON in answers: values that are nested too deep for Python."""
     url: str = ""
     _faults: list[Fault] = field(default_factory=list[Fault])
     _runner: web.AppRunner | None = None
@@ -206,7 +208,9 @@ class FakeApiServer:
             status, answer = self.cluster.request(request.method, request.path, params, body)
         except StatusError as error:
             return web.json_response(error.body, status=error.code, headers=error.headers)
-        return web.json_response(answer, status=status)
+        if "as=PartialObjectMetadata" in request.headers.get("Accept", ""):
+            answer = _metadata_only(answer)
+        return web.json_response(text=self._text(answer), status=status)
 
     def _discovered(self, path: str) -> Object | None:
         """The answer to ``/apis/<group>``; nothing if the path is another, or nobody serves it."""
@@ -257,13 +261,39 @@ class FakeApiServer:
                 while (item := await watcher.get()) is not None:
                     event = item.event(target, params) if isinstance(item, Change) else item
                     if event is not None:
-                        await self._send(response, event)
+                        await self._send(response, _ordered(event))
         except (TimeoutError, ConnectionError):
             pass
         finally:
             self.cluster.watchers.remove(watcher)
         return response
 
-    @staticmethod
-    async def _send(response: web.StreamResponse, event: Object) -> None:
-        await response.write(json.dumps(event).encode() + b"\n")
+    async def _send(self, response: web.StreamResponse, event: Object) -> None:
+        await response.write(self._text(event).encode() + b"\n")
+
+    def _text(self, answer: Object) -> str:
+        text = json.dumps(answer, separators=(",", ":"))
+        for name, value in self.verbatim.items():
+            text = text.replace(f'"{name}"', value)
+        return text
+
+
+_FIRST = ("name", "generateName", "namespace", "uid", "resourceVersion")
+
+
+def _ordered(event: Object) -> Object:
+    """Order an object's fields as the real server does, as far as a reader may count on it."""
+    if "metadata" not in event["object"]:
+        return event
+    body = dict(event["object"])
+    metadata = body.pop("metadata")
+    first = {key: metadata[key] for key in _FIRST if key in metadata}
+    kind = {key: body.pop(key) for key in ("kind", "apiVersion") if key in body}
+    return {"type": event["type"], "object": {**kind, "metadata": {**first, **metadata}, **body}}
+
+
+def _metadata_only(answer: Object) -> Object:
+    if "items" not in answer:
+        return {"kind": "PartialObjectMetadata", "metadata": answer["metadata"]}
+    items = [_metadata_only(item) for item in answer["items"]]
+    return {**answer, "kind": "PartialObjectMetadataList", "items": items}

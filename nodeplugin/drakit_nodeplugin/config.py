@@ -171,6 +171,13 @@ class DevicePlugins(Settings):
     anything; an empty one allows none."""
 
 
+class Events(Settings):
+    name_holders: Literal["namespace", "all"] = "namespace"
+    """Which claims an error names as holders of a device. The kubelet writes errors into Events of
+    the pod, so by default only claims of the pod's own ``namespace`` are named, and others by their
+    UID; ``all`` names every claim."""
+
+
 class NodePluginConfig(Settings):
     """The configuration file of ``drakit-nodeplugin``."""
 
@@ -192,6 +199,7 @@ class NodePluginConfig(Settings):
     )
     """How long calls in flight may take at a stop; the kubelet itself waits 45 s."""
 
+    events: Events = Events()
     stale_claims: StaleClaims = StaleClaims()
     opaque_parameters: OpaqueParameters = OpaqueParameters()
     devices: Devices = Devices()

@@ -105,6 +105,7 @@ class HostedDriver:
                 max_bytes=config.opaque_parameters.max_bytes,
                 max_nodes=config.opaque_parameters.max_nodes,
             ),
+            name_all_holders=config.events.name_holders == "all",
         )
         engine = ClaimEngine(parts)
         announcer = ClaimAnnouncer(driver.name)

@@ -170,7 +170,8 @@ class App:
         now = asyncio.get_running_loop().time()
         if self._answered_at is None or now - self._answered_at > CHECK_LIMIT_SECONDS:
             return ["the API server does not answer us"]
-        return []
+        problem = self._term.unready() if self._term is not None else None
+        return [problem] if problem is not None else []
 
     async def measure(self) -> None:
         """Do nothing: each part updates its own gauges."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Self, cast
+from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -53,6 +53,11 @@ class Events(Settings):
 
     repeat_pause: Seconds = 1800.0
     """Pause before an unchanged Event is counted up: the API server forgets Events after 1 h."""
+
+    name_holders: Literal["namespace", "all"] = "namespace"
+    """Which claims an Event about a pod names as holders of devices: those of the pod's own
+    ``namespace``, while those of other namespaces are counted, or ``all``. The names of claims and
+    pods of other namespaces are then readable for everybody who may read Events."""
 
 
 class Config(Settings):

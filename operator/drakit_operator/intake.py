@@ -28,8 +28,6 @@ class Seen:
     name: Name
     uid: str
     fact: Fact | None
-    listed: bool = False
-    """It came out of a list: the first one, or one after a gap in which deletions got lost."""
 
 
 class Intake:

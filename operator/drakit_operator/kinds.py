@@ -8,9 +8,9 @@ It must not know Kopf, sessions, or the store.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from drakit.explain import ClaimFacts, ClassFacts, PodFacts, SliceFacts, TemplateFacts
 from drakit.explain.projection import (
@@ -54,6 +54,11 @@ class Kind:
     plural: str
     project: Callable[[Object], Fact]
     field_selector: str = ""
+    unused: tuple[tuple[str, ...], ...] = ()
+    """Paths that no fact comes from, and that users can fill: dropped before anything is copied."""
+
+    unknown: Object = field(default_factory=dict[str, Any], hash=False)
+    """What stands for the rest of an object that cannot be read: nothing can be concluded of it."""
 
     @property
     def group_version(self) -> str:
@@ -63,6 +68,10 @@ class Kind:
     def params(self) -> dict[str, str]:
         """Query parameters that a list must have to see the same objects as the watch."""
         return {"fieldSelector": self.field_selector} if self.field_selector else {}
+
+    def project_unreadable(self, metadata: Mapping[str, Any]) -> Fact:
+        """Give the fact that there is such an object, and no more."""
+        return self.project({**self.unknown, "metadata": metadata})
 
     def __str__(self) -> str:
         return f"{self.plural}.{self.group}" if self.group else self.plural
@@ -75,13 +84,49 @@ PODS = Kind(
     project=project_pod,
     # A pod that stops pending leaves the watch as a deletion: the API server sends it as one.
     field_selector="status.phase=Pending",
+    unused=(
+        ("spec", "containers"),
+        ("spec", "initContainers"),
+        ("spec", "volumes"),
+        ("spec", "affinity"),
+        ("status", "containerStatuses"),
+        ("status", "initContainerStatuses"),
+    ),
 )
-CLAIMS = Kind(group="resource.k8s.io", version="v1", plural="resourceclaims", project=project_claim)
+CLAIMS = Kind(
+    group="resource.k8s.io",
+    version="v1",
+    plural="resourceclaims",
+    project=project_claim,
+    unused=(
+        ("spec", "devices", "config"),
+        ("status", "allocation", "devices", "config"),
+        ("status", "devices"),
+    ),
+)
 TEMPLATES = Kind(
-    group="resource.k8s.io", version="v1", plural="resourceclaimtemplates", project=project_template
+    group="resource.k8s.io",
+    version="v1",
+    plural="resourceclaimtemplates",
+    project=project_template,
+    unused=(("spec", "metadata"), ("spec", "spec", "devices", "config")),
 )
-CLASSES = Kind(group="resource.k8s.io", version="v1", plural="deviceclasses", project=project_class)
-SLICES = Kind(group="resource.k8s.io", version="v1", plural="resourceslices", project=project_slice)
+CLASSES = Kind(
+    group="resource.k8s.io",
+    version="v1",
+    plural="deviceclasses",
+    project=project_class,
+    unused=(("spec", "config"),),
+    unknown={"spec": {"selectors": [{}]}},  # a selector that is not CEL: it may mean any device
+)
+SLICES = Kind(
+    group="resource.k8s.io",
+    version="v1",
+    plural="resourceslices",
+    project=project_slice,
+    # A device of a pool that is never complete, and of a driver that is not known.
+    unknown={"spec": {"pool": {"resourceSliceCount": 2**31}, "devices": [{"name": ""}]}},
+)
 
 # What refers to others first: whoever lists the kinds one by one then never knows a pod without
 # the claim that was made with it, and does not take the claim for missing.

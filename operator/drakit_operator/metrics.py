@@ -37,11 +37,24 @@ class Metrics:
         )
         self.kopf_restarts = Counter(
             "drakit_operator_kopf_restarts",
-            "Times that Kopf ended and was begun anew",
+            "Times that Kopf ended and was started again",
             registry=self.registry,
         )
         self.missed_deletions = Counter(
             "drakit_operator_missed_deletions",
             "Deletions found by listing, which no watch had reported",
+            registry=self.registry,
+        )
+
+        self.kind_listed = Gauge(
+            "drakit_operator_kind_listed",
+            "1 if the last list of a kind succeeded, 0 if it failed",
+            ["kind"],
+            registry=self.registry,
+        )
+        self.skipped_objects = Counter(
+            "drakit_operator_skipped_objects",
+            "Objects of lists and watches that could not be read",
+            ["kind"],
             registry=self.registry,
         )

@@ -10,8 +10,9 @@ It must not know Kopf, sessions, queues, or what is written to whom.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 from drakit.explain import (
     Availability,
@@ -35,9 +36,19 @@ from drakit_operator.kinds import CLAIMS, CLASSES, PODS, SLICES, TEMPLATES, Fact
 
 __all__ = ("Change", "Store")
 
-CACHED_SELECTIONS = 256
-"""Selections of devices kept until a slice changes: one for each class and set of selectors. Also
-what can be had of them, kept until a claim takes or releases something, too."""
+Value = TypeVar("Value", bound=Sized | None)
+
+CACHED_DEVICES = 5_000_000
+"""Devices in all cached selections, 8 bytes each: forty selections of all devices of a cluster with
+128,000 of them. A selection belongs to a class and a set of selectors, and is cached until a slice
+changes."""
+
+_ENTRY = 16
+"""What an answer weighs that holds nothing: questions are limited as well."""
+
+CACHED_HOLDERS = 100_000
+"""Claims and namespaces in all cached answers about available devices. Those are cached until a
+slice changes, or a claim takes or releases something."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,6 +68,37 @@ def classes_of(requests: Iterable[Request]) -> Iterator[str]:
             yield from classes_of(request.alternatives)
         else:
             yield request.device_class
+
+
+class _Cache(Generic[Value]):
+    """Answers by question, bounded by what they hold: the oldest go first."""
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._answers: dict[Hashable, Value] = {}
+        self._size = 0
+
+    def __contains__(self, question: Hashable) -> bool:
+        return question in self._answers
+
+    def __getitem__(self, question: Hashable) -> Value:
+        return self._answers[question]
+
+    def put(self, question: Hashable, answer: Value) -> Value:
+        self._answers[question] = answer
+        self._size += _weight(answer)
+        while self._size > self._capacity:
+            oldest = next(iter(self._answers))
+            self._size -= _weight(self._answers.pop(oldest))
+        return answer
+
+    def clear(self) -> None:
+        self._answers.clear()
+        self._size = 0
+
+
+def _weight(answer: Sized | None) -> int:
+    return _ENTRY + (len(answer) if answer is not None else 0)
 
 
 @dataclass(slots=True)
@@ -104,8 +146,8 @@ class Store:
         self._sharers: dict[DeviceID, set[Name]] = {}
         self._devices: list[Published] | None = None
         self._counters: dict[PoolID, PoolCounters] | None = None
-        self._selections: dict[tuple[str, ...], Matches] = {}
-        self._available: dict[Hashable, Availability | None] = {}
+        self._selections = _Cache[Matches](CACHED_DEVICES)
+        self._available = _Cache[Availability | None](CACHED_HOLDERS)
 
     # ---- what goes in
 
@@ -146,6 +188,9 @@ class Store:
         """Name what is known of a kind, as it is now."""
         return {name: fact.uid for name, fact in self._objects(kind).items()}
 
+    def find(self, kind: Kind, name: Name) -> Fact | None:
+        return self._objects(kind).get(name)
+
     def size(self, kind: Kind) -> int:
         return len(self._objects(kind))
 
@@ -177,16 +222,11 @@ class Store:
 
     def matches(self, expressions: tuple[str, ...]) -> Matches:
         """Select published devices; the answer is kept until a slice changes."""
-        known = self._selections.get(expressions)
-        if known is not None:
-            return known
+        if expressions in self._selections:
+            return self._selections[expressions]
         if self._devices is None:
             self._devices = current_devices(self._slices.values())
-        if len(self._selections) >= CACHED_SELECTIONS:
-            self._selections.clear()
-        selection = match_devices(self._devices, expressions)
-        self._selections[expressions] = selection
-        return selection
+        return self._selections.put(expressions, match_devices(self._devices, expressions))
 
     def available(self, request: Request, expressions: tuple[str, ...]) -> Availability | None:
         """Say which of the selected devices can be had; alike requests of many pods ask once."""
@@ -197,11 +237,9 @@ class Store:
             request.tolerations,
             request.capacity,
         )
-        if key not in self._available:
-            if len(self._available) >= CACHED_SELECTIONS:
-                self._available.clear()
-            self._available[key] = availability(self.matches(expressions), request, self)
-        return self._available[key]
+        if key in self._available:
+            return self._available[key]
+        return self._available.put(key, availability(self.matches(expressions), request, self))
 
     def waiting_pods(self) -> Iterator[Name]:
         """Name the pending pods that have claims and no node yet."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 from drakit import tasks
 from drakit.kube import ApiError, Session
@@ -19,10 +19,11 @@ from drakit.kube.queue import WorkQueue
 from drakit_operator.announcing import Announcer, Recorder, Timing
 from drakit_operator.config import Config
 from drakit_operator.intake import Intake
-from drakit_operator.kinds import KINDS
+from drakit_operator.kinds import KINDS, Kind
 from drakit_operator.metrics import Metrics
 from drakit_operator.store import Store
-from drakit_operator.watching.census import relist, sweep
+from drakit_operator.watching.census import Census
+from drakit_operator.watching.observer import Observer
 from drakit_operator.watching.supervisor import Watcher
 from drakit_operator.watching.thread import KopfThread
 from drakit_operator.work import Key, Work
@@ -31,8 +32,8 @@ __all__ = ("Term",)
 
 logger = logging.getLogger(__name__)
 
-SETTLE_SECONDS = 5.0
-"""From the sight of a new list to our own: Kopf then has reported all that it listed."""
+SWEEP_RETRY_SECONDS = 5.0
+"""Pause before a sweep that failed is repeated."""
 
 RETRY_LIMIT_SECONDS = 30.0
 """Longest pause between two attempts to write an Event."""
@@ -57,10 +58,12 @@ class Term:
         metrics: Metrics,
     ) -> None:
         self._config = config
-        self._session = session
         self._connect = connect
         self._metrics = metrics
         self._store = Store()
+        self._observer = Observer(metrics)
+        self._census = Census(session, self._store, KINDS, observer=self._observer)
+        self._versions: Mapping[Kind, str] = {}
         self._queue: WorkQueue[Key] = WorkQueue(
             capacity=config.queue_size, retry_limit_seconds=RETRY_LIMIT_SECONDS
         )
@@ -79,6 +82,7 @@ class Term:
             ),
             metrics=metrics,
             debounce_seconds=config.events.debounce,
+            name_all_holders=config.events.name_holders == "all",
         )
         self._watcher = Watcher(
             prepare=self._relist,
@@ -109,29 +113,34 @@ class Term:
             return "the work queue is not worked on"
         return None
 
+    def unready(self) -> str | None:
+        """Say why this replica, which leads, cannot explain anything."""
+        return self._observer.problem()
+
     def _make_thread(self) -> KopfThread:
-        intake = Intake(asyncio.get_running_loop(), self._work.take)
-        return KopfThread(connect=self._connect, kinds=KINDS, intake=intake)
+        return KopfThread(
+            connect=self._connect,
+            versions=self._versions,
+            intake=Intake(asyncio.get_running_loop(), self._work.take),
+            on_skipped=self._observer.skipped,
+        )
 
     async def _relist(self) -> None:
-        self._work.changed(await relist(self._session, self._store, KINDS))
+        relisted = await self._census.relist()
+        self._versions = relisted.versions
+        self._work.changed(relisted.changes)
 
     async def _sweep_for_ever(self) -> None:
+        pause = self._config.sweep_period
         while True:
+            await asyncio.sleep(pause)
             try:
-                async with asyncio.timeout(self._config.sweep_period):
-                    await self._work.listed.wait()
-                    await asyncio.sleep(SETTLE_SECONDS)
-            except TimeoutError:
-                logger.debug("nothing was listed for a while, sweeping nevertheless")
-            self._work.listed.clear()
-            try:
-                changes = await sweep(self._session, self._store, KINDS)
+                changes = await self._census.sweep()
             except ApiError as error:
                 logger.warning("cannot look for missed deletions", extra={"error": str(error)})
-                await asyncio.sleep(SETTLE_SECONDS)
-                self._work.listed.set()  # what was missed is still to be found
+                pause = min(SWEEP_RETRY_SECONDS, self._config.sweep_period)
                 continue
+            pause = self._config.sweep_period
             self._metrics.missed_deletions.inc(len(changes))
             self._work.changed(changes)
             self._work.add_dropped()

@@ -13,6 +13,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 from drakit.explain import Reason
@@ -28,7 +29,7 @@ from drakit_operator.store import Change, Store
 from drakit_operator.templates.handlers import templates_touched
 from drakit_operator.templates.reconcile import judge_template
 
-__all__ = ("CONCERNS", "Concern", "Key", "Work")
+__all__ = ("Concern", "Key", "Work")
 
 logger = logging.getLogger(__name__)
 
@@ -49,11 +50,13 @@ class Concern:
     judge: Callable[[Name, Store], tuple[str, list[Reason]] | None]
 
 
-CONCERNS = {
-    "pod": Concern(kind=PODS, touched=pods_touched, judge=judge_pod),
-    "claim": Concern(kind=CLAIMS, touched=claims_touched, judge=judge_claim),
-    "template": Concern(kind=TEMPLATES, touched=templates_touched, judge=judge_template),
-}
+def _concerns(*, name_all_holders: bool) -> dict[str, Concern]:
+    judge = partial(judge_pod, name_all_holders=name_all_holders)
+    return {
+        "pod": Concern(kind=PODS, touched=pods_touched, judge=judge),
+        "claim": Concern(kind=CLAIMS, touched=claims_touched, judge=judge_claim),
+        "template": Concern(kind=TEMPLATES, touched=templates_touched, judge=judge_template),
+    }
 
 
 class Work:
@@ -67,22 +70,21 @@ class Work:
         announcer: Announcer,
         metrics: Metrics,
         debounce_seconds: float,
+        name_all_holders: bool = False,
     ) -> None:
+        self._concerns = _concerns(name_all_holders=name_all_holders)
+        self._turn = asyncio.Lock()
         self._store = store
         self._queue = queue
         self._announcer = announcer
         self._metrics = metrics
         self._debounce_seconds = debounce_seconds
         self._dropped = False
-        self.listed = asyncio.Event()
-        """A watch has listed anew: deletions may have been lost, somebody must look."""
 
     def take(self, batch: Sequence[Seen]) -> None:
         """Take what a watch has seen."""
         changes: list[Change] = []
         for seen in batch:
-            if seen.listed:
-                self.listed.set()
             if seen.fact is None:
                 change = self._store.remove(seen.kind, seen.name, uid=seen.uid)
             else:
@@ -95,7 +97,7 @@ class Work:
         """Queue what these changes touch; whole batches cost one look an object."""
         for change in changes:
             self._follow_ages(change)
-        for word, concern in CONCERNS.items():
+        for word, concern in self._concerns.items():
             for name in concern.touched(changes, self._store):
                 # Not at once: changes come in bursts, and the scheduler may be about to act.
                 self._add(Key(word, name), self._debounce_seconds)
@@ -104,7 +106,7 @@ class Work:
         """If the queue was full, have everything looked at again: nobody knows what was dropped."""
         if self._dropped:
             self._dropped = False
-            for word, concern in CONCERNS.items():
+            for word, concern in self._concerns.items():
                 for name in self._store.uids(concern.kind):
                     self._add(Key(word, name), self._debounce_seconds)
 
@@ -117,7 +119,7 @@ class Work:
             self._dropped = True
 
     def _follow_ages(self, change: Change) -> None:
-        if all(concern.kind is not change.kind for concern in CONCERNS.values()):
+        if all(concern.kind is not change.kind for concern in self._concerns.values()):
             return
         if change.old is not None and (change.new is None or change.new.uid != change.old.uid):
             self._announcer.forget(change.old.uid)
@@ -136,7 +138,11 @@ class Work:
         began = asyncio.get_running_loop().time()
         outcome = "ok"
         try:
-            judged = CONCERNS[key.concern].judge(key.name, self._store)
+            async with self._turn:
+                judged = self._concerns[key.concern].judge(key.name, self._store)
+                # One at a time: to look at all devices of a large cluster takes a tenth of a
+                # second, and the renewal of the Lease needs several turns of the loop.
+                await asyncio.sleep(0)
             again = await self._announcer.announce(*judged) if judged is not None else None
         except Exception as error:
             outcome = "error"

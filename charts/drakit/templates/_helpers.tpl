@@ -141,6 +141,7 @@ kubeletStateFile: /host/kubelet/dra_manager_state
 {{- end }}
 {{ include "drakit.listen" . }}
 logging: {{ toJson .Values.logging }}
+events: {{ toJson .Values.events }}
 {{- if .Values.backends.enabled }}
 backends:
   enabled: true
@@ -181,7 +182,8 @@ drivers:
 {{- define "drakit.operator.config" -}}
 {{- $election := dict "leaseName" (include "drakit.operator" .) }}
 {{- $listen := include "drakit.listen" . | fromYaml }}
-{{- toYaml (merge (dict "logging" .Values.logging) $listen .Values.operator.config (dict "election" $election)) }}
+{{- $defaults := dict "election" $election "events" .Values.events }}
+{{- toYaml (merge (dict "logging" .Values.logging) $listen .Values.operator.config $defaults) }}
 {{- end }}
 
 {{/* drakit.listen: the addresses of both daemons' servers; the empty host means all addresses, IPv4 and IPv6. */}}

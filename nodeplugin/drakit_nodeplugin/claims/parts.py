@@ -130,6 +130,8 @@ class EngineParts:
     specs: ClaimSpecs
     instances: Instances
     limits: ParameterLimits
+    name_all_holders: bool = False
+    """Whether an error names a claim of another namespace, which the pod's owner then reads."""
 
 
 def reference_of(claim: StoredClaim) -> ClaimReference:
@@ -176,8 +178,12 @@ def not_stored(claim: StoredClaim, error: CheckpointError) -> CheckpointFailedEr
     return CheckpointFailedError(claim=str(claim), cause=str(error))
 
 
-def refused(claim: StoredClaim, outcome: Outcome) -> ClaimError:
-    """Return why a claim of a write was not written."""
+def refused(claim: StoredClaim, outcome: Outcome, *, name_all_holders: bool) -> ClaimError:
+    """
+    Return why a claim of a write was not written.
+
+    Unless `name_all_holders`, a holder in another namespace is named by its UID alone.
+    """
     held = outcome.held.get(claim.uid)
     if held is None:
         return ClaimBusyError(claim=str(claim), cause="its entry was changed by another process")
@@ -190,9 +196,20 @@ def refused(claim: StoredClaim, outcome: Outcome) -> ClaimError:
         claim=str(claim),
         request=request,
         device=device,
-        holder=str(held.holder),
+        holder=_named(held.holder, reader=claim, all_holders=name_all_holders),
         beside=None if held.shortage is None else (held.beside, held.shortage),
     )
+
+
+def _named(holder: StoredClaim, *, reader: StoredClaim, all_holders: bool) -> str:
+    """Name a claim in an error that ends in an Event of the reader's namespace."""
+    if all_holders or holder.namespace == reader.namespace:
+        return str(holder)
+    logger.info(
+        "a claim waits for a device of a claim in another namespace",
+        extra={"claim": str(reader), "claim_uid": reader.uid, "holder": str(holder)},
+    )
+    return f"{holder.uid} in another namespace"
 
 
 def error_of(claim: StoredClaim, result: BaseException) -> ClaimError:

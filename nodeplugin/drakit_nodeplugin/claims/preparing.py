@@ -33,7 +33,7 @@ from drakit_nodeplugin.claims.allocation import (
     wanted_claim,
     with_consumption,
 )
-from drakit_nodeplugin.claims.checkpoint import CheckpointError
+from drakit_nodeplugin.claims.checkpoint import CheckpointError, Outcome
 from drakit_nodeplugin.claims.errors import (
     AbandonedError,
     CheckpointFailedError,
@@ -345,7 +345,7 @@ class Preparing:
                 works[uid] = replace(work, claim=outcome.written[uid])
                 continue
             del works[uid]
-            settle(uid, refused(work.claim, outcome))
+            settle(uid, self._refused(work.claim, outcome))
 
     async def _call_driver(self, claim: StoredClaim) -> _Made:
         """Let the driver prepare a claim's devices, and make its CDI spec."""
@@ -414,8 +414,11 @@ class Preparing:
                 self._roll_back(replace(works[uid], claim=written[uid]), error, settle)
                 for uid, error in failed.items()
             ),
-            *(self._refuse_late(claim, refused(claim, outcome), settle) for claim in late),
+            *(self._refuse_late(claim, self._refused(claim, outcome), settle) for claim in late),
         )
+
+    def _refused(self, claim: StoredClaim, outcome: Outcome) -> ClaimError:
+        return refused(claim, outcome, name_all_holders=self._parts.name_all_holders)
 
     async def _refuse_late(self, claim: StoredClaim, error: ClaimError, settle: Settle) -> None:
         await self._undo_late(claim)

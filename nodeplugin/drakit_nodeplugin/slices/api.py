@@ -17,7 +17,6 @@ from typing import Any, Literal
 
 from drakit.kube import ApiError, Listing, NotFoundError, Session, WatchEvent, resource_path
 from drakit.kube.discovery import VersionNotServedError, served_version
-from drakit.kube.listing import list_pages
 from drakit.resource.raw import Object, text
 from drakit.resource.versions import GROUP, VERSIONS, from_version, to_version
 from drakit_nodeplugin.slices.stored import StoredSlice
@@ -45,17 +44,18 @@ class SliceApi:
 
     # ------------------------------------------------------------ what the reflector needs
 
-    async def list(self, path: str, *, params: Mapping[str, str] | None = None) -> Listing:
+    async def list(
+        self, path: str, *, params: Mapping[str, str] | None = None
+    ) -> Listing[dict[str, Any]]:
         """List all of them; the path is ours."""
         version = await self._served()
-
-        async def page(query: Mapping[str, str]) -> dict[str, Any]:
-            async with self._guarded():
-                answer = await self._session.get(_path(version), params=query)
-            answer["items"] = [_small(item, version) for item in answer.get("items") or ()]
-            return answer
-
-        return await list_pages(page, params={**(params or {}), **self._query}, page_size=PAGE_SIZE)
+        async with self._guarded():
+            return await self._session.read_list(
+                _path(version),
+                lambda item: _small(item, version),
+                params={**(params or {}), **self._query},
+                page_size=PAGE_SIZE,
+            )
 
     async def watch(
         self, path: str, *, resource_version: str, params: Mapping[str, str] | None = None

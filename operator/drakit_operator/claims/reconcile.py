@@ -15,10 +15,14 @@ from drakit_operator.store import Store
 __all__ = ("judge_claim", "judge_pod")
 
 
-def judge_pod(name: Name, store: Store) -> tuple[str, list[Reason]] | None:
+def judge_pod(
+    name: Name, store: Store, *, name_all_holders: bool = False
+) -> tuple[str, list[Reason]] | None:
     """Give a pod's UID and why it waits; None if there is no such pending pod."""
     pod = store.pod(name.namespace, name.name)
-    return None if pod is None else (pod.uid, explain(pod, store))
+    if pod is None:
+        return None
+    return pod.uid, explain(pod, store, name_all_holders=name_all_holders)
 
 
 def judge_claim(name: Name, store: Store) -> tuple[str, list[Reason]] | None:

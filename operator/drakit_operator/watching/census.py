@@ -1,9 +1,10 @@
 """
-Lists that make up for what a watch cannot tell.
+Lists of all kinds: before each run of Kopf, and now and then to find what is gone.
 
-Kopf never reports what was deleted in a gap that ends in a new list (a 410, or its own restart),
-and it does not say when its first list is complete. So everything is listed before each of its
-runs, which makes the store complete; now and then names and UIDs are, which finds what is gone.
+Kopf never reports what was deleted in a gap that ends in a new list, and it does not say when its
+first list is complete. So it is not Kopf that lists: everything is listed here before each of its
+runs, which makes the store complete, and its watches begin where these lists end. Now and then only
+names and UIDs are listed, which finds deletions that no watch has reported.
 
 It must not know Kopf, queues, or what a deletion means.
 """
@@ -12,22 +13,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from drakit.kube.errors import GoneError
+from drakit.kube import ApiError, Listing
 from drakit.kube.paths import resource_path
-from drakit.resource.raw import Object, children, text
 from drakit_operator.kinds import Fact, Kind, Name, name_of
 from drakit_operator.store import Change, Store
+from drakit_operator.watching.observer import Observer
 
-__all__ = ("Reader", "relist", "sweep")
+__all__ = ("Census", "Reader", "Relisted")
 
 logger = logging.getLogger(__name__)
 
 Kept = TypeVar("Kept")
-
-PAGE_SIZE = 100
-"""Objects a request: parsed, a page of full slices takes 30 MiB; of 500, half of our memory."""
 
 LIST_SECONDS = 30.0
 """Longest wait for a page; the API server gives up at 60 s."""
@@ -36,67 +35,103 @@ LIST_SECONDS = 30.0
 class Reader(Protocol):
     """What is needed of a session."""
 
-    async def get(
+    async def read_list(
         self,
         path: str,
+        keep: Callable[[dict[str, Any]], Kept],
         *,
         params: Mapping[str, str] | None = None,
-        timeout_seconds: float = 10.0,
-    ) -> dict[str, Any]: ...
+        timeout_seconds: float | None = None,
+        metadata_only: bool = False,
+    ) -> Listing[Kept]: ...
 
 
-async def relist(reader: Reader, store: Store, kinds: Iterable[Kind]) -> list[Change]:
-    """List all and put it into the store, all kinds at once: no half knowledge in between."""
-    listed: dict[Kind, list[Fact]] = {}
-    for kind in kinds:
-        listed[kind] = await _all_facts(reader, kind)
-    return [change for kind, facts in listed.items() for change in store.replace(kind, facts)]
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Relisted:
+    """What a complete list has changed in the store, and where watches begin after it."""
+
+    changes: list[Change]
+    versions: Mapping[Kind, str]
 
 
-async def sweep(reader: Reader, store: Store, kinds: Iterable[Kind]) -> list[Change]:
-    """Find what the store holds and the API server does not, and remove it."""
-    changes: list[Change] = []
-    for kind in kinds:
-        before = store.uids(kind)  # what comes in during the list is not judged by it
-        if not before:
-            continue
-        listed = await _all_uids(reader, kind)
-        gone = [name for name, uid in before.items() if listed.get(name) != uid]
-        removed = [store.remove(kind, name, uid=before[name]) for name in gone]
-        changes += [change for change in removed if change is not None]
-        if gone:
-            logger.info("missed deletions found", extra={"kind": str(kind), "count": len(gone)})
-    return changes
+class Census:
+    """Lists the kinds, and keeps the store in step with the lists."""
+
+    def __init__(
+        self, reader: Reader, store: Store, kinds: Iterable[Kind], *, observer: Observer
+    ) -> None:
+        self._reader = reader
+        self._store = store
+        self._kinds = tuple(kinds)
+        self._observer = observer
+
+    async def relist(self) -> Relisted:
+        """
+        List all and put it into the store, all kinds at once: no half knowledge in between.
+
+        Each kind is tried, so that each that cannot be listed is reported; then the first error is
+        raised, for without one of the kinds nothing is certain.
+        """
+        listed: dict[Kind, list[Fact]] = {}
+        versions: dict[Kind, str] = {}
+        errors: list[ApiError] = []
+        for kind in self._kinds:
+            try:
+                listing = await self._list(kind, self._fact_of(kind))
+            except ApiError as error:
+                self._observer.listed(kind, str(error))
+                errors.append(error)
+                continue
+            self._observer.listed(kind, None)
+            for each in listing.skipped:
+                self._observer.skipped(kind, each.metadata, each.reason)
+            unreadable = [kind.project_unreadable(each.metadata) for each in listing.skipped]
+            listed[kind] = listing.items + unreadable
+            versions[kind] = listing.resource_version
+        if errors:
+            raise errors[0]
+        changes = [
+            change for kind, facts in listed.items() for change in self._store.replace(kind, facts)
+        ]
+        return Relisted(changes=changes, versions=versions)
+
+    async def sweep(self) -> list[Change]:
+        """Find what the store holds and the API server does not, and remove it."""
+        changes: list[Change] = []
+        for kind in self._kinds:
+            before = self._store.uids(kind)  # what comes in during the list is not judged by it
+            if not before:
+                continue
+            listing = await self._list(kind, _named, metadata_only=True)
+            listed = dict(listing.items)
+            gone = [name for name, uid in before.items() if listed.get(name) != uid]
+            removed = [self._store.remove(kind, name, uid=before[name]) for name in gone]
+            changes += [change for change in removed if change is not None]
+            if gone:
+                logger.info("missed deletions found", extra={"kind": str(kind), "count": len(gone)})
+        return changes
+
+    def _fact_of(self, kind: Kind) -> Callable[[dict[str, Any]], Fact]:
+        def keep(body: dict[str, Any]) -> Fact:
+            fact = kind.project(body)
+            known = self._store.find(kind, name_of(body))
+            return (
+                known if known is not None and known == fact else fact
+            )  # not twice in memory where nothing changed
+
+        return keep
+
+    async def _list(
+        self, kind: Kind, keep: Callable[[dict[str, Any]], Kept], *, metadata_only: bool = False
+    ) -> Listing[Kept]:
+        return await self._reader.read_list(
+            resource_path(kind.group_version, kind.plural),
+            keep,
+            params=kind.params,
+            timeout_seconds=LIST_SECONDS,
+            metadata_only=metadata_only,
+        )
 
 
-async def _all_facts(reader: Reader, kind: Kind) -> list[Fact]:
-    return list((await _read(reader, kind, kind.project)).values())
-
-
-async def _all_uids(reader: Reader, kind: Kind) -> dict[Name, str]:
-    return await _read(reader, kind, lambda body: str(body["metadata"]["uid"]))
-
-
-async def _read(reader: Reader, kind: Kind, keep: Callable[[Object], Kept]) -> dict[Name, Kept]:
-    """Read a kind in pages, all of one moment; if they expire on the way, again without pages."""
-    try:
-        return await _read_pages(reader, kind, keep, {"limit": str(PAGE_SIZE)})
-    except GoneError:
-        return await _read_pages(reader, kind, keep, {})
-
-
-async def _read_pages(
-    reader: Reader, kind: Kind, keep: Callable[[Object], Kept], paging: Mapping[str, str]
-) -> dict[Name, Kept]:
-    """Keep a little of each object at once, so that never more than a page is in memory."""
-    path = resource_path(kind.group_version, kind.plural)
-    params = {**kind.params, **paging}
-    kept: dict[Name, Kept] = {}
-    while True:
-        page = await reader.get(path, params=params, timeout_seconds=LIST_SECONDS)
-        for item in children(page, "items"):
-            kept[name_of(item)] = keep(item)
-        token = text(page, "metadata", "continue")
-        if not token:
-            return kept
-        params = {**params, "continue": token}
+def _named(body: dict[str, Any]) -> tuple[Name, str]:
+    return name_of(body), str(body["metadata"]["uid"])

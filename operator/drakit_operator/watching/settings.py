@@ -77,10 +77,8 @@ def operator_settings(kinds: Iterable[Kind]) -> kopf.OperatorSettings:
     # Else, embedded, it kills this process ten minutes after it was cancelled.
     settings.process.ultimate_exiting_timeout = None
 
-    # Each object costs a task until it has been idle for so long, each page its size in memory:
-    # five times as many full slices would be half of the memory that the chart allows.
+    # Each object costs a task until it has been idle for so long.
     settings.queueing.idle_timeout = 1
-    settings.watching.chunk_size = 100
     for kind in kinds:
         if kind.field_selector:
             where = (kind.group, kind.version, kind.plural)

@@ -14,7 +14,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from drakit.kube.errors import ApiError
+from drakit.kube.errors import ApiError, GoneError
 from drakit_operator.watching.thread import KopfThread
 
 __all__ = ("Pauses", "Watcher")
@@ -83,7 +83,9 @@ class Watcher:
         try:
             # Shielded: our own cancellation must not look like the end of Kopf.
             error = await asyncio.shield(thread.ended)
-            logger.warning("kopf ended and is begun anew", extra={"error": repr(error)})
+            expired = isinstance(error, GoneError)
+            level = logging.INFO if expired else logging.WARNING
+            logger.log(level, "kopf ended and is started again", extra={"error": repr(error)})
         finally:
             self._thread = None
             await thread.stop(timeout_seconds=self._pauses.stop_seconds)

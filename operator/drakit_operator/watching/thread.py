@@ -14,13 +14,16 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
-from typing import Any
+from typing import Any, cast
 
-from drakit.kube import Session
+import aiohttp
+
+from drakit.kube import ApiError, Session
 from drakit_operator.intake import Intake, Seen
 from drakit_operator.kinds import Kind, name_of
+from drakit_operator.watching.guard import GuardedClient, OnSkipped
 from drakit_operator.watching.kopf_import import kopf
 from drakit_operator.watching.settings import operator_settings
 
@@ -40,16 +43,29 @@ class KopfThread:
     """Start it once; ``ended`` is done when Kopf is no more, with its error if there was one."""
 
     def __init__(
-        self, *, connect: Callable[[], Awaitable[Session]], kinds: Iterable[Kind], intake: Intake
+        self,
+        *,
+        connect: Callable[[], Awaitable[Session]],
+        versions: Mapping[Kind, str],
+        intake: Intake,
+        on_skipped: OnSkipped,
     ) -> None:
-        """``connect`` is called in Kopf's loop: a session belongs to the loop that opened it."""
+        """
+        Prepare a run that watches each kind from its version on.
+
+        ``connect`` is called in Kopf's loop: a session belongs to the loop that opened it.
+        ``on_skipped`` is called in its thread.
+        """
         self._connect = connect
-        self._kinds = tuple(kinds)
+        self._versions = dict(versions)
+        self._kinds = tuple(versions)
+        self._on_skipped = on_skipped
         self._intake = intake
         self._owner = asyncio.get_running_loop()
         self.ended: asyncio.Future[BaseException | None] = self._owner.create_future()
         self._loop = asyncio.new_event_loop()
         self._stop = asyncio.Event()  # touched in Kopf's loop only
+        self._gap: ApiError | None = None
         self._beat = time.monotonic()
         # A daemon thread: whatever Kopf still does, it cannot keep the process from ending.
         self._thread = threading.Thread(target=self._main, name="kopf", daemon=True)
@@ -109,6 +125,8 @@ class KopfThread:
             while not operating.done():
                 operating.cancel()
                 await asyncio.wait({operating}, timeout=FLAG_SECONDS)
+            if self._gap is not None:
+                raise self._gap
             if not operating.cancelled():
                 operating.result()
         finally:
@@ -140,6 +158,11 @@ class KopfThread:
                 if strays:
                     await asyncio.wait(strays, timeout=FLAG_SECONDS)
 
+    def _end(self, error: ApiError) -> None:
+        """End this run: of itself Kopf takes 5 s to end after an error."""
+        self._gap = error
+        self._stop.set()
+
     async def _give_signs_of_life(self) -> None:
         while True:
             self._beat = time.monotonic()
@@ -157,7 +180,17 @@ class KopfThread:
             if not unused:
                 unused.append(await sessions.enter_async_context(await self._connect()))
             current = unused.pop()
-            return kopf.AiohttpSession(server=current.server, aiohttp_session=current.http)
+            guarded = GuardedClient(
+                current.http,
+                server=current.server,
+                kinds=self._kinds,
+                versions=self._versions,
+                on_skipped=self._on_skipped,
+                on_gap=self._end,
+            )
+            return kopf.AiohttpSession(
+                server=current.server, aiohttp_session=cast("aiohttp.ClientSession", guarded)
+            )
 
         # A failure is final for this run: Kopf would wait a minute, its supervisor waits a second.
         kopf.on.login(errors=kopf.ErrorsMode.PERMANENT, registry=registry)(login)
@@ -179,7 +212,6 @@ class KopfThread:
                     name=name_of(body),
                     uid=body["metadata"]["uid"],
                     fact=None if gone else kind.project(body),
-                    listed=event["type"] is None,
                 )
             )
 

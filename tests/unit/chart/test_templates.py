@@ -91,6 +91,13 @@ def test_probes_and_metrics_have_ports_of_their_own(render, tmp_path, component,
     assert probed == {"probes"}
 
 
+@pytest.mark.parametrize("holders", ["namespace", "all"])
+def test_one_value_says_which_holders_events_name(render, tmp_path, holders):
+    objects = render({"events": {"nameHolders": holders}})
+    assert read_config(written(objects, tmp_path, "operator")).events.name_holders == holders
+    assert load_config(written(objects, tmp_path, "nodeplugin")).events.name_holders == holders
+
+
 def test_the_kubelets_directories_are_mounted_at_their_own_paths(render):
     objects = render({"nodeplugin": {"kubeletRoot": "/data/kubelet", "cdiDirectory": "/data/cdi"}})
     spec = pod_spec(objects, "DaemonSet", "drakit-nodeplugin")

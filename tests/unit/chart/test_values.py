@@ -40,6 +40,7 @@ def test_the_defaults_satisfy_the_schema(values, schema):
         pytest.param(("nodeplugin", "devices"), id="devices"),
         pytest.param(("nodeplugin", "devices", "health"), id="health-of-devices"),
         pytest.param(("operator",), id="operator"),
+        pytest.param(("events",), id="events"),
     ],
 )
 def test_an_unknown_key_is_refused(values, schema, path):
@@ -80,6 +81,7 @@ def test_an_unknown_key_is_refused(values, schema, path):
         pytest.param("openShift", "scc", {"nodeplugin": "No Name"}, id="malformed-scc"),
         pytest.param("hostdev", "rescanInterval", 10, id="duration-without-unit"),
         pytest.param("logging", "level", "LOUD", id="unknown-log-level"),
+        pytest.param("events", "nameHolders", "none", id="unknown-holders"),
         pytest.param("operator", "replicas", -1, id="fewer-than-no-replicas"),
     ],
 )

@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from drakit import DeviceNode, Driver, DriverError, Edits
 from drakit.driver import DriverConfig
+from drakit_nodeplugin.claims.engine import ClaimEngine
 from drakit_nodeplugin.claims.source import ApiClaims
 from drakit_nodeplugin.endpoints.calls import DriverCalls
 from drakit_nodeplugin.endpoints.errors import BadParametersError, EndpointStoppedError
@@ -149,6 +151,27 @@ async def test_a_bad_claim_fails_alone(start, claims, devices, body, sentence):
     assert answers[B].devices == ()
     assert answers[C].error is None
     assert plugin.files() == {f"{DRIVER}-claim_{A}.json", f"{DRIVER}-claim_{C}.json"}
+
+
+@pytest.mark.parametrize("all_named", [False, True])
+async def test_a_holder_in_another_namespace_is_named_where_that_is_allowed(
+    start, claims, caplog, all_named
+):
+    caplog.set_level("INFO")
+    plugin = await start()
+    plugin.engine = ClaimEngine(replace(plugin.parts, name_all_holders=all_named))
+    body = claim_body(A, "cam-0", name="secret")
+    body["metadata"]["namespace"] = "other"
+    claims.store(body, claim_body(B, "cam-0"))
+    await plugin.prepare(replace(reference(A, name="secret"), namespace="other"))
+
+    answers = await plugin.prepare(reference(B))
+
+    named = "other/secret" if all_named else f"{A} in another namespace"
+    assert f"still prepared for claim {named}; " in answers[B].error
+    assert ("secret" in answers[B].error) is all_named
+    logged = [record.holder for record in caplog.records if hasattr(record, "holder")]
+    assert logged == ([] if all_named else ["other/secret"])
 
 
 async def test_two_claims_of_one_pod_cannot_have_one_device(start, claims):

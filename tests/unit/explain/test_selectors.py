@@ -12,8 +12,8 @@ ODD = DeviceFacts(name="odd", attributes={"h.dev/policy": None})
 SLICE = SliceFacts(name="s", uid="1", driver="h.dev", pool="n1", devices=(KVM, ODD))
 
 
-def names(ids):
-    return {each.device for each in ids}
+def names(published):
+    return {each.identity.device for each in published}
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_only_the_highest_generation_of_a_pool_counts():
     new = SliceFacts(name="n", uid="3", driver="h.dev", pool="n1", generation=2, devices=(ODD,))
     other = SliceFacts(name="p", uid="4", driver="h.dev", pool="n2", generation=1, devices=(KVM,))
     matches = match_devices(current_devices([old, new, other]), [])
-    assert set(matches.certain) == {
+    assert {each.identity for each in matches.certain} == {
         DeviceID("h.dev", "n1", "odd"),
         DeviceID("h.dev", "n2", "kvm-0"),
     }
@@ -119,3 +119,10 @@ def test_devices_of_a_pool_that_is_being_rewritten_are_never_certain():
     assert (names(half_written.certain), names(half_written.possible)) == (set(), {"kvm-0", "odd"})
     written = match_devices(current_devices([old, new, rest]), [])
     assert (names(written.certain), names(written.possible)) == ({"kvm-0", "odd"}, set())
+
+
+def test_a_slice_that_could_not_be_read_may_hold_any_device():
+    device = DeviceFacts(name="", attributes={})
+    unread = SliceFacts(name="u", uid="2", driver="", pool="", pool_slices=2, devices=(device,))
+    matches = match_devices(current_devices([unread]), ['device.driver == "h.dev"'])
+    assert (len(matches.certain), len(matches.possible)) == (0, 1)

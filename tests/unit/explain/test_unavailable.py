@@ -392,6 +392,60 @@ def test_nothing_is_said_of_what_may_be_free(facts):
     assert explain(POD, facts) == []
 
 
+def elsewhere(name, *devices, namespace="other"):
+    return replace(holder(name, *devices), namespace=namespace)
+
+
+@pytest.mark.parametrize(
+    ("others", "told"),
+    [
+        pytest.param(
+            [elsewhere("secret", "g0", "g1")],
+            "to a claim in another namespace",
+            id="one-elsewhere",
+        ),
+        pytest.param(
+            [elsewhere("secret", "g0"), elsewhere("secret", "g1", namespace="third")],
+            "to 2 claims in other namespaces",
+            id="two-elsewhere",
+        ),
+        pytest.param(
+            [elsewhere("secret", "g0"), holder("a", "g1")],
+            "to claim lab/a (pod pod-a) and a claim in another namespace",
+            id="one-here-and-one-elsewhere",
+        ),
+        pytest.param(
+            [*(holder(f"a{n}", f"g{n}") for n in range(5)), elsewhere("secret", "g5")],
+            "to claim lab/a0 (pod pod-a0), claim lab/a1 (pod pod-a1), claim lab/a2 (pod pod-a2), "
+            "2 more and a claim in another namespace",
+            id="many-here-and-one-elsewhere",
+        ),
+    ],
+)
+def test_holders_of_other_namespaces_are_counted_and_not_named(others, told):
+    others = [replace(each, uid=f"{each.namespace}-{each.name}") for each in others]
+    devices = [device(each.device) for claim in others for each in claim.devices]
+    (reason,) = explain(POD, cluster(*devices, others=others))
+    assert f", {told}; " in reason.sentence
+    assert "secret" not in reason.sentence
+
+
+def test_holders_of_other_namespaces_are_named_where_that_is_allowed():
+    facts = cluster(device("g0"), others=[elsewhere("secret", "g0")])
+    (reason,) = explain(POD, facts, name_all_holders=True)
+    assert "to claim other/secret (pod pod-secret); " in reason.sentence
+
+
+def test_of_many_holders_only_those_that_can_be_named_are_kept():
+    names = [f"g{number:03}" for number in range(500)]
+    facts = cluster(*(device(name) for name in names), others=[holder(n, n) for n in names])
+    found = facts.available(REQUEST, ('device.driver == "d"',))
+    assert found.allocated.devices == 500
+    assert len(found) < 10
+    (reason,) = explain(POD, facts)
+    assert "claim lab/g002 (pod pod-g002) and 497 more; " in reason.sentence
+
+
 def test_the_order_of_facts_does_not_change_the_sentence():
     facts = cluster(
         device("g0", LENS),

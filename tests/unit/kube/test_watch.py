@@ -54,10 +54,49 @@ async def test_what_is_no_event_is_no_answer(text):
         await read(text)
 
 
-async def test_a_line_without_end_is_bounded(monkeypatch):
-    monkeypatch.setattr(watching, "MAX_LINE_BYTES", 1000)
-    with pytest.raises(UnavailableError, match="more than 1000 bytes"):
-        await read(b"x" * 600, b"x" * 600, b"x" * 600)
+METADATA = {"name": "cam", "namespace": "lab", "uid": "u1", "resourceVersion": "7"}
+OTHERS = {"ownerReferences": [{"name": "other", "uid": "u2"}]}
+
+
+def deep_line(kind="MODIFIED", metadata=METADATA):
+    named = orjson.dumps({**metadata, **OTHERS}).decode()
+    nested = "[" * 1200 + "]" * 1200
+    return (
+        f'{{"type":"{kind}","object":{{"kind":"ResourceClaim","apiVersion":"resource.k8s.io/v1",'
+        f'"metadata":{named},"spec":{{"x":{nested}}}}}}}\n'
+    ).encode()
+
+
+@pytest.mark.parametrize("kind", ["ADDED", "MODIFIED", "DELETED"])
+async def test_an_object_that_cannot_be_parsed_costs_itself_alone(kind):
+    first, bad, last = await read(line(a=1) + deep_line(kind) + line(b=2))
+    assert (first.object, last.object) == ({"a": 1}, {"b": 2})
+    assert (bad.type, bad.object) == (kind, {"metadata": METADATA})
+    assert "depth" in bad.unreadable
+
+
+async def test_an_object_of_a_cluster_has_no_namespace_of_others():
+    metadata = {"name": "gpu", "uid": "u1", "resourceVersion": "7", "labels": {"namespace": "x"}}
+    (bad,) = await read(deep_line(metadata=metadata))
+    assert bad.object["metadata"].keys() == {"name", "uid", "resourceVersion"}
+
+
+@pytest.mark.parametrize("chunk_bytes", [100, 1000, 100_000])
+async def test_a_line_that_is_too_long_is_not_held_in_memory(monkeypatch, chunk_bytes):
+    monkeypatch.setattr(watching, "MAX_OBJECT_BYTES", 10_000)
+    data = line(metadata=METADATA, note="x" * 50_000) + line(b=2)
+    bad, last = await read(
+        *(data[start : start + chunk_bytes] for start in range(0, len(data), chunk_bytes))
+    )
+    assert bad.object == {"metadata": METADATA}
+    assert "more than 10000 bytes" in bad.unreadable
+    assert last.object == {"b": 2}
+
+
+async def test_a_long_line_of_something_else_is_no_event(monkeypatch):
+    monkeypatch.setattr(watching, "MAX_OBJECT_BYTES", 1000)
+    with pytest.raises(UnavailableError, match="not an event"):
+        await read(b"x" * 600, b"x" * 600, b"x" * 600, b"\n")
 
 
 async def test_a_silent_watch_is_a_dead_connection(api_server, tmp_path):

@@ -192,6 +192,59 @@ async def test_an_error_that_ends_kopf_begins_it_anew(cluster, tmp_path):
         assert "drakit_operator_leader 1.0" in numbers
 
 
+async def test_objects_that_cannot_be_parsed_keep_no_other_pod_from_its_event(cluster, tmp_path):
+    cluster.verbatim["@deep"] = "[" * 1200 + "]" * 1200
+    config = [{"opaque": {"driver": "d", "parameters": {"x": "@deep"}}}]
+    deep = {"kind": "ResourceClaim", "spec": {"devices": {"config": config}}}
+    claims = "/apis/resource.k8s.io/v1/namespaces/lab/resourceclaims"
+    cluster.store(f"{claims}/listed", deep)
+    cluster.add_pod("names-deep", "listed")
+    cluster.add_pod("old", "gone")
+    async with replica(cluster, tmp_path, "one") as app:
+        await until(watched(cluster))
+        cluster.store(f"{claims}/watched", deep)
+        cluster.add_pod("new", "gone")
+        expected = {("Pod", name, "ResourceClaimMissing") for name in ("old", "new")}
+        await until(lambda: cluster.told() == expected, seconds=20)
+        await asyncio.sleep(1)
+        assert cluster.told() == expected, "of a claim that cannot be read nothing is certain"
+        assert (await probe(app, "/readyz"))[0] == 200
+        _, numbers = await probe(app, "/metrics")
+        kind = 'kind="resourceclaims.resource.k8s.io"'
+        assert f"drakit_operator_skipped_objects_total{{{kind}}} 2.0" in numbers
+        assert "drakit_operator_kopf_restarts_total 0.0" in numbers
+
+
+async def test_a_kind_that_cannot_be_listed_makes_the_leader_unready(cluster, tmp_path):
+    slices = "/apis/resource.k8s.io/v1/resourceslices"
+    cluster.fail("GET", slices, status=403, reason="Forbidden", times=1000)
+    async with replica(cluster, tmp_path, "one") as app:
+        await until(lambda: app.port is not None)
+        async with asyncio.timeout(20):
+            while (await probe(app, "/readyz"))[0] == 200 or not holder(cluster):
+                await asyncio.sleep(0.05)
+        _, numbers = await probe(app, "/metrics")
+        kind = 'kind="resourceslices.resource.k8s.io"'
+        assert f"drakit_operator_kind_listed{{{kind}}} 0.0" in numbers
+        assert (await probe(app, "/healthz"))[0] == 200, "a new process would not help"
+        cluster.heal()
+        await until(watched(cluster))
+        assert (await probe(app, "/readyz"))[0] == 200
+
+
+async def test_after_a_gap_everything_is_listed_again(cluster, tmp_path):
+    cluster.add_class("gpu.example", "d")
+    cluster.add_slice("s1", "d", "g0")
+    async with replica(cluster, tmp_path, "one"):
+        await until(watched(cluster))
+        cluster.forget("/apis/resource.k8s.io/v1/deviceclasses/gpu.example")
+        cluster.add_claim("wants", "gpu.example")
+        cluster.add_pod("second", "wants")
+        cluster.expire_history()
+        cluster.drop_watches()
+        await until(lambda: ("Pod", "second", "DeviceClassMissing") in cluster.told(), seconds=20)
+
+
 async def test_a_deletion_that_no_watch_reported_is_found(cluster, tmp_path):
     cluster.add_class("gpu.example", "d")
     cluster.add_slice("s1", "d", "g0")

@@ -2,11 +2,12 @@
 
 import pytest
 
-from drakit.kube import connect
-from drakit_operator.kinds import CLAIMS, CLASSES, KINDS, PODS, Name
+from drakit.kube import ForbiddenError, Listing, connect
+from drakit_operator.kinds import CLAIMS, CLASSES, KINDS, PODS, SLICES, Name
+from drakit_operator.metrics import Metrics
 from drakit_operator.store import Store
-from drakit_operator.watching import census
-from drakit_operator.watching.census import relist, sweep
+from drakit_operator.watching.census import Census
+from drakit_operator.watching.observer import Observer
 
 CLAIM_PATH = "/apis/resource.k8s.io/v1/namespaces/lab/resourceclaims"
 
@@ -17,29 +18,84 @@ async def reader(cluster, tmp_path):
         yield session
 
 
-@pytest.fixture
-def small_pages(monkeypatch):
-    monkeypatch.setattr(census, "PAGE_SIZE", 2)
+def census(reader, store, kinds=KINDS, *, observer=None):
+    return Census(reader, store, kinds, observer=observer or Observer(Metrics()))
 
 
-@pytest.mark.usefixtures("small_pages")
-async def test_everything_is_listed_page_by_page(cluster, reader):
+async def relist(reader, store, kinds):
+    return (await census(reader, store, kinds).relist()).changes
+
+
+async def sweep(reader, store, kinds):
+    return await census(reader, store, kinds).sweep()
+
+
+async def test_everything_is_listed(cluster, reader):
     for number in range(5):
         cluster.add_claim(f"c{number}", "gpu.example")
     store = Store()
-    changes = await relist(reader, store, KINDS)
-    assert store.size(CLAIMS) == len(changes) == 5
-    assert sum(path.endswith("/resourceclaims") for _, path in cluster.requests) == 3
+    relisted = await census(reader, store).relist()
+    assert store.size(CLAIMS) == len(relisted.changes) == 5
+    assert relisted.versions == dict.fromkeys(KINDS, str(cluster.cluster.version))
 
 
-@pytest.mark.usefixtures("small_pages")
-async def test_pages_that_expire_are_read_again_as_a_whole(cluster, reader):
+async def test_a_claim_that_is_nested_too_deep_is_skipped_and_not_taken_for_missing(
+    cluster, reader, caplog
+):
+    cluster.verbatim["@deep"] = "[" * 1200 + "]" * 1200
+    config = [{"opaque": {"driver": "d", "parameters": {"x": "@deep"}}}]
     for number in range(5):
         cluster.add_claim(f"c{number}", "gpu.example")
-    cluster.fail("GET", "/apis/resource.k8s.io/v1/resourceclaims", status=410, reason="Expired")
+    cluster.store(f"{CLAIM_PATH}/deep", {"spec": {"devices": {"config": config}}})
+    store, metrics = Store(), Metrics()
+    listing = census(reader, store, observer=Observer(metrics))
+    await listing.relist()
+    await listing.relist()
+    assert store.size(CLAIMS) == 6
+    assert store.claim("lab", "deep").requests == ()
+    assert store.claim("lab", "c4").requests != ()
+    kind = 'kind="resourceclaims.resource.k8s.io"'
+    assert f"drakit_operator_skipped_objects_total{{{kind}}} 2.0" in metrics.render().decode()
+    (logged,) = [record for record in caplog.records if record.msg == "an object is skipped"]
+    assert (logged.object, logged.kind) == ("lab/deep", "resourceclaims.resource.k8s.io")
+
+
+@pytest.mark.parametrize("kind", [CLASSES, SLICES], ids=str)
+async def test_of_a_class_or_slice_that_cannot_be_read_nothing_is_certain(cluster, reader, kind):
+    cluster.verbatim["@deep"] = "[" * 1200 + "]" * 1200
+    cluster.add_class("gpu.example", "d")
+    cluster.add_slice("s1", "d", "g0")
+    name = {"deviceclasses": "gpu.example", "resourceslices": "s1"}[kind.plural]
+    path = f"/apis/resource.k8s.io/v1/{kind.plural}/{name}"
+    cluster.store(path, {**cluster.object(path), "extra": "@deep"})
     store = Store()
-    await relist(reader, store, [CLAIMS])
-    assert store.size(CLAIMS) == 5
+    await relist(reader, store, KINDS)
+    matches = store.matches(store.device_class("gpu.example").selectors)
+    assert (len(matches.certain), len(matches.possible)) == (0, 1)
+
+
+async def test_a_kind_that_cannot_be_listed_is_reported_until_it_can(cluster, reader):
+    cluster.fail("GET", "/apis/resource.k8s.io/v1/resourceslices", status=403, reason="Forbidden")
+    metrics = Metrics()
+    observer = Observer(metrics)
+    listing = census(reader, Store(), observer=observer)
+    with pytest.raises(ForbiddenError):
+        await listing.relist()
+    assert "resourceslices.resource.k8s.io cannot be listed" in observer.problem()
+    assert 'listed{kind="resourceslices.resource.k8s.io"} 0.0' in metrics.render().decode()
+    assert 'listed{kind="pods"} 1.0' in metrics.render().decode()
+    await listing.relist()
+    assert observer.problem() is None
+    assert 'listed{kind="resourceslices.resource.k8s.io"} 1.0' in metrics.render().decode()
+
+
+async def test_what_has_not_changed_is_not_kept_twice(cluster, reader):
+    cluster.add_slice("s1", "d", "g0")
+    store = Store()
+    await relist(reader, store, KINDS)
+    before = store.find(SLICES, Name("", "s1"))
+    assert await relist(reader, store, KINDS) == []
+    assert store.find(SLICES, Name("", "s1")) is before
 
 
 async def test_only_pending_pods_are_listed(cluster, reader):
@@ -52,8 +108,8 @@ async def test_only_pending_pods_are_listed(cluster, reader):
 
 async def test_what_is_made_while_all_is_listed_is_not_taken_for_missing(cluster, reader):
     class Slow:
-        async def get(self, path, *, params=None, timeout_seconds=10.0):
-            answer = await reader.get(path, params=params, timeout_seconds=timeout_seconds)
+        async def read_list(self, path, keep, **options):
+            answer = await reader.read_list(path, keep, **options)
             if path.endswith("/resourceclaims"):  # a user makes both after we have looked
                 cluster.add_claim("new", "gpu.example")
                 cluster.add_pod("new", "new")
@@ -80,6 +136,14 @@ async def test_a_sweep_removes_what_is_gone_and_adds_nothing(cluster, reader):
     assert set(store.uids(CLAIMS)) == {Name("lab", "stays")}
 
 
+async def test_a_sweep_reads_no_more_than_metadata(cluster, reader):
+    cluster.add_claim("stays", "gpu.example")
+    store = Store()
+    await relist(reader, store, [CLAIMS])
+    assert await sweep(reader, store, [CLAIMS]) == []
+    assert "as=PartialObjectMetadataList" in cluster.headers[-1]["Accept"]
+
+
 async def test_a_sweep_asks_nothing_about_kinds_of_which_nothing_is_known(cluster, reader):
     assert await sweep(reader, Store(), KINDS) == []
     assert cluster.requests == []
@@ -93,9 +157,9 @@ async def test_what_comes_in_during_a_sweep_is_not_judged_by_its_list():
     store.apply(CLASSES, CLASSES.project(first))
 
     class Slow:
-        async def get(self, path, *, params=None, timeout_seconds=10.0):
+        async def read_list(self, path, keep, **options):
             store.apply(CLASSES, CLASSES.project(second))  # a watch reports it meanwhile
-            return {"metadata": {}, "items": [first]}
+            return Listing(items=[keep(first)], resource_version="1")
 
     assert await sweep(Slow(), store, [CLASSES]) == []
     assert set(store.uids(CLASSES)) == {Name("", "first"), Name("", "second")}

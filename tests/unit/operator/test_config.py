@@ -14,6 +14,7 @@ def test_the_promised_defaults():
     assert (election.lease_name, election.lease_duration) == ("drakit-operator", 8.0)
     assert (election.renew_deadline, election.retry_period) == (5.0, 1.0)
     assert config.sweep_period == 300
+    assert config.events.name_holders == "namespace"
 
 
 def test_a_file_is_read(tmp_path):
@@ -37,6 +38,7 @@ def test_a_file_is_read(tmp_path):
         pytest.param("sweepPeriod: soon", "soon", id="no-duration"),
         pytest.param("sweepPeriod: 0s", "sweepPeriod", id="zero-duration"),
         pytest.param("listen: {probes: here}", "host:port", id="no-address"),
+        pytest.param("events: {nameHolders: none}", "nameHolders", id="unknown-holders"),
         pytest.param("[1, 2]", "top level", id="a-list"),
         pytest.param("{", "is not YAML", id="no-yaml"),
         pytest.param("election: {renewDeadline: 9s}", "leaseDuration", id="deadline-after-lease"),

@@ -1,30 +1,40 @@
 """One run of Kopf: it ends soon when told to, and says so when it ends by itself."""
 
 import asyncio
+from dataclasses import replace
 
-from drakit.kube import connect
+from drakit.kube import GoneError, connect
 from drakit_operator.intake import Intake
-from drakit_operator.kinds import KINDS
+from drakit_operator.kinds import CLAIMS, KINDS
 from drakit_operator.watching.thread import KopfThread
+
+RESOURCE = "/apis/resource.k8s.io/v1"
+
+
+def make_thread(connect, seen, *, since="1", skipped=None):
+    """A run of Kopf that watches all kinds from a version on."""
+    return KopfThread(
+        connect=connect,
+        versions=dict.fromkeys(KINDS, since),
+        intake=Intake(asyncio.get_running_loop(), seen.extend),
+        on_skipped=lambda kind, metadata, reason: skipped.append((str(kind), metadata["name"])),
+    )
 
 
 async def test_it_stops_when_told_to(cluster, tmp_path):
     kubeconfig = cluster.write_kubeconfig(tmp_path)
     seen = []
+    thread = make_thread(lambda: connect(kubeconfig, user_agent="test"), seen, since="1")
     cluster.add_class("gpu.example", "d")
-    thread = KopfThread(
-        connect=lambda: connect(kubeconfig, user_agent="test"),
-        kinds=KINDS,
-        intake=Intake(asyncio.get_running_loop(), seen.extend),
-    )
     thread.start()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         while not seen:
             assert not thread.ended.done(), repr(thread.ended.result())
             await asyncio.sleep(0.02)
-    assert [(each.kind.plural, each.name.name, each.listed) for each in seen] == [
-        ("deviceclasses", "gpu.example", True)
+    assert [(each.kind.plural, each.name.name) for each in seen] == [
+        ("deviceclasses", "gpu.example")
     ]
+    assert ("GET", f"{RESOURCE}/deviceclasses") not in cluster.requests, "it lists nothing"
     assert thread.silent_seconds < 2
     assert await thread.stop(timeout_seconds=2)
     assert await thread.ended is None
@@ -38,7 +48,7 @@ async def test_it_can_be_stopped_while_it_waits_for_its_session():
         await asyncio.sleep(3600)
         raise AssertionError("nobody has stopped it")
 
-    thread = KopfThread(connect=hang, kinds=KINDS, intake=Intake(asyncio.get_running_loop(), print))
+    thread = make_thread(hang, [])
     thread.start()
     assert await thread.stop(timeout_seconds=5)
     assert await thread.ended is None
@@ -48,10 +58,79 @@ async def test_without_a_session_it_ends_at_once():
     async def refuse():
         raise OSError("no way to an API server")
 
-    thread = KopfThread(
-        connect=refuse, kinds=KINDS, intake=Intake(asyncio.get_running_loop(), print)
-    )
+    thread = make_thread(refuse, [])
     thread.start()
-    error = await asyncio.wait_for(asyncio.shield(thread.ended), 5)
+    error = await asyncio.wait_for(asyncio.shield(thread.ended), 20)
     assert error is not None
     assert await thread.stop(timeout_seconds=1), "what has ended can still be stopped"
+
+
+def nested(levels):
+    return "[" * levels + "]" * levels
+
+
+def configured(parameters):
+    """A claim whose opaque parameters are these."""
+    config = {"opaque": {"driver": "d", "parameters": parameters}}
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaim",
+        "spec": {"devices": {"config": [config], "requests": []}},
+    }
+
+
+async def test_an_object_that_cannot_be_parsed_costs_itself_alone(cluster, tmp_path):
+    kubeconfig, seen, skipped = cluster.write_kubeconfig(tmp_path), [], []
+    thread = make_thread(
+        lambda: connect(kubeconfig, user_agent="test"), seen, since="1", skipped=skipped
+    )
+    claims = f"{RESOURCE}/namespaces/lab/resourceclaims"
+    cluster.verbatim["@deep"] = nested(1200)
+    cluster.store(f"{claims}/deep", configured({"x": "@deep"}))
+    cluster.remove(f"{claims}/deep")
+    cluster.store(f"{claims}/good", configured({"x": "@odd"}))
+    thread.start()
+    async with asyncio.timeout(20):
+        while not any(each.name.name == "good" for each in seen):
+            assert not thread.ended.done(), repr(thread.ended.result())
+            await asyncio.sleep(0.02)
+    last = {each.name.name: each.fact for each in seen}
+    assert last.keys() == {"deep", "good"}
+    assert last["deep"] is None, "its deletion was seen as well"
+    assert set(skipped) == {("resourceclaims.resource.k8s.io", "deep")}
+    assert await thread.stop(timeout_seconds=2)
+
+
+async def test_it_gets_no_parameters_of_claims(cluster, tmp_path, monkeypatch):
+    kubeconfig, seen, bodies = cluster.write_kubeconfig(tmp_path), [], []
+    claims = f"{RESOURCE}/namespaces/lab/resourceclaims"
+    cluster.store(f"{claims}/large", configured({"x": [[]] * 10_000}))
+
+    def project(body):
+        bodies.append(body)
+        return CLAIMS.project(body)
+
+    watched = replace(CLAIMS, project=project)
+    thread = KopfThread(
+        connect=lambda: connect(kubeconfig, user_agent="test"),
+        versions={watched: "1"},
+        intake=Intake(asyncio.get_running_loop(), seen.extend),
+        on_skipped=lambda *_: None,
+    )
+    thread.start()
+    async with asyncio.timeout(20):
+        while not seen:
+            await asyncio.sleep(0.02)
+    assert await thread.stop(timeout_seconds=2)
+    assert bodies[0]["spec"]["devices"].keys() == {"requests"}
+
+
+async def test_an_expired_version_ends_the_run(cluster, tmp_path):
+    kubeconfig = cluster.write_kubeconfig(tmp_path)
+    cluster.add_class("gpu.example", "d")
+    cluster.expire_history()
+    thread = make_thread(lambda: connect(kubeconfig, user_agent="test"), [], since="1")
+    thread.start()
+    error = await asyncio.wait_for(asyncio.shield(thread.ended), 20)
+    assert "410" in repr(error) or isinstance(error, GoneError)
+    assert await thread.stop(timeout_seconds=1)

@@ -21,7 +21,9 @@ from drakit.explain import (
     TaintFacts,
     TemplateFacts,
     Toleration,
+    match_devices,
 )
+from drakit_operator import store as stores
 from drakit_operator.claims.handlers import claims_touched, pods_touched
 from drakit_operator.kinds import CLAIMS, CLASSES, PODS, SLICES, TEMPLATES, Name
 from drakit_operator.store import Store
@@ -133,7 +135,7 @@ def test_counters_follow_the_slices(store):
 
 
 def test_a_selection_follows_the_slices(store):
-    assert store.matches(()).certain == (G0,)
+    assert [each.identity for each in store.matches(()).certain] == [G0]
     store.remove(SLICES, Name("", "s"), uid="s1")
     assert store.matches(()).certain == ()
 
@@ -211,3 +213,40 @@ def test_a_class_touches_what_asks_for_it(store, request_, found):
     change = store.remove(CLASSES, Name("", "gpu.example"), uid="k1")
     assert (Name("lab", "tpl") in set(templates_touched([change], store))) is found
     assert (Name("lab", "train-x") in set(claims_touched([change], store))) is found
+
+
+def test_selections_of_one_device_share_it(store):
+    (first,) = store.matches(()).certain
+    (second,) = store.matches(('device.driver == "d"',)).certain
+    assert first is second
+
+
+def test_cached_selections_are_bounded_by_the_devices_that_they_hold(monkeypatch):
+    monkeypatch.setattr(stores, "CACHED_DEVICES", 1000)
+    store = Store()
+    devices = tuple(DeviceFacts(name=f"g{n}", attributes={}) for n in range(300))
+    store.apply(SLICES, replace(SLICE, devices=devices))
+    every = [(f'device.driver == "d"{" " * n}',) for n in range(6)]
+    for each in every:
+        assert len(store.matches(each)) == 300
+    evaluated = []
+
+    def match(devices, expressions):
+        evaluated.append(expressions)
+        return match_devices(devices, expressions)
+
+    monkeypatch.setattr(stores, "match_devices", match)
+    for each in every[3:]:
+        store.matches(each)
+    assert evaluated == [], "the last three are cached"
+    store.matches(every[0])
+    assert evaluated == [every[0]]
+
+
+def test_a_selection_that_is_larger_than_the_cache_is_answered(monkeypatch):
+    monkeypatch.setattr(stores, "CACHED_DEVICES", 10)
+    store = Store()
+    devices = tuple(DeviceFacts(name=f"g{n}", attributes={}) for n in range(300))
+    store.apply(SLICES, replace(SLICE, devices=devices))
+    assert len(store.matches(())) == 300
+    assert len(store.matches(())) == 300

@@ -49,10 +49,10 @@ class Bench:
             worker.cancel()
             self.queue.close()
 
-    def see(self, kind, body, *, gone=False, listed=False):
+    def see(self, kind, body, *, gone=False):
         fact = None if gone else kind.project(body)
         uid = body["metadata"]["uid"]
-        self.work.take([Seen(kind=kind, name=name_of(body), uid=uid, fact=fact, listed=listed)])
+        self.work.take([Seen(kind=kind, name=name_of(body), uid=uid, fact=fact)])
 
 
 def pod(name="train", claim="gone"):
@@ -124,14 +124,6 @@ async def test_what_a_full_queue_dropped_is_looked_at_later():
     assert [name for _, name, _ in bench.told] == ["first", "second"]
 
 
-async def test_a_list_wakes_who_looks_for_missed_deletions():
-    async with Bench().running() as bench:
-        bench.see(PODS, pod())
-        assert not bench.work.listed.is_set()
-        bench.see(PODS, pod(), listed=True)
-        assert bench.work.listed.is_set()
-
-
 async def test_many_changes_at_once_cost_one_look_at_all_pods():
     class CountingStore(Store):
         looks = 0
@@ -152,3 +144,31 @@ async def test_many_changes_at_once_cost_one_look_at_all_pods():
     assert store.looks == 1
     assert len(bench.queue) == 1
     bench.queue.close()
+
+
+async def test_one_object_is_judged_in_a_turn_of_the_loop_however_many_workers_there_are():
+    turns, judged = [0], []
+
+    class SlowStore(Store):
+        def pod(self, namespace, name):
+            judged.append(turns[0])
+            return super().pod(namespace, name)
+
+    async def count():
+        while True:
+            turns[0] += 1
+            await asyncio.sleep(0)
+
+    bench = Bench(store=SlowStore())
+    for number in range(8):
+        bench.see(PODS, pod(f"train-{number}"))
+    await asyncio.sleep(1.5)  # all are due
+    tasks = [
+        asyncio.create_task(work) for work in (count(), *(bench.work.work() for _ in range(4)))
+    ]
+    while len(judged) < 8:
+        await asyncio.sleep(0)
+    for task in tasks:
+        task.cancel()
+    bench.queue.close()
+    assert len(set(judged)) == 8, "the Lease is renewed in between"

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from drakit.kube import UnavailableError, WatchEvent
+from drakit.kube.answer import Answer
 from drakit.kube.errors import error_of_status
+from drakit.kube.listing import read_list
 from drakit_nodeplugin.devices.pools import PublishedTaints
 from drakit_nodeplugin.slices.publisher import SlicePublisher
 from drakit_nodeplugin.slices.stored import published_taints
@@ -64,6 +66,12 @@ class Link:
 
     async def get(self, path, *, params=None, timeout_seconds=None):
         return await self.ask("GET", path, params)
+
+    async def read_list(self, path, keep, *, params=None, page_size=100):
+        async def fetch(params, *, max_bytes, metadata_only):
+            return Answer(body=await self.ask("GET", path, params))
+
+        return await read_list(fetch, keep, params=params or {}, page_size=page_size)
 
     async def create(self, path, body, *, dry_run=False, timeout_seconds=None):
         return await self.ask("POST", path, {"dryRun": "All"} if dry_run else None, body)

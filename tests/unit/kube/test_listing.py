@@ -1,0 +1,122 @@
+"""Lists of which one object cannot be read, or of which pages are too large."""
+
+import pytest
+
+from drakit.kube import UnavailableError, UnreadableError, listing
+from drakit.kube.reflector import Reflector, Replaced
+
+CLAIMS = "/apis/resource.k8s.io/v1/namespaces/lab/resourceclaims"
+DEEP = "[" * 1200 + "]" * 1200
+
+
+@pytest.fixture
+def claims(api_server):
+    """Forty claims, of which some are nested too deep."""
+
+    def store(*deep):
+        api_server.verbatim["@deep"] = DEEP
+        for number in range(40):
+            nested = {"x": "@deep"} if number in deep else {"x": 1}
+            api_server.store(f"{CLAIMS}/c{number:02}", {"spec": nested})
+
+    return store
+
+
+def limits(api_server):
+    return [int(query["limit"]) for query in api_server.queries]
+
+
+@pytest.mark.parametrize(
+    "deep",
+    [
+        pytest.param([0], id="first"),
+        pytest.param([17], id="in-the-middle"),
+        pytest.param([39], id="last"),
+        pytest.param([3, 4, 30], id="several"),
+        pytest.param(range(40), id="all"),
+    ],
+)
+async def test_objects_that_cannot_be_parsed_cost_themselves_alone(
+    session, api_server, claims, deep
+):
+    claims(*deep)
+    found = await session.list(CLAIMS, page_size=16)
+    names = [item["metadata"]["name"] for item in found.items]
+    skipped = [each.metadata["name"] for each in found.skipped]
+    assert names == [f"c{number:02}" for number in range(40) if number not in deep]
+    assert skipped == [f"c{number:02}" for number in deep]
+    assert all("depth" in each.reason for each in found.skipped)
+    assert found.resource_version == str(api_server.cluster.version)
+
+
+async def test_pages_grow_again_after_a_bad_object(session, api_server, claims):
+    claims(0)
+    await session.list(CLAIMS, page_size=16)
+    assert limits(api_server) == [16, 4, 1, 1, 2, 4, 8, 16, 16]
+
+
+async def test_pages_that_are_too_large_are_fetched_smaller_and_stay_so(
+    session, api_server, monkeypatch
+):
+    monkeypatch.setattr(listing, "MAX_PAGE_BYTES", 20_000)
+    for number in range(40):
+        api_server.store(f"{CLAIMS}/c{number:02}", {"spec": {"x": "x" * 3000}})
+    found = await session.list(CLAIMS, page_size=16)
+    assert len(found.items) == 40
+    assert limits(api_server)[:2] == [16, 4]
+    assert set(limits(api_server)[2:]) == {4}, "no page is fetched in vain again"
+
+
+async def test_an_object_that_is_too_large_is_skipped(session, api_server, monkeypatch):
+    monkeypatch.setattr(listing, "MAX_PAGE_BYTES", 20_000)
+    monkeypatch.setattr(listing, "MAX_OBJECT_BYTES", 30_000)
+    for name, size in {"a": 25_000, "b": 35_000, "c": 10}.items():
+        api_server.store(f"{CLAIMS}/{name}", {"spec": {"x": "x" * size}})
+    found = await session.list(CLAIMS)
+    assert [item["metadata"]["name"] for item in found.items] == ["a", "c"]
+    assert [each.metadata["name"] for each in found.skipped] == ["b"]
+
+
+async def test_what_is_kept_of_an_object_is_all_that_is_returned(session, claims):
+    claims()
+    found = await session.read_list(CLAIMS, lambda item: item["metadata"]["name"])
+    assert found.items[:2] == ["c00", "c01"]
+
+
+async def test_metadata_alone_is_asked_for(session, api_server, claims):
+    claims(5)
+    found = await session.read_list(CLAIMS, dict, metadata_only=True)
+    assert len(found.items) == 40
+    assert all(item.keys() == {"kind", "metadata"} for item in found.items)
+    assert limits(api_server) == [100]
+
+
+async def test_a_proxy_between_is_no_fault_of_an_object(session, api_server):
+    api_server.store(f"{CLAIMS}/a", {})
+    api_server.verbatim["items"] = "<html>"
+    with pytest.raises(UnreadableError, match="cannot be parsed"):
+        await session.list(CLAIMS)
+
+
+async def test_an_answer_that_is_too_large_is_no_answer(session, api_server, monkeypatch):
+    monkeypatch.setattr("drakit.kube.answer.MAX_ANSWER_BYTES", 1000)
+    api_server.store(f"{CLAIMS}/a", {"spec": {"x": "x" * 2000}})
+    with pytest.raises(UnavailableError, match="more than 1000 bytes"):
+        await session.get(f"{CLAIMS}/a")
+
+
+async def test_a_reflector_goes_on_after_an_object_that_it_cannot_read(
+    session, api_server, claims, caplog
+):
+    claims(7)
+    changes = Reflector(session, CLAIMS).changes()
+    first = await anext(changes)
+    assert isinstance(first, Replaced)
+    assert len(first.items) == 39
+    for version in range(3):
+        api_server.store(f"{CLAIMS}/c07", {"spec": {"x": "@deep", "version": version}})
+    api_server.store(f"{CLAIMS}/c08", {"spec": {"x": 2}})
+    assert (await anext(changes)).object["metadata"]["name"] == "c08"
+    await changes.aclose()
+    (logged,) = [record for record in caplog.records if record.msg == "an object is skipped"]
+    assert logged.object == "lab/c07"
