@@ -24,6 +24,7 @@ import yaml
 
 from bench.kubelet import Kubelet, register
 from bench.machine import Folders
+from drakit.testing.conformance.podlist import OWN_POD
 
 __all__ = ("HOSTDEV", "NODE", "Plugin", "running")
 
@@ -135,7 +136,7 @@ def _environment() -> dict[str, str]:
     """Give what a pod has: compiled modules, and the system's own certificates."""
     _compile()
     ours = {key: value for key, value in os.environ.items() if key not in _NOT_IN_PODS}
-    return {**ours, "PYTHONSAFEPATH": "1"}
+    return {**ours, **OWN_POD, "PYTHONSAFEPATH": "1"}
 
 
 @cache

@@ -6,11 +6,12 @@ It must not know how a device plugin is reached, or who hosts the driver.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection
 from pathlib import Path
 
 from drakit.driver import DeviceParameters
 from drakit_nodeplugin.endpoints.deviceplugin.hostpaths import HostDevices
+from drakit_nodeplugin.endpoints.deviceplugin.kubeletresources import KubeletAnswer
 from drakit_nodeplugin.endpoints.deviceplugin.plugins import DevicePlugins
 from drakit_nodeplugin.endpoints.endpoint import Surroundings
 from drakit_nodeplugin.endpoints.traits import DriverTraits, Grain
@@ -45,15 +46,14 @@ class DevicePluginsSource:
         directory: Path,
         *,
         where: str,
-        kubelet_resources: Callable[[], Awaitable[Mapping[str, bool]]],
+        kubelet_resources: Callable[[], Awaitable[KubeletAnswer]],
         devices: HostDevices | None = None,
     ) -> None:
         """
         `directory` is what plugins see as ``/var/lib/kubelet/device-plugins``. `kubelet_resources`
-        gives the names of the resources that the kubelet's own device manager serves (True), or of
-        which running containers still have devices from it (False); it may raise if they cannot be
-        had. `devices` is where the host's device nodes are seen, if not where the chart mounts
-        them.
+        asks which resources the kubelet's own device manager has; it may raise, and until there is
+        an answer no device plugin is used. `devices` is where the host's device nodes are seen, if
+        not where the chart mounts them.
         """
         self.name = name
         self.where = where
