@@ -215,7 +215,8 @@ def _wait_published(api: ApiServer, wanted: Mapping[str, int]) -> None:
 @contextmanager
 def _vendors(places: Folders, *, device_plugins: int, backends: int) -> Generator[None]:
     home = places.root / "plugins" / "drakit.dev"
-    argv = [sys.executable, "-m", "bench.vendors"]
+    pods = places.root / "pod-resources" / "kubelet.sock"
+    argv = [sys.executable, "-m", "bench.vendors", "--pods", str(pods)]
     if backends:
         argv += ["--backends", str(home / "backends"), str(backends)]
     if device_plugins:

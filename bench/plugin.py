@@ -24,6 +24,7 @@ import yaml
 
 from bench.kubelet import Kubelet, register
 from bench.machine import Folders, memory_mib
+from drakit.testing.conformance.podlist import OWN_POD
 
 __all__ = ("HOSTDEV", "NODE", "Plugin", "environment", "running")
 
@@ -132,7 +133,7 @@ def environment() -> dict[str, str]:
     """Give what a pod has: compiled modules, and the system's own certificates."""
     _compile()
     ours = {key: value for key, value in os.environ.items() if key not in _NOT_IN_PODS}
-    return {**ours, "PYTHONSAFEPATH": "1"}
+    return {**ours, **OWN_POD, "PYTHONSAFEPATH": "1"}
 
 
 _PACKAGES = ("drakit", "drakit_proto", "drakit_nodeplugin", "drakit_drivers", "drakit_operator")

@@ -1,7 +1,8 @@
 """
 Vendors' processes: backends and device plugins whose own work costs nothing, all in one process.
 
-    python -m bench.vendors --backends DIRECTORY COUNT --device-plugins DIRECTORY COUNT
+    python -m bench.vendors --backends DIRECTORY COUNT --device-plugins DIRECTORY COUNT \
+        --pods SOCKET
 
 Written against the two contracts alone (``drakit.backend.v1`` and the kubelet's
 ``v1beta1``), in a process of its own, so that neither its memory nor its garbage is in the plugin's
@@ -18,6 +19,7 @@ from pathlib import Path
 import grpc
 import grpc.aio
 
+from drakit.testing.conformance.podlist import PodList
 from drakit_proto.backend.v1 import backend_pb2 as backend
 from drakit_proto.backend.v1 import backend_pb2_grpc as backend_grpc
 from drakit_proto.kubelet.deviceplugin.v1beta1 import deviceplugin_pb2 as plugin
@@ -151,8 +153,16 @@ async def serve_device_plugin(directory: Path, number: int) -> None:
         await stub.Register(request, timeout=CALL_SECONDS, wait_for_ready=True)
 
 
+async def serve_pods(socket: Path) -> None:
+    """List the node plugin's pod, as the kubelet does: without it device plugins are not used."""
+    async with PodList(socket):
+        await asyncio.Event().wait()
+
+
 async def serve(arguments: argparse.Namespace) -> None:
     async with asyncio.TaskGroup() as group:
+        if arguments.pods is not None:
+            group.create_task(serve_pods(arguments.pods))
         for directory, count in arguments.backends or ():
             Path(directory).mkdir(parents=True, exist_ok=True)
             for number in range(int(count)):
@@ -166,6 +176,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.vendors", description=__doc__)
     for option in ("--backends", "--device-plugins"):
         parser.add_argument(option, nargs=2, action="append", metavar=("DIRECTORY", "COUNT"))
+    parser.add_argument("--pods", type=Path, metavar="SOCKET")
     asyncio.run(serve(parser.parse_args()))
 
 

@@ -395,7 +395,7 @@ def move(yard: Yard, directory: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 def test_a_plugin_is_moved_from_the_kubelet_to_the_node_plugin_and_back_and_its_pods_are_the_same(
     yard,
 ):
@@ -429,8 +429,9 @@ def test_a_plugin_is_moved_from_the_kubelet_to_the_node_plugin_and_back_and_its_
         yard.node_told("ResourceServedByKubelet", MOVED, "still hold")
         assert not yard.of(MOVED)
         yard.delete("pod", "before")
-        # The program ends when it is refused, and is started again with growing delays.
-        wait_for("the device to be published", lambda: yard.of(MOVED), seconds=180)
+        # The program ends when it is refused, and is started again with growing delays; and the
+        # kubelet must have been without the resource for two minutes.
+        wait_for("the device to be published", lambda: yard.of(MOVED), seconds=330)
         use("meanwhile", by_claim=True)
         yard.delete("pod", "meanwhile")
 

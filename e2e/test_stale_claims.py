@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from e2e.cluster.api import Capability
 from e2e.kit import claim, from_claim, from_template, holds_for, pod, template, wait_for
 from e2e.scripted.stage import LAMPS, Stage, install_scripted, number, wait_scripted
 
@@ -60,6 +61,41 @@ def test_a_claim_that_the_kubelet_forgot_is_collected(stage):
 
     stage.apply(pod("next", ("lamp", from_template("lamp"))))
     stage.wait_phase("next", "Running")
+
+
+def test_a_kubelet_that_has_not_synced_its_pods_frees_no_claim(stage):
+    if Capability.CUT not in stage.cluster.capabilities:
+        pytest.skip(f"the provider {stage.cluster.provider} cannot cut a kubelet off")
+    command = ["sleep", "3611"]
+    stage.apply(
+        template("lamp", ("lamp", "lamp.test")),
+        pod("user", ("lamp", from_template("lamp")), command=command),
+    )
+    stage.wait_phase("user", "Running")
+    uid = stage.uid("user", "lamp")
+
+    def container_runs() -> bool:
+        argv = ["pgrep", "-f", "-x", "--", " ".join(command)]
+        return stage.cluster.exec_on_node(stage.node, argv, check=False).returncode == 0
+
+    stage.cluster.cut_kubelet(stage.node)
+    try:
+        # It serves podresources from its start on, and cannot learn which pods the node has.
+        stage.cluster.restart_kubelet(stage.node)
+        stage.delete("pod", "user", force=True, wait=False)
+        wait_for("the claim to be gone", lambda: not stage.items("resourceclaim"))
+        holds_for(
+            "the container's claim stays prepared",
+            lambda: stage.prepared() == {uid} and stage.files(),
+            seconds=5 * GRACE_SECONDS,
+        )
+        assert container_runs()
+    finally:
+        stage.cluster.heal_kubelet(stage.node)
+    # The kubelet ends the container now; the claim is unprepared, whoever is first.
+    stage.wait_empty()
+    assert not container_runs()
+    stage.cluster.wait_for_nodes()
 
 
 @pytest.mark.slow

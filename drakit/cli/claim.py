@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -68,23 +69,28 @@ def _forget(place: NodePluginConfig, checkpoint: Checkpoint, entry: Entry, *, fo
 
 
 def _refuse_used(place: NodePluginConfig, checkpoint: Checkpoint, entry: Entry) -> None:
-    """Raise CommandError if containers use a claim, or nobody can tell."""
+    """Raise CommandError if containers use a claim, or that cannot be found out."""
     from drakit_nodeplugin.claims.kubeletview import kubelet_claims
-    from drakit_nodeplugin.kubelet.podresources import PodResources, PodResourcesError
+    from drakit_nodeplugin.kubelet.podresources import PodResources, PodResourcesError, own_pod
 
     claim, driver = entry.claim, checkpoint.driver
+    podresources = PodResources(place.podresources, own_pod=own_pod(os.environ))
     try:
-        devices = asyncio.run(PodResources(place.podresources).list(driver=driver))
+        listed = asyncio.run(podresources.claims())
     except PodResourcesError as error:
-        raise CommandError(
-            f"claim {claim} ({claim.uid}) is prepared, and it cannot be found out whether a "
-            f"container uses it: {error}; nothing was changed; --force forgets it all the same"
-        ) from error
-    if kubelet_claims(driver, devices).holds(claim):
+        listed, unknown = None, str(error)
+    else:
+        unknown = podresources.incomplete(listed)
+    if listed is not None and kubelet_claims(driver, listed.devices, pods=listed.pods).holds(claim):
         raise CommandError(
             f"claim {claim} ({claim.uid}) is prepared, and the kubelet lists a container that "
             f"uses it; delete its pod, and it is unprepared; nothing was changed; --force forgets "
             f"it all the same"
+        )
+    if unknown is not None:
+        raise CommandError(
+            f"claim {claim} ({claim.uid}) is prepared, and it cannot be found out whether a "
+            f"container uses it: {unknown}; nothing was changed; --force forgets it all the same"
         )
 
 

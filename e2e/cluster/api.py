@@ -280,6 +280,15 @@ class Cluster(ABC):
         """Undo :meth:`cut_pod`."""
         raise UnsupportedError(self.provider, "cut a pod from the API server")
 
+    def cut_kubelet(self, node: str) -> None:
+        """Drop every packet between the API server and the node's own processes: the kubelet and
+        kube-proxy. Pods with a network of their own still reach the API server."""
+        raise UnsupportedError(self.provider, "cut a kubelet from the API server")
+
+    def heal_kubelet(self, node: str) -> None:
+        """Undo :meth:`cut_kubelet`."""
+        raise UnsupportedError(self.provider, "cut a kubelet from the API server")
+
     def reboot_node(self, node: str) -> None:
         """End everything on a node at once, empty /run, change the boot id, start it again."""
         raise UnsupportedError(self.provider, "reboot a node")

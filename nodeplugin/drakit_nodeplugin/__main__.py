@@ -31,6 +31,7 @@ def main() -> None:
     from drakit import logs
     from drakit_nodeplugin.app import Launch, serve
     from drakit_nodeplugin.config import ConfigError, load_config
+    from drakit_nodeplugin.kubelet.podresources import own_pod
 
     node_name = arguments.node_name or os.environ.get("NODE_NAME")
     if not node_name:
@@ -46,6 +47,7 @@ def main() -> None:
             config_file=arguments.config,
             node_name=node_name,
             instance_uid=os.environ.get("POD_UID") or str(uuid.uuid4()),
+            pod=own_pod(os.environ),
             kubeconfig=arguments.kubeconfig,
         )
         asyncio.run(serve(config, launch))

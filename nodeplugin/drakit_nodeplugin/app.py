@@ -28,6 +28,7 @@ from drakit_nodeplugin.config import ConfigError, NodePluginConfig
 from drakit_nodeplugin.environment import Environment
 from drakit_nodeplugin.hosted import HostedDriver
 from drakit_nodeplugin.hosting import Hosting
+from drakit_nodeplugin.kubelet.podresources import PodName, PodResources
 from drakit_nodeplugin.metrics import Metrics
 from drakit_nodeplugin.node import PluginNode, read_boot_id
 
@@ -44,6 +45,9 @@ class Launch:
     node_name: str
     instance_uid: str
     """The pod's UID in a cluster: two instances of a rolling update have different sockets."""
+
+    pod: PodName | None = None
+    """The pod of this process, as the kubelet lists it; None outside of a cluster."""
 
     kubeconfig: Path | None = None
 
@@ -67,6 +71,7 @@ async def serve(config: NodePluginConfig, launch: Launch) -> None:
         boot_id=boot_id,
         instance_uid=launch.instance_uid,
         session=session,
+        podresources=PodResources(config.podresources, own_pod=launch.pod),
         metrics=metrics,
     )
     drivers = Hosting(environment, config_file=launch.config_file)

@@ -58,7 +58,7 @@ class StaleClaims(Settings):
     another node. A living kubelet unprepares what it knows within a minute."""
 
     unconfirmed_grace_period: Seconds = 3600.0
-    """The same where the kubelet's podresources cannot be read, and the claim may be in use."""
+    """The same where the kubelet's podresources gives no answer, and the claim may be in use."""
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from drakit.kube import Session
 from drakit_nodeplugin.config import NodePluginConfig
+from drakit_nodeplugin.kubelet.podresources import PodResources
 from drakit_nodeplugin.looks import Looks
 from drakit_nodeplugin.metrics import Metrics
 from drakit_nodeplugin.node import PluginNode
@@ -28,6 +29,9 @@ class Environment:
     instance_uid: str
     session: asyncio.Future[Session]
     """Done once the API server can be asked; nothing that the kubelet needs waits for it."""
+
+    podresources: PodResources
+    """The only client of the kubelet's podresources: the kubelet limits all clients together."""
 
     metrics: Metrics
     looks: Looks = field(default_factory=Looks)

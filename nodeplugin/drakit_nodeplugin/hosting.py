@@ -28,7 +28,6 @@ from drakit_nodeplugin.endpoints.loading import load_drivers
 from drakit_nodeplugin.endpoints.source import DriverSource
 from drakit_nodeplugin.environment import Environment
 from drakit_nodeplugin.hosted import HostedDriver
-from drakit_nodeplugin.kubelet.podresources import PodResources
 from drakit_nodeplugin.kubelet.sockets import SocketError
 from drakit_nodeplugin.nodeevents import NodeEvents
 
@@ -254,7 +253,7 @@ def _configured(
     """Give the drivers of the configuration."""
     sources: list[DriverSource] = [*load_drivers(config.drivers, file=file, node=environment.node)]
     if config.device_plugins.enabled:
-        sources.append(_device_plugins(config, file=file))
+        sources.append(_device_plugins(config, environment, file=file))
         name = config.device_plugins.driver_name
         if any(source.name == name for source in sources[:-1]):
             raise ConfigError(
@@ -263,7 +262,9 @@ def _configured(
     return sources
 
 
-def _device_plugins(config: NodePluginConfig, *, file: Path) -> DriverSource:
+def _device_plugins(
+    config: NodePluginConfig, environment: Environment, *, file: Path
+) -> DriverSource:
     # Only here: a node without device plugins has none of it in memory.
     from drakit_nodeplugin.endpoints.deviceplugin.source import DevicePluginsSource
 
@@ -272,5 +273,5 @@ def _device_plugins(config: NodePluginConfig, *, file: Path) -> DriverSource:
         config.device_plugins_directory,
         where=f"{file}: devicePlugins",
         allowed=config.device_plugins.allowed,
-        kubelet_resources=PodResources(config.podresources).device_manager_resources,
+        kubelet_resources=environment.podresources.device_manager,
     )

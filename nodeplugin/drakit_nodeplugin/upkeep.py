@@ -19,6 +19,7 @@ from drakit.kube.events import EventRecorder
 from drakit_nodeplugin.claims.announcing import ClaimAnnouncer
 from drakit_nodeplugin.claims.checkpoint import CheckpointError
 from drakit_nodeplugin.claims.engine import ClaimEngine
+from drakit_nodeplugin.claims.grace import Grace
 from drakit_nodeplugin.claims.orphans import OrphanedSpecs
 from drakit_nodeplugin.claims.parts import EngineParts
 from drakit_nodeplugin.claims.rebuild import Rebuilder
@@ -28,7 +29,6 @@ from drakit_nodeplugin.claims.spectexts import SpecTexts
 from drakit_nodeplugin.claims.stale import StaleCollector, StaleTiming
 from drakit_nodeplugin.environment import Environment
 from drakit_nodeplugin.kubelet.claimview import KubeletClaimView
-from drakit_nodeplugin.kubelet.podresources import PodResources
 from drakit_nodeplugin.metrics import DriverMetrics
 from drakit_nodeplugin.nodeevents import NodeEvents
 
@@ -37,10 +37,11 @@ __all__ = ("Upkeep",)
 logger = logging.getLogger(__name__)
 
 REBUILD_AGAIN_SECONDS = 60.0
-"""After a rebuild for which the kubelet could not be asked."""
+"""After a rebuild for which the kubelet did not list all its pods."""
 
 REBUILD_ATTEMPTS = 10
-"""After which the kubelet's word is not waited for any more: a site may not let us read it."""
+"""After so many attempts a rebuild ends without an answer of the kubelet, which a site may not let
+us read."""
 
 LABELS_SECONDS = 4.0
 """How long a rebuild waits for the node's labels, by which claims may select it."""
@@ -72,7 +73,11 @@ class Upkeep:
         """Whether a damaged checkpoint was set aside since the start."""
         texts = SpecTexts(parts.driver, config.cdi_directory)
         kubelet = KubeletClaimView(
-            parts.driver, PodResources(config.podresources), state_file=config.kubelet_state_file
+            parts.driver, environment.podresources, state_file=config.kubelet_state_file
+        )
+        grace = Grace(
+            confirmed_seconds=stale.grace_period,
+            unconfirmed_seconds=stale.unconfirmed_grace_period,
         )
         self._restorer = SpecRestorer(
             checkpoint=parts.checkpoint,
@@ -89,8 +94,7 @@ class Upkeep:
             texts=texts,
             locks=engine.locks,
             kubelet=kubelet,
-            grace_seconds=stale.grace_period,
-            unconfirmed_grace_seconds=stale.unconfirmed_grace_period,
+            grace=grace,
         )
         self._rebuilder = Rebuilder(
             driver=parts.driver,
@@ -114,11 +118,7 @@ class Upkeep:
             registered=registered,
             unprepare=engine.collect,
             on_collected=lambda reason: metrics.collected(reason.value),
-            timing=StaleTiming(
-                period_seconds=stale.period,
-                grace_seconds=stale.grace_period,
-                unconfirmed_grace_seconds=stale.unconfirmed_grace_period,
-            ),
+            timing=StaleTiming(period_seconds=stale.period, grace=grace),
         )
 
     async def begin(self) -> None:
@@ -181,9 +181,10 @@ class Upkeep:
                     await asyncio.sleep(0.1)
         try:
             rebuilt = await self._rebuilder.rebuild()
-            if rebuilt.final or last:
+            found = rebuilt.final or (last and not rebuilt.partial)
+            if found:
                 await self._parts.checkpoint.rebuilt()
-            return str(rebuilt), rebuilt.final or last
+            return str(rebuilt), found
         except CheckpointError as error:
             return f"it could not be rebuilt: {error}", False
         except Exception as error:

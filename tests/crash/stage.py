@@ -25,7 +25,7 @@ from tests.crash.node import Claims, Node
 from tests.fakes.claims import claim_body
 from tests.fakes.kube import FakeApiServer
 from tests.fakes.kubelet import FakeKubelet, reference
-from tests.fakes.podresources import FakePodResources
+from tests.fakes.podresources import OWN_POD_ENVIRONMENT, FakePodResources
 
 Operation = Literal["prepare", "unprepare"]
 
@@ -90,7 +90,7 @@ class Stage:
         orders = {"root": self.node.root, "trail": self._trail, "armed": armed}
         return await self._server.start(
             *arguments,
-            environment={"POD_UID": pod},
+            environment={"POD_UID": pod, **OWN_POD_ENVIRONMENT},
             orders=orders | {"kill_at": kill_at},
             log=self.log,
         )

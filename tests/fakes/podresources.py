@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
 import grpc
 import grpc.aio
 
+from drakit_nodeplugin.kubelet.podresources import PodName
 from drakit_proto.kubelet.podresources.v1 import podresources_pb2 as pb
 from drakit_proto.kubelet.podresources.v1 import podresources_pb2_grpc as pb_grpc
+
+OWN_POD = PodName(namespace="drakit-system", name="drakit-nodeplugin-x7k2p")
+"""The pod of the node plugin, which the kubelet lists as any other."""
+
+OWN_POD_ENVIRONMENT = {"POD_NAMESPACE": OWN_POD.namespace, "POD_NAME": OWN_POD.name}
 
 
 class FakePodResources(pb_grpc.PodResourcesListerServicer):
     """
     Pods with claims, on a unix socket: `async with FakePodResources(path) as kubelet`.
 
-    As the real one, it adds to the CDI names of a device those of the devices before it.
+    As the real one, it adds to the CDI names of a device those of the devices before it, and serves
+    its socket before it has read its pods.
     """
 
     def __init__(self, socket: Path) -> None:
@@ -24,7 +32,13 @@ class FakePodResources(pb_grpc.PodResourcesListerServicer):
         self.pods: list[pb.PodResources] = []
         self.allocatable: dict[str, tuple[str, ...]] = {}
         """Of the kubelet's device manager: IDs of devices by resource."""
-        self.lists = 0
+        self.calls: list[str] = []
+        """The methods that were called, refused calls included."""
+        self.synced = True
+        """Whether it has read its pods. If not, it lists none."""
+        self.limit: int | None = None
+        """How many calls it answers at once, as the kubelet's rate limit does; None for any."""
+        self._tokens, self._refilled = 0.0, 0.0
         self.knows_claims = True
         """Before 1.34 it does not, unless the feature gates are set."""
 
@@ -73,9 +87,22 @@ class FakePodResources(pb_grpc.PodResourcesListerServicer):
         container = pb.ContainerResources(name="main", devices=devices)
         self.pods.append(pb.PodResources(name="holder", namespace="lab", containers=[container]))
 
+    async def _count(self, method: str, context: Any) -> None:
+        self.calls.append(method)
+        if self.limit is None:
+            return
+        now = time.monotonic()
+        self._tokens = min(self.limit, self._tokens + (now - self._refilled) * 100)
+        self._refilled = now
+        if self._tokens < 1:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit")
+        self._tokens -= 1
+
     async def List(self, request: pb.ListPodResourcesRequest, context: Any) -> Any:
-        self.lists += 1
-        answer = pb.ListPodResourcesResponse(pod_resources=self.pods)
+        await self._count("List", context)
+        own = pb.PodResources(name=OWN_POD.name, namespace=OWN_POD.namespace)
+        pods = [own, *self.pods] if self.synced else []
+        answer = pb.ListPodResourcesResponse(pod_resources=pods)
         if not self.knows_claims:
             for pod in answer.pod_resources:
                 for container in pod.containers:
@@ -83,6 +110,7 @@ class FakePodResources(pb_grpc.PodResourcesListerServicer):
         return answer
 
     async def Get(self, request: pb.GetPodResourcesRequest, context: Any) -> Any:
+        await self._count("Get", context)
         # Go's plain errors arrive as "unknown".
         if not self.knows_claims:
             message = "PodResources API Get method disabled"
@@ -91,6 +119,7 @@ class FakePodResources(pb_grpc.PodResourcesListerServicer):
         await context.abort(grpc.StatusCode.UNKNOWN, message)
 
     async def GetAllocatableResources(self, request: Any, context: Any) -> Any:
+        await self._count("GetAllocatableResources", context)
         return pb.AllocatableResourcesResponse(
             devices=[
                 pb.ContainerDevices(resource_name=name, device_ids=identities)

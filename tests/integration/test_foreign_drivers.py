@@ -21,6 +21,7 @@ from drakit_proto.kubelet.deviceplugin.v1beta1 import deviceplugin_pb2
 from tests.fakes.backend import FakeBackend, device
 from tests.fakes.deviceplugin import FakeDevicePlugin
 from tests.fakes.kubelet import FakeKubelet, reference
+from tests.fakes.podresources import FakePodResources
 from tests.integration.test_node_plugin import NODE, SLICES, Rig, stop
 
 GPU = "gpu.example.com"
@@ -91,9 +92,10 @@ class ForeignRig(Rig):
 
 
 @pytest.fixture
-def rig(api_server):
+async def rig(api_server):
     folder = Path(tempfile.mkdtemp(prefix="drakit-", dir="/tmp"))
-    yield ForeignRig(folder, api_server)
+    async with FakePodResources(folder / "pod-resources" / "kubelet.sock"):
+        yield ForeignRig(folder, api_server)
     shutil.rmtree(folder)
 
 

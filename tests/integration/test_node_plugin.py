@@ -18,6 +18,7 @@ import yaml
 
 from drakit.layout import driver_directory
 from tests.fakes.kubelet import FakeKubelet, reference
+from tests.fakes.podresources import OWN_POD_ENVIRONMENT
 
 DRIVER = "shelf.example.com"
 NODE = "node-1"
@@ -52,7 +53,12 @@ class Rig:
             *(sys.executable, "-W", "error", "-m", "drakit_nodeplugin", "--config", str(config)),
             *("--kubeconfig", str(self.api_server.write_kubeconfig(self.root))),
             *("--node-name", NODE, "--kubelet-root", str(self.root), "--cdi-dir", str(self.cdi)),
-            env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONSAFEPATH": "1"},
+            env={
+                **os.environ,
+                **OWN_POD_ENVIRONMENT,
+                "PYTHONPATH": str(ROOT),
+                "PYTHONSAFEPATH": "1",
+            },
             stderr=asyncio.subprocess.PIPE,
         )
         try:

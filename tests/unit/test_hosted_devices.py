@@ -14,6 +14,7 @@ from drakit_nodeplugin.devices.hardware import HeldDevice
 from drakit_nodeplugin.endpoints.traits import DriverTraits
 from drakit_nodeplugin.environment import Environment
 from drakit_nodeplugin.hosteddevices import HostedDevices
+from drakit_nodeplugin.kubelet.podresources import PodResources
 from drakit_nodeplugin.metrics import Metrics
 from drakit_nodeplugin.node import PluginNode
 from drakit_nodeplugin.nodeevents import NodeEvents
@@ -63,6 +64,7 @@ def hosted(rows: Rows, metrics: Metrics | None = None, *, health: bool = False) 
         boot_id="boot-1",
         instance_uid="uid",
         session=session,
+        podresources=PodResources(config.podresources, own_pod=None),
         metrics=metrics,
         looks=AlwaysDue(),
     )

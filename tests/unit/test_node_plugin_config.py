@@ -50,8 +50,8 @@ def test_it_follows_the_command_line_too(load):
 def test_the_defaults_of_stale_claims_are_the_collectors(load):
     stale, timing = load().stale_claims, StaleTiming()
     assert stale.period == timing.period_seconds == 60
-    assert stale.grace_period == timing.grace_seconds == 120
-    assert stale.unconfirmed_grace_period == timing.unconfirmed_grace_seconds == 3600
+    assert stale.grace_period == timing.grace.confirmed_seconds == 120
+    assert stale.unconfirmed_grace_period == timing.grace.unconfirmed_seconds == 3600
 
 
 def test_no_state_file_is_read_unless_one_is_given(load):

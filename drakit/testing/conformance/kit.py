@@ -33,6 +33,7 @@ from drakit.testing.conformance.facts import (
     PublishedDevice,
 )
 from drakit.testing.conformance.node import FakeNode
+from drakit.testing.conformance.podlist import PodList
 from drakit.testing.conformance.targets import Target
 from drakit.testing.health import HealthSubscriber
 from drakit.testing.kubelet import FakeKubelet
@@ -70,8 +71,12 @@ async def open_kit(target: Target) -> AsyncGenerator[Kit]:
     # Unix socket paths have at most 107 bytes: the usual directories for such things are too deep.
     root = Path(tempfile.mkdtemp(prefix="dk-", dir="/tmp"))
     try:
-        async with FakeApiServer() as api, FakeKubelet(root) as kubelet:
-            kit = Kit(target, root, api=api, kubelet=kubelet)
+        async with (
+            FakeApiServer() as api,
+            FakeKubelet(root) as kubelet,
+            PodList(root / "pod-resources" / "kubelet.sock") as pods,
+        ):
+            kit = Kit(target, root, api=api, kubelet=kubelet, pods=pods)
             try:
                 yield kit
             finally:
@@ -86,7 +91,13 @@ class Kit:
     """One node with one driver; each rule has a fresh one."""
 
     def __init__(
-        self, target: Target, root: Path, *, api: FakeApiServer, kubelet: FakeKubelet
+        self,
+        target: Target,
+        root: Path,
+        *,
+        api: FakeApiServer,
+        kubelet: FakeKubelet,
+        pods: PodList,
     ) -> None:
         self.target = target
         """What is tested, and how it is hosted."""
@@ -102,6 +113,10 @@ class Kit:
 
         self.kubelet = kubelet
         """The kubelet, for what the methods do not offer."""
+
+        self.pods: PodList = pods
+        """The pods that the kubelet lists. The claims that a rule prepares are not among them by
+        themselves."""
 
         self._asked: dict[str, ClaimUnderTest] = {}
         self._known: frozenset[tuple[str, str]] = frozenset()

@@ -23,6 +23,7 @@ import yaml
 
 from drakit.testing.conformance.complaints import last_line, left_out, refused, stopped, unready
 from drakit.testing.conformance.errors import ConformanceError
+from drakit.testing.conformance.podlist import OWN_POD
 from drakit.testing.conformance.programs import (
     Program,
     python_environment,
@@ -92,7 +93,7 @@ class FakeNode:
             "the node plugin",
             self._command(),
             log=root / "nodeplugin.log",
-            environment={**self._environment, **python_environment()},
+            environment={**self._environment, **python_environment(), **OWN_POD},
         )
         command = target.command(root)
         self._waits_for = command.waits_for if command is not None else None

@@ -78,21 +78,22 @@ def join(names: Names, node: int, box: Box, *, others: Sequence[tuple[int, Box]]
     _ip("route", "replace", str(names.node_pods(node)), "via", str(address), "dev", names.bridge)
 
 
-def cut(names: Names, box: Box, *, pod_ip: str | None = None) -> None:
+def cut(names: Names, box: Box, *, address: str | None = None) -> None:
     """
-    Drop what passes between the API server's machine and a node, or one pod of it.
+    Drop what passes between the API server's machine and a node, or one address of the node: its
+    own, which its processes outside of pods have, or a pod's.
 
     In the table `mangle`, for kube-proxy does not write there. After routing, the service's address
     has become the API server's already, and the pod's is still its own; before routing, both are.
     """
-    for rule in _cut_rules(names, pod_ip):
+    for rule in _cut_rules(names, address):
         if run([*box.enter(), *_IPTABLES, "-C", *rule], check=False).returncode != 0:
             run([*box.enter(), *_IPTABLES, "-I", *rule])
 
 
-def heal(names: Names, box: Box, *, pod_ip: str | None = None) -> None:
+def heal(names: Names, box: Box, *, address: str | None = None) -> None:
     """Undo a cut; nothing to undo is no error."""
-    for rule in _cut_rules(names, pod_ip):
+    for rule in _cut_rules(names, address):
         run([*box.enter(), *_IPTABLES, "-D", *rule], check=False)
 
 
@@ -105,9 +106,9 @@ def heal_all(box: Box) -> None:
 _IPTABLES = ("iptables", "-w", "5", "-t", "mangle")
 
 
-def _cut_rules(names: Names, pod_ip: str | None) -> list[list[str]]:
-    to = ["POSTROUTING", "-d", str(names.gateway), *(["-s", pod_ip] if pod_ip else [])]
-    back = ["PREROUTING", "-s", str(names.gateway), *(["-d", pod_ip] if pod_ip else [])]
+def _cut_rules(names: Names, address: str | None) -> list[list[str]]:
+    to = ["POSTROUTING", "-d", str(names.gateway), *(["-s", address] if address else [])]
+    back = ["PREROUTING", "-s", str(names.gateway), *(["-d", address] if address else [])]
     drop = ["-m", "comment", "--comment", CUT, "-j", "DROP"]
     return [[*to, *drop], [*back, *drop]]
 

@@ -185,10 +185,18 @@ class LocalCluster(Cluster):
         network.heal(self._record.names, self._node(node).box)
 
     def cut_pod(self, node: str, pod_ip: str) -> None:
-        network.cut(self._record.names, self._node(node).box, pod_ip=pod_ip)
+        network.cut(self._record.names, self._node(node).box, address=pod_ip)
 
     def heal_pod(self, node: str, pod_ip: str) -> None:
-        network.heal(self._record.names, self._node(node).box, pod_ip=pod_ip)
+        network.heal(self._record.names, self._node(node).box, address=pod_ip)
+
+    def cut_kubelet(self, node: str) -> None:
+        found = self._node(node)
+        network.cut(found.names, found.box, address=str(found.names.node_ip(found.number)))
+
+    def heal_kubelet(self, node: str) -> None:
+        found = self._node(node)
+        network.heal(found.names, found.box, address=str(found.names.node_ip(found.number)))
 
     def reboot_node(self, node: str) -> None:
         with records.lock(self.name, timeout_seconds=LOCK_SECONDS):

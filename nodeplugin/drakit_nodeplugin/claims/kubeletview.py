@@ -4,8 +4,9 @@ What the kubelet says of claims: which of a driver's claims its containers use.
 The kubelet is asked before anything of a claim is taken away without its call, and after damage of
 the checkpoint it names what is lost. It lists a claim by name; the UID is in the CDI names that we
 gave it. What it does *not* list need not be free: it leaves out claims that no container names,
-those of init containers, and those of a container of which another claim is not prepared yet. So
-its list only ever keeps a claim.
+those of init containers, and those of a container of which another claim is not prepared yet. A
+kubelet that has just started serves its list before it has read its pods, and adds them one by one.
+So a list only ever keeps a claim, and only one that is complete confirms that a claim is stale.
 
 It must not know how the kubelet is asked, or gRPC.
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from enum import Enum
 from typing import Protocol
 
 from drakit_nodeplugin.claims.stored import StoredClaim
@@ -22,6 +24,7 @@ __all__ = (
     "KubeletClaims",
     "KubeletView",
     "ListedDevice",
+    "PodView",
     "claim_uid",
     "kubelet_claims",
     "names_of_others",
@@ -47,6 +50,21 @@ class ListedDevice:
     the same claim."""
 
 
+class PodView(Enum):
+    """How much of the node's pods a list of the kubelet shows."""
+
+    COMPLETE = "complete"
+    """All of them: the node plugin's own pod is listed."""
+
+    PARTIAL = "partial"
+    """The kubelet has answered without our own pod: it has not read its pods yet, and what is
+    missing proves nothing, however long that goes on."""
+
+    UNKNOWN = "unknown"
+    """There is no answer, or the node plugin does not run in a pod. A claim that is named all the
+    same, by the kubelet's state file for example, is in use."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KubeletClaims:
     """The claims of one driver that the kubelet holds as used."""
@@ -60,9 +78,11 @@ class KubeletClaims:
     unnamed: frozenset[tuple[str, str]] = frozenset()
     """Namespace and name of listed claims whose UID nothing tells."""
 
-    containers_told: bool = True
-    """Whether it could be asked for its containers. If not, what is listed here comes from its
-    state file, of which only the presence of a claim counts."""
+    pods: PodView = PodView.UNKNOWN
+    """Whether a claim that is missing here is used by no pod."""
+
+    asked_at: float = 0.0
+    """When the kubelet was asked; loop clock. Two looks at one answer are one look."""
 
     def holds(self, claim: StoredClaim) -> bool:
         """Tell whether a claim is listed. One of the same name with another UID is another one."""
@@ -72,8 +92,8 @@ class KubeletClaims:
 class KubeletView(Protocol):
     """The kubelet, as far as claims are its business."""
 
-    async def listed(self) -> KubeletClaims | None:
-        """Ask which claims of the driver are used; None if it cannot be found out."""
+    async def listed(self) -> KubeletClaims:
+        """Ask which claims of the driver are used."""
         ...
 
 
@@ -93,7 +113,12 @@ def names_of_others(device: ListedDevice) -> tuple[str, ...]:
 
 
 def kubelet_claims(
-    driver: str, devices: Iterable[ListedDevice], *, uids: Iterable[str] = ()
+    driver: str,
+    devices: Iterable[ListedDevice],
+    *,
+    uids: Iterable[str] = (),
+    pods: PodView,
+    asked_at: float = 0.0,
 ) -> KubeletClaims:
     """Put together what containers have of a driver, and claims that are known by UID alone."""
     ours = tuple(device for device in devices if device.driver == driver)
@@ -104,4 +129,10 @@ def kubelet_claims(
         found |= {uid for uid in of_device if uid is not None}
         if not of_device:
             unnamed.add((listed.namespace, listed.claim))
-    return KubeletClaims(devices=ours, uids=frozenset(found), unnamed=frozenset(unnamed))
+    return KubeletClaims(
+        devices=ours,
+        uids=frozenset(found),
+        unnamed=frozenset(unnamed),
+        pods=pods,
+        asked_at=asked_at,
+    )

@@ -15,7 +15,8 @@ import asyncio
 import logging
 
 from drakit_nodeplugin.claims.checkpoint import Checkpoint
-from drakit_nodeplugin.claims.kubeletview import KubeletClaims, KubeletView
+from drakit_nodeplugin.claims.grace import Grace, Unclaimed
+from drakit_nodeplugin.claims.kubeletview import KubeletClaims, KubeletView, PodView
 from drakit_nodeplugin.claims.locks import KeyedLocks
 from drakit_nodeplugin.claims.specs import ClaimSpecs
 from drakit_nodeplugin.claims.spectexts import SpecTexts
@@ -37,8 +38,7 @@ class OrphanedSpecs:
         texts: SpecTexts,
         locks: KeyedLocks,
         kubelet: KubeletView,
-        grace_seconds: float,
-        unconfirmed_grace_seconds: float,
+        grace: Grace,
     ) -> None:
         self._driver = driver
         self._checkpoint = checkpoint
@@ -46,10 +46,9 @@ class OrphanedSpecs:
         self._texts = texts
         self._locks = locks
         self._kubelet = kubelet
-        self._grace_seconds = grace_seconds
-        self._unconfirmed_grace_seconds = unconfirmed_grace_seconds
-        self._seen: dict[str, float] = {}
-        """Since when a file is seen without an entry, loop clock."""
+        self._grace = grace
+        self._seen: dict[str, Unclaimed] = {}
+        """Files without an entry."""
 
     async def clean(self) -> int:
         """
@@ -62,7 +61,7 @@ class OrphanedSpecs:
         if not orphans or await self._entries_were_lost():
             return 0
         claims = await self._kubelet.listed()
-        return await self._remove(orphans - _used(claims))
+        return await self._remove(orphans - claims.uids)
 
     async def look(self) -> int:
         """
@@ -71,16 +70,26 @@ class OrphanedSpecs:
         Raises CheckpointError, OSError.
         """
         orphans = await self._orphans()
-        claims = await self._kubelet.listed() if orphans else None
-        now = asyncio.get_running_loop().time()
-        self._seen = {uid: self._seen.get(uid, now) for uid in orphans - _used(claims)}
-        grace_seconds = self._grace_seconds
-        confirmed = claims is not None and claims.containers_told
-        if orphans and not confirmed and await self._entries_were_lost():
-            grace_seconds = self._unconfirmed_grace_seconds
+        if not orphans:
+            self._seen.clear()
+            return 0
+        claims = await self._kubelet.listed()
+        lost = await self._entries_were_lost()
+        if lost and claims.pods is PodView.PARTIAL:
+            self._seen.clear()
+            return 0
+        self._seen = {
+            uid: seen.again(claims) if (seen := self._seen.get(uid)) else Unclaimed.first(claims)
+            for uid in orphans - claims.uids
+        }
         return await self._remove(
-            {uid for uid, since in self._seen.items() if now - since >= grace_seconds}
+            {uid for uid, seen in self._seen.items() if self._due(seen, claims, lost=lost)}
         )
+
+    def _due(self, seen: Unclaimed, claims: KubeletClaims, *, lost: bool) -> bool:
+        if lost:  # a running container may have it
+            return seen.due(claims, self._grace)
+        return claims.asked_at - seen.since >= self._grace.confirmed_seconds
 
     async def _orphans(self) -> set[str]:
         # Files first: the entry of each one was there when it was written.
@@ -115,7 +124,3 @@ class OrphanedSpecs:
         self._seen.pop(uid, None)
         logger.warning("orphaned CDI file removed", extra=facts)
         return True
-
-
-def _used(claims: KubeletClaims | None) -> frozenset[str]:
-    return frozenset() if claims is None else claims.uids

@@ -29,6 +29,7 @@ from drakit_nodeplugin.claims.errors import ClaimError
 from drakit_nodeplugin.claims.kubeletview import (
     KubeletClaims,
     KubeletView,
+    PodView,
     claim_uid,
     names_of_others,
 )
@@ -70,7 +71,10 @@ class Rebuilt:
     """Why it ended early."""
 
     final: bool = False
-    """Whether the kubelet was asked: without its word a later attempt may find more."""
+    """Whether the kubelet has listed all its pods: if not, a later attempt may find more."""
+
+    partial: bool = False
+    """Whether it has listed some of them, and will list the others once it has read them."""
 
     def __str__(self) -> str:
         told = [
@@ -143,8 +147,7 @@ class Rebuilder:
         return rebuilt
 
     async def _rebuild(self) -> Rebuilt:
-        listed_now = await self._kubelet.listed()
-        claims = listed_now or KubeletClaims()
+        claims = await self._kubelet.listed()
         known = await self._checkpoint.uids()
         files = await self._specs.present() - known
         listed = {
@@ -164,7 +167,8 @@ class Rebuilder:
                 *sorted(unnamed | listed.keys() - {entry.uid for entry in written}),
                 *(f"{namespace}/{name}" for namespace, name in sorted(claims.unnamed)),
             ),
-            final=listed_now is not None and listed_now.containers_told,
+            final=claims.pods is PodView.COMPLETE,
+            partial=claims.pods is PodView.PARTIAL,
         )
 
     async def _ask(self, references: Sequence[ClaimReference]) -> Mapping[str, StoredClaim]:

@@ -5,7 +5,7 @@ The kubelet unprepares what it knows. What it has forgotten (its own checkpoint 
 was cut off while its pods were deleted, the claim was deallocated behind its back) holds its
 devices for ever. Such a claim is unprepared as if the kubelet had asked for it, but only after two
 looks, a grace period apart, in which the API server has said that the claim is not this entry's any
-more; and never while the kubelet lists it.
+more; and never while the kubelet lists it, or does not list all its pods.
 
 How a claim is unprepared is the engine's business. It must not know drivers, gRPC or HTTP.
 """
@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Protocol
 
@@ -33,7 +33,8 @@ from drakit_nodeplugin.claims.errors import (
     NoResultError,
     WrongNodeError,
 )
-from drakit_nodeplugin.claims.kubeletview import KubeletClaims, KubeletView
+from drakit_nodeplugin.claims.grace import Grace, Unclaimed
+from drakit_nodeplugin.claims.kubeletview import KubeletClaims, KubeletView, PodView
 from drakit_nodeplugin.claims.parts import reference_of
 from drakit_nodeplugin.claims.source import ClaimSource
 from drakit_nodeplugin.claims.stored import StoredClaim
@@ -106,12 +107,8 @@ class StaleTiming:
     period_seconds: float = 60.0
     """From one look to the next; the kubelet itself looks as often for pods that are gone."""
 
-    grace_seconds: float = 120.0
-    """Between the two looks that must agree: twice the time in which a living kubelet unprepares
-    what it knows."""
-
-    unconfirmed_grace_seconds: float = 3600.0
-    """The same where the kubelet cannot be asked: a claim may then be in use all the same."""
+    grace: Grace = field(default_factory=Grace)
+    """How long a claim must have been stale."""
 
     fetches_per_second: float = 20.0
     """Claims that are read from the API server: every node of a cluster does this."""
@@ -126,9 +123,7 @@ class _Suspicion:
 
     generation: int
     reason: StaleReason
-    since: float
-    """Loop clock."""
-
+    unclaimed: Unclaimed
     told: bool = False
     """It was said that it cannot be unprepared: once is enough."""
 
@@ -188,8 +183,12 @@ class StaleCollector:
 
     async def run(self) -> None:
         """Look again and again; a look that fails is logged and the next one made."""
+        loop, period = asyncio.get_running_loop(), self._timing.period_seconds
         while True:
-            await asyncio.sleep(self._timing.period_seconds)
+            # At multiples of the period, so that the collectors of all drivers look at the same
+            # moments and share one answer of the kubelet.
+            pause = period - loop.time() % period
+            await asyncio.sleep(pause if pause > period / 2 else pause + period)
             try:
                 await self.look()
             except (CheckpointError, OSError) as error:
@@ -208,22 +207,26 @@ class StaleCollector:
             self._suspicions.clear()
             return 0
         claims = await self._kubelet.listed()
+        if claims.pods is PodView.PARTIAL:
+            # A kubelet that has just started: earlier looks no longer count.
+            self._suspicions.clear()
+            return 0
         collected = 0
         seen: set[str] = set()
         async for page in self._entries.pages():
             seen.update(entry.uid for entry in page)
             free = [entry for entry in page if not self._used(entry, claims)]
             judged, silent = await self._judge(free)
-            due = [e for e in free if e.uid in judged and self._is_due(e, judged[e.uid])]
+            due = [e for e in free if e.uid in judged and self._is_due(e, judged[e.uid], claims)]
             collected += await self._collect(due)
             if silent:  # the next look asks again; what is suspected stays so
                 return collected
         self._suspicions = {uid: s for uid, s in self._suspicions.items() if uid in seen}
         return collected
 
-    def _used(self, entry: StoredClaim, claims: KubeletClaims | None) -> bool:
-        """Tell whether the kubelet lists an entry; its grace begins anew after that."""
-        if claims is None or not claims.holds(entry):
+    def _used(self, entry: StoredClaim, claims: KubeletClaims) -> bool:
+        """Decide whether the kubelet lists an entry; that restarts its grace period."""
+        if not claims.holds(entry):
             return False
         self._suspicions.pop(entry.uid, None)
         return True
@@ -262,35 +265,36 @@ class StaleCollector:
             found = None
         return judge(entry, found, driver=self._driver, node=self._node)
 
-    def _is_due(self, entry: StoredClaim, reason: StaleReason | None) -> bool:
+    def _is_due(
+        self, entry: StoredClaim, reason: StaleReason | None, claims: KubeletClaims
+    ) -> bool:
         """Note what a look says of an entry; give whether it has said so for long enough."""
         if reason is None:
             self._suspicions.pop(entry.uid, None)
             return False
-        now = asyncio.get_running_loop().time()
         known = self._suspicions.get(entry.uid)
         if known is None or (known.generation, known.reason) != (entry.generation, reason):
             self._suspicions[entry.uid] = _Suspicion(
-                generation=entry.generation, reason=reason, since=now
+                generation=entry.generation, reason=reason, unclaimed=Unclaimed.first(claims)
             )
             return False
-        return now - known.since >= self._timing.grace_seconds
+        unclaimed = known.unclaimed.again(claims)
+        self._suspicions[entry.uid] = replace(known, unclaimed=unclaimed)
+        return unclaimed.due(claims, self._timing.grace)
 
     async def _collect(self, due: Sequence[StoredClaim]) -> int:
-        """Unprepare entries, unless the kubelet lists them now."""
+        """Unprepare entries, unless the kubelet lists them now, or does not list all its pods."""
         if not due:
             return 0
-        # Asked anew: to look for the claims of a page may have taken half a minute.
+        # Asked again: to look for the claims of a page may have taken half a minute.
         claims = await self._kubelet.listed()
-        confirmed = claims is not None and claims.containers_told
-        now = asyncio.get_running_loop().time()
-        ready: list[StoredClaim] = []
-        for entry in due:
-            if self._used(entry, claims):
-                continue
-            stale_seconds = now - self._suspicions[entry.uid].since
-            if confirmed or stale_seconds >= self._timing.unconfirmed_grace_seconds:
-                ready.append(entry)
+        grace = self._timing.grace
+        ready = [
+            entry
+            for entry in due
+            if not self._used(entry, claims)
+            and self._suspicions[entry.uid].unclaimed.due(claims, grace)
+        ]
         collected = 0
         line = iter(ready)
 

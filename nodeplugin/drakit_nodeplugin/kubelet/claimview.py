@@ -1,5 +1,5 @@
 """
-What this node's kubelet says of one driver's claims, from all that it lets us read.
+What this node's kubelet knows of one driver's claims, from everything that it lets us read.
 
 :mod:`.podresources` is the source; :mod:`.statefile` adds the claims that no container uses any
 more and the kubelet has still to unprepare. The file can only add: where it alone is readable, a
@@ -12,11 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
-from drakit_nodeplugin.claims.kubeletview import KubeletClaims, ListedDevice, kubelet_claims
+from drakit_nodeplugin.claims.kubeletview import KubeletClaims, PodView, kubelet_claims
 from drakit_nodeplugin.kubelet.podresources import PodResources, PodResourcesError
 from drakit_nodeplugin.kubelet.statefile import StateFileError, read_claim_uids
 
@@ -34,43 +32,40 @@ class KubeletClaimView:
         self._driver = driver
         self._podresources = podresources
         self._state_file = state_file
-        self._told: dict[str, str | None] = {}
+        self._problem: str | None = None
 
-    async def listed(self) -> KubeletClaims | None:
-        """Ask which claims of the driver are used; None if no source can be read."""
-        devices = await self._list()
+    async def listed(self) -> KubeletClaims:
+        """Ask which claims of the driver are used."""
+        asked_at = asyncio.get_running_loop().time()
         uids = await self._read_state()
-        if devices is None and uids is None:
-            return None
-        claims = kubelet_claims(self._driver, devices or (), uids=uids or ())
-        return replace(claims, containers_told=devices is not None)
-
-    async def _list(self) -> Sequence[ListedDevice] | None:
         try:
-            devices = await self._podresources.list(driver=self._driver)
-        except PodResourcesError as error:
-            self._tell("podresources", str(error))
-            return None
-        self._tell("podresources", None)
-        return devices
+            pods = await self._podresources.claims()
+        except PodResourcesError:  # the client has logged it
+            return KubeletClaims(uids=uids, pods=PodView.UNKNOWN, asked_at=asked_at)
+        return kubelet_claims(
+            self._driver, pods.devices, uids=uids, pods=pods.pods, asked_at=pods.asked_at
+        )
 
-    async def _read_state(self) -> frozenset[str] | None:
+    async def _read_state(self) -> frozenset[str]:
         if self._state_file is None:
-            return None
+            return frozenset()
         try:
             uids = await asyncio.to_thread(read_claim_uids, self._state_file)
         except StateFileError as error:
-            self._tell("state file", str(error))
-            return None
-        self._tell("state file", None)
+            self._report(str(error))
+            return frozenset()
+        self._report(None)
         return uids
 
-    def _tell(self, source: str, error: str | None) -> None:
-        """Log a source that cannot be read once, and again when it can."""
-        before = self._told.get(source)
-        self._told[source] = error
-        facts = {"driver": self._driver, "source": source}
-        if error is not None and error != before:
-            logger.warning("the kubelet's claims cannot be read", extra=facts | {"error": error})
-        elif error is None and before is not None:
-            logger.info("the kubelet's claims can be read again", extra=facts)
+    def _report(self, problem: str | None) -> None:
+        """Log once that the file cannot be read, and once that it can be read again."""
+        before, self._problem = self._problem, problem
+        if problem is not None and problem != before:
+            logger.warning(
+                "the kubelet's state file cannot be read",
+                extra={"driver": self._driver, "error": problem},
+            )
+        elif problem is None and before is not None:
+            logger.info(
+                "the kubelet's state file can be read again", extra={"driver": self._driver}
+            )

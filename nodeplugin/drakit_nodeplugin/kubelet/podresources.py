@@ -1,24 +1,30 @@
 """
 The kubelet's podresources API, version v1: which devices the containers of this node have, and of
-which resources its own device manager has some or has given some out.
+which resources the kubelet's own device manager has some or has given some out.
 
-The kubelet serves it on a socket of its own, from its start on. What follows from a claim that is
-listed, or not, is decided in :mod:`drakit_nodeplugin.claims`.
+A process has one client. The kubelet allows 100 calls a second and bursts of 10, of all clients
+together, and refuses the rest. So the client makes one call of a kind at a time, and shares its
+answer for a second. What follows from a claim that is listed, or not, is decided in
+:mod:`drakit_nodeplugin.claims`.
 
 It must not know the checkpoint, or whose claims they are.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import logging
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import grpc
 import grpc.aio
 
-from drakit_nodeplugin.claims.kubeletview import ListedDevice
+from drakit_nodeplugin.claims.kubeletview import ListedDevice, PodView
 
 if TYPE_CHECKING:
     from drakit_proto.kubelet.podresources.v1.podresources_pb2 import ListPodResourcesResponse
@@ -26,10 +32,16 @@ if TYPE_CHECKING:
         PodResourcesListerAsyncStub,
     )
 
-__all__ = ("PodResources", "PodResourcesError")
+__all__ = ("DeviceManager", "PodList", "PodName", "PodResources", "PodResourcesError", "own_pod")
+
+logger = logging.getLogger(__name__)
 
 ANSWER_SECONDS = 5.0
 """The kubelet answers from memory; what takes longer is a kubelet that starts or hangs."""
+
+FRESH_SECONDS = 1.0
+"""How long an answer is shared. All drivers look for stale claims at the same moments, so a second
+merges their calls. It is shorter than the time between any two answers that must agree."""
 
 _MAX_BYTES = 16 * 1024 * 1024
 """What the kubelet's own client takes for an answer; gRPC's default is 4 MiB."""
@@ -37,109 +49,261 @@ _MAX_BYTES = 16 * 1024 * 1024
 _NO_POD = "drakit.dev-probe"
 """A name that no pod has: it is asked for only to see whether the question is understood."""
 
+AnswerT = TypeVar("AnswerT")
+
 
 class PodResourcesError(Exception):
-    """The kubelet did not say which devices are used. The text is a sentence."""
+    """The kubelet gave no answer that can be used. The text is a sentence."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PodName:
+    """A pod, as the kubelet lists it: without its UID."""
+
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+def own_pod(environment: Mapping[str, str]) -> PodName | None:
+    """Find the pod of this process in the variables that the chart sets by the downward API."""
+    namespace, name = environment.get("POD_NAMESPACE"), environment.get("POD_NAME")
+    return PodName(namespace=namespace, name=name) if namespace and name else None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PodList:
+    """What the containers of the kubelet's active pods have, pods without devices included."""
+
+    devices: tuple[ListedDevice, ...]
+    """What they have by claims."""
+
+    resources: frozenset[str]
+    """Resources of which they have devices from the kubelet's device manager."""
+
+    pods: PodView
+    """COMPLETE, PARTIAL, or UNKNOWN outside of a pod."""
+
+    asked_at: float
+    """Loop clock. Two looks that share an answer are one observation."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeviceManager:
+    """The kubelet's device manager: what it serves, and what containers still have from it."""
+
+    resources: Mapping[str, bool]
+    """True for a resource that it serves, False for one of which containers only still have
+    devices."""
+
+    unknown: str | None
+    """Why a resource that is missing here may be in use all the same; None if it is not."""
 
 
 class PodResources:
-    """A client of one kubelet. It connects anew for each question: they are a minute apart."""
+    """
+    The client of one kubelet, for one event loop.
 
-    def __init__(self, socket: Path, *, timeout_seconds: float = ANSWER_SECONDS) -> None:
+    It connects for each call: calls are seconds apart, and a kubelet that restarts makes a new
+    socket.
+    """
+
+    def __init__(
+        self,
+        socket: Path,
+        *,
+        own_pod: PodName | None,
+        timeout_seconds: float = ANSWER_SECONDS,
+        fresh_seconds: float = FRESH_SECONDS,
+    ) -> None:
+        """`own_pod` is the pod of this process, by which a list is known to be complete; None
+        outside of a pod, where no list is."""
         self._socket = socket
+        self._own_pod = own_pod
         self._timeout_seconds = timeout_seconds
         self._knows_claims = False
+        self._problems: dict[str, str] = {}
+        self._pods = _Shared(self._list, fresh_seconds=fresh_seconds)
+        self._served = _Shared(self._allocatable, fresh_seconds=fresh_seconds)
+        self._has_get = _Shared(self._get, fresh_seconds=fresh_seconds)
 
-    async def list(self, *, driver: str | None = None) -> Sequence[ListedDevice]:
+    async def claims(self) -> PodList:
         """
-        List the devices that containers have by claims, of all drivers or of one.
+        List the devices that containers have by claims, of all drivers.
 
         Raises :class:`PodResourcesError`, also where the kubelet is too old to know of claims:
-        then an empty list would say that none is used.
+        then an empty list would mean that none is used.
         """
-        # Not at the module's top: a node without claims never asks, and has it not in memory.
-        from drakit_proto.kubelet.podresources.v1 import podresources_pb2, podresources_pb2_grpc
+        listed = await self._pods.get()
+        if not self._knows_claims:
+            self._knows_claims = bool(listed.devices) or await self._has_get.get()
+        problem = None
+        if not self._knows_claims:
+            problem = (
+                f"the kubelet at {self._socket} does not list the claims of its containers; this "
+                f"needs Kubernetes 1.34, or the feature gates KubeletPodResourcesDynamicResources "
+                f"and KubeletPodResourcesGet"
+            )
+        self._report("claims", problem)
+        if problem is not None:
+            raise PodResourcesError(problem)
+        return listed
 
-        async with self._channel() as channel:
-            stub = podresources_pb2_grpc.PodResourcesListerStub(channel)
+    async def device_manager(self) -> DeviceManager:
+        """List the resources of the kubelet's device manager. Raises PodResourcesError."""
+        served = await self._served.get()
+        listed = await self._pods.get()
+        return DeviceManager(
+            # What a container has by a claim is not among these.
+            resources=dict.fromkeys(listed.resources, False) | dict.fromkeys(served, True),
+            unknown=self.incomplete(listed),
+        )
+
+    def incomplete(self, listed: PodList) -> str | None:
+        """Explain why pods may be missing in a list; None if it is complete."""
+        if listed.pods is PodView.UNKNOWN:
+            return (
+                "the node plugin does not know which pod it runs in; set POD_NAMESPACE and "
+                "POD_NAME by the downward API"
+            )
+        if listed.pods is PodView.PARTIAL:
+            return (
+                f"the kubelet does not list the node plugin's own pod {self._own_pod}, so it has "
+                f"not read its pods from the API server yet"
+            )
+        return None
+
+    # ------------------------------------------------------------ calls
+
+    async def _list(self) -> PodList:
+        from drakit_proto.kubelet.podresources.v1 import podresources_pb2
+
+        asked_at = asyncio.get_running_loop().time()
+        async with self._stub() as stub:
             try:
                 answer = await stub.List(
                     podresources_pb2.ListPodResourcesRequest(), timeout=self._timeout_seconds
                 )
             except grpc.aio.AioRpcError as error:
-                raise self._failed(error) from None
-            listed = [d for d in _devices(answer) if driver is None or d.driver == driver]
-            if not self._knows_claims:
-                self._knows_claims = _names_claims(answer) or await self._understands_get(stub)
-        if not self._knows_claims:
-            raise PodResourcesError(
-                f"the kubelet at {self._socket} does not tell the claims of its containers; this "
-                f"needs Kubernetes 1.34, or the feature gates KubeletPodResourcesDynamicResources "
-                f"and KubeletPodResourcesGet"
-            )
+                raise self._failed("pods", error) from None
+        listed = PodList(
+            devices=tuple(_devices(answer)),
+            resources=_resources(answer),
+            pods=self._view(answer),
+            asked_at=asked_at,
+        )
+        self._report("pods", self.incomplete(listed))
         return listed
 
-    async def device_manager_resources(self) -> Mapping[str, bool]:
-        """
-        Give the names of the resources of the kubelet's own device manager: those of which it has
-        devices (True), and those of which it has none any more, but running containers still have
-        some from it (False). Raises :class:`PodResourcesError`.
-        """
-        from drakit_proto.kubelet.podresources.v1 import podresources_pb2, podresources_pb2_grpc
+    async def _allocatable(self) -> frozenset[str]:
+        from drakit_proto.kubelet.podresources.v1 import podresources_pb2
 
-        async with self._channel() as channel:
-            stub = podresources_pb2_grpc.PodResourcesListerStub(channel)
+        async with self._stub() as stub:
             try:
-                served = await stub.GetAllocatableResources(
+                answer = await stub.GetAllocatableResources(
                     podresources_pb2.AllocatableResourcesRequest(), timeout=self._timeout_seconds
                 )
-                used = await stub.List(
-                    podresources_pb2.ListPodResourcesRequest(), timeout=self._timeout_seconds
-                )
             except grpc.aio.AioRpcError as error:
-                raise self._failed(error) from None
-        # What a claim has given to a container is in its dynamic_resources, and not here.
-        held = (
-            devices
-            for pod in used.pod_resources
-            for container in pod.containers
-            for devices in container.devices
-        )
-        named = {devices.resource_name: False for devices in held if devices.device_ids}
-        named |= {devices.resource_name: True for devices in served.devices if devices.device_ids}
-        return named
+                raise self._failed("resources", error) from None
+        self._report("resources", None)
+        return frozenset(d.resource_name for d in answer.devices if d.device_ids)
 
-    def _channel(self) -> grpc.aio.Channel:
-        options = [
-            ("grpc.default_authority", "localhost"),
-            ("grpc.max_receive_message_length", _MAX_BYTES),
-        ]
-        return grpc.aio.insecure_channel(f"unix:{self._socket}", options=options)
-
-    async def _understands_get(self, stub: PodResourcesListerAsyncStub) -> bool:
+    async def _get(self) -> bool:
         """
-        Tell whether an answer without any claim comes from a kubelet that would name them.
+        Find out whether a list without any claim comes from a kubelet that would list claims.
 
-        It does not say so itself. But the question for a single pod came with the same release,
-        and a kubelet that has it off answers that, instead of "not found".
+        The list does not show it. But the question for a single pod came with the same release. A
+        kubelet without it answers that it is disabled, or unknown, instead of "not found". Any
+        other error, such as that of the rate limit, says nothing about the kubelet's age.
         """
         from drakit_proto.kubelet.podresources.v1 import podresources_pb2
 
         request = podresources_pb2.GetPodResourcesRequest(pod_name=_NO_POD, pod_namespace=_NO_POD)
-        try:
-            await stub.Get(request, timeout=self._timeout_seconds)
-        except grpc.aio.AioRpcError as error:
-            if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
-                raise self._failed(error) from None
-            return "not found" in (error.details() or "")
+        async with self._stub() as stub:
+            try:
+                await stub.Get(request, timeout=self._timeout_seconds)
+            except grpc.aio.AioRpcError as error:
+                if "not found" in (error.details() or ""):
+                    return True
+                # Errors that have no code of their own arrive as UNKNOWN.
+                if error.code() in (grpc.StatusCode.UNKNOWN, grpc.StatusCode.UNIMPLEMENTED):
+                    return False
+                raise self._failed("pods", error) from None
         return True
 
-    def _failed(self, error: grpc.aio.AioRpcError) -> PodResourcesError:
+    def _view(self, answer: ListPodResourcesResponse) -> PodView:
+        own = self._own_pod
+        if own is None:
+            return PodView.UNKNOWN
+        listed = any(
+            p.name == own.name and p.namespace == own.namespace for p in answer.pod_resources
+        )
+        return PodView.COMPLETE if listed else PodView.PARTIAL
+
+    @contextlib.asynccontextmanager
+    async def _stub(self) -> AsyncGenerator[PodResourcesListerAsyncStub]:
+        # Not at the module's top: a node without claims never asks, and has it not in memory.
+        from drakit_proto.kubelet.podresources.v1 import podresources_pb2_grpc
+
+        options = [
+            ("grpc.default_authority", "localhost"),
+            ("grpc.max_receive_message_length", _MAX_BYTES),
+        ]
+        target = f"unix:{self._socket}"
+        async with grpc.aio.insecure_channel(target, options=options) as channel:
+            yield podresources_pb2_grpc.PodResourcesListerStub(channel)
+
+    def _failed(self, what: str, error: grpc.aio.AioRpcError) -> PodResourcesError:
         code = error.code().name.lower().replace("_", " ")
-        return PodResourcesError(
+        text = (
             f"the kubelet's podresources at {self._socket} cannot be read: {code} "
             f"({error.details()})"
         )
+        self._report(what, text)
+        return PodResourcesError(text)
+
+    def _report(self, what: str, problem: str | None) -> None:
+        """Log a problem once, and its end."""
+        before = self._problems.pop(what, None)
+        facts = {"source": what}
+        if problem is not None:
+            self._problems[what] = problem
+            if problem != before:
+                logger.warning(
+                    "the kubelet's podresources cannot be used", extra=facts | {"error": problem}
+                )
+        elif before is not None:
+            logger.info("the kubelet's podresources can be used again", extra=facts)
+
+
+class _Shared(Generic[AnswerT]):
+    """Makes one call at a time, and shares its answer, or its failure, for a moment."""
+
+    def __init__(self, call: Callable[[], Awaitable[AnswerT]], *, fresh_seconds: float) -> None:
+        self._call = call
+        self._fresh_seconds = fresh_seconds
+        self._running: asyncio.Task[AnswerT] | None = None
+
+    async def get(self) -> AnswerT:
+        """Wait for the answer. Cancellation ends the wait, and not the call."""
+        if self._running is None:
+            self._running = asyncio.create_task(self._ask())
+            self._running.add_done_callback(self._answered)
+        return await asyncio.shield(self._running)
+
+    async def _ask(self) -> AnswerT:
+        return await self._call()
+
+    def _answered(self, task: asyncio.Task[AnswerT]) -> None:
+        if not task.cancelled():
+            task.exception()  # retrieved here, because all waiters may be cancelled
+        # A list of thousands of devices must not stay in memory until the next look.
+        task.get_loop().call_later(self._fresh_seconds, self._forget)
+
+    def _forget(self) -> None:
+        self._running = None
 
 
 def _devices(answer: ListPodResourcesResponse) -> Iterator[ListedDevice]:
@@ -158,7 +322,11 @@ def _devices(answer: ListPodResourcesResponse) -> Iterator[ListedDevice]:
                     )
 
 
-def _names_claims(answer: ListPodResourcesResponse) -> bool:
-    return any(
-        container.dynamic_resources for pod in answer.pod_resources for container in pod.containers
+def _resources(answer: ListPodResourcesResponse) -> frozenset[str]:
+    return frozenset(
+        devices.resource_name
+        for pod in answer.pod_resources
+        for container in pod.containers
+        for devices in container.devices
+        if devices.device_ids
     )

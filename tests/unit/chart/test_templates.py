@@ -155,6 +155,18 @@ def test_the_podresources_socket_is_in_a_directory_that_is_mounted(render, tmp_p
     assert mount["readOnly"] is True
 
 
+def test_the_plugin_knows_its_own_pod(render):
+    (container,) = pod_spec(render(), "DaemonSet", "drakit-nodeplugin")["containers"]
+    fields = {
+        variable["name"]: variable["valueFrom"]["fieldRef"]["fieldPath"]
+        for variable in container["env"]
+    }
+    assert {name: fields[name] for name in ("POD_NAMESPACE", "POD_NAME")} == {
+        "POD_NAMESPACE": "metadata.namespace",
+        "POD_NAME": "metadata.name",
+    }
+
+
 def test_a_kubelet_without_podresources_does_not_keep_the_pod_from_starting(render):
     spec = pod_spec(render(), "DaemonSet", "drakit-nodeplugin")
     (volume,) = [v for v in spec["volumes"] if v["name"] == "pod-resources"]

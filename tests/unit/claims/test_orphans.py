@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 
 import pytest
 
-from drakit_nodeplugin.claims.kubeletview import KubeletClaims
+from drakit_nodeplugin.claims.grace import Grace
+from drakit_nodeplugin.claims.kubeletview import KubeletClaims, PodView
 from drakit_nodeplugin.claims.orphans import OrphanedSpecs
 from drakit_nodeplugin.claims.spectexts import SpecTexts
 from tests.fakes.claims import DRIVER, claim_body, reference
@@ -17,12 +19,15 @@ ORPHAN = f"{DRIVER}-claim_lost.json"
 
 class Kubelet:
     def __init__(self) -> None:
-        self.claims: KubeletClaims | None = KubeletClaims()
+        self.claims = KubeletClaims(pods=PodView.COMPLETE)
         self.asked = 0
 
-    async def listed(self) -> KubeletClaims | None:
+    def lists(self, *uids: str, pods: PodView = PodView.COMPLETE) -> None:
+        self.claims = KubeletClaims(uids=frozenset(uids), pods=pods)
+
+    async def listed(self) -> KubeletClaims:
         self.asked += 1
-        return self.claims
+        return replace(self.claims, asked_at=asyncio.get_running_loop().time())
 
 
 @pytest.fixture
@@ -49,8 +54,7 @@ def orphans(plugin, kubelet) -> OrphanedSpecs:
         texts=SpecTexts(DRIVER, plugin.cdi),
         locks=plugin.engine.locks,
         kubelet=kubelet,
-        grace_seconds=120,
-        unconfirmed_grace_seconds=3600,
+        grace=Grace(),
     )
 
 
@@ -75,12 +79,12 @@ async def test_at_the_start_an_orphan_goes_at_once(plugin, orphans):
 
 
 async def test_at_the_start_it_goes_where_the_kubelet_cannot_be_asked(plugin, orphans, kubelet):
-    kubelet.claims = None
+    kubelet.lists(pods=PodView.UNKNOWN)
     assert await orphans.clean() == 1
 
 
 async def test_at_the_start_the_file_of_a_used_claim_stays(plugin, orphans, kubelet):
-    kubelet.claims = KubeletClaims(uids=frozenset({"lost"}))
+    kubelet.lists("lost")
     assert await orphans.clean() == 0
     assert ORPHAN in plugin.files()
 
@@ -116,10 +120,10 @@ async def test_a_file_that_the_kubelet_lists_stays_and_its_grace_begins_when_it_
     plugin, orphans, kubelet
 ):
     await orphans.look()
-    kubelet.claims = KubeletClaims(uids=frozenset({"lost"}))
+    kubelet.lists("lost")
     await asyncio.sleep(600)
     assert await orphans.look() == 0
-    kubelet.claims = KubeletClaims()
+    kubelet.lists()
     await orphans.look()
     await asyncio.sleep(119)
     assert await orphans.look() == 0
@@ -128,19 +132,35 @@ async def test_a_file_that_the_kubelet_lists_stays_and_its_grace_begins_when_it_
 
 
 @pytest.mark.looptime
-@pytest.mark.parametrize(
-    ("listed", "seconds"),
-    [
-        pytest.param(KubeletClaims(), 120, id="the-kubelet-tells-of-its-containers"),
-        pytest.param(KubeletClaims(containers_told=False), 3600, id="its-state-file-alone"),
-        pytest.param(None, 3600, id="nobody-tells"),
-    ],
-)
-async def test_after_damage_it_takes_long_unless_the_kubelet_tells(
-    plugin, orphans, kubelet, listed, seconds
+async def test_after_damage_a_kubelet_that_has_not_read_its_pods_frees_no_file(
+    plugin, orphans, kubelet
 ):
     lose_entries(plugin)
-    kubelet.claims = listed
+    kubelet.lists(pods=PodView.PARTIAL)
+    for _ in range(100):
+        await asyncio.sleep(60)
+        assert await orphans.look() == 0
+    kubelet.lists()
+    assert await orphans.look() == 0
+    await asyncio.sleep(119)
+    assert await orphans.look() == 0
+    await asyncio.sleep(1)
+    assert await orphans.look() == 1
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize(
+    ("pods", "seconds"),
+    [
+        pytest.param(PodView.COMPLETE, 120, id="the-kubelet-lists-its-pods"),
+        pytest.param(PodView.UNKNOWN, 3600, id="the-kubelet-gives-no-answer"),
+    ],
+)
+async def test_after_damage_it_takes_long_unless_the_kubelet_answers(
+    plugin, orphans, kubelet, pods, seconds
+):
+    lose_entries(plugin)
+    kubelet.lists(pods=pods)
     await orphans.look()
     await asyncio.sleep(seconds - 1)
     assert await orphans.look() == 0

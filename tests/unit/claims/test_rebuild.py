@@ -13,7 +13,12 @@ import pytest
 from drakit_nodeplugin.claims import rebuild
 from drakit_nodeplugin.claims.allocation import ParameterLimits
 from drakit_nodeplugin.claims.checkpoint import CheckpointError
-from drakit_nodeplugin.claims.kubeletview import KubeletClaims, ListedDevice, kubelet_claims
+from drakit_nodeplugin.claims.kubeletview import (
+    KubeletClaims,
+    ListedDevice,
+    PodView,
+    kubelet_claims,
+)
 from drakit_nodeplugin.claims.rebuild import Rebuilder, Rebuilt
 from drakit_nodeplugin.claims.spectexts import SpecTexts
 from drakit_nodeplugin.claims.stored import StoredClaim
@@ -26,7 +31,7 @@ class Kubelet:
 
     def __init__(self) -> None:
         self.devices: list[ListedDevice] = []
-        self.readable = True
+        self.pods = PodView.COMPLETE
 
     def uses(
         self,
@@ -51,8 +56,9 @@ class Kubelet:
                 )
             )
 
-    async def listed(self) -> KubeletClaims | None:
-        return kubelet_claims(DRIVER, self.devices) if self.readable else None
+    async def listed(self) -> KubeletClaims:
+        devices = self.devices if self.pods is not PodView.UNKNOWN else []
+        return kubelet_claims(DRIVER, devices, pods=self.pods)
 
 
 @pytest.fixture
@@ -315,8 +321,22 @@ async def test_a_kubelet_that_cannot_be_asked_names_nothing(start, lose, claims,
     await plugin.prepare(reference("a"))
     plugin = await lose()
     kubelet.uses("a", "cam-0")
-    kubelet.readable = False
+    kubelet.pods = PodView.UNKNOWN
     assert await rebuilder(plugin, kubelet, claims).rebuild() == Rebuilt(lost=("a",), final=False)
+
+
+async def test_a_kubelet_that_has_not_read_all_its_pods_names_what_it_has(
+    start, lose, claims, kubelet
+):
+    plugin = await start()
+    claims.store(claim_body("a", "cam-0"))
+    await plugin.prepare(reference("a"))
+    plugin = await lose()
+    kubelet.uses("a", "cam-0")
+    kubelet.pods = PodView.PARTIAL
+    assert await rebuilder(plugin, kubelet, claims).rebuild() == Rebuilt(
+        complete=("lab/claim-a",), final=False, partial=True
+    )
 
 
 async def test_a_foreign_file_is_not_a_lost_claim(lose, claims, kubelet):

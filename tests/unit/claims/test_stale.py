@@ -11,7 +11,8 @@ import pytest
 from drakit.resource.claim import parse_claim
 from drakit_nodeplugin.claims.checkpoint import CheckpointError
 from drakit_nodeplugin.claims.errors import ClaimFetchError, NoAnswerError
-from drakit_nodeplugin.claims.kubeletview import KubeletClaims
+from drakit_nodeplugin.claims.grace import Grace
+from drakit_nodeplugin.claims.kubeletview import KubeletClaims, PodView
 from drakit_nodeplugin.claims.stale import StaleCollector, StaleReason, StaleTiming, judge
 from drakit_nodeplugin.claims.stored import StoredClaim, StoredDevice
 from drakit_nodeplugin.endpoints.errors import EndpointStoppedError
@@ -158,18 +159,18 @@ class Entries:
 
 
 class Kubelet:
-    """What the kubelet lists; None while it cannot be asked."""
+    """What the kubelet lists."""
 
     def __init__(self) -> None:
-        self.claims: KubeletClaims | None = KubeletClaims()
+        self.claims = KubeletClaims(pods=PodView.COMPLETE)
         self.asked = 0
 
-    def lists(self, *uids: str, containers_told: bool = True) -> None:
-        self.claims = KubeletClaims(uids=frozenset(uids), containers_told=containers_told)
+    def lists(self, *uids: str, pods: PodView = PodView.COMPLETE) -> None:
+        self.claims = KubeletClaims(uids=frozenset(uids), pods=pods)
 
-    async def listed(self) -> KubeletClaims | None:
+    async def listed(self) -> KubeletClaims:
         self.asked += 1
-        return self.claims
+        return replace(self.claims, asked_at=asyncio.get_running_loop().time())
 
 
 class Site:
@@ -391,12 +392,14 @@ async def test_the_grace_begins_when_the_kubelet_lists_a_claim_no_more(site):
 async def test_the_kubelet_has_the_last_word(site):
     site.entries.store(entry("a", "cam-0"))
     await site.looks(2)
-    answers = [KubeletClaims(), KubeletClaims(uids=frozenset({"a"}))]
+    answers = [frozenset(), frozenset({"a"})]
+    listed = site.kubelet.listed
 
-    async def listed():
-        return answers.pop(0)
+    async def change():
+        site.kubelet.lists(*answers.pop(0))
+        return await listed()
 
-    site.kubelet.listed = listed
+    site.kubelet.listed = change
     await site.looks(1)
     assert answers == []
     assert site.unprepared == []
@@ -415,26 +418,107 @@ async def test_a_replaced_claim_goes_while_the_new_one_of_its_name_is_used(site)
 
 
 @pytest.mark.looptime
-@pytest.mark.parametrize(
-    "claims",
-    [
-        pytest.param(None, id="nothing-is-readable"),
-        pytest.param(KubeletClaims(containers_told=False), id="the-state-file-alone-is-readable"),
-    ],
-)
-async def test_without_the_containers_it_takes_an_hour(site, claims):
+async def test_without_any_answer_of_the_kubelet_it_takes_an_hour(site):
     site.entries.store(entry("a", "cam-0"))
-    site.kubelet.claims = claims
+    site.kubelet.lists(pods=PodView.UNKNOWN)
     await site.looks(60)
     assert site.unprepared == []
     await site.looks(1)
     assert site.unprepared == ["a"]
 
 
+C, P, U = PodView.COMPLETE, PodView.PARTIAL, PodView.UNKNOWN
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize(
+    ("views", "looks"),
+    [
+        pytest.param([C], 3, id="complete"),
+        pytest.param([P], None, id="without-our-own-pod-never"),
+        pytest.param([P, C], 4, id="the-grace-begins-at-a-complete-list"),
+        pytest.param([C, P, C], 5, id="a-kubelet-that-starts-in-between-begins-it-again"),
+        pytest.param([C, C, P], None, id="the-last-look-must-be-complete-too"),
+        pytest.param([U, C], 4, id="no-answer-is-not-the-first-of-two"),
+        pytest.param([C, U, C], 5, id="after-a-silence-the-kubelet-may-be-another-one"),
+        pytest.param([*[U] * 59, P], None, id="an-hour-of-silence-that-ends-without-our-own-pod"),
+        pytest.param([*[U] * 59, P, U], 121, id="the-hour-begins-again-after-that"),
+        pytest.param([*[P] * 59, U], 120, id="a-list-without-our-own-pod-is-no-silence"),
+    ],
+)
+async def test_by_what_the_kubelet_lists_a_claim_is_collected_in_look(site, views, looks):
+    site.entries.store(entry("a", "cam-0"))
+    for number in range(1, 201):
+        site.kubelet.lists(pods=views[min(number, len(views)) - 1])
+        await site.looks(1)
+        if site.unprepared:
+            break
+    assert (number if site.unprepared else None) == looks
+
+
+@pytest.mark.looptime
+async def test_a_kubelet_that_starts_while_the_api_server_is_asked_confirms_nothing(site):
+    site.entries.store(entry("a", "cam-0"))
+    await site.looks(2)
+    views, listed = [C, P], site.kubelet.listed
+
+    async def restart():
+        site.kubelet.lists(pods=views.pop(0))
+        return await listed()
+
+    site.kubelet.listed = restart
+    await site.looks(1)
+    assert views == []
+    assert site.unprepared == []
+
+
+@pytest.mark.looptime
+async def test_a_kubelet_that_has_not_read_its_pods_costs_the_api_server_nothing(site):
+    site.entries.store(entry("a", "cam-0"))
+    site.kubelet.lists(pods=PodView.PARTIAL)
+    await site.looks(10)
+    assert site.asked == []
+
+
+@pytest.mark.looptime
+async def test_two_looks_at_one_answer_are_one_look(site):
+    site.entries.store(entry("a", "cam-0"))
+    answer = replace(site.kubelet.claims, asked_at=0)
+
+    async def cached():
+        return answer
+
+    site.kubelet.listed = cached
+    await site.looks(10)
+    assert site.unprepared == []
+
+
+@pytest.mark.looptime
+async def test_the_collectors_of_all_drivers_look_at_the_same_moments():
+    sites = [Site(), Site()]
+    asked: list[list[float]] = [[], []]
+    for site, times in zip(sites, asked, strict=True):
+        site.entries.store(entry("a", "cam-0"))
+
+        async def note(times=times, listed=site.kubelet.listed):
+            times.append(asyncio.get_running_loop().time())
+            return await listed()
+
+        site.claims.store(claim_body("a", "cam-0"))
+        site.kubelet.listed = note
+    running = [asyncio.create_task(sites[0].collector.run())]
+    await asyncio.sleep(17)
+    running.append(asyncio.create_task(sites[1].collector.run()))
+    await asyncio.sleep(300)
+    assert asked[0] == asked[1] == [60, 120, 180, 240, 300]
+    for task in running:
+        task.cancel()
+
+
 @pytest.mark.looptime
 async def test_the_state_file_alone_can_keep_a_claim(site):
     site.entries.store(entry("a", "cam-0"))
-    site.kubelet.lists("a", containers_told=False)
+    site.kubelet.lists("a", pods=PodView.UNKNOWN)
     await site.looks(200)
     assert site.unprepared == []
 
@@ -595,7 +679,7 @@ def collector_of():
             registered=lambda: True,
             unprepare=plugin.engine.collect,
             on_collected=lambda reason: None,
-            timing=StaleTiming(grace_seconds=0, fetches_per_second=10_000),
+            timing=StaleTiming(grace=Grace(confirmed_seconds=0), fetches_per_second=10_000),
         )
 
     return make

@@ -13,7 +13,7 @@ from drakit_nodeplugin.claims.checkpoint import Checkpoint
 from drakit_nodeplugin.claims.inspection import InspectionError, forget
 from tests.fakes.checkpoints import DRIVER, stored_claim, stored_device
 from tests.fakes.checkpoints import prepared_claim as prepared
-from tests.fakes.podresources import FakePodResources
+from tests.fakes.podresources import OWN_POD_ENVIRONMENT, FakePodResources
 
 FORGET = ("node", "claim", "forget")
 
@@ -24,6 +24,13 @@ async def uids(site, driver=DRIVER):
     found = await checkpoint.uids()
     await checkpoint.close()
     return found
+
+
+@pytest.fixture(autouse=True)
+def in_the_pod(monkeypatch):
+    """The command runs in the node plugin's pod."""
+    for name, value in OWN_POD_ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
 
 
 @pytest.fixture
@@ -83,6 +90,25 @@ async def test_where_the_kubelet_cannot_be_asked_it_takes_force(site):
     assert "it cannot be found out whether a container uses it: the kubelet's podresources" in error
     assert "--force forgets it all the same" in error
     assert (await site.run_beside(*FORGET, "uid-a", "--force"))[0] == 0
+
+
+async def test_where_the_kubelet_has_not_read_its_pods_it_takes_force(site, kubelet):
+    kubelet.synced = False
+    await site.store(prepared("a"))
+    code, _, error = await site.run_beside(*FORGET, "uid-a")
+    assert code == 1
+    assert "the kubelet does not list the node plugin's own pod" in error
+    assert await uids(site) == {"uid-a"}
+    assert (await site.run_beside(*FORGET, "uid-a", "--force"))[0] == 0
+
+
+async def test_outside_of_the_pod_it_takes_force(site, kubelet, monkeypatch):
+    monkeypatch.delenv("POD_NAME")
+    await site.store(prepared("a"))
+    code, _, error = await site.run_beside(*FORGET, "uid-a")
+    assert code == 1
+    assert "the node plugin does not know which pod it runs in" in error
+    assert await uids(site) == {"uid-a"}
 
 
 async def test_what_was_prepared_before_a_reboot_needs_no_force(site):

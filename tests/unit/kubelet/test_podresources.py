@@ -8,16 +8,18 @@ import os
 import subprocess
 import sys
 import zlib
+from dataclasses import replace
 
+import grpc
 import pytest
 
-from drakit_nodeplugin.claims.kubeletview import KubeletClaims, claim_uid, kubelet_claims
+from drakit_nodeplugin.claims.kubeletview import PodView, claim_uid
 from drakit_nodeplugin.claims.stored import StoredClaim
 from drakit_nodeplugin.kubelet.claimview import KubeletClaimView
-from drakit_nodeplugin.kubelet.podresources import PodResources, PodResourcesError
+from drakit_nodeplugin.kubelet.podresources import PodResources, PodResourcesError, own_pod
 from drakit_nodeplugin.kubelet.statefile import StateFileError, read_claim_uids
 from drakit_proto.kubelet.podresources.v1 import podresources_pb2
-from tests.fakes.podresources import FakePodResources
+from tests.fakes.podresources import OWN_POD, OWN_POD_ENVIRONMENT, FakePodResources
 
 DRIVER = "camera.example.com"
 UID = "0f7a8f5e-6d0c-4d3c-9a68-000000000001"
@@ -32,6 +34,10 @@ def row(uid: str, name: str = "cam") -> StoredClaim:
         boot_id="boot-1",
         devices=(),
     )
+
+
+def view_of(socket, **options) -> KubeletClaimView:
+    return KubeletClaimView(DRIVER, PodResources(socket, own_pod=OWN_POD), **options)
 
 
 @pytest.fixture
@@ -81,7 +87,7 @@ def test_the_service_has_the_kubelets_name():
 
 async def test_devices_of_claims_are_listed(kubelet, socket):
     kubelet.add("cam", "cam-0", "cam-1", uid=UID, shares={"cam-1": "share-7"})
-    first, second = await PodResources(socket).list()
+    first, second = (await PodResources(socket, own_pod=OWN_POD).claims()).devices
     assert (first.namespace, first.claim, first.driver, first.pool, first.device) == (
         "lab",
         "cam",
@@ -94,49 +100,45 @@ async def test_devices_of_claims_are_listed(kubelet, socket):
     assert second.cdi_names == (f"{DRIVER}/claim={UID}-0", f"{DRIVER}/claim={UID}-1")
 
 
-async def test_one_drivers_devices_can_be_asked_for(kubelet, socket):
-    kubelet.add("cam", "cam-0", uid=UID)
-    kubelet.add("lid", "lidar-0", uid="other", driver="lidar.example.com")
-    listed = await PodResources(socket).list(driver=DRIVER)
-    assert [device.device for device in listed] == ["cam-0"]
-
-
 async def test_a_kubelet_without_claims_lists_none(kubelet, socket):
-    assert list(await PodResources(socket).list()) == []
+    assert (await PodResources(socket, own_pod=OWN_POD).claims()).devices == ()
 
 
 async def test_pods_without_claims_are_no_claims(kubelet, socket):
     kubelet.pods.append(podresources_pb2.PodResources(name="plain", namespace="lab"))
-    assert list(await PodResources(socket).list()) == []
+    assert (await PodResources(socket, own_pod=OWN_POD).claims()).devices == ()
 
 
 async def test_an_answer_larger_than_grpcs_default_is_read(kubelet, socket):
     for number in range(5000):
         kubelet.add(f"{'x' * 1000}-{number}", "cam-0", uid=UID)
-    assert len(await PodResources(socket).list()) == 5000
+    assert len((await PodResources(socket, own_pod=OWN_POD).claims()).devices) == 5000
 
 
 async def test_a_kubelet_that_does_not_know_claims_says_nothing_of_them(kubelet, socket):
     kubelet.knows_claims = False
     kubelet.add("cam", "cam-0", uid=UID)
-    with pytest.raises(PodResourcesError, match="does not tell the claims of its containers"):
-        await PodResources(socket).list()
+    with pytest.raises(PodResourcesError, match="does not list the claims of its containers"):
+        await PodResources(socket, own_pod=OWN_POD).claims()
 
 
 async def test_a_kubelet_that_did_not_know_claims_is_believed_after_its_update(kubelet, socket):
-    podresources = PodResources(socket)
+    podresources = PodResources(socket, own_pod=OWN_POD, fresh_seconds=0)
     kubelet.knows_claims = False
     with pytest.raises(PodResourcesError):
-        await podresources.list()
+        await podresources.claims()
     kubelet.knows_claims = True
-    assert list(await podresources.list()) == []
+    await asyncio.sleep(0)
+    assert (await podresources.claims()).devices == ()
 
 
 async def test_resources_of_which_the_kubelets_device_manager_has_devices_are_named(
     kubelet, socket
 ):
     kubelet.allocatable = {"vendor.example/gpu": ("gpu-0", "gpu-1"), "vendor.example/gone": ()}
-    assert await PodResources(socket).device_manager_resources() == {"vendor.example/gpu": True}
+    manager = await PodResources(socket, own_pod=OWN_POD).device_manager()
+    assert manager.resources == {"vendor.example/gpu": True}
+    assert manager.unknown is None
 
 
 async def test_resources_of_which_containers_still_have_devices_of_the_device_manager_are_named(
@@ -147,7 +149,8 @@ async def test_resources_of_which_containers_still_have_devices_of_the_device_ma
     kubelet.hold("vendor.example/moved", "moved-0")
     kubelet.hold("vendor.example/none")
     kubelet.add("cam", "cam-0", uid=UID)
-    assert await PodResources(socket).device_manager_resources() == {
+    manager = await PodResources(socket, own_pod=OWN_POD).device_manager()
+    assert manager.resources == {
         "vendor.example/gpu": True,
         "vendor.example/moved": False,
     }
@@ -155,18 +158,18 @@ async def test_resources_of_which_containers_still_have_devices_of_the_device_ma
 
 async def test_a_kubelet_that_does_not_name_its_resources_is_a_sentence(socket):
     with pytest.raises(PodResourcesError, match="cannot be read"):
-        await PodResources(socket, timeout_seconds=0.2).device_manager_resources()
+        await PodResources(socket, own_pod=OWN_POD, timeout_seconds=0.2).device_manager()
 
 
 async def test_a_missing_socket_is_a_sentence(socket):
     with pytest.raises(PodResourcesError, match=rf"at {socket} cannot be read: unavailable"):
-        await PodResources(socket).list()
+        await PodResources(socket, own_pod=OWN_POD).claims()
 
 
 async def test_another_service_on_the_socket_is_a_sentence(serve, socket):
     async with serve() as server:
         with pytest.raises(PodResourcesError, match="cannot be read: unimplemented"):
-            await PodResources(server.paths.dra).list()
+            await PodResources(server.paths.dra, own_pod=OWN_POD).claims()
 
 
 async def test_a_kubelet_that_hangs_is_not_waited_for(kubelet, socket):
@@ -177,15 +180,15 @@ async def test_a_kubelet_that_hangs_is_not_waited_for(kubelet, socket):
     await kubelet.__aexit__()
     await kubelet.__aenter__()
     with pytest.raises(PodResourcesError, match="cannot be read: deadline exceeded"):
-        await PodResources(socket, timeout_seconds=0.05).list()
+        await PodResources(socket, own_pod=OWN_POD, timeout_seconds=0.05).claims()
 
 
 async def test_a_kubelet_that_starts_again_is_asked_at_its_new_socket(socket):
-    podresources = PodResources(socket)
+    podresources = PodResources(socket, own_pod=OWN_POD, fresh_seconds=0)
     for uid in ("a", "b"):
         async with FakePodResources(socket) as kubelet:
             kubelet.add("cam", "cam-0", uid=uid)
-            (listed,) = await podresources.list()
+            (listed,) = (await podresources.claims()).devices
             assert listed.cdi_names == (f"{DRIVER}/claim={uid}-0",)
 
 
@@ -218,7 +221,7 @@ def test_a_cdi_name_tells_its_claim(name, uid):
 
 async def test_a_listed_claim_is_known_by_its_uid(kubelet, socket):
     kubelet.add("cam", "cam-0", uid=UID)
-    claims = kubelet_claims(DRIVER, await PodResources(socket).list())
+    claims = await view_of(socket).listed()
     assert claims.holds(row(UID, name="cam"))
     # The claim of this name was replaced; the old one is not what the container uses.
     assert not claims.holds(row("older", name="cam"))
@@ -226,15 +229,15 @@ async def test_a_listed_claim_is_known_by_its_uid(kubelet, socket):
 
 async def test_a_listed_claim_without_our_cdi_names_is_known_by_its_name(kubelet, socket):
     kubelet.add("cam", "cam-0", uid=UID, cdi=False)
-    claims = kubelet_claims(DRIVER, await PodResources(socket).list())
+    claims = await view_of(socket).listed()
     assert claims.holds(row("any", name="cam"))
     assert not claims.holds(row("any", name="other"))
 
 
 async def test_a_claim_of_another_driver_is_not_ours(kubelet, socket):
     kubelet.add("cam", "cam-0", uid=UID, driver="lidar.example.com", cdi=False)
-    claims = kubelet_claims(DRIVER, await PodResources(socket).list())
-    assert claims == KubeletClaims()
+    claims = await view_of(socket).listed()
+    assert (claims.devices, claims.uids, claims.unnamed) == ((), frozenset(), frozenset())
 
 
 # ------------------------------------------------------------ the state file
@@ -323,46 +326,169 @@ def test_a_state_file_that_was_replaced_behind_its_mount_says_nothing(tmp_path):
 
 @pytest.fixture
 def view(socket, tmp_path):
-    return KubeletClaimView(DRIVER, PodResources(socket), state_file=tmp_path / "dra_manager_state")
+    return view_of(socket, state_file=tmp_path / "dra_manager_state")
 
 
 async def test_the_state_file_adds_claims_that_no_container_uses(kubelet, view, tmp_path):
     kubelet.add("cam", "cam-0", uid="used")
     (tmp_path / "dra_manager_state").write_text(state("used", "left"))
     claims = await view.listed()
-    assert claims is not None
     assert claims.uids == {"used", "left"}
-    assert claims.containers_told
+    assert claims.pods is PodView.COMPLETE
 
 
 async def test_the_state_file_alone_is_marked(view, tmp_path):
     (tmp_path / "dra_manager_state").write_text(state("left"))
     claims = await view.listed()
-    assert claims is not None
     assert claims.uids == {"left"}
-    assert not claims.containers_told
+    assert claims.pods is PodView.UNKNOWN
 
 
 async def test_podresources_alone_are_enough(kubelet, socket):
     kubelet.add("cam", "cam-0", uid="used")
-    claims = await KubeletClaimView(DRIVER, PodResources(socket)).listed()
-    assert claims is not None
+    claims = await view_of(socket).listed()
     assert claims.uids == {"used"}
 
 
 async def test_without_any_source_nothing_is_known(view):
-    assert await view.listed() is None
+    claims = await view.listed()
+    assert (claims.devices, claims.uids, claims.pods) == ((), frozenset(), PodView.UNKNOWN)
 
 
-async def test_a_source_that_fails_is_told_once_and_its_return_too(socket, caplog):
+async def test_a_socket_that_fails_is_logged_once_for_all_drivers_and_its_return_too(
+    socket, caplog
+):
     caplog.set_level("INFO")
-    view = KubeletClaimView(DRIVER, PodResources(socket))
+    podresources = PodResources(socket, own_pod=OWN_POD, fresh_seconds=0)
+    views = [KubeletClaimView(driver, podresources) for driver in ("a.example", "b.example")]
     for _ in range(3):
-        await view.listed()
+        await asyncio.gather(*(view.listed() for view in views))
     async with FakePodResources(socket):
         for _ in range(3):
-            await view.listed()
+            await asyncio.gather(*(view.listed() for view in views))
     assert [record.message for record in caplog.records if "kubelet" in record.message] == [
-        "the kubelet's claims cannot be read",
-        "the kubelet's claims can be read again",
+        "the kubelet's podresources cannot be used",
+        "the kubelet's podresources can be used again",
     ]
+
+
+async def test_a_state_file_that_fails_is_logged_once_and_its_return_too(view, tmp_path, caplog):
+    caplog.set_level("INFO")
+    for _ in range(3):
+        await view.listed()
+    (tmp_path / "dra_manager_state").write_text(state("left"))
+    for _ in range(3):
+        await view.listed()
+    assert [record.message for record in caplog.records if "state file" in record.message] == [
+        "the kubelet's state file cannot be read",
+        "the kubelet's state file can be read again",
+    ]
+
+
+# ------------------------------------------------------------ how much of the node it shows
+
+
+async def test_a_list_with_our_own_pod_is_complete(kubelet, socket):
+    assert (await view_of(socket).listed()).pods is PodView.COMPLETE
+
+
+async def test_a_kubelet_that_has_not_read_its_pods_yet_proves_nothing(kubelet, socket):
+    kubelet.synced = False
+    assert (await view_of(socket).listed()).pods is PodView.PARTIAL
+    manager = await PodResources(socket, own_pod=OWN_POD).device_manager()
+    assert manager.unknown is not None
+    assert str(OWN_POD) in manager.unknown
+
+
+@pytest.mark.parametrize(
+    "other",
+    [replace(OWN_POD, name="drakit-nodeplugin-other"), replace(OWN_POD, namespace="elsewhere")],
+    ids=["another-name", "another-namespace"],
+)
+async def test_a_pod_that_is_like_ours_is_not_ours(kubelet, socket, other):
+    listed = await PodResources(socket, own_pod=other).claims()
+    assert listed.pods is PodView.PARTIAL
+
+
+async def test_outside_of_a_pod_a_list_keeps_what_it_names_and_confirms_nothing(kubelet, socket):
+    kubelet.add("cam", "cam-0", uid=UID)
+    claims = await KubeletClaimView(DRIVER, PodResources(socket, own_pod=None)).listed()
+    assert claims.uids == {UID}
+    assert claims.pods is PodView.UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("environment", "pod"),
+    [
+        pytest.param(OWN_POD_ENVIRONMENT, OWN_POD, id="in-a-pod"),
+        pytest.param({"POD_NAME": "a"}, None, id="no-namespace"),
+        pytest.param({"POD_NAME": "", "POD_NAMESPACE": "a"}, None, id="empty"),
+        pytest.param({}, None, id="outside"),
+    ],
+)
+def test_our_own_pod_is_known_from_the_environment(environment, pod):
+    assert own_pod(environment) == pod
+
+
+# ------------------------------------------------------------ one client for all
+
+
+async def test_all_drivers_that_ask_at_once_share_one_call(kubelet, socket):
+    kubelet.limit = 10
+    kubelet.add("cam", "cam-0", uid=UID)
+    podresources = PodResources(socket, own_pod=OWN_POD)
+    views = [KubeletClaimView(f"{n}.example.com", podresources) for n in range(40)]
+    found = await asyncio.gather(*(view.listed() for view in views))
+    assert {claims.pods for claims in found} == {PodView.COMPLETE}
+    assert len({claims.asked_at for claims in found}) == 1
+    assert (await podresources.device_manager()).unknown is None
+    assert kubelet.calls == ["List", "GetAllocatableResources"]
+
+
+async def test_an_answer_serves_for_a_moment_and_then_there_is_a_new_one(kubelet, socket):
+    podresources = PodResources(socket, own_pod=OWN_POD, fresh_seconds=0.1)
+    first = await podresources.claims()
+    assert await podresources.claims() is first
+    await asyncio.sleep(0.15)
+    second = await podresources.claims()
+    assert second.asked_at > first.asked_at
+    assert kubelet.calls.count("List") == 2
+
+
+async def test_a_failure_serves_for_a_moment_too(kubelet, socket):
+    kubelet.limit = 0
+    podresources = PodResources(socket, own_pod=OWN_POD, fresh_seconds=0.1)
+    for _ in range(5):
+        with pytest.raises(PodResourcesError):
+            await podresources.claims()
+    assert kubelet.calls == ["List"]
+    kubelet.limit = None
+    await asyncio.sleep(0.15)
+    assert (await podresources.claims()).pods is PodView.COMPLETE
+
+
+async def test_a_waiter_that_is_cancelled_leaves_the_call_to_the_others(kubelet, socket):
+    podresources = PodResources(socket, own_pod=OWN_POD)
+    first, second = (asyncio.create_task(podresources.claims()) for _ in range(2))
+    await asyncio.sleep(0)
+    first.cancel()
+    assert (await second).pods is PodView.COMPLETE
+    assert kubelet.calls.count("List") == 1
+
+
+@pytest.mark.parametrize("method", ["List", "Get", "GetAllocatableResources"])
+async def test_a_call_beyond_the_kubelets_rate_limit_is_no_answer(kubelet, socket, method):
+    async def refuse(request, context):
+        await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit")
+
+    setattr(kubelet, method, refuse)
+    await kubelet.__aexit__()
+    await kubelet.__aenter__()
+    podresources = PodResources(socket, own_pod=OWN_POD)
+    ask = (
+        podresources.claims if method != "GetAllocatableResources" else podresources.device_manager
+    )
+    with pytest.raises(
+        PodResourcesError, match=r"cannot be read: resource exhausted \(rejected by"
+    ):
+        await ask()

@@ -15,7 +15,6 @@ from drakit.testing.conformance.classes import class_of, defines
 from drakit.testing.conformance.kit import ClaimUnderTest, Kit
 from drakit.testing.conformance.rule import rule
 from drakit.testing.conformance.rules import steps
-from drakit.testing.conformance.rules.podlist import PodList
 
 __all__ = ()
 
@@ -187,11 +186,10 @@ async def unprepare_without_parameters(kit: Kit) -> None:
     for path in driver_directory(kit.root, kit.driver).glob("checkpoint.db*"):
         path.unlink()
     kit.delete_claim(claim)
-    async with PodList(kit.root / "pod-resources" / "kubelet.sock") as pods:
-        pods.add(claim, answer, driver=kit.driver)
-        await kit.start()
-        await steps.must_unprepare(kit, claim, when="when nobody knew its parameters any more")
-        await steps.free_again(kit, device, when="after an unprepare without parameters")
+    kit.pods.add(claim, answer, driver=kit.driver)
+    await kit.start()
+    await steps.must_unprepare(kit, claim, when="when nobody knew its parameters any more")
+    await steps.free_again(kit, device, when="after an unprepare without parameters")
 
 
 async def _with_parameters(kit: Kit) -> ClaimUnderTest:

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,10 +25,15 @@ from drakit.resource.pools import short_pool
 from drakit_nodeplugin.endpoints.allowlist import AllowList
 from drakit_nodeplugin.endpoints.bridge import Bridge
 from drakit_nodeplugin.endpoints.calls import AnyDriver, DriverCalls
+from drakit_nodeplugin.endpoints.deviceplugin import kubeletresources
 from drakit_nodeplugin.endpoints.deviceplugin.allocating import Allocating
 from drakit_nodeplugin.endpoints.deviceplugin.connection import Registration
 from drakit_nodeplugin.endpoints.deviceplugin.endpoint import DevicePluginEndpoint
-from drakit_nodeplugin.endpoints.deviceplugin.kubeletresources import KubeletResources
+from drakit_nodeplugin.endpoints.deviceplugin.kubeletresources import (
+    Bar,
+    KubeletAnswer,
+    KubeletResources,
+)
 from drakit_nodeplugin.endpoints.deviceplugin.kubeletsocket import KubeletSocket
 from drakit_nodeplugin.endpoints.deviceplugin.names import pool_of
 from drakit_nodeplugin.endpoints.deviceplugin.registration import RefusedError, RegistrationService
@@ -50,9 +56,6 @@ FORGET_SECONDS = 3600.0
 """How long a plugin must have been away to make room for another one. Its devices are gone long
 before; if they are not, nothing but a sentence depends on that it is known."""
 
-KUBELET_SECONDS = 30.0
-"""Between two looks at what the kubelet's own device manager serves."""
-
 STOPPING = "the node plugin stops"
 
 
@@ -65,7 +68,7 @@ class DevicePlugins:
         *,
         directory: Path,
         traits: DriverTraits,
-        kubelet_resources: Callable[[], Awaitable[Mapping[str, bool]]],
+        kubelet_resources: Callable[[], Awaitable[KubeletAnswer]],
         surroundings: Surroundings,
         devices: HostDevices,
         allowed: AllowList | None,
@@ -82,6 +85,8 @@ class DevicePlugins:
         self._remarks = Remarks(surroundings.remark)
         self._room = Room()
         self._kubelet = KubeletResources(kubelet_resources)
+        self._news = asyncio.Event()
+        """A resource is new, or may not be used yet: the kubelet must be asked again."""
         loop = asyncio.get_running_loop()
         self._bridge = Bridge(driver, home=loop, there=loop)
         self._allocating = Allocating(
@@ -119,7 +124,7 @@ class DevicePlugins:
                 self._begin(endpoint)
             parts = {
                 "registration of device plugins": self._socket.run,
-                "the kubelet's resources": self._look_at_kubelet,
+                "the kubelet's resources": self._follow_kubelet,
             }
             for name, part in parts.items():
                 group.create_task(tasks.until_stopped(name, part))
@@ -148,7 +153,7 @@ class DevicePlugins:
                 f"the device plugin of {resource} is refused: {self._allowed.missing(resource)}",
                 code=grpc.StatusCode.PERMISSION_DENIED,
             )
-        of_kubelet = await self._kubelet.names() or {}
+        bar = await self._kubelet.check(resource)
         if not self._surroundings.primary.is_set():
             raise RefusedError(
                 f"the device plugin of {resource} is refused: another instance of the node plugin "
@@ -156,20 +161,25 @@ class DevicePlugins:
                 code=grpc.StatusCode.UNAVAILABLE,
             )
         endpoint = self._endpoints.get(resource)
-        if resource in of_kubelet:
-            text = _of_kubelet(resource, served=of_kubelet[resource])
+        if bar is not None and bar.of_kubelet:
+            self._news.set()
             if endpoint is not None:
                 # Once it is served no more, this registration holds, and not the one before it.
-                endpoint.bar(text)
+                endpoint.bar(bar.text)
                 endpoint.register(registration)
             raise RefusedError(
-                text,
+                bar.text,
                 code=grpc.StatusCode.FAILED_PRECONDITION,
                 reason="ResourceServedByKubelet",
             )
         if endpoint is None:
             endpoint = self._made(resource)
-        if endpoint.barred is not None:
+        # A connected plugin was cleared before, and stays in use while the kubelet is silent.
+        if bar is not None and endpoint.connection is None:
+            # It is accepted and need not register again, but is not used before it is cleared.
+            self._bar(endpoint, bar)
+            self._news.set()
+        elif endpoint.barred is not None:
             endpoint.unbar()
         endpoint.register(registration)
 
@@ -190,6 +200,7 @@ class DevicePlugins:
             rights=None if self._allowed is None else self._allowed.entries[resource],
         )
         self._endpoints[resource] = self._by_pool[pool_of(resource)] = endpoint
+        self._news.set()
         self._begin(endpoint)
         return endpoint
 
@@ -214,20 +225,29 @@ class DevicePlugins:
         for endpoint in self._endpoints.values():
             endpoint.forget("another instance of the node plugin has taken over")
 
-    async def _look_at_kubelet(self) -> None:
+    async def _follow_kubelet(self) -> None:
         while True:
-            await asyncio.sleep(KUBELET_SECONDS)
-            of_kubelet = await self._kubelet.names() if self._endpoints else None
-            if of_kubelet is None:
-                continue
+            await self._kubelet.ask()
             for endpoint in list(self._endpoints.values()):
-                served = of_kubelet.get(endpoint.resource)
-                text = None if served is None else _of_kubelet(endpoint.resource, served=served)
-                if text is None and endpoint.barred is not None:
-                    endpoint.unbar()
-                elif text is not None and text != endpoint.barred:
-                    self._remarks.say("ResourceServedByKubelet", text)
-                    endpoint.bar(text)
+                bar = self._kubelet.bar(endpoint.resource)
+                if bar is None:
+                    if endpoint.barred is not None:
+                        endpoint.unbar()
+                elif bar.of_kubelet or endpoint.barred is not None:
+                    self._bar(endpoint, bar)
+            self._news.clear()
+            idle = self._kubelet.idle and not self._endpoints
+            with suppress(TimeoutError):
+                async with asyncio.timeout(None if idle else self._kubelet.pause_seconds()):
+                    await self._news.wait()
+                await asyncio.sleep(kubeletresources.SETTLE_SECONDS)
+
+    def _bar(self, endpoint: DevicePluginEndpoint, bar: Bar) -> None:
+        if bar.text == endpoint.barred:
+            return
+        if bar.reason is not None:
+            self._remarks.say(bar.reason, bar.text)
+        endpoint.bar(bar.text)
 
     # ------------------------------------------------------------ what the engine calls
 
@@ -291,16 +311,3 @@ class _Caller:
             keys=keys,
             timeout_seconds=timeout_seconds,
         )
-
-
-def _of_kubelet(resource: str, *, served: bool) -> str:
-    if not served:
-        return (
-            f"pods on this node still hold devices of {resource} that the kubelet has given them, "
-            f"and each could be given out twice; delete these pods"
-        )
-    return (
-        f"the kubelet's own device manager serves {resource} on this node, and two cannot; remove "
-        f"the device plugin that registers with the kubelet, or the one that registers with the "
-        f"node plugin"
-    )

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from drakit.driver import NoParameters
 from drakit_nodeplugin.endpoints.allowlist import allow_list
+from drakit_nodeplugin.endpoints.deviceplugin.kubeletresources import KubeletAnswer
 from drakit_nodeplugin.endpoints.deviceplugin.plugins import DevicePlugins
 from drakit_nodeplugin.endpoints.endpoint import Surroundings
 from drakit_nodeplugin.endpoints.hostpaths import HostDevices
@@ -46,16 +47,15 @@ class DevicePluginsSource:
         directory: Path,
         *,
         where: str,
-        kubelet_resources: Callable[[], Awaitable[Mapping[str, bool]]],
+        kubelet_resources: Callable[[], Awaitable[KubeletAnswer]],
         allowed: Mapping[str, AllowedEndpoint] | None = None,
         devices: HostDevices | None = None,
     ) -> None:
         """
         `directory` is what plugins see as ``/var/lib/kubelet/device-plugins``. `kubelet_resources`
-        gives the names of the resources that the kubelet's own device manager serves (True), or of
-        which running containers still have devices from it (False); it may raise if they cannot be
-        had. Without `allowed` any resource may register. `devices` is where the host's device
-        nodes are seen, if not where the chart mounts them.
+        asks which resources the kubelet's own device manager has; it may raise, and until there is
+        an answer no device plugin is used. Without `allowed` any resource may register. `devices`
+        is where the host's device nodes are seen, if not where the chart mounts them.
         """
         self.name = name
         self.where = where

@@ -7,6 +7,7 @@ import shutil
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from drakit import AllocatedDevice, ClaimReference
 from drakit.device import Edits, Inventory
 from drakit_nodeplugin.allowed import AllowedEndpoint
 from drakit_nodeplugin.endpoints import lifecycle
-from drakit_nodeplugin.endpoints.deviceplugin import endpoint, kubeletsocket
+from drakit_nodeplugin.endpoints.deviceplugin import endpoint, kubeletresources, kubeletsocket
 from drakit_nodeplugin.endpoints.deviceplugin.plugins import DevicePlugins
 from drakit_nodeplugin.endpoints.deviceplugin.source import DevicePluginsSource
 from drakit_nodeplugin.endpoints.endpoint import Remark, Surroundings
@@ -24,6 +25,14 @@ from drakit_nodeplugin.endpoints.hostpaths import HostDevices
 DRIVER = "deviceplugin.drakit.dev"
 NODE = "node-1"
 THING = "vendor.example/thing"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the kubelet has answered."""
+
+    resources: dict[str, bool]
+    unknown: str | None = None
 
 
 class World:
@@ -37,6 +46,8 @@ class World:
         self.kubelet: dict[str, bool] | Exception = {}
         """What the kubelet itself serves (True), or its pods only still have (False); or why that
         cannot be had."""
+        self.unknown: str | None = None
+        """Why the kubelet may have others."""
         self.told: dict[str, list[Inventory | str]] = {}
         self.devices = HostDevices(root=directory / "dev")
         self.allowed: Mapping[str, AllowedEndpoint] | None = None
@@ -51,10 +62,10 @@ class World:
     def stopped(self, endpoint, reason) -> None:
         self.told.setdefault(endpoint, []).append(reason)
 
-    async def resources(self) -> dict[str, bool]:
+    async def resources(self) -> Answer:
         if isinstance(self.kubelet, Exception):
             raise self.kubelet
-        return self.kubelet
+        return Answer(self.kubelet, unknown=self.unknown)
 
     def health(self, resource: str = THING) -> dict[str, str]:
         """Devices as they were told last; none while the endpoint is stopped."""
@@ -133,6 +144,7 @@ def short_delays(monkeypatch) -> None:
     monkeypatch.setattr(lifecycle, "RECONNECT_SECONDS", (0.01, 0.02))
     monkeypatch.setattr(kubeletsocket, "LOOK_SECONDS", 0.02)
     monkeypatch.setattr(endpoint, "REPLACE_SECONDS", 0.02)
+    monkeypatch.setattr(kubeletresources, "SETTLE_SECONDS", 0.02)
 
 
 @pytest.fixture

@@ -18,7 +18,6 @@ from drakit_nodeplugin.endpoints import lifecycle
 from drakit_nodeplugin.endpoints.deviceplugin import (
     connection,
     endpoint,
-    kubeletresources,
     plugins,
     registration,
 )
@@ -428,94 +427,6 @@ async def test_a_wrong_registration_is_refused(world, directory, changes, text):
     assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert world.reasons() == ["RegistrationRefused"]
     assert world.told == {}
-
-
-async def test_a_resource_of_the_kubelet_is_refused(world, directory):
-    world.kubelet = {THING: True}
-    with pytest.raises(grpc.aio.AioRpcError, match="own device manager serves") as raised:
-        await FakeDevicePlugin(directory).register()
-    assert raised.value.code() is grpc.StatusCode.FAILED_PRECONDITION
-    assert world.reasons() == ["ResourceServedByKubelet"]
-
-
-async def test_a_resource_that_pods_still_have_from_the_kubelet_is_refused(
-    world, directory, monkeypatch
-):
-    monkeypatch.setattr(kubeletresources, "FRESH_SECONDS", 0)
-    world.kubelet = {THING: False}
-    with pytest.raises(grpc.aio.AioRpcError, match="delete these pods") as raised:
-        await FakeDevicePlugin(directory).register()
-    assert raised.value.code() is grpc.StatusCode.FAILED_PRECONDITION
-    assert world.reasons() == ["ResourceServedByKubelet"]
-    world.kubelet = {"vendor.example/other": False}
-    async with FakeDevicePlugin(directory):
-        await world.until_listed("thing-0", "thing-1")
-
-
-async def test_a_resource_that_the_kubelet_gives_up_is_stopped_until_its_pods_are_gone_too(
-    directory, short_delays, monkeypatch
-):
-    monkeypatch.setattr(plugins, "KUBELET_SECONDS", 0.02)
-    monkeypatch.setattr(kubeletresources, "FRESH_SECONDS", 0)
-    async with World(directory).running() as world, FakeDevicePlugin(directory):
-        await world.until_listed("thing-0", "thing-1")
-        world.kubelet = {THING: True}
-        await world.until_stopped()
-        world.kubelet = {THING: False}
-        await until(lambda: len(world.remarks) == 2)
-        assert "delete these pods" in world.remarks[-1].note
-        assert world.health() == {}
-        with pytest.raises(EndpointStoppedError, match="delete these pods"):
-            await world.prepare("thing-0")
-        world.kubelet = {}
-        await world.until_listed("thing-0", "thing-1")
-
-
-async def test_a_resource_that_the_kubelet_begins_to_serve_is_stopped_until_it_ends(
-    directory, short_delays, monkeypatch
-):
-    monkeypatch.setattr(plugins, "KUBELET_SECONDS", 0.02)
-    monkeypatch.setattr(
-        "drakit_nodeplugin.endpoints.deviceplugin.kubeletresources.FRESH_SECONDS", 0
-    )
-    world = World(directory)
-    async with world.running(), FakeDevicePlugin(directory):
-        await world.until_listed("thing-0", "thing-1")
-        world.kubelet = {THING: True}
-        assert "own device manager serves vendor.example/thing" in await world.until_stopped()
-        assert world.reasons() == ["ResourceServedByKubelet"]
-        world.kubelet = OSError("gone")
-        await asyncio.sleep(0.1)
-        assert world.health() == {}
-        world.kubelet = {}
-        await world.until_listed("thing-0", "thing-1")
-
-
-async def test_of_a_resource_that_the_kubelet_serves_no_more_the_last_registration_holds(
-    directory, short_delays, monkeypatch
-):
-    monkeypatch.setattr(plugins, "KUBELET_SECONDS", 0.02)
-    monkeypatch.setattr(
-        "drakit_nodeplugin.endpoints.deviceplugin.kubeletresources.FRESH_SECONDS", 0
-    )
-    async with World(directory).running() as world, FakeDevicePlugin(directory) as old:
-        await world.until_listed("thing-0", "thing-1")
-        world.kubelet = {THING: True}
-        await world.until_stopped()
-        await old.stop()
-        new = FakeDevicePlugin(directory, endpoint="new.sock", devices=["thing-9"])
-        await new.start()
-        with pytest.raises(grpc.aio.AioRpcError, match="own device manager"):
-            await new.register()
-        world.kubelet = {}
-        await world.until_listed("thing-9")
-        await new.stop()
-
-
-async def test_a_kubelet_that_says_nothing_refuses_nobody(world, directory):
-    world.kubelet = OSError("no socket")
-    async with FakeDevicePlugin(directory):
-        await world.until_listed("thing-0", "thing-1")
 
 
 async def test_resources_are_bounded(world, directory, monkeypatch):

@@ -1,35 +1,42 @@
 """
-The kubelet's podresources socket, with containers that use claims: from it a node plugin that has
-lost its notes learns which claims are in use.
+The kubelet's podresources socket: the node plugin's own pod, and containers that use claims.
 
-It must not know rules.
+A node plugin reads there which claims are in use, and relies on lists that contain its own pod. It
+must not know rules.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import grpc
 import grpc.aio
 
-from drakit.testing.conformance.kit import ClaimUnderTest, PrepareResult
+from drakit.testing.conformance.facts import ClaimUnderTest, PrepareResult
 from drakit_proto.kubelet.podresources.v1 import podresources_pb2 as pb
 from drakit_proto.kubelet.podresources.v1 import podresources_pb2_grpc as pb_grpc
 
-__all__ = ("PodList",)
+__all__ = ("OWN_POD", "PodList")
+
+OWN_POD: Mapping[str, str] = {"POD_NAMESPACE": "drakit-system", "POD_NAME": "drakit-nodeplugin-kit"}
+"""The node plugin's own pod, as its environment names it."""
 
 
 class PodList:
     """Serves the socket: ``async with PodList(path) as pods``."""
 
     def __init__(self, socket: Path) -> None:
-        self._socket = socket
+        self._socket: Path = socket
         self._pods: list[pb.PodResources] = []
         self._server = grpc.aio.server()
+        self.shows_own_pod: bool = True
+        """Whether the node plugin's own pod is listed: not by a kubelet that has just started, and
+        has not read its pods from the API server yet."""
 
     async def __aenter__(self) -> PodList:
-        pb_grpc.add_PodResourcesListerServicer_to_server(_Service(self._pods), self._server)
+        pb_grpc.add_PodResourcesListerServicer_to_server(_Service(self._listed), self._server)
         self._socket.parent.mkdir(parents=True, exist_ok=True)
         self._server.add_insecure_port(f"unix:{self._socket}")
         await self._server.start()
@@ -60,17 +67,25 @@ class PodList:
             )
         )
 
+    def clear(self) -> None:
+        """Remove all pods but the node plugin's own."""
+        self._pods.clear()
+
+    def _listed(self) -> list[pb.PodResources]:
+        own = pb.PodResources(name=OWN_POD["POD_NAME"], namespace=OWN_POD["POD_NAMESPACE"])
+        return [own, *self._pods] if self.shows_own_pod else [*self._pods]
+
 
 class _Service(pb_grpc.PodResourcesListerServicer):
-    def __init__(self, pods: list[pb.PodResources]) -> None:
-        self._pods = pods
+    def __init__(self, listed: Callable[[], list[pb.PodResources]]) -> None:
+        self._listed = listed
 
     async def List(self, request: pb.ListPodResourcesRequest, context: Any) -> Any:
         """Give all pods."""
-        return pb.ListPodResourcesResponse(pod_resources=self._pods)
+        return pb.ListPodResourcesResponse(pod_resources=self._listed())
 
     async def Get(self, request: pb.GetPodResourcesRequest, context: Any) -> Any:
-        """Say that there is no such pod, as the kubelet does."""
+        """Answer that there is no such pod, as the kubelet does."""
         await context.abort(
             grpc.StatusCode.UNKNOWN,
             f"pod {request.pod_name} in namespace {request.pod_namespace} not found",
@@ -79,5 +94,5 @@ class _Service(pb_grpc.PodResourcesListerServicer):
     async def GetAllocatableResources(
         self, request: pb.AllocatableResourcesRequest, context: Any
     ) -> Any:
-        """Say that it is not served: nobody who asks for claims needs it."""
-        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "not used")
+        """Give no device: the kubelet's own device manager serves none."""
+        return pb.AllocatableResourcesResponse()

@@ -1,0 +1,265 @@
+"""Which resources are free of the kubelet's own device manager, and what waits until they are."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc
+import grpc.aio
+import pytest
+
+from drakit_nodeplugin.endpoints.deviceplugin import kubeletresources
+from drakit_nodeplugin.endpoints.deviceplugin.kubeletresources import KubeletResources
+from drakit_nodeplugin.endpoints.errors import EndpointStoppedError
+from tests.fakes.deviceplugin import FakeDevicePlugin
+from tests.unit.endpoints.deviceplugin.conftest import THING, Answer, World, until
+
+SILENT = OSError("the kubelet's podresources cannot be read")
+PARTIAL = Answer({}, unknown="the kubelet does not list our own pod")
+FREE = Answer({})
+SERVED = Answer({THING: True})
+HELD = Answer({THING: False})
+OTHER = Answer({"vendor.example/other": True})
+
+
+# ------------------------------------------------------------ what the answers show
+
+
+class Kubelet:
+    """Answers, one after another; the last one stays."""
+
+    def __init__(self, *answers: Answer | Exception) -> None:
+        self.answers = list(answers)
+        self.asked = 0
+
+    async def read(self) -> Answer:
+        self.asked += 1
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+async def free_after(*answers: Answer | Exception, pause: float, limit: float = 600) -> float:
+    """Ask in this pace, and give after how many seconds the resource is free."""
+    resources, loop = KubeletResources(Kubelet(*answers).read), asyncio.get_running_loop()
+    began = loop.time()
+    while await resources.check(THING) is not None:
+        if loop.time() - began >= limit:
+            return float("inf")
+        await asyncio.sleep(pause)
+    return loop.time() - began
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize(
+    ("answers", "pause", "seconds"),
+    [
+        pytest.param([FREE], 2, 2, id="never-the-kubelets"),
+        pytest.param([OTHER], 2, 2, id="the-kubelet-has-another-resource"),
+        pytest.param([SILENT], 2, float("inf"), id="no-answer-never-frees"),
+        pytest.param([PARTIAL], 2, float("inf"), id="a-list-without-our-pod-never-frees"),
+        pytest.param([SILENT, SILENT, FREE], 2, 6, id="silent-and-then-two-answers"),
+        pytest.param([FREE, PARTIAL, FREE], 2, 6, id="answers-must-follow-each-other"),
+        pytest.param([SERVED, FREE], 30, 150, id="served-and-then-missing-for-two-minutes"),
+        pytest.param([HELD, FREE], 30, 150, id="held-and-then-missing-for-two-minutes"),
+        pytest.param([SERVED, FREE], 60, 180, id="three-answers-are-the-fewest"),
+        pytest.param([SERVED, FREE], 61, float("inf"), id="what-was-between-must-be-known"),
+        pytest.param([SERVED, FREE, SILENT, FREE], 30, 210, id="a-silence-begins-it-again"),
+        pytest.param([SERVED, FREE, PARTIAL, FREE], 30, 210, id="a-restart-begins-it-again"),
+        pytest.param([SERVED, SILENT], 30, float("inf"), id="served-and-then-silent"),
+        pytest.param([SERVED, PARTIAL], 30, float("inf"), id="served-and-then-without-our-pod"),
+    ],
+)
+async def test_a_resource_is_free_after(answers, pause, seconds):
+    assert await free_after(*answers, pause=pause) == seconds
+
+
+@pytest.mark.looptime
+async def test_a_resource_that_nobody_wanted_while_the_kubelet_had_it_does_not_wait_for_it():
+    resources = KubeletResources(Kubelet(SERVED, FREE).read)
+    for _ in range(3):
+        await resources.ask()
+        await asyncio.sleep(2)
+    assert await resources.check(THING) is None
+
+
+@pytest.mark.looptime
+async def test_a_kubelet_that_hangs_is_not_waited_for(looptime):
+    async def hang() -> Answer:
+        await asyncio.sleep(3600)
+        return FREE
+
+    bar = await KubeletResources(hang).check(THING)
+    assert looptime == 2
+    assert bar is not None
+    assert "gives no answer within 2 s" in bar.text
+
+
+@pytest.mark.looptime
+async def test_plugins_that_register_at_once_wait_for_a_kubelet_that_hangs_at_once(looptime):
+    async def hang() -> Answer:
+        await asyncio.sleep(3600)
+        return FREE
+
+    resources = KubeletResources(hang)
+    await asyncio.gather(*(resources.check(f"vendor.example/{n}") for n in range(50)))
+    assert looptime == 2
+
+
+@pytest.mark.looptime
+async def test_a_silent_kubelet_is_asked_ever_more_slowly():
+    resources = KubeletResources(Kubelet(SILENT).read)
+    pauses = []
+    for _ in range(6):
+        await resources.ask()
+        pauses.append(resources.pause_seconds())
+    assert pauses == [2, 4, 8, 16, 30, 30]
+
+
+# ------------------------------------------------------------ plugins that register
+
+
+@pytest.fixture
+def fast(short_delays, monkeypatch) -> None:
+    """What takes minutes takes fractions of a second."""
+    # Twice this time without an answer begins again: a busy machine must not be slower than that.
+    monkeypatch.setattr(kubeletresources, "PERIOD_SECONDS", 0.15)
+    monkeypatch.setattr(kubeletresources, "CLEAR_SECONDS", 0.4)
+
+
+async def test_a_resource_of_the_kubelet_is_refused(world, directory):
+    world.kubelet = {THING: True}
+    with pytest.raises(grpc.aio.AioRpcError, match="own device manager serves") as raised:
+        await FakeDevicePlugin(directory).register()
+    assert raised.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+    assert world.reasons() == ["ResourceServedByKubelet"]
+
+
+async def test_a_resource_that_pods_still_have_from_the_kubelet_is_refused(directory, fast):
+    async with World(directory).running() as world:
+        world.kubelet = {THING: False}
+        with pytest.raises(grpc.aio.AioRpcError, match="delete these pods") as raised:
+            await FakeDevicePlugin(directory).register()
+        assert raised.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+        assert world.reasons() == ["ResourceServedByKubelet"]
+        world.kubelet = {"vendor.example/other": False}
+        async with FakeDevicePlugin(directory):  # it is taken, and waits
+            assert world.health() == {}
+            with pytest.raises(EndpointStoppedError, match="been without it for"):
+                await world.prepare("thing-0")
+            await world.until_listed("thing-0", "thing-1")
+
+
+async def test_a_resource_that_the_kubelet_gives_up_is_stopped_until_its_pods_are_gone_too(
+    directory, fast
+):
+    async with World(directory).running() as world, FakeDevicePlugin(directory):
+        await world.until_listed("thing-0", "thing-1")
+        world.kubelet = {THING: True}
+        await world.until_stopped()
+        world.kubelet = {THING: False}
+        await until(lambda: len(world.remarks) == 2)
+        assert "delete these pods" in world.remarks[-1].note
+        assert world.health() == {}
+        with pytest.raises(EndpointStoppedError, match="delete these pods"):
+            await world.prepare("thing-0")
+        world.kubelet = {}
+        await world.until_listed("thing-0", "thing-1")
+
+
+@pytest.mark.parametrize("then", ["silent", "without-our-pod", "empty-once"])
+async def test_a_resource_that_the_kubelet_has_had_stays_stopped_while_nothing_proves_otherwise(
+    directory, fast, then
+):
+    world = World(directory)
+    async with world.running(), FakeDevicePlugin(directory) as plugin:
+        await world.until_listed("thing-0", "thing-1")
+        world.kubelet = {THING: True}
+        assert "own device manager serves vendor.example/thing" in await world.until_stopped()
+        if then == "silent":
+            world.kubelet = SILENT
+        elif then == "without-our-pod":
+            world.kubelet, world.unknown = {}, "it lacks our pod"
+        else:
+            world.kubelet = {}
+            await asyncio.sleep(0.2)
+            world.kubelet = SILENT
+        await plugin.register()
+        await asyncio.sleep(1)
+        assert world.health() == {}
+        world.kubelet, world.unknown = {}, None
+        await world.until_listed("thing-0", "thing-1")
+
+
+async def test_of_a_resource_that_the_kubelet_serves_no_more_the_last_registration_holds(
+    directory, fast
+):
+    async with World(directory).running() as world, FakeDevicePlugin(directory) as old:
+        await world.until_listed("thing-0", "thing-1")
+        world.kubelet = {THING: True}
+        await world.until_stopped()
+        await old.stop()
+        new = FakeDevicePlugin(directory, endpoint="new.sock", devices=["thing-9"])
+        await new.start()
+        with pytest.raises(grpc.aio.AioRpcError, match="own device manager"):
+            await new.register()
+        world.kubelet = {}
+        await world.until_listed("thing-9")
+        await new.stop()
+
+
+@pytest.mark.parametrize("unknown", ["silent", "without-our-pod"])
+async def test_a_plugin_that_registers_while_nothing_is_known_of_the_kubelet_waits(
+    directory, fast, unknown
+):
+    world = World(directory)
+    if unknown == "silent":
+        world.kubelet = SILENT
+    else:
+        world.unknown = "it lacks our pod"
+    async with world.running(), FakeDevicePlugin(directory):
+        await until(lambda: world.remarks)
+        assert world.reasons() == ["KubeletResourcesUnknown"]
+        await asyncio.sleep(0.2)
+        assert world.told == {}
+        with pytest.raises(EndpointStoppedError, match="it is not known whether the kubelet"):
+            await world.prepare("thing-0")
+        world.kubelet, world.unknown = {}, None
+        await world.until_listed("thing-0", "thing-1")
+
+
+async def test_a_plugin_that_comes_late_is_watched_as_any_other(directory, fast):
+    async with World(directory).running() as world:
+        await until(lambda: world.plugins._kubelet.idle)
+        async with FakeDevicePlugin(directory):
+            await world.until_listed("thing-0", "thing-1")
+            world.kubelet = {THING: True}
+            assert "own device manager serves" in await world.until_stopped()
+
+
+async def test_a_kubelet_that_falls_silent_stops_nobody(directory, fast):
+    async with World(directory).running() as world, FakeDevicePlugin(directory) as plugin:
+        await world.until_listed("thing-0", "thing-1")
+        world.kubelet = SILENT
+        await asyncio.sleep(0.2)
+        await plugin.register()
+        await until(lambda: len(world.told[THING]) == 2)
+        assert world.stops() == []
+        assert world.remarks == []
+
+
+async def test_without_plugins_the_kubelet_is_asked_no_more_once_its_answers_agree(directory, fast):
+    world = World(directory)
+    asked = 0
+    resources = world.resources
+
+    async def count() -> Answer:
+        nonlocal asked
+        asked += 1
+        return await resources()
+
+    world.resources = count
+    async with world.running():
+        await asyncio.sleep(0.3)
+        assert asked == 2
