@@ -15,7 +15,7 @@ from pathlib import Path
 import grpc.aio
 import pytest
 
-from drakit.layout import driver_directory
+from drakit.layout import driver_directory, drivers_directory
 from drakit_proto.backend.v1 import backend_pb2 as pb
 from drakit_proto.kubelet.deviceplugin.v1beta1 import deviceplugin_pb2
 from tests.fakes.backend import FakeBackend, device
@@ -329,7 +329,9 @@ async def test_under_allow_lists_what_they_do_not_name_is_refused(rig):
             if name := refused.get(body["reason"]):
                 assert name in body["note"]
                 assert "has no entry for" in body["note"]
-        assert "tpu.example.com" not in [path.name for path in (rig.root / "plugins").iterdir()]
+        assert "tpu.example.com" not in [
+            path.name for path in drivers_directory(rig.root).iterdir()
+        ]
         assert await kubelet.unprepare(dra, *claims) == {"uid-a": "", "uid-b": ""}
         code, errors = await stop(process)
     assert code == 0, errors

@@ -75,7 +75,6 @@ async def test_claims_with_as_many_parameters_as_the_api_server_takes_fail_alone
 @pytest.mark.parametrize("shape", ["lists", "text"])
 async def test_a_claim_just_within_the_limits_for_each_pod_of_a_node_fits(rig: Rig, shape):
     """All at once, and all again from the checkpoint after the plugin was killed."""
-    (rig.shelf / "atlas").touch()
     devices = 8
     uids = [f"uid-{number}" for number in range(110)]
     if shape == "lists":
@@ -84,8 +83,10 @@ async def test_a_claim_just_within_the_limits_for_each_pod_of_a_node_fits(rig: R
         parameters = [{"a": "x" * (LIMITS.max_bytes // devices // 16 - 8)}] * 16
     for uid in uids:
         store(rig, uid, devices, parameters)
+        for number in range(devices):
+            (rig.shelf / f"{uid}-{number}").touch()
     async with FakeKubelet(rig.root) as kubelet, rig.plugin() as process:
-        await rig.until(lambda: kubelet.sockets() and rig.published() == ["atlas"])
+        await rig.until(lambda: kubelet.sockets() and len(rig.published()) == devices * len(uids))
         dra = await kubelet.register()
         calls = [kubelet.prepare(dra, reference(uid)) for uid in uids]
         answers = {uid: a for each in await asyncio.gather(*calls) for uid, a in each.items()}

@@ -46,10 +46,7 @@ def render(helm: str, tmp_path_factory: pytest.TempPathFactory) -> Render:
     """Render the chart with some values."""
 
     def rendered(
-        overrides: dict[str, Any] | None = None,
-        *,
-        release: str = "drakit",
-        check_schema: bool = True,
+        overrides: dict[str, Any] | None = None, *, release: str = "drakit"
     ) -> list[dict[str, Any]]:
         file = tmp_path_factory.mktemp("values") / "values.yaml"
         file.write_text(json.dumps(overrides or {}))
@@ -57,7 +54,6 @@ def render(helm: str, tmp_path_factory: pytest.TempPathFactory) -> Render:
             [
                 *(helm, "template", release, str(CHART), "--namespace", "drakit-system"),
                 *("--kube-version", "1.36.3", "--values", str(file)),
-                *([] if check_schema else ["--skip-schema-validation"]),
             ],
             capture_output=True,
             text=True,

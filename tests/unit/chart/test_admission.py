@@ -109,21 +109,14 @@ def test_the_policies_cover_everything_that_the_plugin_may_write(render):
             None,
             id="a-class-without-its-name",
         ),
+        pytest.param(
+            allowing("gpu.test", "cam.test"),
+            ["cam.test", "gpu.test", HostDevices.name],
+            id="backends-that-are-allowed",
+        ),
+        pytest.param({**NO_HOSTDEV, **allowing()}, [], id="no-backend-is-allowed"),
         pytest.param({"backends": {"enabled": True}}, None, id="backends-choose-their-names"),
     ],
 )
 def test_drivers_are_bound_where_the_values_name_them_all(render, values, drivers):
     assert bound_drivers(render(values)) == drivers
-
-
-@pytest.mark.parametrize(
-    ("values", "drivers"),
-    [
-        pytest.param(
-            allowing("gpu.test", "cam.test"), ["cam.test", "gpu.test", HostDevices.name], id="two"
-        ),
-        pytest.param({**NO_HOSTDEV, **allowing()}, [], id="none-at-all"),
-    ],
-)
-def test_backends_are_bound_where_the_values_name_those_allowed(render, values, drivers):
-    assert bound_drivers(render(values, check_schema=False)) == drivers

@@ -73,6 +73,8 @@ def test_a_network_policy_admits_probes_and_metrics_alone(render, component):
     assert spec["policyTypes"] == ["Ingress"]
     ports = {port["port"]: rule.get("from") for rule in spec["ingress"] for port in rule["ports"]}
     assert ports == {"probes": None, "metrics": None}
+    (container,) = pod_spec(objects, WORKLOADS[component], name)["containers"]
+    assert {port["name"] for port in container["ports"]} == ports.keys()
 
 
 def test_metrics_can_be_kept_to_those_who_scrape_them(render):

@@ -219,9 +219,9 @@ async def test_a_kind_that_cannot_be_listed_makes_the_leader_unready(cluster, tm
     slices = "/apis/resource.k8s.io/v1/resourceslices"
     cluster.fail("GET", slices, status=403, reason="Forbidden", times=1000)
     async with replica(cluster, tmp_path, "one") as app:
-        await until(lambda: app.port is not None)
+        await until(lambda: holder(cluster))
         async with asyncio.timeout(20):
-            while (await probe(app, "/readyz"))[0] == 200 or not holder(cluster):
+            while (await probe(app, "/readyz"))[0] == 200:
                 await asyncio.sleep(0.05)
         _, numbers = await probe(app, "/metrics")
         kind = 'kind="resourceslices.resource.k8s.io"'
