@@ -60,7 +60,6 @@ class Settings(BaseModel):
     model_config: ClassVar[ConfigDict] = ConfigDict(
         extra="forbid",
         frozen=True,
-        use_attribute_docstrings=True,
         alias_generator=to_camel,
         populate_by_name=True,
     )
