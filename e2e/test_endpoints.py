@@ -212,7 +212,7 @@ def test_a_partition_waits_for_its_whole_device_that_was_deleted_by_force(stage)
     text = stage.told(
         "other", f"device half-1 does not fit beside device card of claim {stage.name}"
     )
-    assert f"{stage.name}/{holder}: both take memory of counter set card" in text
+    assert f"{stage.name}/{holder}: both consume memory of counter set card" in text
     assert stage.phase("other") == "Pending"
     assert stage.prepared() == {uid}
 

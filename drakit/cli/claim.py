@@ -38,7 +38,7 @@ def forget(options: argparse.Namespace) -> int:
         return _forget(place, *known[0], force=options.force)
     orphans = [path for c in found for path in c.orphans if path == spec_path(place, c.driver, uid)]
     if not orphans:
-        raise CommandError(f"no checkpoint in {place.drivers_directory} knows claim {uid}")
+        raise CommandError(f"no checkpoint in {place.drivers_directory} contains claim {uid}")
     for path in orphans:
         _remove(path)
         print(f"removed {path}; no checkpoint knows its claim")
@@ -69,7 +69,7 @@ def _forget(place: NodePluginConfig, checkpoint: Checkpoint, entry: Entry, *, fo
 
 
 def _refuse_used(place: NodePluginConfig, checkpoint: Checkpoint, entry: Entry) -> None:
-    """Raise CommandError if containers use a claim, or that cannot be found out."""
+    """Raise CommandError if containers use a claim, or if that cannot be determined."""
     from drakit_nodeplugin.claims.kubeletview import kubelet_claims
     from drakit_nodeplugin.kubelet.podresources import PodResources, PodResourcesError, own_pod
 
@@ -89,8 +89,8 @@ def _refuse_used(place: NodePluginConfig, checkpoint: Checkpoint, entry: Entry) 
         )
     if unknown is not None:
         raise CommandError(
-            f"claim {claim} ({claim.uid}) is prepared, and it cannot be found out whether a "
-            f"container uses it: {unknown}; nothing was changed; --force forgets it all the same"
+            f"claim {claim} ({claim.uid}) is prepared, and drakit cannot determine whether a "
+            f"container uses it: {unknown}; nothing was changed; --force forgets it anyway"
         )
 
 

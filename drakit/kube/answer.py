@@ -45,6 +45,6 @@ async def read_answer(
         why = f"it cannot be parsed ({error.msg})"
         raise UnreadableError.no_answer(method, path, why=why) from None
     if not isinstance(parsed, dict):
-        why = "it is no JSON object; is a proxy in between?"
+        why = "it is not a JSON object; is there a proxy in between?"
         raise UnreadableError.no_answer(method, path, why=why)
     return Answer(body=cast("dict[str, Any]", parsed), size_bytes=len(answer))

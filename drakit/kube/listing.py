@@ -84,7 +84,7 @@ class SkippedLog:
             self._logged.clear()
         self._logged.add(uid)
         name = f"{metadata.get('namespace') or ''}/{metadata.get('name')}".lstrip("/")
-        logger.warning("an object is skipped", extra={**facts, "object": name, "error": reason})
+        logger.warning("object skipped", extra={**facts, "object": name, "error": reason})
 
 
 class Fetch(Protocol):

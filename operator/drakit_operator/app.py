@@ -169,7 +169,7 @@ class App:
         """Return why this replica could not lead."""
         now = asyncio.get_running_loop().time()
         if self._answered_at is None or now - self._answered_at > CHECK_LIMIT_SECONDS:
-            return ["the API server does not answer us"]
+            return ["the API server does not answer"]
         problem = self._term.unready() if self._term is not None else None
         return [problem] if problem is not None else []
 

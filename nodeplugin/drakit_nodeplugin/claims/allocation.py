@@ -221,7 +221,7 @@ def _texts(
 
 def _nodes(config: OpaqueConfig, result: DeviceResult, *, claim: str) -> int:
     """Count the keys and values of a config; raise BadConfigError if it is not usable at all."""
-    wrong = "are no JSON object"
+    wrong = "are not a JSON object"
     parameters: object = config.parameters
     if isinstance(parameters, dict):
         nodes = 0

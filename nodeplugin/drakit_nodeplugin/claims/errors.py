@@ -132,9 +132,9 @@ class TooManyParametersError(ClaimError):
 
     def __init__(self, *, claim: str, driver: str, limit: str) -> None:
         super().__init__(
-            f"claim {claim}: its opaque parameters for driver {driver}, counted for each device "
-            f"that they apply to, have more than {limit}; shorten them or allocate fewer devices "
-            f"to one claim, or raise opaqueParameters of the node plugin"
+            f"claim {claim}: its opaque parameters for driver {driver} exceed the limit of "
+            f"{limit}, counted once per device that they apply to; shorten them, request fewer "
+            f"devices per claim, or raise opaqueParameters of the node plugin"
         )
 
 
@@ -150,33 +150,33 @@ class DeviceTakenError(ClaimError):
         holder: str,
         beside: tuple[str, str] | None = None,
     ) -> None:
-        """`beside` names the holder's device where that is another one, or another share of the
-        same one, and of what there is too little for both."""
+        """`beside` is set if the holder has another device, or another share of this one: the
+        name of its device, and the reason why both do not fit."""
         problem = f"is still prepared for claim {holder}"
         if beside is not None:
             held, shortage = beside
             problem = f"does not fit beside device {held} of claim {holder}: {shortage}"
         super().__init__(
-            f"claim {claim}, request {request}: device {device} {problem}; once the pod that uses "
-            f"{holder} is gone, this pod starts by itself"
+            f"claim {claim}, request {request}: device {device} {problem}; this pod starts "
+            f"automatically once the pod that uses {holder} is gone"
         )
         self.device, self.holder = device, holder
 
 
 class OverAllocatedError(ClaimError):
-    """The claim alone takes more than the driver lists: it was allocated from earlier slices."""
+    """The claim alone needs more than the driver lists: it was allocated from earlier slices."""
 
     reason = "OverAllocated"
 
     def __init__(self, *, claim: str, request: str, device: str, shortage: str) -> None:
         super().__init__(
             f"claim {claim}, request {request}: device {device} is smaller than when it was "
-            f"allocated: {shortage}; delete the pod, so that the scheduler allocates again"
+            f"allocated: {shortage}; delete the pod, so that the scheduler allocates devices again"
         )
 
 
 class DeviceNotListedError(ClaimError):
-    """Without an inventory it is not known what a device takes of the hardware."""
+    """Without an inventory, the plugin cannot determine what a device consumes."""
 
     reason = "DeviceNotListed"
 

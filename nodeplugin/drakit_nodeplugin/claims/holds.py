@@ -44,7 +44,7 @@ The counter set is empty where it is not known from which ones the device takes.
 UNKNOWN = "?"
 """What a share takes whose row was rebuilt from the kubelet's list alone."""
 
-_NOT_KNOWN = "it is not known what that one takes, as no inventory lists it"
+_NOT_KNOWN = "the consumption of that device is unknown, because no inventory lists it"
 
 _OTHER_SHARES = (
     "SELECT amounts, count(*) FROM devices "
@@ -307,7 +307,10 @@ def _shared(connection: sqlite3.Connection, pool: str, device: str) -> Amounts |
 def _refusal(device: StoredDevice, holders: Iterable[tuple[int, str, str]], *, of: str) -> Refusal:
     """Name the largest holder: without it there is most room. Always the same one of several."""
     _, uid, name = min(holders, default=(0, None, ""))
-    shortage = f"both take {of}" if uid is not None else f"it takes more {of} than there is"
+    if uid is not None:
+        shortage = f"both consume {of}"
+    else:
+        shortage = f"the claim needs more {of} than the driver lists"
     return Refusal(device=device, holder=uid, held=name, shortage=shortage)
 
 

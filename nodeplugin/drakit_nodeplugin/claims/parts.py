@@ -186,7 +186,7 @@ def refused(claim: StoredClaim, outcome: Outcome, *, name_all_holders: bool) -> 
     """
     held = outcome.held.get(claim.uid)
     if held is None:
-        return ClaimBusyError(claim=str(claim), cause="its entry was changed by another process")
+        return ClaimBusyError(claim=str(claim), cause="another process changed its entry")
     request, device = held.device.request, held.device.device
     if held.holder is None:
         return OverAllocatedError(

@@ -1,5 +1,5 @@
 """
-The allow lists of backends and device plugins: which names may register, and with which rights.
+The allow lists of backends and device plugins: the names that may register, and their rights.
 
 It turns configuration into rules. The rules for edits are those of :mod:`.editspolicy`, the rule
 for a socket's owner is that of :mod:`.socketfile`; the endpoints apply both.
@@ -35,8 +35,8 @@ class Rights:
     edits: EditsPolicy
 
     def owner_problem(self, file: SocketFile) -> str | None:
-        """Say why its socket may not have this owner, with the remedy, as the end of a sentence;
-        None if it may."""
+        """Return why its socket must not have this owner, and the remedy, as the end of a sentence;
+        None if the owner is right."""
         problem = self.owner.problem(file)
         if problem is None:
             return None
@@ -51,14 +51,14 @@ class AllowList:
     entries: Mapping[str, Rights]
 
     def missing(self, name: str) -> str:
-        """Say that a name is not on the list, with the remedy, as the end of a sentence."""
+        """Return the reason to refuse a name that is not listed, as the end of a sentence."""
         return f"{self.setting} has no entry for {name}; add one, or remove the program"
 
 
 def allow_list(
     setting: str, given: Mapping[str, AllowedEndpoint] | None, *, devices: HostDevices
 ) -> AllowList | None:
-    """Make an allow list of a setting; None if the setting has none. `devices` is the host's
+    """Return the allow list of a setting; None if it has none. `devices` is the host's
     ``/dev``."""
     if given is None:
         return None

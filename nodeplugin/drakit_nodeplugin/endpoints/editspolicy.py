@@ -1,12 +1,12 @@
 """
-Which edits a backend or device plugin may make: those that its entry in an allow list names.
+The policy for the edits of a backend or device plugin: what its allow list entry permits.
 
-An entry names device nodes, mounts, hooks and so on; it refuses every field that it does not name.
+An entry lists device nodes, mounts, hooks and so on. It refuses every field that it does not list.
 Environment variables are exempt, because a pod can set them itself.
 
-Paths are compared by name. A symbolic link outside ``/dev`` is invisible from the node plugin's
-container, so a prefix is as safe as the permissions of the directories below it. Device nodes are
-also compared with the host's ``/dev``, through a function that the caller hands in.
+The policy compares paths by name. A symbolic link outside ``/dev`` is invisible from the node plugin's
+container, so a prefix is as safe as the permissions of the directories below it. The policy also
+compares device nodes with the host's ``/dev``, through a function that the caller provides.
 
 It must not know connections, claims, or how an entry is configured.
 """
@@ -25,20 +25,20 @@ __all__ = ("AllowedEdits", "EditsPolicy", "HostNode", "MountAccess", "clean_path
 MountAccess = Literal["ro", "rw"]
 
 MAX_SHOWN = 200
-"""Characters of a path in a sentence: the vendor's program chose it."""
+"""Characters of a path in an error: the vendor's program chooses the path."""
 
 BIND_TYPES = (None, "", "none", "bind")
 MOUNT_OPTIONS = frozenset(
     {"bind", "rbind", "private", "rprivate", "ro", "rro", "rw", "nosuid", "nodev", "noexec"}
     | {"noatime", "nodiratime", "relatime"}
 )
-"""Options that only restrict a mount. ``dev``, ``suid`` and ``exec`` lift what the host has
-restricted, and a shared mount hands the container's mounts to the host."""
+"""Options that only restrict a mount. ``dev``, ``suid`` and ``exec`` lift restrictions of the host,
+and a shared mount propagates the container's mounts to the host."""
 
 DEVICE_TYPES = (None, "b", "c", "u")
 
 PERMISSIONS = 0o777
-"""Of a file's mode; bits above them can make a device node another type of node."""
+"""The permission bits of a file's mode; higher bits can change the type of a node."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,7 +49,7 @@ class AllowedEdits:
     """Patterns of device nodes below ``/dev``; a wildcard matches within one path component."""
 
     mounts: Mapping[str, MountAccess] = field(default_factory=dict[str, MountAccess])
-    """Prefixes of host paths; the longest that matches decides."""
+    """Prefixes of host paths; the longest match decides."""
 
     hooks: frozenset[str] = frozenset()
     """Host paths of programs."""
@@ -80,15 +80,15 @@ class EditsPolicy:
     def __init__(
         self, where: str, allowed: AllowedEdits, *, find_node: Callable[[str], HostNode]
     ) -> None:
-        """`where` is the entry's place in the configuration, for the remedy. `find_node` looks up a
+        """`where` is the entry's path in the configuration, for the remedy. `find_node` looks up a
         path of the host, and may block."""
         self._where = where
         self._allowed = allowed
         self._find_node = find_node
 
     def problem(self, edits: Edits) -> str | None:
-        """Say what the entry refuses first, as the end of a sentence; None if it allows all. Blocks
-        if there are device nodes."""
+        """Return the first edit that the entry refuses, as the end of a sentence, or None. Blocks if
+        there are device nodes."""
         return next(self._problems(edits), None)
 
     def _problems(self, edits: Edits) -> Iterator[str]:
@@ -124,19 +124,19 @@ class EditsPolicy:
             yield self._refused(what, "devices")
             return
         if node.type not in DEVICE_TYPES:
-            yield f"asks for {what} of type {_shown(node.type or '')}, which is not a device"
+            yield f"asks for {what} of type {_shown(node.type or '')}, which is not a type of device"
             return
         if node.file_mode is not None and node.file_mode & ~PERMISSIONS:
-            yield f"asks for {what} with a mode that has more than permissions (0777)"
+            yield f"asks for {what} with mode bits beyond permissions (0777)"
             return
         found = self._find_node(path)
         if not self._allows_node(found.path):
             yield self._refused(f"{what}, which leads to {_shown(found.path)}", "devices")
         elif not _is_same_device(node, found):
-            # With these numbers the runtime makes the node without a look at the host.
+            # With these numbers, the runtime creates the node without reading the host's.
             yield (
-                f"asks for {what} with type and numbers that the host's device node does not have "
-                f"or that cannot be verified; its vendor must leave them out"
+                f"asks for {what} with a type and numbers that differ from the host's device node "
+                f"or cannot be verified; the vendor must omit them"
             )
 
     def _allows_node(self, path: str) -> bool:
@@ -160,14 +160,14 @@ class EditsPolicy:
             return
         options = frozenset(mount.options)
         if mount.type not in BIND_TYPES or not options & {"bind", "rbind"}:
-            yield f"asks for {what} that is not a bind mount, which an allow list never allows"
+            yield f"asks for {what} that is not a bind mount, which no allow list permits"
         elif unknown := sorted(options - MOUNT_OPTIONS):
             yield (
-                f"asks for {what} with option {_shown(unknown[0])}, which an allow list never "
-                f"allows; its vendor must leave it out"
+                f"asks for {what} with option {_shown(unknown[0])}, which no allow list "
+                f"permits; the vendor must omit it"
             )
         elif access == "ro" and not _is_read_only(options):
-            yield self._refused(f"{what} that is not read-only throughout", "mounts")
+            yield self._refused(f"{what} that is not recursively read-only", "mounts")
 
     def _access_to(self, path: str) -> MountAccess | None:
         prefixes = [each for each in self._allowed.mounts if is_within(path, each)]
@@ -177,14 +177,14 @@ class EditsPolicy:
 
     def _hook_problems(self, hook: Hook) -> Iterator[str]:
         what = f"hook {_shown(hook.path)}"
-        # Not normalised: the runtime starts just what is named.
+        # Not normalised: the runtime runs exactly this path.
         if hook.path not in self._allowed.hooks:
             yield self._refused(what, "hooks")
         elif hook.env:
-            # LD_PRELOAD and its kind make any program another one.
+            # LD_PRELOAD and similar variables make any program run other code.
             yield (
-                f"asks for {what} with environment variables, which an allow list never allows; "
-                f"its vendor must leave them out"
+                f"asks for {what} with environment variables, which no allow list permits; "
+                f"the vendor must omit them"
             )
 
     def _allows_cdi_device(self, name: str) -> bool:
@@ -202,8 +202,10 @@ class EditsPolicy:
 
 
 def clean_path(path: str) -> str | None:
-    """Normalise an absolute path; None if it is relative, or has ``..`` or a null byte: with
-    symbolic links before it, ``..`` leads elsewhere than the text says."""
+    """Return an absolute path normalised; None if it is relative, or has ``..`` or a null byte.
+
+    After a symbolic link, ``..`` does not lead to the directory that the text suggests.
+    """
     parts = [part for part in path.split("/") if part not in ("", ".")]
     if not path.startswith("/") or ".." in parts or "\0" in path:
         return None
@@ -211,12 +213,12 @@ def clean_path(path: str) -> str | None:
 
 
 def is_within(path: str, prefix: str) -> bool:
-    """Tell whether a path is a prefix or below it, by path components; both are normalised."""
+    """Return whether a path is a prefix or below it, by components; both are normalised."""
     return prefix == "/" or path == prefix or path.startswith(f"{prefix}/")
 
 
 def _is_same_device(node: DeviceNode, found: HostNode) -> bool:
-    """Tell whether the numbers of an edit, if it has any, are those of the host's device node."""
+    """Return whether the numbers of an edit, if any, are those of the host's device node."""
     if node.major is None and node.minor is None:
         return True
     if found.device is None:
@@ -227,7 +229,7 @@ def _is_same_device(node: DeviceNode, found: HostNode) -> bool:
 
 
 def _is_read_only(options: frozenset[str]) -> bool:
-    """Tell whether a bind mount is read-only, with all mounts that the host has below it."""
+    """Return whether a bind mount is read-only, including the host's mounts below it."""
     if "rw" in options:
         return False
     return "rro" in options or ("ro" in options and "rbind" not in options)
@@ -240,7 +242,7 @@ def _matches_any(name: str, patterns: tuple[str, ...]) -> bool:
 def _malformed(what: str, container_path: str) -> str:
     return (
         f"asks for {what} at {_shown(container_path)} in the container; both paths must be "
-        f"absolute and without '..'"
+        f"absolute and must not contain '..'"
     )
 
 

@@ -1,7 +1,7 @@
 """
 The file of a unix socket: which file it is, and whether its owner is the expected one.
 
-It must not know who listens on the socket.
+It must not know which program listens on the socket.
 """
 
 from __future__ import annotations
@@ -16,8 +16,11 @@ __all__ = ("SocketFile", "SocketOwner", "socket_file")
 
 
 class SocketFile(NamedTuple):
-    """Tells a file from another one at the same path. Inodes are used again at once, but a rename,
-    a link or a change of the owner sets the time of the last change."""
+    """Distinguishes a file from another one at the same path.
+
+    The file system may reuse an inode at once, but a rename, a link or a change of the owner sets
+    the time of the last change.
+    """
 
     device: int
     inode: int
@@ -38,10 +41,10 @@ class SocketOwner:
 
     uid: int = 0
     gid: int | None = None
-    """Any group if it is None."""
+    """None allows any group."""
 
     def problem(self, file: SocketFile) -> str | None:
-        """Say what is wrong with a socket's owner, as the end of a sentence; None if nothing is."""
+        """Return why a socket's owner is wrong, as the end of a sentence; None if it is right."""
         if file.uid == self.uid and self.gid in (None, file.gid):
             return None
         group = "" if self.gid is None else f" and group {self.gid}"
@@ -49,7 +52,7 @@ class SocketOwner:
 
 
 def socket_file(path: Path | str) -> SocketFile:
-    """Look at a path without following a symbolic link; raises OSError. Blocks."""
+    """Stat a path without following a symbolic link; raises OSError. Blocks."""
     found = os.lstat(path)
     return SocketFile(
         found.st_dev, found.st_ino, found.st_ctime_ns, found.st_mode, found.st_uid, found.st_gid

@@ -142,7 +142,7 @@ def logged_stream(driver: str, method: str, *, ended: asyncio.Event) -> Generato
         raise
     except BaseException:  # a cancellation, or the generator is closed
         if not ended.is_set():
-            reason = "the kubelet hung up"
+            reason = "the kubelet closed the stream"
         raise
     finally:
         seconds = round(time.monotonic() - began, 1)

@@ -47,8 +47,8 @@ def choose(pool: DesiredPool, dropped: Collection[Feature]) -> Chosen:
         else:
             needed = [feature for feature in dropped if _without(device, {feature}) is None]
             left_out[name] = (
-                f"the API server does not support {describe(needed)} of devices, and without that "
-                f"it is not safe to publish this one"
+                f"the API server does not support {describe(needed)} of devices, and "
+                f"publishing this device without that is not safe"
             )
     return Chosen(devices=kept, counter_sets=named, left_out=left_out)
 

@@ -211,8 +211,9 @@ class SlicePublisher:
         if unreported := new - self._reported:
             self._reported |= unreported
             note = (
-                f"the API server does not support {describe(unreported)} of devices: what needs "
-                f"them is published without, as its fallback, or not at all"
+                f"the API server does not support {describe(unreported)} of devices; the node "
+                f"plugin publishes the affected devices without them, publishes the driver's "
+                f"fallback, or leaves the devices out"
             )
             logger.warning(
                 "fields of slices are dropped",

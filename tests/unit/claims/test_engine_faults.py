@@ -160,7 +160,7 @@ async def test_a_late_prepare_takes_nothing_after_the_unprepare_of_another_proce
     assert await new.states() == {}
     release.set()
 
-    assert "changed by another process" in (await late)[A].error
+    assert "another process changed its entry" in (await late)[A].error
     assert (devices.prepared, await new.states(), new.files()) == ({}, {}, set())
 
 
@@ -556,7 +556,7 @@ async def test_parameters_that_are_no_object_are_an_error_of_the_claim(start, cl
     claims.store(body)
 
     error = (await plugin.prepare(reference(A)))[A].error
-    assert f"opaque parameters for driver {DRIVER} in its DeviceClass are no JSON object" in error
+    assert f"opaque parameters for driver {DRIVER} in its DeviceClass are not a JSON object" in error
 
 
 async def test_parameters_nested_without_end_are_an_error_of_the_claim(start, claims):

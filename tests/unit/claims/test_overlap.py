@@ -75,8 +75,8 @@ async def test_a_partition_of_a_device_that_is_held_is_refused(plugin, devices, 
     (error,) = await errors(plugin, B)
     assert error == (
         f"claim lab/claim-{B}, request main: device half-0 does not fit beside device whole of "
-        f"claim lab/claim-{A}: both take memory of counter set card; once the pod that uses "
-        f"lab/claim-{A} is gone, this pod starts by itself"
+        f"claim lab/claim-{A}: both consume memory of counter set card; this pod starts "
+        f"automatically once the pod that uses lab/claim-{A} is gone"
     )
     assert devices.prepares == 1
     assert devices.seen[0].consumes == {"card": {"memory": "40Gi"}}
@@ -88,7 +88,7 @@ async def test_partitions_that_fit_do_not_overlap_and_the_largest_holder_is_name
     await allocated(plugin, a="half-0", b="shared", c="half-1", d=["half-1"])
     assert await errors(plugin, A, B) == [None, None]
     (error,) = await errors(plugin, C)
-    assert f"beside device half-0 of claim lab/claim-{A}: both take memory" in error
+    assert f"beside device half-0 of claim lab/claim-{A}: both consume memory" in error
     await plugin.unprepare(reference(B))
     assert await errors(plugin, D) == [None], "written as Ki, it is the other half"
 
@@ -123,7 +123,7 @@ async def test_one_claim_that_wants_more_than_there_is(plugin):
     await allocated(plugin, a=["whole", "half-0"])
     (error,) = await errors(plugin, A)
     assert "device whole is smaller than when it was allocated" in error
-    assert "more memory of counter set card than there is; delete the pod" in error
+    assert "more memory of counter set card than the driver lists; delete the pod" in error
 
 
 async def test_amounts_are_added_exactly(plugin):
@@ -167,14 +167,14 @@ async def test_shares_that_exceed_a_capacity_are_refused(plugin):
     assert await errors(plugin, A, B) == [None, None]
     (error,) = await errors(plugin, C)
     assert f"device nic does not fit beside device nic of claim lab/claim-{B}" in error
-    assert "both take capacity bandwidth" in error
+    assert "both consume capacity bandwidth" in error
     assert await errors(plugin, D) == [None]
 
 
 async def test_a_share_of_a_device_that_has_less_than_before(plugin):
     await allocated(plugin, a=share("nic", 1, bandwidth="200G"), b=share("nic", 2, other="1"))
     for error, name in zip(await errors(plugin, A, B), ("bandwidth", "other"), strict=True):
-        assert f"it takes more capacity {name} than there is" in error
+        assert f"the claim needs more capacity {name} than the driver lists" in error
 
 
 # ------------------------------------------------------------ what is not listed
@@ -233,7 +233,7 @@ async def test_a_rebuilt_row_blocks_what_consumes_until_the_inventory_completes_
     written = (await plugin.checkpoint.write(rows)).written
     await allocated(plugin, a="half-1", b="plain")
     error, other = await errors(plugin, A, B)
-    assert "does not fit beside device half-9 of claim lab/x: it is not known what that" in error
+    assert "does not fit beside device half-9 of claim lab/x: the consumption of that" in error
     assert other is None, "what consumes nothing is not blocked"
     nine = part("half-9", "1Gi", card="other")
     others = CounterSet(name="other", counters={"memory": "1Gi"})
@@ -251,7 +251,7 @@ async def test_a_share_of_a_rebuilt_row_may_take_all(plugin):
     await plugin.checkpoint.write([rebuilt("x", "nic", share_id="9")])
     await allocated(plugin, a=share("nic", 1, bandwidth="1G"), b=share("shared", 2))
     error, other = await errors(plugin, A, B)
-    assert "beside device nic of claim lab/x: both take capacity bandwidth" in error
+    assert "beside device nic of claim lab/x: both consume capacity bandwidth" in error
     assert other is None
 
 

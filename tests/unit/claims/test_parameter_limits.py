@@ -94,9 +94,9 @@ def test_more_is_refused_with_claim_driver_limit_and_remedy(configs, devices, li
     with pytest.raises(TooManyParametersError) as caught:
         wanted(claim(*map(config, configs), devices=devices))
     assert str(caught.value) == (
-        f"claim lab/claim-uid-a: its opaque parameters for driver {DRIVER}, counted for each "
-        f"device that they apply to, have more than {limit}; shorten them or allocate fewer "
-        f"devices to one claim, or raise opaqueParameters of the node plugin"
+        f"claim lab/claim-uid-a: its opaque parameters for driver {DRIVER} exceed the limit of "
+        f"{limit}, counted once per device that they apply to; shorten them, request fewer "
+        f"devices per claim, or raise opaqueParameters of the node plugin"
     )
     assert caught.value.reason == "BadConfig"
 
@@ -111,8 +111,8 @@ def test_a_config_of_the_largest_size_passes_whatever_is_in_it():
     ("parameters", "wrong"),
     [
         pytest.param(nested(MAX_CONFIG_DEPTH + 1), "are nested deeper than 64 levels", id="deep"),
-        pytest.param([], "are no JSON object", id="list"),
-        pytest.param(None, "are no JSON object", id="nothing"),
+        pytest.param([], "are not a JSON object", id="list"),
+        pytest.param(None, "are not a JSON object", id="nothing"),
     ],
 )
 def test_what_cannot_be_parameters_is_refused(parameters, wrong):
@@ -171,7 +171,7 @@ async def test_a_claim_with_too_many_parameters_fails_alone_and_leaves_nothing(
 
     answers = await plugin.prepare(reference(A), reference(B))
 
-    assert "have more than 8192 keys and values" in answers[A].error
+    assert "exceed the limit of 8192 keys and values" in answers[A].error
     assert answers[B].error is None
     assert await plugin.states() == {B: "prepared"}
     assert devices.prepares == 1

@@ -87,8 +87,8 @@ async def test_where_the_kubelet_cannot_be_asked_it_takes_force(site):
     await site.store(prepared("a"))
     code, _, error = await site.run_beside(*FORGET, "uid-a")
     assert code == 1
-    assert "it cannot be found out whether a container uses it: the kubelet's podresources" in error
-    assert "--force forgets it all the same" in error
+    assert "drakit cannot determine whether a container uses it: the kubelet's podresources" in error
+    assert "--force forgets it anyway" in error
     assert (await site.run_beside(*FORGET, "uid-a", "--force"))[0] == 0
 
 
@@ -154,7 +154,7 @@ async def test_a_claim_that_nobody_knows(site, uid):
     assert (code, out) == (1, "")
     assert (
         error
-        == f"no checkpoint in {site.root}/kubelet/plugins/drakit.dev/drivers knows claim {uid}\n"
+        == f"no checkpoint in {site.root}/kubelet/plugins/drakit.dev/drivers contains claim {uid}\n"
     )
 
 

@@ -107,25 +107,25 @@ def test_what_an_entry_names_is_allowed(edits):
         ),
         pytest.param(
             mount("/opt/gpu", "bind", "rw"),
-            "a mount of /opt/gpu that is not read-only throughout",
+            "a mount of /opt/gpu that is not recursively read-only",
             "mounts",
             id="a-writable-mount-of-a-read-only-prefix",
         ),
         pytest.param(
             mount("/opt/gpu", "bind"),
-            "a mount of /opt/gpu that is not read-only throughout",
+            "a mount of /opt/gpu that is not recursively read-only",
             "mounts",
             id="writable-by-default",
         ),
         pytest.param(
             mount("/opt/gpu", "ro", "rw", "bind"),
-            "a mount of /opt/gpu that is not read-only throughout",
+            "a mount of /opt/gpu that is not recursively read-only",
             "mounts",
             id="read-only-and-writable",
         ),
         pytest.param(
             mount("/opt/gpu", "rbind", "ro"),
-            "a mount of /opt/gpu that is not read-only throughout",
+            "a mount of /opt/gpu that is not recursively read-only",
             "mounts",
             id="writable-mounts-below-it",
         ),
@@ -169,7 +169,7 @@ def test_what_an_entry_does_not_name_is_refused_with_the_remedy(edits, what, set
     ("edits", "text"),
     [
         pytest.param(
-            node("/dev/x", host_path="/dev/gpus/../sda"), "without '..'", id="a-node-that-goes-back"
+            node("/dev/x", host_path="/dev/gpus/../sda"), "must not contain '..'", id="a-node-that-goes-back"
         ),
         pytest.param(node("/dev/x", host_path="dev/gpu0"), "must be absolute", id="relative-node"),
         pytest.param(
@@ -188,7 +188,7 @@ def test_what_an_entry_does_not_name_is_refused_with_the_remedy(edits, what, set
         ),
         pytest.param(node("/dev/gpu0", type="p"), "type p", id="a-fifo"),
         pytest.param(node("/dev/gpu0", file_mode=0o060660), "mode", id="a-mode-that-is-a-type"),
-        pytest.param(mount("/opt/gpu/../../etc"), "without '..'", id="a-mount-that-goes-back"),
+        pytest.param(mount("/opt/gpu/../../etc"), "must not contain '..'", id="a-mount-that-goes-back"),
         pytest.param(mount("opt/gpu"), "must be absolute", id="a-relative-mount"),
         pytest.param(mount("/opt/gpu", at="../gpu"), "must be absolute", id="at-a-relative-path"),
         pytest.param(mount("/opt/gpu", "ro"), "not a bind mount", id="no-bind-mount"),

@@ -118,5 +118,5 @@ async def test_a_reflector_goes_on_after_an_object_that_it_cannot_read(
     api_server.store(f"{CLAIMS}/c08", {"spec": {"x": 2}})
     assert (await anext(changes)).object["metadata"]["name"] == "c08"
     await changes.aclose()
-    (logged,) = [record for record in caplog.records if record.msg == "an object is skipped"]
+    (logged,) = [record for record in caplog.records if record.msg == "object skipped"]
     assert logged.object == "lab/c07"

@@ -224,7 +224,7 @@ async def test_a_stream_logs_its_start_its_changes_and_its_end_under_one_id(
     assert start.method == f"{version}.NodeWatchResources"
     assert (first.devices, first.unhealthy) == (2, 0)
     assert change.changes == "node-1/cam-0 unhealthy (the lens is dirty)"
-    assert end.reason == "the kubelet hung up"
+    assert end.reason == "the kubelet closed the stream"
     (identifier,) = {record.request_id for record in lines.records}
     assert identifier != "-"
 

@@ -60,7 +60,7 @@ async def test_a_claim_that_is_nested_too_deep_is_skipped_and_not_taken_for_miss
         f"drakit_operator_skipped_objects_total{{{kind}}} 2.0"
         in generate_latest(metrics.registry).decode()
     )
-    (logged,) = [record for record in caplog.records if record.msg == "an object is skipped"]
+    (logged,) = [record for record in caplog.records if record.msg == "object skipped"]
     assert (logged.object, logged.kind) == ("lab/deep", "resourceclaims.resource.k8s.io")
 
 

@@ -340,7 +340,7 @@ class BackendDirectory:
             raise _RefusedError(f"it {problem}")
         # The name may have come from another socket that was here for a moment.
         if not await asyncio.to_thread(socket.is_in_place):
-            raise _RefusedError("it was replaced while it gave its name", is_told=False)
+            raise _RefusedError("it was replaced while it reported its name", is_told=False)
 
     def _admit(self, candidate: _Candidate, driver: str) -> None:
         if (why := self._taken(driver)) is not None:

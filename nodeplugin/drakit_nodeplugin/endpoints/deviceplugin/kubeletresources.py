@@ -105,21 +105,21 @@ class KubeletResources:
             return Bar(text=text, reason="ResourceServedByKubelet", of_kubelet=True)
         if resource in self._had:
             return Bar(
-                text=f"the kubelet's own device manager has had {resource} on this node; its "
-                f"device plugin is used once the kubelet has been without it for "
+                text=f"the kubelet's own device manager has served {resource} on this node; the node "
+                f"plugin uses the device plugin once the kubelet has been without the resource for "
                 f"{CLEAR_SECONDS:g} s",
                 reason="ResourceServedByKubelet",
             )
         if self._unknown is not None:
             return Bar(
-                text=f"it is not known whether the kubelet has given devices of {resource} to "
-                f"pods, and each could be given out twice: {self._unknown}",
+                text=f"the node plugin cannot determine whether the kubelet has allocated devices of "
+                f"{resource} to pods, so a device could be allocated twice: {self._unknown}",
                 reason="KubeletResourcesUnknown",
             )
         if not self.settled:
             return Bar(
-                text=f"the kubelet is being asked whether it has given devices of {resource} to "
-                f"pods",
+                text=f"the node plugin is checking whether the kubelet has allocated devices of "
+                f"{resource} to pods",
                 reason=None,
             )
         return None
@@ -149,7 +149,7 @@ class KubeletResources:
             async with asyncio.timeout(ANSWER_SECONDS):
                 answer = await self._read()
         except TimeoutError:
-            self._note({}, f"the kubelet gives no answer within {ANSWER_SECONDS:g} s")
+            self._note({}, f"the kubelet does not answer within {ANSWER_SECONDS:g} s")
         except Exception as error:  # of a client that is handed in
             self._note({}, str(error) or type(error).__name__)
         else:
@@ -184,11 +184,11 @@ def _next(run: _Run | None, now: float) -> _Run:
 def _of_kubelet(resource: str, *, served: bool) -> str:
     if not served:
         return (
-            f"pods on this node still hold devices of {resource} that the kubelet has given them, "
-            f"and each could be given out twice; delete these pods"
+            f"pods on this node still hold devices of {resource} that the kubelet has allocated, "
+            f"so a device could be allocated twice; delete these pods"
         )
     return (
-        f"the kubelet's own device manager serves {resource} on this node, and two cannot; remove "
-        f"the device plugin that registers with the kubelet, or the one that registers with the "
+        f"the kubelet's own device manager serves {resource} on this node, and only one "
+        f"component may serve it; remove the device plugin that registers with the kubelet, or the one that registers with the "
         f"node plugin"
     )
