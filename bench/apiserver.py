@@ -30,7 +30,7 @@ WRITERS = 32
 """Claims that are created at a time."""
 
 CREATE_SECONDS = 60.0
-"""Longest wait for an object to be created: some are as large as the API server accepts."""
+"""Timeout of a create: some objects have the largest size that the API server accepts."""
 
 _Item = TypeVar("_Item")
 
@@ -122,11 +122,11 @@ class ApiServer:
         self._runner.run(_each(bodies, create))
 
     def create_claim(self, text: str) -> None:
-        """Create a claim of a body that is JSON already."""
+        """Create a claim from a body that is already JSON."""
         self._runner.run(self._create_claim_of(text))
 
     def pods_with_events(self) -> int:
-        """Give how many pods have an Event of the operator's."""
+        """Return the number of pods with an Event of the operator."""
         events = self._runner.run(self._session.list(_EVENTS)).items
         return len(
             {
@@ -204,7 +204,7 @@ class ApiServer:
 async def _each(
     wanted: Iterable[_Item], write: Callable[[_Item], Coroutine[Any, Any, None]]
 ) -> None:
-    """Write all of them, several at a time."""
+    """Create all objects, several at a time."""
     line = iter(wanted)
 
     async def work() -> None:

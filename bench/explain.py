@@ -1,10 +1,10 @@
 """
-What the operator costs in a large cluster, and beside claims that are made to cost much.
+The operator's costs in a large cluster, and with claims that are designed to be expensive.
 
-The operator runs as a process of its own against the real API server. The first row is a cluster of
-many devices and of pods that select them in different ways; each of them gets an Event. The second
-adds claims with as many small values in their opaque parameters as the API server takes, and claims
-whose parameters are nested too deep to be parsed: a pod that waits must get its Event nevertheless.
+The operator runs in a separate process against the real API server. The first row is a cluster with
+many devices and pods that select them in different ways; each pod gets an Event. The second adds
+claims whose opaque parameters hold as many small values as the API server accepts, and claims whose
+parameters are nested too deeply to be parsed: a waiting pod must still get its Event.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ __all__ = ("measure_explain",)
 DRIVER = "explain.bench.drakit.dev"
 SLICES = 2_000
 DEVICES = 64
-"""Devices a slice: as many as the API server takes where devices may be tainted."""
+"""Devices per slice: the API server's limit for devices that may be tainted."""
 
 SELECTORS = 30
-"""Sets of selectors, and pods that wait; each set means all devices."""
+"""Sets of selectors, and pods that wait; each set matches all devices."""
 
 BOMBS = 40
-"""Claims whose opaque parameters hold as much as the API server takes."""
+"""Claims whose opaque parameters have the largest size that the API server accepts."""
 
 DEEP = 3
 LEVELS = 1_200
@@ -59,12 +59,12 @@ class Explain:
     name: str
     facts: str
     seconds: float | None
-    """From the start of the process until each pod has its Event; None if one has not."""
+    """From the start of the process until each pod has its Event; None if one has none."""
 
     rss_mib: float
     most_mib: float
     ended: int | None
-    """With which code the operator ended by itself."""
+    """The exit code, if the operator ended by itself."""
 
     def line(self) -> str:
         seconds = "-" if self.seconds is None else f"{self.seconds:.1f}"
@@ -83,7 +83,7 @@ class Explain:
 
 
 def measure_explain(api: ApiServer, kubeconfig: Path) -> Iterator[Row]:
-    """Give both rows."""
+    """Return both rows."""
     told(f"explain: {SLICES} slices of {DEVICES} devices")
     api.create_all("resourceslices", map(_slice, range(SLICES)))
     api.create_all("deviceclasses", [_class()])
@@ -192,7 +192,7 @@ def _class() -> Body:
 
 
 def _claim(number: int) -> Body:
-    """Ask for more than any device has, so that all of them are looked at."""
+    """Ask for more than any device has, so that the operator evaluates all of them."""
     chosen = [flag for bit, flag in enumerate(_FLAGS) if (number + 1) >> bit & 1]
     expression = " && ".join(f'device.attributes["{DRIVER}"].{flag} == true' for flag in chosen)
     exactly = {
@@ -224,7 +224,7 @@ def _bomb(number: int) -> Body:
 
 
 def _deep(number: int) -> str:
-    """Give a body as text: no encoder writes values that are nested so deep."""
+    """Return a body as text: no encoder writes values that are nested so deeply."""
     text = json.dumps(_opaque(f"deep-{number}", [{"x": "nested"}]))
     return text.replace('"nested"', "[" * LEVELS + "1" + "]" * LEVELS)
 

@@ -64,7 +64,7 @@ def _choose(candidates: tuple[str, ...], *, memory: bool) -> str:
 
 
 def memory_mib(pid: int, name: str) -> float:
-    """Give a value of a process's memory: VmRSS, or VmHWM for the highest that there has been."""
+    """Return a value of a process's memory: VmRSS, or VmHWM for its peak."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith(f"{name}:"):
             return int(line.split()[1]) / 1024

@@ -154,7 +154,7 @@ async def serve_device_plugin(directory: Path, number: int) -> None:
 
 
 async def serve_pods(socket: Path) -> None:
-    """List the node plugin's pod, as the kubelet does: without it device plugins are not used."""
+    """List the node plugin's pod, as the kubelet does: without it, device plugins are unused."""
     async with PodList(socket):
         await asyncio.Event().wait()
 

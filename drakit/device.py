@@ -361,9 +361,9 @@ class AllocatedDevice:
     consumes: Mapping[str, Mapping[str, str]] = field(
         default_factory=dict[str, "Mapping[str, str]"]
     )
-    """What the claim takes of the pool's counter sets by having the device, as the inventory listed
-    it when the claim was prepared; nothing with admin access. Calls for devices that take from one
-    counter set never overlap."""
+    """What the device consumes from the pool's counter sets, from the inventory at the time of
+    prepare; empty with admin access. Calls for devices that consume from one counter set never
+    overlap."""
 
     configs: tuple[Mapping[str, Any], ...] = ()
     """The opaque parameters that are meant for this driver and request, the weakest first: those

@@ -54,8 +54,8 @@ class NoParameters(DeviceParameters):
     """
     The `parameters_type` of a driver that takes no opaque parameters.
 
-    A claim with any fails, and its user learns that they have no effect. A driver without a
-    `parameters_type` gets them raw instead, and a driver that ignores them keeps users guessing.
+    A claim with parameters fails, and its Event reports that the driver takes none. A driver
+    without a `parameters_type` gets them raw; if it ignores them, its users cannot see that.
     """
 
 
@@ -100,8 +100,8 @@ class Driver(ABC, Generic[ConfigT]):
     same holds for unpreparing; the two need not have the same grain.
 
     Calls for different devices run side by side. Two that have a device in common (pool and name),
-    or devices that consume from the same counter set, never overlap. The next call begins only when
-    the one before has really ended, with all that it does after a cancellation.
+    or devices that consume from the same counter set, never overlap. The next call begins only
+    after the previous one has ended, including its cleanup after a cancellation.
     """
 
     name: ClassVar[str]

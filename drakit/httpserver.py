@@ -1,18 +1,18 @@
 """
-A small HTTP server for a hostile network: a GET of a few fixed paths, in the daemon's own loop.
+A small HTTP server for a hostile network: GET of a few fixed paths, in the daemon's own loop.
 
-Anybody on the pod network can connect, so nothing that a client does may cost another client its
+Anyone on the pod network can connect, so no client may prevent another client from getting an
 answer:
 
-* one deadline covers a request, from accept to the last byte of the answer
-* connections are bounded; a new one replaces the oldest that waits for its client
-* the server accepts one connection per turn of the loop, so that it reads a request that has
-  arrived before a flood can replace it
-* clients that ask for the same path at the same time share one answer
+* one deadline covers a request, from the accept to the last byte of the answer
+* connections are limited; a new one replaces the oldest that waits for its client
+* the server accepts one connection per loop iteration, so that it reads a request that has
+  arrived before a flood can replace the connection
+* concurrent requests for the same path share one answer
 
-The paths need no header, body or keep-alive. The first line of a request is all that is parsed,
-which is less code than the use of a library, and costs no memory. It must not know what the paths
-are for; :mod:`.probes` does.
+The paths need no header, body or keep-alive. The server parses only the first line of a request,
+which takes less code than a library, and no memory. It must not know the purpose of the paths:
+:mod:`.probes` does.
 """
 
 from __future__ import annotations
@@ -34,27 +34,27 @@ __all__ = ("Answer", "HttpServer", "Route")
 logger: logging.Logger = logging.getLogger(__name__)
 
 REQUEST_SECONDS = 2.0
-"""From accept to the last byte of the answer."""
+"""From the accept to the last byte of the answer."""
 
 MAX_CONNECTIONS = 32
-"""At once; a kubelet and a Prometheus make two or three."""
+"""Concurrent connections; a kubelet and a Prometheus need two or three."""
 
 MAX_REQUEST_BYTES = 8192
-"""Request line and headers: as much as other servers accept."""
+"""Request line and headers: the usual limit of other servers."""
 
 SHARED_SECONDS = 0.25
-"""How old an answer may be: a flood of requests costs four answers a second."""
+"""The maximum age of a shared answer: a flood of requests costs four answers per second."""
 
 _BACKLOG = 1024
-"""Connections that the kernel accepts for us; in a flood a probe waits here for its turn."""
+"""Connections that the kernel queues; in a flood, a probe waits in this queue."""
 
 _RETRY_SECONDS = 0.5
-"""Pause after an accept that failed, such as for lack of file descriptors."""
+"""Pause after a failed accept, for example for lack of file descriptors."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
-    """What a client gets."""
+    """The response to a client."""
 
     body: bytes
     status: HTTPStatus = HTTPStatus.OK
@@ -79,7 +79,7 @@ def _plain(status: HTTPStatus) -> Answer:
 
 
 class _SharedAnswer:
-    """The answer of one path, computed for all clients that ask for it at the same time."""
+    """The answer of one path, computed once for concurrent requests."""
 
     def __init__(self, path: str, route: Route) -> None:
         self._path = path
@@ -92,7 +92,7 @@ class _SharedAnswer:
         if self.task is None or (self.task.done() and now - self._begun_at > SHARED_SECONDS):
             self._begun_at = now
             self.task = asyncio.create_task(self._compute(), name=f"answer of {self._path}")
-        # A client that goes away must not cost the others their answer.
+        # A client that disconnects must not cancel the answer for the others.
         return await asyncio.shield(self.task)
 
     async def _compute(self) -> Answer:
@@ -109,7 +109,7 @@ class HttpServer:
     def __init__(self, *, listen: str, routes: Mapping[str, Route]) -> None:
         self.listen: str = listen
         self._answers = {path: _SharedAnswer(path, route) for path, route in routes.items()}
-        # Of each connection, the oldest first, whether it waits for its client.
+        # Whether each connection waits for its client, the oldest connection first.
         self._connections: dict[asyncio.Task[None], bool] = {}
         self._listener: socket.socket | None = None
         self._accepting: asyncio.Task[None] | None = None
@@ -123,12 +123,12 @@ class HttpServer:
 
     @property
     def port(self) -> int:
-        """The port in use, also if the address leaves the choice to the kernel."""
+        """The port in use, even if the kernel has chosen it."""
         assert self._listener is not None
         return self._listener.getsockname()[1]
 
     async def stop(self) -> None:
-        """Stop listening, and cut requests in flight."""
+        """Stop listening, and abort requests in flight."""
         tasks = [
             task
             for task in (
@@ -178,7 +178,7 @@ class HttpServer:
     async def _serve(self, client: socket.socket) -> None:
         connection = asyncio.current_task()
         assert connection is not None
-        # Nobody but the client itself cares that it hung up or was too slow.
+        # If a client disconnects or is too slow, that concerns only this client.
         with contextlib.suppress(OSError, TimeoutError):
             async with asyncio.timeout(REQUEST_SECONDS):
                 request = await _read_request(client)
@@ -200,7 +200,7 @@ class HttpServer:
 
 
 async def _read_request(client: socket.socket) -> bytes | None:
-    """Read a request up to its blank line; None if it is too long."""
+    """Return a request up to its blank line; None if it is too long."""
     loop = asyncio.get_running_loop()
     request = bytearray()
     while b"\r\n\r\n" not in request:
@@ -214,7 +214,7 @@ async def _read_request(client: socket.socket) -> bytes | None:
 
 
 def _open_listener(address: str) -> socket.socket:
-    """Open a socket at an address; no host means all addresses of both families. Blocks."""
+    """Return a listening socket; no host means all addresses of both families. Blocks."""
     host, port = parse_address(address)
     if host is None and socket.has_dualstack_ipv6():
         listener = socket.create_server(

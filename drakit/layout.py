@@ -1,11 +1,11 @@
 """
-Where drakit keeps its files below the kubelet's root directory.
+The layout of drakit's files below the kubelet's root directory.
 
-Everything lies in one directory, so that the node plugin mounts that alone: the kubelet's `plugins`
-directory holds volumes of other pods and the global mounts of CSI drivers. Drivers have a directory
-of their own in it: every DNS subdomain can name a driver, `backends` included.
+All files are in one directory, so that the node plugin mounts only that: the kubelet's `plugins`
+directory also contains the global mounts of CSI drivers. Drivers have a subdirectory of their own,
+because every DNS subdomain can be a driver's name, including `backends`.
 
-It must not know what the files are, or who serves them.
+It must not know the content of the files, or the programs that use them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = (
 
 
 def home_directory(kubelet_root: Path) -> Path:
-    """Return drakit's own directory on a node, which contains all the others."""
+    """Return drakit's directory on a node, which contains all others."""
     return kubelet_root / "plugins" / "drakit.dev"
 
 

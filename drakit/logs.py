@@ -72,7 +72,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def _escaped(text: str) -> str:
-    """Escape what is not printable: a newline or a terminal's control code in a hostile name."""
+    """Escape unprintable characters, such as a newline or a control code in a hostile name."""
     if text.isprintable():
         return text
     return "".join(
@@ -82,9 +82,9 @@ def _escaped(text: str) -> str:
 
 class TextFormatter(logging.Formatter):
     """
-    One line for people: time, level, message, then the facts as key=value.
+    One human-readable line: time, level, message, then the facts as key=value.
 
-    A traceback follows indented, so that no text in it can look like the beginning of a line.
+    A traceback follows, indented, so that no text in it can look like the start of a log line.
     """
 
     def format(self, record: logging.LogRecord) -> str:

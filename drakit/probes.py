@@ -1,11 +1,11 @@
 """
-Probes and metrics of a daemon: two HTTP servers, so that a flood on one port spares the other.
+Probes and metrics of a daemon: two HTTP servers, so that a flood on one does not affect the other.
 
-The port of the probes answers ``/healthz`` and ``/readyz``, the other one ``/metrics``. Anybody on
-the pod network can read a probe's answer, so it has one word; the reasons go to the log.
+The probes port serves ``/healthz`` and ``/readyz``, the metrics port ``/metrics``. Anyone on the
+pod network can read a probe's answer, so it is only a status; the log has the reasons.
 
-Connections and their limits belong to :mod:`.httpserver`. It must not know which checks there are,
-or what is measured.
+Connections and their limits belong to :mod:`.httpserver`. It must not know the checks or
+the metrics.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ __all__ = ("Probed", "StatusServers")
 logger: logging.Logger = logging.getLogger(__name__)
 
 CHECK_SECONDS = 1.5
-"""How long a check may take: less than the deadline of its request."""
+"""The time limit of a check: less than the deadline of its request."""
 
 REPORT_SECONDS = 5.0
-"""Least pause between two log lines of one probe, should its result flap."""
+"""The minimum pause between two log lines of one probe, in case its result flaps."""
 
 
 class Probed(Protocol):
     """A daemon, as probes and metrics see it."""
 
     async def unhealthy(self) -> Sequence[str]:
-        """Return why the process must be restarted; empty if it need not."""
+        """Return the reasons to restart the process; empty if it is healthy."""
         ...
 
     async def unready(self) -> Sequence[str]:
-        """Return why the daemon cannot do its work; empty if it can."""
+        """Return the reasons why the daemon cannot do its work; empty if it is ready."""
         ...
 
     async def measure(self) -> None:
@@ -85,7 +85,7 @@ class StatusServers:
 
 
 class _Probe:
-    """One probe: its check, and what the log knows of its result."""
+    """One probe: its check, and the result that was last logged."""
 
     def __init__(
         self, path: str, check: Callable[[], Awaitable[Sequence[str]]], *, failed: bytes
@@ -108,7 +108,7 @@ class _Probe:
         return Answer(body=b"ok\n")
 
     def _report(self, reason: str) -> None:
-        """Log a result that differs from the last one logged, unless that was a moment ago."""
+        """Log a result that differs from the last logged one, unless that was logged just now."""
         now = asyncio.get_running_loop().time()
         if reason == self._reported or now - self._reported_at < REPORT_SECONDS:
             return

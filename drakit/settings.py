@@ -124,7 +124,7 @@ Address = Annotated[str, AfterValidator(_check_address)]
 
 
 class Listen(Settings):
-    """Where a daemon serves HTTP. Each address has limits of its own."""
+    """The addresses at which a daemon serves HTTP. Each address has its own limits."""
 
     probes: Address = "[::]:8081"
     """Address of ``/healthz`` and ``/readyz``."""

@@ -71,7 +71,7 @@ def zram() -> Iterator[Zram]:
 
 @dataclass(frozen=True)
 class Disks:
-    """Loop devices of the first node, by what is on them."""
+    """Loop devices of the first node, by their content."""
 
     zfs: str
     bluestore: str
@@ -89,7 +89,7 @@ def disks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Disks]:
 
 
 def policies(cluster: Cluster, zram: Zram, disks: Disks) -> dict[str, dict]:
-    """The policies of the tests: disks of each node for itself, and three nodes that many share."""
+    """The policies of the tests: separate disks for each node, and three shared device nodes."""
     first, second = cluster.nodes[:2]
     return {
         "zram": {

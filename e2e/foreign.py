@@ -55,7 +55,7 @@ GREEDY = "nodes.test/greedy"
 """A resource with a class, whose device plugin asks for more than its entry allows."""
 
 CLASH = "nodes.test/clash"
-"""A resource that two want to serve."""
+"""A resource that two components try to serve."""
 
 GREEDY_BACKEND = "greedy.example.com"
 """The driver of a backend that asks for more than its entry allows."""
@@ -112,7 +112,7 @@ def foreign_values(cluster: Cluster) -> dict[str, Any]:
         "hostdev": {"enabled": False},
         "operator": {"enabled": False},
         "simulated": {"enabled": True, "config": local},
-        # Tight lists: what the programs ask for in all tests is all that they may.
+        # Tight lists: they allow only the edits that the programs ask for in the tests.
         "backends": {
             "enabled": True,
             "allowed": {

@@ -1,5 +1,5 @@
 """
-What the tests on a real cluster share: objects to apply, things to wait for, block devices.
+Helpers of the tests on a real cluster: objects to apply, conditions to wait for, block devices.
 
 It must not know how a cluster is run; that is `e2e.cluster`'s.
 """
@@ -360,7 +360,7 @@ def zram_devices(count: int) -> Iterator[list[str]]:
 
 @contextlib.contextmanager
 def loop_devices(files: Sequence[Path]) -> Iterator[list[str]]:
-    """Set up loop devices on the host (all nodes see them) and give their names."""
+    """Set up loop devices on the host (all nodes see them) and return their names."""
     devices: list[str] = []
     try:
         for file in files:
@@ -374,9 +374,9 @@ def loop_devices(files: Sequence[Path]) -> Iterator[list[str]]:
 
 def enter_into_udev(cluster: Cluster, node: str, device: str) -> None:
     """
-    Put into a node's udev database what this machine's blkid finds on a block device.
+    Write the result of this machine's blkid for a block device to a node's udev database.
 
-    A udev daemon of the machine does the same by itself; then its database is the node's as well.
+    If the machine has a udev daemon, that does the same, and the node uses its database as well.
     """
     number = Path(f"/sys/class/block/{device}/dev").read_text().strip()
     script = 'mkdir -p /run/udev/data && printf "%s\\n" "$@" > "/run/udev/data/b$0"'

@@ -1,7 +1,7 @@
 """
 Disks with the real bytes of signatures, and the properties that udev's blkid derives from them.
 
-The bytes are the least that libblkid 2.38 recognizes. `blkid` runs this machine's own.
+The bytes are the minimum that libblkid 2.38 recognizes. `blkid` is this machine's own.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ BLANK = Content(name="blank", parts={}, properties={})
 
 ZFS = Content(
     name="zfs",
-    # Four uberblocks of the first label; the rest of a label is not looked at.
+    # Four uberblocks of the first label; blkid ignores the rest of a label.
     parts={(128 + i) << 10: struct.pack("<QQQ", _UBERBLOCK_MAGIC, 5000, 1 + i) for i in range(4)},
     size=_ZFS_MIN_BYTES,
     properties={"ID_FS_TYPE": "zfs_member", "ID_FS_USAGE": "filesystem", "ID_FS_VERSION": "5000"},

@@ -153,7 +153,7 @@ def test_a_disk_with_a_signature_is_not_published_and_a_blank_one_is(release, di
     def is_published(disk: str) -> bool:
         return f"disk-{disk}" in published(release, node)
 
-    # The blank one comes last: a look that finds it has seen the entries of the others.
+    # The blank one comes last: a scan that finds it has read the entries of the others.
     for disk in (disks.zfs, disks.bluestore, disks.blank):
         enter_into_udev(release, node, disk)
     wait_for("the blank disk to be published", lambda: is_published(disks.blank))

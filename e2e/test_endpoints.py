@@ -168,7 +168,7 @@ WHOLE, HALF, OTHER_HALF = ("card", 10, "40Gi"), ("half-0", 11, "20Gi"), ("half-1
 
 
 def card(*, stop: str | None = None) -> Stock:
-    """A card that is given as a whole or in two halves, beside the lamps."""
+    """A card that can be allocated as a whole or in two halves, beside the lamps."""
     parts = [
         {
             "name": name,
@@ -207,7 +207,7 @@ def test_a_partition_waits_for_its_whole_device_that_was_deleted_by_force(stage)
     )
     with_lamp(stage, "half", 11)
     stage.refused("half")
-    # For whoever tolerates the taint the scheduler takes the half as free.
+    # For a pod that tolerates the taint, the scheduler counts the half as free.
     with_lamp(stage, "other", 12, "drakit.dev/unpreparing")
     text = stage.told(
         "other", f"device half-1 does not fit beside device card of claim {stage.name}"

@@ -1,4 +1,4 @@
-"""What the node plugin's container has of its node: its own directories, and nobody's volumes."""
+"""The node plugin's mounts of its node: its own directories, and no volumes of others."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def volumes(release):
 
 
 def new_plugin(release, node: str) -> str:
-    """Replace the plugin's pod, so that its mounts are as young as possible."""
+    """Replace the plugin's pod, so that its mounts are as recent as possible."""
     old = plugin_pod(release, node)
     release.kubectl("-n", NAMESPACE, "delete", "pod", old["metadata"]["name"], "--wait=true")
 
@@ -93,7 +93,7 @@ def test_the_plugin_has_no_volume_of_others_and_writes_to_its_own_directories_al
     assert not [mount for mount in mounts if mount.source == SOURCE]
     below = {mount.path for mount in mounts if mount.path.startswith(f"{KUBELET}/")}
     assert below == {HOME, f"{KUBELET}/plugins_registry", f"{KUBELET}/pod-resources"}
-    # The container's own: its root, and what every container gets of the runtime and the kubelet.
+    # The container's own: its root, and the mounts that the runtime and the kubelet always add.
     runtimes = ("/proc", "/sys", "/dev", "/etc/hosts", "/etc/hostname", "/etc/resolv.conf")
     writable = {
         mount.path
@@ -104,7 +104,7 @@ def test_the_plugin_has_no_volume_of_others_and_writes_to_its_own_directories_al
     assert writable <= WRITABLE
     assert {HOME, f"{KUBELET}/plugins_registry"} <= writable
 
-    # A volume that the kubelet unmounts is gone at once, also from every mount namespace.
+    # A volume that the kubelet unmounts disappears at once from every mount namespace.
     for path in volumes:
         release.exec_on_node(node, ["umount", path])
     found = release.exec_on_node(

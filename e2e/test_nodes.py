@@ -108,7 +108,7 @@ def test_a_token_of_one_nodes_plugin_cannot_write_the_others_slice(release, as_f
 
 
 def slice_of(node: str, *, pool: str, driver: str = DRIVER) -> dict[str, Any]:
-    """A slice without devices, which no scheduler takes anything from."""
+    """A slice without devices, from which the scheduler allocates nothing."""
     return {
         "apiVersion": "resource.k8s.io/v1",
         "kind": "ResourceSlice",

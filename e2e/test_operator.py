@@ -70,7 +70,7 @@ def test_a_pod_whose_devices_are_all_taken_is_told_who_has_them(space, release, 
 
 
 def nested_claim(name: str, *, levels: int) -> str:
-    """A claim as text: encoders refuse parameters that are nested so deep."""
+    """A claim as text: encoders refuse parameters that are nested so deeply."""
     parameters = {"nested": "HERE"}
     config = {"opaque": {"driver": "nested.test", "parameters": parameters}}
     exactly = {"deviceClassName": "missing.test"}
@@ -98,7 +98,7 @@ def test_a_claim_that_cannot_be_parsed_keeps_no_other_pod_from_its_event(space, 
     release.kubectl("-n", NAMESPACE, "delete", "pod", "-l", SELECTOR, "--wait=true")
     space.apply(pod("listed", ("gpu", from_template("gone"))))
     wait_for("an Event about listed", lambda: told(space, "listed"), seconds=60)
-    assert not told(space, "deep"), "nothing is known of it but its name"
+    assert not told(space, "deep"), "the operator knows only its name"
 
 
 @pytest.mark.disruptive

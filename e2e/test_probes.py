@@ -1,4 +1,4 @@
-"""Probes of both daemons, while somebody on the pod network holds on to their ports."""
+"""Probes of both daemons, while slow clients on the pod network occupy their ports."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.feature("core")]
 
 PORTS = {"probes": 8081, "metrics": 8080}
 ATTACK_SECONDS = 18
-"""Longer than the kubelet needs to find a pod unready: three probes, three seconds apart."""
+"""Longer than the kubelet needs to mark a pod unready: three probes, three seconds apart."""
 
 SLOW_CLIENTS = r"""
 trap '' PIPE
@@ -32,7 +32,7 @@ sleep {seconds}; kill $(jobs -p); true
 
 @contextmanager
 def slow_clients(cluster: Cluster, body: dict[str, Any]) -> Generator[None]:
-    """Fifty connections to each port of a pod, which send a byte now and then."""
+    """Fifty connections to each port of a pod, which send a byte every 1.5 s."""
     node, address = body["spec"]["nodeName"], body["status"]["podIP"]
     ports = " ".join(map(str, PORTS.values()))
     script = SLOW_CLIENTS.format(address=address, ports=ports, seconds=ATTACK_SECONDS)

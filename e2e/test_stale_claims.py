@@ -80,7 +80,7 @@ def test_a_kubelet_that_has_not_synced_its_pods_frees_no_claim(stage):
 
     stage.cluster.cut_kubelet(stage.node)
     try:
-        # It serves podresources from its start on, and cannot learn which pods the node has.
+        # It serves podresources from its start, but cannot read the node's pods.
         stage.cluster.restart_kubelet(stage.node)
         stage.delete("pod", "user", force=True, wait=False)
         wait_for("the claim to be gone", lambda: not stage.items("resourceclaim"))
@@ -92,7 +92,7 @@ def test_a_kubelet_that_has_not_synced_its_pods_frees_no_claim(stage):
         assert container_runs()
     finally:
         stage.cluster.heal_kubelet(stage.node)
-    # The kubelet ends the container now; the claim is unprepared, whoever is first.
+    # The kubelet ends the container now; either component unprepares the claim.
     stage.wait_empty()
     assert not container_runs()
     stage.cluster.wait_for_nodes()

@@ -30,7 +30,7 @@ from drakit.explain.selectors import Matches
 __all__ = ("Availability", "Obstacle", "Users", "availability", "needed", "tolerates")
 
 NAMED_HOLDERS = 3
-"""Holders of one namespace that are kept, for a sentence names no more of them."""
+"""Holders that are kept per namespace: an Event names at most this many."""
 
 
 class Users(Protocol):
@@ -47,14 +47,14 @@ class Obstacle:
 
     devices: int = 0
     claims: dict[str, ClaimFacts] = field(default_factory=dict[str, ClaimFacts])
-    """The claims that have to release something, by UID; after :meth:`trim`, the first ones of each
+    """The claims that must release something, by UID; after :meth:`trim`, the first ones of each
     namespace."""
 
     words: set[str] = field(default_factory=set[str])
     """Keys of taints, or names of capacities."""
 
     count_by_namespace: dict[str, int] = field(default_factory=dict[str, int])
-    """How many claims there are; known after :meth:`trim`."""
+    """The number of claims; set by :meth:`trim`."""
 
     def add(self, *, claims: Iterable[ClaimFacts] = (), words: Iterable[str] = ()) -> None:
         self.devices += 1
@@ -63,7 +63,7 @@ class Obstacle:
         self.words.update(words)
 
     def trim(self) -> None:
-        """Keep the claims that can be named: others may be as many as there are devices."""
+        """Keep only the claims that an Event can name: there can be one per device."""
         kept: dict[str, ClaimFacts] = {}
         for claim in sorted(self.claims.values(), key=lambda each: (each.namespace, each.name)):
             count = self.count_by_namespace.get(claim.namespace, 0)
@@ -90,7 +90,7 @@ class Availability:
     """They are shared, and too little of them is left."""
 
     def __len__(self) -> int:
-        """How many claims and namespaces it holds."""
+        """The number of claims and namespaces that it holds."""
         return sum(
             len(each.claims) + len(each.count_by_namespace)
             for each in (self.allocated, self.partitioned, self.used_up)
@@ -133,7 +133,7 @@ def availability(matches: Matches, request: Request, users: Users) -> Availabili
 
 
 class _Sorting:
-    """Sorts the devices of one request; what is alike for many of them is decided once."""
+    """Sorts the devices of one request; it evaluates equal devices only once."""
 
     def __init__(self, request: Request, users: Users) -> None:
         self._request = request
@@ -154,13 +154,13 @@ class _Sorting:
         ):
             found.tainted.add(words=keys)
         elif self._request.admin_access:
-            found.free += 1  # it takes nothing from anybody
+            found.free += 1  # it consumes nothing
         elif (holder := users.holder(identity)) is not None:
             found.allocated.add(claims=(holder,))
         elif short:
             words = (_short(name, identity.driver) for name in short)
             found.used_up.add(claims=sharers, words=words)
-        # A device of which somebody has a share has its counters already.
+        # A shared device already consumes its counters.
         elif not sharers and (claims := self._hardware.in_the_way(identity, device)) is not None:
             found.partitioned.add(claims=claims)
         else:
@@ -173,7 +173,7 @@ class _Sorting:
         if sharers:
             consumed = _consumed_of(identity, sharers)
             return short_capacities(device, driver=identity.driver, asked=asked, consumed=consumed)
-        # Devices that are alike share one tuple of capacities, and the device keeps it alive.
+        # Equal devices share one tuple of capacities, and the device keeps it alive.
         key = (identity.driver, id(device.capacity))
         if key not in self._short:
             self._short[key] = short_capacities(

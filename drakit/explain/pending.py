@@ -82,10 +82,10 @@ def explain(
     pod: PodFacts, cluster: ClusterFacts, *, name_all_holders: bool = False
 ) -> list[Reason]:
     """
-    Say why a pod's claims are not allocated; empty if they are, or if we cannot tell.
+    Return why a pod's claims are not allocated; empty if they are, or if that is uncertain.
 
-    The reasons end in an Event that the pod's owner reads: the claims of other namespaces that hold
-    devices are named only if ``name_all_holders`` is set.
+    The reasons appear in an Event that the pod's owner reads, so claims of other namespaces that
+    hold devices are named only if ``name_all_holders`` is set.
     """
     if pod.node is not None or pod.gated or pod.deleting or pod.phase != "Pending":
         return []

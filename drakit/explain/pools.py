@@ -19,7 +19,7 @@ __all__ = ("Counter", "PoolCounters", "Published", "current_counters", "current_
 
 
 class Published(NamedTuple):
-    """A device of a slice; one object for all selections that hold it."""
+    """A device of a slice; all selections share one object."""
 
     identity: DeviceID
     device: DeviceFacts

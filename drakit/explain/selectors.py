@@ -57,7 +57,7 @@ class Matches:
     possible: tuple[Published, ...] = ()
 
     def __len__(self) -> int:
-        """How many devices it holds."""
+        """The number of devices in it."""
         return len(self.certain) + len(self.possible)
 
 
@@ -93,9 +93,9 @@ def _literal(term: re.Match[str]) -> str | int | bool:
 
 def match_devices(devices: Iterable[Published], expressions: Sequence[str]) -> Matches:
     """
-    Sort devices by what all the expressions together say of them.
+    Sort devices by the combined result of all expressions.
 
-    False wins over unknown, as it does in CEL. It is called for every device of a cluster at once,
+    False wins over unknown, as in CEL. The function handles every device of a cluster in one call,
     hence one flat loop.
     """
     parsed = [parse(expression) for expression in expressions]

@@ -31,9 +31,9 @@ _ADVICE_FOR_OTHERS = "ask who set the taint, or tolerate it in the request"
 
 def state(found: Availability, *, of: str, reader: str | None) -> str:
     """
-    Say why devices cannot be had; `of` says whose devices they are.
+    Return why devices are unavailable; `of` is their owner, such as a request.
 
-    Holders in other namespaces than the reader's are counted, not named; None may read all names.
+    Holders outside the reader's namespace are counted, not named; with None, all are named.
     """
     parts = list(_parts(found, reader))
     if len(parts) == 1:

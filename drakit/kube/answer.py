@@ -1,7 +1,7 @@
 """
-The body of an answer: read up to a bound, and parsed.
+The body of a response: read up to a limit, and parsed.
 
-It must not know connections and timeouts: the chunks are handed in.
+It must not know connections and timeouts: the caller passes the chunks.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from drakit.kube.errors import UnreadableError
 __all__ = ("Answer", "read_answer")
 
 MAX_ANSWER_BYTES = 32 * 2**20
-"""Bytes of an answer, if the caller names no other bound."""
+"""Bytes of a response, unless the caller sets another limit."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
-    """A JSON object, and how many bytes it had."""
+    """A JSON object, and its size in bytes."""
 
     body: dict[str, Any]
     size_bytes: int = 0
@@ -31,7 +31,7 @@ class Answer:
 async def read_answer(
     chunks: AsyncIterable[bytes], *, method: str, path: str, max_bytes: int | None = None
 ) -> Answer:
-    """Read an answer; UnreadableError if it is too large, or is no JSON object."""
+    """Read a response; UnreadableError if it is too large, or is not a JSON object."""
     bound = max_bytes or MAX_ANSWER_BYTES
     answer = bytearray()
     async for chunk in chunks:

@@ -11,7 +11,7 @@ What can go wrong with a request to the API server, one class for each thing a c
       InvalidError              422: the server will never take this object
       TooManyRequestsError      429: ask again after ``retry_after_seconds``
       UnavailableError          no answer (connection, timeout), or 5xx; ask again later
-        UnreadableError         an answer that is too large, or that is no JSON that can be parsed
+        UnreadableError         a response that is too large, or that cannot be parsed as JSON
 
 It must not know sessions or the HTTP library. No text holds a token: headers are never shown.
 """

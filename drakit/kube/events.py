@@ -119,9 +119,9 @@ class EventRecorder:
         timings: EventTimings | None = None,
     ) -> None:
         """
-        ``controller`` is a qualified name (``drakit.dev/operator``), ``instance`` names one of its
-        instances. If Events are ``shared``, all instances count a sentence in one Event; otherwise
-        each instance writes its own.
+        ``controller`` is a qualified name (``drakit.dev/operator``), and ``instance`` is one of its
+        instances. If Events are ``shared``, all instances update the same Event for a text;
+        otherwise each instance writes its own.
         """
         self._session = session
         self._controller = controller

@@ -175,7 +175,7 @@ async def _in_thread(work: Any) -> Any:
 
 
 def _proxy_for(access: ClusterAccess, *, configured: str | None) -> str | None:
-    # A pod's way to the Service of the API server never leads through a proxy, and clusters
+    # A pod never reaches the Service of the API server through a proxy, and clusters
     # exclude it by a CIDR in NO_PROXY, which Python does not honour.
     if access.loader is None:
         return None

@@ -1,9 +1,9 @@
 """
-Lists in pages, of which one unreadable object costs only itself.
+Paged lists, in which an unreadable object affects only itself.
 
-A page that is too large, or that cannot be parsed, is fetched again in smaller pages until the
-object that causes this stands alone. That object is skipped, by its name. Of every other object the
-consumer keeps what it needs at once, so that never more than one page is in memory.
+If a page is too large or cannot be parsed, the list fetches smaller pages until the offending
+object is alone in its page. It then skips this object, and reports its name. The consumer extracts
+its data from each object at once, so that at most one page is in memory.
 
 It must not know connections: one page is fetched by a function that is handed in.
 """
@@ -31,17 +31,17 @@ __all__ = (
 logger: logging.Logger = logging.getLogger(__name__)
 
 MAX_PAGE_BYTES = 2 * 2**20
-"""Bytes of a page of several objects. A tenant can make one byte of JSON cost 25 bytes once it is
-parsed (``[[],[],...]``): this is at most 50 MiB."""
+"""Bytes of a page of several objects. A tenant can make one byte of JSON take 25 bytes after
+parsing (``[[],[],...]``): this is at most 50 MiB."""
 
 MAX_OBJECT_BYTES = 4 * 2**20
 """Bytes of a single object: it has at most 1.5 MiB in etcd, and grows in JSON."""
 
 ATTEMPTS = 3
-"""How often a list starts again because its version has expired; then that is the answer."""
+"""How often a list starts again after its version has expired, before it fails."""
 
 REMEMBERED = 1000
-"""Skipped objects that are logged once; beyond that, the log may repeat itself."""
+"""Skipped objects that are remembered, so that each is logged once."""
 
 _SHRINK = 4
 
@@ -50,7 +50,7 @@ Kept = TypeVar("Kept")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Skipped:
-    """An object that is in the collection, but cannot be read."""
+    """An object of the collection that cannot be read."""
 
     metadata: Mapping[str, Any]
     """Its name, namespace and UID, as far as the API server returns them."""
@@ -70,13 +70,13 @@ class Listing(Generic[Kept]):
 
 
 class SkippedLog:
-    """Logs once that an object cannot be read."""
+    """Logs each unreadable object once."""
 
     def __init__(self) -> None:
         self._logged: set[str] = set()
 
     def log(self, metadata: Mapping[str, Any], reason: str, **facts: str) -> None:
-        """Log that an object is skipped, unless that was logged before."""
+        """Log a skipped object, unless it was logged before."""
         uid = str(metadata.get("uid"))
         if uid in self._logged:
             return
@@ -106,8 +106,8 @@ async def read_list(
     """
     Fetch page after page, all of the same resource version.
 
-    If that version expires on the way (410; a slow reader, a compaction), the list starts again,
-    and raises GoneError if that happens again and again.
+    If that version expires meanwhile (410; a slow reader, a compaction), the list starts again,
+    and raises GoneError after repeated failures.
     """
     for attempt in range(ATTEMPTS):
         try:
@@ -144,7 +144,7 @@ async def _read(
             if limit > 1:
                 limit = max(limit // _SHRINK, 1)
                 continue
-            # If that is unreadable as well, it is not the object's fault: the list fails.
+            # If the metadata is unreadable as well, the object is not the cause: the list fails.
             answer = await fetch(query, max_bytes=MAX_OBJECT_BYTES, metadata_only=True)
             skipped += [
                 Skipped(metadata=item.get("metadata") or {}, reason=error.message)

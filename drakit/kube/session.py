@@ -66,7 +66,7 @@ and with 64 of them 64 reads are answered no sooner (median) than with 16."""
 
 
 PAGE_SIZE = 100
-"""Objects a page: of full slices, 3 MiB of JSON."""
+"""Objects per page: with full slices, 3 MiB of JSON."""
 
 _METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 
@@ -258,9 +258,9 @@ class Session:
         metadata_only: bool = False,
     ) -> Listing[Kept]:
         """
-        List a collection in pages, and keep of each object what ``keep`` returns.
+        List a collection in pages, and keep the result of ``keep`` for each object.
 
-        With ``metadata_only``, the API server sends no more than the objects' metadata.
+        With ``metadata_only``, the API server sends only the objects' metadata.
         """
 
         async def fetch(

@@ -1,9 +1,9 @@
 """
 Watch streams: from chunks of bytes to typed events.
 
-One stream, from its first byte to its end or first error; starting again is :mod:`.reflector`'s. An
-object that is too large or nested too deep costs its own event only: of it no more is known than
-what the beginning of its line names.
+One stream, from its first byte to its end or first error; :mod:`.reflector` starts a new one. An
+object that is too large or nested too deeply affects only its own event, which then contains only
+the metadata at the start of its line.
 
 It must not know connections and timeouts: the chunks are handed in.
 """
@@ -25,7 +25,7 @@ __all__ = ("WatchEvent", "read_events")
 EventType = Literal["ADDED", "MODIFIED", "DELETED", "BOOKMARK"]
 
 _HEAD_BYTES = 4096
-"""Where an unreadable object's name is looked for: objects of built-in kinds begin with it."""
+"""Where an unreadable object's name is searched: objects of built-in kinds begin with it."""
 
 _HEAD = re.compile(rb'\{"type":"(ADDED|MODIFIED|DELETED)","object":\{.*?"metadata":\{', re.DOTALL)
 _NAMED = re.compile(rb'"(name|namespace|uid|resourceVersion)":"([^"\\]*)"')
@@ -38,7 +38,7 @@ class WatchEvent:
     type: EventType
     object: dict[str, Any]
     unreadable: str = ""
-    """Why the object cannot be read; it then holds only what is known of its metadata."""
+    """Why the object cannot be read; the object then holds only partial metadata."""
 
 
 async def read_events(chunks: AsyncIterable[bytes], *, path: str) -> AsyncGenerator[WatchEvent]:
@@ -62,7 +62,7 @@ async def read_events(chunks: AsyncIterable[bytes], *, path: str) -> AsyncGenera
 
 
 def _unreadable(line: bytes, *, path: str, reason: str) -> WatchEvent:
-    """Read an object's name and version where its line begins; raise if it is no event."""
+    """Return an object's name and version from the start of an event; raise if it is no event."""
     head = _HEAD.match(line, 0, _HEAD_BYTES)
     if head is None:
         raise _no_event(path)
@@ -70,7 +70,7 @@ def _unreadable(line: bytes, *, path: str, reason: str) -> WatchEvent:
     for found in _NAMED.finditer(line, head.end(), _HEAD_BYTES):
         metadata[found[1].decode()] = found[2].decode(errors="replace")
         if found[1] == b"resourceVersion":
-            break  # what follows are names of others: owners, managers
+            break  # the names that follow belong to owners and managers
     if not metadata.keys() >= {"name", "uid", "resourceVersion"}:
         raise _no_event(path)
     kind = cast("EventType", head[1].decode())
@@ -83,7 +83,7 @@ def _no_event(path: str) -> UnavailableError:
 
 
 async def _lines(chunks: AsyncIterable[bytes]) -> AsyncGenerator[tuple[bytes, bool]]:
-    """Give each line, and whether it is whole: of one that is too long, only its beginning."""
+    """Yield each line, and whether it is complete: a line that is too long is truncated."""
     # Not readline: its limit would have to be as large as the largest object, and it is kept in
     # memory twice. What is left without a newline at the end is a broken line, and is dropped:
     # the next watch begins at the last whole event.

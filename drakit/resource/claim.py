@@ -88,8 +88,8 @@ def base_request(request: str) -> str:
 
 
 def applies(config: OpaqueConfig, result: DeviceResult) -> bool:
-    """Tell whether a config is meant for a result: one for ``main`` is for all alternatives of that
-    request, one for ``main/small`` for that one alone."""
+    """Return whether a config applies to a result: a config for ``main`` applies to all
+    alternatives of that request, one for ``main/small`` only to that one."""
     if config.driver != result.driver:
         return False
     names = {result.request, base_request(result.request)}

@@ -1,11 +1,11 @@
 """
 Fields of devices that an API server may not know, and what is done without each of them.
 
-An API server whose feature gate is off, or that is older than the field, drops it and says nothing.
-It refuses a slice in two cases. A list attribute that was dropped leaves an attribute without a
-value. Kubernetes 1.34 wants counter sets and the devices that consume them in one slice; later
-versions want them apart. Either way the answer tells which feature is missing. All JSON is that of
-``resource.k8s.io/v1``.
+An API server whose feature gate is off, or that is older than the field, drops it silently. It
+rejects a slice in two cases. A dropped list attribute leaves an attribute without a value.
+Kubernetes 1.34 requires counter sets and the devices that consume them in one slice; later versions
+require them in separate slices. In both cases the response shows the missing feature. All JSON is
+that of ``resource.k8s.io/v1``.
 
 It must not know clients, or what is published instead.
 """
@@ -111,10 +111,10 @@ class Refusal:
 
 def refusal(details: Object, sent: Object) -> Refusal:
     """
-    Read the ``details`` of an answer 422 to a ResourceSlice in any version of the API.
+    Read the ``details`` of a 422 response to a ResourceSlice in any version of the API.
 
-    An API server that refuses the counters of all devices that consume some has other rules for
-    counters than ours. One that refuses those of single devices objects to these devices.
+    An API server that rejects the counters of all devices that consume some has other rules for
+    counters. One that rejects those of single devices objects to these devices.
     """
     devices = children(sent, "spec", "devices")
     consumers = {index for index, each in enumerate(devices) if each.get("consumesCounters")}

@@ -74,9 +74,10 @@ def parse_quantity(text: str) -> Decimal:
 @lru_cache(maxsize=1024)
 def quantity_units(text: str) -> int:
     """
-    Give the value of a quantity in billionths, the finest unit that the API server stores.
+    Return the value of a quantity in billionths, the finest unit that the API server stores.
 
-    Whole numbers of any size: their sums are exact. Raises ValueError as :func:`parse_quantity`.
+    The value is an integer of any size, so sums are exact. Raises ValueError as
+    :func:`parse_quantity`.
     """
     return int(parse_quantity(text).scaleb(-_NANO_EXPONENT, context=EXACT))
 

@@ -74,7 +74,7 @@ class FakeApiServer:
     headers: list[dict[str, str]] = field(default_factory=list[dict[str, str]])
     cluster: FakeCluster = field(default_factory=FakeCluster)
     verbatim: dict[str, str] = field(default_factory=dict[str, str])
-    """Strings that are replaced by JSON in answers: values that are nested too deep for Python."""
+    """Strings that answers replace with JSON: values that are nested too deeply for Python."""
     url: str = ""
     _faults: list[Fault] = field(default_factory=list[Fault])
     _runner: web.AppRunner | None = None
@@ -282,7 +282,7 @@ _FIRST = ("name", "generateName", "namespace", "uid", "resourceVersion")
 
 
 def _ordered(event: Object) -> Object:
-    """Order an object's fields as the real server does, as far as a reader may count on it."""
+    """Order an object's fields as the real server does, as far as readers may rely on it."""
     if "metadata" not in event["object"]:
         return event
     body = dict(event["object"])

@@ -282,7 +282,7 @@ class Cluster(ABC):
 
     def cut_kubelet(self, node: str) -> None:
         """Drop every packet between the API server and the node's own processes: the kubelet and
-        kube-proxy. Pods with a network of their own still reach the API server."""
+        kube-proxy. Pods with their own network still reach the API server."""
         raise UnsupportedError(self.provider, "cut a kubelet from the API server")
 
     def heal_kubelet(self, node: str) -> None:

@@ -1,9 +1,9 @@
 """
-The settings of allow lists: what an entry can say, and which entries are malformed.
+The settings of allow lists: the fields of an entry, and their validation.
 
-Imported only where a configuration has a list, because its models take memory on every node.
+The plugin imports it only if its configuration has a list, because the models take memory.
 
-It must not know what an entry is used for.
+It must not know the use of an entry.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ __all__ = ("AllowedEndpoint", "OwnerSettings", "check")
 
 def _normalised(path: str) -> str:
     if not path.startswith("/") or posixpath.normpath(path) != path or path.startswith("//"):
-        raise ValueError("must be an absolute path without '..', doubled and trailing slashes")
+        raise ValueError(
+            "must be an absolute path without '..', repeated slashes or a trailing slash"
+        )
     return path
 
 
@@ -40,7 +42,7 @@ def _cdi_device(name: str) -> str:
     except InvalidNameError as error:
         raise ValueError(str(error)) from None
     if equals and not pattern:
-        raise ValueError("must name devices after '=', or leave it out to allow all of the kind")
+        raise ValueError("must name devices after '=', or omit '=' to allow the whole kind")
     return name
 
 
@@ -69,11 +71,11 @@ class OwnerSettings(Settings):
     """The user's number on the node."""
 
     gid: Identifier | None = None
-    """The group's number on the node; any group if none is given."""
+    """The group's number on the node; any group by default."""
 
 
 class AllowedEndpoint(Settings):
-    """What an allowed backend or device plugin may give to containers; nothing by default."""
+    """The edits that a backend or device plugin may make; none by default."""
 
     owner: OwnerSettings = OwnerSettings()
     """The owner of its socket: root by default."""
@@ -85,7 +87,7 @@ class AllowedEndpoint(Settings):
     mounts: dict[HostPath, Literal["ro", "rw"]] = Field(
         default_factory=dict[HostPath, Literal["ro", "rw"]]
     )
-    """Prefixes of host paths, read-only or writable. The longest prefix that matches decides."""
+    """Prefixes of host paths, read-only or writable. The longest matching prefix decides."""
 
     hooks: tuple[HostPath, ...] = ()
     """Programs of the host that may run as OCI hooks, with any arguments."""
@@ -94,13 +96,13 @@ class AllowedEndpoint(Settings):
     """Network interfaces of the host, with wildcards."""
 
     additional_gids: tuple[Identifier, ...] = ()
-    """Groups that a container may be in besides its own."""
+    """Supplementary groups that a container may have."""
 
     intel_rdt: bool = False
     """Whether containers may get Intel RDT settings."""
 
     cdi_devices: tuple[Annotated[str, AfterValidator(_cdi_device)], ...] = ()
-    """CDI devices that others describe: kinds (``vendor.example/class``), or a kind and a pattern
+    """CDI devices of other CDI files: kinds (``vendor.example/class``), or a kind and a pattern
     of names (``vendor.example/class=card*``)."""
 
     @model_validator(mode="after")
@@ -119,5 +121,5 @@ _LISTS: dict[str, TypeAdapter[Any]] = {
 
 
 def check(setting: Literal["backends", "devicePlugins"], given: Any) -> dict[str, AllowedEndpoint]:
-    """Make the entries of a list; raises pydantic's ValidationError."""
+    """Return the entries of a list; raises pydantic's ValidationError."""
     return _LISTS[setting].validate_python(given)

@@ -106,14 +106,14 @@ async def serve(config: NodePluginConfig, launch: Launch) -> None:
 
 
 class _Probed:
-    """All hosted drivers, as probes and metrics see them."""
+    """All hosted drivers, for probes and metrics."""
 
     def __init__(self, drivers: Sequence[HostedDriver]) -> None:
         self._drivers = drivers
 
     async def unhealthy(self) -> Sequence[str]:
         drivers = [*self._drivers]
-        # At once: each may take as long as a probe may.
+        # Concurrently: each may take as long as a probe may.
         problems = await asyncio.gather(*(driver.dead() for driver in drivers))
         return _named(zip(drivers, problems, strict=True))
 

@@ -31,7 +31,7 @@ VERSION = 1
 
 def known_drivers(drivers: Path) -> list[str]:
     """
-    Read the names of all known drivers below the directory that holds their data.
+    Return the names of all known drivers below the parent of their data directories.
 
     What is no record is set aside and told in the log. One that cannot be read now, or that a later
     version wrote, is known by the name of its directory: its claims are still to be unprepared.

@@ -58,7 +58,7 @@ class StaleClaims(Settings):
     another node. A living kubelet unprepares what it knows within a minute."""
 
     unconfirmed_grace_period: Seconds = 3600.0
-    """The same where the kubelet's podresources gives no answer, and the claim may be in use."""
+    """The same, if the kubelet's podresources API does not answer, and the claim may be in use."""
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
@@ -68,15 +68,15 @@ class StaleClaims(Settings):
 
 
 class OpaqueParameters(Settings):
-    """How large the opaque parameters of one claim for one driver can be. A config counts once for
-    each device that it applies to. A claim beyond it fails; its pod's Event names the bound."""
+    """Limits of the opaque parameters of one claim for one driver. A config counts once for each
+    device that it applies to. A claim that exceeds them fails; its pod's Event names the limit."""
 
     max_bytes: Annotated[int, Field(ge=10 * 1024)] = 128 * 1024
-    """Bytes of JSON. The API server takes 10 KiB for one config."""
+    """Bytes of JSON. The API server accepts 10 KiB per config."""
 
     max_nodes: Annotated[int, Field(ge=1024)] = 8192
     """Keys and values: each takes up to 100 bytes of the plugin's memory while a claim is prepared,
-    however short it is written."""
+    however short its text is."""
 
 
 class DeviceHealthSettings(Settings):
@@ -117,7 +117,7 @@ AbsolutePath = Annotated[Path, BeforeValidator(_absolute)]
 
 
 def _allowed(setting: Literal["backends", "devicePlugins"]) -> BeforeValidator:
-    """Check an allow list where there is one: its models cost memory on every node otherwise."""
+    """Check an allow list, if there is one: its models take memory on every node otherwise."""
 
     def check(given: Any) -> Any:
         if given is None:
@@ -148,8 +148,8 @@ class Backends(Settings):
     ``<kubeletRoot>/plugins/drakit.dev/backends`` if none is given."""
 
     allowed: Annotated[AllowList, _allowed("backends")] = None
-    """The drivers that backends may have, by name. Without it any driver may do anything; an empty
-    one allows none."""
+    """The drivers that backends may register, by name. Without it, any driver may make any edit; an
+    empty one allows none."""
 
 
 class DevicePlugins(Settings):
@@ -167,15 +167,15 @@ class DevicePlugins(Settings):
     one node each needs a name and a directory of its own."""
 
     allowed: Annotated[AllowList, _allowed("devicePlugins")] = None
-    """The resources that device plugins may have, by name. Without it any device plugin may do
-    anything; an empty one allows none."""
+    """The resources that device plugins may register, by name. Without it, any device plugin may
+    make any edit; an empty one allows none."""
 
 
 class Events(Settings):
     name_holders: Literal["namespace", "all"] = "namespace"
-    """Which claims an error names as holders of a device. The kubelet writes errors into Events of
-    the pod, so by default only claims of the pod's own ``namespace`` are named, and others by their
-    UID; ``all`` names every claim."""
+    """The claims that an error names as holders of a device. The kubelet writes errors into the
+    pod's Events. So errors name only claims of the pod's own ``namespace`` by default, and others
+    by their UID; ``all`` names every claim."""
 
 
 class NodePluginConfig(Settings):

@@ -31,7 +31,7 @@ class Environment:
     """Done once the API server can be asked; nothing that the kubelet needs waits for it."""
 
     podresources: PodResources
-    """The only client of the kubelet's podresources: the kubelet limits all clients together."""
+    """The only client of the kubelet's podresources API, which limits all clients together."""
 
     metrics: Metrics
     looks: Looks = field(default_factory=Looks)

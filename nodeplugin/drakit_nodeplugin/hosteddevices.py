@@ -89,7 +89,7 @@ class HostedDevices:
             held = await self._checkpoint.held_beside_unpreparing()
         except CheckpointError:
             return  # readiness says so
-        # What that one has begun to unprepare has not ended for at least a restart.
+        # An unprepare that the former process began has been pending for at least a restart.
         self._unpreparing = _unpreparing(held)
         self.manager.set_unpreparing(held)
 

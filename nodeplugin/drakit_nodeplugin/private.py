@@ -1,10 +1,10 @@
 """
-Directories and files of a driver that root alone may use, whatever the umask is.
+Directories and files of a driver that only root may use, regardless of the umask.
 
-Checkpoints hold the opaque parameters of tenants. A mode that is given to ``mkdir`` or ``open``
-holds for new entries only, and the umask takes bits away from it; so modes are set afterwards.
+Checkpoints hold the opaque parameters of tenants. A mode passed to ``mkdir`` or ``open`` applies
+only to new entries, and the umask removes bits from it. So these functions set modes afterwards.
 
-Functions block. It must not know what is in the files.
+They block. The module must not know the content of the files.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ __all__ = ("private_directory", "private_file")
 
 
 def private_directory(path: Path) -> None:
-    """Create a directory if it is missing, and let root alone use it. Raises OSError."""
+    """Create a directory if it is missing, and restrict it to root. Raises OSError."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     _restrict(path, os.stat(path), 0o700)
 
 
 def private_file(path: Path) -> None:
-    """Let root alone use a file; anything but a file, or nothing, is left alone. Raises OSError."""
+    """Restrict a regular file to root; ignore anything else. Raises OSError."""
     try:
         found = os.lstat(path)
     except FileNotFoundError:

@@ -37,11 +37,11 @@ __all__ = ("Upkeep",)
 logger = logging.getLogger(__name__)
 
 REBUILD_AGAIN_SECONDS = 60.0
-"""After a rebuild for which the kubelet did not list all its pods."""
+"""Pause after a rebuild during which the kubelet did not list all its pods."""
 
 REBUILD_ATTEMPTS = 10
-"""After so many attempts a rebuild ends without an answer of the kubelet, which a site may not let
-us read."""
+"""After this many attempts, a rebuild ends without an answer of the kubelet, because a site may
+deny access to it."""
 
 LABELS_SECONDS = 4.0
 """How long a rebuild waits for the node's labels, by which claims may select it."""
@@ -197,7 +197,7 @@ class Upkeep:
             session,
             controller="drakit.dev/nodeplugin",
             instance=self._environment.node.name,
-            # The admission policy lets a plugin write Events of its own node alone.
+            # The admission policy allows a plugin to write only Events of its own node.
             shared=False,
         )
         await self._announcer.run(recorder)

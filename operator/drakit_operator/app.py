@@ -161,12 +161,12 @@ class App:
     # ------------------------------------------------------------ probes and metrics
 
     async def unhealthy(self) -> Sequence[str]:
-        """Return why the process must be restarted. A replica that does not lead is healthy."""
+        """Return the reasons to restart the process. A replica that does not lead is healthy."""
         problem = self._term.wrong() if self._term is not None else None
         return [problem] if problem is not None else []
 
     async def unready(self) -> Sequence[str]:
-        """Return why this replica could not lead."""
+        """Return the reasons why this replica could not lead."""
         now = asyncio.get_running_loop().time()
         if self._answered_at is None or now - self._answered_at > CHECK_LIMIT_SECONDS:
             return ["the API server does not answer"]

@@ -55,9 +55,9 @@ class Events(Settings):
     """Pause before an unchanged Event is counted up: the API server forgets Events after 1 h."""
 
     name_holders: Literal["namespace", "all"] = "namespace"
-    """Which claims an Event about a pod names as holders of devices: those of the pod's own
-    ``namespace``, while those of other namespaces are counted, or ``all``. The names of claims and
-    pods of other namespaces are then readable for everybody who may read Events."""
+    """The claims that a pod's Event names as holders of devices: those of the pod's own
+    ``namespace`` (others are counted), or ``all``. With ``all``, anyone who can read Events can
+    read the names of claims and pods of other namespaces."""
 
 
 class Config(Settings):

@@ -55,10 +55,10 @@ class Kind:
     project: Callable[[Object], Fact]
     field_selector: str = ""
     unused: tuple[tuple[str, ...], ...] = ()
-    """Paths that no fact comes from, and that users can fill: dropped before anything is copied."""
+    """Paths that users can fill and that no fact needs: dropped before anything is copied."""
 
     unknown: Object = field(default_factory=dict[str, Any], hash=False)
-    """What stands for the rest of an object that cannot be read: nothing can be concluded of it."""
+    """The placeholder for the rest of an unreadable object: it allows no conclusion."""
 
     @property
     def group_version(self) -> str:
@@ -70,7 +70,7 @@ class Kind:
         return {"fieldSelector": self.field_selector} if self.field_selector else {}
 
     def project_unreadable(self, metadata: Mapping[str, Any]) -> Fact:
-        """Give the fact that there is such an object, and no more."""
+        """Return only the fact that the object exists."""
         return self.project({**self.unknown, "metadata": metadata})
 
     def __str__(self) -> str:
@@ -117,14 +117,14 @@ CLASSES = Kind(
     plural="deviceclasses",
     project=project_class,
     unused=(("spec", "config"),),
-    unknown={"spec": {"selectors": [{}]}},  # a selector that is not CEL: it may mean any device
+    unknown={"spec": {"selectors": [{}]}},  # a selector without CEL: it may match any device
 )
 SLICES = Kind(
     group="resource.k8s.io",
     version="v1",
     plural="resourceslices",
     project=project_slice,
-    # A device of a pool that is never complete, and of a driver that is not known.
+    # A device of an unknown driver, in a pool that is never complete.
     unknown={"spec": {"pool": {"resourceSliceCount": 2**31}, "devices": [{"name": ""}]}},
 )
 

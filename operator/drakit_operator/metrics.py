@@ -20,7 +20,7 @@ class Metrics:
             "drakit_operator_leader", "1 if this replica leads", registry=self.registry
         )
         self.queue_depth = Gauge(
-            "drakit_operator_queue_depth", "Objects waiting to be judged", registry=self.registry
+            "drakit_operator_queue_depth", "Objects waiting for a reconcile", registry=self.registry
         )
         self.reconcile_seconds = Histogram(
             "drakit_operator_reconcile_seconds",
@@ -37,7 +37,7 @@ class Metrics:
         )
         self.kopf_restarts = Counter(
             "drakit_operator_kopf_restarts",
-            "Times that Kopf ended and was started again",
+            "Restarts of Kopf",
             registry=self.registry,
         )
         self.missed_deletions = Counter(
@@ -54,7 +54,7 @@ class Metrics:
         )
         self.skipped_objects = Counter(
             "drakit_operator_skipped_objects",
-            "Objects of lists and watches that could not be read",
+            "Objects in lists and watches that could not be read",
             ["kind"],
             registry=self.registry,
         )

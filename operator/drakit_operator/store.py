@@ -39,16 +39,16 @@ __all__ = ("Change", "Store")
 Value = TypeVar("Value", bound=Sized | None)
 
 CACHED_DEVICES = 5_000_000
-"""Devices in all cached selections, 8 bytes each: forty selections of all devices of a cluster with
-128,000 of them. A selection belongs to a class and a set of selectors, and is cached until a slice
+"""Devices in all cached selections, 8 bytes each: 40 selections of all devices of a cluster with
+128,000 devices. A selection belongs to a class and a set of selectors, and is cached until a slice
 changes."""
 
 _ENTRY = 16
-"""What an answer weighs that holds nothing: questions are limited as well."""
+"""The weight of an empty answer, which limits the number of questions as well."""
 
 CACHED_HOLDERS = 100_000
-"""Claims and namespaces in all cached answers about available devices. Those are cached until a
-slice changes, or a claim takes or releases something."""
+"""Claims and namespaces in all cached answers about available devices. These are cached until a
+slice changes, or a claim allocates or releases a device."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,7 +71,7 @@ def classes_of(requests: Iterable[Request]) -> Iterator[str]:
 
 
 class _Cache(Generic[Value]):
-    """Answers by question, bounded by what they hold: the oldest go first."""
+    """Answers by question, limited by their total weight: the oldest are dropped first."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity

@@ -33,7 +33,7 @@ __all__ = ("Term",)
 logger = logging.getLogger(__name__)
 
 SWEEP_RETRY_SECONDS = 5.0
-"""Pause before a sweep that failed is repeated."""
+"""Pause before a failed sweep is repeated."""
 
 RETRY_LIMIT_SECONDS = 30.0
 """Longest pause between two attempts to write an Event."""
@@ -114,7 +114,7 @@ class Term:
         return None
 
     def unready(self) -> str | None:
-        """Say why this replica, which leads, cannot explain anything."""
+        """Return the reasons why this replica, which leads, cannot explain anything."""
         return self._observer.problem()
 
     def _make_thread(self) -> KopfThread:

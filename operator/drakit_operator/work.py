@@ -140,7 +140,7 @@ class Work:
         try:
             async with self._turn:
                 judged = self._concerns[key.concern].judge(key.name, self._store)
-                # One at a time: to look at all devices of a large cluster takes a tenth of a
+                # One at a time: checking all devices of a large cluster takes a tenth of a
                 # second, and the renewal of the Lease needs several turns of the loop.
                 await asyncio.sleep(0)
             again = await self._announcer.announce(*judged) if judged is not None else None

@@ -157,7 +157,7 @@ class FakeDevices:
 
 
 class FakeInventories:
-    """What a driver lists; as device plugins do, names alone, until a test gives pools."""
+    """A driver's inventory: only names, as with device plugins, until a test sets pools."""
 
     def __init__(self) -> None:
         self.revision = Revision()

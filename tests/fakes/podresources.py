@@ -23,8 +23,8 @@ class FakePodResources(pb_grpc.PodResourcesListerServicer):
     """
     Pods with claims, on a unix socket: `async with FakePodResources(path) as kubelet`.
 
-    As the real one, it adds to the CDI names of a device those of the devices before it, and serves
-    its socket before it has read its pods.
+    Like the real one, it adds the CDI names of earlier devices to those of a device, and serves its
+    socket before it has read its pods.
     """
 
     def __init__(self, socket: Path) -> None:
@@ -37,7 +37,7 @@ class FakePodResources(pb_grpc.PodResourcesListerServicer):
         self.synced = True
         """Whether it has read its pods. If not, it lists none."""
         self.limit: int | None = None
-        """How many calls it answers at once, as the kubelet's rate limit does; None for any."""
+        """The number of concurrent calls, like the kubelet's rate limit; None for no limit."""
         self._tokens, self._refilled = 0.0, 0.0
         self.knows_claims = True
         """Before 1.34 it does not, unless the feature gates are set."""

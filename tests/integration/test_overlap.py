@@ -2,7 +2,7 @@
 Devices that overlap: a GPU and its partitions, shares of one interface, over the real sockets.
 
 The driver is the simulated one: a GPU of 4 compute slices and 40 GiB, an interface of 100 Gbit/s.
-The API server in memory publishes the main inventory, or the fallback where it knows no counters.
+The in-memory API server stores the main inventory, or the fallback if it does not support counters.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def allocate(rig, uid, device, **fields) -> None:  # noqa: F811
 
 @contextlib.asynccontextmanager
 async def kubelet_of(rig):  # noqa: F811
-    """Run the plugin, and give a function that prepares claims: their errors in order."""
+    """Run the plugin; yield a function that prepares claims and returns their errors in order."""
     async with FakeKubelet(rig.root) as kubelet, rig.plugin() as process:
         await rig.until(lambda: kubelet.sockets() and rig.api_server.objects(SLICES))
         dra = await kubelet.register()
@@ -83,7 +83,7 @@ async def test_partitions_that_fit_beside_each_other_are_prepared(gpus):
         assert await prepare(*names) == ["", "", ""]
         (error,) = await prepare("uid-d")
         assert "device gpu-0-1g-1 does not fit beside device gpu-0-2g-0" in error
-        assert await prepare("uid-e") == [""], "admin access takes nothing"
+        assert await prepare("uid-e") == [""], "admin access consumes nothing"
 
 
 async def test_of_a_batch_the_first_gets_the_hardware(gpus):

@@ -1,4 +1,4 @@
-"""Claims whose opaque parameters are as large as an API server takes them: only they fail."""
+"""Claims with the largest opaque parameters that an API server accepts: only they fail."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ async def test_claims_with_as_many_parameters_as_the_api_server_takes_fail_alone
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("shape", ["lists", "text"])
 async def test_a_claim_just_within_the_limits_for_each_pod_of_a_node_fits(rig: Rig, shape):
-    """All at once, and all again from the checkpoint after the plugin was killed."""
+    """All at once, and again from the checkpoint after the plugin was killed."""
     devices = 8
     uids = [f"uid-{number}" for number in range(110)]
     if shape == "lists":

@@ -1,4 +1,4 @@
-"""A node plugin whose kubelet does not list what it has: nothing that is in use is unprepared."""
+"""A kubelet with an incomplete list: the node plugin unprepares nothing that is in use."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LONG_SECONDS = 4.0
 
 @pytest.fixture
 async def used(rig):  # noqa: F811
-    """A claim that a container uses, whose object somebody has deleted by force."""
+    """A claim that a container uses, and whose object was force-deleted."""
     rig.config["staleClaims"] = SOON
     (rig.shelf / "atlas").touch()
     rig.allocate("uid-a", "atlas")

@@ -1,4 +1,4 @@
-"""Log lines: what other people write into messages, facts and errors cannot look like a line."""
+"""Log lines: foreign text in messages, facts and errors cannot look like a log line."""
 
 from __future__ import annotations
 

@@ -92,8 +92,8 @@ mountinfo: /host/mountinfo
 {{- end }}
 
 {{/*
-drakit.directories: the directories of backends and device plugins that need a mount of their own,
-because they are outside of drakit.home: a YAML object, volume name to path.
+drakit.directories: the directories of backends and device plugins that need a separate mount, because
+they are outside drakit.home: a YAML object, volume name to path.
 */}}
 {{- define "drakit.directories" -}}
 {{- $have := printf "%s/" (include "drakit.home" .) }}
@@ -112,9 +112,8 @@ device-plugins: {{ $directory }}
 {{- end }}
 
 {{/*
-drakit.sees-dev: whether the plugin needs the host's /dev: hostdev finds devices there, links and
-directories that device plugins name are looked up, and so are the device nodes of backends that an
-allow list restricts.
+drakit.sees-dev: whether the plugin needs the host's /dev. hostdev finds devices there, and the plugin
+resolves links and directories of device plugins, and device nodes that an allow list restricts.
 */}}
 {{- define "drakit.sees-dev" -}}
 {{- $restricted := and .Values.backends.enabled (kindIs "map" .Values.backends.allowed) }}

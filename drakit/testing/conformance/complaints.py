@@ -40,7 +40,7 @@ def stopped(log: str) -> str | None:
 
 
 def unready(log: str) -> str | None:
-    """Return why the node plugin was not ready last."""
+    """Return the latest reason why the node plugin was not ready."""
     reasons = [match["reason"] for match in _UNREADY.finditer(log)]
     return f"the node plugin is not ready: {reasons[-1]}"[:MAX_CHARACTERS] if reasons else None
 

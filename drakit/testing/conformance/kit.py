@@ -115,8 +115,7 @@ class Kit:
         """The kubelet, for what the methods do not offer."""
 
         self.pods: PodList = pods
-        """The pods that the kubelet lists. The claims that a rule prepares are not among them by
-        themselves."""
+        """Pods that the kubelet lists. A rule must add the pods of the claims that it prepares."""
 
         self._asked: dict[str, ClaimUnderTest] = {}
         self._known: frozenset[tuple[str, str]] = frozenset()

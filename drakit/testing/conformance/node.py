@@ -239,7 +239,7 @@ class FakeNode:
         return found
 
     async def _get(self, server: str, path: str) -> str:
-        """Ask one of the node plugin's HTTP servers; empty if it does not answer."""
+        """Return the response of a server of the node plugin; empty if there is none."""
         url, limit = f"http://127.0.0.1:{self._ports[server]}{path}", aiohttp.ClientTimeout(2)
         try:
             async with (

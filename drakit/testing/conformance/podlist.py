@@ -1,8 +1,8 @@
 """
 The kubelet's podresources socket: the node plugin's own pod, and containers that use claims.
 
-A node plugin reads there which claims are in use, and relies on lists that contain its own pod. It
-must not know rules.
+A node plugin reads the claims in use from it, and relies on lists that contain its own pod. It must
+not know rules.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class PodList:
         self._pods: list[pb.PodResources] = []
         self._server = grpc.aio.server()
         self.shows_own_pod: bool = True
-        """Whether the node plugin's own pod is listed: not by a kubelet that has just started, and
-        has not read its pods from the API server yet."""
+        """Whether the node plugin's own pod is listed. A kubelet that has just started has not read
+        its pods from the API server, and does not list it."""
 
     async def __aenter__(self) -> PodList:
         pb_grpc.add_PodResourcesListerServicer_to_server(_Service(self._listed), self._server)
@@ -94,5 +94,5 @@ class _Service(pb_grpc.PodResourcesListerServicer):
     async def GetAllocatableResources(
         self, request: pb.AllocatableResourcesRequest, context: Any
     ) -> Any:
-        """Give no device: the kubelet's own device manager serves none."""
+        """Return no device: the kubelet's own device manager serves none."""
         return pb.AllocatableResourcesResponse()

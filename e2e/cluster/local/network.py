@@ -80,8 +80,8 @@ def join(names: Names, node: int, box: Box, *, others: Sequence[tuple[int, Box]]
 
 def cut(names: Names, box: Box, *, address: str | None = None) -> None:
     """
-    Drop what passes between the API server's machine and a node, or one address of the node: its
-    own, which its processes outside of pods have, or a pod's.
+    Drop packets between the API server's machine and a node, or one address of the node: its own,
+    which processes outside pods use, or a pod's.
 
     In the table `mangle`, for kube-proxy does not write there. After routing, the service's address
     has become the API server's already, and the pod's is still its own; before routing, both are.

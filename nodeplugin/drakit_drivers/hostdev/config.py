@@ -63,8 +63,8 @@ Id = Annotated[int, Field(ge=0, lt=2**32 - 1)]
 
 
 PolicyName = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max_length=40)]
-"""The value of the device attribute ``policy``, and the prefix of device names. At most 40
-characters, which leaves room for the device."""
+"""The value of the device attribute ``policy``, and the prefix of device names. The limit
+of 40 characters leaves room for the device."""
 
 
 class Policy(DriverConfig):
@@ -101,11 +101,11 @@ class Policy(DriverConfig):
 
     allow_formatted: bool = False
     """Also publish disks with a file system, another signature or a partition table, disks that
-    udev's database does not know, and partitions. Disks in use are refused all the same."""
+    udev's database does not know, and partitions. The driver still refuses disks in use."""
 
     allow_unstable_names: bool = False
-    """Also publish disks that have neither WWN, EUI nor serial number, by the kernel's name. After
-    a reboot a claim may get another disk."""
+    """Also publish disks without WWN, EUI and serial number, under the kernel's name. After a
+    reboot, a claim may get another disk."""
 
     allow_dangerous: bool = False
     """Also publish devices that give a container control of the node (``/dev/mem``, consoles,
@@ -159,7 +159,7 @@ class HostDevicesConfig(DriverConfig):
     """The config of the driver ``hostdev``."""
 
     policies: dict[PolicyName, Policy] = Field(default_factory=dict, max_length=256)
-    """What is published, by the policy's name. If two policies match a device, it belongs to the
+    """The policies by name. If two policies match a device, it belongs to the
     one whose name sorts first."""
 
     allow_disks: bool = False
@@ -188,5 +188,5 @@ class HostDevicesConfig(DriverConfig):
 
     @property
     def enabled_policies(self) -> dict[str, Policy]:
-        """The policies that are enabled, sorted by name, as Helm sorts the keys of a map."""
+        """The enabled policies, sorted by name, as Helm sorts the keys of a map."""
         return {name: policy for name, policy in sorted(self.policies.items()) if policy.enabled}

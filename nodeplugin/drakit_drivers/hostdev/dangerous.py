@@ -1,11 +1,11 @@
 """
-Device nodes that give a container the whole node, or let it stop the node.
+Device nodes that let a container take over or stop the node.
 
-The list is by path, as the kernel names its devices. Most entries need no further capability: a
-container that can open the node has what it needs. A policy publishes them only with
+The list contains paths with the kernel's names. Most entries need no further capability: it is
+enough that the container can open the device node. A policy publishes them only with
 ``allowDangerous``.
 
-It must not know policies or sysfs: it compares text.
+It must not know policies or sysfs: it compares strings.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _DANGEROUS = (
     *("mem", "kmem", "oldmem", "port", "nvram", "snapshot", "cpu/[^/]+/msr", "cpu/microcode"),
     # The kernel's log, and the text on the console.
     *("kmsg", "vcs[^/]*"),
-    # Timers that reset the node, and its management controller.
+    # Timers that reset the node, and the management controller.
     *("watchdog[^/]*", "ipmi[^/]*", "ipmi(dev)?/[^/]+"),
-    # Input that the node takes for a keyboard of its own.
+    # Input that the node treats as its own keyboard.
     *("uinput", "input/uinput", "uhid"),
     # Flash memory with firmware on it.
     *("mtd[^/]*", "mtd/[^/]+"),
-    # Control of volumes, and commands that reach disks past the rules for disks.
+    # Control of volumes, and commands that bypass the rules for disks.
     *("mapper/control", "megaraid_sas_ioctl_node", "mpt[23]ctl"),
     # Consoles. A serial port is one only where the kernel lists it: see Sysfs.active_consoles.
     *("console", "tty[0-9]{1,2}"),
@@ -35,16 +35,16 @@ _DANGEROUS = (
 _PATTERN = re.compile(f"/dev/(?:{'|'.join(_DANGEROUS)})")
 
 _PROBES = ("mem", "sda1", "TTY_9", "0", "zz-zz.z")
-"""Names without a common letter: a pattern that matches all of them means any name."""
+"""Names without a common letter: a pattern that matches all of them matches any name."""
 
 
 def is_dangerous(path: str) -> bool:
-    """Report whether a path is on the list, or a glob that matches only such paths."""
-    # A glob's own signs match as well: "/dev/watchdog*" is on the list as written.
+    """Return whether a path is on the list, or a glob that matches only such paths."""
+    # A glob matches as text as well: "/dev/watchdog*" is on the list as written.
     return _PATTERN.fullmatch(path) is not None
 
 
 def matches_everything(glob: str) -> bool:
-    """Report whether a glob matches all device nodes of /dev, or of any directory in it."""
+    """Return whether a glob matches all device nodes of /dev, or of any directory in it."""
     depth = len(glob.split("/")) - 2
     return all(matches(glob, "/".join(("", "dev", *[probe] * depth))) for probe in _PROBES)

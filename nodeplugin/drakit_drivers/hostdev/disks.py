@@ -1,21 +1,20 @@
 """
-Which block devices may be published: none that the host uses, and none that has data on it.
+The block devices that may be published: none that the host uses, and none that contains data.
 
-A disk is in use with all its partitions if it, one of them, or anything that is built on one of
-them (the ``holders`` in sysfs, followed upwards) is mounted, swapped to or part of a mounted btrfs;
-or if a mount's source names it. A device that another one is built on counts as in use,
-mounted or not: device mapper and md hold it open. If the host's mounts cannot be read,
-:class:`UsageUnknownError` means that no block device is published.
+A disk and all its partitions are in use if one of them, or anything built on one of them (the
+``holders`` in sysfs, followed upwards), is mounted, used as swap or part of a mounted btrfs; or if
+a mount's source names it. A device that another one is built on counts as in use, mounted or not:
+device mapper and md hold it open. If the host's mounts cannot be read, the caller gets
+:class:`UsageUnknownError`, and publishes no block device.
 
-Not every use shows in sysfs: ZFS and Ceph open a disk like any program, and mounts in other mount
+sysfs does not show every use: ZFS and Ceph open a disk like any program, and mounts in other mount
 namespaces are invisible. So a disk must also be blank: udev's database must have an entry for it
-without any signature or partition table, unless the policy sets ``allowFormatted``. A disk without
-an entry has not been probed. A disk also needs an identity, by which it is named, and which no
-other disk has.
+without any signature or partition table, unless the policy sets ``allowFormatted``. udev has not
+probed a disk without an entry. A disk also needs a unique identity, which becomes its name.
 
-zram devices and loop devices without a backing file need no entry: they lose their content with
-their setup, and udev's rules do not probe zram. zram and loop devices need no identity either:
-their number is chosen when they are set up.
+zram devices and loop devices without a backing file need no entry: their content lasts only as long
+as their setup, and udev's rules do not probe zram. zram and loop devices need no identity either:
+their number is chosen at setup.
 
 It must not know policies, claims or names of published devices.
 """
@@ -71,7 +70,7 @@ def reason_not_to_publish(
     allow_formatted: bool,
     allow_unstable_names: bool,
 ) -> str | None:
-    """Return why a block device must not be published, in a few words; None if it may be."""
+    """Return the reason not to publish a block device, as a clause; None if there is none."""
     block = device.block
     if block is None:
         return None
@@ -94,7 +93,7 @@ def _is_disk(block: BlockFacts) -> bool:
 
 
 def _ambiguity(block: BlockFacts, usage: DiskUsage, *, allow_unstable_names: bool) -> str | None:
-    """Return why it is not certain which disk this is."""
+    """Return the reason why the disk's identity is uncertain."""
     if block.identity is None:
         if allow_unstable_names:
             return None
@@ -110,7 +109,7 @@ def _ambiguity(block: BlockFacts, usage: DiskUsage, *, allow_unstable_names: boo
 
 
 def _content(device: HostDevice, block: BlockFacts, usage: DiskUsage) -> str | None:
-    """Return why a device may not be blank."""
+    """Return the reason why a device may not be blank."""
     if block.disk != device.kernel_name:
         return f"it is a partition of {block.disk}, and the policy does not set allowFormatted"
     partitions = _partitions(usage.directories.get(device.kernel_name))
@@ -149,8 +148,8 @@ def _use_in_tree(device: HostDevice, usage: DiskUsage) -> str | None:
 
 
 def _tree(device: HostDevice, usage: DiskUsage) -> Iterator[str]:
-    """Name the whole disk, its partitions, and everything built on one of them."""
-    # Of a disk with the host's root, an unused partition may be the root after the next update.
+    """Return the names of the disk, its partitions, and everything built on one of them."""
+    # An unused partition of the host's root disk may become the root at the next update.
     due = [device.block.disk if device.block else device.kernel_name]
     seen: set[str] = set()
     while due:
@@ -200,7 +199,7 @@ def read_usage(sysfs: Sysfs, *, dev_root: Path, mountinfo: Path, swaps: Path) ->
     for number in _btrfs_members(sysfs):
         used.setdefault(number, "part of a mounted btrfs")
     for name in (name for name in sources.directories if name.startswith("loop")):
-        # A loop device on a whole disk opens it like a program: it is no holder.
+        # A loop device on a whole disk opens it like a program: it is not a holder.
         backing = read_attribute(sources.directories[name] / "loop", "backing_file") or ""
         if backing.startswith("/dev/"):
             for number in sources.find(backing) or ():

@@ -3,10 +3,10 @@ The driver: looks at the host every few seconds, and again for each claim.
 
 A claim is prepared from a fresh look, never from the last scan: in between a stick may have been
 replugged under another number, a disk mounted, or another disk plugged in under the same path. A
-disk's name carries its identity, so a look that finds another disk does not find the name.
+disk's name contains its identity, so a lookup cannot return another disk under that name.
 
-The node's selector counts for what is published, not for what is prepared: a claim's device was
-published to it, and after a restart without API server the labels are not known.
+The node selector applies when a device is published, not when it is prepared: the claim's device
+was published, and after a restart without API server the labels are unknown.
 
 It must not know how devices are found, named or described.
 """
@@ -154,7 +154,7 @@ def _described(published: Published) -> Device:
 
 
 def _disks_beside(name: str, selection: Selection) -> dict[str, str]:
-    """Return the disks of a device's policy, path to name: one may have taken the device's path."""
+    """Return the disks of a device's policy, path to name: one may now have the device's path."""
     refused = (each.published for each in selection.refused.values())
     return {
         disk.host.path: disk.name

@@ -171,5 +171,5 @@ def _wanted(policies: Mapping[str, Policy], subsystem: str) -> Callable[[str], b
 
 
 def _is_dangerous(host: HostDevice, consoles: Collection[str]) -> bool:
-    # By the kernel's path: a link of udev may have any name.
+    # By the kernel's path: a udev link can have any name.
     return is_dangerous(host.path) or (host.subsystem == "tty" and host.kernel_name in consoles)

@@ -1,11 +1,11 @@
 """
 Which of the host's devices are published, under which names.
 
-A name must mean the same device after a restart, a reboot or a replug. A disk has the name of its
-identity, a USB device that of its ids and serial number (its port, if it has none), any other
-device the kernel's name. Where two devices would get one name, or it would be too long, a hash of
-what tells them apart is added to all of them: no name ever passes from one device to another one
-that is there too. A disk's name also gets the hash if it has lost characters of the identity.
+A name must mean the same device after a restart, a reboot or a replug. A disk's name comes from its
+identity, a USB device's from its ids and serial number (its port, if it has none), any other
+device's from the kernel. If two devices would get one name, or it would be too long, all of them
+get a hash of their distinguishing properties: no name moves between devices that are present. A
+disk's name also gets the hash if it has lost characters of the identity.
 
 Pure: it must not know files, sysfs or the API's types.
 """
@@ -67,7 +67,7 @@ class Selection:
 def policies_of_node(
     policies: Mapping[str, Policy], labels: Mapping[str, str] | None
 ) -> dict[str, Policy]:
-    """Return the policies that hold on a node; while its labels are unknown, those without any."""
+    """Return the policies for a node; while its labels are unknown, those without a selector."""
     return {
         name: policy
         for name, policy in policies.items()
@@ -82,7 +82,7 @@ def select(
     *,
     refuse: Callable[[Published], str | None],
 ) -> Selection:
-    """Decide what is published; a device belongs to the first policy that matches it."""
+    """Return the published devices; a device belongs to the first policy that matches it."""
     overlaps: list[Overlap] = []
     owners: dict[str, str] = {}
     owned: list[Published] = []
@@ -95,7 +95,7 @@ def select(
                 overlaps.append(Overlap(host.path, first=owner, second=policy_name))
     matched = {p.host.kernel_name: p.policy_name for p in owned if p.host.block}
     reasons = {p.host.path: refuse(p) or _overlap_with_disk(p.host, matched) for p in owned}
-    # Refused devices get names as well: a name must not depend on whether a neighbour is in use.
+    # Refused devices get names too: a name must not depend on whether a neighbour is in use.
     devices: dict[str, Published] = {}
     refused: dict[str, Refused] = {}
     for name, published in _named(owned).items():
@@ -107,7 +107,7 @@ def select(
 
 
 def _overlap_with_disk(host: HostDevice, matched: Mapping[str, str]) -> str | None:
-    # Even if the disk is refused: the pod that has it may be the one that partitioned it.
+    # Even if the disk is refused: the pod that uses it may have partitioned it.
     lower = host.block.lower if host.block else frozenset[str]()
     disk = min(lower & matched.keys(), default=None)
     return f"it lies on {disk}, which policy {matched[disk]} matches as a whole" if disk else None
@@ -144,7 +144,7 @@ def _named(chosen: Sequence[Published]) -> dict[str, Published]:
         # A camera has several nodes on one interface; its driver makes them in the same order.
         suffix = f"-{nth - 1}" if nth > 1 else ""
         name = _label(f"{prefix}-{identity}{suffix}")
-        # A disk's name stands for its identity at prepare: no other identity may become this name.
+        # At prepare, a disk's name is its identity: no other identity may get this name.
         lossy = bool(host.block and host.block.identity) and name != f"{prefix}-{identity}{suffix}"
         wanted.append((name, f"{place}{suffix}", lossy, published))
     used = Counter(name for name, *_ in wanted)
@@ -157,7 +157,7 @@ def _named(chosen: Sequence[Published]) -> dict[str, Published]:
 
 
 def _identity(host: HostDevice) -> tuple[str, str]:
-    """Return a device's identity and place: two with the same identity differ in their places."""
+    """Return a device's identity and path: two devices with one identity differ in their paths."""
     block, usb = host.block, host.usb
     if block and block.identity:
         part = f"-part{block.partition}" if block.partition else ""

@@ -72,13 +72,13 @@ class BlockFacts:
     """Number of a partition."""
 
     identity: str | None = None
-    """What stays the same of the whole disk when the kernel numbers its disks in another order."""
+    """The identity of the whole disk, which does not depend on the kernel's numbering."""
 
     lower: frozenset[str] = frozenset()
-    """Kernel names of the devices that it lies on: a partition's disk, the members of a volume."""
+    """Kernel names of the underlying devices: a partition's disk, the members of a volume."""
 
     udev: UdevEntry | None = None
-    """The entry in udev's database, if there is one."""
+    """The device's entry in udev's database, if there is one."""
 
     @property
     def is_zram(self) -> bool:
@@ -86,7 +86,7 @@ class BlockFacts:
 
     @property
     def is_loop(self) -> bool:
-        """Report whether it is a loop device, set up or not, or a partition of one."""
+        """Return whether it is a loop device, set up or not, or a partition of one."""
         return re.fullmatch(r"loop\d+", self.disk) is not None
 
 
@@ -191,7 +191,7 @@ class Sysfs:
         )
 
     def disk_identity(self, disk: Path) -> str | None:
-        """Return the identity of a whole disk by its directory."""
+        """Return the identity of a whole disk, given its directory."""
         number = read_attribute(disk, "dev")
         udev = self._udev.entry("b", number) if number else None
         return disk_identity(
@@ -222,7 +222,7 @@ class Sysfs:
         sectors = read_attribute(directory, "size") or "0"
         rotational = read_attribute(disk / "queue", "rotational")
         return BlockFacts(
-            size_bytes=int(sectors) * 512 if sectors.isdigit() else 0,  # of 512 bytes always
+            size_bytes=int(sectors) * 512 if sectors.isdigit() else 0,  # always of 512 bytes
             read_only=read_attribute(directory, "ro") == "1",
             removable=read_attribute(disk, "removable") == "1",
             rotational=None if rotational is None else rotational == "1",

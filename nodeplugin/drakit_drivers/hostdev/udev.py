@@ -1,7 +1,7 @@
 """
 The host's udev database: what its rules found out about a device (serial, stable links).
 
-Most hosts have it, minimal ones do not; only disks need it. One file a device,
+Most hosts have it, minimal ones do not; only disks need it. It has one file per device,
 ``data/{b,c}MAJOR:MINOR``, with lines ``E:KEY=VALUE`` and ``S:LINK`` (below ``/dev``).
 
 It must not know sysfs, or what the properties are used for.
@@ -35,8 +35,8 @@ class UdevDatabase:
         """
         Look up a device by its type (``b`` or ``c``) and ``MAJOR:MINOR``.
 
-        None means that udev has not processed the device, or that no udev runs on the host. For a
-        disk that is not the same as an entry without a signature.
+        None means that udev has not processed the device, or does not run on the host. For a disk,
+        that differs from an entry without a signature.
         """
         try:
             text = (self._data / f"{node_type}{number}").read_text(errors="replace")

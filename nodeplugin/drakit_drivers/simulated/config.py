@@ -130,8 +130,8 @@ class SimulatedConfig(DriverConfig):
 
     control_file: Annotated[Path, AfterValidator(_check_absolute)] | None = None
     """JSON that says what becomes of devices; it may be missing, and is looked at five times a
-    second. ``control.json`` in the driver's data directory below ``/var/lib/kubelet`` if none is
-    given."""
+    second. The default is ``control.json`` in the driver's data directory below
+    ``/var/lib/kubelet``."""
 
     @property
     def control(self) -> Path:

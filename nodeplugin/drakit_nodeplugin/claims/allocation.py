@@ -43,26 +43,26 @@ __all__ = (
 
 
 MAX_CONFIG_DEPTH = 64
-"""Levels of nesting of opaque parameters: drivers and backends parse them with recursion. The API
-server takes as many as fit into 10 KiB."""
+"""Nesting levels of opaque parameters: drivers and backends parse them recursively. The API server
+accepts as many as fit into 10 KiB."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParameterLimits:
     """
-    How large the opaque parameters of one claim for one driver can be.
+    Limits of the opaque parameters of one claim for one driver.
 
     A config counts once for each device that it applies to, because its driver gets it with each.
-    The API server takes 64 configs of 10 KiB for 32 devices: 20 MiB, and many times that in memory.
-    The defaults let 110 pods, the kubelet's default, start at once on a node with a claim each that
-    is just within them.
+    The API server accepts 64 configs of 10 KiB for 32 devices: 20 MiB, and much more in memory.
+    With the defaults, 110 pods (the kubelet's default), each with a claim just below the limits,
+    can start at once on a node.
     """
 
     max_bytes: int = 128 * 1024
     """As JSON: 4 KiB for each of 32 devices, or a config of the largest size for 12."""
 
     max_nodes: int = 8192
-    """Keys and values: each takes up to 100 bytes of memory, however short it is written. A config
+    """Keys and values: each takes up to 100 bytes of memory, however short its text is. A config
     of the largest size has up to 5,120."""
 
 
@@ -74,7 +74,7 @@ class Step(Enum):
     REPLACE = "replace"
     """It was prepared with other devices: undo those first."""
     REPEAT = "repeat"
-    """The same work again: it did not end, the node was rebooted, or the entry was rebuilt."""
+    """The same work again: it did not finish, the node rebooted, or the entry was rebuilt."""
     ANSWER = "answer"
     """Nothing but to see that its CDI file is there."""
     UNDO = "undo"
@@ -93,9 +93,9 @@ def wanted_claim(
     side_effects: bool = True,
 ) -> StoredClaim:
     """
-    Check a claim and return what is to be prepared of it.
+    Check a claim and return the entry to prepare.
 
-    Raises a :class:`ClaimError` that names the reason why the claim cannot be prepared here.
+    Raises a :class:`ClaimError` with the reason why the claim cannot be prepared here.
     """
     results = allocated_results(claim, reference=reference, driver=driver, node=node, labels=labels)
     assert claim.allocation is not None
@@ -134,7 +134,7 @@ def allocated_results(
     labels: Mapping[str, str] | None,
 ) -> list[DeviceResult]:
     """
-    Check whose claim it is and where it is allocated, and return the driver's results.
+    Check the claim's identity and node, and return the driver's allocation results.
 
     Raises a :class:`ClaimError`.
     """
@@ -160,10 +160,10 @@ def with_consumption(
     claim: StoredClaim, hardware: Hardware | None, *, former: StoredClaim | None = None
 ) -> tuple[StoredClaim, StoredDevice | None]:
     """
-    Return a claim with what its devices consume, and a device that no endpoint lists, if any.
+    Return a claim with its devices' consumption, and a device that no endpoint lists, if any.
 
-    Of that one it is what the former entry of the claim says. Without `hardware` devices consume
-    nothing but their names; nor does admin access.
+    The consumption of an unlisted device comes from the claim's former entry. Without `hardware`,
+    devices consume only their names; so does admin access.
     """
     known = {(d.pool, d.device): d.consumes for d in former.devices} if former else {}
     devices: list[StoredDevice] = []
@@ -182,12 +182,12 @@ def with_consumption(
 
 
 _Applied = tuple[OpaqueConfig, Mapping[int, DeviceResult]]
-"""A config, and the results that it applies to, by their numbers."""
+"""A config, and the results that it applies to, by index."""
 
 
 def _configs_of(results: Sequence[DeviceResult], allocation: Allocation) -> list[_Applied]:
-    """Return the configs that apply to any of the results; those of the class come before those of
-    the claim, else the order is the allocation's."""
+    """Return the configs that apply to any of the results, in the allocation's order; those of the
+    class precede those of the claim."""
     applied = [
         (config, {number: r for number, r in enumerate(results) if applies(config, r)})
         for config in allocation.configs
@@ -202,7 +202,7 @@ def _texts(
     texts: list[str] = []
     bytes_left, nodes_left = limits.max_bytes, limits.max_nodes
     for config, results in configs:
-        # Counted before it is written as text: that would be a copy already.
+        # Counted before serialization, which would already be a copy.
         nodes = _nodes(config, next(iter(results.values())), claim=claim)
         nodes_left -= nodes * len(results)
         if nodes_left < 0:
@@ -220,13 +220,13 @@ def _texts(
 
 
 def _nodes(config: OpaqueConfig, result: DeviceResult, *, claim: str) -> int:
-    """Count the keys and values of a config; raise BadConfigError if it is not usable at all."""
+    """Return the number of keys and values of a config; raise BadConfigError if it is unusable."""
     wrong = "are not a JSON object"
     parameters: object = config.parameters
     if isinstance(parameters, dict):
         nodes = 0
         level = [cast("object", parameters)]
-        # Level by level: what users nest must not end in a recursion of ours.
+        # Level by level: users control the depth, so this must not recurse.
         for _ in range(MAX_CONFIG_DEPTH):
             nodes += len(level)
             below: list[object] = []
@@ -255,8 +255,8 @@ def next_step(old: StoredClaim | None, *, new: StoredClaim) -> Step:
         return Step.BEGIN
     if old.state == "unpreparing":
         return Step.UNDO
-    # Where the kubelet alone was asked, configs are not known. A device that is in use must not be
-    # undone for that; preparing it again is always allowed.
+    # If only the kubelet listed the entry, its configs are unknown. That must not undo a device in
+    # use; preparing it again is always allowed.
     same = (
         device_keys(old.devices) == device_keys(new.devices)
         if old.rebuilt == "listed"
@@ -274,7 +274,7 @@ def device_keys(devices: Iterable[StoredDevice | DeviceResult]) -> set[tuple[str
 
 
 def allocated_devices(claim: StoredClaim) -> list[AllocatedDevice]:
-    """Return a claim's devices as drivers get them; each has its parameters for itself."""
+    """Return a claim's devices as drivers get them; each has its own copy of its parameters."""
     return [
         AllocatedDevice(
             name=device.device,

@@ -126,7 +126,7 @@ class Checkpoint:
 
     async def pages(self, size: int = 50) -> AsyncIterator[list[StoredClaim]]:
         """
-        Give every claim, by UID, some at a time: a row can hold 128 KiB of opaque parameters.
+        Yield every claim, by UID, in chunks: a row can hold 128 KiB of opaque parameters.
 
         Each page is what is stored at its moment; claims that come or go meanwhile may be missed.
         """
@@ -160,8 +160,8 @@ class Checkpoint:
         Generation 0 says that there is no row. A claim is left out where the row is another one, or
         where another claim has a device of it and one of the two wants it alone: an exclusive
         device has one holder, shares go beside each other, admin access beside all. With
-        `hardware`, the main inventories, it is left out as well where all claims together would
-        take more of a counter set or of a device's capacity than there is. One that is written
+        `hardware`, the main inventories, it also leaves out a claim if all claims together would
+        exceed a counter set or a device's capacity. One that is written
         straight as ``prepared``, with generation 0, is left out too if another process has
         opened the database since this one did: that one may have undone it already.
         """
@@ -187,8 +187,8 @@ class Checkpoint:
         return await self._run(holds.held_devices)
 
     async def held_beside_unpreparing(self) -> list[HeldDevice]:
-        """Give what claims hold that are being unprepared, and what others hold of the same
-        counter sets; nothing while no claim is being unprepared."""
+        """Return the holds of claims that are being unprepared, and of others on the same counter
+        sets; nothing while no claim is being unprepared."""
         return await self._run(holds.held_beside_unpreparing)
 
     async def endpoints(self) -> list[StoredEndpoint]:

@@ -1,13 +1,13 @@
 """
-How long something has been unused: since when looks at the kubelet agree.
+How long something has been unused: the time during which the kubelet's answers agree.
 
-Where the kubelet gives a complete list, a short grace period is enough. It starts at the first such
+If the kubelet returns complete lists, a short grace period is enough. It starts at the first such
 list, and only complete lists count: a kubelet that has just started may list our own pod before the
-pod in question. Without any answer the grace period is long. A list that is not complete ends both:
-the caller must then forget what it has seen, and start again.
+pod in question. Without any answer, the grace period is long. An incomplete list ends both: the
+caller must then discard its observations, and start again.
 
-:mod:`.stale` and :mod:`.orphans` decide what is judged by it, and what happens in the end. It must
-not know how the kubelet is asked.
+:mod:`.stale` and :mod:`.orphans` decide when to apply it, and what to do at its end. It must not
+know how the kubelet is called.
 """
 
 from __future__ import annotations
@@ -21,36 +21,36 @@ __all__ = ("Grace", "Unclaimed")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Grace:
-    """How long looks must agree."""
+    """How long the observations must agree."""
 
     confirmed_seconds: float = 120.0
-    """From one complete list of the kubelet to another: twice the time in which a living kubelet
-    unprepares what it knows."""
+    """Between two complete lists of the kubelet: twice the time in which a running kubelet
+    unprepares the claims that it knows."""
 
     unconfirmed_seconds: float = 3600.0
-    """Where the kubelet gives no answer: what is in question may be in use all the same."""
+    """If the kubelet does not answer: the claim or file may be in use."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Unclaimed:
-    """Something that no look has seen in use."""
+    """Something that no check has found in use."""
 
     since: float
-    """The first look; loop clock."""
+    """The time of the first check; loop clock."""
 
     confirmed_since: float | None
-    """The first complete list, with nothing but complete lists since; None if the last look had
-    none."""
+    """The first of an unbroken series of complete lists; None if the last check got no complete
+    list."""
 
     @classmethod
     def first(cls, claims: KubeletClaims) -> Unclaimed:
-        """Begin at a look."""
+        """Return the state after the first check."""
         since = claims.asked_at
         complete = claims.pods is PodView.COMPLETE
         return cls(since=since, confirmed_since=since if complete else None)
 
     def again(self, claims: KubeletClaims) -> Unclaimed:
-        """Go on with another look that does not see it in use either."""
+        """Return the state after another check that does not find it in use."""
         if claims.pods is not PodView.COMPLETE:
             return replace(self, confirmed_since=None)
         return (
@@ -60,7 +60,7 @@ class Unclaimed:
         )
 
     def due(self, claims: KubeletClaims, grace: Grace) -> bool:
-        """Decide by one more look whether the grace period is over."""
+        """Return, given one more check, whether the grace period is over."""
         if claims.pods is PodView.PARTIAL:
             return False
         if claims.pods is PodView.UNKNOWN:

@@ -1,11 +1,11 @@
 """
-Holds: which claims have which devices and hardware, by the rows of the checkpoint.
+Holds: the devices and hardware of each claim, from the rows of the checkpoint.
 
 A device is held by one claim exclusively, or by any number of shares, never both; admin access goes
-beside either and takes nothing. Beyond the names, what claims hold may not exceed the counter sets
-that their devices consume, nor the capacity that their shares take. The limits are those of the
-main inventory. What is decided here is decided within the transaction that writes it, so that it
-holds among processes, too. When rows are written is :mod:`.rows`' business.
+beside either and consumes nothing. In addition, claims together must not exceed the counter sets
+that their devices consume, nor the capacity that their shares consume. The limits are those of the
+main inventory. Each decision belongs to the transaction that writes it, so that it also holds among
+processes. :mod:`.rows` decides when to write rows.
 
 Functions block. It must not know generations, bodies, or what the states of a claim lead to.
 """
@@ -34,15 +34,15 @@ __all__ = (
 )
 
 HeldAs = tuple[str, str, str, str]
-"""A row of the table of devices without its claim: pool, device, how it is held, and what a share
-takes."""
+"""A row of the table of devices without its claim: pool, device, hold, and the consumption of a
+share."""
 
 TakenFrom = tuple[str, str, str, str]
-"""A row of the table of counters without its claim: pool, counter set, device, and what it takes.
-The counter set is empty where it is not known from which ones the device takes."""
+"""A row of the table of counters without its claim: pool, counter set, device, and consumption.
+The counter set is empty if the counter sets of the device are unknown."""
 
 UNKNOWN = "?"
-"""What a share takes whose row was rebuilt from the kubelet's list alone."""
+"""The consumption of a share whose row was rebuilt only from the kubelet's list."""
 
 _NOT_KNOWN = "the consumption of that device is unknown, because no inventory lists it"
 
@@ -73,26 +73,26 @@ class Refusal:
     """Why a claim cannot have its devices."""
 
     device: StoredDevice
-    """The one that it cannot have."""
+    """The device that it cannot have."""
 
     holder: str | None
-    """UID of a claim that is in its way; None if it wants more than there is at all."""
+    """UID of a conflicting claim; None if the claim alone exceeds the inventory."""
 
     held: str = ""
     """The holder's device."""
 
     shortage: str | None = None
-    """Of what there is too little, as a clause; None if the devices are one and the same."""
+    """The reason why both do not fit, as a clause; None if both are the same device."""
 
 
 def refusal(
     connection: sqlite3.Connection, claim: StoredClaim, *, row: int, hardware: Hardware | None
 ) -> Refusal | None:
     """
-    Give why a claim cannot have its devices beside those of all other rows; None if it can.
+    Return why a claim cannot have its devices beside those of all other rows; None if it can.
 
-    `row` is the number of its own row, which is not in its way. Without `hardware` devices are
-    compared by their names alone.
+    `row` is the number of its own row, which is ignored. Without `hardware`, devices are compared
+    only by name.
     """
     holding = [device for device in claim.devices if device.hold != "admin"]
     for device in holding:
@@ -120,7 +120,7 @@ def devices_of(claim: StoredClaim) -> frozenset[HeldAs]:
 
 
 def counters_of(claim: StoredClaim) -> frozenset[TakenFrom]:
-    """Give what a claim's devices take of counter sets, as it is indexed."""
+    """Return a claim's consumption of counter sets, as it is indexed."""
     found: set[TakenFrom] = set()
     for device in claim.devices:
         if device.hold == "admin":
@@ -135,7 +135,7 @@ def counters_of(claim: StoredClaim) -> frozenset[TakenFrom]:
 
 
 def incomplete(connection: sqlite3.Connection, claim: StoredClaim) -> list[str]:
-    """Give the UIDs of claims whose consumption is not known, where it matters for this claim."""
+    """Return the UIDs of claims with unknown consumption that matter for this claim."""
     pools = {device.pool for device in claim.devices if device.consumes}
     query = (
         "SELECT uid FROM counters CROSS JOIN claims ON claims.id = counters.claim "
@@ -154,9 +154,9 @@ def held_devices(connection: sqlite3.Connection) -> Mapping[str, frozenset[str]]
 
 def held_beside_unpreparing(connection: sqlite3.Connection) -> list[HeldDevice]:
     """
-    Give what claims hold that are being unprepared, and what others hold of the same counter sets.
+    Return the holds of claims that are being unprepared, and of others on the same counter sets.
 
-    Nothing is given for claims with admin access, nor while no claim is being unprepared.
+    The result is empty for claims with admin access, and while no claim is being unprepared.
     """
     leaving = connection.execute(
         "SELECT pool, device, hold FROM claims CROSS JOIN devices ON devices.claim = claims.id "
@@ -191,7 +191,7 @@ def held_beside_unpreparing(connection: sqlite3.Connection) -> list[HeldDevice]:
 
 
 def _sets_of_unpreparing(connection: sqlite3.Connection) -> list[tuple[str, str]]:
-    """Give pool and name of the counter sets that matter for claims that are being unprepared."""
+    """Return pool and name of the counter sets that matter for claims that are being unprepared."""
     found: set[tuple[str, str]] = set(
         connection.execute(
             "SELECT pool, counter_set FROM claims CROSS JOIN counters ON claim = claims.id "
@@ -204,7 +204,7 @@ def _sets_of_unpreparing(connection: sqlite3.Connection) -> list[tuple[str, str]
             "SELECT DISTINCT counter_set FROM counters WHERE pool = ?", (pool,)
         )
         found |= {(pool, counter_set) for (counter_set,) in sets}
-    # Rows of which nothing is known come last: they count, whatever else is known of a device.
+    # Rows with unknown consumption come last, because they override other rows of a device.
     return sorted(found | {(pool, "") for pool, _ in found}, reverse=True)
 
 
@@ -212,12 +212,12 @@ def _sets_of_unpreparing(connection: sqlite3.Connection) -> list[tuple[str, str]
 
 
 def _holder(connection: sqlite3.Connection, device: StoredDevice, row: int) -> str | None:
-    """Give the claim that has a device, and with which it cannot be shared."""
-    # Shares go beside each other: those of others, which may be thousands, are not looked at.
+    """Return the claim that has a device and does not share it."""
+    # Shares go beside each other: the shares of others, maybe thousands, are not read.
     holds = ("exclusive", "share") if device.hold == "exclusive" else ("exclusive",)
     found: list[str] = []
     for hold in holds:
-        # A partial index serves this where its condition stands there word for word.
+        # A partial index applies only if the query repeats its condition literally.
         query = (
             "SELECT min(uid) FROM devices CROSS JOIN claims ON claims.id = devices.claim "  # noqa: S608
             f"WHERE pool = ? AND device = ? AND hold = '{hold}' AND claim <> ?"
@@ -269,7 +269,7 @@ def _too_little_capacity(
 ) -> Refusal | None:
     wanted: dict[tuple[str, str], list[StoredDevice]] = defaultdict(list)
     for device in holding:
-        # One that is not listed is in use already, or it would not have come here.
+        # An unlisted device is already in use: otherwise the claim was refused before.
         if device.hold == "share" and hardware.device(*_key(device)) is not None:
             wanted[_key(device)].append(device)
     for key, shares in wanted.items():
@@ -292,7 +292,7 @@ def _too_little_capacity(
 
 
 def _shared(connection: sqlite3.Connection, pool: str, device: str) -> Amounts | None:
-    """Give what all shares of a device take; None if that is not known of one."""
+    """Return the consumption of all shares of a device; None if it is unknown for one."""
     total: dict[str, int] = {}
     for text, number in connection.execute(_OTHER_SHARES, (pool, device, 0)):
         if text == UNKNOWN:
@@ -305,7 +305,7 @@ def _shared(connection: sqlite3.Connection, pool: str, device: str) -> Amounts |
 
 
 def _refusal(device: StoredDevice, holders: Iterable[tuple[int, str, str]], *, of: str) -> Refusal:
-    """Name the largest holder: without it there is most room. Always the same one of several."""
+    """Name the largest holder, which frees the most; of equal ones, always the same."""
     _, uid, name = min(holders, default=(0, None, ""))
     if uid is not None:
         shortage = f"both consume {of}"
@@ -315,7 +315,7 @@ def _refusal(device: StoredDevice, holders: Iterable[tuple[int, str, str]], *, o
 
 
 def _exceeded(own: Amounts, others: Iterable[tuple[Amounts, int]], limit: Amounts) -> str | None:
-    """Give the name of an amount that would be exceeded; None if all fit."""
+    """Return the name of an amount that would be exceeded; None if all fit."""
     total = dict(own)
     for amounts, number in others:
         _add(total, amounts, times=number)
@@ -332,7 +332,7 @@ def _units_taken(share: StoredDevice) -> Amounts:
 
 
 def _text(amounts: Amounts) -> str:
-    """Write amounts so that equal ones have the same text, however their quantities were given."""
+    """Serialize amounts so that equal ones have the same text, in any notation of quantities."""
     return json.dumps(sorted(amounts.items()), separators=(",", ":"))
 
 

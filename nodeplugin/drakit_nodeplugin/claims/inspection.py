@@ -1,7 +1,7 @@
 """
 What people do to a checkpoint by hand: look at it, and forget a claim.
 
-A look never writes: no salvage, and nothing beside the file while its daemon is down.
+An inspection never writes: no salvage, and no other file while the daemon is down.
 Forgetting is one transaction like those of the daemon, which may be running: what it does for the
 claim at that moment is fenced by the missing row. Who may do so, and what is left to do, is
 :mod:`drakit.cli`'s business.
@@ -45,7 +45,7 @@ class Inspection:
     """A checkpoint as it is at a moment."""
 
     version: int | None
-    """Of the schema; None if it cannot be read."""
+    """The schema version; None if it cannot be read."""
 
     claims: tuple[StoredClaim, ...]
     """By UID. Of a damaged database those that are still readable."""

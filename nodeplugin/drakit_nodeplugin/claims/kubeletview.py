@@ -4,9 +4,9 @@ What the kubelet says of claims: which of a driver's claims its containers use.
 The kubelet is asked before anything of a claim is taken away without its call, and after damage of
 the checkpoint it names what is lost. It lists a claim by name; the UID is in the CDI names that we
 gave it. What it does *not* list need not be free: it leaves out claims that no container names,
-those of init containers, and those of a container of which another claim is not prepared yet. A
+those of init containers, and those of a container with another claim that is not prepared yet. A
 kubelet that has just started serves its list before it has read its pods, and adds them one by one.
-So a list only ever keeps a claim, and only one that is complete confirms that a claim is stale.
+So a list can always keep a claim, but only a complete list confirms that a claim is stale.
 
 It must not know how the kubelet is asked, or gRPC.
 """
@@ -51,18 +51,18 @@ class ListedDevice:
 
 
 class PodView(Enum):
-    """How much of the node's pods a list of the kubelet shows."""
+    """How many of the node's pods a list of the kubelet contains."""
 
     COMPLETE = "complete"
-    """All of them: the node plugin's own pod is listed."""
+    """All: the list contains the node plugin's own pod."""
 
     PARTIAL = "partial"
-    """The kubelet has answered without our own pod: it has not read its pods yet, and what is
-    missing proves nothing, however long that goes on."""
+    """The kubelet has answered without our own pod: it has not read its pods yet, so a missing
+    claim proves nothing, however long that lasts."""
 
     UNKNOWN = "unknown"
-    """There is no answer, or the node plugin does not run in a pod. A claim that is named all the
-    same, by the kubelet's state file for example, is in use."""
+    """There is no answer, or the node plugin does not run in a pod. A claim that is listed anyway,
+    for example in the kubelet's state file, is in use."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,10 +79,10 @@ class KubeletClaims:
     """Namespace and name of listed claims whose UID nothing tells."""
 
     pods: PodView = PodView.UNKNOWN
-    """Whether a claim that is missing here is used by no pod."""
+    """Whether a claim that is missing here is unused."""
 
     asked_at: float = 0.0
-    """When the kubelet was asked; loop clock. Two looks at one answer are one look."""
+    """When the kubelet was asked; loop clock. Two checks of one answer count as one."""
 
     def holds(self, claim: StoredClaim) -> bool:
         """Tell whether a claim is listed. One of the same name with another UID is another one."""
@@ -93,7 +93,7 @@ class KubeletView(Protocol):
     """The kubelet, as far as claims are its business."""
 
     async def listed(self) -> KubeletClaims:
-        """Ask which claims of the driver are used."""
+        """Return the claims of the driver that are in use."""
         ...
 
 

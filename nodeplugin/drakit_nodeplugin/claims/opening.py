@@ -2,7 +2,7 @@
 How a checkpoint's database is opened, in whatever state its file is.
 
 1. what a crash has cut of an earlier salvage is finished
-2. the file is recognized without a write: one that only later versions may use stays as it is
+2. the file is recognized without a write: one that only later versions can use stays unchanged
 3. every row is checked
 4. what is damaged, or not ours, is set aside, and all rows that are still readable are salvaged
 
@@ -110,7 +110,7 @@ def open_database(path: Path, *, traces: Callable[[], str | None]) -> Opened:
     try:
         private_directory(path.parent)
         with _only_one(path.parent):
-            for file in path.parent.glob(f"{path.name}*"):  # its log, and damaged ones, too
+            for file in path.parent.glob(f"{path.name}*"):  # including its log, and damaged ones
                 private_file(file)
             aside.finish(path)
             try:

@@ -57,7 +57,7 @@ logger = logging.getLogger(__name__)
 
 class Devices(Protocol):
     """
-    What the engine needs of a driver. Calls that have a device or a counter set in common never
+    The engine's view of a driver. Calls that have a device or a counter set in common never
     overlap.
 
     Claims whose calls begin in the same turn of the event loop are one batch, for a driver that
@@ -90,7 +90,7 @@ class Devices(Protocol):
 
 
 class Inventories(Protocol):
-    """What the engine needs of the device manager."""
+    """The engine's view of the device manager."""
 
     @property
     def revision(self) -> Revision:
@@ -98,8 +98,8 @@ class Inventories(Protocol):
         ...
 
     def hardware(self) -> Hardware | None:
-        """Give what the driver lists now, whichever inventory is published; None if its devices
-        consume nothing but their names."""
+        """Return the driver's main inventories, whichever is published; None if its devices consume
+        only their names."""
         ...
 
 
@@ -131,7 +131,7 @@ class EngineParts:
     instances: Instances
     limits: ParameterLimits
     name_all_holders: bool = False
-    """Whether an error names a claim of another namespace, which the pod's owner then reads."""
+    """Whether errors, which the pod's owner reads, name claims of other namespaces."""
 
 
 def reference_of(claim: StoredClaim) -> ClaimReference:
@@ -180,9 +180,9 @@ def not_stored(claim: StoredClaim, error: CheckpointError) -> CheckpointFailedEr
 
 def refused(claim: StoredClaim, outcome: Outcome, *, name_all_holders: bool) -> ClaimError:
     """
-    Return why a claim of a write was not written.
+    Return why a claim was not written.
 
-    Unless `name_all_holders`, a holder in another namespace is named by its UID alone.
+    Unless `name_all_holders`, a holder in another namespace is named only by its UID.
     """
     held = outcome.held.get(claim.uid)
     if held is None:
@@ -202,7 +202,7 @@ def refused(claim: StoredClaim, outcome: Outcome, *, name_all_holders: bool) -> 
 
 
 def _named(holder: StoredClaim, *, reader: StoredClaim, all_holders: bool) -> str:
-    """Name a claim in an error that ends in an Event of the reader's namespace."""
+    """Return a claim's name for an error that appears in an Event of the reader's namespace."""
     if all_holders or holder.namespace == reader.namespace:
         return str(holder)
     logger.info(

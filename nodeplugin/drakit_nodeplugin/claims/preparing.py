@@ -67,14 +67,14 @@ logger = logging.getLogger(__name__)
 
 KNOWN_CLAIM_FETCH_SECONDS = 3.0
 """How long the API server is asked about a claim that the checkpoint holds as prepared; without
-a usable answer the checkpoint's word is taken alone."""
+a usable answer, only the checkpoint counts."""
 
 NEW_CLAIM_FETCH_SECONDS = 15.0
 """How long it is asked about any other: a third of the 45 s that the kubelet waits."""
 
 LISTED_SECONDS = 2.0
-"""How long a device that the driver does not list is waited for: after a start its inventory may be
-on the way, and the kubelet asks again only after 90 s."""
+"""How long to wait for a device that the driver does not list: after a start, its inventory may be
+slow, and the kubelet asks again only after 90 s."""
 
 Settle = Callable[[str, StoredClaim | ClaimError], None]
 """Takes what became of one claim: the prepared claim, or why it is not prepared."""
@@ -90,7 +90,7 @@ class _Work:
     """With the generation of its entry, if it has one."""
 
     former: StoredClaim | None = None
-    """The entry that it has already."""
+    """The entry that it already has."""
 
     in_use: bool = False
     """It was prepared in this boot, and containers may use it: what fails now must not take it
@@ -156,7 +156,7 @@ class Preparing:
     async def _wanted(
         self, reference: ClaimReference, old: StoredClaim | None
     ) -> StoredClaim | tuple[str, ClaimError]:
-        # Of an entry that only the kubelet confirmed, the requests are unknown.
+        # The requests of an entry that only the kubelet confirmed are unknown.
         known = old is not None and self._in_use(old) and old.rebuilt != "listed"
         usable = old if known else None
         timeout_seconds = NEW_CLAIM_FETCH_SECONDS if usable is None else KNOWN_CLAIM_FETCH_SECONDS
@@ -178,7 +178,7 @@ class Preparing:
         except ClaimGoneError as error:
             return reference.uid, error
         except ClaimFetchError as error:
-            # Silence, a refusal and an answer that is no claim tell nothing about the claim.
+            # No answer, a refusal and an invalid answer prove nothing about the claim.
             if usable is None:
                 return reference.uid, error
             logger.warning(
@@ -187,11 +187,11 @@ class Preparing:
             )
             return usable
         except ClaimError as error:
-            # Its frames hold the claim as it was read, which can take 20 MiB of memory.
+            # Its frames hold the claim as read, which can take 20 MiB of memory.
             return reference.uid, error.with_traceback(None)
 
     def _in_use(self, old: StoredClaim) -> bool:
-        """Tell whether containers may have the devices."""
+        """Return whether containers may have the devices."""
         return old.state == "prepared" and old.boot_id == self._parts.boot_id
 
     def _again(self, old: StoredClaim, new: StoredClaim) -> _Work:
@@ -291,9 +291,9 @@ class Preparing:
 
     async def _complete(self, works: dict[str, _Work], settle: Settle) -> None:
         """
-        Note what the devices consume; leave out of `works` what the driver does not list.
+        Record the consumption of devices; remove unlisted devices' claims from `works`.
 
-        What containers use already is prepared again all the same.
+        A claim that containers already use is prepared again in any case.
         """
         inventories = self._parts.inventories
         completed, missing = _completed(works, inventories.hardware())
@@ -454,8 +454,8 @@ class Preparing:
 def _completed(
     works: Mapping[str, _Work], hardware: Hardware | None
 ) -> tuple[Mapping[str, _Work], Mapping[str, StoredDevice]]:
-    """Give works with what their devices consume, and for those that cannot go on a device that
-    the driver does not list."""
+    """Return works with the consumption of their devices, and an unlisted device for each work
+    that cannot continue."""
     completed: dict[str, _Work] = {}
     missing: dict[str, StoredDevice] = {}
     for uid, work in works.items():

@@ -74,7 +74,7 @@ class Rebuilt:
     """Whether the kubelet has listed all its pods: if not, a later attempt may find more."""
 
     partial: bool = False
-    """Whether it has listed some of them, and will list the others once it has read them."""
+    """Whether it has listed only some of them, and will list the others later."""
 
     def __str__(self) -> str:
         told = [
@@ -201,7 +201,7 @@ class Rebuilder:
         return answers
 
     async def _wanted(self, reference: ClaimReference) -> StoredClaim:
-        """Read a claim and check it; nothing keeps the claim, which can take 20 MiB."""
+        """Read and check a claim; no reference to it remains, because it can take 20 MiB."""
         return wanted_claim(
             await self._source.fetch(reference, timeout_seconds=FETCH_SECONDS),
             reference=reference,
@@ -219,8 +219,8 @@ class Rebuilder:
             name=listed.reference.name,
             state="prepared",
             # No source reports whether it was prepared in this boot: the kubelet's list and the
-            # CDI directory can outlive a reboot. Its containers may be running, so the entry is of
-            # this boot; the driver prepares it again all the same when the kubelet asks.
+            # CDI directory can outlive a reboot. Its containers may be running, so the entry counts
+            # as of this boot; the driver still prepares it again when the kubelet asks.
             boot_id=self._boot_id,
             rebuilt="listed",
             devices=listed.devices,

@@ -69,13 +69,13 @@ class Held:
 
     device: StoredDevice
     holder: StoredClaim | None
-    """The claim that is in its way; None if the claim wants more than there is at all."""
+    """The conflicting claim; None if the claim alone exceeds the inventory."""
 
     beside: str = ""
     """The holder's device."""
 
     shortage: str | None = None
-    """Of what there is too little for both, as a clause; None if both want one device."""
+    """The reason why both do not fit, as a clause; None if both want one device."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,7 +86,7 @@ class Outcome:
     """As they are stored now, with their new generation and owner."""
 
     held: Mapping[str, Held]
-    """Not written: other claims hold a device of theirs, or hardware that it takes as well."""
+    """Not written: other claims hold one of their devices, or hardware that they need."""
 
     fenced: frozenset[str]
     """Not written: the stored row is not the one that the writer knows."""
@@ -176,9 +176,9 @@ def write(
     Write claims whose generation is that of their row, within the transaction of the caller.
 
     Not `alone`: another process works on the database too; what is written without an intent of
-    ours may then be the late end of something that it has undone. Without `hardware` claims are
-    kept apart by the names of devices alone. Raises ValueError for a claim that is given twice, or
-    that is no JSON.
+    ours may then be the late end of something that it has undone. Without `hardware`, claims are
+    compared only by the names of devices. Raises ValueError for a claim that is given twice, or
+    that is not JSON.
     """
     known = _known(connection, [claim.uid for claim in claims])
     fenced: set[str] = set()
@@ -197,7 +197,7 @@ def write(
     first = next_generations(connection, len(fresh))
     written: dict[str, StoredClaim] = {}
     refused: dict[str, Refusal] = {}
-    # One after the other: what one claim is given, the rest of the batch finds taken.
+    # One after the other: devices of one claim are taken for the rest of the batch.
     for generation, (uid, claim) in enumerate(fresh.items(), start=first):
         new = replace(claim, generation=generation, owner=owner)
         if (why := _put(connection, new, known.get(uid), hardware=hardware)) is None:
@@ -222,8 +222,8 @@ def adopt(connection: sqlite3.Connection, claims: Collection[StoredClaim]) -> fr
     """
     Take over rows of another database as they are, within the transaction of the caller.
 
-    Gives the UIDs of those that were taken: of two that cannot have a device side by side the
-    second is left out. Their claims must not be here yet.
+    Returns the UIDs of those that were written: of two that conflict, the second is left out.
+    Their claims must not have rows yet.
     """
     passed = [claim for claim in claims if _put(connection, claim, None) is None]
     highest = max((claim.generation for claim in passed), default=0)
@@ -297,7 +297,7 @@ def _put(
     *,
     hardware: Hardware | None = None,
 ) -> Refusal | None:
-    """Write a row as it is given; give why it is not written if others hold what it would have."""
+    """Write a row; return the reason if it is not written because of the holds of others."""
     devices, counters = devices_of(claim), counters_of(claim)
     if row is None or _names(row.devices) != _names(devices):
         refused = refusal(connection, claim, row=row.id if row else 0, hardware=hardware)
@@ -346,9 +346,9 @@ def _complete(
     connection: sqlite3.Connection, claims: Iterable[StoredClaim], hardware: Hardware
 ) -> None:
     """
-    Complete rebuilt rows that are in the way of claims with what their devices consume.
+    Add the consumption of their devices to rebuilt rows that block claims.
 
-    Their generation stays: what is known of them is all that changes.
+    Their generation stays: only the knowledge about them changes.
     """
     wanted = {uid for claim in claims for uid in incomplete(connection, claim)}
     if not wanted:

@@ -25,13 +25,13 @@ from drakit_nodeplugin.devices.stored import StoredEndpoint
 __all__ = ("Salvage", "salvage")
 
 _BATCH = 50
-"""Rows that are held in memory at once; each can hold 128 KiB of opaque parameters."""
+"""Rows in memory at once; each can hold 128 KiB of opaque parameters."""
 
 _MAX_PROBES = 1_000_000
 """Highest number by which a row that a damaged page hides is asked for."""
 
 _BEYOND = 200
-"""Numbers above the highest known one by which rows are asked for, too."""
+"""Numbers above the highest known one that are also tried."""
 
 _UNREADABLE = (sqlite3.Error, ValueError, MemoryError, OverflowError)
 """What damage can lead to: wrong sizes, and names or messages with damaged text in them, too."""
@@ -60,7 +60,7 @@ _BODIES = (
     "SELECT id, checksum, body FROM bodies",
     "SELECT NULL, checksum, body FROM bodies",
 )
-"""For key, checksum and body of all rows. The second one does not need the key's name."""
+"""Queries for key, checksum and body of all rows. The second one does not need the key's name."""
 
 _NAMES = (
     "SELECT id, uid FROM claims ORDER BY id",
@@ -68,7 +68,7 @@ _NAMES = (
     "SELECT id, uid FROM claims ORDER BY uid",
     "SELECT id, uid FROM claims ORDER BY uid DESC",
 )
-"""For key and UID of all rows; each goes by another tree of pages."""
+"""Queries for key and UID of all rows; each uses another tree of pages."""
 
 
 def salvage(path: Path, target: sqlite3.Connection) -> Salvage:

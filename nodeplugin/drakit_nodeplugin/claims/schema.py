@@ -6,15 +6,14 @@ A database carries two versions:
     readable from   the oldest drakit that may use it: SQLite's ``user_version``, in the header
     version         the newest drakit that has shaped it: a row of the table ``meta``
 
-A drakit opens every file whose readable-from is at most its own version, and reads and writes it,
-also while the successor runs beside it in a rolling update. A successor may therefore only add:
-tables, indexes, and fields of rows that have a default. The older version leaves added tables as
-they are, and drops added fields from each row that it writes; the successor must cope with both. A
-change that needs more raises :data:`READABLE_FROM`.
+drakit reads and writes every file whose readable-from is at most its own version, even while its
+successor runs beside it in a rolling update. A successor may therefore only add tables, indexes,
+and row fields with a default. The older version leaves added tables unchanged, and drops added
+fields from each row that it writes; the successor must cope with both. Any other change raises
+:data:`READABLE_FROM`.
 
-A database is recognized without a write, so that one that must not be used stays as it is. The
-rows' content is :mod:`.rows`' and :mod:`.endpointrows`' concern, their soundness
-:mod:`.soundness`'.
+drakit recognizes a database without a write, so that one that it must not use stays unchanged.
+:mod:`.rows` and :mod:`.endpointrows` handle the rows' content, :mod:`.soundness` their soundness.
 
 Functions block. It must not know asyncio, or what claims are for.
 """
@@ -46,8 +45,8 @@ VERSION = 1
 """Raised with each release that changes tables or rows."""
 
 READABLE_FROM = 1
-"""The oldest version that may use the databases of this one: raised when a table, a field or a
-value changes its meaning, when one is removed, and when a state or a hold is added."""
+"""The oldest version that can use the databases of this one: raised when a table, a field or a
+value changes its meaning or is removed, and when a state or a hold is added."""
 
 _APPLICATION_ID = 0x44524B54
 """``DRKT``: tells our databases from those of other programs (SQLite's ``application_id``)."""
@@ -58,8 +57,8 @@ BUSY_SECONDS = 5.0
 _HEADER_BYTES = 100
 _MAGIC = b"SQLite format 3\0"
 
-# A database is recognized by these words: changing a blank is changing the schema. The columns of a
-# primary key come first: else SQLite 3.40 finds NULL in columns that have none.
+# These texts identify a database: any change, even of a blank, changes the schema. The columns of a
+# primary key come first: otherwise SQLite 3.40 reports NULL in columns without any.
 _STATEMENTS = (
     """CREATE TABLE meta (name TEXT PRIMARY KEY, value NOT NULL) WITHOUT ROWID""",
     """CREATE TABLE claims (
@@ -112,7 +111,7 @@ def connect(path: Path) -> sqlite3.Connection:
         path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
     )
     try:
-        # SQLite creates the file by the umask, and the two beside it with the mode of the file.
+        # SQLite creates the file with the umask, and its two companions with the mode of the file.
         private_file(path)
         for pragma in ("journal_mode = WAL", "synchronous = FULL"):
             connection.execute(f"PRAGMA {pragma}")
@@ -162,7 +161,7 @@ def recognize(path: Path) -> int:
     with path.open("rb") as file:
         header = file.read(_HEADER_BYTES)
     if header.startswith(_MAGIC) and len(header) == _HEADER_BYTES:
-        # The log overrides the header, but cannot be read without a trace beside the file.
+        # The log overrides the header, but reading it would create a file beside the database.
         readable_from, application = header[60:64], header[68:72]
         _check_usable(int.from_bytes(readable_from, signed=True), int.from_bytes(application))
     elif not has_log(path):
@@ -176,7 +175,7 @@ def recognize(path: Path) -> int:
 
 def create(connection: sqlite3.Connection, *, generation: int = 0) -> None:
     """
-    Create the schema, within the transaction of the caller.
+    Create the schema within the caller's transaction.
 
     Generations begin above `generation`, and above the milliseconds of the clock: where a database
     was lost, work that knows a generation of it must not meet the same number again.
@@ -191,7 +190,7 @@ def create(connection: sqlite3.Connection, *, generation: int = 0) -> None:
 
 
 def readable_from(connection: sqlite3.Connection) -> int:
-    """Return the oldest version that may use a database."""
+    """Return the oldest version that can use a database."""
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     return version
 
@@ -208,7 +207,7 @@ def _recognize(connection: sqlite3.Connection) -> int:
     if application != _APPLICATION_ID and not tables & ours:
         raise UnfitError("it is a database of another program", foreign=True)
     version = _version(connection) if oldest > 0 and ours <= tables else 0
-    # A later version has added what we do not know.
+    # A later version may have added tables.
     if version < 1 or (version <= VERSION and tables != ours):
         raise UnfitError("its tables are not those of a checkpoint")
     return version

@@ -21,7 +21,7 @@ __all__ = ("problems",)
 
 
 def problems(connection: sqlite3.Connection) -> Iterator[str]:
-    """Report what is wrong with a database; may raise sqlite3.Error, too."""
+    """Yield the problems of a database; may also raise sqlite3.Error."""
     yield from _integrity(connection)
     generation = 0
     devices: dict[int, set[HeldAs]] = defaultdict(set)
@@ -32,7 +32,7 @@ def problems(connection: sqlite3.Connection) -> Iterator[str]:
         "SELECT claim, pool, counter_set, device, amounts FROM counters"
     ):
         counters[id_].add(tuple(taken))
-    # One row at a time: not joined to the devices, each of which would have the body beside it.
+    # One row at a time: a join with the devices would repeat the body for each device.
     heads = connection.execute(
         "SELECT id, uid, state, boot_id, generation, checksum, body "
         "FROM claims LEFT JOIN bodies USING (id) ORDER BY id"

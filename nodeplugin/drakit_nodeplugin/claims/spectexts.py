@@ -29,8 +29,8 @@ class SpecTexts:
         self._directory = SpecDirectory(directory)
 
     async def read(self, uid: str) -> str | None:
-        """Read the file of a claim; empty if it is damaged, None if there is none, or another
-        program wrote it. Raises OSError."""
+        """Return the file of a claim; empty if it is damaged, None if it does not exist or belongs
+        to another program. Raises OSError."""
         return await asyncio.to_thread(self._read, uid)
 
     def _read(self, uid: str) -> str | None:

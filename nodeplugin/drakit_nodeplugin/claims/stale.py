@@ -82,7 +82,7 @@ def judge(
     Say why an entry is stale, in whatever state; None if it is not, or cannot be told.
 
     `found` is the claim of its name as the API server has it; None if it said that there is none.
-    Devices decide: with other configs for the same devices, it is the kubelet that asks again.
+    Only devices count: if configs change for the same devices, the kubelet asks again.
     """
     if found is None:
         return StaleReason.GONE
@@ -185,8 +185,8 @@ class StaleCollector:
         """Look again and again; a look that fails is logged and the next one made."""
         loop, period = asyncio.get_running_loop(), self._timing.period_seconds
         while True:
-            # At multiples of the period, so that the collectors of all drivers look at the same
-            # moments and share one answer of the kubelet.
+            # At multiples of the period, so that the collectors of all drivers check at the same
+            # time and share one answer of the kubelet.
             pause = period - loop.time() % period
             await asyncio.sleep(pause if pause > period / 2 else pause + period)
             try:
@@ -208,7 +208,7 @@ class StaleCollector:
             return 0
         claims = await self._kubelet.listed()
         if claims.pods is PodView.PARTIAL:
-            # A kubelet that has just started: earlier looks no longer count.
+            # A kubelet that has just started: earlier checks no longer count.
             self._suspicions.clear()
             return 0
         collected = 0
@@ -225,7 +225,7 @@ class StaleCollector:
         return collected
 
     def _used(self, entry: StoredClaim, claims: KubeletClaims) -> bool:
-        """Decide whether the kubelet lists an entry; that restarts its grace period."""
+        """Return whether the kubelet lists an entry, which restarts its grace period."""
         if not claims.holds(entry):
             return False
         self._suspicions.pop(entry.uid, None)
@@ -258,7 +258,7 @@ class StaleCollector:
         return judged, silent
 
     async def _judge_one(self, entry: StoredClaim) -> StaleReason | None:
-        """Read the claim of an entry and judge; nothing keeps the claim, which can take 20 MiB."""
+        """Read and judge the claim of an entry; no reference to it remains: it can take 20 MiB."""
         try:
             found = await self._source.fetch(reference_of(entry), timeout_seconds=FETCH_SECONDS)
         except ClaimGoneError:
@@ -286,7 +286,7 @@ class StaleCollector:
         """Unprepare entries, unless the kubelet lists them now, or does not list all its pods."""
         if not due:
             return 0
-        # Asked again: to look for the claims of a page may have taken half a minute.
+        # Asked again: reading the claims of a page may have taken half a minute.
         claims = await self._kubelet.listed()
         grace = self._timing.grace
         ready = [

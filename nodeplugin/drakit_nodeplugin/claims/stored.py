@@ -2,8 +2,8 @@
 The stored form of a prepared claim: what a checkpoint row is made of, and how it becomes bytes.
 
 A small set of types apart from the engine's, so that no change of the engine changes a row or its
-checksum. A new field gets a default here, and a reader ignores fields that it does not know: a
-version reads the rows of its predecessor, and those of its successor (:mod:`.schema`).
+checksum. A new field gets a default here, and a reader ignores unknown fields: a version reads
+the rows of its predecessor and of its successor (:mod:`.schema`).
 
 It must not know SQLite, or what the states lead to.
 """
@@ -34,7 +34,7 @@ State = Literal["preparing", "prepared", "unpreparing"]
 STATES: tuple[State, ...] = get_args(State)
 
 Hold = Literal["exclusive", "share", "admin"]
-"""How a claim has a device: alone, beside other shares, or with admin access."""
+"""How a claim holds a device: exclusively, as a share, or with admin access."""
 
 Rebuilt = Literal["listed", "confirmed"]
 """The source of a rebuilt entry. The kubelet listed its devices; the API server confirmed that the
@@ -59,9 +59,9 @@ class StoredDevice:
     """Indexes of the claim's configs that apply to it, in their order."""
 
     consumes: Mapping[str, Mapping[str, str]] | None = field(default=None, compare=False)
-    """What the claim takes of the pool's counter sets by having the device, as the main inventory
-    listed it; None if that is not known, because the entry was rebuilt. An inventory that changes
-    does not make it another device."""
+    """What the device consumes from the pool's counter sets, from the main inventory; None if it is
+    unknown, because the entry was rebuilt. It does not take part in comparisons, because a changed
+    inventory does not make it another device."""
 
     cdi_devices: tuple[str, ...] = field(default=(), compare=False)
     """Qualified names of CDI devices of others that its container gets as well. Its driver has said
@@ -88,9 +88,10 @@ class StoredClaim:
 
     devices: tuple[StoredDevice, ...]
     configs: tuple[str, ...] = ()
-    """The opaque parameters with which it was prepared: its driver may need them to undo it. Each
-    is stored once, however many devices it applies to, and as text: parsed, it takes many times
-    the memory. The weakest comes first; keys are sorted, so that equal parameters are equal."""
+    """The opaque parameters with which it was prepared: its driver may need them to unprepare it.
+    Each is stored once, regardless of its devices, and as text, because parsed objects take far
+    more memory. The lowest precedence comes first. Keys are sorted, so that equal parameters are
+    equal."""
 
     cdi_spec: str | None = None
     """The text of the claim's CDI file once it is prepared, so that a lost file needs no driver."""
@@ -99,8 +100,8 @@ class StoredClaim:
     """Whether its driver, as it was then, has done something that it must undo."""
 
     rebuilt: Rebuilt | None = None
-    """Set while the entry is one that was rebuilt after damage: its containers may be running, but
-    the driver must prepare it again when the kubelet asks."""
+    """Set if the entry was rebuilt after damage: its containers may be running, but the driver must
+    prepare it again when the kubelet asks."""
 
     generation: int = 0
     """Set anew by the checkpoint at each write, and never given twice: who writes must know that
@@ -114,7 +115,7 @@ class StoredClaim:
 
 
 def dump(claim: StoredClaim) -> bytes:
-    """Write a claim as the bytes of its row; raise ValueError if it is no JSON."""
+    """Return a claim as the bytes of its row; raise ValueError if it is not JSON."""
     try:
         return orjson.dumps(claim, default=dict)
     except (TypeError, ValueError) as error:

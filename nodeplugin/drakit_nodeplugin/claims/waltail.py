@@ -26,7 +26,7 @@ _UNFINISHED = 1
 """Transactions that a crash may leave behind what is readable."""
 
 _BUSY_SECONDS = 5.0
-"""How long another process may take to checkpoint the log: milliseconds, unless its disk hangs."""
+"""How long another process may checkpoint the log: milliseconds, unless its disk hangs."""
 
 
 def lost_transactions(connection: sqlite3.Connection, log: Path) -> int:

@@ -37,7 +37,7 @@ class Moment:
     wall: float
     """Seconds since 1970."""
     held: Mapping[str, Collection[HeldDevice]]
-    """What claims hold, of the pools where one of them is still being unprepared."""
+    """The holds of claims in pools where a claim is still being unprepared."""
 
 
 @dataclass(kw_only=True, slots=True)

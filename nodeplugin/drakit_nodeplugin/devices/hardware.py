@@ -1,11 +1,11 @@
 """
-The hardware behind devices: what each takes of it, and what fits beside what claims hold. All pure.
+The hardware behind devices: their consumption, and the devices that fit beside held ones. Pure.
 
-Devices that consume the same counters, and shares of one device, overlap without having a name in
-common. A counter counts once for each device, however many claims share the device. Amounts are
-whole numbers (:func:`.quantity_units`), so that sums are exact.
+Devices that consume the same counters, and shares of one device, overlap without a common name. A
+counter counts once for each device, regardless of the number of claims that share it. Amounts are
+integers (:func:`.quantity_units`), so that sums are exact.
 
-It must not know claims, the checkpoint, the life of endpoints, or taints.
+It must not know claims, the checkpoint, the lifecycle of endpoints, or taints.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ Counters = Mapping[str, Mapping[str, str]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PoolContent:
-    """What an endpoint lists for a pool; checked. Nothing in it changes."""
+    """An endpoint's validated inventory of a pool. Immutable."""
 
     devices: Mapping[str, Device]
     counter_sets: tuple[CounterSet, ...] = ()
     fallback: Mapping[str, Device] | None = None
 
     def device(self, name: str) -> Device | None:
-        """Give a device as the main inventory has it, whichever one is published."""
+        """Return a device of the main inventory, whichever inventory is published."""
         found = self.devices.get(name)
         return found if found is not None or self.fallback is None else self.fallback.get(name)
 
     def totals(self, counter_set: str) -> Amounts:
-        """Give all that a counter set has; nothing if there is none of that name."""
+        """Return the totals of a counter set; empty if it does not exist."""
         for each in self.counter_sets:
             if each.name == counter_set:
                 return units_of(each.counters)
@@ -51,55 +51,55 @@ class Hardware:
     """The main inventories of a driver at one moment; safe to read in another thread."""
 
     pools: Mapping[str, PoolContent] = field(default_factory=dict[str, PoolContent])
-    """By the pool's name in the API; without pools whose endpoint is stopped."""
+    """By the pool's name in the API, without pools of stopped endpoints."""
 
     def device(self, pool: str, name: str) -> Device | None:
-        """Give a device; None if no endpoint lists it."""
+        """Return a device; None if no endpoint lists it."""
         content = self.pools.get(pool)
         return None if content is None else content.device(name)
 
     def totals(self, pool: str, counter_set: str) -> Amounts:
-        """Give all that a counter set has."""
+        """Return the totals of a counter set."""
         content = self.pools.get(pool)
         return {} if content is None else content.totals(counter_set)
 
     def capacity(self, pool: str, name: str) -> Amounts:
-        """Give all that a device has for claims to share."""
+        """Return the shareable capacity of a device."""
         found = self.device(pool, name)
         return {} if found is None else _capacity(found)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeldDevice:
-    """What claims hold of one device, admin access aside."""
+    """The holds of claims on one device, without admin access."""
 
     pool: str
     """The pool's name in the API."""
     device: str
     consumes: Mapping[str, Amounts] | None
-    """By counter set; None if the inventory has not listed the device since its row was rebuilt."""
+    """Consumption by counter set; None if no inventory has listed the device since a rebuild."""
 
     shared: Amounts | None = field(default_factory=dict[str, int])
-    """What shares take together of its capacity; None if that is not known of one."""
+    """The consumption of all shares of its capacity; None if it is unknown for one."""
 
     exclusive: bool = True
-    """Whether one claim has it alone."""
+    """Whether one claim holds it exclusively."""
 
     unpreparing: bool = False
-    """Whether a claim that is still being unprepared has it."""
+    """Whether a claim that is still being unprepared holds it."""
 
 
 def units_of(quantities: Mapping[str, str]) -> Amounts:
-    """Give quantities as whole numbers; raises ValueError for what is no quantity."""
+    """Return quantities as integers; raises ValueError for an invalid quantity."""
     return {name: quantity_units(text) for name, text in quantities.items()}
 
 
 def crowded_out(content: PoolContent | None, held: Collection[HeldDevice]) -> frozenset[str]:
     """
-    Name the devices of a pool that new claims cannot have, because of claims that are unpreparing.
+    Return the devices of a pool that unpreparing claims block for new claims.
 
-    These are the devices that such claims have alone, and all others that do not fit beside what is
-    held. The scheduler does not know of those claims: it takes what they hold as free.
+    These are the devices that such claims hold exclusively, and all others that do not fit beside
+    the holds. The scheduler does not know those claims: it counts their devices as free.
     """
     leaving = [each for each in held if each.unpreparing]
     names = {each.device for each in leaving if each.exclusive}
@@ -136,7 +136,7 @@ def _consumed(held: HeldDevice, content: PoolContent) -> Mapping[str, Amounts] |
 
 
 def _is_full(held: HeldDevice, content: PoolContent) -> bool:
-    """Tell whether not even the smallest share fits beside those that are held."""
+    """Return whether not even the smallest share fits beside the held ones."""
     device = content.device(held.device)
     if device is None:
         return False
@@ -147,7 +147,7 @@ def _is_full(held: HeldDevice, content: PoolContent) -> bool:
 
 
 def _least(capacity: str | Capacity) -> int:
-    """Give the smallest amount that a claim can have of a capacity."""
+    """Return the smallest amount of a capacity that a claim can have."""
     if isinstance(capacity, str):
         return quantity_units(capacity)
     if capacity.valid_range is not None:

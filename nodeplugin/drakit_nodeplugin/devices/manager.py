@@ -136,10 +136,10 @@ class DeviceManager:
 
     def hardware(self) -> Hardware | None:
         """
-        Give what the endpoint lists, whichever inventory is published.
+        Return the endpoints' main inventories, whichever is published.
 
-        None for a driver of which nobody knows how many endpoints it has, as those of device
-        plugins: their devices consume nothing but their names.
+        None for a driver with an unknown number of endpoints, such as a driver of device plugins:
+        their devices consume only their names.
         """
         if self._endpoints.open_ended:
             return None
@@ -226,10 +226,10 @@ class DeviceManager:
 
     def set_unpreparing(self, held: Collection[HeldDevice]) -> None:
         """
-        Take what claims hold of the pools in which a claim is still being unprepared.
+        Set the holds of claims in the pools in which a claim is still being unprepared.
 
-        Devices that such a claim keeps from new ones, by name or because they do not fit beside
-        what is held, are tainted until this is called without it.
+        Devices that such a claim blocks, by name or because they do not fit beside the holds, are
+        tainted until a call without it.
         """
         by_pool: dict[str, list[HeldDevice]] = {}
         for each in held:

@@ -62,8 +62,8 @@ class Circumstances:
     away: str | None
     """Why the endpoint is away, as a sentence; None while it is there."""
     held: Collection[HeldDevice] = ()
-    """What claims hold of the pool, if one of them is still being unprepared; else nothing. The
-    same object while nothing changes."""
+    """The holds of claims in the pool, if one of them is still being unprepared; otherwise empty.
+    The same object while nothing changes."""
     wall: int
     """Seconds since 1970."""
 
@@ -89,12 +89,12 @@ class PoolState:
         """Before a restart, of devices that have not been listed since then."""
         self._desired: DesiredPool | None = None
         self.content: PoolContent | None = None
-        """What the endpoint has listed last; None if it has not since the plugin's start."""
+        """The last inventory of the endpoint; None if there is none since the plugin's start."""
         self._held: Collection[HeldDevice] = ()
         self._unpreparing: frozenset[str] = frozenset()
         """Devices that new claims cannot have, because of claims that are being unprepared."""
         self._counted: PoolContent | None = None
-        """The content for which those were found."""
+        """The content for which they were computed."""
 
     # ------------------------------------------------------------ what there is
 
@@ -269,7 +269,7 @@ class PoolState:
                 changes.health = True
 
     def _crowd(self, held: Collection[HeldDevice]) -> frozenset[str]:
-        """Find again which devices new claims cannot have; give those of which that changes."""
+        """Recompute the devices that new claims cannot have; return those that changed."""
         if held is self._held and (not held or self.content is self._counted):
             return frozenset()
         self._held, self._counted = held, self.content

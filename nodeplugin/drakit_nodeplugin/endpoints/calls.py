@@ -55,7 +55,7 @@ class Caller(Protocol):
         ...
 
     def busy(self, keys: Collection[WorkKey]) -> bool:
-        """Tell whether a call that has one of these keys runs, or waits."""
+        """Return whether a call with one of these keys runs or waits."""
         ...
 
     async def call(
@@ -67,7 +67,7 @@ class Caller(Protocol):
         timeout_seconds: float,
     ) -> Any:
         """
-        Call a plain or async function in the driver's thread, once no call that has one of the keys
+        Call a plain or async function in the driver's thread, once no call with one of the keys
         runs.
 
         Raises what the function raises, and what :meth:`.Bridge.call` does of its own.

@@ -4,9 +4,10 @@ The policy for the edits of a backend or device plugin: what its allow list entr
 An entry lists device nodes, mounts, hooks and so on. It refuses every field that it does not list.
 Environment variables are exempt, because a pod can set them itself.
 
-The policy compares paths by name. A symbolic link outside ``/dev`` is invisible from the node plugin's
-container, so a prefix is as safe as the permissions of the directories below it. The policy also
-compares device nodes with the host's ``/dev``, through a function that the caller provides.
+The policy compares paths by name. A symbolic link outside ``/dev`` is invisible from the node
+plugin's container, so a prefix is as safe as the permissions of the directories below it. The
+policy also compares device nodes with the host's ``/dev``, through a function that the caller
+provides.
 
 It must not know connections, claims, or how an entry is configured.
 """
@@ -87,8 +88,8 @@ class EditsPolicy:
         self._find_node = find_node
 
     def problem(self, edits: Edits) -> str | None:
-        """Return the first edit that the entry refuses, as the end of a sentence, or None. Blocks if
-        there are device nodes."""
+        """Return the first edit that the entry refuses, as the end of a sentence, or None. Blocks
+        if there are device nodes."""
         return next(self._problems(edits), None)
 
     def _problems(self, edits: Edits) -> Iterator[str]:
@@ -124,7 +125,7 @@ class EditsPolicy:
             yield self._refused(what, "devices")
             return
         if node.type not in DEVICE_TYPES:
-            yield f"asks for {what} of type {_shown(node.type or '')}, which is not a type of device"
+            yield f"asks for {what} of type {_shown(node.type or '')}, which is no device type"
             return
         if node.file_mode is not None and node.file_mode & ~PERMISSIONS:
             yield f"asks for {what} with mode bits beyond permissions (0777)"

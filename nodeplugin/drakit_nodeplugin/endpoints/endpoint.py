@@ -59,18 +59,18 @@ class CounterSetKey(NamedTuple):
     """A counter set of one driver on this node: the hardware behind several devices."""
 
     pool: str
-    """In the driver's words."""
+    """The driver's name for it."""
     name: str
     kind: Literal["counter set"] = "counter set"
-    """Tells it from a device of the same name."""
+    """Distinguishes it from a device of the same name."""
 
 
 WorkKey = DeviceKey | CounterSetKey
-"""What a call works on. Calls that have one in common never overlap."""
+"""The resources of a call. Calls that have one in common never overlap."""
 
 
 def work_keys(devices: Iterable[AllocatedDevice], *, node: str) -> frozenset[WorkKey]:
-    """Give what a call for these devices works on. `node` is the name of the node."""
+    """Return the resources of a call for these devices. `node` is the name of the node."""
     keys: set[WorkKey] = set()
     for device in devices:
         pool = short_pool(node, device.pool)
@@ -126,7 +126,8 @@ class Connection(Protocol):
 
 
 class Endpoint(Protocol):
-    """What the engine calls. Calls that have a device or a counter set in common never overlap."""
+    """The engine's view of an endpoint. Calls that have a device or a counter set in common never
+    overlap."""
 
     @property
     def traits(self) -> DriverTraits:

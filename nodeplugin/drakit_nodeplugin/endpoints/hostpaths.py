@@ -74,12 +74,12 @@ class HostDevices:
         return found or [("", real)]
 
     def node(self, path: str) -> HostNode:
-        """Look up one path: where its symbolic links lead, and which device is there."""
+        """Return the target of a path's symbolic links, and the device there."""
         real = path
         try:
             real = self._real(path)
             mode, number = self._status(real)
-        except (OSError, ValueError):  # not there, too long, or with a null byte
+        except (OSError, ValueError):  # missing, too long, or with a null byte
             return HostNode(path=real)
         if not (stat.S_ISCHR(mode) or stat.S_ISBLK(mode)):
             return HostNode(path=real)
@@ -87,7 +87,7 @@ class HostDevices:
         return HostNode(path=real, device=(type_, os.major(number), os.minor(number)))
 
     def _status(self, path: str) -> tuple[int, int]:
-        """Give mode and device number of a path; those of nothing outside ``/dev``."""
+        """Return mode and device number of a path; zeros for a path outside ``/dev``."""
         if not path.startswith(f"{DEVICES}/"):
             return 0, 0
         status = os.lstat(self._seen(path))

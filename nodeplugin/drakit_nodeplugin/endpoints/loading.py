@@ -98,7 +98,7 @@ def load_drivers(entries: Sequence[DriverEntry], *, file: Path, node: Node) -> l
         if entry.name not in (None, name):
             raise ConfigError(
                 f"{file}: {key}.name: the name of {entry.driver} is {name}, not {entry.name}; "
-                f"correct it, or leave it out"
+                f"correct or omit it"
             )
         if any(driver.name == name for driver in drivers):
             raise ConfigError(f"{where}: driver {name} is configured twice")

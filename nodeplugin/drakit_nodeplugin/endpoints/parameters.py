@@ -59,8 +59,8 @@ def with_parameters(
     if kind is None:
         return device
     try:
-        # A copy: defaults and validators may change what they are given. By alias alone: a field
-        # with two names could be given twice, and neither would have the last word.
+        # A copy: defaults and validators may change their input. Only by alias: a field
+        # with two names could be set twice, and neither would take precedence.
         parameters = kind.model_validate(
             merged(copy.deepcopy(device.configs)), by_alias=True, by_name=False
         )

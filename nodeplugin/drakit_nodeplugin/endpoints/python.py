@@ -43,9 +43,9 @@ class PythonEndpoint:
     """
     Runs one driver, again and again, and calls it.
 
-    Calls run side by side, but those that have a device or a counter set in common run one after
-    the other, in the order in which they were made; a call that was cancelled or timed out counts
-    until it has really ended.
+    Calls run concurrently, but calls that have a device or a counter set in common run one after
+    the other, in the order in which they were made. A call that was cancelled or timed out counts
+    until it has ended.
     """
 
     def __init__(

@@ -1,5 +1,5 @@
 """
-What this node's kubelet knows of one driver's claims, from everything that it lets us read.
+The claims of one driver that this node's kubelet knows, from all its readable sources.
 
 :mod:`.podresources` is the source; :mod:`.statefile` adds the claims that no container uses any
 more and the kubelet has still to unprepare. The file can only add: where it alone is readable, a
@@ -35,7 +35,7 @@ class KubeletClaimView:
         self._problem: str | None = None
 
     async def listed(self) -> KubeletClaims:
-        """Ask which claims of the driver are used."""
+        """Return the claims of the driver that are in use."""
         asked_at = asyncio.get_running_loop().time()
         uids = await self._read_state()
         try:

@@ -39,10 +39,10 @@ MAX_MESSAGE_BYTES = 1024
 CUT = "..."
 
 MAX_LOGGED = 10
-"""Devices that one log line names; the rest is counted."""
+"""Devices that one log line names; it counts the rest."""
 
 MAX_LOGGED_CHARACTERS = 200
-"""Of a device's message in the log: vendors write these texts."""
+"""Characters of a device's message in the log: vendors write these texts."""
 
 GONE = "the driver does not list the device any more"
 
@@ -87,7 +87,7 @@ class HealthReports:
             yield self.subscribe(log)
 
     def subscribe(self, log: StreamLog) -> Subscription:
-        """Begin a subscription, whose changes go to this log."""
+        """Begin a subscription that logs its changes here."""
         resend_seconds = self.timeout_seconds / 3
         return Subscription(self._source, resend_seconds=resend_seconds, ended=self._ended, log=log)
 
@@ -97,7 +97,7 @@ class StreamLog:
     The log lines of one stream, under a request id of its own.
 
     The id is set for each line only: a stream is an asynchronous generator, which may be closed in
-    another context than the one that began it.
+    a different context from the one that started it.
     """
 
     def __init__(self, driver: str, method: str) -> None:
@@ -110,7 +110,7 @@ class StreamLog:
             logger.info(message, extra=self._facts | facts)
 
     def changes(self, changes: Sequence[DeviceHealth]) -> None:
-        """Log what the kubelet learns, in one line whatever its size."""
+        """Log the changes that the kubelet receives, in one line of limited size."""
         named = [f"{each.pool}/{each.device} {_in_words(each)}" for each in changes[:MAX_LOGGED]]
         if len(changes) > MAX_LOGGED:
             named.append(f"and {len(changes) - MAX_LOGGED} more")
@@ -130,7 +130,7 @@ def _in_words(health: DeviceHealth) -> str:
 
 @contextmanager
 def logged_stream(driver: str, method: str, *, ended: asyncio.Event) -> Generator[StreamLog]:
-    """Log the start and the end of a stream, which `ended` ends on our side."""
+    """Log the start and the end of a stream; `ended` is set if the plugin ends it."""
     log = StreamLog(driver, method)
     began = time.monotonic()
     log.info("health stream started")

@@ -53,7 +53,7 @@ _METHOD = "v1alpha1.NodeWatchResources"
 def health_service(
     source: HealthSource | None, *, driver: str, timeout_seconds: float
 ) -> HealthService:
-    """Return what is served for a driver, with a source of its devices' health or without."""
+    """Return the service of a driver, with or without a source of device health."""
     if source is None:
         return SilentHealth(driver)
     return ReportedHealth(HealthReports(source, driver=driver, timeout_seconds=timeout_seconds))

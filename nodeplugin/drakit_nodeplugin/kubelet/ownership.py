@@ -84,7 +84,7 @@ class Ownership:
         """
         try:
             private_directory(self.paths.data)
-            # The kubelet's own, if it is there.
+            # The kubelet's own directory, if it exists.
             self.paths.registration.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
             self._fd = self._lock_own()
             # Written before the sockets exist: whatever ends us later, they can be found.
@@ -196,7 +196,7 @@ class Ownership:
 
     def _named_like_ours(self) -> Iterator[Path]:
         """Find sockets whose lock file is gone; a UID in the name excludes longer driver names.
-        In the driver's own directory the hash of a UID is enough."""
+        In the driver's own directory, the hash of a UID is enough."""
         registration = re.compile(rf"{re.escape(self.driver)}-{_UUID}-reg\.sock")
         dra = re.compile(rf"dra-({_UUID}|{_SHORT})\.sock")
         for pattern, directory in (

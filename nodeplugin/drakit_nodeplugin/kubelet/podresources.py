@@ -2,10 +2,9 @@
 The kubelet's podresources API, version v1: which devices the containers of this node have, and of
 which resources the kubelet's own device manager has some or has given some out.
 
-A process has one client. The kubelet allows 100 calls a second and bursts of 10, of all clients
-together, and refuses the rest. So the client makes one call of a kind at a time, and shares its
-answer for a second. What follows from a claim that is listed, or not, is decided in
-:mod:`drakit_nodeplugin.claims`.
+A process has one client. The kubelet allows all clients together 100 calls per second in bursts of
+10, and rejects the rest. So the client makes one call of a kind at a time, and shares its answer
+for a second. :mod:`drakit_nodeplugin.claims` decides what a listed or missing claim means.
 
 It must not know the checkpoint, or whose claims they are.
 """
@@ -40,7 +39,7 @@ ANSWER_SECONDS = 5.0
 """The kubelet answers from memory; what takes longer is a kubelet that starts or hangs."""
 
 FRESH_SECONDS = 1.0
-"""How long an answer is shared. All drivers look for stale claims at the same moments, so a second
+"""How long an answer is shared. All drivers check for stale claims at the same time, so one second
 merges their calls. It is shorter than the time between any two answers that must agree."""
 
 _MAX_BYTES = 16 * 1024 * 1024
@@ -53,7 +52,7 @@ AnswerT = TypeVar("AnswerT")
 
 
 class PodResourcesError(Exception):
-    """The kubelet gave no answer that can be used. The text is a sentence."""
+    """The kubelet gave no usable answer. The text is a sentence."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,38 +67,38 @@ class PodName:
 
 
 def own_pod(environment: Mapping[str, str]) -> PodName | None:
-    """Find the pod of this process in the variables that the chart sets by the downward API."""
+    """Return the pod of this process from the variables that the chart sets by the downward API."""
     namespace, name = environment.get("POD_NAMESPACE"), environment.get("POD_NAME")
     return PodName(namespace=namespace, name=name) if namespace and name else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PodList:
-    """What the containers of the kubelet's active pods have, pods without devices included."""
+    """The devices of the kubelet's active pods, including pods without devices."""
 
     devices: tuple[ListedDevice, ...]
-    """What they have by claims."""
+    """Devices from claims."""
 
     resources: frozenset[str]
-    """Resources of which they have devices from the kubelet's device manager."""
+    """Resources whose devices they have from the kubelet's device manager."""
 
     pods: PodView
     """COMPLETE, PARTIAL, or UNKNOWN outside of a pod."""
 
     asked_at: float
-    """Loop clock. Two looks that share an answer are one observation."""
+    """Loop clock. Two checks that share an answer are one observation."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceManager:
-    """The kubelet's device manager: what it serves, and what containers still have from it."""
+    """The kubelet's device manager: its resources, and those that containers still have from it."""
 
     resources: Mapping[str, bool]
-    """True for a resource that it serves, False for one of which containers only still have
-    devices."""
+    """True for a resource that it serves, False for one whose devices containers only still
+    have."""
 
     unknown: str | None
-    """Why a resource that is missing here may be in use all the same; None if it is not."""
+    """Why a resource that is missing here may still be in use; None if it is not."""
 
 
 class PodResources:
@@ -118,8 +117,8 @@ class PodResources:
         timeout_seconds: float = ANSWER_SECONDS,
         fresh_seconds: float = FRESH_SECONDS,
     ) -> None:
-        """`own_pod` is the pod of this process, by which a list is known to be complete; None
-        outside of a pod, where no list is."""
+        """`own_pod` is the pod of this process: a list that contains it is complete. None outside a
+        pod, where no list counts as complete."""
         self._socket = socket
         self._own_pod = own_pod
         self._timeout_seconds = timeout_seconds
@@ -131,7 +130,7 @@ class PodResources:
 
     async def claims(self) -> PodList:
         """
-        List the devices that containers have by claims, of all drivers.
+        Return the devices that containers have from claims, of all drivers.
 
         Raises :class:`PodResourcesError`, also where the kubelet is too old to know of claims:
         then an empty list would mean that none is used.
@@ -152,17 +151,17 @@ class PodResources:
         return listed
 
     async def device_manager(self) -> DeviceManager:
-        """List the resources of the kubelet's device manager. Raises PodResourcesError."""
+        """Return the resources of the kubelet's device manager. Raises PodResourcesError."""
         served = await self._served.get()
         listed = await self._pods.get()
         return DeviceManager(
-            # What a container has by a claim is not among these.
+            # These do not include devices from claims.
             resources=dict.fromkeys(listed.resources, False) | dict.fromkeys(served, True),
             unknown=self.incomplete(listed),
         )
 
     def incomplete(self, listed: PodList) -> str | None:
-        """Explain why pods may be missing in a list; None if it is complete."""
+        """Return why pods may be missing in a list; None if it is complete."""
         if listed.pods is PodView.UNKNOWN:
             return (
                 "the node plugin does not know which pod it runs in; set POD_NAMESPACE and "
@@ -212,11 +211,11 @@ class PodResources:
 
     async def _get(self) -> bool:
         """
-        Find out whether a list without any claim comes from a kubelet that would list claims.
+        Check whether a list without any claim comes from a kubelet that lists claims.
 
-        The list does not show it. But the question for a single pod came with the same release. A
-        kubelet without it answers that it is disabled, or unknown, instead of "not found". Any
-        other error, such as that of the rate limit, says nothing about the kubelet's age.
+        The list itself does not show it. But the call for a single pod came with the same release.
+        A kubelet without it responds that it is disabled or unknown, instead of "not found". Any
+        other error, such as that of the rate limit, proves nothing about the kubelet's version.
         """
         from drakit_proto.kubelet.podresources.v1 import podresources_pb2
 
@@ -227,7 +226,7 @@ class PodResources:
             except grpc.aio.AioRpcError as error:
                 if "not found" in (error.details() or ""):
                     return True
-                # Errors that have no code of their own arrive as UNKNOWN.
+                # Errors without a specific code arrive as UNKNOWN.
                 if error.code() in (grpc.StatusCode.UNKNOWN, grpc.StatusCode.UNIMPLEMENTED):
                     return False
                 raise self._failed("pods", error) from None
@@ -244,7 +243,7 @@ class PodResources:
 
     @contextlib.asynccontextmanager
     async def _stub(self) -> AsyncGenerator[PodResourcesListerAsyncStub]:
-        # Not at the module's top: a node without claims never asks, and has it not in memory.
+        # Not at the module's top: a node without claims never calls it, and saves the memory.
         from drakit_proto.kubelet.podresources.v1 import podresources_pb2_grpc
 
         options = [
@@ -279,7 +278,7 @@ class PodResources:
 
 
 class _Shared(Generic[AnswerT]):
-    """Makes one call at a time, and shares its answer, or its failure, for a moment."""
+    """Makes one call at a time, and briefly shares its answer or failure."""
 
     def __init__(self, call: Callable[[], Awaitable[AnswerT]], *, fresh_seconds: float) -> None:
         self._call = call
@@ -287,7 +286,7 @@ class _Shared(Generic[AnswerT]):
         self._running: asyncio.Task[AnswerT] | None = None
 
     async def get(self) -> AnswerT:
-        """Wait for the answer. Cancellation ends the wait, and not the call."""
+        """Wait for the answer. Cancellation ends the wait, but not the call."""
         if self._running is None:
             self._running = asyncio.create_task(self._ask())
             self._running.add_done_callback(self._answered)
@@ -299,7 +298,7 @@ class _Shared(Generic[AnswerT]):
     def _answered(self, task: asyncio.Task[AnswerT]) -> None:
         if not task.cancelled():
             task.exception()  # retrieved here, because all waiters may be cancelled
-        # A list of thousands of devices must not stay in memory until the next look.
+        # A list of thousands of devices must not stay in memory until the next check.
         task.get_loop().call_later(self._fresh_seconds, self._forget)
 
     def _forget(self) -> None:

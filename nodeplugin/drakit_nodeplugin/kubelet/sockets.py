@@ -55,7 +55,7 @@ class SocketPaths:
 
     @property
     def directories(self) -> frozenset[Path]:
-        """Every directory that can hold a socket of this driver's instances."""
+        """Every directory that can contain a socket of this driver's instances."""
         return frozenset({self.data, self.home, self.registration.parent})
 
     def lock_of(self, instance_uid: str) -> Path:
@@ -84,7 +84,7 @@ def socket_paths(driver: str, *, kubelet_root: Path, instance_uid: str) -> Socke
             [registry / f"{driver}-{uid}-reg.sock" for uid in [*plain, short]]
             + [registry / f"dra-{long}-reg.sock"]
         ),
-        # The last one is outside of the driver's directory, whose name can be 63 characters long.
+        # The last one is outside the driver's directory, whose name can have 63 characters.
         dra=_first_that_fits(
             [data / f"dra-{uid}.sock" for uid in [*plain, short]] + [home / f"dra-{long}.sock"]
         ),

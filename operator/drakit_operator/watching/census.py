@@ -1,10 +1,10 @@
 """
-Lists of all kinds: before each run of Kopf, and now and then to find what is gone.
+Lists of all kinds: before each run of Kopf, and periodically to find missed deletions.
 
-Kopf never reports what was deleted in a gap that ends in a new list, and it does not say when its
-first list is complete. So it is not Kopf that lists: everything is listed here before each of its
-runs, which makes the store complete, and its watches begin where these lists end. Now and then only
-names and UIDs are listed, which finds deletions that no watch has reported.
+Kopf never reports deletions in a gap that ends in a new list, and it does not report when its first
+list is complete. So this module lists everything before each run of Kopf, which makes the store
+complete, and Kopf's watches begin where these lists end. Periodically it lists only names and UIDs,
+which finds deletions that no watch has reported.
 
 It must not know Kopf, queues, or what a deletion means.
 """
@@ -48,14 +48,14 @@ class Reader(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Relisted:
-    """What a complete list has changed in the store, and where watches begin after it."""
+    """The changes of a complete list in the store, and where watches begin after it."""
 
     changes: list[Change]
     versions: Mapping[Kind, str]
 
 
 class Census:
-    """Lists the kinds, and keeps the store in step with the lists."""
+    """Lists the kinds, and updates the store from the lists."""
 
     def __init__(
         self, reader: Reader, store: Store, kinds: Iterable[Kind], *, observer: Observer
@@ -67,10 +67,10 @@ class Census:
 
     async def relist(self) -> Relisted:
         """
-        List all and put it into the store, all kinds at once: no half knowledge in between.
+        List all kinds and store the results at once, so that the store is never incomplete.
 
-        Each kind is tried, so that each that cannot be listed is reported; then the first error is
-        raised, for without one of the kinds nothing is certain.
+        It tries each kind, so that it reports every kind that cannot be listed. Then it raises the
+        first error, because conclusions need all kinds.
         """
         listed: dict[Kind, list[Fact]] = {}
         versions: dict[Kind, str] = {}
@@ -96,10 +96,12 @@ class Census:
         return Relisted(changes=changes, versions=versions)
 
     async def sweep(self) -> list[Change]:
-        """Find what the store holds and the API server does not, and remove it."""
+        """Remove objects from the store that the API server no longer has."""
         changes: list[Change] = []
         for kind in self._kinds:
-            before = self._store.uids(kind)  # what comes in during the list is not judged by it
+            before = self._store.uids(
+                kind
+            )  # the list does not decide about objects that arrive meanwhile
             if not before:
                 continue
             listing = await self._list(kind, _named, metadata_only=True)
@@ -117,7 +119,7 @@ class Census:
             known = self._store.find(kind, name_of(body))
             return (
                 known if known is not None and known == fact else fact
-            )  # not twice in memory where nothing changed
+            )  # unchanged objects are not in memory twice
 
         return keep
 

@@ -1,14 +1,14 @@
 """
-The HTTP client that Kopf gets: it answers lists itself, and passes on no object as it came.
+The HTTP client for Kopf: it answers lists itself, and reduces each object that it passes on.
 
-Kopf's parser fails on an object that is nested deep enough, which ends the whole of Kopf, and its
-queues hold whole objects. Here each event is parsed first, and loses what no fact comes from. An
-object that cannot be read is replaced by one of which nothing is known but its name.
+Kopf's parser fails on a deeply nested object, which ends Kopf, and its queues hold whole objects.
+This client parses each event first, and removes the fields that no fact needs. It replaces an
+unreadable object with a placeholder that has only its name.
 
-Kopf lists nothing: it gets an empty list that ends where our own lists did (see :mod:`.census`). A
-second list, or an error of a watch, means that there is a gap, and this run of Kopf has to end.
+Kopf lists nothing: it gets an empty list with the version of our own list (see :mod:`.census`). A
+second list, or an error of a watch, means that there is a gap, and this run of Kopf must end.
 
-It must not know the store, or what facts are.
+It must not know the store, or facts.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ OnSkipped = Callable[[Kind, Mapping[str, Any], str], None]
 OnGap = Callable[[ApiError], None]
 
 _UNUSED = (("metadata", "managedFields"), ("metadata", "annotations"), ("metadata", "labels"))
-"""Paths that no fact of any kind comes from."""
+"""Paths that no fact of any kind needs."""
 
 
 class GuardedClient:
-    """As much of an :class:`aiohttp.ClientSession` as Kopf uses."""
+    """The part of an :class:`aiohttp.ClientSession` that Kopf uses."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class GuardedClient:
         on_skipped: OnSkipped,
         on_gap: OnGap,
     ) -> None:
-        """``versions`` says where the watch of a kind begins; each is used once, and removed."""
+        """``versions`` has the version at which each kind's watch begins; each is used once."""
         self._on_gap = on_gap
         self._http = http
         self._server = server.rstrip("/")
@@ -68,7 +68,7 @@ class GuardedClient:
         await self._http.close()
 
     async def request(self, method: str, url: str, **options: Any) -> Any:
-        """Send a request, but answer lists of our kinds, and guard their watches."""
+        """Send a request, but answer lists of our kinds here, and guard their watches."""
         parts = urlsplit(url.removeprefix(self._server))
         kind = self._kinds.get(parts.path)
         if kind is None or method.upper() != "GET":
@@ -98,7 +98,7 @@ class GuardedClient:
 
 
 class _Response:
-    """What Kopf does with any response."""
+    """The part of a response that Kopf uses."""
 
     status = 200
     headers: Mapping[str, str] = {}
@@ -119,7 +119,7 @@ class _Response:
 
 
 class _EmptyList(_Response):
-    """A list without items: only its version matters, from which Kopf watches."""
+    """An empty list: only its version matters, from which Kopf watches."""
 
     def __init__(self, version: str) -> None:
         self._version = version
@@ -154,7 +154,7 @@ class _GuardedWatch(_Response):
         self._response.close()
 
     async def iter_chunked(self, _: int) -> AsyncGenerator[bytes]:
-        """Give one line an event."""
+        """Yield one line per event."""
         chunks = self._response.content.iter_any()
         try:
             async for event in read_events(chunks, path=self._path):

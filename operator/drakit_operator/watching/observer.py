@@ -1,5 +1,5 @@
 """
-What cannot be listed or read, for readiness, metrics and the log.
+Records list failures and unreadable objects, for readiness, metrics and the log.
 
 It must not know Kopf, sessions, or the store.
 """
@@ -25,13 +25,13 @@ class Observer:
         self._log = SkippedLog()
 
     def problem(self) -> str | None:
-        """Name a kind that cannot be listed, and why; None if there is none."""
+        """Return a kind that cannot be listed, with the reason; None if there is none."""
         for kind, error in list(self._errors.items()):
             return f"{kind} cannot be listed: {error}"
         return None
 
     def listed(self, kind: Kind, error: str | None) -> None:
-        """Take in how the list of a kind ended."""
+        """Record the result of a kind's list."""
         self._metrics.kind_listed.labels(str(kind)).set(0 if error else 1)
         if error is None:
             self._errors.pop(str(kind), None)
@@ -39,6 +39,6 @@ class Observer:
             self._errors[str(kind)] = error
 
     def skipped(self, kind: Kind, metadata: Mapping[str, Any], reason: str) -> None:
-        """Take in that an object cannot be read."""
+        """Record an object that cannot be read."""
         self._metrics.skipped_objects.labels(str(kind)).inc()
         self._log.log(metadata, reason, kind=str(kind))

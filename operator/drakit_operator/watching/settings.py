@@ -77,7 +77,7 @@ def operator_settings(kinds: Iterable[Kind]) -> kopf.OperatorSettings:
     # Else, embedded, it kills this process ten minutes after it was cancelled.
     settings.process.ultimate_exiting_timeout = None
 
-    # Each object costs a task until it has been idle for so long.
+    # Each object has a task until it has been idle for this long.
     settings.queueing.idle_timeout = 1
     for kind in kinds:
         if kind.field_selector:

@@ -51,7 +51,7 @@ class KopfThread:
         on_skipped: OnSkipped,
     ) -> None:
         """
-        Prepare a run that watches each kind from its version on.
+        Prepare a run that watches each kind from its version.
 
         ``connect`` is called in Kopf's loop: a session belongs to the loop that opened it.
         ``on_skipped`` is called in its thread.
@@ -159,7 +159,7 @@ class KopfThread:
                     await asyncio.wait(strays, timeout=FLAG_SECONDS)
 
     def _end(self, error: ApiError) -> None:
-        """End this run: of itself Kopf takes 5 s to end after an error."""
+        """End this run: Kopf alone needs 5 s to end after an error."""
         self._gap = error
         self._stop.set()
 

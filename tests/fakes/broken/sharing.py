@@ -56,7 +56,7 @@ class Panels(Tidy):
 
 
 class AllParts(Panels):
-    """With one half of the panel it takes the other one away as well."""
+    """Unpreparing one half of the panel removes the other one as well."""
 
     def unprepare(self, claim, device):
         if device.name.startswith("panel-"):
@@ -66,7 +66,7 @@ class AllParts(Panels):
 
 
 class NeverWhole(Panels):
-    """What was once in halves is not put together again."""
+    """After it was split, the panel is never whole again."""
 
     def make(self, claim, device, mode):
         halved = self.notes / "halved"

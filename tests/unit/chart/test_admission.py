@@ -1,4 +1,4 @@
-"""The admission policies: what the token of a node's plugin may write."""
+"""The admission policies: the objects that the token of a node's plugin may write."""
 
 from __future__ import annotations
 

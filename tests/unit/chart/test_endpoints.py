@@ -256,7 +256,7 @@ BAD_LISTS: dict[str, Any] = {
         "no-cdi-kind": {"cdiDevices": ["card"]},
     }.items()
 }
-"""Lists that neither the chart nor the node plugin takes."""
+"""Lists that neither the chart nor the node plugin accepts."""
 
 
 @pytest.mark.parametrize("allowed", BAD_LISTS.values(), ids=BAD_LISTS)

@@ -1,4 +1,4 @@
-"""What a site adds to an install: pinned images, network policies, rights on OpenShift."""
+"""Optional hardening of an install: pinned images, network policies, rights on OpenShift."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_a_network_policy_admits_probes_and_metrics_alone(render, component):
     spec = the(objects, "NetworkPolicy", name)["spec"]
     selector = the(objects, WORKLOADS[component], name)["spec"]["selector"]
     assert spec["podSelector"] == selector
-    # No policy can select the API server on every cluster: egress is left to the site.
+    # No policy can select the API server on every cluster: sites must restrict egress themselves.
     assert spec["policyTypes"] == ["Ingress"]
     ports = {port["port"]: rule.get("from") for rule in spec["ingress"] for port in rule["ports"]}
     assert ports == {"probes": None, "metrics": None}

@@ -127,7 +127,7 @@ def test_the_kubelets_directories_are_mounted_at_their_own_paths(render):
     ],
 )
 def test_no_mount_contains_the_volumes_of_others(render, tmp_path, values):
-    """CSI's global mounts lie in the kubelet's plugins, the volumes of pods in its pods."""
+    """CSI's global mounts are in the kubelet's plugins directory, pods' volumes in pods."""
     objects = render(values)
     config = load_config(written(objects, tmp_path, "nodeplugin"))
     volumes = pod_spec(objects, "DaemonSet", "drakit-nodeplugin")["volumes"]
@@ -143,7 +143,7 @@ def test_what_is_mounted_below_the_hosts_devices_is_read_only_as_well(render):
     mounts = pod_spec(render(), "DaemonSet", "drakit-nodeplugin")["containers"][0]["volumeMounts"]
     (dev,) = [mount for mount in mounts if mount["name"] == "dev"]
     assert (dev["readOnly"], dev["recursiveReadOnly"]) == (True, "IfPossible")
-    # The API refuses any other propagation beside recursiveReadOnly.
+    # The API rejects any other propagation together with recursiveReadOnly.
     assert dev.get("mountPropagation", "None") == "None"
 
 

@@ -1,4 +1,4 @@
-"""Root alone may use what holds the opaque parameters of tenants, whatever the umask is."""
+"""Only root may read the opaque parameters of tenants, regardless of the umask."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one version stores is what the versions beside it can use."""
+"""Adjacent versions can use each other's databases."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ BODY = (
     b'"cdi_devices":["vendor.example/gpu=0"]}],"configs":["{\\"mode\\":\\"fast\\"}"],'
     b'"cdi_spec":"{}\\n","side_effects":true,"rebuilt":"confirmed","generation":7,"owner":"pod-1"}'
 )
-"""A row as it is stored. A change of it must be one that :data:`.schema.VERSION` may make."""
+"""A stored row. Its format may change only as :data:`.schema.VERSION` permits."""
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def sql(path, statement):
 
 
 async def successor(path, *, count=3) -> list[StoredClaim]:
-    """Store claims and an endpoint as the next version does."""
+    """Store claims and an endpoint as the next version would."""
     stored = await fill(path, count=count)
     checkpoint = Checkpoint(path)
     await checkpoint.open()
@@ -88,7 +88,7 @@ def test_a_row_without_the_fields_that_have_defaults_is_read():
     body = json.dumps(fields | {"boot_id": "b", "devices": [device], "later": {}}).encode()
     claim = load(body, expected=checksum(body))
     assert claim.devices == (stored_device("cam-0"),)
-    assert claim.devices[0].consumes is None, "what it takes is not known"
+    assert claim.devices[0].consumes is None, "its consumption is unknown"
     assert (claim.configs, claim.rebuilt, claim.generation) == ((), None, 0)
 
 
@@ -109,7 +109,7 @@ async def test_what_a_successor_stored_is_read_and_written_and_what_it_added_is_
     assert sql(path, "SELECT value FROM meta WHERE name = 'later'") == [("kept",)]
     assert sql(path, "SELECT value FROM meta WHERE name = 'version'") == [(schema.VERSION + 1,)]
     bodies = [json.loads(body) for (body,) in sql(path, "SELECT body FROM bodies")]
-    # A field of which this version does not know what it means is not kept in a row that changed.
+    # A changed row loses the fields that this version does not know.
     assert {body["uid"] for body in bodies if "later" in body} == {"uid-002"}
 
 

@@ -556,7 +556,9 @@ async def test_parameters_that_are_no_object_are_an_error_of_the_claim(start, cl
     claims.store(body)
 
     error = (await plugin.prepare(reference(A)))[A].error
-    assert f"opaque parameters for driver {DRIVER} in its DeviceClass are not a JSON object" in error
+    assert (
+        f"opaque parameters for driver {DRIVER} in its DeviceClass are not a JSON object" in error
+    )
 
 
 async def test_parameters_nested_without_end_are_an_error_of_the_claim(start, claims):

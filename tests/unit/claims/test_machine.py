@@ -46,12 +46,12 @@ from tests.fakes.claims import DRIVER, NODE, FakeClaims, claim_body, reference
 from tests.fakes.node import StaticNode
 from tests.unit.claims.conftest import Plugin
 
-# Thousands of steps, each with its fsync: on a busy disk that takes longer than other tests may.
+# Thousands of steps, each with an fsync: on a busy disk, that exceeds the usual timeout.
 pytestmark = pytest.mark.timeout(120)
 
 UIDS = [f"uid-{letter}" for letter in "abcd"]
 TAKES = {"gpu": 4, "half-a": 2, "half-b": 2, "quarter": 1}
-"""Compute slices that devices take of one GPU, which has four."""
+"""Compute slices that devices consume of one GPU, which has four."""
 
 DEVICES = ["cam-0", *TAKES]
 INVENTORY = PoolContent(
@@ -67,7 +67,7 @@ INVENTORY = PoolContent(
 
 
 def overlap(one: Iterable[str], *others: Iterable[str]) -> bool:
-    """Tell whether devices cannot be had beside those of others."""
+    """Return whether devices conflict with those of others."""
     mine, theirs = set(one), {name for other in others for name in other}
     taken = sum(TAKES.get(name, 0) for name in theirs)
     wanted = sum(TAKES.get(name, 0) for name in mine)
@@ -299,14 +299,14 @@ class Engine(RuleBasedStateMachine):
 
     @rule(uid=uids, devices=device_sets)
     def start_a_pod(self, uid, devices):
-        """Allocated and prepared at once, so that walks come to claims that are in each other's
-        way."""
+        """Allocate and prepare at once, so that walks reach claims that conflict with each
+        other."""
         self.allocate(uid, devices)
         self.prepare({uid})
 
     @rule(uid=uids)
     def delete_a_pod_by_force_while_the_driver_is_stopped(self, uid):
-        """The scheduler takes the hardware as free from then on."""
+        """From then on, the scheduler counts the hardware as free."""
         self.world.stopped = True
         self.unprepare({uid})
         self.delete(uid)

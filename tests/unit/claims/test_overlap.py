@@ -1,4 +1,4 @@
-"""Hardware that claims hold: counter sets and capacity, beyond the names of devices."""
+"""Hardware that claims hold: counter sets and capacity, in addition to device names."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ async def test_a_share_of_a_device_that_has_less_than_before(plugin):
         assert f"the claim needs more capacity {name} than the driver lists" in error
 
 
-# ------------------------------------------------------------ what is not listed
+# ------------------------------------------------------------ devices that are not listed
 
 
 async def test_a_device_that_is_listed_a_moment_later_is_prepared(plugin):
@@ -217,7 +217,7 @@ async def test_what_containers_use_is_prepared_again_though_it_is_not_listed(plu
     assert await errors(plugin, A) == [None]
     assert devices.prepares == 2
     (error,) = await errors(plugin, B)
-    assert "beside device whole" in error, "what it takes is still known"
+    assert "beside device whole" in error, "its consumption is still known"
 
 
 # ------------------------------------------------------------ rows that were rebuilt
@@ -244,7 +244,7 @@ async def test_a_rebuilt_row_blocks_what_consumes_until_the_inventory_completes_
         {"other": {"memory": "1Gi"}},
         {"card": {"memory": "20Gi"}},
     ]
-    assert known == written, "what is known of it is all that changed"
+    assert known == written, "only the knowledge about it has changed"
 
 
 async def test_a_share_of_a_rebuilt_row_may_take_all(plugin):
@@ -255,7 +255,7 @@ async def test_a_share_of_a_rebuilt_row_may_take_all(plugin):
     assert other is None
 
 
-# ------------------------------------------------------------ what is told of claims that leave
+# ------------------------------------------------------------ holds of claims that leave
 
 
 def stored(name: str, device: str, *, state="prepared", **fields):
@@ -329,7 +329,7 @@ def test_what_a_prepare_costs_hardly_grows_with_what_is_held_of_other_hardware(k
     hardware = Hardware(pools={NODE: content})
 
     def steps(before: int) -> int:
-        """Count what SQLite does, in tens of instructions of its machine."""
+        """Return the work of SQLite, in tens of instructions of its virtual machine."""
         counted: list[int] = []
         with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
             with rows.transaction(connection):

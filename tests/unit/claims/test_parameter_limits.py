@@ -1,4 +1,4 @@
-"""How large the opaque parameters of a claim can be, and how often each is stored."""
+"""The limits of a claim's opaque parameters, and the number of stored copies."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def nested(levels: int) -> dict[str, Any]:
 
 
 def listed(nodes: int) -> dict[str, Any]:
-    """Parameters with so many keys and values: the object, a key, a list, and what is in it."""
+    """Parameters with this many keys and values: the object, a key, a list, and its items."""
     return {"a": [0] * (nodes - 3)}
 
 

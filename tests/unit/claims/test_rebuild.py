@@ -97,7 +97,7 @@ async def entries(plugin) -> dict[str, StoredClaim]:
 
 
 def facts(claim: StoredClaim) -> tuple[object, ...]:
-    """All of an entry but its writer, its generation, and that it was rebuilt."""
+    """An entry without its writer, generation and rebuilt mark."""
     return (
         str(claim),
         claim.state,

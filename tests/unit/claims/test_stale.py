@@ -159,7 +159,7 @@ class Entries:
 
 
 class Kubelet:
-    """What the kubelet lists."""
+    """The claims that the kubelet lists."""
 
     def __init__(self) -> None:
         self.claims = KubeletClaims(pods=PodView.COMPLETE)

@@ -87,7 +87,9 @@ async def test_where_the_kubelet_cannot_be_asked_it_takes_force(site):
     await site.store(prepared("a"))
     code, _, error = await site.run_beside(*FORGET, "uid-a")
     assert code == 1
-    assert "drakit cannot determine whether a container uses it: the kubelet's podresources" in error
+    assert (
+        "drakit cannot determine whether a container uses it: the kubelet's podresources" in error
+    )
     assert "--force forgets it anyway" in error
     assert (await site.run_beside(*FORGET, "uid-a", "--force"))[0] == 0
 

@@ -1,4 +1,4 @@
-"""What does not fit beside claims that are being unprepared, and is tainted while they are."""
+"""Devices that do not fit beside claims that are being unprepared, and are tainted meanwhile."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_a_device_is_tainted_if_not_even_its_smallest_share_fits(capacity, full_
     (name,) = share.shared or ()
     room = replace(share, shared={name: (share.shared or {})[name] - 10**18})
     assert crowded_out(content, [room]) == set()
-    assert crowded_out(content, [replace(share, shared=None)]) == {"nic"}, "it may take all"
+    assert crowded_out(content, [replace(share, shared=None)]) == {"nic"}, "it may consume all"
 
 
 @pytest.mark.looptime

@@ -516,7 +516,7 @@ async def test_a_claim_that_would_have_to_wait_is_called_for_itself_after_the_ot
 
 
 class ResetsSlowly(ResetsPerDevice):
-    """Waits in its reset for what a test holds."""
+    """Blocks in its reset until the test releases it."""
 
     async def reset(self, device: AllocatedDevice) -> None:
         await self.held["reset"].wait()
@@ -532,7 +532,7 @@ class ResetsBatchesSlowly(ResetsSlowly, ResetsPerBatch):
 
 
 class BridgeCaller(DirectCaller):
-    """Reaches a driver over a bridge, whose lines keep calls apart."""
+    """Calls a driver over a bridge, whose queues serialize calls."""
 
     def __init__(self, driver: Any) -> None:
         super().__init__(driver)

@@ -1,4 +1,4 @@
-"""Which edits an entry of an allow list allows, and what the refusal says."""
+"""The edits that an allow list entry permits, and the texts of refusals."""
 
 from __future__ import annotations
 
@@ -169,7 +169,9 @@ def test_what_an_entry_does_not_name_is_refused_with_the_remedy(edits, what, set
     ("edits", "text"),
     [
         pytest.param(
-            node("/dev/x", host_path="/dev/gpus/../sda"), "must not contain '..'", id="a-node-that-goes-back"
+            node("/dev/x", host_path="/dev/gpus/../sda"),
+            "must not contain '..'",
+            id="a-node-that-goes-back",
         ),
         pytest.param(node("/dev/x", host_path="dev/gpu0"), "must be absolute", id="relative-node"),
         pytest.param(
@@ -188,7 +190,9 @@ def test_what_an_entry_does_not_name_is_refused_with_the_remedy(edits, what, set
         ),
         pytest.param(node("/dev/gpu0", type="p"), "type p", id="a-fifo"),
         pytest.param(node("/dev/gpu0", file_mode=0o060660), "mode", id="a-mode-that-is-a-type"),
-        pytest.param(mount("/opt/gpu/../../etc"), "must not contain '..'", id="a-mount-that-goes-back"),
+        pytest.param(
+            mount("/opt/gpu/../../etc"), "must not contain '..'", id="a-mount-that-goes-back"
+        ),
         pytest.param(mount("opt/gpu"), "must be absolute", id="a-relative-mount"),
         pytest.param(mount("/opt/gpu", at="../gpu"), "must be absolute", id="at-a-relative-path"),
         pytest.param(mount("/opt/gpu", "ro"), "not a bind mount", id="no-bind-mount"),

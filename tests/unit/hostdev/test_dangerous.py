@@ -1,4 +1,4 @@
-"""Devices that give a container the node are refused, however a policy names them."""
+"""Devices that let a container take over the node are refused, however a policy names them."""
 
 from __future__ import annotations
 

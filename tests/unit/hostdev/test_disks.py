@@ -1,4 +1,4 @@
-"""A block device that the host uses, or that has data on it, is never published."""
+"""A block device that the host uses, or that contains data, is never published."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def usage(host: FakeHost):
 def reason(
     host: FakeHost, name: str, *, allow_disks: bool = True, allow_formatted: bool = True
 ) -> str | None:
-    """The reason against a device; by default its content is none."""
+    """The reason to refuse a device; by default it is blank."""
     return reason_not_to_publish(
         host.find("block")[name],
         usage(host),
@@ -300,7 +300,7 @@ def test_what_the_fakes_feed_is_what_blkid_finds(content, tmp_path):
 
 
 def feed(host: FakeHost, number: str, content) -> None:
-    """Give a device the entry that udev makes for a content."""
+    """Set the udev entry of a device to that of a content."""
     properties = [f"E:{key}={value}" for key, value in content.properties.items()]
     host.udev_entry(f"b{number}", "I:1234567", "E:ID_BUS=ata", *properties)
 

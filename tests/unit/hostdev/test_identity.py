@@ -1,4 +1,4 @@
-"""A disk has the same identity and name whatever number and path the kernel gives it."""
+"""A disk keeps its identity and name under any number and path that the kernel assigns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Dockerfile: one argument decides what all of an image is built on."""
+"""The Dockerfile: one argument sets the base of all stages."""
 
 from __future__ import annotations
 

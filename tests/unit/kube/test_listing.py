@@ -1,4 +1,4 @@
-"""Lists of which one object cannot be read, or of which pages are too large."""
+"""Lists with an unreadable object, or with pages that are too large."""
 
 import pytest
 
@@ -11,7 +11,7 @@ DEEP = "[" * 1200 + "]" * 1200
 
 @pytest.fixture
 def claims(api_server):
-    """Forty claims, of which some are nested too deep."""
+    """Forty claims, some of which are nested too deeply."""
 
     def store(*deep):
         api_server.verbatim["@deep"] = DEEP

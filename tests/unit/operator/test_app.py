@@ -207,7 +207,7 @@ async def test_objects_that_cannot_be_parsed_keep_no_other_pod_from_its_event(cl
         expected = {("Pod", name, "ResourceClaimMissing") for name in ("old", "new")}
         await until(lambda: cluster.told() == expected, seconds=20)
         await asyncio.sleep(1)
-        assert cluster.told() == expected, "of a claim that cannot be read nothing is certain"
+        assert cluster.told() == expected, "an unreadable claim allows no conclusion"
         assert (await probe(app, "/readyz"))[0] == 200
         _, numbers = await probe(app, "/metrics")
         kind = 'kind="resourceclaims.resource.k8s.io"'

@@ -197,7 +197,7 @@ def refuses_sets_of_other_slices(method: str, path: str, body: Any) -> StatusErr
 
 
 def refuses_counter_sets(method: str, path: str, body: Any) -> StatusError | None:
-    """An API server that takes fewer counters in a slice."""
+    """An API server that accepts fewer counters in a slice."""
     cause = {"field": "spec.sharedCounters", "message": "must have at most 1 item"}
     has_sets = body is not None and "sharedCounters" in body.get("spec", {})
     return StatusError(422, "Invalid", "no", details={"causes": [cause]}) if has_sets else None

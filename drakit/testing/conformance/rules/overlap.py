@@ -1,6 +1,6 @@
 """
-Claims beside each other: pods start at the same time, none waits for another's device, and none
-gets hardware that another has.
+Concurrent claims: pods start at the same time, no claim waits for another's device, and no claim
+gets hardware that another one has.
 
 It must not know what becomes of a claim alone.
 """
@@ -116,24 +116,24 @@ async def get_info(kit: Kit) -> None:
 
 @rule(
     "partitions",
-    "partitions of one piece of hardware are held apart, and undone one by one",
-    why="The scheduler takes hardware as free once a claim's object is gone, while its device may "
-    "still be prepared on the node. What does not fit beside it must wait, and the end of one "
-    "partition must not take another one from its pod.",
+    "partitions of the same hardware are allocated separately, and unprepared one by one",
+    why="The scheduler counts hardware as free once the claim is deleted, although its device may "
+    "still be prepared on the node. Devices that do not fit beside it must wait, and unpreparing "
+    "one partition must not take another one from its pod.",
     kinds=("python", "backend"),  # a device plugin has no counters
 )
 async def partitions(kit: Kit) -> None:
     devices = [d for d in steps.untainted(await kit.devices()) if not d.allow_multiple]
     found = next(_partitioned(devices, _counters(kit)), None)
     if found is None:
-        kit.skip("no two devices that fit beside each other overlap with a third one")
+        kit.skip("no third device overlaps with two devices that fit beside each other")
     one, other, whole = found
     first, second, third = kit.claim(one), kit.claim(other), kit.claim(whole)
     await steps.prepared(kit, first)
     answer = await steps.must_prepare(kit, second, when=f"beside {one.name}, which leaves room,")
     edits = steps.edits_of(kit, second)
     if not (await steps.answer_of(kit, third)).error:
-        kit.fail(f"{whole.name} was prepared beside {one.name}, though both consume one counter")
+        kit.fail(f"{whole.name} was prepared beside {one.name}, although both consume one counter")
     await steps.must_unprepare(kit, first, when=f"beside {other.name}")
     if missing := steps.missing_paths(edits):
         kit.fail(
@@ -141,14 +141,14 @@ async def partitions(kit: Kit) -> None:
         )
     again = await steps.must_prepare(kit, second, when=f"after {one.name} was unprepared")
     if again != answer or steps.edits_of(kit, second) != edits:
-        kit.fail(f"after {one.name} was unprepared {other.name} was answered in another way")
+        kit.fail(f"after {one.name} was unprepared {other.name} got a different answer")
     await steps.must_unprepare(kit, second, when="for the last partition")
     await steps.must_prepare(kit, third, when=f"after all that overlapped with {whole.name} ended")
     await steps.must_unprepare(kit, third, when="to end with")
 
 
 def _counters(kit: Kit) -> Mapping[tuple[str, str], Mapping[str, int]]:
-    """Give the published counter sets, by pool and name."""
+    """Return the published counter sets, by pool and name."""
     return {
         (body["spec"]["pool"]["name"], counter_set["name"]): _amounts(counter_set)
         for body in kit.slices()
@@ -159,7 +159,7 @@ def _counters(kit: Kit) -> Mapping[tuple[str, str], Mapping[str, int]]:
 def _partitioned(
     devices: Sequence[PublishedDevice], totals: Mapping[tuple[str, str], Mapping[str, int]]
 ) -> Iterator[tuple[PublishedDevice, PublishedDevice, PublishedDevice]]:
-    """Give two devices that fit beside each other, and a third one that fits beside neither."""
+    """Return two devices that fit beside each other, and a third that fits beside neither."""
     for (pool, name), total in totals.items():
         taken = {
             device.name: (device, _amounts(consumed))

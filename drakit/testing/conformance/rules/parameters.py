@@ -21,7 +21,7 @@ DEEP = 200
 """Levels of an object: within what an API server takes, and more than a parser of its own may."""
 
 MAX_RAW = 10 * 1024
-"""Bytes that an API server takes of one config; of a claim it takes :data:`MAX_CONFIGS`."""
+"""The API server's limit for one config; a claim can have :data:`MAX_CONFIGS`."""
 
 MAX_CONFIGS = 64
 
@@ -32,14 +32,14 @@ EVENT_CHARACTERS = 1024
 """Of an Event's note, which the API server limits."""
 
 DENSE: Mapping[str, Any] = {"a": [[]] * ((MAX_RAW - 8) // 3)}
-"""One config with as many values as it can hold that take memory of their own."""
+"""One config with the largest possible number of values that take memory of their own."""
 
 _PLAIN: Mapping[str, Mapping[str, Any]] = {
     "that say nothing": {},
     "with a key that nobody knows": {"no-such-key": 1},
     "with 500 keys": {f"key-{number}": number for number in range(500)},
     "with a long text": {"text": "x" * 9000},
-    "with as many values as an API server takes": DENSE,
+    "with as many values as an API server accepts": DENSE,
     "with numbers that are too large": {"number": 2**64 - 1, "count": -(2**63), "size": 1e308},
     "with control characters": {"\u202ename\u0000": "\u0000\u001b[2J\u2028\U0001f600"},
     "of the wrong types": {"apiVersion": [], "kind": 1, "spec": "x", "mode": {"a": None}},
@@ -88,7 +88,9 @@ async def hostile_parameters(kit: Kit) -> None:
         if reasons := steps.stop_reasons(kit.log()[begun:]):
             kit.fail(f"a claim with parameters {what} has stopped the driver: {reasons[0]}")
     bomb = kit.claim(device, configs=[DENSE] * MAX_CONFIGS)
-    await _try(kit, bomb, f"of {MAX_CONFIGS} configs as large as an API server takes them")
+    await _try(
+        kit, bomb, f"of {MAX_CONFIGS} configs of the largest size that an API server accepts"
+    )
     await steps.free_again(kit, device, when="after claims with parameters of all kinds")
     if names := steps.stopped(await kit.devices()):
         kit.fail(f"claims with odd parameters have stopped the driver: {names[0]} is tainted")

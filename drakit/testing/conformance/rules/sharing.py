@@ -51,7 +51,9 @@ async def shares(kit: Kit) -> None:
         d for d in steps.untainted(await kit.devices()) if d.allow_multiple and _fits_twice(d)
     ]
     if not devices:
-        kit.skip("no device has allowMultipleAllocations, and room for two claims of no amount")
+        kit.skip(
+            "no device has allowMultipleAllocations and room for two claims that ask for no amount"
+        )
     device = devices[0]
     one, other = kit.claim(device), kit.claim(device)
     await steps.prepared(kit, one)
@@ -76,7 +78,7 @@ async def shares(kit: Kit) -> None:
 
 
 def _fits_twice(device: PublishedDevice) -> bool:
-    """Tell whether two claims that ask for no amount can have a device."""
+    """Return whether two claims that ask for no amount can share a device."""
     taken = default_share(device)
     return all(
         2 * quantity_units(taken[n]) <= quantity_units(v) for n, v in device.capacity.items()

@@ -188,7 +188,7 @@ async def unprepare_without_parameters(kit: Kit) -> None:
     kit.delete_claim(claim)
     kit.pods.add(claim, answer, driver=kit.driver)
     await kit.start()
-    await steps.must_unprepare(kit, claim, when="when nobody knew its parameters any more")
+    await steps.must_unprepare(kit, claim, when="after its parameters were lost")
     await steps.free_again(kit, device, when="after an unprepare without parameters")
 
 

@@ -135,7 +135,7 @@ class BackendDirectory:
     # ------------------------------------------------------------ what others ask
 
     def rights(self, driver: str) -> Rights | None:
-        """Give what a driver may do; None if there is no allow list, or it does not name it."""
+        """Return the rights of a driver; None without an allow list, or without an entry in it."""
         return None if self._allowed is None else self._allowed.entries.get(driver)
 
     def socket(self, driver: str) -> BackendSocket | None:
@@ -338,7 +338,7 @@ class BackendDirectory:
             raise _RefusedError(f"it calls itself {driver}, and {allowed.missing(driver)}")
         if problem := rights.owner_problem(socket.file):
             raise _RefusedError(f"it {problem}")
-        # The name may have come from another socket that was here for a moment.
+        # The name may come from another socket that existed here briefly.
         if not await asyncio.to_thread(socket.is_in_place):
             raise _RefusedError("it was replaced while it reported its name", is_told=False)
 

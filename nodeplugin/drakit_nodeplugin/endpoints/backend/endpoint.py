@@ -58,7 +58,7 @@ class BackendEndpoint:
     """
     Keeps one backend connected, and calls it.
 
-    Calls run side by side, but those that have a device or a counter set in common run one after
+    Calls run concurrently, but calls that have a device or a counter set in common run one after
     the other, in the order in which they were made.
     """
 

@@ -32,7 +32,7 @@ class BackendSocket:
     file: SocketFile
 
     def is_in_place(self) -> bool:
-        """Tell whether the file is still at its path. Blocks."""
+        """Return whether the file is still at its path. Blocks."""
         try:
             return socket_file(self.path) == self.file
         except OSError:

@@ -158,7 +158,7 @@ class Allocating:
         return identity
 
     def _edits(self, answer: ContainerAnswer, rights: Rights | None) -> tuple[Edits, str | None]:
-        """Give the edits, and what of them is not allowed, if anything."""
+        """Return the edits, and the problem if the allow list refuses one of them."""
         nodes: dict[str, list[tuple[str, str]]] = {}
         found = 0
         for path in host_paths(answer):

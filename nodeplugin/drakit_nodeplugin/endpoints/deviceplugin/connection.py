@@ -58,7 +58,7 @@ CONNECT_SECONDS = 10.0
 kubelet waits."""
 
 LOOK_SECONDS = 0.1
-"""Between two looks for the socket of a plugin that has registered."""
+"""Pause between two checks for the socket of a plugin that has registered."""
 
 LIST_SECONDS = 2.0
 """How long a new connection is waited for to list its devices, before that is told."""
@@ -154,7 +154,7 @@ class PluginConnection:
         self._messages = LatestMessages(aiter(call(b"")))
 
     async def _owned_socket(self, rights: Rights) -> SocketFile:
-        """Wait for its socket, which it may make after it has registered, and check the owner."""
+        """Wait for its socket, which it may create after it has registered, and check the owner."""
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 while True:

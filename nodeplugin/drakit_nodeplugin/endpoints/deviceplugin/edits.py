@@ -90,8 +90,8 @@ def host_paths(answer: ContainerAnswer) -> list[str]:
 
 
 def edits_of(answer: ContainerAnswer, nodes_of: NodesOf, *, restricted: bool = False) -> Edits:
-    """Give the edits; raises :class:`BadAnswerError` for what CDI does not allow. The read-only
-    mounts of a restricted plugin are read-only with all mounts that the host has below them."""
+    """Return the edits; raises :class:`BadAnswerError` if CDI does not allow them. The read-only
+    mounts of a restricted plugin are recursively read-only."""
     edits = Edits(
         env=dict(answer.envs),
         device_nodes=_device_nodes(answer.devices, nodes_of),

@@ -110,7 +110,7 @@ class DevicePluginEndpoint:
     ) -> None:
         self.resource = resource
         self.rights = rights
-        """What it may do; None if it may do anything."""
+        """Its rights; None without a restriction."""
         self._remarks = remarks
         self._room = room
         self._news = asyncio.Event()

@@ -1,13 +1,13 @@
 """
-Which resources are free of the kubelet's own device manager: it does not serve them, and no
-container has devices of them from it. Two may not give out one device.
+The resources that are free of the kubelet's own device manager: it does not serve them, and no
+container has devices of them from it. Otherwise a device could be allocated twice.
 
 A resource that the kubelet had must be missing in several complete answers over two minutes before
-it is free. One that the kubelet has not been seen with needs two complete answers: a kubelet that
-has just started adds its pods one by one, within a moment. No answer, or an incomplete one, proves
+it is free. Any other resource must be missing in two complete answers, because a kubelet that has
+just started adds its pods one by one, within a moment. A missing or incomplete answer proves
 nothing.
 
-It must not know how the kubelet is asked, endpoints, or who registers.
+It must not know how the kubelet is called, endpoints, or device plugins.
 """
 
 from __future__ import annotations
@@ -22,52 +22,52 @@ from drakit.backoff import Backoff
 __all__ = ("Bar", "KubeletAnswer", "KubeletResources")
 
 ANSWER_SECONDS = 2.0
-"""How long an answer may take: a plugin that registers waits for it."""
+"""The timeout of an answer: a plugin that registers waits for it."""
 
 SETTLE_SECONDS = 2.0
-"""Between two complete answers, before a resource that was in neither is free."""
+"""Minimum time between two complete answers before a resource that is in neither is free."""
 
 CLEAR_SECONDS = 120.0
-"""How long a resource that the kubelet had must be missing: as long as a claim must have been
-stale. After a restart of the kubelet its device manager serves nothing until its plugins have
+"""How long a resource that the kubelet had must be missing: the grace period of a stale claim.
+After a restart of the kubelet its device manager serves nothing until its plugins have
 registered again."""
 
 PERIOD_SECONDS = 30.0
-"""Between two answers while nothing waits for one. After twice this time without one, what came
-before counts no more: so several answers lie within the time above."""
+"""Pause between two answers while nothing waits for one. After twice this time without an answer,
+earlier answers no longer count, so there are several answers within the time above."""
 
 
 class KubeletAnswer(Protocol):
-    """What the kubelet has answered."""
+    """An answer of the kubelet."""
 
     @property
     def resources(self) -> Mapping[str, bool]:
-        """Those that it serves (True), or of which containers only still have devices (False)."""
+        """Resources that it serves (True), or whose devices containers only still hold (False)."""
         ...
 
     @property
     def unknown(self) -> str | None:
-        """Why it may have others; None if it has not."""
+        """Why the answer is incomplete; None if it is complete."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bar:
-    """Why the devices of a resource may not be used."""
+    """The reason not to use the devices of a resource."""
 
     text: str
     """A sentence."""
 
     reason: str | None
-    """Of a remark; None while it only takes a moment."""
+    """Reason of the Event; None while the wait is short."""
 
     of_kubelet: bool = False
-    """Whether the kubelet has the resource in this moment."""
+    """Whether the kubelet currently has the resource."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Run:
-    """Complete answers without a break."""
+    """A series of complete answers without a gap."""
 
     since: float
     until: float
@@ -78,42 +78,42 @@ class _Run:
 
 
 class KubeletResources:
-    """Asks the kubelet, and remembers what it had."""
+    """Polls the kubelet, and remembers its resources."""
 
     def __init__(self, read: Callable[[], Awaitable[KubeletAnswer]]) -> None:
         self._read = read
         self._named: Mapping[str, bool] = {}
-        """In the last answer."""
+        """The resources in the last answer."""
         self._unknown: str | None = None
-        """Why the last answer is none, or incomplete."""
+        """Why the last answer is missing or incomplete."""
         self._run: _Run | None = None
         self._had: dict[str, _Run | None] = {}
-        """Resources that somebody wanted while the kubelet had them, each with the answers since in
-        which it was missing."""
+        """Resources that a device plugin wanted while the kubelet had them, each with the later
+        answers in which it was missing."""
         self._retry = Backoff(first_seconds=SETTLE_SECONDS, limit_seconds=PERIOD_SECONDS, jitter=0)
 
     async def check(self, resource: str) -> Bar | None:
-        """Ask now, and give why a resource may not be used; None if it may."""
+        """Poll now, and return why a resource must not be used; None if it is free."""
         await self.ask()
         return self.bar(resource)
 
     def bar(self, resource: str) -> Bar | None:
-        """Give why a resource may not be used, as of the last answer; None if it may."""
+        """Return why a resource must not be used, as of the last answer; None if it is free."""
         if (served := self._named.get(resource)) is not None:
             self._had[resource] = None
             text = _of_kubelet(resource, served=served)
             return Bar(text=text, reason="ResourceServedByKubelet", of_kubelet=True)
         if resource in self._had:
             return Bar(
-                text=f"the kubelet's own device manager has served {resource} on this node; the node "
-                f"plugin uses the device plugin once the kubelet has been without the resource for "
-                f"{CLEAR_SECONDS:g} s",
+                text=f"the kubelet's own device manager has served {resource} on this node; the "
+                f"node plugin uses the device plugin once the kubelet has been without the "
+                f"resource for {CLEAR_SECONDS:g} s",
                 reason="ResourceServedByKubelet",
             )
         if self._unknown is not None:
             return Bar(
-                text=f"the node plugin cannot determine whether the kubelet has allocated devices of "
-                f"{resource} to pods, so a device could be allocated twice: {self._unknown}",
+                text=f"the node plugin cannot determine whether the kubelet has allocated devices "
+                f"of {resource} to pods, so a device could be allocated twice: {self._unknown}",
                 reason="KubeletResourcesUnknown",
             )
         if not self.settled:
@@ -126,25 +126,25 @@ class KubeletResources:
 
     @property
     def settled(self) -> bool:
-        """Whether answers were complete for long enough, up to the last one."""
+        """Whether the answers have been complete for long enough."""
         run = self._run
         return run is not None and run.seconds >= SETTLE_SECONDS
 
     @property
     def idle(self) -> bool:
-        """Whether nothing changes by more answers while nobody registers."""
+        """Whether more answers change nothing until a device plugin registers."""
         return self.settled and not self._had
 
     def pause_seconds(self) -> float:
-        """Give the time until it should be asked again."""
+        """Return the time until the next poll."""
         if self._unknown is not None:
             return self._retry.next_seconds()
         self._retry.succeeded()
         return PERIOD_SECONDS if self.settled else SETTLE_SECONDS
 
     async def ask(self) -> None:
-        """Ask the kubelet."""
-        # All who ask at once wait at the same time: the client makes one call for them.
+        """Poll the kubelet."""
+        # Concurrent callers share one call of the client.
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
                 answer = await self._read()
@@ -175,7 +175,7 @@ class KubeletResources:
 
 
 def _next(run: _Run | None, now: float) -> _Run:
-    """Add an answer."""
+    """Record an answer."""
     if run is None or now - run.until > 2 * PERIOD_SECONDS:
         return _Run(since=now, until=now)
     return replace(run, until=now)
@@ -189,6 +189,6 @@ def _of_kubelet(resource: str, *, served: bool) -> str:
         )
     return (
         f"the kubelet's own device manager serves {resource} on this node, and only one "
-        f"component may serve it; remove the device plugin that registers with the kubelet, or the one that registers with the "
-        f"node plugin"
+        f"component may serve it; remove the device plugin that registers with the kubelet, or the "
+        f"one that registers with the node plugin"
     )

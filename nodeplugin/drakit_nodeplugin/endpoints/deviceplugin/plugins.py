@@ -86,7 +86,7 @@ class DevicePlugins:
         self._room = Room()
         self._kubelet = KubeletResources(kubelet_resources)
         self._news = asyncio.Event()
-        """A resource is new, or may not be used yet: the kubelet must be asked again."""
+        """A resource is new, or must not be used yet: the kubelet must be polled again."""
         loop = asyncio.get_running_loop()
         self._bridge = Bridge(driver, home=loop, there=loop)
         self._allocating = Allocating(
@@ -174,9 +174,9 @@ class DevicePlugins:
             )
         if endpoint is None:
             endpoint = self._made(resource)
-        # A connected plugin was cleared before, and stays in use while the kubelet is silent.
+        # A connected plugin was cleared before, and stays in use while the kubelet does not answer.
         if bar is not None and endpoint.connection is None:
-            # It is accepted and need not register again, but is not used before it is cleared.
+            # It is accepted and need not register again, but is unused until it is cleared.
             self._bar(endpoint, bar)
             self._news.set()
         elif endpoint.barred is not None:

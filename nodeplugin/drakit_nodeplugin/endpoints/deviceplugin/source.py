@@ -53,9 +53,9 @@ class DevicePluginsSource:
     ) -> None:
         """
         `directory` is what plugins see as ``/var/lib/kubelet/device-plugins``. `kubelet_resources`
-        asks which resources the kubelet's own device manager has; it may raise, and until there is
-        an answer no device plugin is used. Without `allowed` any resource may register. `devices`
-        is where the host's device nodes are seen, if not where the chart mounts them.
+        returns the resources of the kubelet's own device manager; it may raise, and until there is
+        an answer, no device plugin is used. Without `allowed`, any resource may register. `devices`
+        reads the host's device nodes; by default, where the chart mounts them.
         """
         self.name = name
         self.where = where

@@ -1,4 +1,4 @@
-"""Backends under an allow list: which of them are used, and which edits fail their claim."""
+"""Backends under an allow list: the permitted ones, and the edits that fail their claim."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def served(sockets, listener, **entry: Any) -> AsyncIterator[Any]:
 
 
 def gives(**edits: Any):
-    """A prepare that gives the second device of the first claim these edits, and others none."""
+    """A prepare that returns these edits for the second device of the first claim only."""
 
     async def prepare(request):
         claims = [

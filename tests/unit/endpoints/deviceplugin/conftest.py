@@ -29,7 +29,7 @@ THING = "vendor.example/thing"
 
 @dataclass(frozen=True)
 class Answer:
-    """What the kubelet has answered."""
+    """The kubelet's answer."""
 
     resources: dict[str, bool]
     unknown: str | None = None
@@ -47,7 +47,7 @@ class World:
         """What the kubelet itself serves (True), or its pods only still have (False); or why that
         cannot be had."""
         self.unknown: str | None = None
-        """Why the kubelet may have others."""
+        """Why the kubelet may have other resources."""
         self.told: dict[str, list[Inventory | str]] = {}
         self.devices = HostDevices(root=directory / "dev")
         self.allowed: Mapping[str, AllowedEndpoint] | None = None

@@ -1,4 +1,4 @@
-"""Device plugins under an allow list: which of them may register, and which answers fail."""
+"""Device plugins under an allow list: the permitted ones, and the answers that fail."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which resources are free of the kubelet's own device manager, and what waits until they are."""
+"""The resources that are free of the kubelet's device manager, and the plugins that wait for it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HELD = Answer({THING: False})
 OTHER = Answer({"vendor.example/other": True})
 
 
-# ------------------------------------------------------------ what the answers show
+# ------------------------------------------------------------ conclusions from the answers
 
 
 class Kubelet:
@@ -41,7 +41,7 @@ class Kubelet:
 
 
 async def free_after(*answers: Answer | Exception, pause: float, limit: float = 600) -> float:
-    """Ask in this pace, and give after how many seconds the resource is free."""
+    """Poll in this pace, and return the number of seconds until the resource is free."""
     resources, loop = KubeletResources(Kubelet(*answers).read), asyncio.get_running_loop()
     began = loop.time()
     while await resources.check(THING) is not None:
@@ -122,8 +122,8 @@ async def test_a_silent_kubelet_is_asked_ever_more_slowly():
 
 @pytest.fixture
 def fast(short_delays, monkeypatch) -> None:
-    """What takes minutes takes fractions of a second."""
-    # Twice this time without an answer begins again: a busy machine must not be slower than that.
+    """Shorten minutes to fractions of a second."""
+    # Twice this time without an answer restarts the wait: a busy machine must be faster than that.
     monkeypatch.setattr(kubeletresources, "PERIOD_SECONDS", 0.15)
     monkeypatch.setattr(kubeletresources, "CLEAR_SECONDS", 0.4)
 
@@ -144,7 +144,7 @@ async def test_a_resource_that_pods_still_have_from_the_kubelet_is_refused(direc
         assert raised.value.code() is grpc.StatusCode.FAILED_PRECONDITION
         assert world.reasons() == ["ResourceServedByKubelet"]
         world.kubelet = {"vendor.example/other": False}
-        async with FakeDevicePlugin(directory):  # it is taken, and waits
+        async with FakeDevicePlugin(directory):  # it is accepted, and waits
             assert world.health() == {}
             with pytest.raises(EndpointStoppedError, match="been without the resource for"):
                 await world.prepare("thing-0")
