@@ -15,7 +15,7 @@ from drakit import CounterSet, Device, Driver, DriverConfig, DriverError, Edits,
 
 DEVICES = ("dev-1", "dev-2", "dev-3", "dev-4")
 WHOLE = "whole"
-"""The device of which the others are a quarter each."""
+"""The whole device; each of the others is a quarter of it."""
 
 SLOW_SECONDS = 0.1
 """So long that the claims of a batch are ready one after the other."""
@@ -54,7 +54,7 @@ class Hardware:
             return None
 
     def overlaps(self, device: str, uid: str) -> list[str]:
-        """Give the devices that others have, and that are parts of this one or its whole."""
+        """Return devices of others that are parts of this one, or its whole."""
         others = DEVICES if device == WHOLE else (WHOLE,)
         return [other for other in others if self.holder(other) not in (None, uid)]
 

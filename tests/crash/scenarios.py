@@ -39,7 +39,7 @@ Variant = Literal["prepare", "unprepare", "nobody"]
 
 POD: Claims = {"uid-a": ("dev-1", "dev-2"), "uid-b": ("dev-3",)}
 RIVAL: Claims = {"uid-rival": ("dev-1", "dev-2", "dev-3"), "uid-whole": (WHOLE,)}
-"""Claims of another pod, with devices that are held, and with one of which those are parts."""
+"""Claims of another pod: for held devices, and for the whole device that contains them."""
 
 ALL: tuple[Variant, ...] = ("prepare", "unprepare", "nobody")
 
@@ -145,7 +145,7 @@ def calling(operation: Operation) -> Act:
 
 
 async def ask_too_much(stage: Stage, scenario: Scenario) -> None:
-    """Another pod's claims want hardware that is held, and some of what this call wants."""
+    """Another pod's claims want held hardware, and some of the hardware of this call."""
     stage.allocate(RIVAL)
     await stage.connect()
     stage.arm()
@@ -238,7 +238,7 @@ def _of_both(driver: DriverClass) -> list[Scenario]:
         Scenario(name="unprepare", before=POD, act=unprepare),
         Scenario(name="rollback", broken=("dev-2",), act=prepare, plays=2),
         Scenario(name="reallocation", before=former, act=prepare, plays=2),
-        # The other claim may be refused once: its device is a part of what the first one still has.
+        # The other claim may be refused once: the first one still has the whole device.
         Scenario(name="parts-of-whole", before=whole, act=prepare, plays=2),
         Scenario(
             name="reboot",

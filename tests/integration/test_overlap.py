@@ -86,7 +86,7 @@ async def test_partitions_that_fit_beside_each_other_are_prepared(gpus):
         assert await prepare("uid-e") == [""], "admin access consumes nothing"
 
 
-async def test_of_a_batch_the_first_gets_the_hardware(gpus):
+async def test_the_first_claim_of_a_batch_gets_the_hardware(gpus):
     allocate(gpus, "uid-a", "gpu-0")
     allocate(gpus, "uid-b", "gpu-0-1g-0")
     async with kubelet_of(gpus) as (prepare, _):

@@ -77,7 +77,7 @@ def test_a_network_policy_admits_probes_and_metrics_alone(render, component):
     assert {port["name"] for port in container["ports"]} == ports.keys()
 
 
-def test_metrics_can_be_kept_to_those_who_scrape_them(render):
+def test_metrics_can_be_restricted_to_scrapers(render):
     peers = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]
     objects = render({"networkPolicy": {"enabled": True, "metricsFrom": peers}})
     for component in WORKLOADS:

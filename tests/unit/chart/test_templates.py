@@ -92,7 +92,7 @@ def test_probes_and_metrics_have_ports_of_their_own(render, tmp_path, component,
 
 
 @pytest.mark.parametrize("holders", ["namespace", "all"])
-def test_one_value_says_which_holders_events_name(render, tmp_path, holders):
+def test_one_value_sets_which_holders_events_name(render, tmp_path, holders):
     objects = render({"events": {"nameHolders": holders}})
     assert read_config(written(objects, tmp_path, "operator")).events.name_holders == holders
     assert load_config(written(objects, tmp_path, "nodeplugin")).events.name_holders == holders
@@ -193,7 +193,7 @@ def test_stale_claims_are_collected_when_the_site_says(render, tmp_path):
     assert (config.period, config.grace_period, config.unconfirmed_grace_period) == (1, 5, 3600)
 
 
-def test_opaque_parameters_are_bounded_as_the_site_says(render, tmp_path):
+def test_the_values_limit_opaque_parameters(render, tmp_path):
     objects = render({"nodeplugin": {"opaqueParameters": {"maxNodes": 9999999}}})
     config = load_config(written(objects, tmp_path, "nodeplugin")).opaque_parameters
     assert (config.max_bytes, config.max_nodes) == (131072, 9999999)

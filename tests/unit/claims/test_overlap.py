@@ -103,13 +103,13 @@ async def test_a_counter_counts_once_however_many_shares_a_device_has(plugin):
     assert await errors(plugin, D) == [None]
 
 
-async def test_admin_access_takes_nothing_and_is_refused_nothing(plugin):
+async def test_admin_access_consumes_nothing_and_is_never_refused(plugin):
     admin = {"device": "whole", "adminAccess": True}
     await allocated(plugin, a=admin, b="half-0", c=admin, d="half-1")
     assert await errors(plugin, A, B, C, D) == [None] * 4
 
 
-async def test_a_claim_is_not_in_its_own_way(plugin, start):
+async def test_a_claim_does_not_conflict_with_itself(plugin, start):
     await allocated(plugin, a="whole")
     assert await errors(plugin, A) == [None]
     rebooted = await start(boot_id="boot-2")
@@ -119,7 +119,7 @@ async def test_a_claim_is_not_in_its_own_way(plugin, start):
     assert await errors(rebooted, A) == [None], "it was allocated again, with the two halves"
 
 
-async def test_one_claim_that_wants_more_than_there_is(plugin):
+async def test_one_claim_that_exceeds_the_inventory(plugin):
     await allocated(plugin, a=["whole", "half-0"])
     (error,) = await errors(plugin, A)
     assert "device whole is smaller than when it was allocated" in error

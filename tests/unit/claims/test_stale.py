@@ -446,7 +446,7 @@ C, P, U = PodView.COMPLETE, PodView.PARTIAL, PodView.UNKNOWN
         pytest.param([*[P] * 59, U], 120, id="a-list-without-our-own-pod-is-no-silence"),
     ],
 )
-async def test_by_what_the_kubelet_lists_a_claim_is_collected_in_look(site, views, looks):
+async def test_the_check_that_collects_a_claim_depends_on_the_kubelets_list(site, views, looks):
     site.entries.store(entry("a", "cam-0"))
     for number in range(1, 201):
         site.kubelet.lists(pods=views[min(number, len(views)) - 1])
@@ -481,7 +481,7 @@ async def test_a_kubelet_that_has_not_read_its_pods_costs_the_api_server_nothing
 
 
 @pytest.mark.looptime
-async def test_two_looks_at_one_answer_are_one_look(site):
+async def test_two_checks_of_one_answer_count_as_one(site):
     site.entries.store(entry("a", "cam-0"))
     answer = replace(site.kubelet.claims, asked_at=0)
 
@@ -494,7 +494,7 @@ async def test_two_looks_at_one_answer_are_one_look(site):
 
 
 @pytest.mark.looptime
-async def test_the_collectors_of_all_drivers_look_at_the_same_moments():
+async def test_the_collectors_of_all_drivers_check_at_the_same_time():
     sites = [Site(), Site()]
     asked: list[list[float]] = [[], []]
     for site, times in zip(sites, asked, strict=True):

@@ -94,7 +94,7 @@ async def test_where_the_kubelet_cannot_be_asked_it_takes_force(site):
     assert (await site.run_beside(*FORGET, "uid-a", "--force"))[0] == 0
 
 
-async def test_where_the_kubelet_has_not_read_its_pods_it_takes_force(site, kubelet):
+async def test_force_is_needed_until_the_kubelet_has_read_its_pods(site, kubelet):
     kubelet.synced = False
     await site.store(prepared("a"))
     code, _, error = await site.run_beside(*FORGET, "uid-a")
@@ -104,7 +104,7 @@ async def test_where_the_kubelet_has_not_read_its_pods_it_takes_force(site, kube
     assert (await site.run_beside(*FORGET, "uid-a", "--force"))[0] == 0
 
 
-async def test_outside_of_the_pod_it_takes_force(site, kubelet, monkeypatch):
+async def test_force_is_needed_outside_the_pod(site, kubelet, monkeypatch):
     monkeypatch.delenv("POD_NAME")
     await site.store(prepared("a"))
     code, _, error = await site.run_beside(*FORGET, "uid-a")

@@ -436,7 +436,7 @@ def test_holders_of_other_namespaces_are_named_where_that_is_allowed():
     assert "to claim other/secret (pod pod-secret); " in reason.sentence
 
 
-def test_of_many_holders_only_those_that_can_be_named_are_kept():
+def test_only_holders_that_an_event_can_name_are_kept():
     names = [f"g{number:03}" for number in range(500)]
     facts = cluster(*(device(name) for name in names), others=[holder(n, n) for n in names])
     found = facts.available(REQUEST, ('device.driver == "d"',))

@@ -157,7 +157,7 @@ def test_a_bad_name_of_a_policy_is_refused_with_the_name(name, reason):
     assert reason in error["msg"]
 
 
-def test_without_a_word_nothing_is_published():
+def test_by_default_nothing_is_published():
     assert HostDevicesConfig().enabled_policies == {}
 
 

@@ -27,20 +27,20 @@ def policy(path: str, **fields: object) -> Policy:
 
 
 @pytest.mark.parametrize("name", DANGEROUS)
-def test_a_dangerous_device_needs_the_policys_word(name):
+def test_a_dangerous_device_needs_allow_dangerous(name):
     with pytest.raises(ValidationError, match=f"/dev/{name} .*set allowDangerous: true"):
         policy(f"/dev/{name}")
     assert policy(f"/dev/{name}", allowDangerous=True)
 
 
 @pytest.mark.parametrize("name", HARMLESS)
-def test_a_device_that_is_not_on_the_list_needs_no_word(name):
+def test_a_device_that_is_not_on_the_list_needs_no_permission(name):
     assert not is_dangerous(f"/dev/{name}")
     assert policy(f"/dev/{name}")
 
 
 @pytest.mark.parametrize("glob", ["watchdog*", "watchdog?", "mtd[0-9]", "cpu/*/msr", "ipmi*"])
-def test_a_glob_that_matches_dangerous_devices_alone_is_refused(glob):
+def test_a_glob_that_matches_only_dangerous_devices_is_refused(glob):
     with pytest.raises(ValidationError, match="set allowDangerous: true"):
         policy(f"/dev/{glob}")
 
@@ -60,7 +60,7 @@ def test_a_glob_that_matches_dangerous_devices_alone_is_refused(glob):
         ("tty[!S]*", False),
     ],
 )
-def test_a_glob_that_matches_everything_needs_the_policys_word(glob, everything):
+def test_a_glob_that_matches_everything_needs_allow_dangerous(glob, everything):
     assert matches_everything(f"/dev/{glob}") is everything
     if everything:
         with pytest.raises(ValidationError, match="matches every device"):
@@ -104,7 +104,7 @@ async def test_a_link_does_not_hide_a_dangerous_device(machine):
     assert "mem-mem" not in await names(machine)
 
 
-async def test_the_policys_word_publishes_them(machine):
+async def test_allow_dangerous_publishes_them(machine):
     assert await names(machine, allowDangerous=True) == {
         *("mem-mem", "mem-zero"),
         *("tty-console", "tty-tty7", "tty-ttys0", "tty-ttys1"),

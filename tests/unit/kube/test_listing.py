@@ -83,7 +83,7 @@ async def test_what_is_kept_of_an_object_is_all_that_is_returned(session, claims
     assert found.items[:2] == ["c00", "c01"]
 
 
-async def test_metadata_alone_is_asked_for(session, api_server, claims):
+async def test_only_metadata_is_requested(session, api_server, claims):
     claims(5)
     found = await session.read_list(CLAIMS, dict, metadata_only=True)
     assert len(found.items) == 40
@@ -91,14 +91,14 @@ async def test_metadata_alone_is_asked_for(session, api_server, claims):
     assert limits(api_server) == [100]
 
 
-async def test_a_proxy_between_is_no_fault_of_an_object(session, api_server):
+async def test_a_proxys_answer_is_not_blamed_on_an_object(session, api_server):
     api_server.store(f"{CLAIMS}/a", {})
     api_server.verbatim["items"] = "<html>"
     with pytest.raises(UnreadableError, match="cannot be parsed"):
         await session.list(CLAIMS)
 
 
-async def test_an_answer_that_is_too_large_is_no_answer(session, api_server, monkeypatch):
+async def test_an_answer_that_is_too_large_counts_as_unavailable(session, api_server, monkeypatch):
     monkeypatch.setattr("drakit.kube.answer.MAX_ANSWER_BYTES", 1000)
     api_server.store(f"{CLAIMS}/a", {"spec": {"x": "x" * 2000}})
     with pytest.raises(UnavailableError, match="more than 1000 bytes"):

@@ -65,7 +65,7 @@ async def test_a_claim_that_is_nested_too_deep_is_skipped_and_not_taken_for_miss
 
 
 @pytest.mark.parametrize("kind", [CLASSES, SLICES], ids=str)
-async def test_of_a_class_or_slice_that_cannot_be_read_nothing_is_certain(cluster, reader, kind):
+async def test_an_unreadable_class_or_slice_allows_no_conclusion(cluster, reader, kind):
     cluster.verbatim["@deep"] = "[" * 1200 + "]" * 1200
     cluster.add_class("gpu.example", "d")
     cluster.add_slice("s1", "d", "g0")

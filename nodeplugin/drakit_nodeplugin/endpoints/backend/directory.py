@@ -107,9 +107,9 @@ class BackendDirectory:
         allowed: AllowList | None = None,
     ) -> None:
         """
-        Nothing is looked at yet. `node` is the node's name, for the backends. `taken` says in a
-        sentence why a name cannot be a backend's; None if it can. `remark` tells people. Without
-        `allowed` any driver may register.
+        The directory is not read yet. `node` is the node's name, for the backends. `taken` returns
+        the reason why a backend cannot have a name, or None. `remark` reports to users. Without
+        `allowed`, any driver may register.
         """
         self.path = path
         self.node = node

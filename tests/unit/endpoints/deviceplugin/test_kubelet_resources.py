@@ -108,7 +108,7 @@ async def test_plugins_that_register_at_once_wait_for_a_kubelet_that_hangs_at_on
 
 
 @pytest.mark.looptime
-async def test_a_silent_kubelet_is_asked_ever_more_slowly():
+async def test_a_silent_kubelet_is_polled_with_backoff():
     resources = KubeletResources(Kubelet(SILENT).read)
     pauses = []
     for _ in range(6):
@@ -192,7 +192,7 @@ async def test_a_resource_that_the_kubelet_has_had_stays_stopped_while_nothing_p
         await world.until_listed("thing-0", "thing-1")
 
 
-async def test_of_a_resource_that_the_kubelet_serves_no_more_the_last_registration_holds(
+async def test_the_last_registration_counts_once_the_kubelet_no_longer_serves_a_resource(
     directory, fast
 ):
     async with World(directory).running() as world, FakeDevicePlugin(directory) as old:
@@ -238,7 +238,7 @@ async def test_a_plugin_that_comes_late_is_watched_as_any_other(directory, fast)
             assert "own device manager serves" in await world.until_stopped()
 
 
-async def test_a_kubelet_that_falls_silent_stops_nobody(directory, fast):
+async def test_a_kubelet_that_stops_answering_stops_no_plugin(directory, fast):
     async with World(directory).running() as world, FakeDevicePlugin(directory) as plugin:
         await world.until_listed("thing-0", "thing-1")
         world.kubelet = SILENT
