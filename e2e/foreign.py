@@ -85,7 +85,7 @@ DEVICE_TIMES = {
 
 OURS = "/var/lib/kubelet/plugins/drakit.dev/device-plugins"
 KUBELETS = "/var/lib/kubelet/device-plugins"
-PLANS = "/var/lib/nodes.test"
+PLANS = "/var/lib/kubelet/nodes.test"
 BLINKERS_DIRECTORY = "/var/lib/blinkers"
 BLINKERS_STATE = "/run/blinkers"
 BACKENDS = "/var/lib/kubelet/plugins/drakit.dev/backends"

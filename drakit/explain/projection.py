@@ -33,9 +33,13 @@ from drakit.explain.model import (
     TemplateFacts,
     Toleration,
 )
+from drakit.explain.selectors import parse
 from drakit.resource.raw import Object, child, children, text
 
 __all__ = ("project_claim", "project_class", "project_pod", "project_slice", "project_template")
+
+MAX_EXPRESSION = 512
+"""Characters of a selector; one that tests a handful of attributes has fewer."""
 
 PREVENTING = ("NoSchedule", "NoExecute")
 """Effects of taints that the scheduler obeys; it takes no notice of any other."""
@@ -186,8 +190,20 @@ def _toleration(body: Object) -> Toleration:
 
 
 def _selectors(body: Object) -> tuple[str, ...]:
-    # A selector of a later kind than CEL is the empty expression: unknown, hence nothing is said.
-    return tuple(intern(text(entry, "cel", "expression")) for entry in children(body, "selectors"))
+    return tuple(
+        _readable(text(entry, "cel", "expression")) for entry in children(body, "selectors")
+    )
+
+
+def _readable(expression: str) -> str:
+    """
+    Return an expression that this version can evaluate, else the empty one: its result is unknown.
+
+    Only short ones are kept, because a tenant can fill 1.5 MiB of a claim with expressions.
+    """
+    if len(expression) > MAX_EXPRESSION or parse(expression) is None:
+        return ""
+    return intern(expression)
 
 
 def _device_id(result: Object) -> DeviceID:

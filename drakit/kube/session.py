@@ -272,6 +272,7 @@ class Session:
                 params=params,
                 accept=_METADATA_ONLY if metadata_only else None,
                 max_bytes=max_bytes,
+                one_metadata=metadata_only and params.get("limit") == "1",
                 timeout_seconds=timeout_seconds,
             )
 
@@ -313,6 +314,7 @@ class Session:
         content_type: str = "application/json",
         accept: str | None = None,
         max_bytes: int | None = None,
+        one_metadata: bool = False,
         timeout_seconds: float | None = None,
     ) -> Answer:
         timeout = aiohttp.ClientTimeout(
@@ -333,7 +335,9 @@ class Session:
             ) as response,
         ):
             chunks = response.content.iter_any()
-            return await read_answer(chunks, method=method, path=path, max_bytes=max_bytes)
+            return await read_answer(
+                chunks, method=method, path=path, max_bytes=max_bytes, one_metadata=one_metadata
+            )
 
     @asynccontextmanager
     async def _place(

@@ -286,14 +286,21 @@ def _ordered(event: Object) -> Object:
     if "metadata" not in event["object"]:
         return event
     body = dict(event["object"])
-    metadata = body.pop("metadata")
-    first = {key: metadata[key] for key in _FIRST if key in metadata}
+    metadata = _ordered_metadata(body.pop("metadata"))
     kind = {key: body.pop(key) for key in ("kind", "apiVersion") if key in body}
-    return {"type": event["type"], "object": {**kind, "metadata": {**first, **metadata}, **body}}
+    return {"type": event["type"], "object": {**kind, "metadata": metadata, **body}}
+
+
+def _ordered_metadata(metadata: Object) -> Object:
+    first = {key: metadata[key] for key in _FIRST if key in metadata}
+    last = {key: metadata[key] for key in ("managedFields",) if key in metadata}
+    rest = {key: value for key, value in metadata.items() if key not in last}
+    return {**first, **rest, **last}
 
 
 def _metadata_only(answer: Object) -> Object:
     if "items" not in answer:
-        return {"kind": "PartialObjectMetadata", "metadata": answer["metadata"]}
+        metadata = _ordered_metadata(answer["metadata"])
+        return {"kind": "PartialObjectMetadata", "metadata": metadata}
     items = [_metadata_only(item) for item in answer["items"]]
     return {**answer, "kind": "PartialObjectMetadataList", "items": items}

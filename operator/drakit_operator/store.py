@@ -75,21 +75,24 @@ class _Cache(Generic[Value]):
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
-        self._answers: dict[Hashable, Value] = {}
+        self._answers: dict[Hashable, tuple[Value, int]] = {}
+        """With the size of each."""
         self._size = 0
 
     def __contains__(self, question: Hashable) -> bool:
         return question in self._answers
 
     def __getitem__(self, question: Hashable) -> Value:
-        return self._answers[question]
+        return self._answers[question][0]
 
-    def put(self, question: Hashable, answer: Value) -> Value:
-        self._answers[question] = answer
-        self._size += _weight(answer)
+    def put(self, question: Hashable, answer: Value, *, expressions: Iterable[str]) -> Value:
+        """Keep an answer; `expressions` is what the question holds of the users' text."""
+        size = _ENTRY + (len(answer) if answer is not None else 0) + _size_of(expressions)
+        self._answers[question] = answer, size
+        self._size += size
         while self._size > self._capacity:
-            oldest = next(iter(self._answers))
-            self._size -= _weight(self._answers.pop(oldest))
+            _, size = self._answers.pop(next(iter(self._answers)))
+            self._size -= size
         return answer
 
     def clear(self) -> None:
@@ -97,8 +100,9 @@ class _Cache(Generic[Value]):
         self._size = 0
 
 
-def _weight(answer: Sized | None) -> int:
-    return _ENTRY + (len(answer) if answer is not None else 0)
+def _size_of(expressions: Iterable[str]) -> int:
+    """Return the size of texts in references to devices, of 8 bytes each."""
+    return sum(map(len, expressions)) // 8
 
 
 @dataclass(slots=True)
@@ -226,7 +230,8 @@ class Store:
             return self._selections[expressions]
         if self._devices is None:
             self._devices = current_devices(self._slices.values())
-        return self._selections.put(expressions, match_devices(self._devices, expressions))
+        matches = match_devices(self._devices, expressions)
+        return self._selections.put(expressions, matches, expressions=expressions)
 
     def available(self, request: Request, expressions: tuple[str, ...]) -> Availability | None:
         """Say which of the selected devices can be had; alike requests of many pods ask once."""
@@ -239,7 +244,8 @@ class Store:
         )
         if key in self._available:
             return self._available[key]
-        return self._available.put(key, availability(self.matches(expressions), request, self))
+        answer = availability(self.matches(expressions), request, self)
+        return self._available.put(key, answer, expressions=expressions)
 
     def waiting_pods(self) -> Iterator[Name]:
         """Name the pending pods that have claims and no node yet."""

@@ -5,9 +5,6 @@ A claim is prepared from a fresh look, never from the last scan: in between a st
 replugged under another number, a disk mounted, or another disk plugged in under the same path. A
 disk's name contains its identity, so a lookup cannot return another disk under that name.
 
-The node selector applies when a device is published, not when it is prepared: the claim's device
-was published, and after a restart without API server the labels are unknown.
-
 It must not know how devices are found, named or described.
 """
 
@@ -100,21 +97,19 @@ class HostDevices(Driver[HostDevicesConfig]):
         return Edits(env=_environment(device, path=host.path), device_nodes=(node,))
 
     def _find(self, name: str) -> Published:
-        """Find a device by a fresh look; first as it is published now, then by any policy."""
-        here = policies_of_node(self.config.enabled_policies, self.node.labels)
-        disks: dict[str, str] = {}
-        for policies in (here, self.config.enabled_policies):
-            selection = self._host.look(policies).selection
-            disks |= _disks_beside(name, selection)
-            if name in selection.devices:
-                return selection.devices[name]
-            if name in selection.refused:
-                refused = selection.refused[name]
-                raise DriverError(
-                    f"device {name} ({refused.published.host.path}) cannot be given to a pod: "
-                    f"{refused.reason}; release it on node {self.node.name}, or delete the pod so "
-                    "that another device is found for it"
-                )
+        """Find a device as a new scan of the host has it."""
+        policies = policies_of_node(self.config.enabled_policies, self.node.labels)
+        selection = self._host.look(policies).selection
+        if name in selection.devices:
+            return selection.devices[name]
+        if name in selection.refused:
+            refused = selection.refused[name]
+            raise DriverError(
+                f"device {name} ({refused.published.host.path}) cannot be given to a pod: "
+                f"{refused.reason}; release it on node {self.node.name}, or delete the pod so "
+                "that another device is found for it"
+            )
+        disks = _disks_beside(name, selection)
         instead = "".join(f"; {path} is {other}" for path, other in sorted(disks.items()))
         raise DriverError(
             f"device {name} is not on node {self.node.name} any more{instead}: plug it in again, "

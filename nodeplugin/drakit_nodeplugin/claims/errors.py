@@ -176,7 +176,7 @@ class OverAllocatedError(ClaimError):
 
 
 class DeviceNotListedError(ClaimError):
-    """Without an inventory, the plugin cannot determine what a device consumes."""
+    """Only the inventory shows what a device consumes of the hardware."""
 
     reason = "DeviceNotListed"
 
@@ -184,7 +184,8 @@ class DeviceNotListedError(ClaimError):
         super().__init__(
             f"claim {claim}, request {request}: driver {driver} does not list device {device} on "
             f"this node; the kubelet tries again, and the pod starts once the driver lists it; if "
-            f"the device is gone, delete the pod"
+            f"the device is gone, delete the pod; if the driver refuses it, the node plugin's log "
+            f"has the reason"
         )
 
 

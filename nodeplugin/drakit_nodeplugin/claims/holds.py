@@ -250,14 +250,17 @@ def _too_few_counters(
             (_amounts(text), number)
             for text, number in connection.execute(query, (pool, counter_set, row, *devices))
         ]
-        counter = _exceeded(own, others, hardware.totals(pool, counter_set))
+        totals = hardware.totals(pool, counter_set)
+        counter = _exceeded(own, others, totals)
         if counter is not None:
             holders = [
-                (-_amounts(text).get(counter, 0), uid, name)
+                (_amounts(text).get(counter, 0), uid, name)
                 for name, text, uid in connection.execute(_COUNTERS, (pool, counter_set, row))
                 if name not in devices
             ]
-            return _refusal(one, holders, of=f"{counter} of counter set {counter_set}")
+            fits_alone = own[counter] <= totals.get(counter, 0)
+            of = f"{counter} of counter set {counter_set}"
+            return _refusal(one, holders if fits_alone else (), of=of)
     return None
 
 
@@ -269,7 +272,7 @@ def _too_little_capacity(
 ) -> Refusal | None:
     wanted: dict[tuple[str, str], list[StoredDevice]] = defaultdict(list)
     for device in holding:
-        # An unlisted device is already in use: otherwise the claim was refused before.
+        # Only a device in use gets here without being listed: its capacity is held already.
         if device.hold == "share" and hardware.device(*_key(device)) is not None:
             wanted[_key(device)].append(device)
     for key, shares in wanted.items():
@@ -284,10 +287,11 @@ def _too_little_capacity(
         name = _exceeded(own, others, limit)
         if name is not None:
             holders = [
-                (-_amounts(text, unknown=limit).get(name, 0), uid, shares[0].device)
+                (_amounts(text, unknown=limit).get(name, 0), uid, shares[0].device)
                 for text, uid in connection.execute(_SHARES, (*key, row))
             ]
-            return _refusal(shares[0], holders, of=f"capacity {name}")
+            fits_alone = own[name] <= limit.get(name, 0)
+            return _refusal(shares[0], holders if fits_alone else (), of=f"capacity {name}")
     return None
 
 
@@ -306,7 +310,8 @@ def _shared(connection: sqlite3.Connection, pool: str, device: str) -> Amounts |
 
 def _refusal(device: StoredDevice, holders: Iterable[tuple[int, str, str]], *, of: str) -> Refusal:
     """Name the largest holder, which frees the most; of equal ones, always the same."""
-    _, uid, name = min(holders, default=(0, None, ""))
+    ranked = [(-amount, uid, name) for amount, uid, name in holders if amount > 0]
+    _, uid, name = min(ranked, default=(0, None, ""))
     if uid is not None:
         shortage = f"both consume {of}"
     else:
@@ -319,7 +324,8 @@ def _exceeded(own: Amounts, others: Iterable[tuple[Amounts, int]], limit: Amount
     total = dict(own)
     for amounts, number in others:
         _add(total, amounts, times=number)
-    return min((name for name in own if total[name] > limit.get(name, 0)), default=None)
+    wanted = (name for name, amount in own.items() if amount > 0)
+    return min((name for name in wanted if total[name] > limit.get(name, 0)), default=None)
 
 
 def _add(total: dict[str, int], amounts: Amounts, *, times: int = 1) -> None:

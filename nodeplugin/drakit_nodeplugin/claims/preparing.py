@@ -271,9 +271,9 @@ class Preparing:
             for uid, work in works.items():
                 settle(uid, driver_failed(work.claim, away))
             return
-        await self._complete(works, settle)
+        hardware = await self._complete(works, settle)
         if self._parts.devices.traits.side_effects or not self._alone():
-            await self._begin(works, settle)
+            await self._begin(works, settle, hardware)
         calls = {uid: self._call_driver(work.claim) for uid, work in works.items()}
         async with (
             asyncio.TaskGroup() as group,
@@ -287,22 +287,24 @@ class Preparing:
                         continue
                     error = self._why(works[uid].claim, result)
                     group.create_task(self._roll_back(works[uid], error, settle))
-                group.create_task(self._keep(made, works, settle))
+                group.create_task(self._keep(made, works, settle, hardware))
 
-    async def _complete(self, works: dict[str, _Work], settle: Settle) -> None:
+    async def _complete(self, works: dict[str, _Work], settle: Settle) -> Hardware | None:
         """
         Record the consumption of devices; remove unlisted devices' claims from `works`.
 
         A claim that containers already use is prepared again in any case.
         """
         inventories = self._parts.inventories
-        completed, missing = _completed(works, inventories.hardware())
+        hardware = inventories.hardware()
+        completed, missing = _completed(works, hardware)
         if missing:
             with suppress(TimeoutError):
                 async with asyncio.timeout(LISTED_SECONDS):
                     while missing:
                         await inventories.revision.after(inventories.revision.number)
-                        completed, missing = _completed(works, inventories.hardware())
+                        hardware = inventories.hardware()
+                        completed, missing = _completed(works, hardware)
         works.update(completed)
         away = self._parts.devices.away()
         for uid, device in missing.items():
@@ -317,6 +319,7 @@ class Preparing:
                 driver=self._parts.driver,
             )
             settle(uid, error)
+        return hardware
 
     def _alone(self) -> bool:
         """
@@ -327,13 +330,15 @@ class Preparing:
         """
         return self._parts.instances.alone() and self._parts.checkpoint.alone
 
-    async def _begin(self, works: dict[str, _Work], settle: Settle) -> None:
+    async def _begin(
+        self, works: dict[str, _Work], settle: Settle, hardware: Hardware | None
+    ) -> None:
         """Store the intents; leave out of `works` what cannot be begun."""
         new = {uid: work for uid, work in works.items() if not work.in_use}
         try:
             outcome = await self._parts.checkpoint.write(
                 [work.claim for work in new.values()],
-                hardware=self._parts.inventories.hardware(),
+                hardware=hardware,
             )
         except CheckpointError as error:
             for uid, work in new.items():
@@ -385,15 +390,17 @@ class Preparing:
         settle(claim.uid, error)
 
     async def _keep(
-        self, made: Collection[StoredClaim], works: Mapping[str, _Work], settle: Settle
+        self,
+        made: Collection[StoredClaim],
+        works: Mapping[str, _Work],
+        settle: Settle,
+        hardware: Hardware | None,
     ) -> None:
         """Store what was prepared, write its CDI files, settle it."""
         if not made:
             return
         try:
-            outcome = await self._parts.checkpoint.write(
-                made, hardware=self._parts.inventories.hardware()
-            )
+            outcome = await self._parts.checkpoint.write(made, hardware=hardware)
         except CheckpointError as error:
             await asyncio.gather(
                 *(

@@ -193,7 +193,7 @@ def write(
         else:
             fresh[claim.uid] = claim
     if hardware is not None:
-        _complete(connection, fresh.values(), hardware)
+        _complete(connection, list(fresh.values()), hardware)
     first = next_generations(connection, len(fresh))
     written: dict[str, StoredClaim] = {}
     refused: dict[str, Refusal] = {}
@@ -301,7 +301,8 @@ def _put(
     devices, counters = devices_of(claim), counters_of(claim)
     if row is None or _names(row.devices) != _names(devices):
         refused = refusal(connection, claim, row=row.id if row else 0, hardware=hardware)
-        if refused is not None:
+        # What is to be undone may be more than is listed now: only a holder is in its way.
+        if refused is not None and (refused.holder or claim.state != "unpreparing"):
             return refused
     head = (claim.uid, claim.state, claim.boot_id, claim.generation)
     if row is None:
@@ -343,7 +344,7 @@ def _put_counters(
 
 
 def _complete(
-    connection: sqlite3.Connection, claims: Iterable[StoredClaim], hardware: Hardware
+    connection: sqlite3.Connection, claims: Collection[StoredClaim], hardware: Hardware
 ) -> None:
     """
     Add the consumption of their devices to rebuilt rows that block claims.
@@ -351,6 +352,7 @@ def _complete(
     Their generation stays: only the knowledge about them changes.
     """
     wanted = {uid for claim in claims for uid in incomplete(connection, claim)}
+    wanted -= {claim.uid for claim in claims}  # they are written as they are given
     if not wanted:
         return
     known = _known(connection, [*wanted])

@@ -18,6 +18,7 @@ from drakit.kube import (
     Session,
     TooManyRequestsError,
     UnavailableError,
+    UnreadableError,
     resource_path,
 )
 from drakit.kube.discovery import VersionNotServedError, served_version
@@ -61,6 +62,8 @@ class ApiClaims:
                 async with asyncio.timeout_at(until):
                     await asyncio.shield(self._session)
             body = await self._get(reference, until=until)
+        except UnreadableError as error:  # this claim's own answer, nested too deep for instance
+            raise ClaimFetchError(claim=name, cause=str(error)) from None
         except (UnavailableError, TooManyRequestsError, TimeoutError):
             # One that is overloaded says nothing about the claim either.
             raise NoAnswerError(claim=name, cause="it gives no answer") from None

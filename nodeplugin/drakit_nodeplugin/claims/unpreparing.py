@@ -21,7 +21,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from drakit_nodeplugin.claims.allocation import allocated_devices
+from drakit_nodeplugin.claims.allocation import allocated_devices, with_consumption
 from drakit_nodeplugin.claims.checkpoint import CheckpointError
 from drakit_nodeplugin.claims.errors import ClaimBusyError, ClaimError, SpecNotRemovedError
 from drakit_nodeplugin.claims.parts import (
@@ -150,6 +150,10 @@ class Undoing:
     async def _undo_devices(self, claim: StoredClaim) -> ClaimError | None:
         if not self._needs_driver(claim):
             return None
+        if any(device.consumes is None for device in claim.devices):
+            # A rebuilt entry: the counter sets of its devices keep other calls away.
+            hardware = self._parts.inventories.hardware()
+            claim, _ = with_consumption(claim, hardware, former=claim)
         # Nothing is awaited before: claims that begin in one turn are one batch for the driver.
         try:
             await self._parts.devices.unprepare(reference_of(claim), allocated_devices(claim))

@@ -154,7 +154,8 @@ def _least(capacity: str | Capacity) -> int:
         return quantity_units(capacity.valid_range.min)
     if capacity.valid_values:
         return quantity_units(capacity.valid_values[0])
-    return quantity_units(capacity.value) if capacity.default is None else 0
+    # Of a capacity that claims divide freely the smallest amount is one unit.
+    return quantity_units(capacity.value) if capacity.default is None else 1
 
 
 def _capacity(device: Device) -> Amounts:
@@ -172,4 +173,7 @@ def _add(total: dict[str, int], amounts: Amounts) -> None:
 
 
 def _exceeds(used: Amounts, wanted: Amounts, limit: Amounts) -> bool:
-    return any(used.get(n, 0) + amount > limit.get(n, 0) for n, amount in wanted.items())
+    return any(
+        amount > 0 and used.get(name, 0) + amount > limit.get(name, 0)
+        for name, amount in wanted.items()
+    )

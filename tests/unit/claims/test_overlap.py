@@ -84,6 +84,22 @@ async def test_a_partition_of_a_device_that_is_held_is_refused(plugin, devices, 
     assert await errors(plugin, B) == [None]
 
 
+async def test_only_a_claim_that_consumes_the_counter_is_named_as_holder(plugin):
+    """An inventory has shrunk: what does not fit alone has no holder, and 0 always fits."""
+    card = CounterSet(name="card", counters={"memory": "10Gi", "engines": "2"})
+    engine = {"card": {"memory": "0", "engines": "1"}}
+    plugin.inventories.list(
+        part("whole", "40Gi"),
+        Device(name="engine-0", consumes=engine),
+        Device(name="engine-1", consumes=engine),
+        counter_sets=[card],
+    )
+    await allocated(plugin, a="engine-0", b="whole", c="engine-1")
+    first, second, third = [(await errors(plugin, uid))[0] for uid in (A, B, C)]
+    assert (first, third) == (None, None)
+    assert "the claim needs more memory of counter set card than the driver lists" in (second or "")
+
+
 async def test_partitions_that_fit_do_not_overlap_and_the_largest_holder_is_named(plugin):
     await allocated(plugin, a="half-0", b="shared", c="half-1", d=["half-1"])
     assert await errors(plugin, A, B) == [None, None]
@@ -202,7 +218,8 @@ async def test_a_device_that_is_not_listed_is_refused(plugin, devices, monkeypat
     assert error == (
         f"claim lab/claim-{A}, request main: driver {DRIVER} does not list device gone on this "
         f"node; the kubelet tries again, and the pod starts once the driver lists it; if the "
-        f"device is gone, delete the pod"
+        f"device is gone, delete the pod; if the driver refuses it, the node plugin's log has the "
+        f"reason"
     )
     assert others == [None, None]
     assert await plugin.states() == {B: "prepared", C: "prepared"}
@@ -343,3 +360,63 @@ def test_what_a_prepare_costs_hardly_grows_with_what_is_held_of_other_hardware(k
         return len(counted)
 
     assert steps(10_000) < 1.5 * steps(2000)
+
+
+async def test_a_device_that_leaves_the_inventory_during_the_call_is_counted_all_the_same(
+    plugin, devices
+):
+    """Without side effects there is no intent: the only check is that of the result."""
+    devices.traits = replace(devices.traits, side_effects=False)
+    await allocated(plugin, a=share("nic", 1, bandwidth="80G"), b=share("nic", 2, bandwidth="80G"))
+    gate = devices.held["nic"] = asyncio.Event()
+    async with asyncio.TaskGroup() as group:
+        both = [group.create_task(errors(plugin, uid)) for uid in (A, B)]
+        await asyncio.sleep(0.1)
+        plugin.inventories.list(DEVICES[-1])
+        gate.set()
+    found = [error for task in both for error in task.result()]
+    assert found.count(None) == 1
+    (error,) = [error for error in found if error is not None]
+    assert "both consume capacity bandwidth" in error
+
+
+async def test_a_late_prepare_is_taken_back_although_nothing_is_listed_any_more(plugin, devices):
+    await allocated(plugin, a="half-0")
+    gate = devices.held["half-0"] = asyncio.Event()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(errors(plugin, A))
+        await asyncio.sleep(0.1)
+        # Another instance has unprepared it.
+        await plugin.checkpoint.delete([(await plugin.checkpoint.find([A]))[A]])
+        plugin.inventories.pools = {}
+        del devices.held["half-0"]
+        gate.set()
+    assert not devices.prepared
+
+
+async def test_unpreparing_a_rebuilt_claim_keeps_others_from_its_counter_set(plugin, devices):
+    await plugin.checkpoint.write([rebuilt("y", "half-0")])
+    unprepared = []
+    unprepare = devices.unprepare_device
+
+    async def recorded(claim, device):
+        unprepared.append(device)
+        await unprepare(claim, device)
+
+    devices.unprepare_device = recorded
+    await plugin.unprepare(reference("uid-y"))
+    assert unprepared[0].consumes.keys() == {CARD.name}
+
+
+async def test_rows_of_one_batch_stay_sound_when_a_rebuilt_one_is_among_them(plugin, devices):
+    await allocated(plugin, a="half-0")
+    assert await errors(plugin, A) == [None]
+    await plugin.checkpoint.write([rebuilt("y", "half-1")])
+    devices.reason_away = lambda: STOPPED
+    await plugin.unprepare(reference(A), reference("uid-y"))
+    await plugin.checkpoint.close()
+    again = Checkpoint(plugin.checkpoint.path, owner="2")
+    await again.open()
+    damage = again.damage
+    await again.close()
+    assert damage is None

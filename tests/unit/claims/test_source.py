@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from drakit.kube import NotFoundError, Session, TooManyRequestsError
+from drakit.kube import NotFoundError, Session, TooManyRequestsError, UnreadableError
 from drakit_nodeplugin.claims.errors import ClaimFetchError, ClaimGoneError, NoAnswerError
 from drakit_nodeplugin.claims.source import ApiClaims
 from tests.fakes.claims import claim_body, reference
@@ -47,6 +47,13 @@ async def test_a_claim_is_read():
 async def test_an_answer_that_is_no_claim_is_an_error_of_this_claim(body):
     with pytest.raises(ClaimFetchError, match=r"claim lab/claim-a: .* is no ResourceClaim"):
         await source(body).fetch(reference("a"), timeout_seconds=1)
+
+
+async def test_a_claim_that_cannot_be_parsed_is_an_error_of_this_claim():
+    """The API server answers: there is no reason to stop asking it for other claims."""
+    error = UnreadableError.no_answer("GET", "/x", why="depth limit exceeded")
+    with pytest.raises(ClaimFetchError, match="depth limit exceeded"):
+        await source(error).fetch(reference("a"), timeout_seconds=1)
 
 
 def not_found(*, reason: str = "NotFound", **details: str) -> NotFoundError:

@@ -737,3 +737,34 @@ async def test_a_stale_claim_keeps_its_device_until_its_driver_is_back(
     assert await collector.look() == 0
     assert await plugin.states() == {}
     assert devices.prepared == {}
+
+
+@pytest.mark.looptime
+async def test_a_list_that_becomes_incomplete_before_the_collection_ends_the_grace_period():
+    site = Site()
+    site.entries.store(entry("a", "cam-0"))
+    await site.looks(2)
+    listed = site.kubelet.listed
+    lists = iter([PodView.COMPLETE, PodView.PARTIAL])
+
+    async def restarting() -> KubeletClaims:
+        return replace(await listed(), pods=next(lists, PodView.COMPLETE))
+
+    site.kubelet.listed = restarting
+    await site.looks(2)
+    assert site.unprepared == []
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize("pods", [PodView.UNKNOWN, PodView.PARTIAL])
+async def test_the_grace_period_starts_again_although_the_api_server_was_silent_too(pods):
+    site = Site()
+    site.entries.store(entry("a", "cam-0"))
+    await site.looks(1)
+    site.claims.answers = False
+    site.kubelet.lists(pods=pods)
+    await site.looks(5)
+    site.claims.answers = True
+    site.kubelet.lists()
+    await site.looks(1)
+    assert site.unprepared == []

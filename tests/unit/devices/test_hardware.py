@@ -78,7 +78,7 @@ RANGE = CapacityRange(min="10G", step="10G")
         pytest.param(
             Capacity(value="100G", default="50G", valid_values=("50G", "90G")), "51G", id="values"
         ),
-        pytest.param(Capacity(value="100G", default="20G"), "101G", id="any-amount"),
+        pytest.param(Capacity(value="100G", default="20G"), "100G", id="any-amount"),
     ],
 )
 def test_a_device_is_tainted_if_not_even_its_smallest_share_fits(capacity, full_at):

@@ -126,7 +126,7 @@ def test_an_allocated_claim_names_what_it_takes_and_who_uses_it():
         }
     )
     assert claim.requests == (
-        Request(name="gpu", device_class="gpu.example", count=2, selectors=("true",)),
+        Request(name="gpu", device_class="gpu.example", count=2, selectors=("",)),
         Request(name="watch", device_class="gpu.example", admin_access=True),
         Request(
             name="any",

@@ -167,15 +167,6 @@ async def test_a_replugged_device_is_prepared_under_its_new_number(host):
     assert edits.device_nodes[0].minor == 99
 
 
-async def test_a_selector_does_not_hinder_preparing(host):
-    """After a restart without API server the labels are not known."""
-    host.device("virtual/misc/kvm", "10:232", node=True)
-    made = driver(
-        host, {"kvm": KVM["kvm"] | {"nodeSelector": {"kvm": "yes"}}}, node=Node(labels=None)
-    )
-    assert (await made.prepare(CLAIM, allocated("kvm-0"))).device_nodes
-
-
 async def test_a_device_that_is_gone_is_named(host):
     with pytest.raises(DriverError, match="device kvm-0 is not on node node-1 any more: plug"):
         await driver(host, KVM).prepare(CLAIM, allocated("kvm-0"))

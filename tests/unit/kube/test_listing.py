@@ -49,6 +49,23 @@ async def test_objects_that_cannot_be_parsed_cost_themselves_alone(
     assert found.resource_version == str(api_server.cluster.version)
 
 
+async def test_managed_fields_that_are_nested_too_deep_cost_their_object_alone(
+    session, api_server, claims
+):
+    """Its metadata cannot be parsed either: any writer can put managed fields into the body."""
+    claims()
+    managers = [{"manager": "m", "operation": "Update", "fieldsV1": "@deep"}]
+    note = {"note": ',"managedFields":['}
+    metadata = {"managedFields": managers, "annotations": note}
+    api_server.store(f"{CLAIMS}/c07", {"metadata": metadata, "spec": {}})
+    found = await session.list(CLAIMS, page_size=16)
+    assert len(found.items) == 39
+    (skipped,) = found.skipped
+    assert (skipped.metadata["name"], skipped.metadata["annotations"]) == ("c07", note)
+    sweep = await session.read_list(CLAIMS, dict, page_size=16, metadata_only=True)
+    assert (len(sweep.items), sweep.skipped) == (40, ())
+
+
 async def test_pages_grow_again_after_a_bad_object(session, api_server, claims):
     claims(0)
     await session.list(CLAIMS, page_size=16)
