@@ -17,6 +17,11 @@ def test_the_defaults_satisfy_the_schema(values, schema):
     jsonschema.validate(values, schema)
 
 
+def test_the_schema_requires_every_object_of_the_values(values, schema):
+    objects = {key for key, value in values.items() if isinstance(value, dict)}
+    assert set(schema["required"]) == objects
+
+
 @pytest.mark.parametrize(
     "path",
     [
