@@ -113,7 +113,9 @@ def normalised(path: Any) -> Any:
     """Return an absolute path that is in its shortest form. Raises ValueError for any other."""
     text = str(path)
     if not text.startswith("/") or posixpath.normpath(text) != text or text.startswith("//"):
-        raise ValueError("must be an absolute path without '..', doubled and trailing slashes")
+        raise ValueError(
+            "must be an absolute path without '..', repeated slashes or a trailing slash"
+        )
     return path
 
 

@@ -107,7 +107,7 @@ def test_no_state_file_is_read_unless_one_is_given(load):
         *(
             pytest.param(
                 {"kubeletRoot": path},
-                "kubeletRoot: must be an absolute path without '..', doubled and trailing slashes",
+                "kubeletRoot: must be an absolute path without '..', repeated slashes",
                 id=name,
             )
             for name, path in {
