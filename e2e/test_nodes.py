@@ -147,14 +147,31 @@ def foreign_slice(release) -> Iterator[str]:
     release.kubectl("delete", "resourceslice", name, "--ignore-not-found")
 
 
-def test_a_token_of_a_plugin_cannot_write_slices_of_drivers_that_it_does_not_host(
+def tainted_device(name: str, *keys: str) -> dict[str, Any]:
+    return {"name": name, "taints": [{"key": key, "effect": "NoSchedule"} for key in keys]}
+
+
+def test_a_token_of_a_plugin_cannot_publish_devices_of_drivers_that_it_does_not_host(
     release, as_first_node, foreign_slice
 ):
     node = release.nodes[0]
-    told = refused(try_create, as_first_node, slice_of(node, pool=node, driver="other.test"))
-    assert f"drivers in the chart's values: {DRIVER}" in told
-    told = refused(as_first_node, "delete", "resourceslice", foreign_slice)
-    assert "drivers in the chart's values" in told
+    stopped = tainted_device("a", "foreign.test/a", "drakit.dev/stopped")
+    created = slice_of(node, pool=node, driver="other.test")
+    for created["spec"]["devices"] in ([], [stopped]):
+        told = refused(try_create, as_first_node, created)
+        assert f"drivers in the chart's values: {DRIVER}" in told
+    body = slice_of(node, pool=node, driver="foreign.test")
+
+    def replace(*devices: dict[str, Any]) -> str:
+        body["spec"]["devices"] = [*devices]
+        return as_first_node("replace", "-f", "-", input=json.dumps(body))
+
+    for device in ({"name": "b"}, tainted_device("b", "foreign.test/drakit.dev")):
+        assert "drivers in the chart's values" in refused(replace, stopped, device)
+    # A driver that was removed from the values, which the plugin still hosts from its record.
+    replace(stopped, tainted_device("b", "drakit.dev/unhealthy"))
+    replace()
+    as_first_node("delete", "resourceslice", foreign_slice)
 
 
 def event_of(node: str, *, controller: str = CONTROLLER, name: str = "admission") -> dict[str, Any]:

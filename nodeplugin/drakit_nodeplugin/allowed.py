@@ -8,7 +8,6 @@ It must not know the use of an entry.
 
 from __future__ import annotations
 
-import posixpath
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -17,16 +16,9 @@ from pydantic import AfterValidator, Field, TypeAdapter, model_validator
 from drakit.cdi.names import InvalidNameError, split_kind
 from drakit.resource.names import is_dns_subdomain
 from drakit.settings import Settings
+from drakit_nodeplugin.config import normalised
 
 __all__ = ("AllowedEndpoint", "OwnerSettings", "check")
-
-
-def _normalised(path: str) -> str:
-    if not path.startswith("/") or posixpath.normpath(path) != path or path.startswith("//"):
-        raise ValueError(
-            "must be an absolute path without '..', repeated slashes or a trailing slash"
-        )
-    return path
 
 
 def _below_dev(pattern: str) -> str:
@@ -59,7 +51,7 @@ def _resource(name: str) -> str:
     return name
 
 
-HostPath = Annotated[str, AfterValidator(_normalised)]
+HostPath = Annotated[str, AfterValidator(normalised)]
 DevicePattern = Annotated[HostPath, AfterValidator(_below_dev)]
 Identifier = Annotated[int, Field(ge=0, le=2**32 - 2)]
 

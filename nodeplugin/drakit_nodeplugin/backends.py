@@ -3,7 +3,8 @@ Which drivers of backends a node has known: a small file each, beside the driver
 
 A backend's driver is hosted when its socket is first seen. After a restart it must be hosted
 before that, with or without its backend: its claims are still to be unprepared, and its devices to
-be tainted.
+be tainted. Each record names its registration directory, because two releases of the chart share
+the node's data directory, and each hosts only the backends of its own registration directory.
 
 Functions block. It must not know how backends are found, or how a driver is hosted.
 """
@@ -29,12 +30,13 @@ RECORD = "backend.json"
 VERSION = 1
 
 
-def known_drivers(drivers: Path) -> list[str]:
+def known_drivers(drivers: Path, registrations: Path) -> list[str]:
     """
     Return the names of all known drivers below the parent of their data directories.
 
     What is no record is set aside and told in the log. One that cannot be read now, or that a later
     version wrote, is known by the name of its directory: its claims are still to be unprepared.
+    Records of another registration directory are skipped.
     """
     found: list[str] = []
     for path in sorted(drivers.glob(f"*/{RECORD}")):
@@ -43,6 +45,8 @@ def known_drivers(drivers: Path) -> list[str]:
             record = cast("dict[str, Any]", json.loads(path.read_bytes()))
             if record["driver"] != name or not is_driver_name(name):
                 raise ValueError(f"it is no record of driver {name}")
+            if _is_foreign(record, registrations):
+                continue
         except OSError as error:
             logger.error(
                 "record of a backend cannot be read",
@@ -63,19 +67,31 @@ def known_drivers(drivers: Path) -> list[str]:
     return found
 
 
-def remember_driver(drivers: Path, name: str) -> None:
+def _is_foreign(record: dict[str, Any], registrations: Path) -> bool:
+    return record.get("directory", str(registrations)) != str(registrations)
+
+
+def _belongs_elsewhere(path: Path, registrations: Path) -> bool:
+    try:
+        return _is_foreign(json.loads(path.read_bytes()), registrations)
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
+def remember_driver(drivers: Path, name: str, registrations: Path) -> None:
     """Make sure that a driver is known after a restart. Raises OSError."""
     path = drivers / name / RECORD
     private_directory(path.parent)
     private_file(path)
-    if path.exists():
+    if path.exists() and not _belongs_elsewhere(path, registrations):
         return
     # Two instances may do this at once, and in containers both have the same process id.
     temporary = path.with_name(f".{RECORD}.{secrets.token_hex(4)}")
     try:
         with temporary.open("w") as file:
             private_file(temporary)
-            json.dump({"driver": name, "version": VERSION}, file)
+            record = {"driver": name, "directory": str(registrations), "version": VERSION}
+            json.dump(record, file)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
@@ -88,6 +104,8 @@ def remember_driver(drivers: Path, name: str) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def forget_driver(drivers: Path, name: str) -> None:
+def forget_driver(drivers: Path, name: str, registrations: Path) -> None:
     """A driver is not hosted any more, at the next start either. Raises OSError."""
-    (drivers / name / RECORD).unlink(missing_ok=True)
+    path = drivers / name / RECORD
+    if not _belongs_elsewhere(path, registrations):
+        path.unlink(missing_ok=True)

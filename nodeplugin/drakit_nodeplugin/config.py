@@ -9,6 +9,7 @@ It must not know what the values are used for.
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -31,6 +32,7 @@ __all__ = (
     "OpaqueParameters",
     "StaleClaims",
     "load_config",
+    "normalised",
 )
 
 
@@ -107,13 +109,17 @@ class Devices(Settings):
     health: DeviceHealthSettings = DeviceHealthSettings()
 
 
-def _absolute(path: Any) -> Any:
-    if not str(path).startswith("/"):
-        raise ValueError("must be an absolute path")
+def normalised(path: Any) -> Any:
+    """Return an absolute path that is in its shortest form. Raises ValueError for any other."""
+    text = str(path)
+    if not text.startswith("/") or posixpath.normpath(text) != text or text.startswith("//"):
+        raise ValueError(
+            "must be an absolute path without '..', repeated slashes or a trailing slash"
+        )
     return path
 
 
-AbsolutePath = Annotated[Path, BeforeValidator(_absolute)]
+AbsolutePath = Annotated[Path, BeforeValidator(normalised)]
 
 
 def _allowed(setting: Literal["backends", "devicePlugins"]) -> BeforeValidator:

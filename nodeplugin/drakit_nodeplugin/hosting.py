@@ -58,6 +58,7 @@ class Hosting(Sequence[HostedDriver]):
         config = environment.config
         self._environment = environment
         self._data = config.drivers_directory
+        self._registrations = config.backends_directory
         self._events = NodeEvents(environment.node.name, environment.session)
         self._sources = _configured(config, environment, file=config_file)
         try:
@@ -105,7 +106,7 @@ class Hosting(Sequence[HostedDriver]):
             for driver in self._drivers:
                 group.create_task(driver.start())
             if (directory := self._directory) is not None:
-                for name in await asyncio.to_thread(known_drivers, self._data):
+                for name in await asyncio.to_thread(known_drivers, self._data, self._registrations):
                     if (refusal := self._taken(name)) is not None:
                         self._remark(Remark(reason="BackendRefused", note=refusal))
                         continue
@@ -188,7 +189,7 @@ class Hosting(Sequence[HostedDriver]):
         driver: HostedDriver | None = None
         try:
             driver = HostedDriver(BackendSource(name, directory), self._environment)
-            await asyncio.to_thread(remember_driver, self._data, name)
+            await asyncio.to_thread(remember_driver, self._data, name, self._registrations)
             await driver.start()
         except Exception as error:
             # Whatever it is: a name that a backend chose must not end what others need.
@@ -233,7 +234,7 @@ class Hosting(Sequence[HostedDriver]):
             self._wanted.put_nowait(name)
             return
         try:
-            await asyncio.to_thread(forget_driver, self._data, name)
+            await asyncio.to_thread(forget_driver, self._data, name, self._registrations)
         except OSError as error:
             logger.error("backend's record stays", extra={"driver": name, "error": str(error)})
         logger.info("backend's driver is not served any more", extra={"driver": name})

@@ -3,24 +3,44 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 
 from drakit_nodeplugin.backends import forget_driver, known_drivers, remember_driver
 
+HERE, THERE = Path("/srv/backends"), Path("/srv/other-backends")
+
 
 def test_a_driver_is_known_until_it_is_forgotten(tmp_path):
     for name in ("gpu.example.com", "nic.example.com", "gpu.example.com"):
-        remember_driver(tmp_path, name)
-    assert known_drivers(tmp_path) == ["gpu.example.com", "nic.example.com"]
-    forget_driver(tmp_path, "gpu.example.com")
-    forget_driver(tmp_path, "gpu.example.com")
-    assert known_drivers(tmp_path) == ["nic.example.com"]
+        remember_driver(tmp_path, name, HERE)
+    assert known_drivers(tmp_path, HERE) == ["gpu.example.com", "nic.example.com"]
+    forget_driver(tmp_path, "gpu.example.com", HERE)
+    forget_driver(tmp_path, "gpu.example.com", HERE)
+    assert known_drivers(tmp_path, HERE) == ["nic.example.com"]
     assert {p.name for p in (tmp_path / "nic.example.com").iterdir()} == {"backend.json"}
 
 
+def test_two_releases_know_the_backends_of_their_own_directories(tmp_path):
+    remember_driver(tmp_path, "gpu.example.com", HERE)
+    remember_driver(tmp_path, "nic.example.com", THERE)
+    assert known_drivers(tmp_path, HERE) == ["gpu.example.com"]
+    assert known_drivers(tmp_path, THERE) == ["nic.example.com"]
+
+
+def test_a_driver_belongs_to_the_directory_in_which_its_backend_was_seen_last(tmp_path):
+    remember_driver(tmp_path, "gpu.example.com", HERE)
+    remember_driver(tmp_path, "gpu.example.com", THERE)
+    assert known_drivers(tmp_path, HERE) == []
+    forget_driver(tmp_path, "gpu.example.com", HERE)
+    assert known_drivers(tmp_path, THERE) == ["gpu.example.com"]
+    forget_driver(tmp_path, "gpu.example.com", THERE)
+    assert known_drivers(tmp_path, THERE) == []
+
+
 def test_no_directory_of_plugins_is_no_driver(tmp_path):
-    assert known_drivers(tmp_path / "plugins") == []
+    assert known_drivers(tmp_path / "plugins", HERE) == []
 
 
 @pytest.mark.parametrize(
@@ -34,15 +54,15 @@ def test_no_directory_of_plugins_is_no_driver(tmp_path):
     ],
 )
 def test_a_record_that_cannot_be_read_is_set_aside_and_told(tmp_path, text, caplog):
-    remember_driver(tmp_path, "fpga.example.com")
+    remember_driver(tmp_path, "fpga.example.com", HERE)
     folder = tmp_path / "gpu.example.com"
     folder.mkdir()
     (folder / "backend.json").write_text(text)
-    assert known_drivers(tmp_path) == ["fpga.example.com"]
+    assert known_drivers(tmp_path, HERE) == ["fpga.example.com"]
     assert {p.name for p in folder.iterdir()} == {"backend.json.unreadable"}
     assert "record of a backend is set aside" in caplog.text
-    remember_driver(tmp_path, "gpu.example.com")
-    assert known_drivers(tmp_path) == ["fpga.example.com", "gpu.example.com"]
+    remember_driver(tmp_path, "gpu.example.com", HERE)
+    assert known_drivers(tmp_path, HERE) == ["fpga.example.com", "gpu.example.com"]
 
 
 def test_a_record_of_a_later_version_is_known_and_stays(tmp_path):
@@ -50,13 +70,13 @@ def test_a_record_of_a_later_version_is_known_and_stays(tmp_path):
     (tmp_path / "gpu.example.com").mkdir()
     record = tmp_path / "gpu.example.com" / "backend.json"
     record.write_text('{"driver": "gpu.example.com", "version": 2, "more": []}')
-    assert known_drivers(tmp_path) == ["gpu.example.com"]
+    assert known_drivers(tmp_path, HERE) == ["gpu.example.com"]
     assert '"more"' in record.read_text()
 
 
 def test_a_record_that_cannot_be_read_now_is_known_by_its_place(tmp_path, caplog):
     (tmp_path / "gpu.example.com" / "backend.json").mkdir(parents=True)
-    assert known_drivers(tmp_path) == ["gpu.example.com"]
+    assert known_drivers(tmp_path, HERE) == ["gpu.example.com"]
     assert "record of a backend cannot be read" in caplog.text
 
 
@@ -67,13 +87,13 @@ def test_records_are_for_root_alone(tmp_path, umask):
     (earlier / "backend.json").write_text("{}")
     before = os.umask(umask)
     try:
-        remember_driver(tmp_path, directory.name)
-        remember_driver(tmp_path, earlier.name)
+        remember_driver(tmp_path, directory.name, HERE)
+        remember_driver(tmp_path, earlier.name, HERE)
     finally:
         os.umask(before)
     for folder in (directory, earlier):
         assert folder.stat().st_mode & 0o777 == 0o700
         assert (folder / "backend.json").stat().st_mode & 0o777 == 0o600
     (earlier / "backend.json").chmod(0o644)
-    assert known_drivers(tmp_path) == [directory.name]
+    assert known_drivers(tmp_path, HERE) == [directory.name]
     assert (earlier / "backend.json.unreadable").stat().st_mode & 0o777 == 0o600

@@ -104,6 +104,19 @@ def test_no_state_file_is_read_unless_one_is_given(load):
             "kubeletStateFile: must be an absolute path",
             id="relative-state-file",
         ),
+        *(
+            pytest.param(
+                {"kubeletRoot": path},
+                "kubeletRoot: must be an absolute path without '..', repeated slashes",
+                id=name,
+            )
+            for name, path in {
+                "trailing-slash": "/var/lib/kubelet/",
+                "doubled-slash": "/var//lib/kubelet",
+                "two-slashes-first": "//var/lib/kubelet",
+                "path-that-goes-back": "/var/lib/../kubelet",
+            }.items()
+        ),
     ],
 )
 def test_a_setting_that_cannot_be_is_refused(load, values, message):

@@ -91,6 +91,19 @@ mountinfo: /host/mountinfo
 {{ .Values.devicePlugins.directory | default (printf "%s/device-plugins" (include "drakit.home" .)) }}
 {{- end }}
 
+{{/* drakit.checkDirectory: fails if a directory for the sockets of others is one of drakit's own. */}}
+{{- define "drakit.checkDirectory" -}}
+{{- $home := include "drakit.home" .root }}
+{{- $drivers := printf "%s/drivers" $home }}
+{{- if eq .directory $home }}
+{{- fail (printf "%s cannot be %s, which contains drakit's data: choose another directory" .key .directory) }}
+{{- else if or (eq .directory $drivers) (hasPrefix (printf "%s/" $drivers) .directory) }}
+{{- fail (printf "%s cannot be %s, because %s contains the data of drivers: choose another directory" .key .directory $drivers) }}
+{{- else if eq .directory .root.Values.nodeplugin.cdiDirectory }}
+{{- fail (printf "%s cannot be %s, which is nodeplugin.cdiDirectory: choose another directory" .key .directory) }}
+{{- end }}
+{{- end }}
+
 {{/*
 drakit.directories: the directories of backends and device plugins that need a separate mount, because
 they are outside drakit.home: a YAML object, volume name to path.
@@ -99,12 +112,14 @@ they are outside drakit.home: a YAML object, volume name to path.
 {{- $have := printf "%s/" (include "drakit.home" .) }}
 {{- if .Values.backends.enabled }}
 {{- $directory := include "drakit.backends.directory" . }}
+{{- include "drakit.checkDirectory" (dict "root" . "key" "backends.directory" "directory" $directory) }}
 {{- if not (hasPrefix $have $directory) }}
 backends: {{ $directory }}
 {{- end }}
 {{- end }}
 {{- if .Values.devicePlugins.enabled }}
 {{- $directory := include "drakit.devicePlugins.directory" . }}
+{{- include "drakit.checkDirectory" (dict "root" . "key" "devicePlugins.directory" "directory" $directory) }}
 {{- if not (hasPrefix $have $directory) }}
 device-plugins: {{ $directory }}
 {{- end }}

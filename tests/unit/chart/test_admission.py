@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 
+from drakit.device import Health
 from drakit_drivers.hostdev import HostDevices
+from drakit_nodeplugin.devices.health import Condition
+from drakit_nodeplugin.devices.taints import DOMAIN, taints
 from tests.unit.chart.reading import pod_spec, the
 
 SLICES = "drakit-nodeplugin"
@@ -23,7 +26,7 @@ def policy(objects: list[dict[str, Any]], name: str) -> dict[str, Any]:
 def bound_drivers(objects: list[dict[str, Any]]) -> list[str] | None:
     """The drivers whose slices a plugin may write; None for any."""
     found = [
-        re.search(r"spec\.driver in (\[.*\])", validation["expression"])
+        re.search(r"spec\.driver in (\[.*?\])", validation["expression"])
         for validation in policy(objects, SLICES)["validations"]
     ]
     lists = [json.loads(match[1]) for match in found if match]
@@ -120,3 +123,21 @@ def test_the_policies_cover_everything_that_the_plugin_may_write(render):
 )
 def test_drivers_are_bound_where_the_values_name_them_all(render, values, drivers):
     assert bound_drivers(render(values)) == drivers
+
+
+def test_slices_of_a_driver_that_left_the_values_can_be_tainted_and_deleted(render):
+    """The plugin still hosts it from its record, so that its claims can end."""
+    (rule,) = [
+        validation
+        for validation in policy(render(allowing()), SLICES)["validations"]
+        if "spec.driver in" in validation["expression"]
+    ]
+    delete, listed, update = rule["expression"].split(" || ")
+    assert delete == "object == null"
+    assert listed == f'variables.slices.all(spec, spec.driver in ["{HostDevices.name}"])'
+    assert update.startswith("(oldObject != null && object.spec.?devices.orValue([]).all(device, ")
+    condition = Condition(word=Health.bad("broken"), tainted=True, evicting=True)
+    for taint in taints((), condition, stopped=True, unpreparing=True):
+        assert taint.key.startswith(DOMAIN)
+        assert taint.effect != "None"
+    assert f'taint.key.startsWith("{DOMAIN}") && taint.effect != "None"' in update

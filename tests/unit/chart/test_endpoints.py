@@ -18,6 +18,7 @@ from tests.unit.chart.reading import pod_spec, written
 
 DRIVER = "deviceplugin.drakit.dev"
 EXAMPLES = CHART.parents[1] / "examples" / "device-plugin"
+HOME = "/var/lib/kubelet/plugins/drakit.dev"
 ALONE: dict[str, Any] = {"hostdev": {"enabled": False}, "operator": {"enabled": False}}
 
 
@@ -220,6 +221,20 @@ def test_classes_can_be_for_claims_alone(render):
             },
             "give each a directory of its own",
             id="one-directory-for-both",
+        ),
+        *(
+            pytest.param(
+                {kind: {"enabled": True, "directory": directory}},
+                f"{kind}.directory cannot be {directory}",
+                id=f"{kind}-{name}",
+            )
+            for kind in ("backends", "devicePlugins")
+            for name, directory in {
+                "in-the-home": HOME,
+                "beside-the-checkpoints": f"{HOME}/drivers",
+                "in-the-data-of-a-driver": f"{HOME}/drivers/gpu.example.com",
+                "among-the-cdi-files": "/var/run/cdi",
+            }.items()
         ),
     ],
 )

@@ -17,6 +17,11 @@ def test_the_defaults_satisfy_the_schema(values, schema):
     jsonschema.validate(values, schema)
 
 
+def test_the_schema_requires_every_object_of_the_values(values, schema):
+    objects = {key for key, value in values.items() if isinstance(value, dict)}
+    assert set(schema["required"]) == objects
+
+
 @pytest.mark.parametrize(
     "path",
     [
@@ -58,6 +63,9 @@ def test_an_unknown_key_is_refused(values, schema, path):
     [
         pytest.param("nodeplugin", "kubeletRoot", "var/lib/kubelet", id="relative-kubelet-root"),
         pytest.param("nodeplugin", "cdiDirectory", "", id="no-cdi-directory"),
+        pytest.param("nodeplugin", "kubeletRoot", "/var/lib/kubelet/", id="trailing-slash"),
+        pytest.param("nodeplugin", "kubeletRoot", "/var//lib/kubelet", id="doubled-slash"),
+        pytest.param("nodeplugin", "cdiDirectory", "/var/../cdi", id="directory-that-goes-back"),
         pytest.param("nodeplugin", "kubeletStateDirectory", "state", id="relative-state-directory"),
         pytest.param("nodeplugin", "staleClaims", {"period": 60}, id="period-without-unit"),
         pytest.param("nodeplugin", "opaqueParameters", {"maxBytes": 0}, id="no-parameters-at-all"),
