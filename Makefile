@@ -32,7 +32,7 @@ $(VENV)/.done: requirements/dev.txt pyproject.toml
 .PHONY: venv
 venv: $(VENV)/.done ## the development environment, from pinned requirements
 
-DEBIAN_PACKAGES := python3-venv runc iptables iproute2 conntrack ethtool socat openssl mmdebstrap buildah busybox-static gcc libc6-dev
+DEBIAN_PACKAGES := python3-venv mount util-linux runc iptables iproute2 conntrack ethtool socat openssl mmdebstrap buildah busybox-static gcc libc6-dev
 
 .PHONY: deps
 deps: ## the Debian packages that a new machine lacks (root)
