@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+import uuid
 from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass
@@ -50,6 +51,7 @@ class _Wanted:
     driver: str
     pool: str
     device: str
+    shared: bool
 
 
 @contextmanager
@@ -81,13 +83,14 @@ class ApiServer:
         driver: str = DRIVER,
         prefix: str = "claim",
         devices: Sequence[tuple[str, str]] | None = None,
+        shared: bool = False,
     ) -> list[ClaimReference]:
         """Create claims with a device of their own each, allocated on the node; the devices by pool
         and name, where it matters which they are."""
         if devices is None:
             devices = [(NODE, f"device-{number}") for number in range(count)]
         bodies = [
-            _Wanted(f"{prefix}-{number:05}", driver=driver, pool=pool, device=device)
+            _Wanted(f"{prefix}-{number:05}", driver=driver, pool=pool, device=device, shared=shared)
             for number, (pool, device) in enumerate(devices[:count])
         ]
         return self._runner.run(self._create_claims(bodies))
@@ -188,7 +191,8 @@ class ApiServer:
             },
         )
         device = {"pool": wanted.pool, "device": wanted.device}
-        result = {"request": "main", "driver": driver, **device}
+        share = {"shareID": str(uuid.uuid4())} if wanted.shared else {}
+        result = {"request": "main", "driver": driver, **device, **share}
         here = {"key": "metadata.name", "operator": "In", "values": [NODE]}
         # Without reservedFor: the controller manager takes back what no pod reserves any more.
         allocation = {

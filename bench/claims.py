@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from bench.apiserver import ApiServer
-from bench.drivers import DRIVER
+from bench.drivers import DRIVER, SHARED
 from bench.kubelet import Kubelet
 from bench.machine import Folders, folders
-from bench.plugin import HOSTDEV, Plugin, running
+from bench.plugin import HOSTDEV, NODE, Plugin, running
 from bench.rows import Endurance, Memory, Pods, Row, Samples, Times, percentile
 from drakit.device import ClaimReference
 
@@ -98,8 +98,10 @@ class Bench:
         self._api = api
         self._kubeconfig = kubeconfig
         told("creating claims")
-        claims = api.create_claims(BATCH + max(plan.resident))
-        self._measured, self._others = claims[:BATCH], claims[BATCH:]
+        self._measured = api.create_claims(BATCH)
+        # Shares: a node has fewer devices than claims, if it has thousands of these.
+        devices = [(NODE, f"shared-{number % SHARED}") for number in range(max(plan.resident))]
+        self._others = api.create_claims(len(devices), prefix="other", devices=devices, shared=True)
 
     def claims_of(self, batch: int) -> Sequence[ClaimReference]:
         """Give the claims of a batch that are measured."""

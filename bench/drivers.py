@@ -2,7 +2,8 @@
 Drivers whose own work costs nothing, or a known time: what is left is the plugin's.
 
 All have one name, so that the same claims of the API server serve for all of them; a plugin hosts
-one of them at a time. They give edits for any device that a claim names, and publish few.
+one of them at a time. They publish the devices of the claims that are measured, and a few that all
+other claims share.
 """
 
 from __future__ import annotations
@@ -15,11 +16,15 @@ from typing import ClassVar
 from drakit import AllocatedDevice, ClaimReference, Device, DeviceNode, Driver, DriverConfig, Edits
 from drakit.settings import Duration
 
-__all__ = ("DRIVER", "BenchConfig", "Effects", "Plain")
+__all__ = ("DEVICES", "DRIVER", "SHARED", "BenchConfig", "Effects", "Plain")
 
 DRIVER = "bench.drakit.dev"
 
-PUBLISHED = 4
+DEVICES = 64
+"""Devices that one claim has at a time."""
+
+SHARED = 100
+"""Devices that any number of claims share."""
 
 
 class BenchConfig(DriverConfig):
@@ -35,7 +40,12 @@ class Effects(Driver[BenchConfig]):
     side_effects: ClassVar[bool] = True
 
     async def devices(self) -> AsyncIterator[Collection[Device]]:
-        yield [Device(name=f"published-{number}") for number in range(PUBLISHED)]
+        own = [Device(name=f"device-{number}") for number in range(DEVICES)]
+        shared = [
+            Device(name=f"shared-{number}", allow_multiple_allocations=True)
+            for number in range(SHARED)
+        ]
+        yield [*own, *shared]
         await asyncio.Event().wait()
 
     async def prepare(self, claim: ClaimReference, device: AllocatedDevice) -> Edits:

@@ -83,7 +83,6 @@ def _overheads(
                 DEVICES,
                 driver=driver,
                 prefix=kind,
-                # The driver in the process takes any device that a claim names.
                 devices=None if kind == IN_PROCESS else _devices(api, driver),
             )
             for kind, driver in drivers.items()

@@ -280,6 +280,8 @@ def _too_little_capacity(
         own: dict[str, int] = {}
         for share in shares:
             _add(own, _units_taken(share))
+        if not own:
+            continue  # it fits beside any number of others, of which there may be thousands
         others = [
             (_amounts(text, unknown=limit), number)
             for text, number in connection.execute(_OTHER_SHARES, (*key, row))
