@@ -238,20 +238,19 @@ def delete(connection: sqlite3.Connection, claims: Collection[StoredClaim]) -> f
     known = _known(connection, [claim.uid for claim in claims])
     kept: set[str] = set()
     ids: list[tuple[int]] = []
+    with_counters: list[tuple[int]] = []
     for claim in claims:
         row = known.get(claim.uid)
         if row is None:
             continue
-        if row.generation == claim.generation:
-            ids.append((row.id,))
-        else:
+        if row.generation != claim.generation:
             kept.add(claim.uid)
-    for statement in (
-        "counters WHERE claim",
-        "devices WHERE claim",
-        "bodies WHERE id",
-        "claims WHERE id",
-    ):
+            continue
+        ids.append((row.id,))
+        if row.counters:
+            with_counters.append((row.id,))
+    connection.executemany("DELETE FROM counters WHERE claim = ?", with_counters)
+    for statement in ("devices WHERE claim", "bodies WHERE id", "claims WHERE id"):
         connection.executemany(f"DELETE FROM {statement} = ?", ids)  # noqa: S608
     return frozenset(kept)
 
@@ -315,7 +314,8 @@ def _put(
         )
     _put_body(connection, id_, claim)
     if row is None or row.devices != devices:
-        connection.execute("DELETE FROM devices WHERE claim = ?", (id_,))
+        if row is not None:
+            connection.execute("DELETE FROM devices WHERE claim = ?", (id_,))
         connection.executemany(
             "INSERT INTO devices VALUES (?, ?, ?, ?, ?)", [(id_, *device) for device in devices]
         )
