@@ -206,13 +206,9 @@ class StaleCollector:
         if not await self._entries.count():
             self._suspicions.clear()
             return 0
-        claims = await self._kubelet.listed()
+        claims = await self._listed()
         if claims.pods is PodView.PARTIAL:
-            # A kubelet that has just started: earlier checks no longer count.
-            self._suspicions.clear()
             return 0
-        if claims.pods is not PodView.COMPLETE:
-            self._unconfirm(claims)
         collected = 0
         seen: set[str] = set()
         async for page in self._entries.pages():
@@ -284,24 +280,31 @@ class StaleCollector:
         self._suspicions[entry.uid] = replace(known, unclaimed=unclaimed)
         return unclaimed.due(claims, self._timing.grace)
 
-    def _unconfirm(self, claims: KubeletClaims) -> None:
-        """Restart all grace periods, also of entries that this poll does not judge."""
-        self._suspicions = {
-            uid: replace(s, unclaimed=s.unclaimed.again(claims))
-            for uid, s in self._suspicions.items()
-        }
+    async def _listed(self) -> KubeletClaims:
+        """Ask the kubelet; an incomplete list ends all grace periods, also of entries that this
+        poll does not judge."""
+        claims = await self._kubelet.listed()
+        match claims.pods:
+            case PodView.PARTIAL:
+                # A kubelet that has just started: earlier checks no longer count.
+                self._suspicions.clear()
+            case PodView.UNKNOWN:
+                self._suspicions = {
+                    uid: replace(each, unclaimed=each.unclaimed.again(claims))
+                    for uid, each in self._suspicions.items()
+                }
+            case PodView.COMPLETE:
+                pass
+        return claims
 
     async def _collect(self, due: Sequence[StoredClaim]) -> int:
         """Unprepare entries, unless the kubelet lists them now, or does not list all its pods."""
         if not due:
             return 0
         # Asked again: reading the claims of a page may have taken half a minute.
-        claims = await self._kubelet.listed()
+        claims = await self._listed()
         if claims.pods is PodView.PARTIAL:
-            self._suspicions.clear()
             return 0
-        if claims.pods is PodView.UNKNOWN:
-            self._unconfirm(claims)
         grace = self._timing.grace
         ready = [
             entry
