@@ -77,6 +77,11 @@ class StatusServers:
                     f"listen.{name}: {server.listen} cannot be used ({error}); choose another "
                     f"address"
                 ) from error
+        # Port 0 lets the kernel choose a free port; only the log has its number.
+        logger.info(
+            "probes and metrics served",
+            extra={"probes_port": self.probes.port, "metrics_port": self.metrics.port},
+        )
 
     async def stop(self) -> None:
         """Stop listening."""

@@ -11,7 +11,6 @@ import contextlib
 import os
 import re
 import shutil
-import socket
 import sys
 from collections.abc import Awaitable, Callable, Mapping
 from math import inf
@@ -87,7 +86,6 @@ class FakeNode:
         self._boots = 0
         self._healthy = 0
         self._begun = 0  # of the node plugin's log: what was said before is settled
-        self._ports = {"probes": 0, "metrics": 0}
         self._environment = {**os.environ, "DRAKIT_ROOT": str(root)}
         self.plugin: Program = Program(
             "the node plugin",
@@ -119,7 +117,6 @@ class FakeNode:
         if self._boots == 0:
             await self._boot()
         if not self.plugin.running:
-            self._ports = {name: _free_port() for name in self._ports}
             self._write_config()
             self._begun = len(self.plugin.text())
             await self.plugin.start()
@@ -181,7 +178,8 @@ class FakeNode:
 
     def _write_config(self) -> None:
         config = {
-            "listen": {name: f"127.0.0.1:{port}" for name, port in self._ports.items()},
+            # The kernel chooses free ports: a port chosen here could be taken before it is used.
+            "listen": dict.fromkeys(("probes", "metrics"), "127.0.0.1:0"),
             "bootIDFile": str(self.root / "boot_id"),
             "logging": {"format": "text"},
             "devices": {"health": _HEALTH},
@@ -240,7 +238,10 @@ class FakeNode:
 
     async def _get(self, server: str, path: str) -> str:
         """Return the response of a server of the node plugin; empty if there is none."""
-        url, limit = f"http://127.0.0.1:{self._ports[server]}{path}", aiohttp.ClientTimeout(2)
+        ports = re.findall(rf"\b{server}_port=(\d+)", self.plugin.text()[self._begun :])
+        if not ports:
+            return ""
+        url, limit = f"http://127.0.0.1:{ports[-1]}{path}", aiohttp.ClientTimeout(2)
         try:
             async with (
                 aiohttp.ClientSession(timeout=limit) as session,
@@ -310,9 +311,3 @@ class FakeNode:
         line = last_line(self.plugin.text())
         told = f": {line}" if line else ""
         return f"the node plugin ended with exit code {self.plugin.exit_code}{told}"
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
