@@ -19,7 +19,7 @@ from drakit.cli.place import find_place
 from drakit.cli.tables import table, visible
 
 if TYPE_CHECKING:
-    from drakit_nodeplugin.claims.stored import StoredDevice
+    from drakit_nodeplugin.claims.checkpoint.records import StoredDevice
     from drakit_nodeplugin.config import NodePluginConfig
     from drakit_nodeplugin.devices.stored import StoredEndpoint
 

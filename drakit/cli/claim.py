@@ -46,7 +46,7 @@ def forget(options: argparse.Namespace) -> int:
 
 
 def _forget(place: NodePluginConfig, checkpoint: Checkpoint, entry: Entry, *, force: bool) -> int:
-    from drakit_nodeplugin.claims.inspection import InspectionError, forget
+    from drakit_nodeplugin.claims.checkpoint.inspect import InspectionError, forget
 
     claim, driver = entry.claim, checkpoint.driver
     if claim.state == "prepared" and entry.boot != "earlier" and not force:

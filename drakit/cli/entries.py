@@ -17,8 +17,8 @@ from drakit.cli.errors import CommandError
 from drakit.cli.place import checkpoint_path, drivers, read_boot
 
 if TYPE_CHECKING:
-    from drakit_nodeplugin.claims.inspection import Inspection
-    from drakit_nodeplugin.claims.stored import StoredClaim
+    from drakit_nodeplugin.claims.checkpoint.inspect import Inspection
+    from drakit_nodeplugin.claims.checkpoint.records import StoredClaim
     from drakit_nodeplugin.config import NodePluginConfig
 
 __all__ = ("Checkpoint", "Entry", "read_checkpoint", "read_checkpoints", "spec_path")
@@ -61,7 +61,7 @@ def read_checkpoints(place: NodePluginConfig, only: str | None) -> Iterator[Chec
     Raises :class:`.errors.CommandError` if one cannot be read. A file of another program is passed
     over unless it is asked for.
     """
-    from drakit_nodeplugin.claims.inspection import InspectionError
+    from drakit_nodeplugin.claims.checkpoint.inspect import InspectionError
 
     for driver in drivers(place, only):
         try:
@@ -74,7 +74,7 @@ def read_checkpoints(place: NodePluginConfig, only: str | None) -> Iterator[Chec
 
 def read_checkpoint(place: NodePluginConfig, driver: str) -> Checkpoint:
     """Read the checkpoint of a driver; raise InspectionError."""
-    from drakit_nodeplugin.claims.inspection import InspectionError, inspect
+    from drakit_nodeplugin.claims.checkpoint.inspect import InspectionError, inspect
 
     path = checkpoint_path(place, driver)
     if not path.exists():

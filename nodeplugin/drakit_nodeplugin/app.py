@@ -2,7 +2,7 @@
 The composition root of the node plugin: what starts, in which order, and what stops.
 
 1. drivers are loaded and their configurations checked; a mistake ends the start here (what is
-   hosted, and backends that come later, is :mod:`.hosting`'s)
+   hosted, and backends that come later, is :mod:`drakit_nodeplugin.host.drivers`'s)
 2. per driver: checkpoint, CDI files, the driver itself, sockets (within a second of the start)
 3. the API session, which nothing above waits for: slices, labels, claims
 4. on SIGTERM: sockets drain first, then everything else stops
@@ -25,12 +25,12 @@ from drakit.kube import ConfigError as KubeConfigError
 from drakit.kube import Session, connect
 from drakit.probes import StatusServers
 from drakit_nodeplugin.config import ConfigError, NodePluginConfig
-from drakit_nodeplugin.environment import Environment
-from drakit_nodeplugin.hosted import HostedDriver
-from drakit_nodeplugin.hosting import Hosting
+from drakit_nodeplugin.host.driver import HostedDriver
+from drakit_nodeplugin.host.drivers import Hosting
+from drakit_nodeplugin.host.environment import Environment
+from drakit_nodeplugin.host.node import PluginNode, read_boot_id
 from drakit_nodeplugin.kubelet.podresources import PodName, PodResources
 from drakit_nodeplugin.metrics import Metrics
-from drakit_nodeplugin.node import PluginNode, read_boot_id
 
 __all__ = ("Launch", "serve")
 

@@ -2,8 +2,8 @@
 The node plugin's metrics, few and of low cardinality: no claim, pod or device is ever a label.
 
 Parts of the plugin know plain callables alone; here they are made for each driver, and put around
-what the engine gives and takes. Gauges that say how things are now are set by :mod:`.hosted` when
-somebody asks.
+what the engine gives and takes. Gauges that say how things are now are set by
+:mod:`drakit_nodeplugin.host.driver` when somebody asks.
 
 It must not know what the numbers lead to.
 """
@@ -19,9 +19,9 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from drakit.device import ClaimReference
 from drakit.resource.claim import Claim
 from drakit_nodeplugin.claims.answers import Answer, ClaimService, Operation, PrepareAnswer
+from drakit_nodeplugin.claims.checkpoint.records import STATES, State
 from drakit_nodeplugin.claims.errors import ClaimError, ClaimGoneError, FaultError, NoAnswerError
 from drakit_nodeplugin.claims.source import ClaimSource
-from drakit_nodeplugin.claims.stored import STATES, State
 
 __all__ = ("DriverMetrics", "MeteredClaims", "MeteredSource", "Metrics")
 

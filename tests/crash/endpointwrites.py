@@ -14,7 +14,7 @@ import sys
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
-from drakit_nodeplugin.claims.checkpoint import Checkpoint
+from drakit_nodeplugin.claims.checkpoint.store import Checkpoint
 from drakit_nodeplugin.devices.stored import StoredEndpoint
 from tests.crash import steps
 

@@ -10,7 +10,7 @@ import shutil
 import sqlite3
 from contextlib import closing
 
-from drakit_nodeplugin.claims import endpointrows
+from drakit_nodeplugin.claims.checkpoint import endpoint_rows as endpointrows
 from drakit_nodeplugin.devices.stored import StoredEndpoint
 from tests.crash.node import NAME, Node
 from tests.fakes.checkpoints import as_successor

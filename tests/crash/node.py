@@ -23,8 +23,9 @@ from typing import Any
 import yaml
 
 from drakit.layout import driver_directory
-from drakit_nodeplugin.claims import endpointrows, rows
-from drakit_nodeplugin.claims.stored import StoredClaim
+from drakit_nodeplugin.claims.checkpoint import endpoint_rows as endpointrows
+from drakit_nodeplugin.claims.checkpoint import rows
+from drakit_nodeplugin.claims.checkpoint.records import StoredClaim
 from drakit_nodeplugin.devices.stored import StoredEndpoint
 from tests.crash.drivers import Hardware, Marking, Plain
 

@@ -262,7 +262,7 @@ def install(orders: Orders) -> None:
 
 def set_endpoints_apart(steps: Steps) -> None:
     """Let transactions of endpoints not change the numbers of those of claims."""
-    from drakit_nodeplugin.claims.checkpoint import Checkpoint
+    from drakit_nodeplugin.claims.checkpoint.store import Checkpoint
 
     for name in ("write_endpoints", "forget_endpoints"):
         steps.set_apart(Checkpoint, name, "sql of endpoints")

@@ -10,9 +10,7 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-from drakit_nodeplugin.claims.checkpoint import Checkpoint
-from drakit_nodeplugin.claims.schema import VERSION
-from drakit_nodeplugin.claims.stored import (
+from drakit_nodeplugin.claims.checkpoint.records import (
     DamagedRowError,
     State,
     StoredClaim,
@@ -20,6 +18,8 @@ from drakit_nodeplugin.claims.stored import (
     checksum,
     load,
 )
+from drakit_nodeplugin.claims.checkpoint.schema import VERSION
+from drakit_nodeplugin.claims.checkpoint.store import Checkpoint
 
 PARTS = ("", "-wal", "-shm")
 DRIVER = "camera.example.com"

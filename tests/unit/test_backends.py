@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from drakit_nodeplugin.backends import forget_driver, known_drivers, remember_driver
+from drakit_nodeplugin.host.known_backends import forget_driver, known_drivers, remember_driver
 
 HERE, THERE = Path("/srv/backends"), Path("/srv/other-backends")
 

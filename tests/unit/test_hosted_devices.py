@@ -12,12 +12,12 @@ from drakit_nodeplugin.claims.watch import DatabaseWatch
 from drakit_nodeplugin.config import NodePluginConfig
 from drakit_nodeplugin.devices.hardware import HeldDevice
 from drakit_nodeplugin.endpoints.traits import DriverTraits
-from drakit_nodeplugin.environment import Environment
-from drakit_nodeplugin.hosteddevices import HostedDevices
+from drakit_nodeplugin.host.driver_devices import HostedDevices
+from drakit_nodeplugin.host.environment import Environment
+from drakit_nodeplugin.host.node import PluginNode
+from drakit_nodeplugin.host.node_events import NodeEvents
 from drakit_nodeplugin.kubelet.podresources import PodResources
 from drakit_nodeplugin.metrics import Metrics
-from drakit_nodeplugin.node import PluginNode
-from drakit_nodeplugin.nodeevents import NodeEvents
 from drakit_nodeplugin.slices.stored import StoredSlice
 from tests.fakes.looks import AlwaysDue
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from drakit_nodeplugin.instances import RunningInstances, new_owner
+from drakit_nodeplugin.host.instances import RunningInstances, new_owner
 from drakit_nodeplugin.kubelet.ownership import Ownership
 from drakit_nodeplugin.kubelet.sockets import socket_paths
 from tests.fakes.looks import with_looks

@@ -7,19 +7,19 @@ import threading
 
 import pytest
 
-from drakit_nodeplugin.looks import Looks
+from drakit_nodeplugin.file_poller import FilePoller
 
 
 @pytest.fixture
 async def looks():
-    looks = Looks(period_seconds=0.005)
+    looks = FilePoller(period_seconds=0.005)
     running = asyncio.create_task(looks.run())
     yield looks
     running.cancel()
     await asyncio.wait({running})
 
 
-async def test_who_has_something_to_do_is_woken_and_others_sleep_on(looks: Looks):
+async def test_who_has_something_to_do_is_woken_and_others_sleep_on(looks: FilePoller):
     seen = threading.Event()
     rounds = 0
 
@@ -39,7 +39,7 @@ async def test_who_has_something_to_do_is_woken_and_others_sleep_on(looks: Looks
     other.cancel()
 
 
-async def test_looks_are_made_in_one_thread_a_round_and_not_in_the_loops(looks: Looks):
+async def test_looks_are_made_in_one_thread_a_round_and_not_in_the_loops(looks: FilePoller):
     threads: list[int] = []
 
     def look() -> bool:
@@ -53,7 +53,7 @@ async def test_looks_are_made_in_one_thread_a_round_and_not_in_the_loops(looks: 
     assert threading.get_ident() not in threads
 
 
-async def test_a_look_that_raises_wakes_only_who_waits_for_it(looks: Looks):
+async def test_a_look_that_raises_wakes_only_who_waits_for_it(looks: FilePoller):
     def fails() -> bool:
         raise OSError("the disk is gone")
 
@@ -65,7 +65,7 @@ async def test_a_look_that_raises_wakes_only_who_waits_for_it(looks: Looks):
     other.cancel()
 
 
-async def test_who_is_cancelled_is_not_looked_for_any_more(looks: Looks):
+async def test_who_is_cancelled_is_not_looked_for_any_more(looks: FilePoller):
     asked = 0
 
     def ask() -> bool:
@@ -84,7 +84,7 @@ async def test_who_is_cancelled_is_not_looked_for_any_more(looks: Looks):
         assert asked == before
 
 
-async def test_what_need_not_be_looked_at_so_often_is_not(looks: Looks):
+async def test_what_need_not_be_looked_at_so_often_is_not(looks: FilePoller):
     often = seldom = 0
 
     def look_often() -> bool:

@@ -32,7 +32,7 @@ from drakit import (
 from drakit_drivers.hostdev.attributes import attributes, capacity
 from drakit_drivers.hostdev.config import HostDevicesConfig
 from drakit_drivers.hostdev.host import Host, Look
-from drakit_drivers.hostdev.remarks import Remark, remarks
+from drakit_drivers.hostdev.remarks import Diagnostic, remarks
 from drakit_drivers.hostdev.selection import Published, Selection, policies_of_node
 
 __all__ = ("HostDevices",)
@@ -65,7 +65,7 @@ class HostDevices(Driver[HostDevicesConfig]):
         super().__init__(config, node)
         self._host = Host(config)
         self._host.check()
-        self._told = frozenset[Remark]()
+        self._told = frozenset[Diagnostic]()
 
     async def devices(self) -> AsyncIterator[Collection[Device]]:
         last: list[Device] | None = None

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from drakit_drivers.hostdev.attributes import left_out
 from drakit_drivers.hostdev.host import Look
 
-__all__ = ("Remark", "remarks")
+__all__ = ("Diagnostic", "remarks")
 
 
 @dataclass(frozen=True, slots=True)
-class Remark:
+class Diagnostic:
     """A log line: a constant message and named facts."""
 
     level: int
@@ -27,11 +27,11 @@ class Remark:
     facts: tuple[tuple[str, str], ...]
 
 
-def _remark(level: int, message: str, **facts: str) -> Remark:
-    return Remark(level, message, tuple(facts.items()))
+def _remark(level: int, message: str, **facts: str) -> Diagnostic:
+    return Diagnostic(level, message, tuple(facts.items()))
 
 
-def remarks(look: Look) -> Iterator[Remark]:
+def remarks(look: Look) -> Iterator[Diagnostic]:
     """Say what keeps devices, or parts of them, from being published."""
     if look.usage_unknown:
         yield _remark(logging.WARNING, "no block device is published", reason=look.usage_unknown)

@@ -1,7 +1,7 @@
 """
 What a claim's allocation means for one driver on one node: checks and decisions, all pure.
 
-Fetching, storing and calling drivers is :mod:`.preparing`'s.
+Fetching, storing and calling drivers is :mod:`.prepare`'s.
 
 It must not know the API server, the checkpoint's database, drivers or gRPC.
 """
@@ -18,6 +18,7 @@ import orjson
 from drakit.device import AllocatedDevice, ClaimReference
 from drakit.resource.claim import Allocation, Claim, DeviceResult, OpaqueConfig, applies
 from drakit.resource.nodeselector import NodeLabelsUnknownError, selects_node
+from drakit_nodeplugin.claims.checkpoint.records import StoredClaim, StoredDevice
 from drakit_nodeplugin.claims.errors import (
     BadConfigError,
     ClaimNotAllocatedError,
@@ -27,7 +28,6 @@ from drakit_nodeplugin.claims.errors import (
     TooManyParametersError,
     WrongNodeError,
 )
-from drakit_nodeplugin.claims.stored import StoredClaim, StoredDevice
 from drakit_nodeplugin.devices.hardware import Hardware
 
 __all__ = (

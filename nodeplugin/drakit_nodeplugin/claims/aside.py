@@ -7,8 +7,9 @@ How a damaged database gives way to the one that was salvaged from it, so that n
 4. the new one takes its place
 
 After step 2 the rest is done again at the next start, until it is done. Who reads what is left of
-the damaged one is :mod:`.salvage`; when, :mod:`.opening`. Functions block; the caller holds the
-lock of the folder. It must not know what is in the files.
+the damaged one is :mod:`drakit_nodeplugin.claims.checkpoint.salvage`; when,
+:mod:`drakit_nodeplugin.claims.checkpoint.open`. Functions block; the caller holds the lock of the
+folder. It must not know what is in the files.
 """
 
 from __future__ import annotations

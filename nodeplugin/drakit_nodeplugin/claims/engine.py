@@ -3,7 +3,7 @@ The claims engine of one driver: prepares and unprepares the claims of a pod as 
 
 One lock a claim, and none around all: a claim on which somebody works (the kubelet's other call,
 the recovery after a crash, the collector of stale claims) is waited for alone, while the rest of
-its batch goes on. What is done for a claim is :mod:`.preparing`'s and :mod:`.unpreparing`'s.
+its batch goes on. What is done for a claim is :mod:`.prepare`'s and :mod:`.unprepare`'s.
 
 It must not know gRPC, HTTP, SQLite, or the format of a CDI file.
 """
@@ -17,7 +17,8 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from drakit.device import ClaimReference
 from drakit.resource.claim import base_request
 from drakit_nodeplugin.claims.answers import Answer, PrepareAnswer, PreparedDevice
-from drakit_nodeplugin.claims.checkpoint import CheckpointError
+from drakit_nodeplugin.claims.checkpoint.records import State, StoredClaim
+from drakit_nodeplugin.claims.checkpoint.store import CheckpointError
 from drakit_nodeplugin.claims.errors import (
     CheckpointFailedError,
     ClaimBusyError,
@@ -26,9 +27,8 @@ from drakit_nodeplugin.claims.errors import (
 )
 from drakit_nodeplugin.claims.locks import KeyedLocks
 from drakit_nodeplugin.claims.parts import EngineParts, foreign_work
-from drakit_nodeplugin.claims.preparing import Preparing
-from drakit_nodeplugin.claims.stored import State, StoredClaim
-from drakit_nodeplugin.claims.unpreparing import Undoing, Undone
+from drakit_nodeplugin.claims.prepare import Preparing
+from drakit_nodeplugin.claims.unprepare import Undoing, Undone
 
 __all__ = ("ClaimEngine",)
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
-from drakit_nodeplugin.claims.stored import StoredClaim
+from drakit_nodeplugin.claims.checkpoint.records import StoredClaim
 
 __all__ = (
     "KubeletClaims",

@@ -14,11 +14,11 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from drakit_nodeplugin.claims.checkpoint import Checkpoint
+from drakit_nodeplugin.claims.cdi_files import ClaimSpecs
+from drakit_nodeplugin.claims.checkpoint.store import Checkpoint
 from drakit_nodeplugin.claims.grace import Grace, Unclaimed
 from drakit_nodeplugin.claims.kubeletview import KubeletClaims, KubeletView, PodView
 from drakit_nodeplugin.claims.locks import KeyedLocks
-from drakit_nodeplugin.claims.specs import ClaimSpecs
 from drakit_nodeplugin.claims.spectexts import SpecTexts
 
 __all__ = ("OrphanedSpecs",)

@@ -14,7 +14,9 @@ from typing import Protocol
 from drakit.device import AllocatedDevice, ClaimReference, Edits
 from drakit.driver import Node
 from drakit_nodeplugin.claims.allocation import ParameterLimits
-from drakit_nodeplugin.claims.checkpoint import Checkpoint, CheckpointError, Outcome
+from drakit_nodeplugin.claims.cdi_files import ClaimSpecs
+from drakit_nodeplugin.claims.checkpoint.records import StoredClaim
+from drakit_nodeplugin.claims.checkpoint.store import Checkpoint, CheckpointError, Outcome
 from drakit_nodeplugin.claims.errors import (
     BadParametersFailedError,
     CheckpointFailedError,
@@ -26,8 +28,6 @@ from drakit_nodeplugin.claims.errors import (
     OverAllocatedError,
 )
 from drakit_nodeplugin.claims.source import ClaimSource
-from drakit_nodeplugin.claims.specs import ClaimSpecs
-from drakit_nodeplugin.claims.stored import StoredClaim
 from drakit_nodeplugin.devices.hardware import Hardware
 from drakit_nodeplugin.devices.revision import Revision
 from drakit_nodeplugin.endpoints.errors import (

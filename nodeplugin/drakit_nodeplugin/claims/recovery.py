@@ -6,7 +6,7 @@ An entry `preparing` without a process that works on it is undone: nobody was to
 prepared, and the kubelet asks again for what it still wants. An entry `unpreparing` is finished.
 Both wait for the driver if it is away.
 
-How a claim is undone is :mod:`.unpreparing`'s; whether a prepared one is still wanted,
+How a claim is undone is :mod:`.unprepare`'s; whether a prepared one is still wanted,
 :mod:`.stale`'s. It must not know drivers, the API server or gRPC.
 """
 
@@ -15,11 +15,11 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from drakit_nodeplugin.claims.checkpoint import Checkpoint, CheckpointError
+from drakit_nodeplugin.claims.checkpoint.records import StoredClaim
+from drakit_nodeplugin.claims.checkpoint.store import Checkpoint, CheckpointError
 from drakit_nodeplugin.claims.engine import ClaimEngine
-from drakit_nodeplugin.claims.stored import StoredClaim
-from drakit_nodeplugin.claims.unpreparing import Undone
-from drakit_nodeplugin.looks import Looks
+from drakit_nodeplugin.claims.unprepare import Undone
+from drakit_nodeplugin.file_poller import FilePoller
 
 __all__ = ("Recovery",)
 
@@ -67,7 +67,7 @@ class Recovery:
         self._failed &= left.keys()
         return len(left) - undone
 
-    async def run(self, looks: Looks) -> None:
+    async def run(self, looks: FilePoller) -> None:
         """
         Look again and again for as long as anything is left, and whenever something was written; a
         look that fails is logged and the next one made.

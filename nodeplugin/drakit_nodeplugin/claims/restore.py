@@ -16,10 +16,10 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
-from drakit_nodeplugin.claims.checkpoint import Checkpoint, CheckpointError
+from drakit_nodeplugin.claims.cdi_files import ClaimSpecs
+from drakit_nodeplugin.claims.checkpoint.store import Checkpoint, CheckpointError
 from drakit_nodeplugin.claims.locks import KeyedLocks
-from drakit_nodeplugin.claims.specs import ClaimSpecs
-from drakit_nodeplugin.looks import Looks
+from drakit_nodeplugin.file_poller import FilePoller
 
 __all__ = ("SpecRestorer",)
 
@@ -94,7 +94,7 @@ class SpecRestorer:
                 logger.warning("CDI file was lost and is restored", extra=facts)
         return len(lost) - len(failed)
 
-    async def run(self, looks: Looks) -> None:
+    async def run(self, looks: FilePoller) -> None:
         """Compare whenever the directory has changed; a failure is logged, and it is done again."""
         while True:
             await looks.until(self._due)

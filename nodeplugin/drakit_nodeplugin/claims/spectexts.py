@@ -1,8 +1,8 @@
 """
 CDI files of one driver's claims, read back: what is in them, and whether they are ours at all.
 
-Files are written and removed by :mod:`.specs`, after the checkpoint; they are read only where the
-checkpoint has no word of them.
+Files are written and removed by :mod:`.cdi_files`, after the checkpoint; they are read only where
+the checkpoint has no word of them.
 
 It must not know the checkpoint, the API server, drivers or gRPC.
 """

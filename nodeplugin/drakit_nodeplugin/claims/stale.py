@@ -22,7 +22,8 @@ from typing import Protocol
 from drakit.driver import Node
 from drakit.resource.claim import Claim
 from drakit_nodeplugin.claims.allocation import allocated_results, device_keys
-from drakit_nodeplugin.claims.checkpoint import CheckpointError
+from drakit_nodeplugin.claims.checkpoint.records import StoredClaim
+from drakit_nodeplugin.claims.checkpoint.store import CheckpointError
 from drakit_nodeplugin.claims.errors import (
     ClaimError,
     ClaimFetchError,
@@ -37,7 +38,6 @@ from drakit_nodeplugin.claims.grace import Grace, Unclaimed
 from drakit_nodeplugin.claims.kubeletview import KubeletClaims, KubeletView, PodView
 from drakit_nodeplugin.claims.parts import reference_of
 from drakit_nodeplugin.claims.source import ClaimSource
-from drakit_nodeplugin.claims.stored import StoredClaim
 from drakit_nodeplugin.claims.waves import workers
 
 __all__ = ("StaleCollector", "StaleReason", "StaleTiming", "judge")

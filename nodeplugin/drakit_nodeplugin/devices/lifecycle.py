@@ -3,7 +3,7 @@ The life of an endpoint, and when its devices change by it: all pure.
 
 As the kubelet's own device manager does it: devices of an endpoint that is away stay for a grace
 period, tainted; then they are removed, and a removal that was begun is finished after a restart.
-What an endpoint has is kept in :mod:`.endpointstate`.
+What an endpoint has is kept in :mod:`.endpoint_state`.
 
 It must not know devices, clocks, or the store.
 """

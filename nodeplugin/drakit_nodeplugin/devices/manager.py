@@ -19,12 +19,14 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 
 from drakit.device import Health, Inventory
 from drakit_nodeplugin.config import Devices
-from drakit_nodeplugin.devices.endpointstate import EndpointState, Moment
+from drakit_nodeplugin.devices.endpoint_registry import EndpointRegistry
+from drakit_nodeplugin.devices.endpoint_state import EndpointState, Moment
 from drakit_nodeplugin.devices.hardware import Hardware, HeldDevice
 from drakit_nodeplugin.devices.health import HealthTiming
 from drakit_nodeplugin.devices.leftout import LeftOutTeller
 from drakit_nodeplugin.devices.lifecycle import Phase, removal_due
 from drakit_nodeplugin.devices.pauses import Pauses
+from drakit_nodeplugin.devices.pool_state import Changes
 from drakit_nodeplugin.devices.pools import (
     Capacity,
     DeviceHealth,
@@ -32,9 +34,7 @@ from drakit_nodeplugin.devices.pools import (
     PublishedTaints,
     pool_name,
 )
-from drakit_nodeplugin.devices.poolstate import Changes
 from drakit_nodeplugin.devices.revision import Revision
-from drakit_nodeplugin.devices.roster import Roster
 from drakit_nodeplugin.devices.stored import EndpointStore, StoredEndpoint
 from drakit_nodeplugin.devices.storing import EndpointWriter
 from drakit_nodeplugin.devices.views import (
@@ -96,7 +96,7 @@ class DeviceManager:
         self._waking: Waking[tuple[str, DeviceKey]] = Waking(
             pass_time=self._pass_time, ends=self._ends
         )
-        self._endpoints = Roster(
+        self._endpoints = EndpointRegistry(
             endpoints, settings=settings, make=self._made_endpoint, now=self._waking.now
         )
         self._left_out = LeftOutTeller(driver, on_left_out)

@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from itertools import chain
 
-from drakit_nodeplugin.devices.endpointstate import EndpointState
+from drakit_nodeplugin.devices.endpoint_state import EndpointState
 from drakit_nodeplugin.devices.lifecycle import Phase
+from drakit_nodeplugin.devices.pool_state import PoolState
 from drakit_nodeplugin.devices.pools import (
     Capacity,
     DesiredPool,
@@ -20,7 +21,6 @@ from drakit_nodeplugin.devices.pools import (
     PoolCapacity,
     Publication,
 )
-from drakit_nodeplugin.devices.poolstate import PoolState
 
 __all__ = ("capacity_of", "health_of", "pools_of", "publication_of", "taken_from")
 

@@ -1,7 +1,7 @@
 """
 The allow lists of backends and device plugins: the names that may register, and their rights.
 
-It turns configuration into rules. The rules for edits are those of :mod:`.editspolicy`, the rule
+It turns configuration into rules. The rules for edits are those of :mod:`.edits_policy`, the rule
 for a socket's owner is that of :mod:`.socketfile`; the endpoints apply both.
 
 It must not know connections, claims or edits.
@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from drakit_nodeplugin.endpoints.editspolicy import AllowedEdits, EditsPolicy
-from drakit_nodeplugin.endpoints.hostpaths import HostDevices
+from drakit_nodeplugin.endpoints.edits_policy import AllowedEdits, EditsPolicy
+from drakit_nodeplugin.endpoints.host_paths import HostDevices
 from drakit_nodeplugin.endpoints.socketfile import SocketFile, SocketOwner
 
 if TYPE_CHECKING:

@@ -2,11 +2,11 @@
 From a claim to calls of its Python driver: one for each device, for the claim, or for all claims
 that come together, as the driver wants it.
 
-What a driver does wrong becomes a sentence in :mod:`.faults`. How a call reaches the driver's
-thread, waits for its devices and is cut off is the caller's; what an error leads to is the
-engine's. The functions that are handed to the caller run in the driver's thread: vendor code, and
-that is also the values that it answers with and the texts of what it raises, runs nowhere else.
-What comes back is plain.
+What a driver does wrong becomes a sentence in :mod:`drakit_nodeplugin.endpoints.python.faults`. How
+a call reaches the driver's thread, waits for its devices and is cut off is the caller's; what an
+error leads to is the engine's. The functions that are handed to the caller run in the driver's
+thread: vendor code, and that is also the values that it answers with and the texts of what it
+raises, runs nowhere else. What comes back is plain.
 
 It must not know how drivers are started, slices, gRPC or the kubelet.
 """
@@ -23,17 +23,17 @@ from typing import Any, Protocol, TypeVar, cast
 from drakit.device import AllocatedClaim, AllocatedDevice, ClaimReference, Edits
 from drakit.driver import Driver
 from drakit.resource.pools import short_pool
-from drakit_nodeplugin.endpoints.bridge import BridgeClosedError
 from drakit_nodeplugin.endpoints.endpoint import WorkKey, work_keys
 from drakit_nodeplugin.endpoints.errors import (
     BadParametersError,
     DeviceFailedError,
     EndpointStoppedError,
 )
-from drakit_nodeplugin.endpoints.faults import DriverFaults, kind_of
-from drakit_nodeplugin.endpoints.parameters import with_parameters
+from drakit_nodeplugin.endpoints.python.bridge import BridgeClosedError
+from drakit_nodeplugin.endpoints.python.faults import DriverFaults, kind_of
+from drakit_nodeplugin.endpoints.python.parameters import with_parameters
 from drakit_nodeplugin.endpoints.together import Together
-from drakit_nodeplugin.endpoints.traits import DriverTraits, Grain
+from drakit_nodeplugin.endpoints.traits import DriverTraits, Granularity
 
 __all__ = ("CALL_SECONDS", "Caller", "DriverCalls")
 
@@ -96,14 +96,14 @@ class DriverCalls:
         self, claim: ClaimReference, devices: Sequence[AllocatedDevice]
     ) -> Sequence[Edits]:
         """Make the devices of a claim ready; gives the edits of each, in their order."""
-        match self._traits.prepare_grain:
-            case Grain.DEVICE:
+        match self._traits.prepare_granularity:
+            case Granularity.DEVICE:
                 return await self._each(
                     [self._prepare_device(claim, d, index) for index, d in enumerate(devices)]
                 )
-            case Grain.CLAIM:
+            case Granularity.CLAIM:
                 return await self._prepare_claim(claim, devices)
-            case Grain.BATCH:
+            case Granularity.BATCH:
                 item = AllocatedClaim(claim=claim, devices=tuple(devices))
                 return await self._prepares.call(item)
 
@@ -157,14 +157,14 @@ class DriverCalls:
 
     async def unprepare(self, claim: ClaimReference, devices: Sequence[AllocatedDevice]) -> None:
         """Undo it, and reset the devices if the driver wants that."""
-        match self._traits.unprepare_grain:
-            case Grain.DEVICE:
+        match self._traits.unprepare_granularity:
+            case Granularity.DEVICE:
                 await self._each(
                     [self._unprepare_device(claim, d, index) for index, d in enumerate(devices)]
                 )
-            case Grain.CLAIM:
+            case Granularity.CLAIM:
                 await self._unprepare_claim(claim, devices)
-            case Grain.BATCH:
+            case Granularity.BATCH:
                 item = AllocatedClaim(claim=claim, devices=tuple(devices))
                 await self._unprepares.call(item)
 

@@ -25,11 +25,11 @@ __all__ = (
     "ConnectionEndedError",
     "CounterSetKey",
     "DeviceKey",
+    "Diagnostic",
     "Endpoint",
     "EndpointListener",
     "HealthReport",
     "HostedEndpoint",
-    "Remark",
     "Surroundings",
     "Update",
     "WorkKey",
@@ -176,7 +176,7 @@ class HostedEndpoint(Endpoint, Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Remark:
+class Diagnostic:
     """Something that people should know of an endpoint: becomes a log line and an Event of the
     Node, and is counted by its reason."""
 
@@ -199,5 +199,5 @@ class Surroundings:
     """Set while this process is the driver's primary one: while one instance of a driver replaces
     another, only that one has the sockets on which vendors' programs call us."""
 
-    remark: Callable[[Remark], None]
+    remark: Callable[[Diagnostic], None]
     """Says something to people; returns at once."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import traceback
 from typing import Self
 
-from drakit_nodeplugin.endpoints.plain import name_of_type
+from drakit_nodeplugin.endpoints.python.plain import name_of_type
 
 __all__ = (
     "BadParametersError",

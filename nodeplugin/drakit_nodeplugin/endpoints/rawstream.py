@@ -12,8 +12,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
+from drakit.rate_limiter import RateLimiter
 from drakit.tasks import cancelled_by_owner
-from drakit_nodeplugin.endpoints.allowance import Allowance
 
 __all__ = ("FloodError", "LatestMessages")
 
@@ -90,7 +90,7 @@ class LatestMessages:
             self._end(StopAsyncIteration())
 
     async def _read_all(self, stream: AsyncIterator[bytes]) -> None:
-        allowance = Allowance(burst=MAX_AT_ONCE, a_second=MAX_A_SECOND)
+        allowance = RateLimiter(burst=MAX_AT_ONCE, per_second=MAX_A_SECOND)
         async for message in stream:
             if not allowance.take():
                 raise FloodError

@@ -1,8 +1,8 @@
 """
 A driver that can be hosted, of whatever kind: what is known of it before anything runs.
 
-Three kinds implement it: a Python class (:mod:`.loading`), a backend (:mod:`.backend`), and all
-device plugins together (:mod:`.deviceplugin`).
+Three kinds implement it: a Python class (:mod:`drakit_nodeplugin.endpoints.python.loading`), a
+backend (:mod:`.backend`), and all device plugins together (:mod:`.deviceplugin`).
 
 It must not know how any kind of endpoint works, claims, slices or the kubelet.
 """

@@ -15,10 +15,10 @@ from typing import Any
 
 from drakit.driver import DeviceParameters, Driver
 
-__all__ = ("DriverTraits", "Grain", "traits_of")
+__all__ = ("DriverTraits", "Granularity", "traits_of")
 
 
-class Grain(Enum):
+class Granularity(Enum):
     """What one call of a driver is for."""
 
     DEVICE = "device"
@@ -49,8 +49,8 @@ class DriverTraits:
     plain_devices: bool = False
     """Its devices have neither taints, counters nor list attributes."""
 
-    prepare_grain: Grain = Grain.DEVICE
-    unprepare_grain: Grain = Grain.DEVICE
+    prepare_granularity: Granularity = Granularity.DEVICE
+    unprepare_granularity: Granularity = Granularity.DEVICE
     parameters_type: type[DeviceParameters] | None = None
 
 
@@ -58,10 +58,14 @@ def traits_of(kind: type[Driver[Any]]) -> DriverTraits:
     """Look at a driver's class."""
     base: type[Driver[Any]] = Driver
 
-    def grain(claim: str, claims: str) -> Grain:
+    def grain(claim: str, claims: str) -> Granularity:
         if getattr(kind, claims) is not getattr(base, claims):
-            return Grain.BATCH
-        return Grain.CLAIM if getattr(kind, claim) is not getattr(base, claim) else Grain.DEVICE
+            return Granularity.BATCH
+        return (
+            Granularity.CLAIM
+            if getattr(kind, claim) is not getattr(base, claim)
+            else Granularity.DEVICE
+        )
 
     polls = kind.health is not base.health
     return DriverTraits(
@@ -71,7 +75,7 @@ def traits_of(kind: type[Driver[Any]]) -> DriverTraits:
         polls_health=polls,
         health=polls or kind.reports_health,
         plain_devices=kind.plain_devices,
-        prepare_grain=grain("prepare_claim", "prepare_claims"),
-        unprepare_grain=grain("unprepare_claim", "unprepare_claims"),
+        prepare_granularity=grain("prepare_claim", "prepare_claims"),
+        unprepare_granularity=grain("unprepare_claim", "unprepare_claims"),
         parameters_type=kind.parameters_type,
     )

@@ -2,7 +2,7 @@
 One call of the kubelet, whatever its version: checked, answered for every claim, logged in a line.
 
 Claims that cannot be meant get an error of their own and never reach the engine. How the rest meets
-work in flight is :mod:`.inflight`'s; how messages look is :mod:`.service`'s.
+work in flight is :mod:`.inflight`'s; how messages look is :mod:`.dra`'s.
 
 It must not know gRPC, or how a claim is prepared.
 """

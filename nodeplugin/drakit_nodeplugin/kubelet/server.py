@@ -19,15 +19,15 @@ from typing import Any
 import grpc.aio
 
 from drakit_nodeplugin.claims.answers import ClaimService
+from drakit_nodeplugin.file_poller import FilePoller
 from drakit_nodeplugin.kubelet.calls import ClaimCalls
+from drakit_nodeplugin.kubelet.dra import SUPPORTED_VERSIONS, add_dra_services
 from drakit_nodeplugin.kubelet.health import HealthSource
 from drakit_nodeplugin.kubelet.healthservice import health_service
 from drakit_nodeplugin.kubelet.ownership import Ownership
 from drakit_nodeplugin.kubelet.probe import probe_sockets
 from drakit_nodeplugin.kubelet.registration import Registration, RegistrationStatus
-from drakit_nodeplugin.kubelet.service import SUPPORTED_VERSIONS, add_dra_services
 from drakit_nodeplugin.kubelet.sockets import SocketError, SocketGuard
-from drakit_nodeplugin.looks import Looks
 
 __all__ = ("DriverServer",)
 
@@ -148,7 +148,7 @@ class DriverServer:
             extra={"driver": self.name, "path": str(self.paths.registration)},
         )
 
-    async def run(self, looks: Looks) -> None:
+    async def run(self, looks: FilePoller) -> None:
         """Look after the sockets until cancelled."""
         clock = asyncio.get_running_loop().time
         retry_seconds = self._first_retry_seconds

@@ -2,7 +2,7 @@
 What one slice is to hold: how that is written, and how it differs from what the API server holds.
 
 Which slice a device stands in is :mod:`.packing`'s, and when a difference is written
-:mod:`.desired`'s.
+:mod:`.plan`'s.
 
 It must not know pools, generations, or the API server.
 """

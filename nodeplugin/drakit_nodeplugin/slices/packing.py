@@ -4,7 +4,7 @@ Which device and which counter set stands in which ResourceSlice: stable, with r
 What is placed keeps its slice for as long as it exists and the API's limits allow it. What is new
 goes where it costs the fewest writes: into a slice that is written anyway, else into one alone;
 only if that cannot be is it spread over the first slices with room. What a slice looks like on the
-wire, and what is written, is :mod:`.desired`'s.
+wire, and what is written, is :mod:`.plan`'s.
 
 It must not know the API server, attributes, or where devices come from.
 """

@@ -3,8 +3,8 @@ Keeps the ResourceSlices of one driver on this node as its devices say.
 
 It watches what the API server holds, so that slices which somebody else deletes (the kubelet wipes
 its node's slices at its start) are back at once, and writes only what differs. What is to be
-written is decided in :mod:`.desired`, and when in :mod:`.pool`, for each pool alone. Publishing
-never calls a driver.
+written is decided in :mod:`.plan`, and when in :mod:`.pool_publisher`, for each pool alone.
+Publishing never calls a driver.
 
 It must not know gRPC, endpoints, claims or the checkpoint.
 """
@@ -21,7 +21,7 @@ from drakit.resource.features import Feature
 from drakit_nodeplugin.devices.pools import short_pool
 from drakit_nodeplugin.slices.api import OnWrite, SliceApi
 from drakit_nodeplugin.slices.dropping import describe
-from drakit_nodeplugin.slices.pool import (
+from drakit_nodeplugin.slices.pool_publisher import (
     PACE_SECONDS,
     SETTLE_SECONDS,
     PoolPublisher,

@@ -1,7 +1,7 @@
 """
 What the API server holds of a pool, beside what is wanted: which slices are ours, how they differ.
 
-What follows from that is :mod:`.desired`'s.
+What follows from that is :mod:`.plan`'s.
 
 It must not know writes, or where anything comes from.
 """

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from drakit.resource.raw import children, text
-from drakit_nodeplugin.slices.desired import SliceWrite
+from drakit_nodeplugin.slices.plan import SliceWrite
 from drakit_nodeplugin.slices.stored import StoredSlice
 
 __all__ = ("TaintCheck",)

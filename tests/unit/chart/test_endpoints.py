@@ -12,7 +12,7 @@ import yaml
 
 from drakit_nodeplugin.allowed import AllowedEndpoint
 from drakit_nodeplugin.config import Backends, DevicePlugins, load_config
-from drakit_nodeplugin.endpoints.hostpaths import MOUNTED
+from drakit_nodeplugin.endpoints.host_paths import MOUNTED
 from tests.unit.chart.conftest import CHART
 from tests.unit.chart.reading import pod_spec, written
 

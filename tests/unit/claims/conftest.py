@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from drakit_nodeplugin.claims.allocation import ParameterLimits
-from drakit_nodeplugin.claims.checkpoint import Checkpoint
+from drakit_nodeplugin.claims.cdi_files import ClaimSpecs
+from drakit_nodeplugin.claims.checkpoint.store import Checkpoint
 from drakit_nodeplugin.claims.engine import ClaimEngine
 from drakit_nodeplugin.claims.parts import EngineParts
 from drakit_nodeplugin.claims.recovery import Recovery
 from drakit_nodeplugin.claims.restore import SpecRestorer
-from drakit_nodeplugin.claims.specs import ClaimSpecs
 from tests.fakes.claims import (
     DRIVER,
     NODE,

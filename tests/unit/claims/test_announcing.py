@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator
 import pytest
 
 from drakit.kube.events import EventRecorder
-from drakit_nodeplugin.claims import announcing
-from drakit_nodeplugin.claims.announcing import AnnouncedClaims, ClaimAnnouncer
+from drakit_nodeplugin.claims import events as announcing
 from drakit_nodeplugin.claims.answers import PrepareAnswer
+from drakit_nodeplugin.claims.events import AnnouncedClaims, ClaimAnnouncer
 from tests.fakes.claims import DRIVER, reference
 
 A, B = reference("uid-a"), reference("uid-b")

@@ -8,8 +8,8 @@ import json
 import pytest
 
 from drakit import Edits
-from drakit_nodeplugin.claims.stored import checksum, dump, load
-from drakit_nodeplugin.endpoints.plain import plain
+from drakit_nodeplugin.claims.checkpoint.records import checksum, dump, load
+from drakit_nodeplugin.endpoints.python.plain import plain
 from tests.fakes.checkpoints import stored_claim, stored_device
 from tests.fakes.claims import DRIVER, claim_body, reference
 

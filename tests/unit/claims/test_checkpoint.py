@@ -8,14 +8,13 @@ from dataclasses import replace
 
 import pytest
 
-from drakit_nodeplugin.claims import rows, schema
-from drakit_nodeplugin.claims.checkpoint import Checkpoint, CheckpointError
-from drakit_nodeplugin.claims.stored import (
+from drakit_nodeplugin.claims.checkpoint.records import (
     DamagedRowError,
     checksum,
     dump,
     load,
 )
+from drakit_nodeplugin.claims.checkpoint.store import Checkpoint, CheckpointError, rows, schema
 from tests.fakes.checkpoints import fill, reopen, stored_claim, stored_device
 
 A, B = stored_claim("a"), stored_claim("b")

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drakit_nodeplugin.claims import endpointrows
-from drakit_nodeplugin.claims.checkpoint import Checkpoint, CheckpointError
-from drakit_nodeplugin.claims.stored import DamagedRowError, checksum
+from drakit_nodeplugin.claims.checkpoint import endpoint_rows as endpointrows
+from drakit_nodeplugin.claims.checkpoint.records import DamagedRowError, checksum
+from drakit_nodeplugin.claims.checkpoint.store import Checkpoint, CheckpointError
 from drakit_nodeplugin.devices.stored import EndpointStore, StoredEndpoint
 from tests.fakes.checkpoints import fill, stored_claim
 

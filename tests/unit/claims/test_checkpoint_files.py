@@ -17,14 +17,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from drakit_nodeplugin.claims import aside
-from drakit_nodeplugin.claims.checkpoint import (
+from drakit_nodeplugin.claims.checkpoint.inspect import InspectionError, inspect
+from drakit_nodeplugin.claims.checkpoint.records import StoredDevice
+from drakit_nodeplugin.claims.checkpoint.store import (
     Checkpoint,
     CheckpointError,
     CheckpointTooNewError,
     Salvage,
 )
-from drakit_nodeplugin.claims.inspection import InspectionError, inspect
-from drakit_nodeplugin.claims.stored import StoredDevice
 from tests.fakes.checkpoints import PARTS, copy, fill, readable, reopen, stored_claim
 
 PAGE = 4096
@@ -530,7 +530,7 @@ POWER_CUT = """
 import asyncio, os, sys
 from pathlib import Path
 from drakit_nodeplugin.claims import aside
-from drakit_nodeplugin.claims.checkpoint import Checkpoint
+from drakit_nodeplugin.claims.checkpoint.store import Checkpoint
 
 steps = iter(range(int(sys.argv[2])))
 

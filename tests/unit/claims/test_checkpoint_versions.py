@@ -10,10 +10,15 @@ from dataclasses import replace
 
 import pytest
 
-from drakit_nodeplugin.claims import schema
-from drakit_nodeplugin.claims.checkpoint import Checkpoint
-from drakit_nodeplugin.claims.inspection import forget, inspect
-from drakit_nodeplugin.claims.stored import StoredClaim, StoredDevice, checksum, dump, load
+from drakit_nodeplugin.claims.checkpoint.inspect import forget, inspect
+from drakit_nodeplugin.claims.checkpoint.records import (
+    StoredClaim,
+    StoredDevice,
+    checksum,
+    dump,
+    load,
+)
+from drakit_nodeplugin.claims.checkpoint.store import Checkpoint, schema
 from drakit_nodeplugin.devices.stored import StoredEndpoint
 from tests.fakes.checkpoints import as_successor, fill, reopen, stored_claim, stored_device
 

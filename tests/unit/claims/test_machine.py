@@ -37,9 +37,9 @@ from drakit import (
 )
 from drakit.driver import DriverConfig
 from drakit_nodeplugin.devices.hardware import PoolContent
-from drakit_nodeplugin.endpoints.bridge import Bridge
 from drakit_nodeplugin.endpoints.calls import DriverCalls
 from drakit_nodeplugin.endpoints.errors import DeviceFailedError, EndpointStoppedError
+from drakit_nodeplugin.endpoints.python.bridge import Bridge
 from drakit_nodeplugin.endpoints.traits import DriverTraits, traits_of
 from drakit_nodeplugin.kubelet.inflight import InFlight
 from tests.fakes.claims import DRIVER, NODE, FakeClaims, claim_body, reference

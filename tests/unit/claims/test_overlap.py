@@ -10,9 +10,8 @@ from dataclasses import replace
 import pytest
 
 from drakit import CounterSet, Device
-from drakit_nodeplugin.claims import rows, schema
-from drakit_nodeplugin.claims.checkpoint import Checkpoint
-from drakit_nodeplugin.claims.holds import held_beside_unpreparing
+from drakit_nodeplugin.claims.checkpoint.holds import held_beside_unpreparing
+from drakit_nodeplugin.claims.checkpoint.store import Checkpoint, rows, schema
 from drakit_nodeplugin.devices.hardware import Hardware, HeldDevice, PoolContent, units_of
 from drakit_nodeplugin.endpoints.errors import EndpointStoppedError
 from tests.fakes.checkpoints import stored_claim, stored_device
@@ -210,7 +209,7 @@ async def test_a_device_that_is_listed_a_moment_later_is_prepared(plugin):
 
 
 async def test_a_device_that_is_not_listed_is_refused(plugin, devices, monkeypatch):
-    monkeypatch.setattr("drakit_nodeplugin.claims.preparing.LISTED_SECONDS", 0.01)
+    monkeypatch.setattr("drakit_nodeplugin.claims.prepare.LISTED_SECONDS", 0.01)
     await allocated(
         plugin, a=["plain", "gone"], b="plain", c={"device": "gone", "adminAccess": True}
     )

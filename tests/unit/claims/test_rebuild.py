@@ -10,18 +10,18 @@ from types import MappingProxyType
 
 import pytest
 
-from drakit_nodeplugin.claims import rebuild
 from drakit_nodeplugin.claims.allocation import ParameterLimits
-from drakit_nodeplugin.claims.checkpoint import CheckpointError
+from drakit_nodeplugin.claims.checkpoint import rebuild
+from drakit_nodeplugin.claims.checkpoint.rebuild import Rebuilder, Rebuilt
+from drakit_nodeplugin.claims.checkpoint.records import StoredClaim
+from drakit_nodeplugin.claims.checkpoint.store import CheckpointError
 from drakit_nodeplugin.claims.kubeletview import (
     KubeletClaims,
     ListedDevice,
     PodView,
     kubelet_claims,
 )
-from drakit_nodeplugin.claims.rebuild import Rebuilder, Rebuilt
 from drakit_nodeplugin.claims.spectexts import SpecTexts
-from drakit_nodeplugin.claims.stored import StoredClaim
 from tests.fakes.claims import DRIVER, NODE, claim_body, reference
 from tests.fakes.node import StaticNode
 

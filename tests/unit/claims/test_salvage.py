@@ -8,8 +8,8 @@ from contextlib import closing
 
 import pytest
 
-from drakit_nodeplugin.claims import rows, schema
-from drakit_nodeplugin.claims.salvage import Salvage, salvage
+from drakit_nodeplugin.claims.checkpoint import rows, schema
+from drakit_nodeplugin.claims.checkpoint.salvage import Salvage, salvage
 from tests.fakes.checkpoints import fill, stored_claim, stored_device
 
 PAGE = 4096

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from drakit.resource.claim import parse_claim
-from drakit_nodeplugin.claims.checkpoint import CheckpointError
+from drakit_nodeplugin.claims.checkpoint.records import StoredClaim, StoredDevice
+from drakit_nodeplugin.claims.checkpoint.store import CheckpointError
 from drakit_nodeplugin.claims.errors import ClaimFetchError, NoAnswerError
 from drakit_nodeplugin.claims.grace import Grace
 from drakit_nodeplugin.claims.kubeletview import KubeletClaims, PodView
 from drakit_nodeplugin.claims.stale import StaleCollector, StaleReason, StaleTiming, judge
-from drakit_nodeplugin.claims.stored import StoredClaim, StoredDevice
 from drakit_nodeplugin.endpoints.errors import EndpointStoppedError
 from tests.fakes.claims import DRIVER, NODE, FakeClaims, claim_body, reference
 from tests.fakes.node import StaticNode

@@ -13,7 +13,7 @@ import pytest
 
 from drakit.cli import checkpoint as commands
 from drakit.cli.main import main
-from drakit_nodeplugin.claims.checkpoint import Checkpoint
+from drakit_nodeplugin.claims.checkpoint.store import Checkpoint
 from drakit_nodeplugin.devices.stored import StoredEndpoint
 from drakit_nodeplugin.kubelet.sockets import socket_paths
 from tests.fakes.checkpoints import DRIVER, copy, stored_claim, stored_device

@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from drakit_nodeplugin.claims.checkpoint import Checkpoint
-from drakit_nodeplugin.claims.inspection import InspectionError, forget
+from drakit_nodeplugin.claims.checkpoint.inspect import InspectionError, forget
+from drakit_nodeplugin.claims.checkpoint.store import Checkpoint
 from tests.fakes.checkpoints import DRIVER, stored_claim, stored_device
 from tests.fakes.checkpoints import prepared_claim as prepared
 from tests.fakes.podresources import OWN_POD_ENVIRONMENT, FakePodResources

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from drakit import AllocatedDevice, ClaimReference, Device, Driver, Edits
 from drakit.device import Inventory
 from drakit.driver import DriverConfig
-from drakit_nodeplugin.endpoints.python import PythonEndpoint
+from drakit_nodeplugin.endpoints.python.endpoint import PythonEndpoint
 from drakit_nodeplugin.endpoints.traits import traits_of
 from tests.fakes.node import StaticNode
 

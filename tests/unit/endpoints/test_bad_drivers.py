@@ -10,9 +10,10 @@ import time
 import pytest
 
 from drakit import Device, Edits
-from drakit_nodeplugin.endpoints import thread as threads
-from drakit_nodeplugin.endpoints import watchdog, windup
 from drakit_nodeplugin.endpoints.errors import EndpointStoppedError
+from drakit_nodeplugin.endpoints.python import connection as threads
+from drakit_nodeplugin.endpoints.python import shutdown as windup
+from drakit_nodeplugin.endpoints.python import watchdog
 from tests.unit.endpoints.camera import (
     CLAIM,
     DEVICE,

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drakit_nodeplugin.endpoints.bridge import (
+from drakit_nodeplugin.endpoints.python.bridge import (
     Bridge,
     BridgeClosedError,
     CallCancelledError,

@@ -17,18 +17,18 @@ from drakit import (
     Edits,
 )
 from drakit.driver import DriverConfig
-from drakit_nodeplugin.endpoints.bridge import (
-    Bridge,
-    BridgeClosedError,
-    CallNotBegunError,
-    CallOverdueError,
-)
 from drakit_nodeplugin.endpoints.calls import DriverCalls
 from drakit_nodeplugin.endpoints.endpoint import DeviceKey
 from drakit_nodeplugin.endpoints.errors import (
     BadParametersError,
     DeviceFailedError,
     EndpointStoppedError,
+)
+from drakit_nodeplugin.endpoints.python.bridge import (
+    Bridge,
+    BridgeClosedError,
+    CallNotBegunError,
+    CallOverdueError,
 )
 from drakit_nodeplugin.endpoints.traits import traits_of
 from tests.fakes.caller import DirectCaller

@@ -9,8 +9,8 @@ import stat
 import pytest
 
 from drakit.device import DeviceNode, Edits, Hook, IntelRdt, Mount, NetDevice
-from drakit_nodeplugin.endpoints.editspolicy import AllowedEdits, EditsPolicy, HostNode
-from drakit_nodeplugin.endpoints.hostpaths import HostDevices
+from drakit_nodeplugin.endpoints.edits_policy import AllowedEdits, EditsPolicy, HostNode
+from drakit_nodeplugin.endpoints.host_paths import HostDevices
 
 WHERE = 'backends.allowed["gpu.example.com"]'
 HOST = {

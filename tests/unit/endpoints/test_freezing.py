@@ -15,10 +15,10 @@ import pytest
 from drakit import Device, Version
 from drakit.device import Capacity, CounterSet, Health, Inventory, Taint, Topology
 from drakit.resource.inventory import check_inventory
-from drakit_nodeplugin.endpoints import freezing
-from drakit_nodeplugin.endpoints.freezing import Freezer
-from drakit_nodeplugin.endpoints.plain import Strange, plain
-from drakit_nodeplugin.endpoints.stream import normalised
+from drakit_nodeplugin.endpoints.python import freezing
+from drakit_nodeplugin.endpoints.python.freezing import Freezer
+from drakit_nodeplugin.endpoints.python.plain import UnsupportedValue, plain
+from drakit_nodeplugin.endpoints.python.stream import normalised
 from tests.unit.endpoints.camera import Camera, new_endpoint, running, until
 
 FULL = Device(
@@ -116,7 +116,13 @@ def assert_plain(value: object) -> None:
         for each in value:
             assert_plain(each)
     else:
-        assert isinstance(value, Strange) or type(value) in (type(None), bool, int, str, float)
+        assert isinstance(value, UnsupportedValue) or type(value) in (
+            type(None),
+            bool,
+            int,
+            str,
+            float,
+        )
 
 
 async def frozen(*devices: object, freezer: Freezer | None = None, **parts: Any) -> Inventory:

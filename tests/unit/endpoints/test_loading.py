@@ -9,8 +9,8 @@ from pydantic import field_validator
 from drakit import Driver
 from drakit.driver import DriverConfig
 from drakit_nodeplugin.config import ConfigError, DriverEntry, load_config
-from drakit_nodeplugin.endpoints import loading
-from drakit_nodeplugin.endpoints.loading import load_drivers
+from drakit_nodeplugin.endpoints.python import loading
+from drakit_nodeplugin.endpoints.python.loading import load_drivers
 from drakit_nodeplugin.endpoints.traits import DriverTraits
 from tests.fakes.node import StaticNode
 

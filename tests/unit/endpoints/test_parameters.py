@@ -7,7 +7,7 @@ from pydantic import Field, field_validator
 
 from drakit import AllocatedDevice, DeviceParameters, NoParameters
 from drakit_nodeplugin.endpoints.errors import BadParametersError
-from drakit_nodeplugin.endpoints.parameters import merged, with_parameters
+from drakit_nodeplugin.endpoints.python.parameters import merged, with_parameters
 
 DRIVER = "camera.example.com"
 

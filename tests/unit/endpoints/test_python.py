@@ -9,9 +9,9 @@ import pytest
 
 from drakit import Device, DriverError, Edits, logs
 from drakit_nodeplugin.endpoints import calls
-from drakit_nodeplugin.endpoints import python as endpoints
-from drakit_nodeplugin.endpoints import thread as threads
 from drakit_nodeplugin.endpoints.errors import DeviceFailedError, EndpointStoppedError
+from drakit_nodeplugin.endpoints.python import connection as threads
+from drakit_nodeplugin.endpoints.python import endpoint as endpoints
 from tests.unit.endpoints.camera import (
     CLAIM,
     DEVICE,

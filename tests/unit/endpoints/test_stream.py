@@ -8,8 +8,8 @@ import pytest
 
 from drakit import Device, DriverError
 from drakit.device import CounterSet, Inventory
-from drakit_nodeplugin.endpoints import stream
-from drakit_nodeplugin.endpoints.stream import FloodError, normalised, read_inventories
+from drakit_nodeplugin.endpoints.python import stream
+from drakit_nodeplugin.endpoints.python.stream import FloodError, normalised, read_inventories
 
 CAM = Device(name="cam-0")
 CARD = CounterSet(name="card", counters={"memory": "8Gi"})

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from drakit_nodeplugin.endpoints.watchdog import Watchdog, Watched, where_is
+from drakit_nodeplugin.endpoints.python.watchdog import Watchdog, Watched, where_is
 
 HERE = __name__.partition(".")[0]
 

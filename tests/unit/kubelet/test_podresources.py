@@ -13,8 +13,8 @@ from dataclasses import replace
 import grpc
 import pytest
 
+from drakit_nodeplugin.claims.checkpoint.records import StoredClaim
 from drakit_nodeplugin.claims.kubeletview import PodView, claim_uid
-from drakit_nodeplugin.claims.stored import StoredClaim
 from drakit_nodeplugin.kubelet.claimview import KubeletClaimView
 from drakit_nodeplugin.kubelet.podresources import PodResources, PodResourcesError, own_pod
 from drakit_nodeplugin.kubelet.statefile import StateFileError, read_claim_uids

@@ -12,8 +12,8 @@ from drakit.device import Capacity
 from drakit.resource.features import Feature
 from drakit_nodeplugin.devices.pools import DesiredDevice, DesiredPool
 from drakit_nodeplugin.slices.contents import SliceContent
-from drakit_nodeplugin.slices.desired import SliceWrite
 from drakit_nodeplugin.slices.dropping import choose
+from drakit_nodeplugin.slices.plan import SliceWrite
 from drakit_nodeplugin.slices.taintcheck import TaintCheck
 from tests.fakes.kube import StatusError
 from tests.unit.slices.conftest import Published

@@ -10,9 +10,9 @@ from drakit.device import CounterSet, Device
 from drakit.resource.raw import Object
 from drakit_nodeplugin.devices.pools import DesiredDevice, DesiredPool, Publication, StampedTaint
 from drakit_nodeplugin.devices.revision import Revision
-from drakit_nodeplugin.slices.desired import Plan, plan
 from drakit_nodeplugin.slices.names import PoolIdentity
 from drakit_nodeplugin.slices.packing import PackingLimits
+from drakit_nodeplugin.slices.plan import Plan, plan
 from drakit_nodeplugin.slices.stored import StoredSlice
 
 DRIVER, NODE = "camera.example.com", "node-1"

@@ -33,8 +33,8 @@ from drakit_nodeplugin.endpoints.backend.convert import (
     entries_of,
 )
 from drakit_nodeplugin.endpoints.backend.pacing import Turns
-from drakit_nodeplugin.endpoints.bridge import CallOverdueError
 from drakit_nodeplugin.endpoints.calls import CALL_SECONDS
+from drakit_nodeplugin.endpoints.python.bridge import CallOverdueError
 from drakit_nodeplugin.endpoints.wire import (
     GarbageError,
     TooManyFieldsError,

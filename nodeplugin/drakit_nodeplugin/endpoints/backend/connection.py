@@ -23,8 +23,8 @@ import grpc.aio
 
 from drakit.backoff import Backoff
 from drakit.device import Inventory
+from drakit.rate_limiter import RateLimiter
 from drakit.tasks import cancelled_by_owner
-from drakit_nodeplugin.endpoints.allowance import Allowance
 from drakit_nodeplugin.endpoints.backend.channel import (
     BackendChannel,
     BackendFailedError,
@@ -36,14 +36,14 @@ from drakit_nodeplugin.endpoints.backend.convert import health_of
 from drakit_nodeplugin.endpoints.backend.healthbook import HealthBook
 from drakit_nodeplugin.endpoints.backend.inventories import InventoryReader
 from drakit_nodeplugin.endpoints.backend.pacing import Turns
-from drakit_nodeplugin.endpoints.bridge import Bridge
 from drakit_nodeplugin.endpoints.endpoint import (
     ConnectionEndedError,
     DeviceKey,
     HealthReport,
     Update,
 )
-from drakit_nodeplugin.endpoints.stream import MAX_DEVICES
+from drakit_nodeplugin.endpoints.python.bridge import Bridge
+from drakit_nodeplugin.endpoints.python.stream import MAX_DEVICES
 from drakit_nodeplugin.endpoints.wire import GarbageError, parse, parts
 from drakit_proto.backend.v1 import backend_pb2 as pb
 
@@ -212,7 +212,7 @@ class BackendConnection:
 
     async def _take_devices(self) -> bool:
         """Take messages of devices; tells whether the stream ended by itself."""
-        allowance = Allowance(burst=MESSAGES_AT_ONCE, a_second=MESSAGES_A_SECOND)
+        allowance = RateLimiter(burst=MESSAGES_AT_ONCE, per_second=MESSAGES_A_SECOND)
         async with aclosing(_messages(self._channel.stream("WatchDevices"))) as messages:
             async for raw in messages:
                 if not allowance.take():
@@ -248,7 +248,7 @@ class BackendConnection:
 
     async def _health_problem(self) -> str | None:
         """Read one stream of health; says how it ended, or None if there is none to be had."""
-        allowance = Allowance(burst=MESSAGES_AT_ONCE, a_second=MESSAGES_A_SECOND)
+        allowance = RateLimiter(burst=MESSAGES_AT_ONCE, per_second=MESSAGES_A_SECOND)
         try:
             async with aclosing(_messages(self._channel.stream("WatchHealth"))) as messages:
                 async for raw in messages:

@@ -38,7 +38,7 @@ from drakit.device import (
     Topology,
     Version,
 )
-from drakit_nodeplugin.endpoints.parameters import merged
+from drakit_nodeplugin.endpoints.python.parameters import merged
 from drakit_proto.backend.v1 import backend_pb2 as pb
 
 __all__ = (

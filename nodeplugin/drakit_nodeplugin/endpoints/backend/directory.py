@@ -33,7 +33,7 @@ from drakit_nodeplugin.endpoints.backend.sockets import (
     BackendSocket,
     scan,
 )
-from drakit_nodeplugin.endpoints.endpoint import Remark
+from drakit_nodeplugin.endpoints.endpoint import Diagnostic
 from drakit_nodeplugin.endpoints.names import MAX_DRIVER_NAME, MAX_PATH_BYTES, is_driver_name
 from drakit_nodeplugin.endpoints.socketfile import SocketFile
 
@@ -103,7 +103,7 @@ class BackendDirectory:
         *,
         node: str,
         taken: Callable[[str], str | None],
-        remark: Callable[[Remark], None],
+        remark: Callable[[Diagnostic], None],
         allowed: AllowList | None = None,
     ) -> None:
         """
@@ -244,7 +244,7 @@ class BackendDirectory:
             self._problem = problem
             if problem is not None:
                 note = f"the registration directory of backends, {shown(self.path)}, {problem}"
-                self._remark(Remark(reason="BackendDirectory", note=note))
+                self._remark(Diagnostic(reason="BackendDirectory", note=note))
 
     def _compare(self, found: Mapping[str, SocketFile]) -> None:
         for name in [name for name in self._candidates if name not in found]:
@@ -307,7 +307,7 @@ class BackendDirectory:
             candidate.task = None
         if note is not None and note != candidate.note:
             candidate.note = note
-            self._remark(Remark(reason=reason, note=note))
+            self._remark(Diagnostic(reason=reason, note=note))
 
     async def _name_of(self, socket: BackendSocket) -> str:
         path = socket.path

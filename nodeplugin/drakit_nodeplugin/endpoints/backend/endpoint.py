@@ -19,16 +19,15 @@ from typing import Any
 
 from drakit.device import AllocatedClaim, AllocatedDevice, ClaimReference, Edits
 from drakit.driver import DriverError
+from drakit.rate_limiter import RateLimiter
 from drakit.resource.pools import short_pool
-from drakit_nodeplugin.endpoints.allowance import Allowance
 from drakit_nodeplugin.endpoints.backend.channel import BackendChannel, shown
 from drakit_nodeplugin.endpoints.backend.claimcalls import BackendClaims
 from drakit_nodeplugin.endpoints.backend.connection import BackendConnection
 from drakit_nodeplugin.endpoints.backend.directory import BackendDirectory
 from drakit_nodeplugin.endpoints.backend.sockets import BackendSocket
-from drakit_nodeplugin.endpoints.bridge import BridgeClosedError
 from drakit_nodeplugin.endpoints.calls import CALL_SECONDS, DriverCalls
-from drakit_nodeplugin.endpoints.editspolicy import EditsPolicy
+from drakit_nodeplugin.endpoints.edits_policy import EditsPolicy
 from drakit_nodeplugin.endpoints.endpoint import (
     ConnectionEndedError,
     Surroundings,
@@ -37,6 +36,7 @@ from drakit_nodeplugin.endpoints.endpoint import (
 )
 from drakit_nodeplugin.endpoints.errors import DeviceFailedError, EndpointStoppedError, text_of
 from drakit_nodeplugin.endpoints.lifecycle import Lifecycle
+from drakit_nodeplugin.endpoints.python.bridge import BridgeClosedError
 from drakit_nodeplugin.endpoints.together import Together
 from drakit_nodeplugin.endpoints.traits import DriverTraits
 
@@ -85,7 +85,7 @@ class BackendEndpoint:
         self._checks = Together[AllocatedClaim, bool](self._check_claims, apart=self._busy)
         self._socket: BackendSocket | None = None
         """The one that was connected to last."""
-        self._early = Allowance(burst=EARLY_AT_ONCE, a_second=1 / EARLY_AGAIN_SECONDS)
+        self._early = RateLimiter(burst=EARLY_AT_ONCE, per_second=1 / EARLY_AGAIN_SECONDS)
         self._running = False
 
     # ------------------------------------------------------------ its life

@@ -22,7 +22,7 @@ from google.protobuf.message import Message
 from drakit.device import CounterSet, Device, Inventory
 from drakit_nodeplugin.endpoints.backend.convert import counter_set_of, device_of
 from drakit_nodeplugin.endpoints.backend.pacing import Turns
-from drakit_nodeplugin.endpoints.stream import MAX_DEVICES
+from drakit_nodeplugin.endpoints.python.stream import MAX_DEVICES
 from drakit_nodeplugin.endpoints.wire import (
     MAX_PART_BYTES,
     MAX_UNKNOWN,

@@ -11,7 +11,7 @@ from collections.abc import Collection
 from drakit_nodeplugin.endpoints.backend.directory import BackendDirectory
 from drakit_nodeplugin.endpoints.backend.endpoint import BackendEndpoint
 from drakit_nodeplugin.endpoints.endpoint import HostedEndpoint, Surroundings
-from drakit_nodeplugin.endpoints.traits import DriverTraits, Grain
+from drakit_nodeplugin.endpoints.traits import DriverTraits, Granularity
 
 __all__ = ("BackendSource",)
 
@@ -19,8 +19,8 @@ TRAITS = DriverTraits(
     side_effects=True,
     checks=True,
     health=True,
-    prepare_grain=Grain.BATCH,
-    unprepare_grain=Grain.BATCH,
+    prepare_granularity=Granularity.BATCH,
+    unprepare_granularity=Granularity.BATCH,
 )
 """Of all backends, as they must be known while one is away as well. What a backend does not need
 costs it a call that it does not implement, once for each connection."""

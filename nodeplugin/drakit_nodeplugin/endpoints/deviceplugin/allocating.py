@@ -29,9 +29,9 @@ from drakit_nodeplugin.endpoints.deviceplugin.edits import (
 )
 from drakit_nodeplugin.endpoints.deviceplugin.endpoint import DevicePluginEndpoint, PluginAwayError
 from drakit_nodeplugin.endpoints.deviceplugin.names import resource_of
-from drakit_nodeplugin.endpoints.deviceplugin.remarks import Remarks
+from drakit_nodeplugin.endpoints.deviceplugin.remarks import Diagnostics
 from drakit_nodeplugin.endpoints.errors import DeviceFailedError
-from drakit_nodeplugin.endpoints.hostpaths import (
+from drakit_nodeplugin.endpoints.host_paths import (
     MAX_NODES,
     HostDevices,
     TooManyNodesError,
@@ -49,7 +49,7 @@ class Allocating:
         *,
         find: Callable[[str], DevicePluginEndpoint | None],
         devices: HostDevices,
-        remarks: Remarks,
+        remarks: Diagnostics,
     ) -> None:
         """`find` gives the endpoint that has a pool, if there is one."""
         self._driver = driver

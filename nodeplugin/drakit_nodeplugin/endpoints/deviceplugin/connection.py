@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from drakit_nodeplugin.endpoints.allowlist import Rights
-    from drakit_nodeplugin.endpoints.deviceplugin.remarks import Remarks
+    from drakit_nodeplugin.endpoints.deviceplugin.remarks import Diagnostics
 
 __all__ = (
     "CONNECT_SECONDS",
@@ -115,7 +115,7 @@ class PluginConnection:
         self,
         registration: Registration,
         *,
-        remarks: Remarks,
+        remarks: Diagnostics,
         room: Room,
         rights: Rights | None = None,
     ) -> None:

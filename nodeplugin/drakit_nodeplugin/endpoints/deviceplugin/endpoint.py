@@ -28,7 +28,7 @@ from drakit_nodeplugin.endpoints.deviceplugin.connection import (
     PluginConnection,
     Registration,
 )
-from drakit_nodeplugin.endpoints.deviceplugin.remarks import Remarks
+from drakit_nodeplugin.endpoints.deviceplugin.remarks import Diagnostics
 from drakit_nodeplugin.endpoints.deviceplugin.room import Room
 from drakit_nodeplugin.endpoints.endpoint import (
     ConnectionEndedError,
@@ -104,7 +104,7 @@ class DevicePluginEndpoint:
         resource: str,
         *,
         listener: EndpointListener,
-        remarks: Remarks,
+        remarks: Diagnostics,
         room: Room,
         rights: Rights | None = None,
     ) -> None:

@@ -23,7 +23,6 @@ from drakit import tasks
 from drakit.device import AllocatedDevice, ClaimReference, Edits
 from drakit.resource.pools import short_pool
 from drakit_nodeplugin.endpoints.allowlist import AllowList
-from drakit_nodeplugin.endpoints.bridge import Bridge
 from drakit_nodeplugin.endpoints.calls import AnyDriver, DriverCalls
 from drakit_nodeplugin.endpoints.deviceplugin import kubeletresources
 from drakit_nodeplugin.endpoints.deviceplugin.allocating import Allocating
@@ -37,11 +36,12 @@ from drakit_nodeplugin.endpoints.deviceplugin.kubeletresources import (
 from drakit_nodeplugin.endpoints.deviceplugin.kubeletsocket import KubeletSocket
 from drakit_nodeplugin.endpoints.deviceplugin.names import pool_of
 from drakit_nodeplugin.endpoints.deviceplugin.registration import RefusedError, RegistrationService
-from drakit_nodeplugin.endpoints.deviceplugin.remarks import Remarks
+from drakit_nodeplugin.endpoints.deviceplugin.remarks import Diagnostics
 from drakit_nodeplugin.endpoints.deviceplugin.room import Room
 from drakit_nodeplugin.endpoints.endpoint import Surroundings, WorkKey
 from drakit_nodeplugin.endpoints.errors import EndpointStoppedError
-from drakit_nodeplugin.endpoints.hostpaths import HostDevices
+from drakit_nodeplugin.endpoints.host_paths import HostDevices
+from drakit_nodeplugin.endpoints.python.bridge import Bridge
 from drakit_nodeplugin.endpoints.traits import DriverTraits
 from drakit_proto.kubelet.deviceplugin.v1beta1 import deviceplugin_pb2_grpc as pb_grpc
 
@@ -82,7 +82,7 @@ class DevicePlugins:
         self._by_pool: dict[str, DevicePluginEndpoint] = {}
         self._tasks: asyncio.TaskGroup | None = None
         self._running: dict[str, asyncio.Task[None]] = {}
-        self._remarks = Remarks(surroundings.remark)
+        self._remarks = Diagnostics(surroundings.remark)
         self._room = Room()
         self._kubelet = KubeletResources(kubelet_resources)
         self._news = asyncio.Event()

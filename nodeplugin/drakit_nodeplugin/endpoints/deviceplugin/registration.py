@@ -22,7 +22,7 @@ import grpc.aio
 
 from drakit_nodeplugin.endpoints.deviceplugin.connection import Registration
 from drakit_nodeplugin.endpoints.deviceplugin.names import resource_name_problem
-from drakit_nodeplugin.endpoints.deviceplugin.remarks import Remarks
+from drakit_nodeplugin.endpoints.deviceplugin.remarks import Diagnostics
 from drakit_nodeplugin.endpoints.names import MAX_PATH_BYTES
 from drakit_proto.kubelet.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
 from drakit_proto.kubelet.deviceplugin.v1beta1 import deviceplugin_pb2_grpc as pb_grpc
@@ -65,7 +65,7 @@ class RegistrationService(pb_grpc.RegistrationServicer):
         directory: Path,
         *,
         accept: Callable[[Registration], Awaitable[None]],
-        remarks: Remarks,
+        remarks: Diagnostics,
     ) -> None:
         """`accept` takes a sound registration, or raises :class:`RefusedError`; it answers fast,
         and connects later."""

@@ -12,10 +12,10 @@ import logging
 import math
 from collections.abc import Callable
 
-from drakit_nodeplugin.endpoints.allowance import Allowance
-from drakit_nodeplugin.endpoints.endpoint import Remark
+from drakit.rate_limiter import RateLimiter
+from drakit_nodeplugin.endpoints.endpoint import Diagnostic
 
-__all__ = ("Remarks",)
+__all__ = ("Diagnostics",)
 
 logger = logging.getLogger(__name__)
 
@@ -33,20 +33,20 @@ SECONDS_EACH = 5.0
 """So many sentences are told, and then one in so many seconds; others are not."""
 
 
-class Remarks:
+class Diagnostics:
     """Passes remarks on."""
 
-    def __init__(self, tell: Callable[[Remark], None]) -> None:
+    def __init__(self, tell: Callable[[Diagnostic], None]) -> None:
         self._tell = tell
-        self._told: dict[Remark, float] = {}
+        self._told: dict[Diagnostic, float] = {}
         """Until when a remark is not told again; loop time."""
-        self._allowance = Allowance(burst=MAX_AT_ONCE, a_second=1 / SECONDS_EACH)
+        self._allowance = RateLimiter(burst=MAX_AT_ONCE, per_second=1 / SECONDS_EACH)
         self._silent = False
 
     def say(self, reason: str, note: str, *, once: bool = False) -> None:
         """Tell a sentence."""
         now = asyncio.get_running_loop().time()
-        remark = Remark(reason=reason, note=note)
+        remark = Diagnostic(reason=reason, note=note)
         if now < self._told.get(remark, -math.inf) or not self._may_tell():
             return
         self._told.pop(remark, None)

@@ -15,8 +15,8 @@ from drakit_nodeplugin.endpoints.allowlist import allow_list
 from drakit_nodeplugin.endpoints.deviceplugin.kubeletresources import KubeletAnswer
 from drakit_nodeplugin.endpoints.deviceplugin.plugins import DevicePlugins
 from drakit_nodeplugin.endpoints.endpoint import Surroundings
-from drakit_nodeplugin.endpoints.hostpaths import HostDevices
-from drakit_nodeplugin.endpoints.traits import DriverTraits, Grain
+from drakit_nodeplugin.endpoints.host_paths import HostDevices
+from drakit_nodeplugin.endpoints.traits import DriverTraits, Granularity
 
 if TYPE_CHECKING:
     from drakit_nodeplugin.allowed import AllowedEndpoint
@@ -29,8 +29,8 @@ TRAITS = DriverTraits(
     # must not be called for one that another claim still has: only the intent makes sure of that.
     side_effects=True,
     health=True,
-    prepare_grain=Grain.CLAIM,
-    unprepare_grain=Grain.CLAIM,
+    prepare_granularity=Granularity.CLAIM,
+    unprepare_granularity=Granularity.CLAIM,
     parameters_type=NoParameters,
 )
 

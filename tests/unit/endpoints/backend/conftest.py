@@ -18,7 +18,7 @@ from drakit_nodeplugin.endpoints.backend import directory as directory_module
 from drakit_nodeplugin.endpoints.backend.directory import BackendDirectory
 from drakit_nodeplugin.endpoints.backend.endpoint import BackendEndpoint
 from drakit_nodeplugin.endpoints.backend.source import BackendSource
-from drakit_nodeplugin.endpoints.endpoint import Remark, Surroundings
+from drakit_nodeplugin.endpoints.endpoint import Diagnostic, Surroundings
 from tests.unit.endpoints.camera import NODE, running
 
 DRIVER = "gpu.example.com"
@@ -65,7 +65,7 @@ class Found:
 
     def __init__(self, path: Path, allowed: AllowList | None = None) -> None:
         self.path = path
-        self.remarks: list[Remark] = []
+        self.remarks: list[Diagnostic] = []
         self.appeared: list[str] = []
         self.taken: dict[str, str] = {}
         self.directory = BackendDirectory(

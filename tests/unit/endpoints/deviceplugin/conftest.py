@@ -19,8 +19,8 @@ from drakit_nodeplugin.endpoints import lifecycle
 from drakit_nodeplugin.endpoints.deviceplugin import endpoint, kubeletresources, kubeletsocket
 from drakit_nodeplugin.endpoints.deviceplugin.plugins import DevicePlugins
 from drakit_nodeplugin.endpoints.deviceplugin.source import DevicePluginsSource
-from drakit_nodeplugin.endpoints.endpoint import Remark, Surroundings
-from drakit_nodeplugin.endpoints.hostpaths import HostDevices
+from drakit_nodeplugin.endpoints.endpoint import Diagnostic, Surroundings
+from drakit_nodeplugin.endpoints.host_paths import HostDevices
 
 DRIVER = "deviceplugin.drakit.dev"
 NODE = "node-1"
@@ -42,7 +42,7 @@ class World:
         self.directory = directory
         self.primary = asyncio.Event()
         self.primary.set()
-        self.remarks: list[Remark] = []
+        self.remarks: list[Diagnostic] = []
         self.kubelet: dict[str, bool] | Exception = {}
         """What the kubelet itself serves (True), or its pods only still have (False); or why that
         cannot be had."""

@@ -15,7 +15,7 @@ from drakit_nodeplugin.endpoints.deviceplugin.edits import (
     host_paths,
     lost_annotations,
 )
-from drakit_nodeplugin.endpoints.hostpaths import HostDevices, TooManyNodesError
+from drakit_nodeplugin.endpoints.host_paths import HostDevices, TooManyNodesError
 from drakit_proto.kubelet.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
 
 

@@ -1,0 +1,108 @@
+"""
+The rows of endpoints in a checkpoint: their names, so that what had begun can be finished.
+
+Each is read and written alone, and by its name: unlike claims they have one writer, and nothing
+depends on an order. A row that is damaged is passed over: an endpoint tells its devices again when
+it returns, so that nothing is lost that anybody needs. What the rows are for is the device
+manager's business (:mod:`drakit_nodeplugin.devices.stored`).
+
+Functions block. It must not know claims, asyncio, or what becomes of an endpoint.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import fields
+from typing import Any, cast
+
+import orjson
+
+from drakit_nodeplugin.claims.checkpoint.records import DamagedRowError, checksum
+from drakit_nodeplugin.devices.stored import StoredEndpoint
+
+__all__ = ("damaged", "forget", "load", "read", "write")
+
+_FIELDS = frozenset(field.name for field in fields(StoredEndpoint))
+
+_READ = "SELECT name, checksum, body FROM endpoints"
+_WRITE = "INSERT OR REPLACE INTO endpoints VALUES (?, ?, ?)"
+
+
+def read(connection: sqlite3.Connection) -> list[StoredEndpoint]:
+    """Give the endpoints by name; without those whose rows are damaged."""
+    found = _rows(connection)
+    return sorted((e for _, e in found if isinstance(e, StoredEndpoint)), key=lambda e: e.name)
+
+
+def damaged(connection: sqlite3.Connection) -> Mapping[object, str]:
+    """Say which rows are damaged: a sentence for each, by what stands there for its name."""
+    return {
+        name: f"the row of endpoint {name}: {error}"
+        for name, error in _rows(connection)
+        if isinstance(error, DamagedRowError)
+    }
+
+
+def write(connection: sqlite3.Connection, endpoints: Iterable[StoredEndpoint]) -> None:
+    """
+    Write endpoints in place of what was stored of them, within the transaction of the caller.
+
+    Raises ValueError for a name that is no JSON.
+    """
+    bodies = [(endpoint.name, _dump(endpoint)) for endpoint in endpoints]
+    connection.executemany(_WRITE, [(name, checksum(body), body) for name, body in bodies])
+
+
+def forget(connection: sqlite3.Connection, names: Collection[object]) -> None:
+    """Delete rows by what stands there for their names, within the transaction of the caller; one
+    that is not there is fine."""
+    connection.executemany("DELETE FROM endpoints WHERE name = ?", [(name,) for name in names])
+
+
+def load(name: object, expected: object, body: object) -> StoredEndpoint:
+    """Read a row; raise DamagedRowError if it is not what was written."""
+    if not isinstance(body, bytes) or checksum(body) != expected:
+        raise DamagedRowError("its checksum does not match")
+    try:
+        stored: dict[str, Any] = orjson.loads(body)
+        # A later version may have added fields.
+        known = {name: value for name, value in stored.items() if name in _FIELDS}
+        known["pools"] = {pool: _names(names) for pool, names in known["pools"].items()}
+        endpoint = StoredEndpoint(**known)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise DamagedRowError(f"it cannot be read: {error}") from error
+    if endpoint.name != name:
+        raise DamagedRowError("it has another endpoint's content")
+    if not _is_time(endpoint.stopped_at) or not isinstance(endpoint.removing, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise DamagedRowError("it cannot be read: its fields are of other types")
+    return endpoint
+
+
+def _rows(
+    connection: sqlite3.Connection,
+) -> Iterator[tuple[object, StoredEndpoint | DamagedRowError]]:
+    for name, expected, body in connection.execute(_READ):
+        try:
+            yield name, load(name, expected, body)
+        except DamagedRowError as error:
+            yield name, error
+
+
+def _dump(endpoint: StoredEndpoint) -> bytes:
+    try:
+        return orjson.dumps(endpoint, default=dict)
+    except (TypeError, ValueError) as error:
+        # Of what the device manager lets pass, nothing; an endpoint's name is not checked.
+        raise ValueError(f"endpoint {endpoint.name!r} is no JSON: {error}") from error
+
+
+def _names(names: object) -> tuple[str, ...]:
+    found = cast("list[object]", names) if isinstance(names, list) else None
+    if found is None or not all(isinstance(name, str) for name in found):
+        raise TypeError("names of devices are no list of texts")
+    return tuple(cast("list[str]", found))
+
+
+def _is_time(value: object) -> bool:
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))

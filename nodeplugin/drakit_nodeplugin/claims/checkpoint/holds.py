@@ -1,0 +1,354 @@
+"""
+Holds: the devices and hardware of each claim, from the rows of the checkpoint.
+
+A device is held by one claim exclusively, or by any number of shares, never both; admin access goes
+beside either and consumes nothing. In addition, claims together must not exceed the counter sets
+that their devices consume, nor the capacity that their shares consume. The limits are those of the
+main inventory. Each decision belongs to the transaction that writes it, so that it also holds among
+processes. :mod:`.rows` decides when to write rows.
+
+Functions block. It must not know generations, bodies, or what the states of a claim lead to.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from drakit_nodeplugin.claims.checkpoint.records import StoredClaim, StoredDevice
+from drakit_nodeplugin.devices.hardware import Amounts, Hardware, HeldDevice, units_of
+
+__all__ = (
+    "HeldAs",
+    "Refusal",
+    "TakenFrom",
+    "counters_of",
+    "devices_of",
+    "held_beside_unpreparing",
+    "held_devices",
+    "incomplete",
+    "refusal",
+)
+
+HeldAs = tuple[str, str, str, str]
+"""A row of the table of devices without its claim: pool, device, hold, and the consumption of a
+share."""
+
+TakenFrom = tuple[str, str, str, str]
+"""A row of the table of counters without its claim: pool, counter set, device, and consumption.
+The counter set is empty if the counter sets of the device are unknown."""
+
+UNKNOWN = "?"
+"""The consumption of a share whose row was rebuilt only from the kubelet's list."""
+
+_NOT_KNOWN = "the consumption of that device is unknown, because no inventory lists it"
+
+_OTHER_SHARES = (
+    "SELECT amounts, count(*) FROM devices "
+    "WHERE pool = ? AND device = ? AND hold = 'share' AND claim <> ? GROUP BY amounts"
+)
+
+_SHARES = (
+    "SELECT amounts, uid FROM devices CROSS JOIN claims ON claims.id = devices.claim "
+    "WHERE pool = ? AND device = ? AND hold = 'share' AND claim <> ?"
+)
+
+# A device counts once, however many claims share it.
+_OTHER_COUNTERS = (
+    "SELECT amounts, count(*) FROM (SELECT DISTINCT device, amounts FROM counters "
+    "WHERE pool = ? AND counter_set = ? AND claim <> ? AND device NOT IN ({})) GROUP BY amounts"
+)
+
+_COUNTERS = (
+    "SELECT device, amounts, uid FROM counters CROSS JOIN claims ON claims.id = counters.claim "
+    "WHERE pool = ? AND counter_set = ? AND claim <> ?"
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Refusal:
+    """Why a claim cannot have its devices."""
+
+    device: StoredDevice
+    """The device that it cannot have."""
+
+    holder: str | None
+    """UID of a conflicting claim; None if the claim alone exceeds the inventory."""
+
+    held: str = ""
+    """The holder's device."""
+
+    shortage: str | None = None
+    """The reason why both do not fit, as a clause; None if both are the same device."""
+
+
+def refusal(
+    connection: sqlite3.Connection, claim: StoredClaim, *, row: int, hardware: Hardware | None
+) -> Refusal | None:
+    """
+    Return why a claim cannot have its devices beside those of all other rows; None if it can.
+
+    `row` is the number of its own row, which is ignored. Without `hardware`, devices are compared
+    only by name.
+    """
+    holding = [device for device in claim.devices if device.hold != "admin"]
+    for device in holding:
+        if (uid := _holder(connection, device, row)) is not None:
+            return Refusal(device=device, holder=uid, held=device.device)
+    if hardware is None:
+        return None
+    return _too_few_counters(connection, holding, row, hardware) or _too_little_capacity(
+        connection, holding, row, hardware
+    )
+
+
+def devices_of(claim: StoredClaim) -> frozenset[HeldAs]:
+    """Give a claim's devices as they are indexed."""
+    shares: dict[tuple[str, str], dict[str, int]] = defaultdict(dict)
+    for device in claim.devices:
+        if device.hold == "share":
+            _add(shares[device.pool, device.device], _units_taken(device))
+    listed = claim.rebuilt == "listed"
+    texts = {key: UNKNOWN if listed else _text(amounts) for key, amounts in shares.items()}
+    return frozenset(
+        (d.pool, d.device, d.hold, texts[d.pool, d.device] if d.hold == "share" else "")
+        for d in claim.devices
+    )
+
+
+def counters_of(claim: StoredClaim) -> frozenset[TakenFrom]:
+    """Return a claim's consumption of counter sets, as it is indexed."""
+    found: set[TakenFrom] = set()
+    for device in claim.devices:
+        if device.hold == "admin":
+            continue
+        if device.consumes is None:
+            found.add((device.pool, "", device.device, UNKNOWN))
+            continue
+        for counter_set, quantities in device.consumes.items():
+            text = _text(units_of(quantities))
+            found.add((device.pool, counter_set, device.device, text))
+    return frozenset(found)
+
+
+def incomplete(connection: sqlite3.Connection, claim: StoredClaim) -> list[str]:
+    """Return the UIDs of claims with unknown consumption that matter for this claim."""
+    pools = {device.pool for device in claim.devices if device.consumes}
+    query = (
+        "SELECT uid FROM counters CROSS JOIN claims ON claims.id = counters.claim "
+        "WHERE pool = ? AND counter_set = ''"
+    )
+    return [uid for pool in sorted(pools) for (uid,) in connection.execute(query, (pool,))]
+
+
+def held_devices(connection: sqlite3.Connection) -> Mapping[str, frozenset[str]]:
+    """Give the names of all devices that rows have, by pool: shares and admin access included."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for pool, device in connection.execute("SELECT DISTINCT pool, device FROM devices"):
+        found[pool].add(device)
+    return {pool: frozenset(names) for pool, names in found.items()}
+
+
+def held_beside_unpreparing(connection: sqlite3.Connection) -> list[HeldDevice]:
+    """
+    Return the holds of claims that are being unprepared, and of others on the same counter sets.
+
+    The result is empty for claims with admin access, and while no claim is being unprepared.
+    """
+    leaving = connection.execute(
+        "SELECT pool, device, hold FROM claims CROSS JOIN devices ON devices.claim = claims.id "
+        "WHERE state = 'unpreparing' AND hold <> 'admin'"
+    ).fetchall()
+    if not leaving:
+        return []
+    consumed: dict[tuple[str, str], dict[str, Amounts] | None] = {}
+    for pool, counter_set in _sets_of_unpreparing(connection):
+        for device, text in connection.execute(
+            "SELECT DISTINCT device, amounts FROM counters WHERE pool = ? AND counter_set = ?",
+            (pool, counter_set),
+        ):
+            if counter_set == "":
+                consumed[pool, device] = None
+            elif (known := consumed.setdefault((pool, device), {})) is not None:
+                known[counter_set] = _amounts(text)
+    holds: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for pool, device, hold in leaving:
+        holds[pool, device].add(hold)
+    return [
+        HeldDevice(
+            pool=pool,
+            device=device,
+            consumes=consumed.get((pool, device), {}),
+            shared=_shared(connection, pool, device) if (pool, device) in holds else {},
+            exclusive="share" not in holds.get((pool, device), ()),
+            unpreparing=(pool, device) in holds,
+        )
+        for pool, device in sorted(consumed.keys() | holds.keys())
+    ]
+
+
+def _sets_of_unpreparing(connection: sqlite3.Connection) -> list[tuple[str, str]]:
+    """Return pool and name of the counter sets that matter for claims that are being unprepared."""
+    found: set[tuple[str, str]] = set(
+        connection.execute(
+            "SELECT pool, counter_set FROM claims CROSS JOIN counters ON claim = claims.id "
+            "WHERE state = 'unpreparing'"
+        )
+    )
+    everything = [pool for pool, counter_set in found if counter_set == ""]
+    for pool in everything:
+        sets = connection.execute(
+            "SELECT DISTINCT counter_set FROM counters WHERE pool = ?", (pool,)
+        )
+        found |= {(pool, counter_set) for (counter_set,) in sets}
+    # Rows with unknown consumption come last, because they override other rows of a device.
+    return sorted(found | {(pool, "") for pool, _ in found}, reverse=True)
+
+
+# ---------------------------------------------------------------- one device by its name
+
+
+def _holder(connection: sqlite3.Connection, device: StoredDevice, row: int) -> str | None:
+    """Return the claim that has a device and does not share it."""
+    # Shares go beside each other: the shares of others, maybe thousands, are not read.
+    holds = ("exclusive", "share") if device.hold == "exclusive" else ("exclusive",)
+    found: list[str] = []
+    for hold in holds:
+        # A partial index applies only if the query repeats its condition literally.
+        query = (
+            "SELECT min(uid) FROM devices CROSS JOIN claims ON claims.id = devices.claim "  # noqa: S608
+            f"WHERE pool = ? AND device = ? AND hold = '{hold}' AND claim <> ?"
+        )
+        (uid,) = connection.execute(query, (device.pool, device.device, row)).fetchone()
+        found += [uid] if uid is not None else []
+    return min(found, default=None)
+
+
+# ---------------------------------------------------------------- counters
+
+
+def _too_few_counters(
+    connection: sqlite3.Connection, holding: Iterable[StoredDevice], row: int, hardware: Hardware
+) -> Refusal | None:
+    wanted: dict[tuple[str, str], dict[str, StoredDevice]] = defaultdict(dict)
+    for device in holding:
+        for counter_set in device.consumes or ():
+            wanted[device.pool, counter_set][device.device] = device
+    for (pool, counter_set), devices in wanted.items():
+        own: dict[str, int] = {}
+        for device in devices.values():
+            _add(own, units_of((device.consumes or {})[counter_set]))
+        one = next(iter(devices.values()))
+        if (found := connection.execute(_COUNTERS, (pool, "", row)).fetchone()) is not None:
+            name, _, uid = found
+            return Refusal(device=one, holder=uid, held=name, shortage=_NOT_KNOWN)
+        query = _OTHER_COUNTERS.format(",".join("?" * len(devices)))
+        others = [
+            (_amounts(text), number)
+            for text, number in connection.execute(query, (pool, counter_set, row, *devices))
+        ]
+        totals = hardware.totals(pool, counter_set)
+        counter = _exceeded(own, others, totals)
+        if counter is not None:
+            holders = [
+                (_amounts(text).get(counter, 0), uid, name)
+                for name, text, uid in connection.execute(_COUNTERS, (pool, counter_set, row))
+                if name not in devices
+            ]
+            fits_alone = own[counter] <= totals.get(counter, 0)
+            of = f"{counter} of counter set {counter_set}"
+            return _refusal(one, holders if fits_alone else (), of=of)
+    return None
+
+
+# ---------------------------------------------------------------- capacity
+
+
+def _too_little_capacity(
+    connection: sqlite3.Connection, holding: Iterable[StoredDevice], row: int, hardware: Hardware
+) -> Refusal | None:
+    wanted: dict[tuple[str, str], list[StoredDevice]] = defaultdict(list)
+    for device in holding:
+        # Only a device in use gets here without being listed: its capacity is held already.
+        if device.hold == "share" and hardware.device(*_key(device)) is not None:
+            wanted[_key(device)].append(device)
+    for key, shares in wanted.items():
+        limit = hardware.capacity(*key)
+        own: dict[str, int] = {}
+        for share in shares:
+            _add(own, _units_taken(share))
+        if not own:
+            continue  # it fits beside any number of others, of which there may be thousands
+        others = [
+            (_amounts(text, unknown=limit), number)
+            for text, number in connection.execute(_OTHER_SHARES, (*key, row))
+        ]
+        name = _exceeded(own, others, limit)
+        if name is not None:
+            holders = [
+                (_amounts(text, unknown=limit).get(name, 0), uid, shares[0].device)
+                for text, uid in connection.execute(_SHARES, (*key, row))
+            ]
+            fits_alone = own[name] <= limit.get(name, 0)
+            return _refusal(shares[0], holders if fits_alone else (), of=f"capacity {name}")
+    return None
+
+
+def _shared(connection: sqlite3.Connection, pool: str, device: str) -> Amounts | None:
+    """Return the consumption of all shares of a device; None if it is unknown for one."""
+    total: dict[str, int] = {}
+    for text, number in connection.execute(_OTHER_SHARES, (pool, device, 0)):
+        if text == UNKNOWN:
+            return None
+        _add(total, _amounts(text), times=number)
+    return total
+
+
+# ---------------------------------------------------------------- amounts
+
+
+def _refusal(device: StoredDevice, holders: Iterable[tuple[int, str, str]], *, of: str) -> Refusal:
+    """Name the largest holder, which frees the most; of equal ones, always the same."""
+    ranked = [(-amount, uid, name) for amount, uid, name in holders if amount > 0]
+    _, uid, name = min(ranked, default=(0, None, ""))
+    if uid is not None:
+        shortage = f"both consume {of}"
+    else:
+        shortage = f"the claim needs more {of} than the driver lists"
+    return Refusal(device=device, holder=uid, held=name, shortage=shortage)
+
+
+def _exceeded(own: Amounts, others: Iterable[tuple[Amounts, int]], limit: Amounts) -> str | None:
+    """Return the name of an amount that would be exceeded; None if all fit."""
+    total = dict(own)
+    for amounts, number in others:
+        _add(total, amounts, times=number)
+    wanted = (name for name, amount in own.items() if amount > 0)
+    return min((name for name in wanted if total[name] > limit.get(name, 0)), default=None)
+
+
+def _add(total: dict[str, int], amounts: Amounts, *, times: int = 1) -> None:
+    for name, amount in amounts.items():
+        total[name] = total.get(name, 0) + amount * times
+
+
+def _units_taken(share: StoredDevice) -> Amounts:
+    return units_of(share.consumed_capacity)
+
+
+def _text(amounts: Amounts) -> str:
+    """Serialize amounts so that equal ones have the same text, in any notation of quantities."""
+    return json.dumps(sorted(amounts.items()), separators=(",", ":"))
+
+
+def _amounts(text: str, *, unknown: Amounts | None = None) -> Amounts:
+    if text == UNKNOWN:
+        return unknown or {}
+    return dict(json.loads(text))
+
+
+def _key(device: StoredDevice) -> tuple[str, str]:
+    return device.pool, device.device

@@ -1,0 +1,232 @@
+"""
+The schema of a checkpoint's database: how a database is created and recognized.
+
+A database carries two versions:
+
+    readable from   the oldest drakit that may use it: SQLite's ``user_version``, in the header
+    version         the newest drakit that has shaped it: a row of the table ``meta``
+
+drakit reads and writes every file whose readable-from is at most its own version, even while its
+successor runs beside it in a rolling update. A successor may therefore only add tables, indexes,
+and row fields with a default. The older version leaves added tables unchanged, and drops added
+fields from each row that it writes; the successor must cope with both. Any other change raises
+:data:`READABLE_FROM`.
+
+drakit recognizes a database without a write, so that one that it must not use stays unchanged.
+:mod:`.rows` and :mod:`.endpoint_rows` handle the rows' content, :mod:`.soundness` their soundness.
+
+Functions block. It must not know asyncio, or what claims are for.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import stat
+import time
+from pathlib import Path
+
+from drakit_nodeplugin.private import private_file
+
+__all__ = (
+    "READABLE_FROM",
+    "VERSION",
+    "NewerVersionError",
+    "UnfitError",
+    "connect",
+    "connect_reading",
+    "create",
+    "has_log",
+    "is_empty",
+    "readable_from",
+    "recognize",
+)
+
+VERSION = 1
+"""Raised with each release that changes tables or rows."""
+
+READABLE_FROM = 1
+"""The oldest version that can use the databases of this one: raised when a table, a field or a
+value changes its meaning or is removed, and when a state or a hold is added."""
+
+_APPLICATION_ID = 0x44524B54
+"""``DRKT``: tells our databases from those of other programs (SQLite's ``application_id``)."""
+
+BUSY_SECONDS = 5.0
+"""How long a writer waits for the process of a rolling update that holds the database."""
+
+_HEADER_BYTES = 100
+_MAGIC = b"SQLite format 3\0"
+
+# These texts identify a database: any change, even of a blank, changes the schema. The columns of a
+# primary key come first: otherwise SQLite 3.40 reports NULL in columns without any.
+_STATEMENTS = (
+    """CREATE TABLE meta (name TEXT PRIMARY KEY, value NOT NULL) WITHOUT ROWID""",
+    """CREATE TABLE claims (
+    id INTEGER PRIMARY KEY, uid TEXT NOT NULL UNIQUE, state TEXT NOT NULL, boot_id TEXT NOT NULL,
+    generation INTEGER NOT NULL
+)""",
+    """CREATE TABLE bodies (
+    id INTEGER PRIMARY KEY, checksum INTEGER NOT NULL, body BLOB NOT NULL
+)""",
+    """CREATE TABLE devices (
+    claim INTEGER NOT NULL, pool TEXT NOT NULL, device TEXT NOT NULL, hold TEXT NOT NULL,
+    amounts TEXT NOT NULL, PRIMARY KEY (claim, pool, device, hold)
+) WITHOUT ROWID""",
+    """CREATE UNIQUE INDEX exclusive_device ON devices (pool, device) WHERE hold = 'exclusive'""",
+    """CREATE INDEX shared_device ON devices (pool, device, amounts) WHERE hold = 'share'""",
+    """CREATE TABLE counters (
+    pool TEXT NOT NULL, counter_set TEXT NOT NULL, device TEXT NOT NULL, claim INTEGER NOT NULL,
+    amounts TEXT NOT NULL, PRIMARY KEY (pool, counter_set, device, claim)
+) WITHOUT ROWID""",
+    """CREATE INDEX counters_of_claim ON counters (claim)""",
+    """CREATE TABLE endpoints (
+    name TEXT PRIMARY KEY, checksum INTEGER NOT NULL, body BLOB NOT NULL
+) WITHOUT ROWID""",
+)
+
+
+class NewerVersionError(Exception):
+    """A later drakit wrote the database, and this one cannot use it."""
+
+    def __init__(self, readable_from: int) -> None:
+        super().__init__(
+            f"it needs schema version {readable_from} or later, and this drakit has version "
+            f"{VERSION}; install the later version again, or remove the file and restart the node "
+            f"plugin: it rebuilds the claims from the kubelet, the CDI files and the API server"
+        )
+
+
+class UnfitError(Exception):
+    """The file is no sound database of ours; the text is a sentence without its subject."""
+
+    def __init__(self, reason: str, *, foreign: bool = False) -> None:
+        super().__init__(reason)
+        self.foreign = foreign
+        """Something of somebody else, and not damage of ours."""
+
+
+def connect(path: Path) -> sqlite3.Connection:
+    """Open a database for writing, durably; it may be new."""
+    connection = sqlite3.connect(
+        path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
+    )
+    try:
+        # SQLite creates the file with the umask, and its two companions with the mode of the file.
+        private_file(path)
+        for pragma in ("journal_mode = WAL", "synchronous = FULL"):
+            connection.execute(f"PRAGMA {pragma}")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def connect_reading(path: Path) -> sqlite3.Connection:
+    """Open a database so that neither it nor its log is changed, also beside a writer."""
+    mode = "mode=ro"
+    if not has_log(path):
+        # Nobody has it open: SQLite would make its two files beside it, and leave them.
+        mode += "&immutable=1"
+    return sqlite3.connect(
+        f"{path.absolute().as_uri()}?{mode}", uri=True, timeout=BUSY_SECONDS, isolation_level=None
+    )
+
+
+def has_log(path: Path) -> bool:
+    """Tell whether a database has a log: somebody has it open, or was killed."""
+    return _size(path.with_name(f"{path.name}-wal")) > 0
+
+
+def is_empty(path: Path) -> bool:
+    """Tell whether SQLite takes a file for an empty database: then it removes the log beside it."""
+    return _size(path) <= 1
+
+
+def recognize(path: Path) -> int:
+    """
+    Return the version of the database at a path, without a write; 0 is a new database.
+
+    Raises :class:`NewerVersionError`, :class:`UnfitError`, sqlite3.Error, OSError.
+    """
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise UnfitError("it is no file", foreign=True)
+    except FileNotFoundError:
+        pass
+    if is_empty(path):
+        if has_log(path):
+            raise UnfitError("it is empty, but its log is not")
+        if not _size(path):
+            return 0
+    with path.open("rb") as file:
+        header = file.read(_HEADER_BYTES)
+    if header.startswith(_MAGIC) and len(header) == _HEADER_BYTES:
+        # The log overrides the header, but reading it would create a file beside the database.
+        readable_from, application = header[60:64], header[68:72]
+        _check_usable(int.from_bytes(readable_from, signed=True), int.from_bytes(application))
+    elif not has_log(path):
+        raise UnfitError("it is no SQLite database")
+    connection = connect_reading(path)
+    try:
+        return _recognize(connection)
+    finally:
+        connection.close()
+
+
+def create(connection: sqlite3.Connection, *, generation: int = 0) -> None:
+    """
+    Create the schema within the caller's transaction.
+
+    Generations begin above `generation`, and above the milliseconds of the clock: where a database
+    was lost, work that knows a generation of it must not meet the same number again.
+    """
+    for statement in _STATEMENTS:
+        connection.execute(statement)
+    first = max(generation, time.time_ns() // 1_000_000)
+    meta = [("version", VERSION), ("generation", first), ("opens", 0)]
+    connection.executemany("INSERT INTO meta VALUES (?, ?)", meta)
+    connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
+    connection.execute(f"PRAGMA user_version = {READABLE_FROM}")
+
+
+def readable_from(connection: sqlite3.Connection) -> int:
+    """Return the oldest version that can use a database."""
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    return version
+
+
+def _recognize(connection: sqlite3.Connection) -> int:
+    (application,) = connection.execute("PRAGMA application_id").fetchone()
+    oldest = readable_from(connection)
+    _check_usable(oldest, application)
+    found = connection.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL")
+    tables = frozenset[str](statement for (statement,) in found)
+    if oldest == 0 and not tables:
+        return 0
+    ours = frozenset(_STATEMENTS)
+    if application != _APPLICATION_ID and not tables & ours:
+        raise UnfitError("it is a database of another program", foreign=True)
+    version = _version(connection) if oldest > 0 and ours <= tables else 0
+    # A later version may have added tables.
+    if version < 1 or (version <= VERSION and tables != ours):
+        raise UnfitError("its tables are not those of a checkpoint")
+    return version
+
+
+def _version(connection: sqlite3.Connection) -> int:
+    row = connection.execute("SELECT value FROM meta WHERE name = 'version'").fetchone()
+    return row[0] if row and isinstance(row[0], int) else 0
+
+
+def _check_usable(readable_from: int, application: int) -> None:
+    if application == _APPLICATION_ID and readable_from > VERSION:
+        raise NewerVersionError(readable_from)
+    if application not in (0, _APPLICATION_ID):
+        raise UnfitError("it is a database of another program", foreign=True)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0

@@ -1,0 +1,363 @@
+"""
+The checkpoint: which claims of a driver this node has begun to prepare, and with which devices;
+and which endpoints it had.
+
+SQLite in WAL mode with ``synchronous=FULL``: one transaction and one flush a batch, whatever its
+size; after a crash it holds the whole batch or nothing of it. Every write is compare-and-swap on a
+row's generation, also across processes. Whether an entry must be prepared again is decided in
+:mod:`drakit_nodeplugin.claims.engine`; what an endpoint that is away leads to, in
+:mod:`drakit_nodeplugin.devices`.
+
+This module has the writer's thread, and what becomes of errors; :mod:`.rows`, :mod:`.holds` and
+:mod:`.endpoint_rows` have the statements, :mod:`.open` how a database is opened, whatever has
+become of its file. It must not know gRPC, the API server, what endpoints are, CDI files, or the
+types of the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+import os
+import sqlite3
+import time
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from drakit_nodeplugin.claims.checkpoint import endpoint_rows as endpointrows
+from drakit_nodeplugin.claims.checkpoint import holds, rows, schema
+from drakit_nodeplugin.claims.checkpoint import open as opening
+from drakit_nodeplugin.claims.checkpoint.open import CheckpointError, CheckpointTooNewError
+from drakit_nodeplugin.claims.checkpoint.records import State, StoredClaim
+from drakit_nodeplugin.claims.checkpoint.rows import Held, Outcome
+from drakit_nodeplugin.claims.checkpoint.salvage import Salvage
+from drakit_nodeplugin.claims.watch import DatabaseWatch
+from drakit_nodeplugin.devices.hardware import Hardware, HeldDevice
+from drakit_nodeplugin.devices.stored import StoredEndpoint
+
+__all__ = (
+    "Checkpoint",
+    "CheckpointError",
+    "CheckpointTooNewError",
+    "Held",
+    "Outcome",
+    "Salvage",
+)
+
+logger = logging.getLogger(__name__)
+
+REOPEN_SECONDS = 1.0
+"""Between two attempts to use a checkpoint that could not be used, loop clock."""
+
+_RESTART = "the node plugin is restarted and sets it aside"
+_BUSY = f"{schema.BUSY_SECONDS:g} s"
+
+ResultT = TypeVar("ResultT")
+
+
+class Checkpoint:
+    """
+    The prepared claims and the endpoints of one driver. All methods are safe to call concurrently.
+
+    Each raises :class:`CheckpointError` if the database cannot be used. Every later call tries
+    again, once a second at most: when there is space again, the next call succeeds.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        owner: str = "",
+        traces: Callable[[], str | None] = lambda: None,
+    ) -> None:
+        """`traces` is asked, in the writer's thread, where there is no database: it says what shows
+        that there was one, such as files of claims."""
+        self._traces = traces
+        self.path = path
+        self.owner = owner
+        """Stands in every row that is written here."""
+        self.damage: str | None = None
+        """Why an earlier database was set aside, until :meth:`rebuilt`; None if none was."""
+        self.salvaged: Salvage | None = None
+        """What could be read of that one."""
+        self.broken: str | None = None
+        """Damage that was met since it was opened: nothing is written any more. Only opening it
+        again, at a restart, can set it aside."""
+        self.unusable: str | None = None
+        """Why it cannot be used at the moment (no space, no permission, a newer version)."""
+        self.alone = True
+        """Whether no other process has opened the database since we did, as of the last write."""
+        self.on_transaction: Callable[[float], None] | None = None
+        """Called with the seconds of each write transaction, in the writer's thread."""
+        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self._connection: sqlite3.Connection | None = None
+        self._file: tuple[int, int] | None = None
+        self._opens = 0
+        self._wanted = self._closed = False
+        self._next_attempt = float("-inf")
+
+    async def open(self) -> None:
+        """
+        Open the database; set a damaged one aside, with all that can be read of it in a new one.
+
+        Raises :class:`CheckpointTooNewError`, and :class:`CheckpointError` if there is no space or
+        no permission: those are no damage, and setting the file aside would lose the claims.
+        """
+        self._wanted = True
+        self._next_attempt = float("-inf")
+        await self._run(lambda _: None)
+
+    async def close(self) -> None:
+        """Close the database for good; what was answered is on disk already."""
+        if self._closed:
+            return
+        self._closed = True
+        await asyncio.get_running_loop().run_in_executor(self._executor, self._disconnect)
+        self._executor.shutdown(wait=False)
+
+    async def find(self, uids: Collection[str]) -> Mapping[str, StoredClaim]:
+        """Give the claims that are known of these."""
+        wanted = list(uids)
+        return await self._run(
+            lambda database: {c.uid: c for c in rows.claims_of(database, wanted)}
+        )
+
+    async def pages(self, size: int = 50) -> AsyncIterator[list[StoredClaim]]:
+        """
+        Yield every claim, by UID, in chunks: a row can hold 128 KiB of opaque parameters.
+
+        Each page is what is stored at its moment; claims that come or go meanwhile may be missed.
+        """
+        after = ""
+        while page := await self._run(partial(rows.page, after=after, size=size)):
+            yield page
+            after = page[-1].uid
+
+    async def in_state(self, state: State) -> list[StoredClaim]:
+        """Give the claims in one state."""
+        return await self._run(partial(rows.claims_in_state, state=state))
+
+    async def uids(self, *, state: State | None = None, boot_id: str | None = None) -> set[str]:
+        """Give the UIDs of all claims, or of those in one state or of one boot."""
+        return await self._run(partial(rows.uids, state=state, boot_id=boot_id))
+
+    async def count(self) -> int:
+        """Count the claims."""
+        return await self._run(rows.count)
+
+    async def states(self) -> Mapping[str, int]:
+        """Count the claims by their state; a state without claims is left out."""
+        return await self._run(rows.states)
+
+    async def write(
+        self, claims: Collection[StoredClaim], *, hardware: Hardware | None = None
+    ) -> Outcome:
+        """
+        Write claims in one transaction, each if it carries its stored row's generation.
+
+        Generation 0 says that there is no row. A claim is left out where the row is another one, or
+        where another claim has a device of it and one of the two wants it alone: an exclusive
+        device has one holder, shares go beside each other, admin access beside all. With
+        `hardware`, the main inventories, it also leaves out a claim if all claims together would
+        exceed a counter set or a device's capacity. One that is written
+        straight as ``prepared``, with generation 0, is left out too if another process has
+        opened the database since this one did: that one may have undone it already.
+        """
+        if not claims:
+            return Outcome(written={}, held={}, fenced=frozenset())
+        return await self._run(lambda database: self._write(database, claims, hardware))
+
+    async def delete(self, claims: Collection[StoredClaim]) -> frozenset[str]:
+        """
+        Forget claims in one transaction, each if it carries its stored row's generation.
+
+        Their devices are free then. Gives the UIDs of rows that are other ones and stay; a row that
+        is missing is fine.
+        """
+        if not claims:
+            return frozenset()
+        return await self._run(
+            lambda database: self._transaction(database, partial(rows.delete, claims=claims))
+        )
+
+    async def held_devices(self) -> Mapping[str, frozenset[str]]:
+        """Give the names of all devices that claims have, by pool; admin access included."""
+        return await self._run(holds.held_devices)
+
+    async def held_beside_unpreparing(self) -> list[HeldDevice]:
+        """Return the holds of claims that are being unprepared, and of others on the same counter
+        sets; nothing while no claim is being unprepared."""
+        return await self._run(holds.held_beside_unpreparing)
+
+    async def endpoints(self) -> list[StoredEndpoint]:
+        """Give the endpoints, by name; one whose row is damaged is not among them."""
+        return await self._run(endpointrows.read)
+
+    async def write_endpoints(self, endpoints: Collection[StoredEndpoint]) -> None:
+        """Write endpoints in one transaction, in place of what was stored of them."""
+        if endpoints:
+            write = partial(endpointrows.write, endpoints=endpoints)
+            await self._run(lambda database: self._transaction(database, write))
+
+    async def forget_endpoints(self, names: Collection[str]) -> None:
+        """Forget endpoints in one transaction; one that is not there is fine."""
+        if names:
+            forget = partial(endpointrows.forget, names=names)
+            await self._run(lambda database: self._transaction(database, forget))
+
+    def watch(self) -> DatabaseWatch:
+        """Give what tells whether something was written, by whatever process."""
+        return DatabaseWatch(self.path)
+
+    async def rebuilt(self) -> None:
+        """Say that all was done to make up for the damage: it is not told again after a restart."""
+        if self.damage is not None:
+            await self._run(lambda database: self._transaction(database, opening.forget_damage))
+            self.damage = self.salvaged = None
+
+    async def _run(self, work: Callable[[sqlite3.Connection], ResultT]) -> ResultT:
+        if self._closed or not self._wanted:
+            raise CheckpointError(f"the checkpoint {self.path} is not open")
+        context = contextvars.copy_context()
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+
+        def in_context() -> ResultT:
+            return context.run(self._attempt, work, now)
+
+        return await loop.run_in_executor(self._executor, in_context)
+
+    # ------------------------------------------------------------ within the writer's thread
+
+    def _attempt(self, work: Callable[[sqlite3.Connection], ResultT], now: float) -> ResultT:
+        try:
+            return work(self._ready(now))
+        except CheckpointTooNewError as error:
+            self.unusable = str(error)
+            self._disconnect()
+            raise
+        except opening.DATABASE_ERRORS as error:
+            raise self._failed(error, now) from error
+
+    def _ready(self, now: float) -> sqlite3.Connection:
+        """Give a connection; one that could not be used is tried again, but not at every call."""
+        if self._connection is not None and self._file != _identity(self.path):
+            self._find_again(self._connection)
+        due = now >= self._next_attempt
+        if self._connection is None:
+            if not due and self.unusable is not None:
+                raise CheckpointError(self.unusable)
+            self._next_attempt = now + REOPEN_SECONDS
+            return self._open()
+        if self.unusable is not None and due:
+            self._next_attempt = now + REOPEN_SECONDS
+            with suppress(sqlite3.Error):  # else it is said by whoever needs to write
+                self._transaction(self._connection, rows.touch)
+        return self._connection
+
+    def _open(self) -> sqlite3.Connection:
+        try:
+            opened = opening.open_database(self.path, traces=self._traces)
+        except CheckpointError as error:
+            self.unusable = str(error)
+            raise
+        # If we had opened it before, another number than ours plus one is somebody else's doing.
+        self.alone = self.alone and self._opens in (0, opened.opens - 1)
+        self._opens = opened.opens
+        self._file = _identity(self.path)
+        self._connection = opened.connection
+        self.damage, self.salvaged = opened.damage, opened.salvaged
+        self.unusable = None
+        return opened.connection
+
+    def _find_again(self, connection: sqlite3.Connection) -> None:
+        """Another process has set the file aside, or somebody has removed it: use the new one."""
+        try:
+            opening.rewrite(connection, self.path)
+        except (OSError, sqlite3.Error) as error:
+            self.unusable = f"the checkpoint {self.path} was removed: {error}"
+            raise CheckpointError(self.unusable) from error
+        self._disconnect()
+
+    def _disconnect(self) -> None:
+        # The last one to close writes the log back and removes it: nothing temporary is left.
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with suppress(sqlite3.Error):
+                connection.close()
+
+    def _failed(self, error: Exception, now: float) -> CheckpointError:
+        if opening.is_damage(error):
+            self.broken = f"the checkpoint {self.path} is damaged: {error}"
+            return CheckpointError(f"{self.broken}; {_RESTART}")
+        text = f"the checkpoint {self.path} failed: {error}"
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+            return CheckpointError(f"{text}; another process has held it for {_BUSY}")
+        if code == sqlite3.SQLITE_CONSTRAINT:
+            return CheckpointError(text)
+        self.unusable = f"{text}; see to space and permissions of its folder"
+        self._next_attempt = now + REOPEN_SECONDS
+        if code != sqlite3.SQLITE_FULL:  # what is stored can still be read then
+            self._disconnect()
+        return CheckpointError(self.unusable)
+
+    def _write(
+        self,
+        database: sqlite3.Connection,
+        claims: Collection[StoredClaim],
+        hardware: Hardware | None,
+    ) -> Outcome:
+        return self._transaction(
+            database,
+            # Whether we are alone is seen within the transaction.
+            lambda database: rows.write(
+                database, claims, owner=self.owner, alone=self.alone, hardware=hardware
+            ),
+        )
+
+    def _transaction(
+        self, database: sqlite3.Connection, work: Callable[[sqlite3.Connection], ResultT]
+    ) -> ResultT:
+        if self.broken is not None:
+            raise CheckpointError(f"{self.broken}; {_RESTART}")
+        started = time.perf_counter()
+        try:
+            with rows.transaction(database):
+                self._check_shared(database)
+                result = work(database)
+        except UnicodeDecodeError:  # damage
+            raise
+        except ValueError as error:
+            raise CheckpointError(
+                f"the checkpoint {self.path} takes no such entry: {error}"
+            ) from error
+        if self._file != _identity(self.path):
+            raise CheckpointError(f"the checkpoint {self.path} was set aside by another process")
+        self.unusable = None
+        if self.on_transaction is not None:
+            self.on_transaction(time.perf_counter() - started)
+        return result
+
+    def _check_shared(self, database: sqlite3.Connection) -> None:
+        """See, within a transaction, what other processes have done to the database."""
+        if schema.readable_from(database) > schema.VERSION:
+            raise CheckpointTooNewError(
+                f"the checkpoint {self.path} was taken over by a later version of drakit"
+            )
+        if rows.opens(database) != self._opens:
+            self.alone = False
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Tell a file from another one that has come to the same path."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino

@@ -1,0 +1,202 @@
+"""
+Finds the classes of the configured drivers and checks their configurations.
+
+A driver is found by entry point (group ``drakit.drivers``) or as ``module:Class``. Nothing is
+started here.
+
+It must not know claims, slices, gRPC or the kubelet.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import entry_points
+from math import inf
+from pathlib import Path
+from typing import Any, cast
+
+from pydantic import ValidationError
+
+from drakit.driver import DeviceParameters, Driver, DriverConfig, Node
+from drakit.settings import describe
+from drakit_nodeplugin.config import ConfigError, DriverEntry
+from drakit_nodeplugin.endpoints.endpoint import HostedEndpoint, Surroundings
+from drakit_nodeplugin.endpoints.errors import text_of
+from drakit_nodeplugin.endpoints.names import MAX_DRIVER_NAME, is_driver_name
+from drakit_nodeplugin.endpoints.python.connection import AnyDriver
+from drakit_nodeplugin.endpoints.python.endpoint import PythonEndpoint
+from drakit_nodeplugin.endpoints.traits import DriverTraits, traits_of
+
+__all__ = ("LoadedDriver", "load_drivers")
+
+logger = logging.getLogger(__name__)
+
+GROUP = "drakit.drivers"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoadedDriver:
+    """A Python class that can be started: a :class:`.DriverSource`."""
+
+    name: str
+    make: Callable[[], AnyDriver]
+    """Makes it; called in the driver's own thread, each time that it is started."""
+
+    traits: DriverTraits
+    """Which calls it needs; known of its class, also while it is stopped."""
+
+    where: str
+    """File and key of its configuration, for errors that come up when it is made."""
+
+    @property
+    def foreign(self) -> bool:
+        """It runs in this process."""
+        return False
+
+    @property
+    def expected(self) -> Collection[str]:
+        """Its one endpoint, which has its name."""
+        return (self.name,)
+
+    def endpoint(self, surroundings: Surroundings) -> HostedEndpoint:
+        """Make what runs it."""
+        return PythonEndpoint(
+            self.name,
+            self.make,
+            traits=self.traits,
+            listener=surroundings.listener,
+            node=surroundings.node,
+        )
+
+
+def load_drivers(entries: Sequence[DriverEntry], *, file: Path, node: Node) -> list[LoadedDriver]:
+    """Load the configured drivers; raise :class:`ConfigError` naming file, key and reason."""
+    drivers: list[LoadedDriver] = []
+    for index, entry in enumerate(entries):
+        key = f"drivers[{index}]"
+        where = f"{file}: {key}.driver"
+        kind = _find(entry.driver, where=where)
+        if (fault := _fault_of(kind)) is not None:
+            raise ConfigError(f"{where}: {entry.driver} {fault}; this is a fault of the driver")
+        try:
+            config = kind.config_type.model_validate(entry.config)
+            name = cast("object", kind.name_of(config))
+        except ValidationError as error:
+            raise ConfigError(describe(error, file=str(file), below=f"{key}.config")) from error
+        except Exception as error:  # a vendor's validator
+            raise ConfigError(
+                f"{file}: {key}.config: {entry.driver} fails to read it: {_kind_and_text(error)}"
+            ) from error
+        if not is_driver_name(name):
+            raise ConfigError(
+                f"{where}: {entry.driver} calls itself {name!r}, which is not a DNS "
+                f"subdomain of at most {MAX_DRIVER_NAME} characters that begins with a letter"
+            )
+        if entry.name not in (None, name):
+            raise ConfigError(
+                f"{file}: {key}.name: the name of {entry.driver} is {name}, not {entry.name}; "
+                f"correct or omit it"
+            )
+        if any(driver.name == name for driver in drivers):
+            raise ConfigError(f"{where}: driver {name} is configured twice")
+
+        if _never_undone(kind):
+            logger.warning(
+                "driver has side effects, but nothing undoes them: set side_effects = False, or "
+                "define unprepare",
+                extra={"driver": name},
+            )
+
+        def make(kind: type[AnyDriver] = kind, config: Any = config) -> AnyDriver:
+            return kind(config, node)
+
+        drivers.append(
+            LoadedDriver(
+                name=name, make=make, traits=traits_of(kind), where=f"{file}: {key}.config"
+            )
+        )
+    return drivers
+
+
+def _fault_of(kind: type[AnyDriver]) -> str | None:
+    """Say what is wrong with a driver's class; vendors write what no type allows."""
+    values: dict[str, Any] = {
+        name: getattr(kind, name, None)
+        for name in ("name", "config_type", "parameters_type", "health_period_seconds")
+    }
+    parameters, period = values["parameters_type"], values["health_period_seconds"]
+    if abstract := sorted(kind.__abstractmethods__):
+        return f"does not define {' and '.join(abstract)}"
+    if not isinstance(values["name"], str):
+        return "has no name: set the class variable 'name' to a text"
+    if not _derives(values["config_type"], DriverConfig):
+        return "has a config_type that is not derived from drakit.DriverConfig"
+    if not (parameters is None or _derives(parameters, DeviceParameters)):
+        return "has a parameters_type that is not derived from drakit.DeviceParameters"
+    for name in ("side_effects", "plain_devices", "reports_health"):
+        if not isinstance(getattr(kind, name), bool):
+            return f"has {name} set to {getattr(kind, name)!r}, which is neither True nor False"
+    if isinstance(period, bool) or not isinstance(period, int | float) or not 0 < period < inf:
+        return f"has health_period_seconds set to {period!r}, which is no number above 0"
+    traits = traits_of(kind)
+    if traits.resets and not traits.side_effects:
+        return (
+            "defines reset but has side_effects set to False, so that it would never be called; "
+            "drop one of the two"
+        )
+    if traits.plain_devices and traits.health:
+        return (
+            "has plain_devices set, so that its devices have no health, but tells health as well; "
+            "drop one of the two"
+        )
+    return None
+
+
+def _never_undone(kind: type[AnyDriver]) -> bool:
+    """Tell whether a driver prepares with side effects, and has nothing that undoes them, or not by
+    its name. A driver that leaves preparing to the default has none, whatever it says."""
+    prepares = ("prepare", "prepare_claim", "prepare_claims")
+    undoes = ("unprepare", "unprepare_claim", "unprepare_claims", "reset")
+    return kind.side_effects and _defines(kind, prepares) and not _defines(kind, undoes)
+
+
+def _defines(kind: type[AnyDriver], methods: Collection[str]) -> bool:
+    return any(getattr(kind, method) is not getattr(Driver, method) for method in methods)
+
+
+def _kind_and_text(error: BaseException) -> str:
+    return f"{type(error).__name__}: {text_of(error)}"
+
+
+def _derives(kind: object, base: type) -> bool:
+    return isinstance(kind, type) and issubclass(kind, base)
+
+
+def _find(reference: str, *, where: str) -> type[AnyDriver]:
+    try:
+        if ":" in reference:
+            module, _, attribute = reference.partition(":")
+            found: object = getattr(import_module(module), attribute)
+        else:
+            found = _entry_point(reference, where=where)
+    except ConfigError:
+        raise
+    except (Exception, SystemExit) as error:  # a vendor's module runs as it is imported
+        plain = isinstance(error, ImportError | AttributeError)
+        text = text_of(error) if plain else _kind_and_text(error)
+        raise ConfigError(f"{where}: {reference} cannot be loaded: {text}") from error
+    if not (isinstance(found, type) and issubclass(found, Driver)):
+        raise ConfigError(f"{where}: {reference} is no class derived from drakit.Driver")
+    return cast("type[AnyDriver]", found)
+
+
+def _entry_point(name: str, *, where: str) -> object:
+    known = entry_points(group=GROUP)
+    for point in known:
+        if point.name == name:
+            return point.load()
+    names = ", ".join(sorted(point.name for point in known)) or "none"
+    raise ConfigError(f"{where}: there is no driver {name!r}; installed are: {names}")

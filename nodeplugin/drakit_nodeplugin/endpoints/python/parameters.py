@@ -1,0 +1,134 @@
+"""
+Opaque parameters: what users wrote in claims and DeviceClasses, as an object of the driver's type.
+
+The type is vendor code (validators, defaults), so all of this runs in the driver's thread. Which
+configs are meant for a device was decided before; what an error leads to is
+:mod:`drakit_nodeplugin.endpoints.calls`'s.
+
+It must not know claims, event loops, or how a driver is run.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic.alias_generators import to_camel
+
+from drakit.device import AllocatedDevice
+from drakit.driver import DeviceParameters, NoParameters
+from drakit_nodeplugin.endpoints.errors import BadParametersError, traceback_of
+from drakit_nodeplugin.endpoints.python.plain import name_of_type
+
+__all__ = ("merged", "with_parameters")
+
+logger = logging.getLogger(__name__)
+
+MAX_PROBLEMS = 5
+"""Problems that are named; a text with all of them would not fit an Event."""
+
+MAX_PART = 64
+"""Characters of a key in a text: users write any."""
+
+
+def merged(configs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Put configs together, key by key at the top level; a later one has the last word."""
+    together: dict[str, Any] = {}
+    for config in configs:
+        together.update(config)
+    return together
+
+
+def with_parameters(
+    device: AllocatedDevice,
+    kind: type[DeviceParameters] | None,
+    *,
+    driver: str,
+    index: int,
+    lenient: bool = False,
+) -> AllocatedDevice:
+    """
+    Return a device with its checked parameters.
+
+    What does not fit raises :class:`BadParametersError` about the device `index`; if `lenient`, the
+    parameters are None then.
+    """
+    if kind is None:
+        return device
+    try:
+        # A copy: defaults and validators may change their input. Only by alias: a field
+        # with two names could be set twice, and neither would take precedence.
+        parameters = kind.model_validate(
+            merged(copy.deepcopy(device.configs)), by_alias=True, by_name=False
+        )
+    except Exception as error:
+        if lenient:
+            return device
+        sentence = _sentence(error, kind, driver=driver)
+        raise BadParametersError(sentence, index=index) from error
+    return replace(device, parameters=parameters)
+
+
+def _sentence(error: Exception, kind: type[DeviceParameters], *, driver: str) -> str:
+    if kind is NoParameters:
+        return (
+            f"driver {driver} takes no opaque parameters; remove them from the claim or from its "
+            f"DeviceClass, and create the claim again"
+        )
+    if isinstance(error, ValidationError):
+        return (
+            f"the opaque parameters for driver {driver} do not fit: {_problems(error)}; correct "
+            f"them in the claim or in its DeviceClass, and create the claim anew"
+        )
+    # Its text may hold what the user wrote, and goes to the log alone.
+    facts = {"driver": driver, "call": "parameters", "exception": traceback_of(error)}
+    logger.error("driver failed", extra=facts)
+    return (
+        f"the opaque parameters cannot be checked, because driver {driver} failed in it with "
+        f"{name_of_type(type(error))}; the node plugin's log on this node says more"
+    )
+
+
+def _problems(error: ValidationError) -> str:
+    """Name fields and reasons, but nothing of what was written there: it may be a secret."""
+    problems = error.errors(include_url=False, include_input=False, include_context=False)
+    named: list[str] = []
+    for problem in problems[:MAX_PROBLEMS]:
+        reason = problem["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
+        if problem["type"] == "extra_forbidden":
+            reason = f"is no key that is known here{_hint(problem['loc'])}"
+        path = _path(problem["loc"])
+        named.append(f"{path}: {reason}" if path else reason)
+    if len(problems) > MAX_PROBLEMS:
+        named.append("and more")
+    return "; ".join(named)
+
+
+def _hint(parts: Sequence[int | str]) -> str:
+    """Say how a key is written that is the name of a field in Python, or looks as one."""
+    key = parts[-1]
+    if (
+        not isinstance(key, str)
+        or len(key) > MAX_PART
+        or not (key.isidentifier() and key.isascii())
+    ):
+        return ""
+    written = to_camel(key)
+    return f" (keys are written as in {written})" if "_" in key and written != key else ""
+
+
+def _path(parts: Sequence[int | str]) -> str:
+    path = ""
+    for part in parts:
+        if isinstance(part, int):
+            path += f"[{part}]"
+            continue
+        name = part if part and part.isprintable() else ascii(part)
+        if len(name) > MAX_PART:
+            name = f"{name[:MAX_PART]}..."
+        path += f".{name}" if path else name
+    return path

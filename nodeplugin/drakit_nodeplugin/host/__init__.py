@@ -1,0 +1,1 @@
+"""One hosted driver, all of them, and what looks after their claims."""

@@ -1,0 +1,279 @@
+"""
+The drivers that a process hosts: those of its configuration, and backends, which come and go.
+
+A driver of the configuration is started before anything runs, and ends the process if it cannot
+be. A backend's driver is started when its backend is first seen, or at once if an earlier process
+has known it; one that cannot be hosted is told to people and tried again. It stays, with or without
+its backend, until neither devices nor claims of it are left.
+
+What a hosted driver is made of is :mod:`.driver`'s, how backends are found
+:mod:`drakit_nodeplugin.endpoints`'s.
+
+It must not know how any of the parts does its work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from drakit import tasks
+from drakit_nodeplugin.config import ConfigError, NodePluginConfig
+from drakit_nodeplugin.endpoints.endpoint import Diagnostic
+from drakit_nodeplugin.endpoints.errors import text_of
+from drakit_nodeplugin.endpoints.python.loading import load_drivers
+from drakit_nodeplugin.endpoints.source import DriverSource
+from drakit_nodeplugin.host.driver import HostedDriver
+from drakit_nodeplugin.host.environment import Environment
+from drakit_nodeplugin.host.known_backends import forget_driver, known_drivers, remember_driver
+from drakit_nodeplugin.host.node_events import NodeEvents
+from drakit_nodeplugin.kubelet.sockets import SocketError
+
+if TYPE_CHECKING:
+    from drakit_nodeplugin.endpoints.backend.directory import BackendDirectory
+
+__all__ = ("Hosting",)
+
+logger = logging.getLogger(__name__)
+
+AGAIN_SECONDS = 30.0
+"""Until a backend's driver that could not be hosted is tried again."""
+
+IDLE_SECONDS = 60.0
+"""Between two looks for backends' drivers that nothing is left of; shorter where devices of a
+stopped driver stay for a shorter time."""
+
+MAX_BACKENDS = 64
+"""Drivers of backends on one node, each of which takes about a MiB and ten open files: more is a
+program that names itself anew without end."""
+
+
+class Hosting(Sequence[HostedDriver]):
+    """All hosted drivers: a sequence of those that are served now."""
+
+    def __init__(self, environment: Environment, *, config_file: Path) -> None:
+        """Raises :class:`ConfigError` if a driver of the configuration cannot be made."""
+        config = environment.config
+        self._environment = environment
+        self._data = config.drivers_directory
+        self._registrations = config.backends_directory
+        self._events = NodeEvents(environment.node.name, environment.session)
+        self._sources = _configured(config, environment, file=config_file)
+        try:
+            self._drivers = [HostedDriver(source, environment) for source in self._sources]
+        except SocketError as error:
+            raise ConfigError(f"{config_file}: kubeletRoot: {error}") from error
+        self._names = frozenset(source.name for source in self._sources)
+        self._lives: dict[str, asyncio.Task[None]] = {}
+        self._hosting: set[str] = set()
+        """Backends' drivers that are served, or about to be."""
+        self._known: dict[str, asyncio.Task[HostedDriver | None]] = {}
+        """Those that were known before the start, while they are being started."""
+        self._wanted: asyncio.Queue[str] = asyncio.Queue()
+        self._directory: BackendDirectory | None = None
+        if config.backends.enabled:
+            # Only here: a node without backends has none of it in memory.
+            from drakit_nodeplugin.endpoints.allowlist import allow_list
+            from drakit_nodeplugin.endpoints.backend.directory import BackendDirectory
+            from drakit_nodeplugin.endpoints.host_paths import HostDevices
+
+            self._directory = BackendDirectory(
+                config.backends_directory,
+                node=environment.node.name,
+                taken=self._taken,
+                remark=self._remark,
+                allowed=allow_list(
+                    "backends.allowed", config.backends.allowed, devices=HostDevices.found()
+                ),
+            )
+
+    def __len__(self) -> int:
+        return len(self._drivers)
+
+    def __getitem__(self, index: int) -> HostedDriver:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return self._drivers[index]
+
+    def __iter__(self) -> Iterator[HostedDriver]:
+        return iter([*self._drivers])
+
+    async def start(self) -> None:
+        """Start all that is known; raises :class:`ConfigError` if a driver of the configuration
+        refuses."""
+        # At once: one that takes its time must not keep the others from being served.
+        async with asyncio.TaskGroup() as group:
+            for driver in self._drivers:
+                group.create_task(driver.start())
+            if (directory := self._directory) is not None:
+                for name in await asyncio.to_thread(known_drivers, self._data, self._registrations):
+                    if (refusal := self._taken(name)) is not None:
+                        self._remark(Diagnostic(reason="BackendRefused", note=refusal))
+                        continue
+                    self._hosting.add(name)
+                    # Not waited for: nobody is to wait for a process that is not ours.
+                    self._known[name] = asyncio.create_task(self._host(name, directory), name=name)
+
+    def parts(self) -> Mapping[str, Callable[[], Awaitable[None]]]:
+        """Give what runs until the daemon stops, by name."""
+        parts: dict[str, Callable[[], Awaitable[None]]] = {}
+        for driver in self._drivers:
+            if driver.name in self._names:
+                parts |= driver.parts()
+        if (directory := self._directory) is not None:
+            parts |= {
+                "backends": lambda: directory.run(self._appeared),
+                "hosting of backends": lambda: self._run(directory),
+                "Events of backends": self._events.run,
+            }
+        return parts
+
+    async def stop(self) -> None:
+        """Stop all; raises nothing."""
+        for task in self._known.values():
+            task.cancel()
+        if self._known:
+            await asyncio.wait(self._known.values())
+        await asyncio.gather(*(driver.stop() for driver in self._drivers))
+
+    # ------------------------------------------------------------ backends
+
+    def _taken(self, name: str) -> str | None:
+        if name in self._names:
+            return f"the node plugin hosts driver {name} itself"
+        if name not in self._hosting and len(self._hosting) >= MAX_BACKENDS:
+            return f"the node plugin hosts {MAX_BACKENDS} backends already, and takes no more"
+        return None
+
+    def _appeared(self, name: str) -> None:
+        if name not in self._hosting:
+            self._wanted.put_nowait(name)
+
+    async def _run(self, directory: BackendDirectory) -> None:
+        """Host what appears, until cancelled; the end of one part ends all, as for any driver."""
+        async with asyncio.TaskGroup() as group:
+            for name in self._known:
+                group.create_task(self._serve(name, directory, group))
+            group.create_task(self._forget_idle(directory))
+            while True:
+                name = await self._wanted.get()
+                if name in self._hosting:
+                    continue
+                if self._taken(name) is not None:
+                    directory.forget(name)  # where it will be refused, with the reason
+                    continue
+                self._hosting.add(name)  # at once: it may appear again before it is served
+                group.create_task(self._serve(name, directory, group))
+
+    async def _serve(
+        self, name: str, directory: BackendDirectory, group: asyncio.TaskGroup
+    ) -> None:
+        """Host a backend's driver, as soon as that can be done, and run its parts."""
+        if (known := self._known.get(name)) is not None:
+            driver = await asyncio.shield(known)
+            del self._known[name]
+        else:
+            driver = await self._host(name, directory)
+        while driver is None:
+            if (socket := directory.socket(name)) is not None:
+                directory.lost(socket)  # whoever is there by then may have another name
+            await asyncio.sleep(AGAIN_SECONDS)
+            driver = await self._host(name, directory)
+        life = tasks.run(driver.parts())
+        self._lives[name] = group.create_task(life, name=name)
+
+    async def _host(self, name: str, directory: BackendDirectory) -> HostedDriver | None:
+        """Start a backend's driver; None, after it was told why, if that cannot be done now."""
+        from drakit_nodeplugin.endpoints.backend.source import BackendSource
+
+        driver: HostedDriver | None = None
+        try:
+            driver = HostedDriver(BackendSource(name, directory), self._environment)
+            await asyncio.to_thread(remember_driver, self._data, name, self._registrations)
+            await driver.start()
+        except Exception as error:
+            # Whatever it is: a name that a backend chose must not end what others need.
+            if not isinstance(error, ConfigError | SocketError | OSError):
+                logger.exception("backend's driver cannot be started", extra={"driver": name})
+            note = f"backend {name} cannot be served: {text_of(error)}"
+            self._remark(Diagnostic(reason="BackendRefused", note=note))
+            if driver is not None:
+                await driver.stop()
+            return None
+        except BaseException:
+            if driver is not None:
+                await driver.stop()
+            raise
+        self._drivers.append(driver)
+        logger.info("backend's driver is served", extra={"driver": name})
+        return driver
+
+    async def _forget_idle(self, directory: BackendDirectory) -> None:
+        """Give up drivers whose backends are gone, and of which nothing is left."""
+        grace = self._environment.config.devices.endpoint_stop_grace_period
+        while True:
+            await asyncio.sleep(max(min(IDLE_SECONDS, grace), 1.0))
+            for driver in self:
+                name = driver.name
+                if name in self._lives and directory.socket(name) is None and await driver.idle():
+                    await self._forget(driver, directory)
+
+    async def _forget(self, driver: HostedDriver, directory: BackendDirectory) -> None:
+        name = driver.name
+        life = self._lives.pop(name)
+        life.cancel()
+        await asyncio.wait({life})
+        await driver.stop_serving()
+        # Once nobody can call it any more: a claim may have come after the last look.
+        idle = await driver.idle()
+        await driver.stop()
+        self._drivers.remove(driver)
+        self._environment.metrics.forget(name)
+        self._hosting.discard(name)
+        if not idle:
+            self._wanted.put_nowait(name)
+            return
+        try:
+            await asyncio.to_thread(forget_driver, self._data, name, self._registrations)
+        except OSError as error:
+            logger.error("backend's record stays", extra={"driver": name, "error": str(error)})
+        logger.info("backend's driver is not served any more", extra={"driver": name})
+        directory.forget(name)
+
+    def _remark(self, remark: Diagnostic) -> None:
+        logger.warning(
+            "backend needs attention", extra={"reason": remark.reason, "note": remark.note}
+        )
+        self._environment.metrics.remarks.labels("", remark.reason).inc()
+        self._events.tell(reason=remark.reason, action="Connect", note=remark.note)
+
+
+def _configured(
+    config: NodePluginConfig, environment: Environment, *, file: Path
+) -> Sequence[DriverSource]:
+    """Give the drivers of the configuration."""
+    sources: list[DriverSource] = [*load_drivers(config.drivers, file=file, node=environment.node)]
+    if config.device_plugins.enabled:
+        sources.append(_device_plugins(config, environment, file=file))
+        name = config.device_plugins.driver_name
+        if any(source.name == name for source in sources[:-1]):
+            raise ConfigError(
+                f"{file}: devicePlugins.driverName: driver {name} is configured twice"
+            )
+    return sources
+
+
+def _device_plugins(
+    config: NodePluginConfig, environment: Environment, *, file: Path
+) -> DriverSource:
+    # Only here: a node without device plugins has none of it in memory.
+    from drakit_nodeplugin.endpoints.deviceplugin.source import DevicePluginsSource
+
+    return DevicePluginsSource(
+        config.device_plugins.driver_name,
+        config.device_plugins_directory,
+        where=f"{file}: devicePlugins",
+        allowed=config.device_plugins.allowed,
+        kubelet_resources=environment.podresources.device_manager,
+    )
