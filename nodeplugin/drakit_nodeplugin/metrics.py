@@ -10,20 +10,17 @@ It must not know what the numbers lead to.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
-from typing import Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from drakit.device import ClaimReference
-from drakit.resource.claim import Claim
-from drakit_nodeplugin.claims.answers import Answer, ClaimService, Operation, PrepareAnswer
 from drakit_nodeplugin.claims.checkpoint.records import STATES, State
-from drakit_nodeplugin.claims.errors import ClaimError, ClaimGoneError, FaultError, NoAnswerError
-from drakit_nodeplugin.claims.source import ClaimSource
+from drakit_nodeplugin.claims.errors import FaultError
+from drakit_nodeplugin.claims.source import FetchResult
+from drakit_nodeplugin.claims.work import ClaimAnswer, Operation
 
-__all__ = ("DriverMetrics", "MeteredClaims", "MeteredSource", "Metrics")
+__all__ = ("DriverMetrics", "Metrics")
 
 _OPERATION_SECONDS = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80)
 """Up to more than the 45 s that a kubelet waits: the work goes on."""
@@ -33,8 +30,6 @@ _FETCH_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 3,
 
 _TRANSACTION_SECONDS = (0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5, 2.5)
 """A flush takes a fraction of a millisecond on a good disk, and seconds on one that is dying."""
-
-FetchResult = Literal["success", "gone", "no_answer", "error"]
 
 
 class Metrics:
@@ -177,13 +172,19 @@ class DriverMetrics:
             for state in ("healthy", "unhealthy", "allocated")
         }
 
-    def answered(self, operation: Operation, seconds: float, *, reason: str | None) -> None:
-        """A claim was answered; the reason is a word of a closed set, and None is success."""
-        if reason is None:
+    def finished(
+        self, claim: ClaimReference, operation: Operation, answer: ClaimAnswer, seconds: float
+    ) -> None:
+        """A claim was prepared or unprepared, or could not be."""
+        if answer.error is None:
             self._operations[operation, "success"].observe(seconds)
             return
         self._operations[operation, "error"].observe(seconds)
+        reason = answer.reason or FaultError.reason
         self._metrics.errors.labels(self._driver, operation, reason).inc()
+
+    def lasts(self, claim: ClaimReference, operation: Operation) -> None:
+        """Nothing is counted before the end."""
 
     def fetched(self, seconds: float, result: FetchResult) -> None:
         """A claim was asked for at the API server."""
@@ -219,91 +220,3 @@ class DriverMetrics:
     def entries(self, state: State, count: int) -> None:
         """The checkpoint has so many claims in this state."""
         self._claims[state].set(count)
-
-
-class MeteredClaims:
-    """A :class:`ClaimService` that measures what another one does."""
-
-    def __init__(self, claims: ClaimService, metrics: DriverMetrics) -> None:
-        self._claims = claims
-        self._metrics = metrics
-
-    async def prepare(self, claims: Sequence[ClaimReference], answer: Answer) -> None:
-        """Prepare, and measure each claim."""
-        timer = _Timer("prepare", claims, answer, self._metrics)
-        try:
-            await self._claims.prepare(claims, timer.answer)
-        except Exception:
-            timer.failed()
-            raise
-
-    async def unprepare(self, claims: Sequence[ClaimReference], answer: Answer) -> None:
-        """Unprepare, and measure each claim."""
-        timer = _Timer("unprepare", claims, answer, self._metrics)
-        try:
-            await self._claims.unprepare(claims, timer.answer)
-        except Exception:
-            timer.failed()
-            raise
-
-    def abandon(self, uid: str) -> None:
-        """Pass it on; the claim's preparing ends with an answer, and that is measured."""
-        self._claims.abandon(uid)
-
-
-class _Timer:
-    """Measures the claims of one call: each when it is answered."""
-
-    def __init__(
-        self,
-        operation: Operation,
-        claims: Sequence[ClaimReference],
-        answer: Answer,
-        metrics: DriverMetrics,
-    ) -> None:
-        self._operation: Operation = operation
-        self._left = {claim.uid for claim in claims}
-        self._answer = answer
-        self._metrics = metrics
-        self._loop = asyncio.get_running_loop()
-        self._began = self._loop.time()
-
-    def answer(self, uid: str, said: PrepareAnswer) -> None:
-        self._left.discard(uid)
-        reason = None if said.error is None else said.reason or FaultError.reason
-        self._metrics.answered(self._operation, self._seconds(), reason=reason)
-        self._answer(uid, said)
-
-    def failed(self) -> None:
-        """The call raised: what it has not answered is answered by the front door."""
-        for _ in self._left:
-            self._metrics.answered(self._operation, self._seconds(), reason=FaultError.reason)
-
-    def _seconds(self) -> float:
-        return self._loop.time() - self._began
-
-
-class MeteredSource:
-    """A :class:`ClaimSource` that measures what another one does."""
-
-    def __init__(self, source: ClaimSource, metrics: DriverMetrics) -> None:
-        self._source = source
-        self._metrics = metrics
-
-    async def fetch(self, reference: ClaimReference, *, timeout_seconds: float) -> Claim:
-        """Read a claim, and measure that; a read that the caller gives up is not counted."""
-        loop = asyncio.get_running_loop()
-        began = loop.time()
-        try:
-            claim = await self._source.fetch(reference, timeout_seconds=timeout_seconds)
-        except ClaimError as error:
-            self._metrics.fetched(loop.time() - began, _fetch_result(error))
-            raise
-        self._metrics.fetched(loop.time() - began, "success")
-        return claim
-
-
-def _fetch_result(error: ClaimError) -> FetchResult:
-    if isinstance(error, ClaimGoneError):
-        return "gone"
-    return "no_answer" if isinstance(error, NoAnswerError) else "error"

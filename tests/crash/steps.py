@@ -248,7 +248,7 @@ def traced_connection(steps: Steps) -> type[sqlite3.Connection]:
 
 def install(orders: Orders) -> None:
     """See the steps of a node plugin that hosts one of the drivers of :mod:`.drivers`."""
-    from drakit_nodeplugin.kubelet.calls import ClaimCalls
+    from drakit_nodeplugin.kubelet.dra import ClaimCalls
     from tests.crash.drivers import Marking, Plain
 
     steps = Steps(orders)

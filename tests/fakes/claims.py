@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from drakit import (
+    AllocatedClaim,
     AllocatedDevice,
     ClaimReference,
     CounterSet,
@@ -16,8 +17,9 @@ from drakit import (
     Edits,
 )
 from drakit.resource.claim import Claim, parse_claim
-from drakit_nodeplugin.claims.answers import ClaimService, PrepareAnswer
 from drakit_nodeplugin.claims.errors import ClaimGoneError, NoAnswerError
+from drakit_nodeplugin.claims.queue import ClaimQueue
+from drakit_nodeplugin.claims.work import ClaimAnswer
 from drakit_nodeplugin.devices.hardware import Hardware, PoolContent
 from drakit_nodeplugin.devices.revision import Revision
 from drakit_nodeplugin.endpoints.errors import (
@@ -97,18 +99,31 @@ class FakeDevices:
         """Devices whose calls wait for an event."""
         self.reason_away: Callable[[], EndpointStoppedError] | None = None
 
-    def away(self) -> EndpointStoppedError | None:
+    def unavailable(self) -> EndpointStoppedError | None:
         return self.reason_away() if self.reason_away is not None else None
 
-    async def prepare(
+    def prepare(
+        self, batch: Sequence[AllocatedClaim]
+    ) -> Mapping[str, asyncio.Future[Sequence[Edits]]]:
+        return begin(self.prepare_claim, batch)
+
+    def unprepare(self, batch: Sequence[AllocatedClaim]) -> Mapping[str, asyncio.Future[None]]:
+        return begin(self.unprepare_claim, batch)
+
+    def check(self, batch: Sequence[AllocatedClaim]) -> Mapping[str, asyncio.Future[bool]]:
+        return begin(self.check_claim, batch)
+
+    async def prepare_claim(
         self, claim: ClaimReference, devices: Sequence[AllocatedDevice]
     ) -> Sequence[Edits]:
         return await self._each(self.prepare_device, claim, devices)
 
-    async def unprepare(self, claim: ClaimReference, devices: Sequence[AllocatedDevice]) -> None:
+    async def unprepare_claim(
+        self, claim: ClaimReference, devices: Sequence[AllocatedDevice]
+    ) -> None:
         await self._each(self.unprepare_device, claim, devices)
 
-    async def check(self, claim: ClaimReference, devices: Sequence[AllocatedDevice]) -> bool:
+    async def check_claim(self, claim: ClaimReference, devices: Sequence[AllocatedDevice]) -> bool:
         return all(await self._each(self.check_device, claim, devices))
 
     async def prepare_device(self, claim: ClaimReference, device: AllocatedDevice) -> Edits:
@@ -188,15 +203,20 @@ class FakeInstances:
         return owner in self.others
 
 
-async def prepare(engine: ClaimService, *claims: ClaimReference) -> dict[str, PrepareAnswer]:
-    """Ask an engine, and give its answers."""
-    answers: dict[str, PrepareAnswer] = {}
-    await engine.prepare(claims, answers.__setitem__)
-    return answers
+def begin(
+    call: Callable[[ClaimReference, Sequence[AllocatedDevice]], Coroutine[Any, Any, Any]],
+    batch: Sequence[AllocatedClaim],
+) -> dict[str, asyncio.Future[Any]]:
+    """Call for each claim of a batch, as endpoints do; give the futures."""
+    return {item.claim.uid: asyncio.create_task(call(item.claim, item.devices)) for item in batch}
 
 
-async def unprepare(engine: ClaimService, *claims: ClaimReference) -> dict[str, str | None]:
-    """Ask an engine, and give its errors."""
-    answers: dict[str, PrepareAnswer] = {}
-    await engine.unprepare(claims, answers.__setitem__)
+async def prepare(queue: ClaimQueue, *claims: ClaimReference) -> dict[str, ClaimAnswer]:
+    """Ask for claims as the kubelet does, with all the time of the world."""
+    return dict(await queue.ask("prepare", claims, timeout_seconds=3600))
+
+
+async def unprepare(queue: ClaimQueue, *claims: ClaimReference) -> dict[str, str | None]:
+    """The same; give the errors."""
+    answers = await queue.ask("unprepare", claims, timeout_seconds=3600)
     return {uid: answer.error for uid, answer in answers.items()}

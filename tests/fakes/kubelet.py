@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from drakit import ClaimReference
 from drakit.testing.kubelet import FakeKubelet
-from drakit_nodeplugin.claims.answers import Answer, PrepareAnswer, PreparedDevice
+from drakit_nodeplugin.claims.work import ClaimAnswer, ClaimWork, PreparedDevice
 
 __all__ = ("FakeKubelet", "HeldClaims", "device", "reference")
 
@@ -18,7 +18,7 @@ def reference(uid: str, *, namespace: str = "lab", name: str | None = None) -> C
 
 class HeldClaims:
     """
-    A `ClaimService` that answers at once, or for a held claim when the test lets it go.
+    An engine that answers at once, or for a held claim when the test lets it go.
 
     What it did is in `done`, in order: ``prepare a``, ``unprepare a``; `begun` is its beginnings.
     """
@@ -30,7 +30,6 @@ class HeldClaims:
         self.errors: dict[str, str] = {}
         self.forgotten: set[str] = set()
         self.abandoned: list[str] = []
-        self.surplus: set[str] = set()
         self.failure: Exception | None = None
         self._held: dict[str, asyncio.Event] = {}
         self._news = asyncio.Event()
@@ -55,23 +54,25 @@ class HeldClaims:
                 self._news.clear()
                 await self._news.wait()
 
-    async def prepare(self, claims: Sequence[ClaimReference], answer: Answer) -> None:
-        await self._work("prepare", claims)
-        for claim in claims:
-            if claim.uid in self.errors:
-                answer(claim.uid, PrepareAnswer(error=self.errors[claim.uid]))
-            elif claim.uid not in self.forgotten:
-                answer(claim.uid, PrepareAnswer(devices=(device(claim.uid),)))
-        for uid in self.surplus:
-            answer(uid, PrepareAnswer(devices=(device(uid),)))
+    async def prepare(self, works: Sequence[ClaimWork]) -> None:
+        for work in works:
+            work.call = asyncio.get_running_loop().create_future()
+            work.call.add_done_callback(lambda _, uid=work.claim.uid: self.abandoned.append(uid))
+        await self._work("prepare", [work.claim for work in works])
+        for work in works:
+            uid = work.claim.uid
+            if uid in self.errors:
+                work.answer.set_result(ClaimAnswer(error=self.errors[uid]))
+            elif uid not in self.forgotten:
+                work.answer.set_result(ClaimAnswer(devices=(self.device(uid),)))
 
-    async def unprepare(self, claims: Sequence[ClaimReference], answer: Answer) -> None:
-        await self._work("unprepare", claims)
-        for claim in claims:
-            answer(claim.uid, PrepareAnswer(error=self.errors.get(claim.uid)))
+    async def unprepare(self, works: Sequence[ClaimWork]) -> None:
+        await self._work("unprepare", [work.claim for work in works])
+        for work in works:
+            work.answer.set_result(ClaimAnswer(error=self.errors.get(work.claim.uid)))
 
-    def abandon(self, uid: str) -> None:
-        self.abandoned.append(uid)
+    def device(self, uid: str) -> PreparedDevice:
+        return device(uid)
 
     async def _work(self, operation: str, claims: Sequence[ClaimReference]) -> None:
         self.batches.append(len(claims))

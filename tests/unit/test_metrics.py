@@ -5,40 +5,44 @@ import asyncio
 import pytest
 from prometheus_client.exposition import generate_latest
 
-from drakit.resource.claim import Claim
+from drakit.kube import NotFoundError
 from drakit_nodeplugin.claims import errors
-from drakit_nodeplugin.claims.answers import PrepareAnswer
-from drakit_nodeplugin.claims.errors import (
-    ClaimError,
-    ClaimFetchError,
-    ClaimGoneError,
-    NoAnswerError,
-)
-from drakit_nodeplugin.metrics import MeteredClaims, MeteredSource, Metrics
-from tests.fakes.claims import DRIVER, reference
+from drakit_nodeplugin.claims.errors import ClaimError
+from drakit_nodeplugin.claims.queue import ClaimQueue
+from drakit_nodeplugin.claims.source import ApiClaims
+from drakit_nodeplugin.claims.work import ClaimAnswer
+from drakit_nodeplugin.metrics import Metrics
+from tests.fakes.claims import DRIVER, claim_body, reference
 
 A, B = reference("uid-a"), reference("uid-b")
+
+
+def not_found() -> NotFoundError:
+    return NotFoundError(
+        status=404,
+        reason="NotFound",
+        message="gone",
+        method="GET",
+        path="/x",
+        details={"name": A.name},
+    )
 
 
 class Engine:
     """Answers the first claim after 3 s, the second after 7 s."""
 
     def __init__(self) -> None:
-        self.answers = [PrepareAnswer(), PrepareAnswer()]
+        self.answers = [ClaimAnswer(), ClaimAnswer()]
         self.failure: Exception | None = None
-        self.abandoned: list[str] = []
 
-    async def prepare(self, claims, answer) -> None:
-        for seconds, claim, said in zip((3, 4), claims, self.answers, strict=False):
+    async def prepare(self, works) -> None:
+        for seconds, work, answer in zip((3, 4), works, self.answers, strict=False):
             await asyncio.sleep(seconds)
-            answer(claim.uid, said)
+            work.answer.set_result(answer)
         if self.failure is not None:
             raise self.failure
 
     unprepare = prepare
-
-    def abandon(self, uid: str) -> None:
-        self.abandoned.append(uid)
 
 
 @pytest.fixture
@@ -54,13 +58,12 @@ def value(metrics: Metrics, name: str, **labels: str) -> float | None:
 @pytest.mark.parametrize("operation", ["prepare", "unprepare"])
 async def test_each_claim_of_a_call_is_measured_when_it_is_answered(metrics, operation):
     engine = Engine()
-    engine.answers[1] = PrepareAnswer(error="cam-0 is taken", reason="DeviceTaken")
-    metered = MeteredClaims(engine, metrics.for_driver(DRIVER))
-    heard: dict[str, PrepareAnswer] = {}
+    engine.answers[1] = ClaimAnswer(error="cam-0 is taken", reason="DeviceTaken")
+    queue = ClaimQueue(DRIVER, engine, observers=[metrics.for_driver(DRIVER)])
 
-    await getattr(metered, operation)([A, B], heard.__setitem__)
+    answers = await queue.ask(operation, [A, B], timeout_seconds=40)
 
-    assert heard == {A.uid: engine.answers[0], B.uid: engine.answers[1]}
+    assert answers == {A.uid: engine.answers[0], B.uid: engine.answers[1]}
     seconds = "drakit_claim_operation_duration_seconds"
     for result, total in (("success", 3), ("error", 7)):
         labels = {"operation": operation, "result": result}
@@ -75,39 +78,36 @@ async def test_claims_that_a_fault_of_the_engine_left_unanswered_are_counted(met
     engine = Engine()
     engine.answers.pop()
     engine.failure = RuntimeError("a bug")
-    metered = MeteredClaims(engine, metrics.for_driver(DRIVER))
+    queue = ClaimQueue(DRIVER, engine, observers=[metrics.for_driver(DRIVER)])
 
-    with pytest.raises(RuntimeError):
-        await metered.prepare([A, B], lambda uid, said: None)
+    answers = await queue.ask("prepare", [A, B], timeout_seconds=40)
 
+    assert "a fault of the node plugin (RuntimeError)" in (answers[B.uid].error or "")
     assert value(metrics, "drakit_claim_errors_total", operation="prepare", reason="Fault") == 1
-    metered.abandon("uid-a")
-    assert engine.abandoned == ["uid-a"]
 
 
 @pytest.mark.looptime
 @pytest.mark.parametrize(
-    ("error", "result"),
+    ("answer", "result"),
     [
-        pytest.param(None, "success", id="read"),
-        pytest.param(ClaimGoneError(claim="lab/a"), "gone", id="gone"),
-        pytest.param(NoAnswerError(claim="lab/a", cause="-"), "no_answer", id="no-answer"),
-        pytest.param(ClaimFetchError(claim="lab/a", cause="forbidden"), "error", id="refused"),
+        pytest.param(claim_body("uid-a"), "success", id="read"),
+        pytest.param(not_found(), "gone", id="gone"),
+        pytest.param(TimeoutError(), "no_answer", id="no-answer"),
+        pytest.param({}, "error", id="no-claim"),
     ],
 )
-async def test_reading_a_claim_is_measured_by_its_result(metrics, error, result):
-    read = Claim(namespace="lab", name="a", uid="uid-a", allocation=None)
-
-    class Source:
-        async def fetch(self, reference, *, timeout_seconds):
+async def test_reading_a_claim_is_measured_by_its_result(metrics, answer, result):
+    class Session:
+        async def get(self, path, *, timeout_seconds):
             await asyncio.sleep(timeout_seconds / 2)
-            if error is not None:
-                raise error
-            return read
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
 
-    metered = MeteredSource(Source(), metrics.for_driver(DRIVER))
-    (got,) = await asyncio.gather(metered.fetch(A, timeout_seconds=3), return_exceptions=True)
-    assert got is (error or read)
+    session = asyncio.get_running_loop().create_future()
+    session.set_result(Session())
+    source = ApiClaims(session, observe=metrics.for_driver(DRIVER).fetched)
+    await asyncio.gather(source.fetch(A, timeout_seconds=3), return_exceptions=True)
     assert value(metrics, "drakit_claim_fetch_duration_seconds_sum", result=result) == 1.5
 
 

@@ -1,10 +1,10 @@
 """
-The CDI files of one driver's claims: a spec a claim, named by its UID.
+The CDI files of one driver's claims: one spec per claim, named by its UID.
 
-The UID in the name makes it unique for ever, because runtimes cache specs and read again only on a
-miss. The text of a file is made once; whoever keeps it can have the file compared with it and put
-in place again, without the driver and without a look at what it means. What a spec looks like is
-:mod:`drakit.cdi`'s, when one is written the engine's.
+The UID makes the name unique, because runtimes cache specs and read again only on a miss. The text
+of a file is made once and stored with the claim: from then on the file is compared with it and
+written again without the driver. What a spec looks like is :mod:`drakit.cdi`'s; the checkpoint
+writes and removes files beside their rows.
 
 It must not know the checkpoint, the API server, drivers or gRPC.
 """
@@ -13,65 +13,80 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import json
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import cast
 
 from drakit.cdi import SpecDirectory, build_spec, dump_spec, qualified_name
 from drakit.device import Edits
+from drakit_nodeplugin.claims.kubeletview import claim_uid
 
 __all__ = ("ClaimSpecs",)
 
 
 class ClaimSpecs:
     """
-    Writes, compares and removes the CDI files of one driver; files of others are never touched.
+    Writes, compares, reads and removes the CDI files of one driver; never those of others.
 
-    Each call is one hop to a thread, however many claims it is about; those that are no coroutines
-    are for a thread.
+    Coroutines need one trip to a thread, however many claims they are about; :meth:`place`,
+    :meth:`unlink`, :meth:`changed_at` and :meth:`traces` block.
     """
 
     def __init__(self, driver: str, directory: Path) -> None:
+        self._driver = driver
         self._kind = f"{driver}/claim"
         self._prefix = f"{driver}-claim_"
         # Not flushed to disks: after a boot every claim is prepared again, and its file compared.
         self._directory = SpecDirectory(directory, durable=False)
 
     def build(self, uid: str, edits: Sequence[Edits]) -> str:
-        """Give the text of a claim's file; raise :class:`drakit.cdi.InvalidEditsError`."""
+        """Return the text of a claim's file; raise :class:`drakit.cdi.InvalidEditsError`."""
         devices = [(f"{uid}-{index}", edit) for index, edit in enumerate(edits)]
         return dump_spec(build_spec(self._kind, devices))
 
     def cdi_id(self, uid: str, index: int) -> str:
-        """Give the qualified CDI name of a claim's device."""
+        """Return the qualified CDI name of a claim's device."""
         return qualified_name(self._kind, f"{uid}-{index}")
 
-    async def write(self, specs: Mapping[str, str]) -> Mapping[str, OSError]:
-        """Make sure that the files of these claims hold these texts; answer those that failed."""
-        return await asyncio.to_thread(self._write, specs)
+    def place(self, texts: Mapping[str, str]) -> Mapping[str, OSError]:
+        """Make sure that the files of these claims hold these texts; return those that failed."""
+        return _each(texts, lambda uid: self._directory.write_text(self._file(uid), texts[uid]))
+
+    def unlink(self, uids: Collection[str]) -> Mapping[str, OSError]:
+        """Make sure that these claims have no file; return those that failed."""
+        failed = _each(uids, lambda uid: self._directory.remove(self._file(uid)))
+        # Kubelets ask for all they know: what cannot be a file's name is no file's name.
+        return {uid: error for uid, error in failed.items() if not _no_name(error)}
+
+    async def write(self, texts: Mapping[str, str]) -> Mapping[str, OSError]:
+        """:meth:`place`, in a thread."""
+        return await asyncio.to_thread(self.place, texts)
 
     async def remove(self, uids: Collection[str]) -> Mapping[str, OSError]:
-        """Make sure that these claims have no file; answer those that failed."""
-        return await asyncio.to_thread(self._remove, uids)
+        """:meth:`unlink`, in a thread."""
+        return await asyncio.to_thread(self.unlink, uids)
 
     async def read(self, uid: str) -> str | None:
-        """Give the text of a claim's file; None if it has none. Raises OSError."""
+        """Return the text of a claim's file; empty if it is damaged, None if there is no file or it
+        belongs to another program. Raises OSError."""
         return await asyncio.to_thread(self._read, uid)
 
     async def present(self) -> set[str]:
-        """Give the UIDs of all claims that have a file. Raises OSError."""
+        """Return the UIDs of all claims that have a file. Raises OSError."""
         return await asyncio.to_thread(self._present)
 
     def changed_at(self) -> int | None:
-        """Give the time of the directory's last change, in nanoseconds of its file system's clock;
-        None if there is no directory. Blocks."""
+        """Return the time of the directory's last change (ns, clock of its file system); None if
+        there is no directory."""
         try:
             return os.stat(self._directory.path).st_mtime_ns
         except OSError:
             return None
 
     def traces(self) -> str | None:
-        """Say that there are files of claims, which shows that claims were prepared. Blocks."""
+        """Report files of claims, which show that claims were prepared."""
         try:
             files = len(self._present())
         except OSError:
@@ -85,19 +100,30 @@ class ClaimSpecs:
     def _file(self, uid: str) -> str:
         return f"{self._prefix}{uid}.json"
 
-    def _write(self, specs: Mapping[str, str]) -> Mapping[str, OSError]:
-        return _each(specs, lambda uid: self._directory.write_text(self._file(uid), specs[uid]))
-
-    def _remove(self, uids: Collection[str]) -> Mapping[str, OSError]:
-        failed = _each(uids, lambda uid: self._directory.remove(self._file(uid)))
-        # Kubelets ask for all they know: what cannot be a file's name is no file's name.
-        return {uid: error for uid, error in failed.items() if not _no_name(error)}
-
     def _read(self, uid: str) -> str | None:
         try:
-            return self._directory.read_text(self._file(uid))
+            text = self._directory.read_text(self._file(uid))
         except ValueError:
             return None
+        if text is None:
+            return None
+        try:
+            spec: object = json.loads(text)
+        except (ValueError, RecursionError):
+            return ""
+        if not isinstance(spec, dict):
+            return ""
+        return text if self._is_ours(cast("dict[str, object]", spec), uid) else None
+
+    def _is_ours(self, spec: dict[str, object], uid: str) -> bool:
+        devices = spec.get("devices")
+        if spec.get("kind") != self._kind or not isinstance(devices, list):
+            return False
+        named = [
+            cast("dict[str, object]", device).get("name") if isinstance(device, dict) else None
+            for device in cast("list[object]", devices)
+        ]
+        return all(claim_uid(f"{self._kind}={name}", driver=self._driver) == uid for name in named)
 
     def _present(self) -> set[str]:
         begin, end = len(self._prefix), -len(".json")

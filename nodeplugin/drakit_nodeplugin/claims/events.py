@@ -1,11 +1,11 @@
 """
 Events on a claim: what went wrong with it on this node, for the person who owns it.
 
-The kubelet tells a pod that its claims cannot be prepared, and nobody that they cannot be
-unprepared; here it is told at the claim, where it is still seen when the pod is gone. Only what a
-person can act on is told, and once: a failure that passes by itself must have lasted, and work that
-is merely slow must have gone on, for three minutes. That a claim is prepared is told only after its
-failure was. Nobody waits for an Event: what is to be told stands in a bounded line.
+The kubelet reports on a pod that its claims cannot be prepared, and nowhere that they cannot be
+unprepared. Here both are reported on the claim, where they are still seen when the pod is gone:
+only what a person can act on, and once. A failure that passes by itself must have lasted for three
+minutes, and work that is merely slow must have gone on for as long. Success is reported only after
+a failure was. Nobody waits for an Event: they are written from a bounded line.
 
 It must not know gRPC, the API client, or how a claim is prepared.
 """
@@ -15,18 +15,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from drakit.device import ClaimReference
-from drakit_nodeplugin.claims.answers import (
-    GERUND,
-    Answer,
-    ClaimService,
-    Operation,
-    PrepareAnswer,
-)
 from drakit_nodeplugin.claims.errors import (
     AbandonedError,
     ClaimBusyError,
@@ -34,22 +27,21 @@ from drakit_nodeplugin.claims.errors import (
     ClaimGoneError,
     ClaimReplacedError,
 )
+from drakit_nodeplugin.claims.queue import SLOW_SECONDS
+from drakit_nodeplugin.claims.work import GERUND, ClaimAnswer, Operation
 
-__all__ = ("AnnouncedClaims", "ClaimAnnouncer", "Recorder")
+__all__ = ("ClaimEvents", "Recorder")
 
 logger = logging.getLogger(__name__)
 
-PATIENCE_SECONDS = 180.0
-"""How long what passes by itself must have lasted: two of the kubelet's attempts, 90 s apart."""
-
 REPEAT_SECONDS = 600.0
-"""Before the same sentence is told again about the same claim."""
+"""Before the same sentence is reported again on the same claim."""
 
 PAUSE_SECONDS = 0.1
 """Between two writes: a driver that fails a whole node's claims must not flood the API server."""
 
 MAX_WAITING = 256
-"""Claims that wait to be told of; a node has at most a few hundred pods."""
+"""Events that wait to be written, one per claim and operation; a node has a few hundred pods."""
 
 MAX_REMEMBERED = 2048
 """Claims whose failures are remembered; the oldest are forgotten first."""
@@ -58,7 +50,7 @@ _PASSING = frozenset({ClaimBusyError.reason, ClaimFetchError.reason})
 """Reasons that mostly pass by themselves: an API server or another instance that is busy."""
 
 _SILENT = frozenset({AbandonedError.reason, ClaimGoneError.reason, ClaimReplacedError.reason})
-"""Reasons that are nothing to be told at the claim: its pod is going, or it is not there."""
+"""Reasons that do not concern the claim: its pod is going, or it does not exist."""
 
 _Key = tuple[str, Operation]
 
@@ -78,8 +70,8 @@ class Recorder(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Saying:
-    """One Event that is to be written."""
+class _Pending:
+    """An Event that is to be written."""
 
     claim: ClaimReference
     operation: Operation
@@ -95,42 +87,45 @@ class _Failure:
     """Loop clock, as all times here."""
 
     note: str | None = None
-    said_at: float = 0.0
+    """The text of the last Event."""
+
+    reported_at: float = 0.0
 
 
-class ClaimAnnouncer:
-    """Decides what of one driver's claims is told, and has it written."""
+class ClaimEvents:
+    """Decides what of one driver's claims is reported, and has it written. An observer of the
+    claim queue (:class:`.queue.ClaimObserver`)."""
 
     def __init__(self, driver: str) -> None:
         self._driver = driver
         self._failures: OrderedDict[_Key, _Failure] = OrderedDict()
-        self._waiting: dict[_Key, _Saying] = {}
+        self._waiting: dict[_Key, _Pending] = {}
         self._due = asyncio.Event()
         self._overflowing = False
 
     # ------------------------------------------------------------ what happens to claims
 
-    def failed(
-        self, claim: ClaimReference, operation: Operation, *, reason: str, text: str
+    def finished(
+        self, claim: ClaimReference, operation: Operation, answer: ClaimAnswer, seconds: float
     ) -> None:
-        """A claim could not be prepared or unprepared; the reason is a word of a closed set."""
-        if reason in _SILENT:
-            return
-        failure = self._failure(claim, operation)
-        if reason in _PASSING and _now() - failure.since < PATIENCE_SECONDS:
-            return
-        self._warn(claim, operation, failure, text)
+        """A claim was prepared or unprepared, or could not be."""
+        if answer.error is None:
+            self._succeeded(claim, operation)
+        elif answer.reason not in _SILENT:
+            failure = self._failure(claim, operation)
+            if answer.reason in _PASSING and _now() - failure.since < SLOW_SECONDS:
+                return
+            self._warn(claim, operation, failure, answer.error)
 
     def lasts(self, claim: ClaimReference, operation: Operation) -> None:
-        """Work on a claim has gone on for :data:`PATIENCE_SECONDS`."""
+        """Work on a claim has gone on for :data:`.SLOW_SECONDS`."""
         text = (
             f"claim {claim}: driver {self._driver} has been {GERUND[operation]} it for more than "
-            f"{PATIENCE_SECONDS:.0f} s; look at the driver's log on this node"
+            f"{SLOW_SECONDS:.0f} s; look at the driver's log on this node"
         )
         self._warn(claim, operation, self._failure(claim, operation), text)
 
-    def succeeded(self, claim: ClaimReference, operation: Operation) -> None:
-        """A claim is prepared, or unprepared, now."""
+    def _succeeded(self, claim: ClaimReference, operation: Operation) -> None:
         if not self._failures:
             return
         failure = self._forget((claim.uid, "prepare"))
@@ -138,7 +133,7 @@ class ClaimAnnouncer:
             self._forget((claim.uid, "unprepare"))
         elif failure is not None and failure.note is not None:
             note = f"claim {claim}: driver {self._driver} has prepared it now"
-            self._say(_Saying(claim=claim, operation=operation, note=note, failed=False))
+            self._add(_Pending(claim=claim, operation=operation, note=note, failed=False))
 
     def _failure(self, claim: ClaimReference, operation: Operation) -> _Failure:
         key = (claim.uid, operation)
@@ -153,41 +148,41 @@ class ClaimAnnouncer:
             del self._waiting[key]
         return self._failures.pop(key, None)
 
-    # ------------------------------------------------------------ what is told
+    # ------------------------------------------------------------ what is reported
 
     def _warn(
         self, claim: ClaimReference, operation: Operation, failure: _Failure, text: str
     ) -> None:
-        if failure.note != text or _now() - failure.said_at >= REPEAT_SECONDS:
-            self._say(_Saying(claim=claim, operation=operation, note=text))
+        if failure.note != text or _now() - failure.reported_at >= REPEAT_SECONDS:
+            self._add(_Pending(claim=claim, operation=operation, note=text))
 
-    def _say(self, saying: _Saying) -> None:
-        key = (saying.claim.uid, saying.operation)
+    def _add(self, pending: _Pending) -> None:
+        key = (pending.claim.uid, pending.operation)
         if len(self._waiting) >= MAX_WAITING and key not in self._waiting:
             if not self._overflowing:
                 self._overflowing = True
-                logger.warning("too many claims to tell of", extra={"driver": self._driver})
+                logger.warning("too many claims to report on", extra={"driver": self._driver})
             return
-        self._waiting[key] = saying
+        self._waiting[key] = pending
         self._due.set()
 
     async def run(self, recorder: Recorder) -> None:
-        """Write what is to be told, until cancelled; what came before is not lost."""
+        """Write what is to be reported, until cancelled; what came before is not lost."""
         while True:
             await self._due.wait()
             self._due.clear()
             while self._waiting:
                 key = next(iter(self._waiting))
-                saying = self._waiting.pop(key)
-                # Before the write: the same may be said during it.
-                if saying.failed and (failure := self._failures.get(key)) is not None:
-                    failure.note, failure.said_at = saying.note, _now()
-                await self._write(recorder, saying)
+                pending = self._waiting.pop(key)
+                # Before the write: the same failure may come during it.
+                if pending.failed and (failure := self._failures.get(key)) is not None:
+                    failure.note, failure.reported_at = pending.note, _now()
+                await self._write(recorder, pending)
                 await asyncio.sleep(PAUSE_SECONDS)
             self._overflowing = False
 
-    async def _write(self, recorder: Recorder, saying: _Saying) -> None:
-        claim, reason = saying.claim, f"{saying.operation.capitalize()}Failed"
+    async def _write(self, recorder: Recorder, pending: _Pending) -> None:
+        claim, reason = pending.claim, f"{pending.operation.capitalize()}Failed"
         try:
             await recorder.record(
                 {
@@ -197,74 +192,16 @@ class ClaimAnnouncer:
                     "name": claim.name,
                     "uid": claim.uid,
                 },
-                type="Warning" if saying.failed else "Normal",
-                reason=reason if saying.failed else "Prepared",
-                action=GERUND[saying.operation].capitalize(),
-                note=saying.note,
+                type="Warning" if pending.failed else "Normal",
+                reason=reason if pending.failed else "Prepared",
+                action=GERUND[pending.operation].capitalize(),
+                note=pending.note,
             )
-        except Exception:  # a sentence that is lost must not end the daemon
+        except Exception:  # an Event that is lost must not end the daemon
             logger.exception(
                 "an event could not be written",
                 extra={"driver": self._driver, "claim": str(claim), "claim_uid": claim.uid},
             )
-
-
-class AnnouncedClaims:
-    """A :class:`ClaimService` whose failures are told by a :class:`ClaimAnnouncer`."""
-
-    def __init__(self, claims: ClaimService, announcer: ClaimAnnouncer) -> None:
-        self._claims = claims
-        self._announcer = announcer
-
-    async def prepare(self, claims: Sequence[ClaimReference], answer: Answer) -> None:
-        """Prepare, and tell what fails or lasts."""
-        with _Watch("prepare", claims, answer, self._announcer) as watch:
-            await self._claims.prepare(claims, watch.answer)
-
-    async def unprepare(self, claims: Sequence[ClaimReference], answer: Answer) -> None:
-        """Unprepare, and tell what fails or lasts."""
-        with _Watch("unprepare", claims, answer, self._announcer) as watch:
-            await self._claims.unprepare(claims, watch.answer)
-
-    def abandon(self, uid: str) -> None:
-        """Pass it on."""
-        self._claims.abandon(uid)
-
-
-class _Watch:
-    """Follows the claims of one call to their answers."""
-
-    def __init__(
-        self,
-        operation: Operation,
-        claims: Sequence[ClaimReference],
-        answer: Answer,
-        announcer: ClaimAnnouncer,
-    ) -> None:
-        self._operation: Operation = operation
-        self._left = {claim.uid: claim for claim in claims}
-        self._answer = answer
-        self._announcer = announcer
-
-    def __enter__(self) -> _Watch:
-        self._timer = asyncio.get_running_loop().call_later(PATIENCE_SECONDS, self._look)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._timer.cancel()
-
-    def _look(self) -> None:
-        for claim in self._left.values():
-            self._announcer.lasts(claim, self._operation)
-
-    def answer(self, uid: str, said: PrepareAnswer) -> None:
-        claim = self._left.pop(uid, None)
-        if claim is not None and said.error is None:
-            self._announcer.succeeded(claim, self._operation)
-        elif claim is not None and said.error is not None:
-            reason = said.reason or ""
-            self._announcer.failed(claim, self._operation, reason=reason, text=said.error)
-        self._answer(uid, said)
 
 
 def _now() -> float:

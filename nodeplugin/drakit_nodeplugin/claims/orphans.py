@@ -18,8 +18,7 @@ from drakit_nodeplugin.claims.cdi_files import ClaimSpecs
 from drakit_nodeplugin.claims.checkpoint.store import Checkpoint
 from drakit_nodeplugin.claims.grace import Grace, Unclaimed
 from drakit_nodeplugin.claims.kubeletview import KubeletClaims, KubeletView, PodView
-from drakit_nodeplugin.claims.locks import KeyedLocks
-from drakit_nodeplugin.claims.spectexts import SpecTexts
+from drakit_nodeplugin.claims.queue import ClaimQueue
 
 __all__ = ("OrphanedSpecs",)
 
@@ -35,16 +34,14 @@ class OrphanedSpecs:
         driver: str,
         checkpoint: Checkpoint,
         specs: ClaimSpecs,
-        texts: SpecTexts,
-        locks: KeyedLocks,
+        queue: ClaimQueue,
         kubelet: KubeletView,
         grace: Grace,
     ) -> None:
         self._driver = driver
         self._checkpoint = checkpoint
         self._specs = specs
-        self._texts = texts
-        self._locks = locks
+        self._queue = queue
         self._kubelet = kubelet
         self._grace = grace
         self._seen: dict[str, Unclaimed] = {}
@@ -106,14 +103,14 @@ class OrphanedSpecs:
     async def _remove(self, uids: set[str]) -> int:
         removed = 0
         for uid in sorted(uids):
-            if self._locks.held(uid):
+            if self._queue.held(uid):
                 continue  # somebody works on the claim: what is left of it is seen by the next look
-            async with self._locks.hold(uid):
+            async with self._queue.hold(uid):
                 removed += await self._remove_one(uid)
         return removed
 
     async def _remove_one(self, uid: str) -> bool:
-        if await self._checkpoint.find([uid]) or await self._texts.read(uid) is None:
+        if await self._checkpoint.find([uid]) or await self._specs.read(uid) is None:
             return False
         facts = {"driver": self._driver, "claim_uid": uid}
         if failed := await self._specs.remove([uid]):

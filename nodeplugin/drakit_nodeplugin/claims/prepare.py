@@ -3,14 +3,14 @@ Preparing: what leads from the claims of a pod to devices that its containers ca
 
 A batch costs the same few steps whatever its size:
 
-    entries read -> claims fetched -> intent stored -> driver -> result stored -> CDI files
+    entries read -> claims fetched -> intent stored -> driver -> result stored, CDI files written
 
 The result is stored before the files are written, so that no file is ever without an entry; a
-crash in between leaves an entry whose file is restored. The intent, which tells after a crash what
+crash in between leaves an entry whose file is restored. The intent, which shows after a crash what
 a driver may have begun, is left out where a driver has nothing to undo. A claim that fails gets an
 error of its own and is undone; the others go on.
 
-Who waits for whom is :mod:`.engine`'s, undoing :mod:`.unprepare`'s.
+When a claim is worked on is decided in :mod:`.queue`; undoing is :mod:`.unprepare`'s.
 
 It must not know gRPC, HTTP, SQLite, or the format of a CDI file.
 """
@@ -19,13 +19,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
 
 from drakit.cdi import InvalidEditsError
-from drakit.device import ClaimReference
+from drakit.device import AllocatedClaim, Edits
+from drakit.resource.claim import base_request
 from drakit_nodeplugin.claims.allocation import (
     Step,
     allocated_devices,
@@ -37,7 +37,6 @@ from drakit_nodeplugin.claims.checkpoint.records import StoredClaim, StoredDevic
 from drakit_nodeplugin.claims.checkpoint.store import CheckpointError, Outcome
 from drakit_nodeplugin.claims.errors import (
     AbandonedError,
-    CheckpointFailedError,
     ClaimError,
     ClaimFetchError,
     ClaimGoneError,
@@ -45,23 +44,27 @@ from drakit_nodeplugin.claims.errors import (
     DriverFailedError,
     SpecFailedError,
 )
-from drakit_nodeplugin.claims.parts import (
+from drakit_nodeplugin.claims.unprepare import Unpreparing
+from drakit_nodeplugin.claims.work import (
+    ClaimAnswer,
+    ClaimWork,
     EngineParts,
+    PreparedDevice,
     driver_failed,
     error_of,
     facts_of,
     foreign_work,
     not_stored,
-    prepared,
+    raised_by,
     reference_of,
     refused,
+    side_by_side,
+    waves,
 )
-from drakit_nodeplugin.claims.unprepare import Undoing
-from drakit_nodeplugin.claims.waves import waves
 from drakit_nodeplugin.devices.hardware import Hardware
-from drakit_nodeplugin.endpoints.errors import DeviceFailedError, EndpointStoppedError
+from drakit_nodeplugin.endpoints.errors import EndpointStoppedError
 
-__all__ = ("Preparing", "Settle")
+__all__ = ("Preparing",)
 
 logger = logging.getLogger(__name__)
 
@@ -76,16 +79,12 @@ LISTED_SECONDS = 2.0
 """How long to wait for a device that the driver does not list: after a start, its inventory may be
 slow, and the kubelet asks again only after 90 s."""
 
-Settle = Callable[[str, StoredClaim | ClaimError], None]
-"""Takes what became of one claim: the prepared claim, or why it is not prepared."""
-
-_Made: TypeAlias = StoredClaim | ClaimError
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Work:
-    """A claim of a batch that is to be prepared."""
+class _Due:
+    """A claim of a batch that the driver must prepare."""
 
+    work: ClaimWork
     claim: StoredClaim
     """With the generation of its entry, if it has one."""
 
@@ -97,73 +96,98 @@ class _Work:
     from them."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Wanted:
+    """A claim as the API server has it, beside its present entry."""
+
+    work: ClaimWork
+    new: StoredClaim
+    old: StoredClaim
+
+
 class Preparing:
-    """Prepares claims of one driver. Who calls holds their locks."""
+    """Prepares claims of one driver. The caller has the claims for itself (:mod:`.queue`)."""
 
-    def __init__(self, parts: EngineParts, undoing: Undoing) -> None:
+    def __init__(self, parts: EngineParts, unpreparing: Unpreparing) -> None:
         self._parts = parts
-        self._undoing = undoing
-        self._calls: dict[str, asyncio.Task[Any]] = {}
-        """The drivers' work by UID, while it can be given up."""
-        self._abandoned: set[str] = set()
+        self._unpreparing = unpreparing
 
-    def abandon(self, uid: str) -> None:
-        """Give up a claim that is being prepared, or is about to be; it ends with an error."""
-        self._abandoned.add(uid)
-        if (call := self._calls.get(uid)) is not None:
-            call.cancel()
-
-    def ended(self, uid: str) -> None:
-        """The claim is answered: what is asked from now on is asked anew."""
-        self._abandoned.discard(uid)
-
-    async def prepare(self, claims: Sequence[ClaimReference], settle: Settle) -> None:
-        """Prepare the claims of a pod; `settle` is called once for each, as soon as it is known."""
+    async def prepare(self, works: Sequence[ClaimWork]) -> None:
+        """Prepare the claims of a pod; each is answered as soon as it is done."""
+        parts = self._parts
+        uids = [work.claim.uid for work in works]
         try:
-            known = await self._parts.checkpoint.find([claim.uid for claim in claims])
+            known = await parts.checkpoint.find(uids, from_memory=parts.instances.alone())
         except CheckpointError as error:
-            for claim in claims:
-                settle(claim.uid, CheckpointFailedError(claim=str(claim), cause=str(error)))
+            for work in works:
+                self._refuse(work, not_stored(work.claim, error))
             return
-        wanted = await asyncio.gather(*(self._wanted(c, known.get(c.uid)) for c in claims))
-        current: list[tuple[StoredClaim, StoredClaim]] = []
-        due: list[_Work] = []
-        replaced: list[tuple[StoredClaim, StoredClaim]] = []
-        for new in wanted:
-            if isinstance(new, tuple):
-                settle(*new)
+        wanted = await side_by_side([self._wanted(w, known.get(w.claim.uid)) for w in works])
+        current: list[_Wanted] = []
+        replaced: list[_Wanted] = []
+        due: list[_Due] = []
+        for work, new in zip(works, wanted, strict=True):
+            old = known.get(work.claim.uid)
+            if isinstance(new, ClaimError):
+                self._refuse(work, new)
                 continue
-            old = known.get(new.uid)
             match next_step(old, new=new), old:
                 case Step.ANSWER, StoredClaim():
-                    current.append((old, new))
+                    current.append(_Wanted(work=work, new=new, old=old))
                 case Step.REPEAT, StoredClaim():
-                    due.append(self._again(old, new))
+                    due.append(self._again(work, old, new))
                 case ((Step.REPLACE | Step.UNDO), StoredClaim()):
-                    replaced.append((old, new))
+                    replaced.append(_Wanted(work=work, new=new, old=old))
                 case _:
-                    due.append(_Work(claim=new))
-        async with asyncio.TaskGroup() as group:
-            if current:
-                group.create_task(self._answer_current(current, settle))
-            if replaced:
-                group.create_task(self._replace(replaced, settle))
-            if due:
-                await self._work(due, settle)
+                    due.append(_Due(work=work, claim=new))
+        await side_by_side(
+            [
+                *([self._answer_current(current)] if current else ()),
+                *([self._work(due)] if due else ()),
+                *(self._replace(each) for each in replaced),
+            ]
+        )
+
+    # ------------------------------------------------------------ answers
+
+    def _refuse(self, work: ClaimWork, error: ClaimError) -> None:
+        logger.warning(
+            "claim not prepared",
+            extra={"claim_uid": work.claim.uid, "reason": error.reason, "error": str(error)},
+        )
+        work.refuse(error)
+
+    def _succeed(self, work: ClaimWork, claim: StoredClaim) -> None:
+        # A container has all devices of a claim, or those of a request. The kubelet hands a CDI
+        # name on as often as it is listed: so it is listed once in each request that needs it.
+        listed: set[tuple[str, str]] = set()
+        devices: list[PreparedDevice] = []
+        for index, device in enumerate(claim.devices):
+            request = base_request(device.request)
+            others = [name for name in device.cdi_devices if (request, name) not in listed]
+            listed.update((request, name) for name in others)
+            devices.append(
+                PreparedDevice(
+                    requests=(request,),
+                    pool=device.pool,
+                    device=device.device,
+                    cdi_ids=(self._parts.specs.cdi_id(claim.uid, index), *others),
+                    share_id=device.share_id,
+                )
+            )
+        work.answer.set_result(ClaimAnswer(devices=tuple(devices)))
 
     # ------------------------------------------------------------ what is wanted
 
-    async def _wanted(
-        self, reference: ClaimReference, old: StoredClaim | None
-    ) -> StoredClaim | tuple[str, ClaimError]:
+    async def _wanted(self, work: ClaimWork, old: StoredClaim | None) -> StoredClaim | ClaimError:
+        reference = work.claim
         # The requests of an entry that only the kubelet confirmed are unknown.
         known = old is not None and self._in_use(old) and old.rebuilt != "listed"
         usable = old if known else None
         timeout_seconds = NEW_CLAIM_FETCH_SECONDS if usable is None else KNOWN_CLAIM_FETCH_SECONDS
         try:
-            busy = old and await foreign_work(old, self._parts.instances)
-            if busy is not None:
-                return reference.uid, busy
+            if old is not None and (busy := await foreign_work(old, self._parts.instances)):
+                return busy
             claim = await self._parts.source.fetch(reference, timeout_seconds=timeout_seconds)
             return wanted_claim(
                 claim,
@@ -176,11 +200,11 @@ class Preparing:
                 side_effects=self._parts.devices.traits.side_effects,
             )
         except ClaimGoneError as error:
-            return reference.uid, error
+            return error
         except ClaimFetchError as error:
             # No answer, a refusal and an invalid answer prove nothing about the claim.
             if usable is None:
-                return reference.uid, error
+                return error
             logger.warning(
                 "claim cannot be read and is answered from the checkpoint",
                 extra={"claim": str(reference), "claim_uid": reference.uid, "error": str(error)},
@@ -188,286 +212,299 @@ class Preparing:
             return usable
         except ClaimError as error:
             # Its frames hold the claim as read, which can take 20 MiB of memory.
-            return reference.uid, error.with_traceback(None)
+            return error.with_traceback(None)
 
     def _in_use(self, old: StoredClaim) -> bool:
         """Return whether containers may have the devices."""
         return old.state == "prepared" and old.boot_id == self._parts.boot_id
 
-    def _again(self, old: StoredClaim, new: StoredClaim) -> _Work:
+    def _again(self, work: ClaimWork, old: StoredClaim, new: StoredClaim) -> _Due:
         claim = replace(new, generation=old.generation)
-        return _Work(claim=claim, former=old, in_use=self._in_use(old))
+        return _Due(work=work, claim=claim, former=old, in_use=self._in_use(old))
 
     # ------------------------------------------------------------ what is prepared already
 
-    async def _answer_current(
-        self, claims: Collection[tuple[StoredClaim, StoredClaim]], settle: Settle
-    ) -> None:
-        """Answer without the driver, after all that must be there was seen or made again."""
+    async def _answer_current(self, current: Sequence[_Wanted]) -> None:
+        """Answer without the driver, once everything that must be there is verified or restored."""
         if not self._parts.devices.traits.checks:
-            await self._confirm([old for old, _ in claims], settle)
+            await self._confirm(current)
             return
-        entries = {old.uid: (old, new) for old, new in claims}
-        works = {uid: self._check(old) for uid, (old, _) in entries.items()}
-        async with (
-            asyncio.TaskGroup() as group,
-            aclosing(waves(works, tasks=self._calls)) as results,
-        ):
+        entries = {each.old.uid: each for each in current}
+        wanted = self._still_wanted({uid: (c.work, c.old) for uid, c in entries.items()})
+        if not wanted:
+            return
+        calls = self._parts.devices.check(_batch(wanted))
+        for uid, call in calls.items():
+            entries[uid].work.call = call
+        async with asyncio.TaskGroup() as group, aclosing(waves(calls)) as results:
             async for ended in results:
-                fine: list[StoredClaim] = []
-                broken: list[_Work] = []
-                for uid, result in ended.items():
-                    old, new = entries[uid]
-                    if result is True:
-                        fine.append(old)
-                    elif result is False:
-                        broken.append(self._again(old, new))
+                fine: list[_Wanted] = []
+                broken: list[_Due] = []
+                for uid, call in ended.items():
+                    each, raised = entries[uid], raised_by(call)
+                    each.work.call = None
+                    # What is prepared stays usable while its driver is unavailable.
+                    if isinstance(raised, EndpointStoppedError) or (
+                        raised is None and call.result()
+                    ):
+                        fine.append(each)
+                    elif raised is not None:
+                        self._refuse(each.work, self._why(each.work, each.old, raised))
                     else:
-                        settle(uid, self._why(old, result))
-                group.create_task(self._confirm(fine, settle))
-                group.create_task(self._work(broken, settle))
+                        broken.append(self._again(each.work, each.old, each.new))
+                if fine:
+                    group.create_task(self._confirm(fine))
+                if broken:
+                    group.create_task(self._work(broken))
 
-    async def _confirm(self, claims: Collection[StoredClaim], settle: Settle) -> None:
-        failed = await self._write_specs(claims)
-        for claim in claims:
-            settle(claim.uid, failed.get(claim.uid, claim))
-
-    async def _check(self, claim: StoredClaim) -> bool | ClaimError:
-        if claim.uid in self._abandoned:
-            return AbandonedError(claim=str(claim))
+    async def _confirm(self, current: Sequence[_Wanted]) -> None:
+        """Verify entries and CDI files, and answer."""
         try:
-            return await self._parts.devices.check(reference_of(claim), allocated_devices(claim))
-        except EndpointStoppedError:
-            # What is prepared stays usable while its driver is away.
-            return True
+            outcome = await self._parts.checkpoint.confirm([each.old for each in current])
+        except CheckpointError as error:
+            for each in current:
+                self._refuse(each.work, not_stored(each.old, error))
+            return
+        for each in current:
+            uid = each.old.uid
+            if uid in outcome.unplaced:
+                self._refuse(each.work, _unplaced(each.old, outcome))
+            elif uid in outcome.fenced:
+                self._refuse(each.work, self._refused(each.old, outcome))
+            else:
+                self._succeed(each.work, each.old)
 
-    # ------------------------------------------------------------ what was allocated anew
+    # ------------------------------------------------------------ what was allocated again
 
-    async def _replace(
-        self, claims: Collection[tuple[StoredClaim, StoredClaim]], settle: Settle
-    ) -> None:
-        """Free what each claim had before it was allocated anew, then prepare it."""
-        await asyncio.gather(*(self._replace_one(old, new, settle) for old, new in claims))
-
-    async def _replace_one(self, old: StoredClaim, new: StoredClaim, settle: Settle) -> None:
-        undone = await self._undoing.undo_one(old)
+    async def _replace(self, wanted: _Wanted) -> None:
+        """Free what a claim had before it was allocated again, then prepare it."""
+        undone = await self._unpreparing.undo_one(wanted.old)
         if undone.error is None:
-            await self._work([_Work(claim=new)], settle)
+            await self._work([_Due(work=wanted.work, claim=wanted.new)])
         elif undone.waiting:
             cause = "its former devices are not released yet, because their driver is away"
-            settle(old.uid, DriverFailedError(claim=str(old), cause=cause))
+            self._refuse(wanted.work, DriverFailedError(claim=str(wanted.old), cause=cause))
         else:
-            settle(old.uid, undone.error)
+            self._refuse(wanted.work, undone.error)
 
     # ------------------------------------------------------------ the work
 
-    async def _work(self, due: Collection[_Work], settle: Settle) -> None:
+    async def _work(self, claims: Collection[_Due]) -> None:
         """Intent, driver, result and CDI files of claims that need all of it."""
-        if not due:
-            return
-        works = {work.claim.uid: work for work in due}
-        if (away := self._parts.devices.away()) is not None:
+        if (unavailable := self._parts.devices.unavailable()) is not None:
             # Before anything is stored: there would be nothing to undo, and nobody to confirm it.
-            for uid, work in works.items():
-                settle(uid, driver_failed(work.claim, away))
+            for each in claims:
+                self._refuse(each.work, driver_failed(each.claim, unavailable))
             return
-        hardware = await self._complete(works, settle)
+        due = {each.claim.uid: each for each in claims}
+        hardware = await self._complete(due)
         if self._parts.devices.traits.side_effects or not self._alone():
-            await self._begin(works, settle, hardware)
-        calls = {uid: self._call_driver(work.claim) for uid, work in works.items()}
-        async with (
-            asyncio.TaskGroup() as group,
-            aclosing(waves(calls, tasks=self._calls)) as results,
-        ):
+            await self._begin(due, hardware)
+        wanted = self._still_wanted({uid: (each.work, each.claim) for uid, each in due.items()})
+        if not wanted:
+            return
+        calls = self._parts.devices.prepare(_batch(wanted))
+        for uid, call in calls.items():
+            due[uid].work.call = call
+        # Nobody waits for the rollback of another claim: the driver may take long for it.
+        async with asyncio.TaskGroup() as rollbacks, aclosing(waves(calls)) as results:
             async for ended in results:
-                made: list[StoredClaim] = []
-                for uid, result in ended.items():
-                    if isinstance(result, StoredClaim):
-                        made.append(result)
-                        continue
-                    error = self._why(works[uid].claim, result)
-                    group.create_task(self._roll_back(works[uid], error, settle))
-                group.create_task(self._keep(made, works, settle, hardware))
+                prepared: list[StoredClaim] = []
+                for uid, call in ended.items():
+                    made = self._prepared(due[uid], call)
+                    if isinstance(made, StoredClaim):
+                        prepared.append(made)
+                    else:
+                        rollbacks.create_task(self._roll_back(due[uid], made))
+                if prepared:
+                    await self._keep(prepared, due, hardware, rollbacks)
 
-    async def _complete(self, works: dict[str, _Work], settle: Settle) -> Hardware | None:
+    def _still_wanted(
+        self, claims: Mapping[str, tuple[ClaimWork, StoredClaim]]
+    ) -> list[StoredClaim]:
+        """Return the claims that were not given up meanwhile; end the work on the others."""
+        wanted: list[StoredClaim] = []
+        for work, claim in claims.values():
+            if work.abandoned:
+                self._refuse(work, AbandonedError(claim=str(claim)))
+            else:
+                wanted.append(claim)
+        return wanted
+
+    async def _complete(self, due: dict[str, _Due]) -> Hardware | None:
         """
-        Record the consumption of devices; remove unlisted devices' claims from `works`.
+        Record the consumption of devices; remove unlisted devices' claims from `due`.
 
         A claim that containers already use is prepared again in any case.
         """
         inventories = self._parts.inventories
         hardware = inventories.hardware()
-        completed, missing = _completed(works, hardware)
+        completed, missing = _completed(due, hardware)
         if missing:
             with suppress(TimeoutError):
                 async with asyncio.timeout(LISTED_SECONDS):
                     while missing:
                         await inventories.revision.after(inventories.revision.number)
                         hardware = inventories.hardware()
-                        completed, missing = _completed(works, hardware)
-        works.update(completed)
-        away = self._parts.devices.away()
+                        completed, missing = _completed(due, hardware)
+        due.update(completed)
+        unavailable = self._parts.devices.unavailable()
         for uid, device in missing.items():
-            claim = works.pop(uid).claim
-            if away is not None:
-                settle(uid, driver_failed(claim, away))
+            each = due.pop(uid)
+            if unavailable is not None:
+                self._refuse(each.work, driver_failed(each.claim, unavailable))
                 continue
             error = DeviceNotListedError(
-                claim=str(claim),
+                claim=str(each.claim),
                 request=device.request,
                 device=device.device,
                 driver=self._parts.driver,
             )
-            settle(uid, error)
+            self._refuse(each.work, error)
         return hardware
 
     def _alone(self) -> bool:
         """
-        Tell whether no other process can undo a claim while we prepare it.
+        Return whether no other process can undo a claim while we prepare it.
 
-        Only then an entry may be stored without an intent: else it might be the late end of what
-        was unprepared there meanwhile, and nothing would tell.
+        Only then an entry may be stored without an intent: otherwise it might be the late end of
+        what was unprepared there meanwhile, and nothing would show it.
         """
         return self._parts.instances.alone() and self._parts.checkpoint.alone
 
-    async def _begin(
-        self, works: dict[str, _Work], settle: Settle, hardware: Hardware | None
-    ) -> None:
-        """Store the intents; leave out of `works` what cannot be begun."""
-        new = {uid: work for uid, work in works.items() if not work.in_use}
+    async def _begin(self, due: dict[str, _Due], hardware: Hardware | None) -> None:
+        """Store the intents; leave out of `due` what cannot be begun."""
+        new = {uid: each for uid, each in due.items() if not each.in_use}
         try:
             outcome = await self._parts.checkpoint.write(
-                [work.claim for work in new.values()],
-                hardware=hardware,
+                [each.claim for each in new.values()], hardware=hardware
             )
         except CheckpointError as error:
-            for uid, work in new.items():
-                settle(uid, not_stored(work.claim, error))
-                del works[uid]
+            for uid, each in new.items():
+                self._refuse(each.work, not_stored(each.claim, error))
+                del due[uid]
             return
-        for uid, work in new.items():
+        for uid, each in new.items():
             if uid in outcome.written:
-                works[uid] = replace(work, claim=outcome.written[uid])
+                due[uid] = replace(each, claim=outcome.written[uid])
                 continue
-            del works[uid]
-            settle(uid, self._refused(work.claim, outcome))
+            del due[uid]
+            self._refuse(each.work, self._refused(each.claim, outcome))
 
-    async def _call_driver(self, claim: StoredClaim) -> _Made:
-        """Let the driver prepare a claim's devices, and make its CDI spec."""
-        if claim.uid in self._abandoned:
-            return AbandonedError(claim=str(claim))
-        # Nothing is awaited before: claims that begin in one turn are one batch for the driver.
-        try:
-            edits = await self._parts.devices.prepare(reference_of(claim), allocated_devices(claim))
-        except (DeviceFailedError, EndpointStoppedError) as error:
-            return driver_failed(claim, error)
+    def _prepared(
+        self, due: _Due, call: asyncio.Future[Sequence[Edits]]
+    ) -> StoredClaim | ClaimError:
+        """Return a claim as it is once its driver has answered, with its CDI spec."""
+        claim, due.work.call = due.claim, None
+        if (raised := raised_by(call)) is not None:
+            return self._why(due.work, claim, raised)
+        edits = call.result()
         try:
             text = self._parts.specs.build(claim.uid, edits)
         except InvalidEditsError as error:
             return SpecFailedError(claim=str(claim), cause=str(error))
-        return prepared(claim, edits, cdi_spec=text)
+        devices = claim.devices
+        if any(edit.cdi_devices for edit in edits) or any(device.cdi_devices for device in devices):
+            devices = tuple(
+                replace(device, cdi_devices=tuple(dict.fromkeys(edit.cdi_devices)))
+                for device, edit in zip(devices, edits, strict=True)
+            )
+        return replace(claim, state="prepared", cdi_spec=text, devices=devices, rebuilt=None)
 
-    def _why(self, claim: StoredClaim, result: object) -> ClaimError:
-        """Tell why a work did not end well."""
-        if isinstance(result, asyncio.CancelledError) and claim.uid in self._abandoned:
+    def _why(self, work: ClaimWork, claim: StoredClaim, raised: BaseException) -> ClaimError:
+        """Return why a call did not end well."""
+        if isinstance(raised, asyncio.CancelledError) and work.abandoned:
             return AbandonedError(claim=str(claim))
-        assert isinstance(result, BaseException)
-        return error_of(claim, result)
-
-    async def _roll_back(self, work: _Work, error: ClaimError, settle: Settle) -> None:
-        """
-        Undo a claim that failed halfway, then settle it with its error.
-
-        One that was given up is undone by the unprepare that waits for it. What cannot be undone
-        now keeps its entry, from which :mod:`.recovery` goes on.
-        """
-        claim = work.claim
-        stored = claim.generation > 0 and not work.in_use
-        if stored and not isinstance(error, AbandonedError):
-            undone = await self._undoing.undo_one(claim)
-            if undone.fenced:
-                await self._undo_late(claim)
-        settle(claim.uid, error)
+        return error_of(claim, raised)
 
     async def _keep(
         self,
-        made: Collection[StoredClaim],
-        works: Mapping[str, _Work],
-        settle: Settle,
+        prepared: Collection[StoredClaim],
+        due: Mapping[str, _Due],
         hardware: Hardware | None,
+        rollbacks: asyncio.TaskGroup,
     ) -> None:
-        """Store what was prepared, write its CDI files, settle it."""
-        if not made:
-            return
+        """Store what was prepared, write its CDI files, answer it; roll back what fails."""
         try:
-            outcome = await self._parts.checkpoint.write(made, hardware=hardware)
+            outcome = await self._parts.checkpoint.write(prepared, hardware=hardware, files=True)
         except CheckpointError as error:
-            await asyncio.gather(
-                *(
-                    self._roll_back(works[claim.uid], not_stored(claim, error), settle)
-                    for claim in made
-                )
-            )
+            for claim in prepared:
+                rollbacks.create_task(self._roll_back(due[claim.uid], not_stored(claim, error)))
             return
-        written = outcome.written
-        failed = await self._write_specs(written.values())
-        if done := [claim for uid, claim in written.items() if uid not in failed]:
+        done = [claim for uid, claim in outcome.written.items() if uid not in outcome.unplaced]
+        if done:
             logger.info("claims prepared", extra=facts_of(self._parts.driver, done))
         for claim in done:
-            settle(claim.uid, claim)
-        late = [claim for claim in made if claim.uid not in written]
-        await asyncio.gather(
-            *(
-                self._roll_back(replace(works[uid], claim=written[uid]), error, settle)
-                for uid, error in failed.items()
-            ),
-            *(self._refuse_late(claim, self._refused(claim, outcome), settle) for claim in late),
-        )
+            self._succeed(due[claim.uid].work, claim)
+        for claim in prepared:
+            each = due[claim.uid]
+            if claim.uid not in outcome.written:
+                error = self._refused(claim, outcome)
+                rollbacks.create_task(self._refuse_late(each.work, claim, error))
+            elif claim.uid in outcome.unplaced:
+                stored = replace(each, claim=outcome.written[claim.uid])
+                rollbacks.create_task(self._roll_back(stored, _unplaced(claim, outcome)))
 
     def _refused(self, claim: StoredClaim, outcome: Outcome) -> ClaimError:
         return refused(claim, outcome, name_all_holders=self._parts.name_all_holders)
 
-    async def _refuse_late(self, claim: StoredClaim, error: ClaimError, settle: Settle) -> None:
+    async def _roll_back(self, due: _Due, error: ClaimError) -> None:
+        """
+        Undo a claim that failed halfway, then answer its error.
+
+        One that was given up is undone by the unprepare that waits for it. What cannot be undone
+        now keeps its entry, from which :mod:`.recovery` goes on.
+        """
+        stored = due.claim.generation > 0 and not due.in_use
+        if stored and not isinstance(error, AbandonedError):
+            undone = await self._unpreparing.undo_one(due.claim)
+            if undone.fenced:
+                await self._undo_late(due.claim)
+        self._refuse(due.work, error)
+
+    async def _refuse_late(self, work: ClaimWork, claim: StoredClaim, error: ClaimError) -> None:
         await self._undo_late(claim)
-        settle(claim.uid, error)
+        self._refuse(work, error)
 
     async def _undo_late(self, claim: StoredClaim) -> None:
         """
         Take back what was done for a claim whose entry is not ours any more.
 
         An unprepare came first, in another process or by hand. A new entry keeps the devices while
-        the driver is asked; it cannot be made if the claim was begun anew, or another claim has
+        the driver is asked; it cannot be made if the claim was begun again, or another claim has
         one of the devices now, and then they are not ours to touch.
         """
         if not self._parts.devices.traits.side_effects:
             return
-        undone = await self._undoing.undo_one(replace(claim, generation=0))
+        undone = await self._unpreparing.undo_one(replace(claim, generation=0))
         if undone.error is not None:
             logger.warning(
                 "late prepare is not taken back",
                 extra={"claim": str(claim), "claim_uid": claim.uid, "error": str(undone.error)},
             )
 
-    async def _write_specs(self, claims: Collection[StoredClaim]) -> Mapping[str, ClaimError]:
-        texts = {claim.uid: claim.cdi_spec or "" for claim in claims}
-        failed = await self._parts.specs.write(texts)
-        return {
-            claim.uid: SpecFailedError(claim=str(claim), cause=str(failed[claim.uid]))
-            for claim in claims
-            if claim.uid in failed
-        }
+
+def _batch(claims: Sequence[StoredClaim]) -> list[AllocatedClaim]:
+    return [
+        AllocatedClaim(claim=reference_of(claim), devices=tuple(allocated_devices(claim)))
+        for claim in claims
+    ]
+
+
+def _unplaced(claim: StoredClaim, outcome: Outcome) -> ClaimError:
+    return SpecFailedError(claim=str(claim), cause=str(outcome.unplaced[claim.uid]))
 
 
 def _completed(
-    works: Mapping[str, _Work], hardware: Hardware | None
-) -> tuple[Mapping[str, _Work], Mapping[str, StoredDevice]]:
-    """Return works with the consumption of their devices, and an unlisted device for each work
+    claims: Mapping[str, _Due], hardware: Hardware | None
+) -> tuple[Mapping[str, _Due], Mapping[str, StoredDevice]]:
+    """Return claims with the consumption of their devices, and an unlisted device for each claim
     that cannot continue."""
-    completed: dict[str, _Work] = {}
+    completed: dict[str, _Due] = {}
     missing: dict[str, StoredDevice] = {}
-    for uid, work in works.items():
-        claim, unlisted = with_consumption(work.claim, hardware, former=work.former)
-        completed[uid] = replace(work, claim=claim)
-        if unlisted is not None and not work.in_use:
+    for uid, each in claims.items():
+        claim, unlisted = with_consumption(each.claim, hardware, former=each.former)
+        completed[uid] = replace(each, claim=claim)
+        if unlisted is not None and not each.in_use:
             missing[uid] = unlisted
     return completed, missing

@@ -17,7 +17,7 @@ import logging
 
 from drakit_nodeplugin.claims.checkpoint.records import StoredClaim
 from drakit_nodeplugin.claims.checkpoint.store import Checkpoint, CheckpointError
-from drakit_nodeplugin.claims.engine import ClaimEngine
+from drakit_nodeplugin.claims.queue import ClaimQueue
 from drakit_nodeplugin.claims.unprepare import Undone
 from drakit_nodeplugin.file_poller import FilePoller
 
@@ -33,9 +33,9 @@ minute."""
 class Recovery:
     """Undoes what nobody works on."""
 
-    def __init__(self, *, checkpoint: Checkpoint, engine: ClaimEngine) -> None:
+    def __init__(self, *, checkpoint: Checkpoint, queue: ClaimQueue) -> None:
         self._checkpoint = checkpoint
-        self._engine = engine
+        self._queue = queue
         self._told: set[str] = set()
         """UIDs whose failure was said: once is enough, until it ends."""
 
@@ -58,7 +58,7 @@ class Recovery:
             alone = [[uid] for uid in sorted(claims.keys() & self._failed)]
             together = sorted(claims.keys() - self._failed)
             for uids in (together, *alone) if together else alone:
-                for uid, result in (await self._engine.undo_left(uids, state=state)).items():
+                for uid, result in (await self._queue.undo_left(uids, state=state)).items():
                     self._tell(claims[uid], result)
                     undone += result.error is None
                     if result.error is not None and not result.waiting:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 
 from drakit_nodeplugin.claims.cdi_files import ClaimSpecs
 from drakit_nodeplugin.claims.checkpoint.store import Checkpoint, CheckpointError
-from drakit_nodeplugin.claims.locks import KeyedLocks
+from drakit_nodeplugin.claims.queue import ClaimQueue
 from drakit_nodeplugin.file_poller import FilePoller
 
 __all__ = ("SpecRestorer",)
@@ -45,13 +45,13 @@ class SpecRestorer:
         checkpoint: Checkpoint,
         specs: ClaimSpecs,
         boot_id: str,
-        locks: KeyedLocks,
+        queue: ClaimQueue,
         on_restored: Callable[[int], None] = lambda _: None,
     ) -> None:
         self._checkpoint = checkpoint
         self._specs = specs
         self._boot_id = boot_id
-        self._locks = locks
+        self._queue = queue
         self._on_restored = on_restored
         self._seen: int | None = None
         """When the directory had last changed, as of the last look at which nothing was missing."""
@@ -71,14 +71,14 @@ class SpecRestorer:
         missing = prepared - await self._specs.present()
         self._missing = bool(missing)
         # Of a claim that is worked on the file is not lost but on its way.
-        held = [uid for uid in missing if self._locks.take(uid)]
+        held = [uid for uid in missing if self._queue.take(uid)]
         restored = 0
         try:
             for start in range(0, len(held), BATCH):
                 restored += await self._restore(held[start : start + BATCH])
         finally:
             for uid in held:
-                self._locks.release(uid)
+                self._queue.release(uid)
         self._on_restored(restored)
         return restored
 

@@ -9,7 +9,8 @@ It must not know the checkpoint, drivers or gRPC.
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any, Literal, Protocol
 
 from drakit.device import ClaimReference
 from drakit.kube import (
@@ -24,9 +25,17 @@ from drakit.kube import (
 from drakit.kube.discovery import VersionNotServedError, served_version
 from drakit.resource.claim import Claim, parse_claim
 from drakit.resource.versions import GROUP, VERSIONS
-from drakit_nodeplugin.claims.errors import ClaimFetchError, ClaimGoneError, NoAnswerError
+from drakit_nodeplugin.claims.errors import (
+    ClaimError,
+    ClaimFetchError,
+    ClaimGoneError,
+    NoAnswerError,
+)
 
-__all__ = ("ApiClaims", "ClaimSource")
+__all__ = ("ApiClaims", "ClaimSource", "FetchResult")
+
+FetchResult = Literal["success", "gone", "no_answer", "error"]
+"""How a read ended, for metrics."""
 
 
 class ClaimSource(Protocol):
@@ -46,8 +55,15 @@ class ApiClaims:
     Only where the API is not there, and not just the claim, the API server is asked what it serves.
     """
 
-    def __init__(self, session: asyncio.Future[Session]) -> None:
+    def __init__(
+        self,
+        session: asyncio.Future[Session],
+        *,
+        observe: Callable[[float, FetchResult], None] = lambda _seconds, _result: None,
+    ) -> None:
+        """`observe` gets the seconds and the result of each read that the caller waited for."""
         self._session = session
+        self._observe = observe
         self._version = VERSIONS[0]
         self._asking = asyncio.Lock()
         self._asked = 0
@@ -55,8 +71,18 @@ class ApiClaims:
 
     async def fetch(self, reference: ClaimReference, *, timeout_seconds: float) -> Claim:
         """Read a claim; what we read of it has one shape in all versions of the API."""
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        try:
+            claim = await self._fetch(reference, until=began + timeout_seconds)
+        except ClaimError as error:
+            self._observe(clock() - began, _result_of(error))
+            raise
+        self._observe(clock() - began, "success")
+        return claim
+
+    async def _fetch(self, reference: ClaimReference, *, until: float) -> Claim:
         name = str(reference)
-        until = asyncio.get_running_loop().time() + timeout_seconds
         try:
             if not self._session.done():
                 async with asyncio.timeout_at(until):
@@ -106,6 +132,12 @@ class ApiClaims:
                 self._version = await served_version(session, GROUP, VERSIONS)
                 self._asked += 1
             return self._version
+
+
+def _result_of(error: ClaimError) -> FetchResult:
+    if isinstance(error, ClaimGoneError):
+        return "gone"
+    return "no_answer" if isinstance(error, NoAnswerError) else "error"
 
 
 def _is_of(reference: ClaimReference, error: NotFoundError) -> bool:

@@ -36,9 +36,8 @@ from drakit_nodeplugin.claims.errors import (
 )
 from drakit_nodeplugin.claims.grace import Grace, Unclaimed
 from drakit_nodeplugin.claims.kubeletview import KubeletClaims, KubeletView, PodView
-from drakit_nodeplugin.claims.parts import reference_of
 from drakit_nodeplugin.claims.source import ClaimSource
-from drakit_nodeplugin.claims.waves import workers
+from drakit_nodeplugin.claims.work import reference_of, workers
 
 __all__ = ("StaleCollector", "StaleReason", "StaleTiming", "judge")
 

@@ -1,14 +1,14 @@
 """
-Undoing: what leads from an entry of the checkpoint, in whatever state, to a free device.
+Unpreparing: what leads from an entry of the checkpoint, in whatever state, to a free device.
 
 The same path serves the kubelet's unprepare, the rollback of a claim that failed halfway, a claim
-that was allocated anew, what a crash left, and stale claims. It needs the entry alone: no API
+that was allocated again, what a crash left, and stale claims. It needs the entry alone: no API
 server, no claim object.
 
     entry `unpreparing` -> driver -> CDI file removed -> entry removed
 
 A crash anywhere between leaves an entry from which it goes on. What a driver has not confirmed
-keeps its entry, and so its device. Who asks, and what is answered, is :mod:`.engine`'s.
+keeps its entry, and so its device. When a claim is worked on is decided in :mod:`.queue`.
 
 It must not know gRPC, HTTP, SQLite, or the format of a CDI file.
 """
@@ -16,27 +16,30 @@ It must not know gRPC, HTTP, SQLite, or the format of a CDI file.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import TypeAlias
 
+from drakit.device import AllocatedClaim
 from drakit_nodeplugin.claims.allocation import allocated_devices, with_consumption
-from drakit_nodeplugin.claims.checkpoint.records import StoredClaim
+from drakit_nodeplugin.claims.checkpoint.records import State, StoredClaim
 from drakit_nodeplugin.claims.checkpoint.store import CheckpointError
 from drakit_nodeplugin.claims.errors import ClaimBusyError, ClaimError, SpecNotRemovedError
-from drakit_nodeplugin.claims.parts import (
+from drakit_nodeplugin.claims.work import (
+    ClaimAnswer,
+    ClaimWork,
     EngineParts,
-    driver_failed,
     error_of,
     facts_of,
+    foreign_work,
     not_stored,
+    raised_by,
     reference_of,
+    waves,
 )
-from drakit_nodeplugin.claims.waves import waves
-from drakit_nodeplugin.endpoints.errors import DeviceFailedError, EndpointStoppedError
+from drakit_nodeplugin.endpoints.errors import EndpointStoppedError
 
-__all__ = ("Undoing", "Undone")
+__all__ = ("Undone", "Unpreparing")
 
 logger = logging.getLogger(__name__)
 
@@ -49,117 +52,177 @@ class Undone:
     """Why its entry is still there; None if it is gone."""
 
     waiting: bool = False
-    """The driver is away: containers get nothing of the claim any more, but its devices stay held
-    until the driver has confirmed."""
+    """The driver is unavailable: containers get nothing of the claim any more, but its devices stay
+    held until the driver has confirmed."""
 
     fenced: bool = False
     """The entry is not the one that was to be undone: somebody else has changed or removed it."""
 
 
-Done = Callable[[str, Undone], None]
-
-_Result: TypeAlias = ClaimError | None
-"""Why a driver has not undone a claim."""
-
-
-class Undoing:
-    """Undoes claims of one driver. Who calls holds their locks."""
+class Unpreparing:
+    """Undoes claims of one driver. The caller has the claims for itself (:mod:`.queue`)."""
 
     def __init__(self, parts: EngineParts) -> None:
         self._parts = parts
 
-    async def undo(self, claims: Collection[StoredClaim], done: Done) -> None:
-        """Undo claims side by side; `done` is called once for each, as soon as it is known."""
-        if not claims:
+    async def unprepare(self, works: Sequence[ClaimWork]) -> None:
+        """Unprepare for the kubelet, from the checkpoint alone; an unknown claim is success."""
+        parts = self._parts
+        asked = {work.claim.uid: work for work in works}
+        try:
+            known = dict(await parts.checkpoint.find(asked, from_memory=parts.instances.alone()))
+            if unknown := asked.keys() - known.keys():
+                # A file without an entry is what damage has left.
+                found, unremoved = await parts.checkpoint.clear(unknown)
+                known |= found
+                for uid in unknown - found.keys():
+                    self._answer(asked[uid], _file_stays(asked[uid].claim, unremoved.get(uid)))
+        except CheckpointError as error:
+            for work in works:
+                if not work.answer.done():
+                    work.refuse(not_stored(work.claim, error))
             return
-        claims = await self._begin(claims, done)
-        works = {claim.uid: self._undo_devices(claim) for claim in claims}
-        entries = {claim.uid: claim for claim in claims}
-        async with aclosing(waves(works)) as groups:
+        due: list[StoredClaim] = []
+        for uid, claim in known.items():
+            if (busy := await foreign_work(claim, parts.instances)) is not None:
+                asked[uid].refuse(busy)
+            else:
+                due.append(claim)
+        async with aclosing(self.undo(due)) as groups:
             async for group in groups:
-                results: dict[str, _Result] = {}
-                for uid, result in group.items():
-                    if isinstance(result, BaseException):
-                        result = error_of(entries[uid], result)
-                    results[uid] = result
-                await self._settle([entries[uid] for uid in group], results, done)
+                for uid, undone in group.items():
+                    self._answer(asked[uid], undone)
+
+    def _answer(self, work: ClaimWork, undone: Undone) -> None:
+        if undone.error is None:
+            work.answer.set_result(ClaimAnswer())
+            return
+        facts = {
+            "claim": str(work.claim),
+            "claim_uid": work.claim.uid,
+            "error": str(undone.error),
+        }
+        if undone.waiting:
+            # The containers are gone, so the pod may go. The devices are kept from others until the
+            # driver is available again and has confirmed.
+            logger.warning("claim stays unpreparing until its driver is available", extra=facts)
+            work.answer.set_result(ClaimAnswer())
+        else:
+            facts["reason"] = undone.error.reason
+            logger.warning("claim not unprepared", extra=facts)
+            work.refuse(undone.error)
+
+    async def undo_left(self, uids: Collection[str], *, state: State) -> Mapping[str, Undone]:
+        """Undo entries that a crash, or a driver that was unavailable, has left in a state; without
+        those that have left that state, or that another process works on."""
+        found = await self._parts.checkpoint.find(uids)
+        left = [
+            claim
+            for claim in found.values()
+            if claim.state == state and await foreign_work(claim, self._parts.instances) is None
+        ]
+        return {uid: undone async for group in self.undo(left) for uid, undone in group.items()}
+
+    async def collect(self, stale: StoredClaim) -> bool:
+        """Undo a claim that nobody will ask to unprepare, unless it has changed since it was read;
+        return whether it is gone."""
+        claim = (await self._parts.checkpoint.find([stale.uid])).get(stale.uid)
+        if claim is None or claim.generation != stale.generation:
+            return False
+        if await foreign_work(claim, self._parts.instances) is not None:
+            return False
+        return (await self.undo_one(claim)).error is None
+
+    async def undo(
+        self, claims: Collection[StoredClaim]
+    ) -> AsyncGenerator[Mapping[str, Undone], None]:
+        """Undo claims side by side; yield each claim's result once, as soon as it is known."""
+        begun, failed = await self._begin(claims)
+        if failed:
+            yield failed
+        if free := [claim for claim in begun.values() if not self._needs_driver(claim)]:
+            yield await self._settle(free, {})
+        batch = [self._allocated(claim) for claim in begun.values() if self._needs_driver(claim)]
+        if not batch:
+            return
+        calls = self._parts.devices.unprepare(batch)
+        async with aclosing(waves(calls)) as groups:
+            async for ended in groups:
+                errors = {
+                    uid: error_of(begun[uid], raised)
+                    for uid, call in ended.items()
+                    if (raised := raised_by(call)) is not None
+                }
+                yield await self._settle([begun[uid] for uid in ended], errors)
 
     async def undo_one(self, claim: StoredClaim) -> Undone:
         """Undo one claim."""
-        results: list[Undone] = []
-        await self.undo([claim], lambda _, undone: results.append(undone))
-        return results[0]
+        (result,) = [undone async for group in self.undo([claim]) for undone in group.values()]
+        return result
 
-    async def _begin(self, claims: Collection[StoredClaim], done: Done) -> list[StoredClaim]:
+    async def _begin(
+        self, claims: Collection[StoredClaim]
+    ) -> tuple[Mapping[str, StoredClaim], Mapping[str, Undone]]:
         """Store the intent, where a driver will be called and this process has not stored it."""
         checkpoint = self._parts.checkpoint
         due: list[StoredClaim] = []
-        begun: list[StoredClaim] = []
+        begun: dict[str, StoredClaim] = {}
         for claim in claims:
             known = claim.state == "unpreparing" and claim.owner == checkpoint.owner
             if known or not self._needs_driver(claim):
-                begun.append(claim)
+                begun[claim.uid] = claim
             else:
                 due.append(replace(claim, state="unpreparing"))
         try:
             outcome = await checkpoint.write(due, hardware=self._parts.inventories.hardware())
         except CheckpointError as error:
-            for claim in due:
-                done(claim.uid, Undone(error=not_stored(claim, error)))
-            return begun
-        for claim in due:
-            if claim.uid not in outcome.written:
-                done(claim.uid, Undone(error=_changed(claim), fenced=True))
-        return [*begun, *outcome.written.values()]
+            return begun, {claim.uid: Undone(error=not_stored(claim, error)) for claim in due}
+        return {**begun, **outcome.written}, {
+            claim.uid: Undone(error=_changed(claim), fenced=True)
+            for claim in due
+            if claim.uid not in outcome.written
+        }
 
     def _needs_driver(self, claim: StoredClaim) -> bool:
-        """Tell whether something may be to undo: then as now, for a driver can be replaced by one
-        that has no side effects any more, or by one that has."""
+        """Return whether there may be something to undo: then as now, because a driver can be
+        replaced by one that has no side effects any more, or by one that has."""
         return claim.side_effects or self._parts.devices.traits.side_effects
 
-    async def _settle(
-        self, claims: Collection[StoredClaim], results: Mapping[str, _Result], done: Done
-    ) -> None:
-        """Remove files and entries of the claims whose driver has confirmed, in one step each."""
-        undone = {uid: Undone(error=result) for uid, result in results.items()}
-        for uid, result in results.items():
-            if result is not None and isinstance(result.__cause__, EndpointStoppedError):
-                undone[uid] = Undone(error=result, waiting=True)
-        without_file = [uid for uid, state in undone.items() if not state.error or state.waiting]
-        unremoved = await self._parts.specs.remove(without_file)
-        for claim in claims:
-            if claim.uid in unremoved:
-                cause = str(unremoved[claim.uid])
-                error = SpecNotRemovedError(claim=str(claim), cause=cause)
-                undone[claim.uid] = Undone(error=error)
-        gone = [claim for claim in claims if undone[claim.uid].error is None]
-        try:
-            fenced = await self._parts.checkpoint.delete(gone)
-        except CheckpointError as error:
-            for claim in gone:
-                undone[claim.uid] = Undone(error=not_stored(claim, error))
-        else:
-            for claim in gone:
-                if claim.uid in fenced:
-                    undone[claim.uid] = Undone(error=_changed(claim), fenced=True)
-        if told := [claim for claim in gone if undone[claim.uid].error is None]:
-            logger.info("claims unprepared", extra=facts_of(self._parts.driver, told))
-        for uid, state in undone.items():
-            done(uid, state)
-
-    async def _undo_devices(self, claim: StoredClaim) -> ClaimError | None:
-        if not self._needs_driver(claim):
-            return None
+    def _allocated(self, claim: StoredClaim) -> AllocatedClaim:
         if any(device.consumes is None for device in claim.devices):
             # A rebuilt entry: the counter sets of its devices keep other calls away.
             hardware = self._parts.inventories.hardware()
             claim, _ = with_consumption(claim, hardware, former=claim)
-        # Nothing is awaited before: claims that begin in one turn are one batch for the driver.
+        return AllocatedClaim(claim=reference_of(claim), devices=tuple(allocated_devices(claim)))
+
+    async def _settle(
+        self, claims: Collection[StoredClaim], errors: Mapping[str, ClaimError]
+    ) -> Mapping[str, Undone]:
+        """Remove files and entries of the claims whose driver has confirmed, in one step."""
+        undone = {claim.uid: Undone(error=errors.get(claim.uid)) for claim in claims}
+        for uid, error in errors.items():
+            if isinstance(error.__cause__, EndpointStoppedError):
+                undone[uid] = Undone(error=error, waiting=True)
+        gone = [claim for claim in claims if claim.uid not in errors]
+        waiting = [uid for uid, state in undone.items() if state.waiting]
         try:
-            await self._parts.devices.unprepare(reference_of(claim), allocated_devices(claim))
-        except (DeviceFailedError, EndpointStoppedError) as error:
-            return driver_failed(claim, error)
-        return None
+            fenced, unremoved = await self._parts.checkpoint.release(gone, files_of=waiting)
+        except CheckpointError as error:
+            return undone | {claim.uid: Undone(error=not_stored(claim, error)) for claim in gone}
+        for claim in claims:
+            if claim.uid in unremoved:
+                undone[claim.uid] = _file_stays(claim, unremoved[claim.uid])
+            elif claim.uid in fenced:
+                undone[claim.uid] = Undone(error=_changed(claim), fenced=True)
+        if free := [claim for claim in gone if undone[claim.uid].error is None]:
+            logger.info("claims unprepared", extra=facts_of(self._parts.driver, free))
+        return undone
+
+
+def _file_stays(claim: object, error: OSError | None) -> Undone:
+    if error is None:
+        return Undone()
+    return Undone(error=SpecNotRemovedError(claim=str(claim), cause=str(error)))
 
 
 def _changed(claim: StoredClaim) -> ClaimError:

@@ -12,20 +12,30 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from typing import Any, TypeVar
 
+from drakit.device import AllocatedClaim, AllocatedDevice, ClaimReference, Edits
 from drakit.driver import DriverError
 from drakit_nodeplugin.claims.allocation import ParameterLimits
 from drakit_nodeplugin.claims.cdi_files import ClaimSpecs
 from drakit_nodeplugin.claims.checkpoint.records import STATES
 from drakit_nodeplugin.claims.checkpoint.store import Checkpoint, CheckpointError
 from drakit_nodeplugin.claims.engine import ClaimEngine
-from drakit_nodeplugin.claims.events import AnnouncedClaims, ClaimAnnouncer
-from drakit_nodeplugin.claims.parts import EngineParts
+from drakit_nodeplugin.claims.events import ClaimEvents
+from drakit_nodeplugin.claims.queue import ClaimQueue
 from drakit_nodeplugin.claims.source import ApiClaims
+from drakit_nodeplugin.claims.work import EngineParts
 from drakit_nodeplugin.config import ConfigError
-from drakit_nodeplugin.endpoints.endpoint import Diagnostic, EndpointListener, Surroundings
+from drakit_nodeplugin.endpoints.endpoint import (
+    Diagnostic,
+    Endpoint,
+    EndpointListener,
+    Surroundings,
+)
+from drakit_nodeplugin.endpoints.errors import EndpointStoppedError
 from drakit_nodeplugin.endpoints.source import DriverSource
+from drakit_nodeplugin.endpoints.traits import DriverTraits
 from drakit_nodeplugin.host.driver_devices import HostedDevices
 from drakit_nodeplugin.host.environment import Environment
 from drakit_nodeplugin.host.instances import RunningInstances, new_owner
@@ -34,11 +44,12 @@ from drakit_nodeplugin.host.node_events import NodeEvents
 from drakit_nodeplugin.kubelet.ownership import Ownership
 from drakit_nodeplugin.kubelet.server import DriverServer
 from drakit_nodeplugin.kubelet.sockets import SocketError, socket_paths
-from drakit_nodeplugin.metrics import MeteredClaims, MeteredSource
 
-__all__ = ("HostedDriver",)
+__all__ = ("BatchedEndpoint", "HostedDriver")
 
 logger = logging.getLogger(__name__)
+
+ResultT = TypeVar("ResultT")
 
 
 class HostedDriver:
@@ -67,6 +78,7 @@ class HostedDriver:
         self._checkpoint = Checkpoint(
             config.drivers_directory / driver.name / "checkpoint.db",
             owner=new_owner(environment.instance_uid),
+            files=specs,
             traces=specs.traces,
         )
         self._checkpoint.on_transaction = self._metrics.transaction
@@ -96,8 +108,8 @@ class HostedDriver:
             node=environment.node,
             boot_id=environment.boot_id,
             checkpoint=self._checkpoint,
-            source=MeteredSource(ApiClaims(environment.session), self._metrics),
-            devices=self._endpoint,
+            source=ApiClaims(environment.session, observe=self._metrics.fetched),
+            devices=BatchedEndpoint(self._endpoint),
             inventories=self._devices.manager,
             specs=specs,
             instances=self._instances,
@@ -108,10 +120,11 @@ class HostedDriver:
             name_all_holders=config.events.name_holders == "all",
         )
         engine = ClaimEngine(parts)
-        announcer = ClaimAnnouncer(driver.name)
+        events = ClaimEvents(driver.name)
+        queue = ClaimQueue(driver.name, engine, observers=(self._metrics, events))
         self._server = DriverServer(
             self._ownership,
-            MeteredClaims(AnnouncedClaims(engine, announcer), self._metrics),
+            queue,
             drain_seconds=config.drain_timeout.total_seconds(),
             health=self._devices.manager if driver.traits.health else None,
             health_timeout_seconds=config.devices.health.timeout,
@@ -119,7 +132,8 @@ class HostedDriver:
         self._upkeep = Upkeep(
             parts,
             engine=engine,
-            announcer=announcer,
+            queue=queue,
+            announcer=events,
             events=self._events,
             environment=environment,
             metrics=self._metrics,
@@ -244,6 +258,41 @@ class HostedDriver:
 
     def _registered(self) -> bool:
         return self._server.status.registered_at is not None
+
+
+class BatchedEndpoint:
+    """Calls an endpoint, which takes one claim at a time, for a batch: all calls begin in the same
+    turn of the event loop, and the endpoint collects those."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+
+    @property
+    def traits(self) -> DriverTraits:
+        return self._endpoint.traits
+
+    def unavailable(self) -> EndpointStoppedError | None:
+        return self._endpoint.away()
+
+    def prepare(
+        self, batch: Sequence[AllocatedClaim]
+    ) -> Mapping[str, asyncio.Future[Sequence[Edits]]]:
+        return self._begin(self._endpoint.prepare, batch)
+
+    def unprepare(self, batch: Sequence[AllocatedClaim]) -> Mapping[str, asyncio.Future[None]]:
+        return self._begin(self._endpoint.unprepare, batch)
+
+    def check(self, batch: Sequence[AllocatedClaim]) -> Mapping[str, asyncio.Future[bool]]:
+        return self._begin(self._endpoint.check, batch)
+
+    def _begin(
+        self,
+        call: Callable[[ClaimReference, Sequence[AllocatedDevice]], Coroutine[Any, Any, ResultT]],
+        batch: Sequence[AllocatedClaim],
+    ) -> Mapping[str, asyncio.Future[ResultT]]:
+        return {
+            item.claim.uid: asyncio.create_task(call(item.claim, item.devices)) for item in batch
+        }
 
 
 class _Announcing:

@@ -31,7 +31,7 @@ def new_owner(instance_uid: str) -> str:
 
 
 class RunningInstances:
-    """Implements :class:`drakit_nodeplugin.claims.parts.Instances`."""
+    """Implements :class:`drakit_nodeplugin.claims.work.Instances`."""
 
     def __init__(self, driver: str, ownership: Ownership, *, instance_uid: str) -> None:
         self._driver = driver

@@ -19,14 +19,14 @@ from drakit.kube.events import EventRecorder
 from drakit_nodeplugin.claims.checkpoint.rebuild import Rebuilder
 from drakit_nodeplugin.claims.checkpoint.store import CheckpointError
 from drakit_nodeplugin.claims.engine import ClaimEngine
-from drakit_nodeplugin.claims.events import ClaimAnnouncer
+from drakit_nodeplugin.claims.events import ClaimEvents
 from drakit_nodeplugin.claims.grace import Grace
 from drakit_nodeplugin.claims.orphans import OrphanedSpecs
-from drakit_nodeplugin.claims.parts import EngineParts
+from drakit_nodeplugin.claims.queue import ClaimQueue
 from drakit_nodeplugin.claims.recovery import Recovery
 from drakit_nodeplugin.claims.restore import SpecRestorer
-from drakit_nodeplugin.claims.spectexts import SpecTexts
 from drakit_nodeplugin.claims.stale import StaleCollector, StaleTiming
+from drakit_nodeplugin.claims.work import EngineParts
 from drakit_nodeplugin.host.environment import Environment
 from drakit_nodeplugin.host.node_events import NodeEvents
 from drakit_nodeplugin.kubelet.claimview import KubeletClaimView
@@ -55,7 +55,8 @@ class Upkeep:
         parts: EngineParts,
         *,
         engine: ClaimEngine,
-        announcer: ClaimAnnouncer,
+        queue: ClaimQueue,
+        announcer: ClaimEvents,
         events: NodeEvents,
         environment: Environment,
         metrics: DriverMetrics,
@@ -71,7 +72,6 @@ class Upkeep:
         self._environment = environment
         self.damaged = False
         """Whether a damaged checkpoint was set aside since the start."""
-        texts = SpecTexts(parts.driver, config.cdi_directory)
         kubelet = KubeletClaimView(
             parts.driver, environment.podresources, state_file=config.kubelet_state_file
         )
@@ -83,16 +83,15 @@ class Upkeep:
             checkpoint=parts.checkpoint,
             specs=parts.specs,
             boot_id=parts.boot_id,
-            locks=engine.locks,
+            queue=queue,
             on_restored=metrics.restored,
         )
-        self._recovery = Recovery(checkpoint=parts.checkpoint, engine=engine)
+        self._recovery = Recovery(checkpoint=parts.checkpoint, queue=queue)
         self._orphans = OrphanedSpecs(
             driver=parts.driver,
             checkpoint=parts.checkpoint,
             specs=parts.specs,
-            texts=texts,
-            locks=engine.locks,
+            queue=queue,
             kubelet=kubelet,
             grace=grace,
         )
@@ -103,7 +102,6 @@ class Upkeep:
             checkpoint=parts.checkpoint,
             source=parts.source,
             specs=parts.specs,
-            texts=texts,
             kubelet=kubelet,
             limits=parts.limits,
         )
@@ -116,7 +114,7 @@ class Upkeep:
             look_for_files=self._orphans.look,
             primary=primary,
             registered=registered,
-            unprepare=engine.collect,
+            unprepare=queue.collect,
             on_collected=lambda reason: metrics.collected(reason.value),
             timing=StaleTiming(period_seconds=stale.period, grace=grace),
         )

@@ -1,38 +1,163 @@
 """
 The DRA service, v1 and v1beta1: from the kubelet's messages to our words, and back.
 
-Both versions are the same but for shares, which v1beta1 does not know. What a call leads to is
-:mod:`.calls`'s business.
+Each call is checked, answered for every claim, and logged in a line. Malformed claims get an error
+of their own and go no further; all others are the queue's (:mod:`drakit_nodeplugin.claims.queue`).
+Both versions are the same but for shares, which v1beta1 does not know.
 
 It must not know how claims are prepared.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+import logging
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import grpc
 import grpc.aio
 
+from drakit import logs
 from drakit.device import ClaimReference
-from drakit_nodeplugin.claims.answers import PreparedDevice
-from drakit_nodeplugin.kubelet.calls import ClaimCalls
+from drakit_nodeplugin.claims.queue import ClaimQueue
+from drakit_nodeplugin.claims.work import ClaimAnswer, Operation, PreparedDevice
 from drakit_proto.kubelet.dra.v1 import dra_pb2 as v1
 from drakit_proto.kubelet.dra.v1 import dra_pb2_grpc as v1_grpc
 from drakit_proto.kubelet.dra.v1beta1 import dra_pb2 as v1beta1
 from drakit_proto.kubelet.dra.v1beta1 import dra_pb2_grpc as v1beta1_grpc
 
-__all__ = ("SUPPORTED_VERSIONS", "add_dra_services")
+__all__ = ("SUPPORTED_VERSIONS", "ClaimCalls", "add_dra_services", "malformed")
+
+logger = logging.getLogger(__name__)
 
 SUPPORTED_VERSIONS = ("v1.DRAPlugin", "v1beta1.DRAPlugin")
-"""As told to the kubelet, which takes the first that it knows."""
+"""As reported to the kubelet, which takes the first that it knows."""
 
 MAX_CLAIMS = 1024
 """Of one call: some ten times what the largest pods have. A message of 4 MiB, which gRPC would
 take, has room for several hundred thousand, and answering those would keep the loop for seconds."""
 
+MAX_ERROR_CHARACTERS = 4096
+"""More than an Event shows, and far less than a message may hold: vendors write these texts."""
+
+_UID = re.compile(r"[A-Za-z0-9-]{1,128}")
+"""A UID becomes part of file names and CDI device names."""
+
+_NAME = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?")
+"""A DNS subdomain, as the API server requires of names; it becomes part of a URL."""
+
 _Context = grpc.aio.ServicerContext[Any, Any]
+
+
+# ---------------------------------------------------------------- calls
+
+
+def malformed(claims: Sequence[ClaimReference]) -> Mapping[str, ClaimAnswer]:
+    """Return errors for the malformed claims of a call, by UID."""
+    times = Counter(claim.uid for claim in claims)
+    answers: dict[str, ClaimAnswer] = {}
+    for claim in claims:
+        wrong = _wrong(claim, times=times[claim.uid])
+        if wrong is not None and claim.uid not in answers:
+            answers[claim.uid] = ClaimAnswer(
+                error=f"the kubelet sent a claim {wrong}", reason="Malformed"
+            )
+    return answers
+
+
+def _wrong(claim: ClaimReference, *, times: int) -> str | None:
+    if not claim.uid:
+        return f"without a UID (name {_shown(claim.name)})"
+    if not _UID.fullmatch(claim.uid):
+        return f"with an impossible UID: {_shown(claim.uid)}"
+    for word, text in (("namespace", claim.namespace), ("name", claim.name)):
+        if not text:
+            return f"without a {word} (UID {claim.uid})"
+        if not _NAME.fullmatch(text):
+            return f"with an impossible {word}: {_shown(text)} (UID {claim.uid})"
+    if times > 1:
+        return f"{times} times in one call: {claim} (UID {claim.uid})"
+    return None
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= 64 else text[:64] + "...")
+
+
+def _sendable(answer: ClaimAnswer) -> ClaimAnswer:
+    """Make sure of the error's text: what gRPC refuses would leave the whole call unanswered."""
+    if answer.error is None:
+        return answer
+    text = answer.error.encode(errors="backslashreplace").decode()
+    if len(text) > MAX_ERROR_CHARACTERS:
+        text = text[:MAX_ERROR_CHARACTERS] + "..."
+    return replace(answer, error=text)
+
+
+class ClaimCalls:
+    """The calls of one driver, in all versions of the service."""
+
+    def __init__(self, driver: str, queue: ClaimQueue, *, answer_seconds: float) -> None:
+        self._driver = driver
+        self._queue = queue
+        self._answer_seconds = answer_seconds
+
+    async def answer(
+        self, operation: Operation, claims: Sequence[ClaimReference], *, method: str
+    ) -> Mapping[str, ClaimAnswer]:
+        """Answer every UID of a call exactly once."""
+        with logs.request_scope(logs.new_request_id()):
+            began = asyncio.get_running_loop().time()
+            answers: Mapping[str, ClaimAnswer] | None = None
+            try:
+                answers = await self._answer(operation, claims)
+                return answers
+            finally:
+                seconds = asyncio.get_running_loop().time() - began
+                self._log(method, claims, answers, seconds=seconds)
+
+    async def _answer(
+        self, operation: Operation, claims: Sequence[ClaimReference]
+    ) -> Mapping[str, ClaimAnswer]:
+        bad = malformed(claims)
+        for answer in bad.values():
+            logger.warning(
+                "claim refused", extra={"driver": self._driver, "error": str(answer.error)}
+            )
+        good = [claim for claim in claims if claim.uid not in bad]
+        answers = await self._queue.ask(operation, good, timeout_seconds=self._answer_seconds)
+        return {uid: _sendable(answer) for uid, answer in {**bad, **answers}.items()}
+
+    def _log(
+        self,
+        method: str,
+        claims: Sequence[ClaimReference],
+        answers: Mapping[str, ClaimAnswer] | None,
+        *,
+        seconds: float,
+    ) -> None:
+        # Calls without claims are our own liveness probe: every few seconds, for ever.
+        level = logging.INFO if claims else logging.DEBUG
+        if not logger.isEnabledFor(level):
+            return
+        message = "call answered" if answers is not None else "call was given up by the kubelet"
+        errors = [answer for answer in (answers or {}).values() if answer.error is not None]
+        facts = {
+            "driver": self._driver,
+            "method": method,
+            "claims": len(claims),
+            "claim": ", ".join(str(claim)[:128] for claim in claims[:64]),
+            "errors": len(errors),
+            "seconds": round(seconds, 4),
+        }
+        logger.log(level, message, extra=facts)
+
+
+# ---------------------------------------------------------------- messages
 
 
 class _Claim(Protocol):
@@ -41,19 +166,6 @@ class _Claim(Protocol):
     namespace: str
     uid: str
     name: str
-
-
-async def _references(claims: Sequence[_Claim], context: _Context) -> list[ClaimReference]:
-    if len(claims) > MAX_CLAIMS:
-        await context.abort(
-            grpc.StatusCode.INVALID_ARGUMENT,
-            f"{len(claims)} claims in one call, at most {MAX_CLAIMS} are taken: a call has the "
-            f"claims of one pod",
-        )
-    return [
-        ClaimReference(namespace=claim.namespace, name=claim.name, uid=claim.uid)
-        for claim in claims
-    ]
 
 
 def _device_v1(device: PreparedDevice) -> v1.Device:
@@ -75,81 +187,57 @@ def _device_v1beta1(device: PreparedDevice) -> v1beta1.Device:
     )
 
 
-class _DraV1(v1_grpc.DRAPluginServicer):
-    def __init__(self, calls: ClaimCalls) -> None:
+class _Dra:
+    """One version of the service: the names of its messages are the same in both."""
+
+    def __init__(self, calls: ClaimCalls, version: str, messages: Any, device: Any) -> None:
         self._calls = calls
+        self._version = version
+        self._messages = messages
+        self._device = device
 
-    async def NodePrepareResources(
-        self, request: v1.NodePrepareResourcesRequest, context: _Context
-    ) -> v1.NodePrepareResourcesResponse:
-        answers = await self._calls.answer(
-            "prepare", await _references(request.claims, context), method="v1.NodePrepareResources"
-        )
-        return v1.NodePrepareResourcesResponse(
+    async def NodePrepareResources(self, request: Any, context: _Context) -> Any:
+        messages = self._messages
+        answers = await self._ask("prepare", "NodePrepareResources", request, context)
+        return messages.NodePrepareResourcesResponse(
             claims={
-                uid: v1.NodePrepareResourceResponse(error=answer.error)
+                uid: messages.NodePrepareResourceResponse(error=answer.error)
                 if answer.error is not None
-                else v1.NodePrepareResourceResponse(devices=map(_device_v1, answer.devices))
+                else messages.NodePrepareResourceResponse(devices=map(self._device, answer.devices))
                 for uid, answer in answers.items()
             }
         )
 
-    async def NodeUnprepareResources(
-        self, request: v1.NodeUnprepareResourcesRequest, context: _Context
-    ) -> v1.NodeUnprepareResourcesResponse:
-        answers = await self._calls.answer(
-            "unprepare",
-            await _references(request.claims, context),
-            method="v1.NodeUnprepareResources",
-        )
-        return v1.NodeUnprepareResourcesResponse(
+    async def NodeUnprepareResources(self, request: Any, context: _Context) -> Any:
+        messages = self._messages
+        answers = await self._ask("unprepare", "NodeUnprepareResources", request, context)
+        return messages.NodeUnprepareResourcesResponse(
             claims={
-                uid: v1.NodeUnprepareResourceResponse(error=answer.error or "")
+                uid: messages.NodeUnprepareResourceResponse(error=answer.error or "")
                 for uid, answer in answers.items()
             }
         )
 
-
-class _DraV1beta1(v1beta1_grpc.DRAPluginServicer):
-    def __init__(self, calls: ClaimCalls) -> None:
-        self._calls = calls
-
-    async def NodePrepareResources(
-        self, request: v1beta1.NodePrepareResourcesRequest, context: _Context
-    ) -> v1beta1.NodePrepareResourcesResponse:
-        answers = await self._calls.answer(
-            "prepare",
-            await _references(request.claims, context),
-            method="v1beta1.NodePrepareResources",
-        )
-        return v1beta1.NodePrepareResourcesResponse(
-            claims={
-                uid: v1beta1.NodePrepareResourceResponse(error=answer.error)
-                if answer.error is not None
-                else v1beta1.NodePrepareResourceResponse(
-                    devices=map(_device_v1beta1, answer.devices)
-                )
-                for uid, answer in answers.items()
-            }
-        )
-
-    async def NodeUnprepareResources(
-        self, request: v1beta1.NodeUnprepareResourcesRequest, context: _Context
-    ) -> v1beta1.NodeUnprepareResourcesResponse:
-        answers = await self._calls.answer(
-            "unprepare",
-            await _references(request.claims, context),
-            method="v1beta1.NodeUnprepareResources",
-        )
-        return v1beta1.NodeUnprepareResourcesResponse(
-            claims={
-                uid: v1beta1.NodeUnprepareResourceResponse(error=answer.error or "")
-                for uid, answer in answers.items()
-            }
-        )
+    async def _ask(
+        self, operation: Operation, method: str, request: Any, context: _Context
+    ) -> Mapping[str, ClaimAnswer]:
+        claims: Sequence[_Claim] = request.claims
+        if len(claims) > MAX_CLAIMS:
+            await context.abort(
+                grpc.StatusCode.INVALID_ARGUMENT,
+                f"{len(claims)} claims in one call, at most {MAX_CLAIMS} are taken: a call has the "
+                f"claims of one pod",
+            )
+        references = [
+            ClaimReference(namespace=claim.namespace, name=claim.name, uid=claim.uid)
+            for claim in claims
+        ]
+        return await self._calls.answer(operation, references, method=f"{self._version}.{method}")
 
 
 def add_dra_services(server: grpc.aio.Server, calls: ClaimCalls) -> None:
     """Serve both versions; a claim's work in flight is the same for both."""
-    v1_grpc.add_DRAPluginServicer_to_server(_DraV1(calls), server)
-    v1beta1_grpc.add_DRAPluginServicer_to_server(_DraV1beta1(calls), server)
+    first: Any = _Dra(calls, "v1", v1, _device_v1)
+    v1_grpc.add_DRAPluginServicer_to_server(first, server)
+    second: Any = _Dra(calls, "v1beta1", v1beta1, _device_v1beta1)
+    v1beta1_grpc.add_DRAPluginServicer_to_server(second, server)

@@ -18,10 +18,9 @@ from typing import Any
 
 import grpc.aio
 
-from drakit_nodeplugin.claims.answers import ClaimService
+from drakit_nodeplugin.claims.queue import ClaimQueue
 from drakit_nodeplugin.file_poller import FilePoller
-from drakit_nodeplugin.kubelet.calls import ClaimCalls
-from drakit_nodeplugin.kubelet.dra import SUPPORTED_VERSIONS, add_dra_services
+from drakit_nodeplugin.kubelet.dra import SUPPORTED_VERSIONS, ClaimCalls, add_dra_services
 from drakit_nodeplugin.kubelet.health import HealthSource
 from drakit_nodeplugin.kubelet.healthservice import health_service
 from drakit_nodeplugin.kubelet.ownership import Ownership
@@ -97,7 +96,7 @@ class DriverServer:
     def __init__(
         self,
         ownership: Ownership,
-        claims: ClaimService,
+        queue: ClaimQueue,
         *,
         health: HealthSource | None = None,
         health_timeout_seconds: float = HEALTH_TIMEOUT_SECONDS,
@@ -117,7 +116,8 @@ class DriverServer:
         self._first_retry_seconds = first_retry_seconds
         self._max_retry_seconds = max_retry_seconds
         self._ownership = ownership
-        self._calls = ClaimCalls(driver_name, claims, answer_seconds=answer_seconds)
+        self._queue = queue
+        self._calls = ClaimCalls(driver_name, queue, answer_seconds=answer_seconds)
         self._health = health_service(
             health, driver=driver_name, timeout_seconds=health_timeout_seconds
         )
@@ -182,7 +182,7 @@ class DriverServer:
         await self._step(self._dra_server.stop(grace_seconds=self._drain_seconds))
         # Work whose call the kubelet gave up is in no call's grace.
         left_seconds = until - asyncio.get_running_loop().time()
-        await self._step(self._calls.in_flight.drain(timeout_seconds=left_seconds))
+        await self._step(self._queue.drain(timeout_seconds=left_seconds))
 
     async def _step(self, step: Coroutine[Any, Any, None]) -> None:
         try:

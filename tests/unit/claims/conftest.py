@@ -9,9 +9,10 @@ from drakit_nodeplugin.claims.allocation import ParameterLimits
 from drakit_nodeplugin.claims.cdi_files import ClaimSpecs
 from drakit_nodeplugin.claims.checkpoint.store import Checkpoint
 from drakit_nodeplugin.claims.engine import ClaimEngine
-from drakit_nodeplugin.claims.parts import EngineParts
+from drakit_nodeplugin.claims.queue import ClaimQueue
 from drakit_nodeplugin.claims.recovery import Recovery
 from drakit_nodeplugin.claims.restore import SpecRestorer
+from drakit_nodeplugin.claims.work import ClaimAnswer, EngineParts
 from tests.fakes.claims import (
     DRIVER,
     NODE,
@@ -36,8 +37,8 @@ class Plugin:
         self.devices = devices
         self.instances = FakeInstances()
         self.inventories = FakeInventories()
-        self.checkpoint = Checkpoint(folder / "checkpoint.db", owner=owner)
         self.specs = ClaimSpecs(DRIVER, self.cdi)
+        self.checkpoint = Checkpoint(folder / "checkpoint.db", owner=owner, files=self.specs)
         self.parts = EngineParts(
             driver=DRIVER,
             node=StaticNode(name=NODE, labels={"zone": "a"}),
@@ -51,19 +52,34 @@ class Plugin:
             limits=ParameterLimits(),
         )
         self.engine = ClaimEngine(self.parts)
-        self.recovery = Recovery(checkpoint=self.checkpoint, engine=self.engine)
+        self.answers: dict[str, ClaimAnswer] = {}
+        """What was answered so far, by UID."""
+        self.queue = ClaimQueue(DRIVER, self.engine, observers=[self])
+        self.recovery = Recovery(checkpoint=self.checkpoint, queue=self.queue)
         self.restorer = SpecRestorer(
             checkpoint=self.checkpoint,
             specs=self.specs,
             boot_id=boot_id,
-            locks=self.engine.locks,
+            queue=self.queue,
         )
 
     async def prepare(self, *claims):
-        return await prepare(self.engine, *claims)
+        return await prepare(self.queue, *claims)
 
     async def unprepare(self, *claims):
-        return await unprepare(self.engine, *claims)
+        return await unprepare(self.queue, *claims)
+
+    def finished(self, claim, operation, answer, seconds) -> None:
+        self.answers[claim.uid] = answer
+
+    def lasts(self, claim, operation) -> None:
+        pass
+
+    def abandon(self, uid: str) -> None:
+        """As an unprepare that waits."""
+        for turn in self.queue._lines[uid]:
+            if turn.work is not None:
+                turn.work.abandon()
 
     def files(self) -> set[str]:
         return {path.name for path in self.cdi.iterdir()} if self.cdi.exists() else set()

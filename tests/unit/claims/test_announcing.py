@@ -7,8 +7,9 @@ import pytest
 
 from drakit.kube.events import EventRecorder
 from drakit_nodeplugin.claims import events as announcing
-from drakit_nodeplugin.claims.answers import PrepareAnswer
-from drakit_nodeplugin.claims.events import AnnouncedClaims, ClaimAnnouncer
+from drakit_nodeplugin.claims.events import ClaimEvents
+from drakit_nodeplugin.claims.queue import ClaimQueue
+from drakit_nodeplugin.claims.work import ClaimAnswer
 from tests.fakes.claims import DRIVER, reference
 
 A, B = reference("uid-a"), reference("uid-b")
@@ -33,40 +34,39 @@ class Engine:
     """Gives the answers that a test has laid out, each after some seconds."""
 
     def __init__(self) -> None:
-        self.answers: dict[str, PrepareAnswer] = {}
+        self.answers: dict[str, ClaimAnswer] = {}
         self.seconds = 0.0
-        self.abandoned: list[str] = []
 
-    async def prepare(self, claims, answer) -> None:
+    async def prepare(self, works) -> None:
         await asyncio.sleep(self.seconds)
-        for claim in claims:
-            answer(claim.uid, self.answers.get(claim.uid, PrepareAnswer()))
+        for work in works:
+            work.answer.set_result(self.answers.get(work.claim.uid, ClaimAnswer()))
 
     unprepare = prepare
 
-    def abandon(self, uid: str) -> None:
-        self.abandoned.append(uid)
-
 
 class Lab:
-    """Claims that are announced, and what was told of them."""
+    """Claims whose queue is observed, and what was reported on them."""
 
     def __init__(self) -> None:
         self.engine = Engine()
         self.recorder = Recorder()
-        self.announcer = ClaimAnnouncer(DRIVER)
-        self.claims = AnnouncedClaims(self.engine, self.announcer)
+        self.events = ClaimEvents(DRIVER)
+        self.queue = ClaimQueue(DRIVER, self.engine, observers=[self.events])
 
     async def attempt(
         self, *claims, operation: str = "prepare", error: str | None = None, reason: str = "Other"
     ) -> list[str]:
-        """Prepare claims with one result for all; give what was told since the last attempt."""
-        said = PrepareAnswer() if error is None else PrepareAnswer(error=error, reason=reason)
-        self.engine.answers = {claim.uid: said for claim in claims}
-        answers: dict[str, PrepareAnswer] = {}
-        await getattr(self.claims, operation)(claims, answers.__setitem__)
+        """Prepare claims with one result for all; give what was reported since the last attempt."""
+        answer = ClaimAnswer() if error is None else ClaimAnswer(error=error, reason=reason)
+        self.engine.answers = {claim.uid: answer for claim in claims}
+        answers = await self.queue.ask(operation, claims, timeout_seconds=1)
         assert answers == self.engine.answers
         return await self.news()
+
+    def failed(self, claim, text: str) -> None:
+        answer = ClaimAnswer(error=text, reason="DriverFailed")
+        self.events.finished(claim, "prepare", answer, 0.0)
 
     async def news(self) -> list[str]:
         await asyncio.sleep(1)
@@ -77,7 +77,7 @@ class Lab:
 @pytest.fixture
 async def lab() -> AsyncIterator[Lab]:
     lab = Lab()
-    writer = asyncio.create_task(lab.announcer.run(lab.recorder))
+    writer = asyncio.create_task(lab.events.run(lab.recorder))
     yield lab
     assert not writer.done()
     writer.cancel()
@@ -150,7 +150,7 @@ async def test_what_is_no_matter_of_the_claim_is_not_told_at_it(lab, reason):
 @pytest.mark.looptime
 async def test_work_that_does_not_end_is_told_after_three_minutes(lab):
     lab.engine.seconds = 400
-    work = asyncio.create_task(lab.claims.prepare([A], lambda uid, said: None))
+    work = asyncio.create_task(lab.queue.ask("prepare", [A], timeout_seconds=999))
     await asyncio.sleep(179)
     assert lab.recorder.told == []
     await asyncio.sleep(2)
@@ -165,10 +165,10 @@ async def test_work_that_does_not_end_is_told_after_three_minutes(lab):
 @pytest.mark.looptime
 async def test_a_failure_that_is_over_before_it_was_told_is_not_told():
     lab = Lab()
-    lab.announcer.failed(A, "prepare", reason="DriverFailed", text="cam-0 is broken")
-    lab.announcer.failed(B, "prepare", reason="DriverFailed", text="cam-1 is broken")
-    lab.announcer.succeeded(A, "prepare")
-    writer = asyncio.create_task(lab.announcer.run(lab.recorder))
+    lab.failed(A, "cam-0 is broken")
+    lab.failed(B, "cam-1 is broken")
+    lab.events.finished(A, "prepare", ClaimAnswer(), 0.0)
+    writer = asyncio.create_task(lab.events.run(lab.recorder))
     assert await lab.news() == ["Warning PrepareFailed claim-uid-b: cam-1 is broken"]
     writer.cancel()
     await asyncio.wait({writer})
@@ -190,13 +190,13 @@ async def test_more_than_can_wait_is_dropped_with_one_line(monkeypatch, caplog):
     lab = Lab()
     claims = [reference(f"uid-{index}") for index in range(9)]
     for claim in claims:
-        lab.announcer.failed(claim, "prepare", reason="DriverFailed", text="the bus is gone")
-    writer = asyncio.create_task(lab.announcer.run(lab.recorder))
+        lab.failed(claim, "the bus is gone")
+    writer = asyncio.create_task(lab.events.run(lab.recorder))
     told = await lab.news()
     assert [said.split(":")[0] for said in told] == [
         f"Warning PrepareFailed {claim.name}" for claim in claims[:3]
     ]
-    assert [record.msg for record in caplog.records] == ["too many claims to tell of"]
+    assert [record.msg for record in caplog.records] == ["too many claims to report on"]
     assert len(await lab.attempt(claims[8], error="the bus is gone")) == 1
     writer.cancel()
     await asyncio.wait({writer})
@@ -204,15 +204,16 @@ async def test_more_than_can_wait_is_dropped_with_one_line(monkeypatch, caplog):
 
 async def test_the_event_stands_at_the_claim(api_server, session):
     recorder = EventRecorder(session, controller="drakit.dev/nodeplugin", instance="node-1")
-    announcer = ClaimAnnouncer(DRIVER)
-    writer = asyncio.create_task(announcer.run(recorder))
-    announcer.failed(A, "prepare", reason="DriverFailed", text="cam-0 is broken")
+    events = ClaimEvents(DRIVER)
+    writer = asyncio.create_task(events.run(recorder))
+    answer = ClaimAnswer(error="cam-0 is broken", reason="DriverFailed")
+    events.finished(A, "prepare", answer, 0.0)
     async with asyncio.timeout(5):
-        while not (events := api_server.objects(EVENTS)):
+        while not (found := api_server.objects(EVENTS)):
             await asyncio.sleep(0.01)
     writer.cancel()
     await asyncio.wait({writer})
-    (event,) = events
+    (event,) = found
     assert event["regarding"] == {
         "apiVersion": "resource.k8s.io/v1",
         "kind": "ResourceClaim",
@@ -227,8 +228,3 @@ async def test_the_event_stands_at_the_claim(api_server, session):
         "Preparing",
         "cam-0 is broken",
     )
-
-
-async def test_a_prepare_is_given_up_through_it(lab):
-    lab.claims.abandon("uid-a")
-    assert lab.engine.abandoned == ["uid-a"]

@@ -10,6 +10,7 @@ import pytest
 from drakit import DeviceNode, Driver, DriverError, Edits
 from drakit.driver import DriverConfig
 from drakit_nodeplugin.claims.engine import ClaimEngine
+from drakit_nodeplugin.claims.queue import ClaimQueue
 from drakit_nodeplugin.claims.source import ApiClaims
 from drakit_nodeplugin.endpoints.calls import DriverCalls
 from drakit_nodeplugin.endpoints.errors import BadParametersError, EndpointStoppedError
@@ -159,7 +160,8 @@ async def test_a_holder_in_another_namespace_is_named_where_that_is_allowed(
 ):
     caplog.set_level("INFO")
     plugin = await start()
-    plugin.engine = ClaimEngine(replace(plugin.parts, name_all_holders=all_named))
+    engine = ClaimEngine(replace(plugin.parts, name_all_holders=all_named))
+    plugin.queue = ClaimQueue(DRIVER, engine)
     body = claim_body(A, "cam-0", name="secret")
     body["metadata"]["namespace"] = "other"
     claims.store(body, claim_body(B, "cam-0"))
@@ -313,7 +315,7 @@ async def test_a_restore_does_not_wait_for_a_claim_that_is_worked_on(start, clai
     for uid in (A, B):
         (plugin.cdi / f"{DRIVER}-claim_{uid}.json").unlink()
 
-    async with plugin.engine.locks.hold(A), asyncio.timeout(5):
+    async with plugin.queue.hold(A), asyncio.timeout(5):
         assert await plugin.restorer.restore() == 1
     assert await plugin.restorer.restore() == 1
     assert plugin.files() == {f"{DRIVER}-claim_{uid}.json" for uid in (A, B)}
@@ -369,7 +371,7 @@ async def test_the_claims_of_a_pod_come_to_a_driver_of_batches_in_one_call(start
     driver = Batches()
     calls = DriverCalls(DRIVER, traits=traits_of(Batches), node=NODE, caller=DirectCaller(driver))
     devices.traits = traits_of(Batches)
-    devices.prepare, devices.unprepare = calls.prepare, calls.unprepare
+    devices.prepare_claim, devices.unprepare_claim = calls.prepare, calls.unprepare
     plugin = await start()
     claims.store(claim_body(A, "cam-0", "cam-1"), claim_body(B, "cam-2"), claim_body(C, "cam-3"))
 
@@ -392,7 +394,7 @@ async def test_parameters_that_do_not_fit_are_an_error_of_the_claim_with_request
     async def refuse(claim, allocated):
         raise BadParametersError("the opaque parameters do not fit: mode: ...", index=1)
 
-    devices.prepare = refuse
+    devices.prepare_claim = refuse
     answer = (await plugin.prepare(reference(A)))[A]
     assert (answer.error, answer.reason) == (
         "claim lab/claim-uid-a, request main, device cam-1: the opaque parameters do not fit: "

@@ -97,17 +97,15 @@ async def test_a_slow_claim_holds_up_neither_the_answer_nor_the_entry_of_another
     plugin = await start()
     devices.held["cam-0"] = asyncio.Event()
     claims.store(claim_body(A, "cam-0"), claim_body(B, "cam-1"))
-    answers = {}
-    work = asyncio.create_task(
-        plugin.engine.prepare([reference(A), reference(B)], answers.__setitem__)
-    )
-    await until(lambda: B in answers)
+    plugin.answers.clear()
+    work = asyncio.create_task(plugin.prepare(reference(A), reference(B)))
+    await until(lambda: B in plugin.answers)
 
     assert await plugin.states() == {A: "preparing", B: "prepared"}
     assert await plugin.unprepare(reference(B)) == {B: None}
     devices.held["cam-0"].set()
     await work
-    assert answers[A].error is None
+    assert plugin.answers[A].error is None
 
 
 # ------------------------------------------------------------ an unprepare that overtakes
@@ -120,7 +118,7 @@ async def test_a_prepare_that_hangs_is_given_up_for_its_unprepare(start, claims,
     work = asyncio.create_task(plugin.prepare(reference(A)))
     await until(lambda: devices.prepares)
 
-    plugin.engine.abandon(A)
+    plugin.abandon(A)
     assert "given up" in (await work)[A].error
     assert await plugin.states() == {A: "preparing"}, "its unprepare comes"
     devices.held.clear()
@@ -132,10 +130,10 @@ async def test_a_claim_can_be_prepared_again_after_it_was_given_up(start, claims
     plugin = await start()
     claims.store(claim_body(A, "cam-0"))
     # Before its driver is called: while the claim is read, or its lock is waited for.
-    async with plugin.engine.locks.hold(A):
+    async with plugin.queue.hold(A):
         work = asyncio.create_task(plugin.prepare(reference(A)))
         await asyncio.sleep(0)
-        plugin.engine.abandon(A)
+        plugin.abandon(A)
     assert "given up" in (await work)[A].error
     assert devices.prepares == 0
 
@@ -280,15 +278,13 @@ async def test_a_check_that_hangs_holds_up_its_claim_alone_and_is_given_up(start
     claims.store(claim_body(A, "cam-0"), claim_body(B, "cam-1"))
     await plugin.prepare(reference(A), reference(B))
     devices.held["cam-0"] = asyncio.Event()
-    answers = {}
-    work = asyncio.create_task(
-        plugin.engine.prepare([reference(A), reference(B)], answers.__setitem__)
-    )
-    await until(lambda: B in answers)
-    assert A not in answers
-    plugin.engine.abandon(A)
+    plugin.answers.clear()
+    work = asyncio.create_task(plugin.prepare(reference(A), reference(B)))
+    await until(lambda: B in plugin.answers)
+    assert A not in plugin.answers
+    plugin.abandon(A)
     await work
-    assert "given up" in answers[A].error
+    assert "given up" in plugin.answers[A].error
     assert await plugin.states() == {A: "prepared", B: "prepared"}
 
 
@@ -305,12 +301,10 @@ async def test_rollbacks_do_not_wait_for_each_other(start, claims, devices):
         await right(claim, device)
 
     devices.unprepare_device = unprepare
-    answers = {}
-    work = asyncio.create_task(
-        plugin.engine.prepare([reference(A), reference(B)], answers.__setitem__)
-    )
-    await until(lambda: B in answers)
-    assert A not in answers
+    plugin.answers.clear()
+    work = asyncio.create_task(plugin.prepare(reference(A), reference(B)))
+    await until(lambda: B in plugin.answers)
+    assert A not in plugin.answers
     hanging.set()
     await work
 

@@ -8,6 +8,7 @@ the checkpoint's rows, on CDI files, and on what the driver has really done to i
 from __future__ import annotations
 
 import asyncio
+import functools
 import shutil
 import tempfile
 from collections.abc import Iterable, Sequence
@@ -26,6 +27,7 @@ from hypothesis.stateful import (
 )
 
 from drakit import (
+    AllocatedClaim,
     AllocatedDevice,
     ClaimReference,
     CounterSet,
@@ -41,8 +43,7 @@ from drakit_nodeplugin.endpoints.calls import DriverCalls
 from drakit_nodeplugin.endpoints.errors import DeviceFailedError, EndpointStoppedError
 from drakit_nodeplugin.endpoints.python.bridge import Bridge
 from drakit_nodeplugin.endpoints.traits import DriverTraits, traits_of
-from drakit_nodeplugin.kubelet.inflight import InFlight
-from tests.fakes.claims import DRIVER, NODE, FakeClaims, claim_body, reference
+from tests.fakes.claims import DRIVER, NODE, FakeClaims, begin, claim_body, reference
 from tests.fakes.node import StaticNode
 from tests.unit.claims.conftest import Plugin
 
@@ -95,19 +96,25 @@ class World:
         self.clashes: list[str] = []
         self.calls = 0
 
-    def away(self) -> EndpointStoppedError | None:
+    def unavailable(self) -> EndpointStoppedError | None:
         return EndpointStoppedError(driver=DRIVER, reason="it ended") if self.stopped else None
 
-    async def prepare(
+    def prepare(self, batch: Sequence[AllocatedClaim]) -> dict[str, asyncio.Future]:
+        return begin(self._prepare, batch)
+
+    def unprepare(self, batch: Sequence[AllocatedClaim]) -> dict[str, asyncio.Future]:
+        return begin(self._unprepare, batch)
+
+    def check(self, batch: Sequence[AllocatedClaim]) -> dict[str, asyncio.Future]:
+        raise AssertionError("a driver without checks is not asked")
+
+    async def _prepare(
         self, claim: ClaimReference, devices: Sequence[AllocatedDevice]
     ) -> Sequence[Edits]:
         return await self._each(self.prepare_device, claim, devices)
 
-    async def unprepare(self, claim: ClaimReference, devices: Sequence[AllocatedDevice]) -> None:
+    async def _unprepare(self, claim: ClaimReference, devices: Sequence[AllocatedDevice]) -> None:
         await self._each(self.unprepare_device, claim, devices)
-
-    async def check(self, claim: ClaimReference, devices: Sequence[AllocatedDevice]) -> bool:
-        raise AssertionError("a driver without checks is not asked")
 
     async def prepare_device(self, claim: ClaimReference, device: AllocatedDevice) -> Edits:
         self.calls += 1
@@ -130,7 +137,7 @@ class World:
 
     async def _usable(self, device: AllocatedDevice) -> None:
         await asyncio.sleep(0)
-        if (error := self.away()) is not None:
+        if (error := self.unavailable()) is not None:
             raise error
         if device.name in self.failing:
             raise DriverError(f"{device.name} is broken")
@@ -176,10 +183,12 @@ class Reached:
     def __init__(self, world: World, loop: asyncio.AbstractEventLoop) -> None:
         self._driver = Batches(world)
         self._bridge = Bridge(DRIVER, home=loop, there=loop)
-        self.away = world.away
+        self.away = self.unavailable = world.unavailable
         self.traits = replace(traits_of(Batches), side_effects=world.traits.side_effects)
         calls = DriverCalls(DRIVER, traits=self.traits, node=NODE, caller=self)
-        self.prepare, self.unprepare, self.check = calls.prepare, calls.unprepare, calls.check
+        self.prepare = functools.partial(begin, calls.prepare)
+        self.unprepare = functools.partial(begin, calls.unprepare)
+        self.check = functools.partial(begin, calls.check)
 
     def busy(self, keys) -> bool:
         return self._bridge.busy(keys)
@@ -233,7 +242,7 @@ class Engine(RuleBasedStateMachine):
             devices=Reached(self.world, self.loop) if self.batches else self.world,
         )
         self.plugin.inventories.pools = {NODE: INVENTORY}
-        self.calls = InFlight(self.plugin.engine, driver=DRIVER)
+        self.calls = self.plugin.queue
         await self.plugin.checkpoint.open()
         await self.plugin.restorer.restore()
 

@@ -11,7 +11,6 @@ import pytest
 from drakit_nodeplugin.claims.grace import Grace
 from drakit_nodeplugin.claims.kubeletview import KubeletClaims, PodView
 from drakit_nodeplugin.claims.orphans import OrphanedSpecs
-from drakit_nodeplugin.claims.spectexts import SpecTexts
 from tests.fakes.claims import DRIVER, claim_body, reference
 
 ORPHAN = f"{DRIVER}-claim_lost.json"
@@ -51,8 +50,7 @@ def orphans(plugin, kubelet) -> OrphanedSpecs:
         driver=DRIVER,
         checkpoint=plugin.checkpoint,
         specs=plugin.specs,
-        texts=SpecTexts(DRIVER, plugin.cdi),
-        locks=plugin.engine.locks,
+        queue=plugin.queue,
         kubelet=kubelet,
         grace=Grace(),
     )
@@ -179,7 +177,7 @@ async def test_a_file_whose_claim_is_prepared_in_between_stays(plugin, orphans, 
 
 
 async def test_a_claim_that_is_worked_on_is_left_alone(plugin, orphans):
-    async with plugin.engine.locks.hold("lost"):
+    async with plugin.queue.hold("lost"):
         assert await orphans.clean() == 0
     assert await orphans.clean() == 1
 

@@ -21,7 +21,6 @@ from drakit_nodeplugin.claims.kubeletview import (
     PodView,
     kubelet_claims,
 )
-from drakit_nodeplugin.claims.spectexts import SpecTexts
 from tests.fakes.claims import DRIVER, NODE, claim_body, reference
 from tests.fakes.node import StaticNode
 
@@ -86,7 +85,6 @@ def rebuilder(plugin, kubelet, claims, *, boot_id: str = "boot-1", checkpoint=No
         checkpoint=checkpoint or plugin.checkpoint,
         source=claims,
         specs=plugin.specs,
-        texts=SpecTexts(DRIVER, plugin.cdi),
         kubelet=kubelet,
         limits=ParameterLimits(),
     )
@@ -448,7 +446,6 @@ async def test_an_api_server_that_hangs_is_waited_for_only_so_long(looptime):
         checkpoint=Checkpoint(),
         source=Silent(),
         specs=Files(),
-        texts=Files(),
         kubelet=kubelet,
         limits=ParameterLimits(),
     ).rebuild()
@@ -483,7 +480,6 @@ async def test_a_kubelet_that_never_answers_ends_the_rebuild(start, claims, loop
         checkpoint=files,
         source=claims,
         specs=files,
-        texts=files,
         kubelet=Hanging(),
         limits=ParameterLimits(),
     ).rebuild()

@@ -677,7 +677,7 @@ def collector_of():
             look_for_files=no_files,
             primary=lambda: True,
             registered=lambda: True,
-            unprepare=plugin.engine.collect,
+            unprepare=plugin.queue.collect,
             on_collected=lambda reason: None,
             timing=StaleTiming(grace=Grace(confirmed_seconds=0), fetches_per_second=10_000),
         )

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from drakit_nodeplugin.claims.queue import ClaimQueue
 from drakit_nodeplugin.kubelet.ownership import Ownership
 from drakit_nodeplugin.kubelet.server import DriverServer
 from drakit_nodeplugin.kubelet.sockets import socket_paths
@@ -45,7 +46,9 @@ def serve(root, claims):
             DRIVER, kubelet_root=root, instance_uid=options.pop("instance_uid", "pod-1")
         )
         ownership = Ownership(DRIVER, paths)
-        server = DriverServer(ownership, claims, **{"drain_seconds": 2.0, **options})
+        server = DriverServer(
+            ownership, ClaimQueue(DRIVER, claims), **{"drain_seconds": 2.0, **options}
+        )
         try:
             await server.start()
             yield server

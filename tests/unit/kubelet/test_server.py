@@ -12,7 +12,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from drakit_nodeplugin.claims.answers import PrepareAnswer
+from drakit_nodeplugin.claims.queue import ClaimQueue
 from drakit_nodeplugin.kubelet.healthservice import SilentHealth
 from drakit_nodeplugin.kubelet.ownership import Ownership
 from drakit_nodeplugin.kubelet.probe import local_channel
@@ -74,10 +74,7 @@ def owned(driver, root):
 
 
 async def test_a_device_without_share_has_no_share_id(serve, kubelet, claims):
-    async def prepare(batch, answer):
-        answer("a", PrepareAnswer(devices=(replace(device("a"), share_id=None),)))
-
-    claims.prepare = prepare
+    claims.device = lambda uid: replace(device(uid), share_id=None)
     async with serve():
         answers = await kubelet.prepare(await kubelet.register(), A)
         assert not answers["a"].devices[0].HasField("share_id")
@@ -86,7 +83,9 @@ async def test_a_device_without_share_has_no_share_id(serve, kubelet, claims):
 async def test_calls_are_answered_as_soon_as_the_registration_socket_is_there(
     root, claims, kubelet
 ):
-    server = DriverServer(owned("camera.example.com", root), claims)
+    server = DriverServer(
+        owned("camera.example.com", root), ClaimQueue("camera.example.com", claims)
+    )
     starting = asyncio.create_task(server.start())
     while not kubelet.sockets():
         await asyncio.sleep(0)
@@ -98,7 +97,7 @@ async def test_calls_are_answered_as_soon_as_the_registration_socket_is_there(
 
 async def test_without_a_dra_socket_no_registration_appears(root, claims, kubelet):
     ownership = owned("camera.example.com", root)
-    server = DriverServer(ownership, claims)
+    server = DriverServer(ownership, ClaimQueue("camera.example.com", claims))
     server.paths.dra.mkdir(parents=True)
     with pytest.raises(SocketError, match=r"dra-pod-1\.sock cannot be made"):
         await server.start()
@@ -409,7 +408,8 @@ async def test_two_instances_serve_side_by_side(serve, kubelet, root):
 
 async def test_two_drivers_of_one_process(root, kubelet):
     servers = [
-        DriverServer(owned(name, root), HeldClaims()) for name in ("a.example.com", "b.example.com")
+        DriverServer(owned(name, root), ClaimQueue(name, HeldClaims()))
+        for name in ("a.example.com", "b.example.com")
     ]
     try:
         for server in servers:

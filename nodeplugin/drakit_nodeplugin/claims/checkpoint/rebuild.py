@@ -37,8 +37,7 @@ from drakit_nodeplugin.claims.kubeletview import (
     names_of_others,
 )
 from drakit_nodeplugin.claims.source import ClaimSource
-from drakit_nodeplugin.claims.spectexts import SpecTexts
-from drakit_nodeplugin.claims.waves import workers
+from drakit_nodeplugin.claims.work import workers
 
 __all__ = ("Rebuilder", "Rebuilt")
 
@@ -112,7 +111,6 @@ class Rebuilder:
         checkpoint: Checkpoint,
         source: ClaimSource,
         specs: ClaimSpecs,
-        texts: SpecTexts,
         kubelet: KubeletView,
         limits: ParameterLimits,
     ) -> None:
@@ -123,7 +121,6 @@ class Rebuilder:
         self._checkpoint = checkpoint
         self._source = source
         self._specs = specs
-        self._texts = texts
         self._kubelet = kubelet
 
     async def rebuild(self) -> Rebuilt:
@@ -157,10 +154,10 @@ class Rebuilder:
         wanted = await self._ask([claim.reference for claim in listed.values()])
         entries: list[StoredClaim] = []
         for uid, claim in listed.items():
-            text = await self._texts.read(uid)
+            text = await self._specs.read(uid)
             entries.append(self._entry(claim, wanted.get(uid), text))
         written = await self._write(entries)
-        unnamed = {uid for uid in files - listed.keys() if await self._texts.read(uid) is not None}
+        unnamed = {uid for uid in files - listed.keys() if await self._specs.read(uid) is not None}
         return Rebuilt(
             complete=tuple(str(entry) for entry in written if entry.rebuilt != "listed"),
             incomplete=tuple(str(entry) for entry in written if entry.rebuilt == "listed"),

@@ -13,7 +13,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeVar
 
 from drakit_nodeplugin.claims.checkpoint.holds import (
@@ -45,6 +45,7 @@ __all__ = (
     "count",
     "count_open",
     "delete",
+    "generations",
     "next_generations",
     "opens",
     "page",
@@ -91,6 +92,9 @@ class Outcome:
     fenced: frozenset[str]
     """Not written: the stored row is not the one that the writer knows."""
 
+    unplaced: Mapping[str, OSError] = field(default_factory=dict[str, OSError])
+    """Written, but their CDI files could not be put in place."""
+
 
 class _Known(NamedTuple):
     """A row of a batch as it is stored before the write."""
@@ -123,6 +127,15 @@ def claims_of(connection: sqlite3.Connection, uids: Sequence[str]) -> Iterator[S
         # Only question marks are put into the text, here and below.
         query = f"{_SELECT} WHERE uid IN ({_marks(chunk)})"
         yield from _load(connection.execute(query, chunk))
+
+
+def generations(connection: sqlite3.Connection, uids: Sequence[str]) -> dict[str, int]:
+    """Return the generations of the rows that are stored of these."""
+    found: dict[str, int] = {}
+    for chunk in _chunks(uids):
+        query = f"SELECT uid, generation FROM claims WHERE uid IN ({_marks(chunk)})"  # noqa: S608
+        found.update(connection.execute(query, chunk))
+    return found
 
 
 def claims_in_state(connection: sqlite3.Connection, state: State) -> list[StoredClaim]:

@@ -8,10 +8,13 @@ row's generation, also across processes. Whether an entry must be prepared again
 :mod:`drakit_nodeplugin.claims.engine`; what an endpoint that is away leads to, in
 :mod:`drakit_nodeplugin.devices`.
 
-This module has the writer's thread, and what becomes of errors; :mod:`.rows`, :mod:`.holds` and
-:mod:`.endpoint_rows` have the statements, :mod:`.open` how a database is opened, whatever has
-become of its file. It must not know gRPC, the API server, what endpoints are, CDI files, or the
-types of the engine.
+A claim's CDI file follows its row in the same trip to the writer's thread: it is written after the
+row of a prepared claim, and removed before the row goes.
+
+This module has the writer's thread, the memory of recent rows, and what becomes of errors;
+:mod:`.rows`, :mod:`.holds` and :mod:`.endpoint_rows` have the statements, :mod:`.open` how a
+database is opened, whatever has become of its file. It must not know gRPC, the API server, what
+endpoints are, what a CDI file contains, or the types of the engine.
 """
 
 from __future__ import annotations
@@ -22,12 +25,14 @@ import logging
 import os
 import sqlite3
 import time
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from drakit_nodeplugin.claims.checkpoint import endpoint_rows as endpointrows
 from drakit_nodeplugin.claims.checkpoint import holds, rows, schema
@@ -44,6 +49,7 @@ __all__ = (
     "Checkpoint",
     "CheckpointError",
     "CheckpointTooNewError",
+    "ClaimFiles",
     "Held",
     "Outcome",
     "Salvage",
@@ -54,10 +60,28 @@ logger = logging.getLogger(__name__)
 REOPEN_SECONDS = 1.0
 """Between two attempts to use a checkpoint that could not be used, loop clock."""
 
+MAX_RECENT = 512
+"""Claims that are remembered: a node has 110 pods by default, and most have a claim or two."""
+
+MAX_RECENT_BYTES = 4096
+"""Opaque parameters of a claim that is remembered; a row can hold 128 KiB."""
+
 _RESTART = "the node plugin is restarted and sets it aside"
 _BUSY = f"{schema.BUSY_SECONDS:g} s"
 
 ResultT = TypeVar("ResultT")
+
+
+class ClaimFiles(Protocol):
+    """The CDI files of claims, by UID; called in the writer's thread."""
+
+    def place(self, texts: Mapping[str, str]) -> Mapping[str, OSError]:
+        """Make sure that the files hold these texts; return those that failed."""
+        ...
+
+    def unlink(self, uids: Collection[str]) -> Mapping[str, OSError]:
+        """Make sure that there is no file; return those that failed."""
+        ...
 
 
 class Checkpoint:
@@ -73,10 +97,12 @@ class Checkpoint:
         path: Path,
         *,
         owner: str = "",
+        files: ClaimFiles | None = None,
         traces: Callable[[], str | None] = lambda: None,
     ) -> None:
-        """`traces` is asked, in the writer's thread, where there is no database: it says what shows
-        that there was one, such as files of claims."""
+        """Without `files`, there are rows alone. `traces` is called, in the writer's thread, if
+        there is no database: it returns what shows that there was one, such as files of claims."""
+        self._files = files
         self._traces = traces
         self.path = path
         self.owner = owner
@@ -98,6 +124,11 @@ class Checkpoint:
         self._connection: sqlite3.Connection | None = None
         self._file: tuple[int, int] | None = None
         self._opens = 0
+        self._uids: set[str] = set()
+        """Of all rows that there may be; the rows of other processes since the start are unknown.
+        The writer's thread changes both, the loop reads them."""
+        self._recent: OrderedDict[str, StoredClaim] = OrderedDict()
+        """Rows that we wrote or read, as they are unless another process has changed them."""
         self._wanted = self._closed = False
         self._next_attempt = float("-inf")
 
@@ -120,12 +151,22 @@ class Checkpoint:
         await asyncio.get_running_loop().run_in_executor(self._executor, self._disconnect)
         self._executor.shutdown(wait=False)
 
-    async def find(self, uids: Collection[str]) -> Mapping[str, StoredClaim]:
-        """Give the claims that are known of these."""
+    async def find(
+        self, uids: Collection[str], *, from_memory: bool = False
+    ) -> Mapping[str, StoredClaim]:
+        """
+        Return the claims that are known of these.
+
+        The memory does not know what another process has written meanwhile. A caller that acts on
+        it finds that out, because each method below compares generations with the rows.
+        """
+        if from_memory and self.alone and self._is_usable():
+            known = [self._recent.get(uid) for uid in uids]
+            found = {claim.uid: claim for claim in known if claim is not None}
+            if all(uid in found or uid not in self._uids for uid in uids):
+                return found
         wanted = list(uids)
-        return await self._run(
-            lambda database: {c.uid: c for c in rows.claims_of(database, wanted)}
-        )
+        return await self._run(lambda database: self._find(database, wanted))
 
     async def pages(self, size: int = 50) -> AsyncIterator[list[StoredClaim]]:
         """
@@ -155,7 +196,11 @@ class Checkpoint:
         return await self._run(rows.states)
 
     async def write(
-        self, claims: Collection[StoredClaim], *, hardware: Hardware | None = None
+        self,
+        claims: Collection[StoredClaim],
+        *,
+        hardware: Hardware | None = None,
+        files: bool = False,
     ) -> Outcome:
         """
         Write claims in one transaction, each if it carries its stored row's generation.
@@ -167,23 +212,48 @@ class Checkpoint:
         exceed a counter set or a device's capacity. One that is written
         straight as ``prepared``, with generation 0, is left out too if another process has
         opened the database since this one did: that one may have undone it already.
+
+        With `files`, the CDI files of the claims that were written are put in place afterwards.
         """
         if not claims:
             return Outcome(written={}, held={}, fenced=frozenset())
-        return await self._run(lambda database: self._write(database, claims, hardware))
+        return await self._run(lambda database: self._write(database, claims, hardware, files))
+
+    async def confirm(self, claims: Collection[StoredClaim]) -> Outcome:
+        """Put the CDI files of claims in place whose rows still are what the caller knows; the
+        others are `fenced`."""
+        return await self._run(lambda database: self._confirm(database, claims))
 
     async def delete(self, claims: Collection[StoredClaim]) -> frozenset[str]:
         """
         Forget claims in one transaction, each if it carries its stored row's generation.
 
-        Their devices are free then. Gives the UIDs of rows that are other ones and stay; a row that
-        is missing is fine.
+        Their devices are free then. Returns the UIDs of rows that are other ones and stay; a row
+        that is missing is fine.
         """
         if not claims:
             return frozenset()
-        return await self._run(
-            lambda database: self._transaction(database, partial(rows.delete, claims=claims))
-        )
+        return await self._run(lambda database: self._delete(database, claims))
+
+    async def release(
+        self, claims: Collection[StoredClaim], *, files_of: Collection[str] = ()
+    ) -> tuple[frozenset[str], Mapping[str, OSError]]:
+        """
+        Remove the CDI files of claims, then :meth:`delete` those without a file.
+
+        The files of the claims `files_of` go as well; their rows stay. Returns the UIDs of rows
+        that are other ones, and the files that cannot be removed.
+        """
+        if not claims and not files_of:
+            return frozenset(), {}
+        return await self._run(lambda database: self._release(database, claims, files_of))
+
+    async def clear(
+        self, uids: Collection[str]
+    ) -> tuple[Mapping[str, StoredClaim], Mapping[str, OSError]]:
+        """Remove the CDI files of claims that have no row. Returns those that have one after all,
+        and the files that cannot be removed."""
+        return await self._run(lambda database: self._clear(database, list(uids)))
 
     async def held_devices(self) -> Mapping[str, frozenset[str]]:
         """Give the names of all devices that claims have, by pool; admin access included."""
@@ -266,10 +336,17 @@ class Checkpoint:
         except CheckpointError as error:
             self.unusable = str(error)
             raise
+        try:
+            uids = rows.uids(opened.connection, state=None, boot_id=None)
+        except BaseException:
+            opened.connection.close()
+            raise
         # If we had opened it before, another number than ours plus one is somebody else's doing.
         self.alone = self.alone and self._opens in (0, opened.opens - 1)
         self._opens = opened.opens
         self._file = _identity(self.path)
+        self._recent.clear()
+        self._uids = uids
         self._connection = opened.connection
         self.damage, self.salvaged = opened.damage, opened.salvaged
         self.unusable = None
@@ -307,19 +384,112 @@ class Checkpoint:
             self._disconnect()
         return CheckpointError(self.unusable)
 
+    def _is_usable(self) -> bool:
+        return (
+            self._connection is not None
+            and not self._closed
+            and self.broken is None
+            and self.unusable is None
+        )
+
+    def _find(self, database: sqlite3.Connection, uids: list[str]) -> dict[str, StoredClaim]:
+        found = {claim.uid: claim for claim in rows.claims_of(database, uids)}
+        for claim in found.values():
+            self._remember(claim)
+        for uid in uids:
+            if uid not in found:
+                self._forget(uid)
+        return found
+
     def _write(
         self,
         database: sqlite3.Connection,
         claims: Collection[StoredClaim],
         hardware: Hardware | None,
+        files: bool,
     ) -> Outcome:
-        return self._transaction(
+        self._doubt(claims)
+        outcome = self._transaction(
             database,
             # Whether we are alone is seen within the transaction.
             lambda database: rows.write(
                 database, claims, owner=self.owner, alone=self.alone, hardware=hardware
             ),
         )
+        for claim in claims:
+            if claim.uid in outcome.written:
+                self._remember(outcome.written[claim.uid])
+            elif claim.uid in outcome.held and claim.generation == 0:
+                self._forget(claim.uid)
+        return self._with_files(outcome) if files else outcome
+
+    def _confirm(self, database: sqlite3.Connection, claims: Collection[StoredClaim]) -> Outcome:
+        stored = rows.generations(database, [claim.uid for claim in claims])
+        same = {c.uid: c for c in claims if stored.get(c.uid) == c.generation}
+        changed = [claim for claim in claims if claim.uid not in same]
+        self._doubt(changed)
+        fenced = frozenset(claim.uid for claim in changed)
+        return self._with_files(Outcome(written=same, held={}, fenced=fenced))
+
+    def _with_files(self, outcome: Outcome) -> Outcome:
+        if self._files is None:
+            return outcome
+        texts = {uid: claim.cdi_spec or "" for uid, claim in outcome.written.items()}
+        unplaced = self._files.place(texts)
+        return replace(outcome, unplaced=unplaced) if unplaced else outcome
+
+    def _delete(
+        self, database: sqlite3.Connection, claims: Collection[StoredClaim]
+    ) -> frozenset[str]:
+        self._doubt(claims)
+        fenced = self._transaction(database, partial(rows.delete, claims=claims))
+        for claim in claims:
+            if claim.uid not in fenced:
+                self._forget(claim.uid)
+        return fenced
+
+    def _release(
+        self,
+        database: sqlite3.Connection,
+        claims: Collection[StoredClaim],
+        files_of: Collection[str],
+    ) -> tuple[frozenset[str], Mapping[str, OSError]]:
+        unremoved: Mapping[str, OSError] = {}
+        if self._files is not None:
+            unremoved = self._files.unlink([*(claim.uid for claim in claims), *files_of])
+        gone = [claim for claim in claims if claim.uid not in unremoved]
+        return self._delete(database, gone) if gone else frozenset(), unremoved
+
+    def _clear(
+        self, database: sqlite3.Connection, uids: list[str]
+    ) -> tuple[Mapping[str, StoredClaim], Mapping[str, OSError]]:
+        found = self._find(database, uids)
+        if self._files is None:
+            return found, {}
+        return found, self._files.unlink([uid for uid in uids if uid not in found])
+
+    # ------------------------------------------------------------ memory, in the writer's thread
+
+    def _remember(self, claim: StoredClaim) -> None:
+        self._uids.add(claim.uid)
+        self._recent.pop(claim.uid, None)
+        # While another process works on a claim, its row changes.
+        settled = claim.state == "prepared" or claim.owner == self.owner
+        # What a rebuilt row consumes is completed without a new generation.
+        if settled and claim.rebuilt is None and sum(map(len, claim.configs)) <= MAX_RECENT_BYTES:
+            self._recent[claim.uid] = claim
+            if len(self._recent) > MAX_RECENT:
+                self._recent.popitem(last=False)
+
+    def _forget(self, uid: str) -> None:
+        self._recent.pop(uid, None)
+        self._uids.discard(uid)
+
+    def _doubt(self, claims: Collection[StoredClaim]) -> None:
+        """Read claims from their rows the next time, unless the transaction shows what they are."""
+        for claim in claims:
+            self._uids.add(claim.uid)
+            self._recent.pop(claim.uid, None)
 
     def _transaction(
         self, database: sqlite3.Connection, work: Callable[[sqlite3.Connection], ResultT]

@@ -8,8 +8,9 @@ import logging
 import pytest
 
 from drakit import logs
-from drakit_nodeplugin.claims.answers import PrepareAnswer
-from drakit_nodeplugin.kubelet.calls import ClaimCalls
+from drakit_nodeplugin.claims.queue import ClaimQueue
+from drakit_nodeplugin.claims.work import ClaimAnswer
+from drakit_nodeplugin.kubelet.dra import ClaimCalls
 from tests.fakes.kubelet import HeldClaims, reference
 
 pytestmark = pytest.mark.looptime
@@ -33,8 +34,16 @@ class SlowClaims(HeldClaims):
         self.done += [f"{operation} {claim.uid}" for claim in claims]
 
 
-def calls_of(claims: HeldClaims) -> ClaimCalls:
-    return ClaimCalls("camera.example.com", claims, answer_seconds=40)
+class Calls(ClaimCalls):
+    """The kubelet's door to a queue."""
+
+    def __init__(self, claims: HeldClaims) -> None:
+        self.queue = ClaimQueue("camera.example.com", claims)
+        super().__init__("camera.example.com", self.queue, answer_seconds=40)
+
+
+def calls_of(claims: HeldClaims) -> Calls:
+    return Calls(claims)
 
 
 async def prepare(calls, *claims):
@@ -94,18 +103,18 @@ async def test_ended_work_is_forgotten():
     await prepare(calls, A)
     await prepare(calls, A)
     assert claims.begun == ["prepare a", "prepare a"]
-    assert not calls.in_flight._newest
+    assert not calls.queue._lines
 
 
 class OneByOne(SlowClaims):
     """Answers each claim of a batch after its own seconds."""
 
-    async def prepare(self, claims, answer):
-        async def one(claim):
-            await asyncio.sleep(self.seconds.get(claim.uid, 0))
-            answer(claim.uid, PrepareAnswer())
+    async def prepare(self, works):
+        async def one(work):
+            await asyncio.sleep(self.seconds.get(work.claim.uid, 0))
+            work.answer.set_result(ClaimAnswer())
 
-        await asyncio.gather(*(one(claim) for claim in claims))
+        await asyncio.gather(*(one(work) for work in works))
 
 
 async def test_a_slow_claim_of_a_new_batch_does_not_spoil_the_others(looptime):
@@ -118,15 +127,12 @@ async def test_a_slow_claim_of_a_new_batch_does_not_spoil_the_others(looptime):
 
 async def test_an_unprepare_gives_up_the_prepare_that_it_waits_for():
     class Obedient(SlowClaims):
-        given_up = asyncio.Event()
-
-        async def prepare(self, claims, answer):
-            await self.given_up.wait()
-            answer("a", PrepareAnswer(error="given up"))
-
-        def abandon(self, uid):
-            assert uid == "a"
-            self.given_up.set()
+        async def prepare(self, works):
+            (work,) = works
+            work.call = asyncio.get_running_loop().create_future()
+            await asyncio.wait({work.call})
+            assert work.abandoned
+            work.answer.set_result(ClaimAnswer(error="given up"))
 
     calls = calls_of(Obedient())
     first = asyncio.create_task(prepare(calls, A))
@@ -200,8 +206,8 @@ async def test_a_line_that_does_not_move_does_not_grow_for_ever():
     for _ in range(4):
         answers += [(await prepare(calls, A))["a"].error, (await unprepare(calls, A))["a"]]
     assert "too many calls wait" in answers[-1]
-    assert len(calls.in_flight._tasks) == 5
-    await calls.in_flight.drain(timeout_seconds=0)
+    assert len(calls.queue._lines["a"]) == 5
+    await calls.queue.drain(timeout_seconds=0)
 
 
 async def test_an_engine_that_raises_answers_every_claim_without_its_words(caplog):
@@ -216,18 +222,16 @@ async def test_an_engine_that_raises_answers_every_claim_without_its_words(caplo
     assert record.exc_info[1] is claims.failure
 
 
-async def test_a_claim_that_the_engine_forgot_gets_an_error_and_surplus_is_dropped(caplog):
+async def test_a_claim_that_the_engine_forgot_gets_an_error(caplog):
     claims = SlowClaims()
     claims.forgotten = {"a"}
-    claims.surplus = {"z"}
     answers = await prepare(calls_of(claims), A, B)
     assert answers.keys() == {"a", "b"}
     assert "no answer" in answers["a"].error
     assert answers["b"].error is None
-    assert {r.getMessage() for r in caplog.records if r.levelno == logging.ERROR} == {
-        "engine gave no answer for a claim",
-        "engine answered for a claim that nobody asked for, or twice",
-    }
+    assert [r.getMessage() for r in caplog.records if r.levelno == logging.ERROR] == [
+        "engine gave no answer for a claim"
+    ]
 
 
 async def test_an_engine_that_cancels_itself_is_an_answer():
@@ -244,7 +248,7 @@ async def test_a_drain_waits_for_work_and_then_cuts_it(looptime):
     calls = calls_of(claims)
     works = [asyncio.create_task(prepare(calls, claim)) for claim in (A, B)]
     await asyncio.sleep(1)
-    await calls.in_flight.drain(timeout_seconds=20)
+    await calls.queue.drain(timeout_seconds=20)
     assert looptime == 21
     assert claims.done == ["prepare a"]
     answers = await asyncio.gather(*works)
@@ -308,7 +312,7 @@ async def test_a_malformed_claim_gets_its_own_error_and_stays_outside(bad, words
     claims = SlowClaims()
     answers = await call(calls_of(claims), A, bad)
     errors = {
-        uid: answer.error if isinstance(answer, PrepareAnswer) else answer
+        uid: answer.error if isinstance(answer, ClaimAnswer) else answer
         for uid, answer in answers.items()
     }
     assert errors.keys() == {"a", bad.uid}

@@ -1,0 +1,362 @@
+"""
+One line per claim: everything that works on a claim of one driver waits here for its turn.
+
+The kubelet's deadline ends a call, and nothing more: the work belongs to the queue and goes on. A
+call for the operation that is last in the claim's line joins it; any other call waits for its turn,
+and an unprepare gives up the prepares before it. Recovery, the restorer of CDI files and the
+collector of stale claims take turns in the same lines. Claims of one call share a batch, but each
+has an answer of its own: one that takes long costs the others nothing but the wait for it, which
+ends with the call's time.
+
+What is done for a claim is :mod:`.engine`'s; malformed claims and the kubelet's messages are
+:mod:`drakit_nodeplugin.kubelet.dra`'s.
+
+It must not know gRPC, sockets, or how a claim is prepared.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+from collections import deque
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+from drakit import logs
+from drakit.device import ClaimReference
+from drakit_nodeplugin.claims.checkpoint.records import State, StoredClaim
+from drakit_nodeplugin.claims.errors import FaultError
+from drakit_nodeplugin.claims.unprepare import Undone
+from drakit_nodeplugin.claims.work import GERUND, ClaimAnswer, ClaimWork, Operation
+
+__all__ = ("ClaimObserver", "ClaimQueue", "Engine")
+
+logger = logging.getLogger(__name__)
+
+MAX_WAITING = 4
+"""How many turns may wait in a claim's line before a call is refused. Prepare, unprepare and
+prepare again is what a pod's restart makes; a longer line only grows behind a driver that hangs."""
+
+SLOW_SECONDS = 180.0
+"""How long work must last to be reported as slow: two of the kubelet's attempts, 90 s apart."""
+
+NOT_DONE = "NotDone"
+"""The reason of an answer that says nothing about the claim: its work goes on, or was cut."""
+
+
+class Engine(Protocol):
+    """What is done for a claim whose turn has come."""
+
+    async def prepare(self, works: Sequence[ClaimWork]) -> None:
+        """Prepare a batch; every answer is resolved, each as soon as its claim is done."""
+        ...
+
+    async def unprepare(self, works: Sequence[ClaimWork]) -> None:
+        """Unprepare a batch; not being prepared is success. Answers are without devices."""
+        ...
+
+    async def undo_left(self, uids: Collection[str], *, state: State) -> Mapping[str, Undone]:
+        """Undo entries that were left in a state."""
+        ...
+
+    async def collect(self, stale: StoredClaim) -> bool:
+        """Unprepare a claim that has not changed since it was read; return whether it is gone."""
+        ...
+
+
+class ClaimObserver(Protocol):
+    """Observes what the kubelet's calls lead to; returns at once, and raises nothing."""
+
+    def finished(
+        self, claim: ClaimReference, operation: Operation, answer: ClaimAnswer, seconds: float
+    ) -> None:
+        """An operation ended, so many seconds after the kubelet had asked for it."""
+        ...
+
+    def lasts(self, claim: ClaimReference, operation: Operation) -> None:
+        """An operation has gone on for :data:`SLOW_SECONDS`."""
+        ...
+
+
+@dataclass(eq=False, kw_only=True, slots=True)
+class _Turn:
+    """A place in a claim's line: a call's work, or somebody else who needs the claim alone."""
+
+    uid: str
+    work: ClaimWork | None = None
+    asked_at: float = 0.0
+    request_id: str = "-"
+    late: bool = False
+    """A caller was asked to call again."""
+
+    context: contextvars.Context | None = None
+    """In which work runs that had to wait: it keeps the id of the request that began it."""
+
+    ready: asyncio.Future[None] | None = None
+    """Resolved when the turn of somebody else has come."""
+
+
+class ClaimQueue:
+    """The lines of one driver's claims."""
+
+    def __init__(
+        self, driver: str, engine: Engine, *, observers: Sequence[ClaimObserver] = ()
+    ) -> None:
+        self._driver = driver
+        self._engine = engine
+        self._observers = observers
+        self._lines: dict[str, deque[_Turn]] = {}
+        """By claim UID; the first of a line has the claim for itself. A line is never empty."""
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # ------------------------------------------------------------ the kubelet's calls
+
+    async def ask(
+        self, operation: Operation, claims: Sequence[ClaimReference], *, timeout_seconds: float
+    ) -> Mapping[str, ClaimAnswer]:
+        """
+        Return each claim's answer, or after the timeout that its work still goes on.
+
+        UIDs must be unique. If the caller is cancelled, the work goes on.
+        """
+        turns = self._join_or_begin(operation, claims)
+        if answers := [work.answer for _, work in turns.values() if not work.answer.done()]:
+            await asyncio.wait(answers, timeout=timeout_seconds)
+        return {claim.uid: self._answer(operation, claim, turns.get(claim.uid)) for claim in claims}
+
+    async def drain(self, *, timeout_seconds: float) -> None:
+        """Let work end; stop what has not ended then. What it began is in the checkpoint, and is
+        finished or undone by the next instance."""
+        if works := self._works():
+            answers = [work.answer for work in works]
+            await asyncio.wait(answers, timeout=max(0.0, timeout_seconds))
+        if not (left := self._works()):
+            return
+        facts = {"driver": self._driver, "works": len(left)}
+        logger.warning("work in flight is cut by the stop", extra=facts)
+        for line in self._lines.values():
+            for turn in list(line)[1:]:  # these must not begin when the first of their line ends
+                if turn.work is not None:
+                    self._interrupt(turn.work)
+        tasks = set(self._tasks)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=1.0)
+
+    def _works(self) -> list[ClaimWork]:
+        turns = (turn for line in self._lines.values() for turn in line)
+        return [turn.work for turn in turns if turn.work is not None]
+
+    # ------------------------------------------------------------ work that no call asked for
+
+    async def undo_left(self, uids: Collection[str], *, state: State) -> Mapping[str, Undone]:
+        """
+        Undo entries that a crash, or a driver that was unavailable, has left in a state.
+
+        Left out of the result is what needs nothing: somebody works on the claim, here or in
+        another process, or it has left that state.
+        """
+        free = [uid for uid in uids if self.take(uid)]
+        try:
+            return await self._engine.undo_left(free, state=state)
+        finally:
+            for uid in free:
+                self.release(uid)
+
+    async def collect(self, stale: StoredClaim) -> bool:
+        """Unprepare a claim of which nobody will ask that, unless it has changed since it was read;
+        return whether it is gone."""
+        async with self.hold(stale.uid):
+            return await self._engine.collect(stale)
+
+    def held(self, uid: str) -> bool:
+        """Return whether somebody works on a claim now."""
+        return uid in self._lines
+
+    def take(self, uid: str) -> bool:
+        """Take the turn of a claim if nobody works on it; :meth:`release` ends it."""
+        return uid not in self._lines and self._add(_Turn(uid=uid))
+
+    def release(self, uid: str) -> None:
+        """End a turn that was taken."""
+        self._leave(self._lines[uid][0])
+
+    @asynccontextmanager
+    async def hold(self, uid: str) -> AsyncGenerator[None]:
+        """Have a claim for oneself, after those who came before."""
+        turn = _Turn(uid=uid)
+        try:
+            if not self._add(turn):
+                turn.ready = asyncio.get_running_loop().create_future()
+                await turn.ready
+            yield
+        finally:
+            self._leave(turn)
+
+    # ------------------------------------------------------------ lines
+
+    def _add(self, turn: _Turn) -> bool:
+        """Add a turn to its line; return whether it has come."""
+        line = self._lines.get(turn.uid)
+        if line is None:
+            self._lines[turn.uid] = deque((turn,))
+            return True
+        line.append(turn)
+        return False
+
+    def _leave(self, turn: _Turn) -> None:
+        """End a turn, whether it has come or not; the next one begins."""
+        line = self._lines[turn.uid]
+        first = line[0] is turn
+        line.remove(turn)
+        if not line:
+            del self._lines[turn.uid]
+        elif first:
+            following = line[0]
+            if following.work is not None:
+                self._begin([following])
+            elif following.ready is not None and not following.ready.done():
+                following.ready.set_result(None)
+
+    # ------------------------------------------------------------ work
+
+    def _join_or_begin(
+        self, operation: Operation, claims: Sequence[ClaimReference]
+    ) -> dict[str, tuple[_Turn, ClaimWork]]:
+        """Find or begin the work of each claim; one is missing if its line is too long."""
+        turns: dict[str, tuple[_Turn, ClaimWork]] = {}
+        free: list[_Turn] = []
+        joined: set[str] = set()
+        for claim in claims:
+            line = self._lines.get(claim.uid, ())
+            last = line[-1] if line else None
+            if last is not None and last.work is not None and last.work.operation == operation:
+                turns[claim.uid] = last, last.work
+                joined.add(last.request_id)
+                continue
+            if len(line) > MAX_WAITING:
+                continue
+            if operation == "unprepare":
+                for turn in line:
+                    if turn.work is not None and turn.work.operation == "prepare":
+                        turn.work.abandon()
+            turn, _ = turns[claim.uid] = self._new(operation, claim)
+            if self._add(turn):
+                free.append(turn)
+            else:
+                turn.context = contextvars.copy_context()
+        for request_id in sorted(joined):
+            facts = {"driver": self._driver, "began_by": request_id}
+            logger.info("call joins work in flight", extra=facts)
+        if free:
+            self._begin(free)
+        return turns
+
+    def _new(self, operation: Operation, claim: ClaimReference) -> tuple[_Turn, ClaimWork]:
+        loop = asyncio.get_running_loop()
+        work = ClaimWork(operation=operation, claim=claim, answer=loop.create_future())
+        turn = _Turn(
+            uid=claim.uid, work=work, asked_at=loop.time(), request_id=logs.request_id.get()
+        )
+        work.answer.add_done_callback(lambda answer: self._finished(turn, work, answer.result()))
+        return turn, work
+
+    def _begin(self, turns: Sequence[_Turn]) -> None:
+        works = [turn.work for turn in turns if turn.work is not None]
+        operation = works[0].operation
+        task = asyncio.get_running_loop().create_task(
+            self._run(operation, works),
+            name=f"{operation} {self._driver}",
+            context=turns[0].context,
+        )
+        self._tasks.add(task)
+        # A callback, not a `finally` of the task: that would not run if the task is cancelled
+        # before its first step.
+        task.add_done_callback(lambda task: self._ended(task, works))
+
+    async def _run(self, operation: Operation, works: Sequence[ClaimWork]) -> None:
+        slow = asyncio.get_running_loop().call_later(SLOW_SECONDS, self._report_slow, works)
+        try:
+            if operation == "prepare":
+                await self._engine.prepare(works)
+            else:
+                await self._engine.unprepare(works)
+        except Exception as error:
+            # The engine answers what can go wrong; anything else is a fault in our own code, and
+            # must not keep the kubelet without an answer. Its text may hold anything: log only.
+            facts = {"driver": self._driver, "operation": operation}
+            logger.exception("engine failed", extra=facts)
+            for work in works:
+                if not work.answer.done():
+                    work.refuse(FaultError(claim=str(work.claim), cause=error))
+        finally:
+            slow.cancel()
+
+    def _ended(self, task: asyncio.Task[None], works: Sequence[ClaimWork]) -> None:
+        self._tasks.discard(task)
+        for work in works:
+            if work.answer.done():
+                continue
+            if task.cancelled():
+                self._interrupt(work)
+                continue
+            facts = {"driver": self._driver, "claim": str(work.claim), "claim_uid": work.claim.uid}
+            logger.error("engine gave no answer for a claim", extra=facts)
+            text = "the node plugin has no answer for it; this is a fault of the plugin, and its"
+            error = f"claim {work.claim}: {text} log on this node says more"
+            work.answer.set_result(ClaimAnswer(error=error, reason=FaultError.reason))
+
+    def _interrupt(self, work: ClaimWork) -> None:
+        doing = GERUND[work.operation]
+        text = f"{doing} it was interrupted by a stop of the node plugin; the kubelet asks again"
+        work.answer.set_result(_not_done(work.claim, text))
+
+    def _report_slow(self, works: Sequence[ClaimWork]) -> None:
+        for work in works:
+            if not work.answer.done():
+                for observer in self._observers:
+                    observer.lasts(work.claim, work.operation)
+
+    # ------------------------------------------------------------ answers
+
+    def _finished(self, turn: _Turn, work: ClaimWork, answer: ClaimAnswer) -> None:
+        self._leave(turn)
+        seconds = asyncio.get_running_loop().time() - turn.asked_at
+        if turn.late:
+            logger.info(
+                "work in flight ended after its call",
+                extra={
+                    "driver": self._driver,
+                    "operation": work.operation,
+                    "claim": str(work.claim),
+                    "claim_uid": turn.uid,
+                    "seconds": round(seconds, 3),
+                },
+            )
+        if answer.reason != NOT_DONE:
+            for observer in self._observers:
+                observer.finished(work.claim, work.operation, answer, seconds)
+
+    def _answer(
+        self,
+        operation: Operation,
+        claim: ClaimReference,
+        found: tuple[_Turn, ClaimWork] | None,
+    ) -> ClaimAnswer:
+        if found is None:
+            text = "too many calls wait for work on it that does not end; look at the driver "
+            return _not_done(claim, text + self._driver)
+        turn, work = found
+        if not work.answer.done():
+            turn.late = True
+            text = f"driver {self._driver} is still {GERUND[operation]} it; the work goes on, and "
+            return _not_done(claim, text + "the kubelet asks again")
+        return work.answer.result()
+
+
+def _not_done(claim: ClaimReference, text: str) -> ClaimAnswer:
+    return ClaimAnswer(error=f"claim {claim}: {text}", reason=NOT_DONE)

@@ -1,0 +1,366 @@
+"""
+The work on one claim and its answer, the neighbours that it needs, and what preparing and
+unpreparing share: waiting for drivers, error sentences, log facts.
+
+:mod:`.queue` decides when a claim is worked on, :mod:`.prepare` and :mod:`.unprepare` do the work.
+
+It must not know gRPC, HTTP, SQLite, or the format of a CDI file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, TypeVar
+
+from drakit.device import AllocatedClaim, ClaimReference, Edits
+from drakit.driver import Node
+from drakit_nodeplugin.claims.allocation import ParameterLimits
+from drakit_nodeplugin.claims.cdi_files import ClaimSpecs
+from drakit_nodeplugin.claims.checkpoint.records import StoredClaim
+from drakit_nodeplugin.claims.checkpoint.store import Checkpoint, CheckpointError, Outcome
+from drakit_nodeplugin.claims.errors import (
+    BadParametersFailedError,
+    CheckpointFailedError,
+    ClaimBusyError,
+    ClaimError,
+    DeviceTakenError,
+    DriverFailedError,
+    FaultError,
+    OverAllocatedError,
+)
+from drakit_nodeplugin.claims.source import ClaimSource
+from drakit_nodeplugin.devices.hardware import Hardware
+from drakit_nodeplugin.devices.revision import Revision
+from drakit_nodeplugin.endpoints.errors import (
+    BadParametersError,
+    DeviceFailedError,
+    EndpointStoppedError,
+)
+from drakit_nodeplugin.endpoints.traits import DriverTraits
+
+__all__ = (
+    "GERUND",
+    "ClaimAnswer",
+    "ClaimWork",
+    "Devices",
+    "EngineParts",
+    "Instances",
+    "Inventories",
+    "Operation",
+    "PreparedDevice",
+    "driver_failed",
+    "error_of",
+    "facts_of",
+    "foreign_work",
+    "not_stored",
+    "raised_by",
+    "reference_of",
+    "refused",
+    "side_by_side",
+    "waves",
+    "workers",
+)
+
+logger = logging.getLogger(__name__)
+
+ResultT = TypeVar("ResultT")
+
+FIRST_WAVE_SECONDS = 0.02
+"""How long the first wave waits for work that has not ended; doubling from wave to wave."""
+
+LONGEST_WAVE_SECONDS = 1.0
+
+Operation = Literal["prepare", "unprepare"]
+"""What the kubelet asks for a claim."""
+
+GERUND: Mapping[Operation, str] = {"prepare": "preparing", "unprepare": "unpreparing"}
+"""The operation as it appears in sentences."""
+
+
+# ---------------------------------------------------------------- one claim's work
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PreparedDevice:
+    """A device of a prepared claim, as the kubelet expects it."""
+
+    requests: tuple[str, ...]
+    """Base request names, without ``/subrequest``: pods refer to those."""
+
+    pool: str
+    device: str
+    cdi_ids: tuple[str, ...]
+    """Qualified CDI names (``vendor/class=name``): our own, then those of others' devices."""
+
+    share_id: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClaimAnswer:
+    """The devices of a claim, or the reason why there are none."""
+
+    devices: tuple[PreparedDevice, ...] = ()
+    error: str | None = None
+    """A sentence for the pod's Event; None is success."""
+
+    reason: str | None = None
+    """For metrics and Events: one of a closed set of words, without data; None is success."""
+
+    @classmethod
+    def refusal(cls, error: ClaimError) -> ClaimAnswer:
+        """Return the answer for a claim that failed."""
+        return cls(error=str(error), reason=error.reason)
+
+
+@dataclass(eq=False, kw_only=True, slots=True)
+class ClaimWork:
+    """One operation on one claim, with the promise of its answer."""
+
+    operation: Operation
+    claim: ClaimReference
+    answer: asyncio.Future[ClaimAnswer]
+    """Resolved exactly once, as soon as this claim is done, whatever its batch still does."""
+
+    abandoned: bool = False
+    """An unprepare waits for it: it must end soon, with an error."""
+
+    call: asyncio.Future[Any] | None = None
+    """The driver's work, while it can be given up."""
+
+    def abandon(self) -> None:
+        """Give up the work, which has begun or is about to."""
+        self.abandoned = True
+        if self.call is not None:
+            self.call.cancel()
+
+    def refuse(self, error: ClaimError) -> None:
+        """End it with an error."""
+        self.answer.set_result(ClaimAnswer.refusal(error))
+
+
+# ---------------------------------------------------------------- the neighbours
+
+
+class Devices(Protocol):
+    """
+    The engine's view of an endpoint. Work on claims that have a device or a counter set in common
+    never overlaps.
+
+    The three calls begin the work for a batch and return a future for each claim UID. The futures
+    end independently of each other, and raise DeviceFailedError or EndpointStoppedError only.
+    Cancelling one gives up that claim; what is left of its work ends in the background.
+    """
+
+    @property
+    def traits(self) -> DriverTraits:
+        """Which calls the driver needs; known while it is stopped as well."""
+        ...
+
+    def unavailable(self) -> EndpointStoppedError | None:
+        """Return the reason why the driver cannot be called now; None if it can."""
+        ...
+
+    def prepare(
+        self, batch: Sequence[AllocatedClaim]
+    ) -> Mapping[str, asyncio.Future[Sequence[Edits]]]:
+        """Make devices ready; each future returns the edits of its claim's devices, in order."""
+        ...
+
+    def unprepare(self, batch: Sequence[AllocatedClaim]) -> Mapping[str, asyncio.Future[None]]:
+        """Undo it."""
+        ...
+
+    def check(self, batch: Sequence[AllocatedClaim]) -> Mapping[str, asyncio.Future[bool]]:
+        """Return whether all devices of a claim are still in order."""
+        ...
+
+
+class Inventories(Protocol):
+    """The engine's view of the device manager."""
+
+    @property
+    def revision(self) -> Revision:
+        """Advances whenever the hardware may have changed."""
+        ...
+
+    def hardware(self) -> Hardware | None:
+        """Return the driver's main inventories, whichever is published; None if its devices consume
+        only their names."""
+        ...
+
+
+class Instances(Protocol):
+    """The processes that serve the driver on this node: two, while one replaces the other."""
+
+    def alone(self) -> bool:
+        """Return whether no other process of the driver was seen lately."""
+        ...
+
+    async def works(self, owner: str) -> bool:
+        """Return whether another process that wrote an entry is alive, or may be. Never true of our
+        own, and raises nothing."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineParts:
+    """The neighbours of one driver's engine."""
+
+    driver: str
+    node: Node
+    boot_id: str
+    checkpoint: Checkpoint
+    source: ClaimSource
+    devices: Devices
+    inventories: Inventories
+    specs: ClaimSpecs
+    instances: Instances
+    limits: ParameterLimits
+    name_all_holders: bool = False
+    """Whether errors, which the pod's owner reads, name claims of other namespaces."""
+
+
+# ---------------------------------------------------------------- shared steps
+
+
+async def side_by_side(works: Sequence[Coroutine[Any, Any, ResultT]]) -> list[ResultT]:
+    """Run works at the same time; a single one needs no task of its own."""
+    if len(works) == 1:
+        return [await works[0]]
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(work) for work in works]
+    return [task.result() for task in tasks]
+
+
+async def workers(
+    work: Callable[[], Coroutine[Any, Any, None]], *, parallel: int, items: int
+) -> None:
+    """Run a work that takes items off a line, as often at the same time as there is use for it."""
+    async with asyncio.TaskGroup() as group:
+        for _ in range(min(parallel, items)):
+            group.create_task(work())
+
+
+async def waves(
+    futures: Mapping[str, asyncio.Future[ResultT]],
+) -> AsyncGenerator[Mapping[str, asyncio.Future[ResultT]]]:
+    """
+    Yield futures by key, in groups of those that have ended; leaving early cancels the rest.
+
+    Futures that end at the same time, as those of a batch mostly do, come as one group, so that one
+    transaction stores them. A slow one delays the others by a moment, not by its length.
+    """
+    running = dict(futures)
+    linger_seconds = FIRST_WAVE_SECONDS
+    try:
+        while running:
+            await asyncio.wait(
+                running.values(), timeout=linger_seconds if len(running) > 1 else None
+            )
+            linger_seconds = min(linger_seconds * 2, LONGEST_WAVE_SECONDS)
+            if ended := {key: future for key, future in running.items() if future.done()}:
+                for key in ended:
+                    del running[key]
+                yield ended
+    finally:
+        for future in running.values():
+            future.cancel()
+
+
+def raised_by(future: asyncio.Future[Any]) -> BaseException | None:
+    """Return what a future that has ended raised; a cancelled one raised CancelledError."""
+    return asyncio.CancelledError() if future.cancelled() else future.exception()
+
+
+def reference_of(claim: StoredClaim) -> ClaimReference:
+    """Name a stored claim as drivers and the API know it."""
+    return ClaimReference(namespace=claim.namespace, name=claim.name, uid=claim.uid)
+
+
+async def foreign_work(claim: StoredClaim, instances: Instances) -> ClaimBusyError | None:
+    """Return an error if another process works on a claim, which must be left alone then."""
+    if claim.state == "prepared" or not await instances.works(claim.owner):
+        return None
+    cause = "another instance of the node plugin, which is being replaced, works on it"
+    return ClaimBusyError(claim=str(claim), cause=cause)
+
+
+def driver_failed(
+    claim: StoredClaim, cause: DeviceFailedError | EndpointStoppedError
+) -> DriverFailedError:
+    """Return the error for what the driver could not handle of a claim; the cause is chained."""
+    bad = isinstance(cause, BadParametersError)
+    index = cause.index if isinstance(cause, DeviceFailedError) else None
+    error = (BadParametersFailedError if bad else DriverFailedError)(
+        claim=str(claim),
+        device=None if index is None else claim.devices[index],
+        cause=str(cause),
+    )
+    error.__cause__ = cause
+    return error
+
+
+def error_of(claim: StoredClaim, raised: BaseException) -> ClaimError:
+    """Return what a driver's work raised as an error of its claim alone."""
+    if isinstance(raised, DeviceFailedError | EndpointStoppedError):
+        return driver_failed(claim, raised)
+    logger.error(
+        "work on a claim failed",
+        exc_info=raised,
+        extra={"claim": str(claim), "claim_uid": claim.uid},
+    )
+    return FaultError(claim=str(claim), cause=raised)
+
+
+def not_stored(claim: StoredClaim | ClaimReference, error: CheckpointError) -> ClaimError:
+    """Return the error for a step of a claim that could not be stored or read."""
+    return CheckpointFailedError(claim=str(claim), cause=str(error))
+
+
+def refused(claim: StoredClaim, outcome: Outcome, *, name_all_holders: bool) -> ClaimError:
+    """
+    Return why a claim was not written.
+
+    Unless `name_all_holders`, a holder in another namespace is named only by its UID.
+    """
+    held = outcome.held.get(claim.uid)
+    if held is None:
+        return ClaimBusyError(claim=str(claim), cause="another process changed its entry")
+    request, device = held.device.request, held.device.device
+    if held.holder is None:
+        return OverAllocatedError(
+            claim=str(claim), request=request, device=device, shortage=held.shortage or ""
+        )
+    return DeviceTakenError(
+        claim=str(claim),
+        request=request,
+        device=device,
+        holder=_named(held.holder, reader=claim, all_holders=name_all_holders),
+        beside=None if held.shortage is None else (held.beside, held.shortage),
+    )
+
+
+def _named(holder: StoredClaim, *, reader: StoredClaim, all_holders: bool) -> str:
+    """Return a claim's name for an error that appears in an Event of the reader's namespace."""
+    if all_holders or holder.namespace == reader.namespace:
+        return str(holder)
+    logger.info(
+        "a claim waits for a device of a claim in another namespace",
+        extra={"claim": str(reader), "claim_uid": reader.uid, "holder": str(holder)},
+    )
+    return f"{holder.uid} in another namespace"
+
+
+def facts_of(driver: str, claims: Iterable[StoredClaim]) -> dict[str, str]:
+    """Name claims and their devices in one log line: a line per claim would cost more than its
+    transaction."""
+    listed = list(claims)
+    return {
+        "driver": driver,
+        "claim": ", ".join(str(claim) for claim in listed),
+        "claim_uid": ", ".join(claim.uid for claim in listed),
+        "device": ", ".join(device.device for claim in listed for device in claim.devices),
+    }
