@@ -80,7 +80,7 @@ LISTED_SECONDS = 2.0
 slow, and the kubelet asks again only after 90 s."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(eq=False, kw_only=True, slots=True)
 class _Due:
     """A claim of a batch that the driver must prepare."""
 
@@ -339,15 +339,14 @@ class Preparing:
         """
         inventories = self._parts.inventories
         hardware = inventories.hardware()
-        completed, missing = _completed(due, hardware)
+        missing = _complete(due, hardware)
         if missing:
             with suppress(TimeoutError):
                 async with asyncio.timeout(LISTED_SECONDS):
                     while missing:
                         await inventories.revision.after(inventories.revision.number)
                         hardware = inventories.hardware()
-                        completed, missing = _completed(due, hardware)
-        due.update(completed)
+                        missing = _complete(due, hardware)
         unavailable = self._parts.devices.unavailable()
         for uid, device in missing.items():
             each = due.pop(uid)
@@ -386,7 +385,7 @@ class Preparing:
             return
         for uid, each in new.items():
             if uid in outcome.written:
-                due[uid] = replace(each, claim=outcome.written[uid])
+                each.claim = outcome.written[uid]
                 continue
             del due[uid]
             self._refuse(each.work, self._refused(each.claim, outcome))
@@ -442,8 +441,8 @@ class Preparing:
                 error = self._refused(claim, outcome)
                 rollbacks.create_task(self._refuse_late(each.work, claim, error))
             elif claim.uid in outcome.unplaced:
-                stored = replace(each, claim=outcome.written[claim.uid])
-                rollbacks.create_task(self._roll_back(stored, _unplaced(claim, outcome)))
+                each.claim = outcome.written[claim.uid]
+                rollbacks.create_task(self._roll_back(each, _unplaced(claim, outcome)))
 
     def _refused(self, claim: StoredClaim, outcome: Outcome) -> ClaimError:
         return refused(claim, outcome, name_all_holders=self._parts.name_all_holders)
@@ -495,16 +494,12 @@ def _unplaced(claim: StoredClaim, outcome: Outcome) -> ClaimError:
     return SpecFailedError(claim=str(claim), cause=str(outcome.unplaced[claim.uid]))
 
 
-def _completed(
-    claims: Mapping[str, _Due], hardware: Hardware | None
-) -> tuple[Mapping[str, _Due], Mapping[str, StoredDevice]]:
-    """Return claims with the consumption of their devices, and an unlisted device for each claim
-    that cannot continue."""
-    completed: dict[str, _Due] = {}
+def _complete(claims: Mapping[str, _Due], hardware: Hardware | None) -> dict[str, StoredDevice]:
+    """Record the consumption of devices; return an unlisted device for each claim that cannot
+    continue."""
     missing: dict[str, StoredDevice] = {}
     for uid, each in claims.items():
-        claim, unlisted = with_consumption(each.claim, hardware, former=each.former)
-        completed[uid] = replace(each, claim=claim)
+        each.claim, unlisted = with_consumption(each.claim, hardware, former=each.former)
         if unlisted is not None and not each.in_use:
             missing[uid] = unlisted
-    return completed, missing
+    return missing

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from drakit_nodeplugin.claims.checkpoint.records import StoredClaim, StoredDevice
@@ -25,6 +25,7 @@ __all__ = (
     "HeldAs",
     "Refusal",
     "TakenFrom",
+    "contested",
     "counters_of",
     "devices_of",
     "held_beside_unpreparing",
@@ -45,6 +46,18 @@ UNKNOWN = "?"
 """The consumption of a share whose row was rebuilt only from the kubelet's list."""
 
 _NOT_KNOWN = "the consumption of that device is unknown, because no inventory lists it"
+
+_CHUNK = 500
+"""Devices per statement."""
+
+# A partial index applies only if the query repeats its condition literally.
+_HELD = (
+    "WITH wanted (pool, device) AS (VALUES {}) SELECT * FROM wanted WHERE EXISTS "
+    "(SELECT 1 FROM devices AS held WHERE held.pool = wanted.pool "
+    "AND held.device = wanted.device AND held.hold = 'exclusive') OR EXISTS "
+    "(SELECT 1 FROM devices AS held WHERE held.pool = wanted.pool "
+    "AND held.device = wanted.device AND held.hold = 'share')"
+)
 
 _OTHER_SHARES = (
     "SELECT amounts, count(*) FROM devices "
@@ -103,6 +116,33 @@ def refusal(
     return _too_few_counters(connection, holding, row, hardware) or _too_little_capacity(
         connection, holding, row, hardware
     )
+
+
+def contested(connection: sqlite3.Connection, claims: Collection[StoredClaim]) -> set[str]:
+    """
+    Return the UIDs of claims that :func:`refusal` must judge.
+
+    Others cannot be refused: no other row, and no other of these claims, has a device of theirs,
+    and they consume nothing but whole devices.
+    """
+    doubtful: set[str] = set()
+    wanted: dict[tuple[str, str], str] = {}
+    """One claim of each device."""
+    for claim in claims:
+        for device in claim.devices:
+            if device.hold == "admin":
+                continue
+            if device.hold == "share" or device.consumes:
+                doubtful.add(claim.uid)
+            if (other := wanted.setdefault(_key(device), claim.uid)) != claim.uid:
+                doubtful |= {claim.uid, other}
+    names = [key for key, uid in wanted.items() if uid not in doubtful]
+    for start in range(0, len(names), _CHUNK):
+        chunk = names[start : start + _CHUNK]
+        query = _HELD.format(",".join(["(?, ?)"] * len(chunk)))
+        for key in connection.execute(query, [text for name in chunk for text in name]):
+            doubtful.add(wanted[key])
+    return doubtful
 
 
 def devices_of(claim: StoredClaim) -> frozenset[HeldAs]:

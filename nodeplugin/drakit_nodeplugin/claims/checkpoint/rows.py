@@ -20,6 +20,7 @@ from drakit_nodeplugin.claims.checkpoint.holds import (
     HeldAs,
     Refusal,
     TakenFrom,
+    contested,
     counters_of,
     devices_of,
     incomplete,
@@ -208,15 +209,12 @@ def write(
     if hardware is not None:
         _complete(connection, list(fresh.values()), hardware)
     first = next_generations(connection, len(fresh))
-    written: dict[str, StoredClaim] = {}
-    refused: dict[str, Refusal] = {}
-    # One after the other: devices of one claim are taken for the rest of the batch.
-    for generation, (uid, claim) in enumerate(fresh.items(), start=first):
-        new = replace(claim, generation=generation, owner=owner)
-        if (why := _put(connection, new, known.get(uid), hardware=hardware)) is None:
-            written[uid] = new
-        else:
-            refused[uid] = why
+    entries = {
+        uid: (replace(claim, generation=generation, owner=owner), known.get(uid))
+        for generation, (uid, claim) in enumerate(fresh.items(), start=first)
+    }
+    refused = _put(connection, entries, hardware=hardware)
+    written = {uid: claim for uid, (claim, _) in entries.items() if uid not in refused}
     names = {why.holder for why in refused.values()} - {None}
     holders = {c.uid: c for c in claims_of(connection, [uid for uid in names if uid])}
     held = {
@@ -238,7 +236,8 @@ def adopt(connection: sqlite3.Connection, claims: Collection[StoredClaim]) -> fr
     Returns the UIDs of those that were written: of two that conflict, the second is left out.
     Their claims must not have rows yet.
     """
-    passed = [claim for claim in claims if _put(connection, claim, None) is None]
+    refused = _put(connection, {claim.uid: (claim, None) for claim in claims})
+    passed = [claim for claim in claims if claim.uid not in refused]
     highest = max((claim.generation for claim in passed), default=0)
     connection.execute(
         "UPDATE meta SET value = max(value, ?) WHERE name = 'generation'", (highest,)
@@ -302,52 +301,87 @@ def _known(connection: sqlite3.Connection, uids: Sequence[str]) -> dict[str, _Kn
     }
 
 
+_Entry = tuple[StoredClaim, _Known | None]
+"""A claim to be written, and its present row."""
+
+
 def _put(
     connection: sqlite3.Connection,
-    claim: StoredClaim,
-    row: _Known | None,
+    entries: Mapping[str, _Entry],
     *,
     hardware: Hardware | None = None,
-) -> Refusal | None:
-    """Write a row; return the reason if it is not written because of the holds of others."""
-    devices, counters = devices_of(claim), counters_of(claim)
-    if row is None or _names(row.devices) != _names(devices):
-        refused = refusal(connection, claim, row=row.id if row else 0, hardware=hardware)
+) -> dict[str, Refusal]:
+    """Write rows by UID; return those that are not written because of the holds of others."""
+    moved = {
+        uid
+        for uid, (claim, row) in entries.items()
+        if row is not None and _names(row) != _names_of(claim)
+    }
+    judged = [claim for uid, (claim, row) in entries.items() if row is None or uid in moved]
+    # A row whose devices change gives up some: in its turn, and not before.
+    doubtful = moved | contested(connection, judged)
+    _store(connection, [entry for uid, entry in entries.items() if uid not in doubtful])
+    refused: dict[str, Refusal] = {}
+    # One after the other: devices of one claim are taken for the rest of the batch.
+    for uid, (claim, row) in entries.items():
+        if uid not in doubtful:
+            continue
+        why = refusal(connection, claim, row=row.id if row else 0, hardware=hardware)
         # What is to be undone may be more than is listed now: only a holder is in its way.
-        if refused is not None and (refused.holder or claim.state != "unpreparing"):
-            return refused
-    head = (claim.uid, claim.state, claim.boot_id, claim.generation)
-    if row is None:
-        id_ = connection.execute("INSERT INTO claims VALUES (NULL, ?, ?, ?, ?)", head).lastrowid
-    else:
-        id_ = row.id
-        connection.execute(
-            "UPDATE claims SET uid = ?, state = ?, boot_id = ?, generation = ? WHERE id = ?",
-            (*head, id_),
-        )
-    _put_body(connection, id_, claim)
-    if row is None or row.devices != devices:
-        if row is not None:
-            connection.execute("DELETE FROM devices WHERE claim = ?", (id_,))
-        connection.executemany(
-            "INSERT INTO devices VALUES (?, ?, ?, ?, ?)", [(id_, *device) for device in devices]
-        )
-    if counters != (row.counters if row else frozenset()):
-        _put_counters(connection, id_, counters)
-    return None
+        if why is not None and (why.holder or claim.state != "unpreparing"):
+            refused[uid] = why
+        else:
+            _store(connection, [(claim, row)])
+    return refused
 
 
-def _put_body(connection: sqlite3.Connection, id_: int | None, claim: StoredClaim) -> None:
-    body = dump(claim)
-    connection.execute(
+def _store(connection: sqlite3.Connection, entries: Collection[_Entry]) -> None:
+    """Write rows that do not conflict, with a few statements however many they are."""
+    if not entries:
+        return
+    (next_id,) = connection.execute("SELECT coalesce(max(id), 0) + 1 FROM claims").fetchone()
+    heads: list[tuple[object, ...]] = []
+    changed: list[tuple[object, ...]] = []
+    bodies: list[tuple[int, StoredClaim]] = []
+    devices: list[tuple[object, ...]] = []
+    counters: list[tuple[int, frozenset[TakenFrom]]] = []
+    for claim, row in entries:
+        head = (claim.uid, claim.state, claim.boot_id, claim.generation)
+        held, taken = devices_of(claim), counters_of(claim)
+        if row is None:
+            id_, next_id = next_id, next_id + 1
+            heads.append((id_, *head))
+        else:
+            id_ = row.id
+            changed.append((*head, id_))
+            if row.devices != held:
+                connection.execute("DELETE FROM devices WHERE claim = ?", (id_,))
+        bodies.append((id_, claim))
+        if row is None or row.devices != held:
+            devices += [(id_, *device) for device in held]
+        if taken != (row.counters if row else frozenset()):
+            counters.append((id_, taken))
+    connection.executemany("INSERT INTO claims VALUES (?, ?, ?, ?, ?)", heads)
+    connection.executemany(
+        "UPDATE claims SET uid = ?, state = ?, boot_id = ?, generation = ? WHERE id = ?", changed
+    )
+    _put_bodies(connection, bodies)
+    connection.executemany("INSERT INTO devices VALUES (?, ?, ?, ?, ?)", devices)
+    for id_, taken in counters:
+        _put_counters(connection, id_, taken)
+
+
+def _put_bodies(connection: sqlite3.Connection, bodies: Iterable[tuple[int, StoredClaim]]) -> None:
+    dumped = [(id_, dump(claim)) for id_, claim in bodies]
+    connection.executemany(
         "INSERT INTO bodies VALUES (?, ?, ?) ON CONFLICT (id) DO UPDATE SET "
         "checksum = excluded.checksum, body = excluded.body",
-        (id_, checksum(body), body),
+        [(id_, checksum(body), body) for id_, body in dumped],
     )
 
 
 def _put_counters(
-    connection: sqlite3.Connection, id_: int | None, counters: Collection[TakenFrom]
+    connection: sqlite3.Connection, id_: int, counters: Collection[TakenFrom]
 ) -> None:
     connection.execute("DELETE FROM counters WHERE claim = ?", (id_,))
     connection.executemany(
@@ -382,7 +416,7 @@ def _complete(
         )
         row = known[claim.uid]
         if (counters := counters_of(completed)) != row.counters:
-            _put_body(connection, row.id, completed)
+            _put_bodies(connection, [(row.id, completed)])
             _put_counters(connection, row.id, counters)
 
 
@@ -394,8 +428,12 @@ def next_generations(connection: sqlite3.Connection, number: int) -> int:
     return last - number + 1
 
 
-def _names(devices: Iterable[HeldAs]) -> frozenset[tuple[str, str, str]]:
-    return frozenset((pool, device, hold) for pool, device, hold, _ in devices)
+def _names(row: _Known) -> frozenset[tuple[str, str, str]]:
+    return frozenset((pool, device, hold) for pool, device, hold, _ in row.devices)
+
+
+def _names_of(claim: StoredClaim) -> frozenset[tuple[str, str, str]]:
+    return frozenset((device.pool, device.device, device.hold) for device in claim.devices)
 
 
 def _load(rows: Iterable[tuple[str, int, object, int]]) -> Iterator[StoredClaim]:
