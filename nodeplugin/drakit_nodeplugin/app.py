@@ -92,8 +92,8 @@ async def serve(config: NodePluginConfig, launch: Launch) -> None:
         parts: dict[str, Callable[[], Awaitable[None]]] = {
             "API session": lambda: _connect(session, launch.kubeconfig),
             "node labels": lambda: node.run(session),
-            "looks": environment.looks.run,
-            "looks at CDI files": environment.cdi_looks.run,
+            "file poller": environment.file_poller.run,
+            "poller of CDI files": environment.cdi_poller.run,
             **drivers.parts(),
         }
         await _run_until(stopping, parts)
@@ -114,11 +114,11 @@ class _Probed:
     async def unhealthy(self) -> Sequence[str]:
         drivers = [*self._drivers]
         # Concurrently: each may take as long as a probe may.
-        problems = await asyncio.gather(*(driver.dead() for driver in drivers))
+        problems = await asyncio.gather(*(driver.liveness_problem() for driver in drivers))
         return _named(zip(drivers, problems, strict=True))
 
     async def unready(self) -> Sequence[str]:
-        return _named((driver, driver.unready()) for driver in self._drivers)
+        return _named((driver, driver.readiness_problem()) for driver in self._drivers)
 
     async def measure(self) -> None:
         for driver in self._drivers:

@@ -19,7 +19,7 @@ from drakit_nodeplugin.host.node_events import NodeEvents
 from drakit_nodeplugin.kubelet.podresources import PodResources
 from drakit_nodeplugin.metrics import Metrics
 from drakit_nodeplugin.slices.stored import StoredSlice
-from tests.fakes.looks import AlwaysDue
+from tests.fakes.file_poller import AlwaysDue
 
 DRIVER, NODE = "camera.example.com", "node-1"
 
@@ -66,7 +66,7 @@ def hosted(rows: Rows, metrics: Metrics | None = None, *, health: bool = False) 
         session=session,
         podresources=PodResources(config.podresources, own_pod=None),
         metrics=metrics,
-        looks=AlwaysDue(),
+        file_poller=AlwaysDue(),
     )
     return HostedDevices(
         DRIVER,

@@ -14,7 +14,7 @@ import pytest
 from drakit_nodeplugin.host.instances import RunningInstances, new_owner
 from drakit_nodeplugin.kubelet.ownership import Ownership
 from drakit_nodeplugin.kubelet.sockets import socket_paths
-from tests.fakes.looks import with_looks
+from tests.fakes.file_poller import with_poller
 
 DRIVER = "camera.example.com"
 
@@ -116,7 +116,7 @@ async def test_who_is_primary_now_is_told_without_being_asked(instance):
     old, ownership = await instance("pod-1")
     new, _ = await instance("pod-2")
     await old.look()
-    running = asyncio.create_task(with_looks(new.run))
+    running = asyncio.create_task(with_poller(new.run))
     changed = asyncio.Event()
     new.on_change = changed.set
     await asyncio.to_thread(ownership.release)

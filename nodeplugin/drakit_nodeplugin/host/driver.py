@@ -50,7 +50,7 @@ class HostedDriver:
         self.name = driver.name
         self._where = driver.where
         self._foreign = driver.foreign
-        self._looks = environment.looks
+        self._looks = environment.file_poller
         self._metrics = environment.metrics.for_driver(driver.name)
         self._ownership = Ownership(
             driver.name,
@@ -195,24 +195,24 @@ class HostedDriver:
 
     # ------------------------------------------------------------ what probes and metrics ask
 
-    async def dead(self) -> str | None:
+    async def liveness_problem(self) -> str | None:
         """Say why the process must be restarted: our own sockets do not answer, or the checkpoint
         was damaged since the start, which only a start can set aside."""
         return self._checkpoint.broken or await self._server.probe()
 
-    def unready(self) -> str | None:
+    def readiness_problem(self) -> str | None:
         """Say what keeps pods from getting devices."""
         if self._checkpoint.unusable is not None:
             return self._checkpoint.unusable
         reason = None if self._foreign else self._devices.manager.stop_reason
         if reason is not None:
             return f"the driver is stopped: {reason}"
-        return self._server.status.unready()
+        return self._server.status.readiness_problem()
 
     async def measure(self) -> None:
         """Bring the gauges up to date."""
         metrics = self._metrics
-        metrics.registered.set(self._server.status.unready() is None)
+        metrics.registered.set(self._server.status.readiness_problem() is None)
         metrics.running.set(self._devices.manager.stop_reason is None)
         metrics.blocked.set(self._endpoint.blocked is not None)
         metrics.checkpoint_damaged.set(self._upkeep.damaged)

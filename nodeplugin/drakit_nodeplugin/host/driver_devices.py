@@ -57,7 +57,7 @@ class HostedDevices:
         self._registered = registered
         self._has_health = traits.health
         self._unpreparing: frozenset[tuple[str, str]] = frozenset()
-        self._looks = environment.looks
+        self._looks = environment.file_poller
         self._watch = checkpoint.watch()
         self.manager = DeviceManager(
             driver,

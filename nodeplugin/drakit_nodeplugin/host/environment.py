@@ -34,8 +34,8 @@ class Environment:
     """The only client of the kubelet's podresources API, which limits all clients together."""
 
     metrics: Metrics
-    looks: FilePoller = field(default_factory=FilePoller)
+    file_poller: FilePoller = field(default_factory=FilePoller)
     """At what is on the kubelet's disk: sockets, locks and checkpoints."""
 
-    cdi_looks: FilePoller = field(default_factory=FilePoller)
+    cdi_poller: FilePoller = field(default_factory=FilePoller)
     """At the directory of CDI files, which is another disk or none."""

@@ -138,8 +138,8 @@ class Upkeep:
         """Give what runs until the daemon stops, by name."""
         environment = self._environment
         return {
-            "CDI files": lambda: self._restorer.run(environment.cdi_looks),
-            "recovery": lambda: self._recovery.run(environment.looks),
+            "CDI files": lambda: self._restorer.run(environment.cdi_poller),
+            "recovery": lambda: self._recovery.run(environment.file_poller),
             "stale claims": self._collector.run,
             "Events": self._tell,
             "rebuild": self._rebuild,
@@ -155,7 +155,7 @@ class Upkeep:
             if damage is None:
                 self._engine.rebuilt.clear()
                 # At any time: it opens late where a disk was full.
-                await self._environment.looks.until(lambda: checkpoint.damage is not None)
+                await self._environment.file_poller.until(lambda: checkpoint.damage is not None)
                 continue
             self.damaged = True
             attempts = attempts + 1 if told == damage else 1
