@@ -27,8 +27,7 @@ from drakit.probes import StatusServers
 from drakit_nodeplugin.config import ConfigError, NodePluginConfig
 from drakit_nodeplugin.host.driver import HostedDriver
 from drakit_nodeplugin.host.drivers import Hosting
-from drakit_nodeplugin.host.environment import Environment
-from drakit_nodeplugin.host.node import PluginNode, read_boot_id
+from drakit_nodeplugin.host.node import Environment, PluginNode, read_boot_id
 from drakit_nodeplugin.kubelet.podresources import PodName, PodResources
 from drakit_nodeplugin.metrics import Metrics
 

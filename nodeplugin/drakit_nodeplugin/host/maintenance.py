@@ -27,8 +27,7 @@ from drakit_nodeplugin.claims.recovery import Recovery
 from drakit_nodeplugin.claims.restore import SpecRestorer
 from drakit_nodeplugin.claims.spectexts import SpecTexts
 from drakit_nodeplugin.claims.stale import StaleCollector, StaleTiming
-from drakit_nodeplugin.host.environment import Environment
-from drakit_nodeplugin.host.node_events import NodeEvents
+from drakit_nodeplugin.host.node import Environment, NodeEvents
 from drakit_nodeplugin.kubelet.claimview import KubeletClaimView
 from drakit_nodeplugin.metrics import DriverMetrics
 
@@ -164,7 +163,7 @@ class Upkeep:
             self._engine.rebuilt.set()
             if told != damage:
                 told = damage
-                self._events.tell(
+                self._events.emit(
                     reason="CheckpointDamaged",
                     action="SetAside",
                     note=f"the checkpoint of driver {self._parts.driver} is damaged: {damage}; "

@@ -27,12 +27,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from drakit.layout import private_directory
 from drakit_nodeplugin.kubelet.sockets import (
     MAX_PATH_BYTES,
     SocketError,
     SocketPaths,
 )
-from drakit_nodeplugin.private import private_directory
 
 __all__ = ("Ownership",)
 
