@@ -20,7 +20,6 @@ from dataclasses import replace
 from drakit.driver import DriverError
 from drakit_nodeplugin.claims.allocation import ParameterLimits
 from drakit_nodeplugin.claims.cdi_files import ClaimSpecs
-from drakit_nodeplugin.claims.checkpoint.records import STATES
 from drakit_nodeplugin.claims.checkpoint.store import Checkpoint, CheckpointError
 from drakit_nodeplugin.claims.engine import ClaimEngine
 from drakit_nodeplugin.claims.events import AnnouncedClaims, ClaimAnnouncer
@@ -222,19 +221,18 @@ class HostedDriver:
 
     async def measure(self) -> None:
         """Update the gauges."""
-        metrics = self._metrics
-        metrics.registered.set(self._server.status.readiness_problem() is None)
-        metrics.running.set(self._devices.manager.stop_reason is None)
-        metrics.blocked.set(self._endpoint.blocked is not None)
-        metrics.checkpoint_damaged.set(self._upkeep.damaged)
-        metrics.checkpoint_unusable.set(self._checkpoint.unusable is not None)
+        self._metrics.set(
+            driver_registered=self._server.status.readiness_problem() is None,
+            driver_running=self._devices.manager.stop_reason is None,
+            driver_blocked=self._endpoint.blocked is not None,
+            checkpoint_damaged=self._upkeep.damaged,
+            checkpoint_unusable=self._checkpoint.unusable is not None,
+        )
         await self._devices.measure()
         try:
-            counts = await self._checkpoint.states()
+            self._metrics.set_claims(await self._checkpoint.states())
         except CheckpointError:
             return  # another gauge shows it
-        for state in STATES:
-            metrics.entries(state, counts.get(state, 0))
 
     def _remark(self, remark: Diagnostic) -> None:
         logger.warning(
@@ -354,22 +352,23 @@ class HostedDevices:
 
     async def measure(self) -> None:
         """Update the gauges."""
-        metrics = self._metrics
-        metrics.slices_failing.set(self._publisher.last_error is not None)
-        metrics.slice_fields_dropped.set(bool(self._publisher.dropped))
-        metrics.devices_left_out.set(self.manager.left_out_count + len(self._publisher.left_out))
+        self._metrics.set(
+            slices_failing=self._publisher.last_error is not None,
+            slice_fields_dropped=bool(self._publisher.dropped),
+            devices_left_out=self.manager.left_out_count + len(self._publisher.left_out),
+        )
         try:
             allocated = await self._checkpoint.held_devices()
         except CheckpointError:
             return  # another gauge shows it
         capacity = self.manager.capacity(allocated)
         pools = capacity.pools.values()
-        metrics.devices(
+        self._metrics.set_devices(
             healthy=sum(len(pool.healthy) for pool in pools),
             unhealthy=sum(len(pool.unhealthy) for pool in pools),
             allocated=sum(len(pool.allocated) for pool in pools),
         )
-        metrics.pools_inactive.set(len(capacity.inactive))
+        self._metrics.set(pools_inactive=len(capacity.inactive))
 
     def _sources_ready(self) -> bool:
         """Return whether a missing device is really gone: nothing is removed before that."""
