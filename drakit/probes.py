@@ -37,11 +37,11 @@ REPORT_SECONDS = 5.0
 class Probed(Protocol):
     """A daemon, as probes and metrics see it."""
 
-    async def unhealthy(self) -> Sequence[str]:
+    async def liveness_problems(self) -> Sequence[str]:
         """Return the reasons to restart the process; empty if it is healthy."""
         ...
 
-    async def unready(self) -> Sequence[str]:
+    async def readiness_problems(self) -> Sequence[str]:
         """Return the reasons why the daemon cannot do its work; empty if it is ready."""
         ...
 
@@ -54,8 +54,8 @@ class StatusServers:
     """Serves a daemon's probes and metrics, each at its own address, from `start` to `stop`."""
 
     def __init__(self, *, listen: Listen, probed: Probed, registry: CollectorRegistry) -> None:
-        healthz = _Probe("/healthz", probed.unhealthy, failed=b"unhealthy\n")
-        readyz = _Probe("/readyz", probed.unready, failed=b"not ready\n")
+        healthz = _Probe("/healthz", probed.liveness_problems, failed=b"unhealthy\n")
+        readyz = _Probe("/readyz", probed.readiness_problems, failed=b"not ready\n")
 
         async def metrics() -> Answer:
             async with asyncio.timeout(CHECK_SECONDS):

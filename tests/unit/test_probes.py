@@ -34,13 +34,13 @@ class Daemon:
         self.checks = 0
         self._gauge = Gauge("drakit_devices", "Devices", ["name"], registry=self.registry)
 
-    async def unhealthy(self) -> list[str]:
+    async def liveness_problems(self) -> list[str]:
         self.checks += 1
         if self.hangs:
             await asyncio.Event().wait()
         return self.why_unhealthy
 
-    async def unready(self) -> list[str]:
+    async def readiness_problems(self) -> list[str]:
         if self.why_unready is None:
             raise KeyError("lamps")
         return self.why_unready
