@@ -24,6 +24,7 @@ from typing import Any, Protocol
 
 from drakit.kube.errors import AlreadyExistsError, ApiError, ConflictError, NotFoundError
 from drakit.kube.paths import resource_path
+from drakit.logs import ProblemLog
 
 __all__ = ("LeaseElection", "LeaseTimings", "WorkNotStoppedError")
 
@@ -103,7 +104,8 @@ class LeaseElection:
         self._lease: dict[str, Any] | None = None
         self._seen: tuple[Any, ...] = ()
         self._seen_at = 0.0
-        self._complaint = ""
+        # What prevents us from leading may last, such as a missing permission.
+        self._log = ProblemLog(logger, "cannot take the lease")
         self._renewed_at: float | None = None
         """When the last successful renewal was sent; None if we do not hold the Lease."""
 
@@ -149,7 +151,7 @@ class LeaseElection:
             except (ConflictError, AlreadyExistsError):
                 pass  # another candidate was faster
             except (ApiError, TimeoutError) as error:
-                self._complain(error)
+                self._log.report(str(error))
             await asyncio.sleep(self._timings.retry_seconds)
 
     async def _lead(self, on_started: Callable[[], Awaitable[None]]) -> bool:
@@ -297,12 +299,6 @@ class LeaseElection:
             )
         body = {**self._lease, "spec": spec}
         return await self._session.replace(self._path, body, timeout_seconds=timeout_seconds)
-
-    def _complain(self, error: Exception) -> None:
-        """Warn once of what keeps us from leading: it may be for ever (a missing permission)."""
-        level = logging.DEBUG if str(error) == self._complaint else logging.WARNING
-        self._complaint = str(error)
-        logger.log(level, "cannot take the lease", extra={"error": str(error)})
 
     def _spec(self) -> dict[str, Any]:
         return (self._lease or {}).get("spec") or {}
