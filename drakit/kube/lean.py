@@ -1,13 +1,13 @@
 """
-The only door to kubernetes-asyncio, which is used for what is tedious to write: the rules of
-in-cluster and kubeconfig files, exec plugins, OIDC, TLS settings and proxies.
+The only importer of kubernetes-asyncio, for what is tedious to write: the rules of in-cluster and
+kubeconfig files, exec plugins, OIDC, TLS settings and proxies.
 
-Importing any of its modules the usual way imports all of its models: 32 MiB more on every node, and
-up to two seconds. So its packages are registered as empty ones that only know their folder, and the
-few modules that we need are imported below them. This leans on the library's private layout: if
-that has changed, it is imported as usual, and one log line says so.
+The usual import of any of its modules imports all of its models: 32 MiB more on every node, and up
+to two seconds. So its packages are registered as empty ones that only know their folder, and the
+few modules that we need are imported below them. This relies on the library's private layout: if
+that changes, the library is imported as usual, and one log line reports it.
 
-It must not know requests, errors and objects. All that is untyped in the library ends here.
+It must not know requests, errors and objects. Everything untyped in the library ends here.
 """
 
 from __future__ import annotations
