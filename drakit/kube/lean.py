@@ -46,12 +46,12 @@ _import_lock = threading.Lock()
 
 
 class ConfigError(Exception):
-    """There is no usable way to the API server; the text says where it was looked for."""
+    """There is no usable configuration of the API server; the text names the places."""
 
 
 @dataclass(kw_only=True)
 class ClusterAccess:
-    """Where the API server is and how it is reached, as one configuration said."""
+    """The API server's address and credentials, from one configuration."""
 
     server: str
     authorization: str | None
@@ -196,7 +196,7 @@ def _has_endless_token(loader: Any) -> bool:
 
 
 def _reason(error: Exception) -> str:
-    # YAML errors quote the file, tokens and all: only their type is told.
+    # YAML errors quote the file with its tokens: only their type is reported.
     if type(error).__name__ == "ConfigException" or isinstance(error, OSError):
         return str(error)
     return f"it cannot be read ({type(error).__name__})"
