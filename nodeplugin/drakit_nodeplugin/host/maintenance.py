@@ -27,8 +27,7 @@ from drakit_nodeplugin.claims.recovery import Recovery
 from drakit_nodeplugin.claims.restore import SpecRestorer
 from drakit_nodeplugin.claims.spectexts import SpecTexts
 from drakit_nodeplugin.claims.stale import StaleCollector, StaleTiming
-from drakit_nodeplugin.host.environment import Environment
-from drakit_nodeplugin.host.node_events import NodeEvents
+from drakit_nodeplugin.host.node import Environment, NodeEvents
 from drakit_nodeplugin.kubelet.claimview import KubeletClaimView
 from drakit_nodeplugin.metrics import DriverMetrics
 
@@ -138,8 +137,8 @@ class Upkeep:
         """Give what runs until the daemon stops, by name."""
         environment = self._environment
         return {
-            "CDI files": lambda: self._restorer.run(environment.cdi_looks),
-            "recovery": lambda: self._recovery.run(environment.looks),
+            "CDI files": lambda: self._restorer.run(environment.cdi_poller),
+            "recovery": lambda: self._recovery.run(environment.file_poller),
             "stale claims": self._collector.run,
             "Events": self._tell,
             "rebuild": self._rebuild,
@@ -155,7 +154,7 @@ class Upkeep:
             if damage is None:
                 self._engine.rebuilt.clear()
                 # At any time: it opens late where a disk was full.
-                await self._environment.looks.until(lambda: checkpoint.damage is not None)
+                await self._environment.file_poller.until(lambda: checkpoint.damage is not None)
                 continue
             self.damaged = True
             attempts = attempts + 1 if told == damage else 1
@@ -164,7 +163,7 @@ class Upkeep:
             self._engine.rebuilt.set()
             if told != damage:
                 told = damage
-                self._events.tell(
+                self._events.emit(
                     reason="CheckpointDamaged",
                     action="SetAside",
                     note=f"the checkpoint of driver {self._parts.driver} is damaged: {damage}; "

@@ -24,13 +24,13 @@ from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from drakit.layout import private_directory, private_file
 from drakit_nodeplugin.claims import aside
 from drakit_nodeplugin.claims.checkpoint import endpoint_rows as endpointrows
 from drakit_nodeplugin.claims.checkpoint import rows, schema, soundness
 from drakit_nodeplugin.claims.checkpoint.records import DamagedRowError
 from drakit_nodeplugin.claims.checkpoint.salvage import Salvage, salvage
 from drakit_nodeplugin.claims.checkpoint.waltail import lost_transactions
-from drakit_nodeplugin.private import private_directory, private_file
 
 __all__ = (
     "DATABASE_ERRORS",

@@ -25,7 +25,7 @@ import stat
 import time
 from pathlib import Path
 
-from drakit_nodeplugin.private import private_file
+from drakit.layout import private_file
 
 __all__ = (
     "READABLE_FROM",
