@@ -299,7 +299,7 @@ class HostedDevices:
             node=environment.node.name,
             endpoints=expected,
             settings=environment.config.devices,
-            plain=traits.plain_devices,
+            plain=False,
             store=checkpoint,
             primary=primary,
             sources_ready=self._sources_ready,
