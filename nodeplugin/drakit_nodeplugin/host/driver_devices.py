@@ -64,7 +64,6 @@ class HostedDevices:
             node=environment.node.name,
             endpoints=expected,
             settings=environment.config.devices,
-            plain=traits.plain_devices,
             store=checkpoint,
             primary=primary,
             sources_ready=self._sources_ready,

@@ -28,11 +28,10 @@ from drakit.resource.features import Feature, dropped_from_slice, refusal
 from drakit_nodeplugin.devices.pools import DesiredPool, short_pool
 from drakit_nodeplugin.slices.conflict_backoff import ConflictBackoff
 from drakit_nodeplugin.slices.names import PoolIdentity, slice_index
-from drakit_nodeplugin.slices.plan import Plan, SliceWrite, planning
+from drakit_nodeplugin.slices.plan import KnownSlice, Plan, SliceWrite, planning
 from drakit_nodeplugin.slices.refusals import Refusals
 from drakit_nodeplugin.slices.stored import StoredSlice
 from drakit_nodeplugin.slices.surroundings import Surroundings
-from drakit_nodeplugin.slices.survey import KnownSlice
 
 __all__ = ("PoolPublisher", "in_words")
 
@@ -311,7 +310,6 @@ class PoolPublisher:
             version=stored.version,
             content=write.content,
             owner=write.pool.node_uid,
-            advanced=write.advanced,
         )
         self._refusals.written(write.name)
         if self._around.on_dropped(dropped):

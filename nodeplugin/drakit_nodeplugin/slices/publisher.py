@@ -20,7 +20,7 @@ from drakit.kube.reflector import Applied, Deleted, Reflector, Replaced
 from drakit.resource.features import Feature
 from drakit_nodeplugin.devices.pools import short_pool
 from drakit_nodeplugin.slices.api import OnWrite, SliceApi
-from drakit_nodeplugin.slices.dropping import describe
+from drakit_nodeplugin.slices.contents import describe
 from drakit_nodeplugin.slices.pool_publisher import (
     PACE_SECONDS,
     SETTLE_SECONDS,

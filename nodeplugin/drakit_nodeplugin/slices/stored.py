@@ -17,7 +17,6 @@ from typing import Any
 
 import orjson
 
-from drakit.resource.device import uses_advanced
 from drakit.resource.raw import Object, child, children, text
 from drakit_nodeplugin.devices.pools import PublishedTaints
 
@@ -52,9 +51,6 @@ class StoredSlice:
     devices: tuple[str, ...]
     """Names, in their order."""
 
-    advanced: frozenset[str]
-    """Those that have counters or list attributes; what taints they have does not count."""
-
     counter_sets: tuple[str, ...]
     metadata: Mapping[str, Any]
     """All of it but the managed fields: what others put there stays when it is replaced."""
@@ -78,11 +74,6 @@ class StoredSlice:
             owners=tuple(text(owner, "uid") for owner in children(metadata, "ownerReferences")),
             odd=any(child(body, "spec").get(key) for key in _SELECTIONS),
             devices=tuple(text(device, "name") for device in devices),
-            advanced=frozenset(
-                text(device, "name")
-                for device in devices
-                if uses_advanced({key: value for key, value in device.items() if key != "taints"})
-            ),
             counter_sets=tuple(text(each, "name") for each in sets),
             metadata=metadata,
             # The fastest level: most of the text is the same names over and over.

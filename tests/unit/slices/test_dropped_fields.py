@@ -11,8 +11,7 @@ import pytest
 from drakit.device import Capacity
 from drakit.resource.features import Feature
 from drakit_nodeplugin.devices.pools import DesiredDevice, DesiredPool
-from drakit_nodeplugin.slices.contents import SliceContent
-from drakit_nodeplugin.slices.dropping import choose
+from drakit_nodeplugin.slices.contents import SliceContent, choose
 from drakit_nodeplugin.slices.plan import SliceWrite
 from drakit_nodeplugin.slices.taintcheck import TaintCheck
 from tests.fakes.kube import StatusError
@@ -419,7 +418,6 @@ def test_a_device_that_moves_with_its_published_taints_is_asked_about(
         count=2,
         generation=2,
         content=SliceContent(devices={"b": known}),
-        advanced=frozenset(),
         stored=None,
         sources=server.stored(),
     )
