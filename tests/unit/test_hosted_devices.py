@@ -18,7 +18,7 @@ from drakit_nodeplugin.host.node import PluginNode
 from drakit_nodeplugin.host.node_events import NodeEvents
 from drakit_nodeplugin.kubelet.podresources import PodResources
 from drakit_nodeplugin.metrics import Metrics
-from drakit_nodeplugin.slices.stored import StoredSlice
+from drakit_nodeplugin.slices.stored_slices import StoredSlice
 from tests.fakes.looks import AlwaysDue
 
 DRIVER, NODE = "camera.example.com", "node-1"

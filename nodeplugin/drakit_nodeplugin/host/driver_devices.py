@@ -23,7 +23,7 @@ from drakit_nodeplugin.host.environment import Environment
 from drakit_nodeplugin.host.node_events import NodeEvents
 from drakit_nodeplugin.metrics import DriverMetrics
 from drakit_nodeplugin.slices.publisher import SlicePublisher
-from drakit_nodeplugin.slices.stored import StoredSlice, published_taints
+from drakit_nodeplugin.slices.stored_slices import StoredSlice, published_taints
 
 __all__ = ("HostedDevices",)
 

@@ -22,8 +22,8 @@ from drakit.resource.features import Feature, without
 from drakit.resource.raw import Object, children, text
 from drakit_nodeplugin.devices.pools import DesiredDevice, DesiredPool, StampedTaint
 from drakit_nodeplugin.devices.taints import DOMAIN
-from drakit_nodeplugin.slices.names import natural
-from drakit_nodeplugin.slices.stored import StoredSlice
+from drakit_nodeplugin.slices.slice_names import natural
+from drakit_nodeplugin.slices.stored_slices import StoredSlice
 
 __all__ = (
     "Chosen",
@@ -33,6 +33,7 @@ __all__ = (
     "compare",
     "compare_contents",
     "describe",
+    "same_content",
     "slice_spec",
 )
 
@@ -185,6 +186,11 @@ def compare_contents(before: SliceContent, wanted: SliceContent) -> Difference |
         if {*map(_key, device.taints)} != known:
             difference = Difference.TAINTS
     return difference
+
+
+def same_content(before: SliceContent | None, wanted: SliceContent) -> bool:
+    """Return whether two desired contents are written alike."""
+    return before is not None and compare_contents(before, wanted) is Difference.NONE
 
 
 # ---------------------------------------------------------------- JSON

@@ -31,11 +31,12 @@ from drakit_nodeplugin.slices.contents import (
     choose,
     compare,
     compare_contents,
+    same_content,
     slice_spec,
 )
-from drakit_nodeplugin.slices.names import PoolIdentity, slice_index, slice_name
 from drakit_nodeplugin.slices.packing import Packing, PackingLimits, Standing, pack
-from drakit_nodeplugin.slices.stored import StoredSlice
+from drakit_nodeplugin.slices.slice_names import PoolIdentity, slice_index, slice_name
+from drakit_nodeplugin.slices.stored_slices import StoredSlice
 
 __all__ = ("KnownSlice", "Plan", "SliceWrite", "planning")
 
@@ -245,7 +246,7 @@ class _Survey:
             difference = max(difference, Difference.TAINTS)
         if difference is Difference.NONE and index not in self.held.behind:
             self.known[stored.name] = KnownSlice(version=stored.version, content=content, owner=uid)
-        elif left.get(stored.name) == content:
+        elif same_content(left.get(stored.name), content):
             difference = Difference.NONE
         self.differences[index] = difference
 
@@ -310,7 +311,7 @@ def _writes(
 
     creates = [write(index) for index in range(count) if index not in held.slices]
     if same_generation:
-        creates = [each for each in creates if left.get(each.name) != each.content]
+        creates = [each for each in creates if not same_content(left.get(each.name), each.content)]
     return Plan(
         delete=[*held.obsolete, *(each for i, each in held.slices.items() if i >= count)],
         replace=[write(index) for index in kept],

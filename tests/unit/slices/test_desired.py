@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from drakit_nodeplugin.slices.names import PoolIdentity, slice_name
 from drakit_nodeplugin.slices.packing import PackingLimits
+from drakit_nodeplugin.slices.slice_names import PoolIdentity, slice_name
 from tests.unit.slices.world import (
     NODE,
     POOL,

@@ -13,7 +13,7 @@ from drakit.resource.features import Feature
 from drakit_nodeplugin.devices.pools import DesiredDevice, DesiredPool
 from drakit_nodeplugin.slices.contents import SliceContent, choose
 from drakit_nodeplugin.slices.plan import SliceWrite
-from drakit_nodeplugin.slices.taintcheck import TaintCheck
+from drakit_nodeplugin.slices.pool_writer import TaintCheck
 from tests.fakes.kube import StatusError
 from tests.unit.slices.conftest import Published
 from tests.unit.slices.world import (

@@ -10,10 +10,10 @@ from drakit.device import CounterSet, Device
 from drakit.resource.raw import Object
 from drakit_nodeplugin.devices.pools import DesiredDevice, DesiredPool, Publication, StampedTaint
 from drakit_nodeplugin.devices.revision import Revision
-from drakit_nodeplugin.slices.names import PoolIdentity
 from drakit_nodeplugin.slices.packing import PackingLimits
 from drakit_nodeplugin.slices.plan import Plan, planning
-from drakit_nodeplugin.slices.stored import StoredSlice
+from drakit_nodeplugin.slices.slice_names import PoolIdentity
+from drakit_nodeplugin.slices.stored_slices import StoredSlice
 
 DRIVER, NODE = "camera.example.com", "node-1"
 POOL = PoolIdentity(driver=DRIVER, node=NODE, node_uid="node-uid", pool=NODE)
