@@ -40,7 +40,7 @@ from drakit_nodeplugin.kubelet.server import DriverServer
 from drakit_nodeplugin.kubelet.sockets import SocketError, socket_paths
 from drakit_nodeplugin.metrics import DriverMetrics, MeteredClaims, MeteredSource
 from drakit_nodeplugin.slices.publisher import SlicePublisher
-from drakit_nodeplugin.slices.stored import StoredSlice, published_taints
+from drakit_nodeplugin.slices.stored_slices import StoredSlice, published_taints
 
 __all__ = ("HostedDevices", "HostedDriver")
 
@@ -299,7 +299,6 @@ class HostedDevices:
             node=environment.node.name,
             endpoints=expected,
             settings=environment.config.devices,
-            plain=False,
             store=checkpoint,
             primary=primary,
             sources_ready=self._sources_ready,
