@@ -76,7 +76,7 @@ class Metrics:
         self.claims = self._gauge("drakit_claims", "Claims in the checkpoint", ("state",))
         self.checkpoint_damaged = self._gauge(
             "drakit_checkpoint_damaged",
-            "1 if a damaged checkpoint was set aside when this process started",
+            "1 if entries of the checkpoint were lost since this process started",
         )
         self.checkpoint_unusable = self._gauge(
             "drakit_checkpoint_unusable",

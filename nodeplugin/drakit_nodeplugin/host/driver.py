@@ -29,7 +29,7 @@ from drakit_nodeplugin.endpoints.source import DriverSource
 from drakit_nodeplugin.host.driver_devices import HostedDevices
 from drakit_nodeplugin.host.environment import Environment
 from drakit_nodeplugin.host.instances import RunningInstances, new_owner
-from drakit_nodeplugin.host.maintenance import Upkeep
+from drakit_nodeplugin.host.maintenance import Maintenance
 from drakit_nodeplugin.host.node_events import NodeEvents
 from drakit_nodeplugin.kubelet.ownership import Ownership
 from drakit_nodeplugin.kubelet.server import DriverServer
@@ -67,7 +67,7 @@ class HostedDriver:
         self._checkpoint = Checkpoint(
             config.drivers_directory / driver.name / "checkpoint.db",
             owner=new_owner(environment.instance_uid),
-            traces=specs.traces,
+            files=specs.uids,
         )
         self._checkpoint.on_transaction = self._metrics.transaction
         self._events = NodeEvents(environment.node.name, environment.session)
@@ -116,15 +116,14 @@ class HostedDriver:
             health=self._devices.manager if driver.traits.health else None,
             health_timeout_seconds=config.devices.health.timeout,
         )
-        self._upkeep = Upkeep(
+        self._maintenance = Maintenance(
             parts,
             engine=engine,
             announcer=announcer,
             events=self._events,
             environment=environment,
             metrics=self._metrics,
-            primary=self._instances.primary.is_set,
-            registered=self._registered,
+            responsible=lambda: self._instances.primary.is_set() and self._registered(),
         )
 
     async def start(self) -> None:
@@ -137,7 +136,7 @@ class HostedDriver:
             logger.error(
                 "checkpoint cannot be used", extra={"driver": self.name, "error": str(error)}
             )
-        await self._upkeep.begin()
+        await self._maintenance.begin()
         await self._devices.restore()
         try:
             await self._endpoint.start()
@@ -158,7 +157,7 @@ class HostedDriver:
             f"{self.name} instances": lambda: self._instances.run(looks),
             f"{self.name} Events of the node": self._events.run,
             **{f"{self.name} {name}": part for name, part in self._devices.parts().items()},
-            **{f"{self.name} {name}": part for name, part in self._upkeep.parts().items()},
+            **{f"{self.name} {name}": part for name, part in self._maintenance.parts().items()},
         }
 
     async def stop(self) -> None:
@@ -197,7 +196,7 @@ class HostedDriver:
 
     async def dead(self) -> str | None:
         """Say why the process must be restarted: our own sockets do not answer, or the checkpoint
-        was damaged since the start, which only a start can set aside."""
+        was damaged since the start, which only a start can quarantine."""
         return self._checkpoint.broken or await self._server.probe()
 
     def unready(self) -> str | None:
@@ -215,7 +214,7 @@ class HostedDriver:
         metrics.registered.set(self._server.status.unready() is None)
         metrics.running.set(self._devices.manager.stop_reason is None)
         metrics.blocked.set(self._endpoint.blocked is not None)
-        metrics.checkpoint_damaged.set(self._upkeep.damaged)
+        metrics.checkpoint_damaged.set(self._maintenance.damaged)
         metrics.checkpoint_unusable.set(self._checkpoint.unusable is not None)
         await self._devices.measure()
         try:
