@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from drakit import Device, Inventory
-from drakit_nodeplugin.claims.watch import DatabaseWatch
+from drakit_nodeplugin.claims.checkpoint.watch import DatabaseWatch
 from drakit_nodeplugin.config import NodePluginConfig
 from drakit_nodeplugin.devices.hardware import HeldDevice
 from drakit_nodeplugin.endpoints.traits import DriverTraits

@@ -33,7 +33,7 @@ from drakit_nodeplugin.endpoints.endpoint import Diagnostic, EndpointListener, S
 from drakit_nodeplugin.endpoints.source import DriverSource
 from drakit_nodeplugin.endpoints.traits import DriverTraits
 from drakit_nodeplugin.host.instances import RunningInstances, new_owner
-from drakit_nodeplugin.host.maintenance import Upkeep
+from drakit_nodeplugin.host.maintenance import Maintenance
 from drakit_nodeplugin.host.node import Environment, NodeEvents
 from drakit_nodeplugin.kubelet.ownership import Ownership
 from drakit_nodeplugin.kubelet.server import DriverServer
@@ -77,7 +77,7 @@ class HostedDriver:
         self._checkpoint = Checkpoint(
             config.drivers_directory / driver.name / "checkpoint.db",
             owner=new_owner(environment.instance_uid),
-            traces=specs.traces,
+            files=specs.uids,
         )
         self._checkpoint.on_transaction = self._metrics.transaction
         self._events = NodeEvents(environment.node.name, environment.session)
@@ -126,15 +126,14 @@ class HostedDriver:
             health=self._devices.manager if driver.traits.health else None,
             health_timeout_seconds=config.devices.health.timeout,
         )
-        self._upkeep = Upkeep(
+        self._maintenance = Maintenance(
             parts,
             engine=engine,
             announcer=announcer,
             events=self._events,
             environment=environment,
             metrics=self._metrics,
-            primary=self._instances.primary.is_set,
-            registered=self._registered,
+            responsible=lambda: self._instances.primary.is_set() and self._registered(),
         )
 
     async def start(self) -> None:
@@ -147,7 +146,7 @@ class HostedDriver:
             logger.error(
                 "checkpoint cannot be used", extra={"driver": self.name, "error": str(error)}
             )
-        await self._upkeep.begin()
+        await self._maintenance.begin()
         await self._devices.restore()
         try:
             await self._endpoint.start()
@@ -168,7 +167,7 @@ class HostedDriver:
             f"{self.name} instances": lambda: self._instances.run(poller),
             f"{self.name} Events of the node": self._events.run,
             **{f"{self.name} {name}": part for name, part in self._devices.parts().items()},
-            **{f"{self.name} {name}": part for name, part in self._upkeep.parts().items()},
+            **{f"{self.name} {name}": part for name, part in self._maintenance.parts().items()},
         }
 
     async def stop(self) -> None:
@@ -225,7 +224,7 @@ class HostedDriver:
             driver_registered=self._server.status.readiness_problem() is None,
             driver_running=self._devices.manager.stop_reason is None,
             driver_blocked=self._endpoint.blocked is not None,
-            checkpoint_damaged=self._upkeep.damaged,
+            checkpoint_damaged=self._maintenance.damaged,
             checkpoint_unusable=self._checkpoint.unusable is not None,
         )
         await self._devices.measure()
