@@ -268,7 +268,7 @@ def _device_plugins(
     config: NodePluginConfig, environment: Environment, *, file: Path
 ) -> DriverSource:
     # Only here: a node without device plugins has none of it in memory.
-    from drakit_nodeplugin.endpoints.deviceplugin.source import DevicePluginsSource
+    from drakit_nodeplugin.endpoints.deviceplugin.plugins import DevicePluginsSource
 
     return DevicePluginsSource(
         config.device_plugins.driver_name,
