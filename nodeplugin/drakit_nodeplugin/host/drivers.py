@@ -275,7 +275,7 @@ def _device_plugins(
     config: NodePluginConfig, environment: Environment, *, file: Path
 ) -> DriverSource:
     # Imported here: a node without device plugins does not load it.
-    from drakit_nodeplugin.endpoints.deviceplugin.source import DevicePluginsSource
+    from drakit_nodeplugin.endpoints.deviceplugin.plugins import DevicePluginsSource
 
     return DevicePluginsSource(
         config.device_plugins.driver_name,
