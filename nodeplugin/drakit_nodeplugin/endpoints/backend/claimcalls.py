@@ -13,10 +13,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
-from itertools import chain
 from typing import Any, TypeAlias, TypeVar
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from drakit.device import AllocatedClaim, Edits
 from drakit.driver import DriverError
@@ -32,16 +32,9 @@ from drakit_nodeplugin.endpoints.backend.convert import (
     edits_of,
     entries_of,
 )
-from drakit_nodeplugin.endpoints.backend.pacing import Turns
 from drakit_nodeplugin.endpoints.calls import CALL_SECONDS
 from drakit_nodeplugin.endpoints.python.bridge import CallOverdueError
-from drakit_nodeplugin.endpoints.wire import (
-    GarbageError,
-    TooManyFieldsError,
-    parse,
-    parts,
-    printable,
-)
+from drakit_nodeplugin.endpoints.wire import GarbageError, Turns, parse, parts, printable
 from drakit_proto.backend.v1 import backend_pb2 as pb
 
 __all__ = ("BackendClaims",)
@@ -61,34 +54,8 @@ REQUEST_ID = "drakit-request-id"
 LOST_SECONDS = 1.0
 """How long its connection may still seem to live after a call that did not reach the backend."""
 
-MAX_UIDS = 16
-"""Times that the answer for one claim has its UID: once, but protobuf takes the last of several."""
-
-MAX_UID_BYTES = 1024
-
-MAX_FIELDS = 1000
-"""At the top of the answer for one claim: it has one for each device, and a few others."""
-
 _CLAIMS = frozenset({1})
-"""The field of every answer that has the claims in it."""
-
-_UID = frozenset({1})
-"""The field of all of those that has the claim's UID in it."""
-
-_EDITS = frozenset({pb.PreparedClaim.EDITS_FIELD_NUMBER})
-
-MAX_FIELDS_OF_EDITS = 5 * MAX_EDITS
-"""In the edits of a device: no entry that counts as one has more, that of a mount with it."""
-
-_WITH_LISTS = frozenset(
-    {
-        pb.Edits.MOUNTS_FIELD_NUMBER,
-        pb.Edits.HOOKS_FIELD_NUMBER,
-        pb.Edits.INTEL_RDT_FIELD_NUMBER,
-    }
-)
-_LISTED = frozenset({1, 2, 3, 4})
-"""The fields of all of those that are no numbers."""
+"""The field of every answer that holds the claims."""
 
 ResultT = TypeVar("ResultT")
 _Reader: TypeAlias = Callable[[bytes, int, Turns], Awaitable[ResultT]]
@@ -239,56 +206,30 @@ def _requests(claims: Sequence[AllocatedClaim]) -> Iterator[tuple[bytes, Mapping
 
 
 def _uid_of(part: bytes) -> str | None:
-    """Give the UID of an answer that has not been read yet; None if there is none."""
-    found: bytes | None = None
+    """Return the UID of the answer for one claim, before the rest is parsed; None if it has none.
+
+    All answers have it in the same field, and it is all that :class:`pb.CheckedClaim` has in common
+    with the others: their other fields are skipped.
+    """
     try:
-        for count, (_, uid) in enumerate(
-            parts(part, _UID, limit=MAX_UID_BYTES, max_unknown=MAX_FIELDS)
-        ):
-            if count == MAX_UIDS:
-                return None
-            found = uid
-    except TooManyFieldsError:
-        return _text(found)  # whose it is is said first, as a rule; it is refused once it is read
-    except GarbageError:
+        return pb.CheckedClaim.FromString(part).uid
+    except DecodeError:
         return None
-    return _text(found)
-
-
-def _text(raw: bytes | None) -> str | None:
-    return None if raw is None else raw.decode(errors="replace")
 
 
 async def _prepared(part: bytes, count: int, turns: Turns) -> Sequence[Edits]:
-    # Before it is read: a message in it of two bytes takes a hundred, and a thousand as an object.
-    for number, (_, edits) in enumerate(parts(part, _EDITS, limit=len(part))):
-        if number == count:
-            raise _fault("gave edits for more devices than a claim has")
-        try:
-            _measure(edits)
-        except TooManyFieldsError:
-            raise _too_many_edits() from None
-        await turns.give_way()
     answer = parse(pb.PreparedClaim, part)
     if answer.error:
         raise DriverError(printable(answer.error))
+    if len(answer.edits) > count:
+        raise _fault("gave edits for more devices than a claim has")
     converted: list[Edits] = []
     for edits in answer.edits:
         if entries_of(edits) > MAX_EDITS:
-            raise _too_many_edits()
+            raise _fault(f"gave more than {MAX_EDITS:,} edits for a device")
         converted.append(edits_of(edits))
         await turns.give_way()
     return converted
-
-
-def _measure(edits: bytes) -> None:
-    """Raise :class:`TooManyFieldsError` if there is more in it than in any that is converted."""
-    left = MAX_FIELDS_OF_EDITS
-    for _, inner in parts(edits, _WITH_LISTS, limit=len(edits), max_unknown=MAX_EDITS):
-        for _ in chain([inner], parts(inner, _LISTED, limit=len(inner), max_unknown=MAX_EDITS)):
-            left -= 1
-            if left < 0:
-                raise TooManyFieldsError
 
 
 async def _unprepared(part: bytes, count: int, turns: Turns) -> None:
@@ -299,10 +240,6 @@ async def _unprepared(part: bytes, count: int, turns: Turns) -> None:
 
 async def _in_order(part: bytes, count: int, turns: Turns) -> bool:
     return parse(pb.CheckedClaim, part).in_order
-
-
-def _too_many_edits() -> DriverError:
-    return _fault(f"gave more than {MAX_EDITS:,} edits for a device")
 
 
 def _fault(text: str) -> DriverError:

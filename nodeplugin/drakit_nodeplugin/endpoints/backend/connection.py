@@ -33,9 +33,7 @@ from drakit_nodeplugin.endpoints.backend.channel import (
 )
 from drakit_nodeplugin.endpoints.backend.claimcalls import BackendClaims
 from drakit_nodeplugin.endpoints.backend.convert import health_of
-from drakit_nodeplugin.endpoints.backend.healthbook import HealthBook
-from drakit_nodeplugin.endpoints.backend.inventories import InventoryReader
-from drakit_nodeplugin.endpoints.backend.pacing import Turns
+from drakit_nodeplugin.endpoints.backend.inventories import HealthBook, InventoryReader
 from drakit_nodeplugin.endpoints.endpoint import (
     ConnectionEndedError,
     DeviceKey,
@@ -44,7 +42,7 @@ from drakit_nodeplugin.endpoints.endpoint import (
 )
 from drakit_nodeplugin.endpoints.python.bridge import Bridge
 from drakit_nodeplugin.endpoints.python.stream import MAX_DEVICES
-from drakit_nodeplugin.endpoints.wire import GarbageError, parse, parts
+from drakit_nodeplugin.endpoints.wire import GarbageError, Turns, parse, parts
 from drakit_proto.backend.v1 import backend_pb2 as pb
 
 __all__ = ("BackendConnection",)
@@ -277,7 +275,7 @@ class BackendConnection:
             if count == MAX_DEVICES:
                 raise GarbageError(f"more than {MAX_DEVICES:,} devices")
             said = parse(pb.DeviceHealth, part)
-            self._health.tell(DeviceKey(said.pool, said.name), health_of(said.health))
+            self._health.report(DeviceKey(said.pool, said.name), health_of(said.health))
             await turns.give_way()
         self._news.set()
 

@@ -1,47 +1,44 @@
 """
-Inventories of what a backend lists, made a few devices at a time.
+What a backend reports: inventories from its list of devices, and health from the stream beside it.
 
-A backend says all of its devices at each change, and most are as they were: those stay the objects
-that they were, so that nobody looks at them again. Most are known by their bytes; others say the
-same in other bytes, as maps of messages have no order. Whether a device can be published is the
-device manager's question; what is refused here are messages that are none, and more devices than
-any node has.
+A backend lists all of its devices at each change, and most of them are unchanged: those keep their
+objects, so that nobody compares them again. Their bytes identify most of them; the others have the
+same content in other bytes, because maps of messages have no order. The device manager decides
+whether a device can be published; only messages that cannot be parsed, and more devices than any
+node has, are refused here.
 
-It must not know gRPC, or who takes the inventories.
+It must not know gRPC, or the receiver of the inventories.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from hashlib import blake2b
 from operator import is_
 from typing import Generic, TypeVar
 
 from google.protobuf.message import Message
 
-from drakit.device import CounterSet, Device, Inventory
+from drakit.device import CounterSet, Device, Health, Inventory
+from drakit.resource.limits import MAX_POOL_NAME_LENGTH
 from drakit_nodeplugin.endpoints.backend.convert import counter_set_of, device_of
-from drakit_nodeplugin.endpoints.backend.pacing import Turns
+from drakit_nodeplugin.endpoints.endpoint import DeviceKey
 from drakit_nodeplugin.endpoints.python.stream import MAX_DEVICES
-from drakit_nodeplugin.endpoints.wire import (
-    MAX_PART_BYTES,
-    MAX_UNKNOWN,
-    GarbageError,
-    parse,
-    parts,
-)
+from drakit_nodeplugin.endpoints.wire import MAX_PART_BYTES, GarbageError, Turns, parse, parts
 from drakit_proto.backend.v1 import backend_pb2 as pb
 
-__all__ = ("InventoryReader",)
+__all__ = ("HealthBook", "InventoryReader")
 
 _DEVICES = pb.WatchDevicesResponse.DEVICES_FIELD_NUMBER
 _COUNTER_SETS = pb.WatchDevicesResponse.COUNTER_SETS_FIELD_NUMBER
 _FALLBACK = pb.WatchDevicesResponse.FALLBACK_FIELD_NUMBER
-MAX_FALLBACKS = 16
-"""Times that a message has the field: once, but protobuf allows to say it again, and adds it up."""
-
 _LISTED = frozenset({_DEVICES, _COUNTER_SETS, _FALLBACK})
 _OF_FALLBACK = frozenset({pb.Fallback.DEVICES_FIELD_NUMBER})
+
+MAX_EARLY = 1024
+"""Devices with a health that are not listed; of more, the oldest are forgotten."""
+
+MAX_NAME = 63
 
 ThingT = TypeVar("ThingT", Device, CounterSet)
 MessageT = TypeVar("MessageT", bound=Message)
@@ -57,24 +54,20 @@ class InventoryReader:
         self._before: Inventory | None = None
 
     async def read(self, raw: bytes, turns: Turns) -> Inventory | None:
-        """Give the inventory of a message, or None if it equals the one before. Raises
+        """Return the inventory of a message, or None if it equals the one before. Raises
         :class:`GarbageError`."""
         devices = _Things("devices", self._devices, pb.Device, device_of)
         fallback = _Things("devices", self._devices, pb.Device, device_of)
         sets = _Things("counter sets", self._counter_sets, pb.CounterSet, counter_set_of)
-        fallbacks = 0
+        has_fallback = False
         for number, part in parts(raw, _LISTED, limit=len(raw)):
             if number == _DEVICES:
                 devices.add(part)
             elif number == _COUNTER_SETS:
                 sets.add(part)
             else:
-                fallbacks += 1
-                if fallbacks > MAX_FALLBACKS:
-                    raise GarbageError("many fallbacks")
-                for _, device in parts(
-                    part, _OF_FALLBACK, max_unknown=MAX_UNKNOWN // MAX_FALLBACKS
-                ):
+                has_fallback = True
+                for _, device in parts(part, _OF_FALLBACK):
                     fallback.add(device)
                     await turns.give_way()
             await turns.give_way()
@@ -83,7 +76,7 @@ class InventoryReader:
         inventory = Inventory(
             devices=tuple(devices.listed),
             counter_sets=tuple(sets.listed),
-            fallback=tuple(fallback.listed) if fallbacks else None,
+            fallback=tuple(fallback.listed) if has_fallback else None,
         )
         before, self._before = self._before, inventory
         return None if before is not None and _same(inventory, before) else inventory
@@ -147,3 +140,40 @@ def _same(one: Inventory, other: Inventory) -> bool:
         (one.fallback or (), other.fallback or ()),
     )
     return all(len(new) == len(old) and all(map(is_, new, old)) for new, old in pairs)
+
+
+class HealthBook:
+    """
+    The health of one connection's devices, as its stream of health reports it.
+
+    The two streams have no common order: the health of a device that is not listed yet is kept
+    until it is. A bound limits how much of it is kept.
+    """
+
+    def __init__(self) -> None:
+        # Plain tuples are faster to make: each change may make thousands of them.
+        self._listed: set[tuple[str, str]] = set()
+        self._early: dict[DeviceKey, Health] = {}
+        self._news: dict[DeviceKey, Health] = {}
+
+    def report(self, key: DeviceKey, health: Health) -> None:
+        """Record the health of a device."""
+        if key in self._listed:
+            self._news[key] = health
+        elif len(key.name) <= MAX_NAME and len(key.pool) <= MAX_POOL_NAME_LENGTH:
+            self._early.pop(key, None)
+            self._early[key] = health
+            if len(self._early) > MAX_EARLY:
+                del self._early[next(iter(self._early))]
+
+    def list(self, devices: Iterable[Device]) -> None:
+        """Record the devices that exist now."""
+        self._listed = {(device.pool, device.name) for device in devices}
+        self._news = {key: health for key, health in self._news.items() if key in self._listed}
+        for key in [key for key in self._early if key in self._listed]:
+            self._news[key] = self._early.pop(key)
+
+    def take(self) -> Mapping[DeviceKey, Health]:
+        """Return what was reported since the last call, of listed devices."""
+        news, self._news = self._news, {}
+        return news

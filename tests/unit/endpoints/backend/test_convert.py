@@ -35,14 +35,17 @@ from drakit_nodeplugin.endpoints.backend.convert import (
     entries_of,
     health_of,
 )
-from drakit_nodeplugin.endpoints.backend.healthbook import MAX_EARLY, HealthBook
-from drakit_nodeplugin.endpoints.backend.inventories import InventoryReader
-from drakit_nodeplugin.endpoints.backend.pacing import Turns
+from drakit_nodeplugin.endpoints.backend.inventories import (
+    MAX_EARLY,
+    HealthBook,
+    InventoryReader,
+)
 from drakit_nodeplugin.endpoints.endpoint import DeviceKey
 from drakit_nodeplugin.endpoints.wire import (
-    MAX_UNKNOWN,
+    MAX_FIELDS,
     GarbageError,
-    TooManyFieldsError,
+    Turns,
+    parse,
     parts,
     printable,
 )
@@ -297,9 +300,25 @@ def test_fields_of_a_later_version_are_passed_over():
 
 def test_fields_without_end_are_not_passed_over():
     numbers = b"\x78\x01"
-    assert list(parts(numbers * MAX_UNKNOWN, frozenset({1}))) == []
-    with pytest.raises(TooManyFieldsError):
-        list(parts(numbers * (MAX_UNKNOWN + 1), frozenset({1})))
+    assert list(parts(numbers * MAX_FIELDS, frozenset({1}))) == []
+    with pytest.raises(GarbageError, match="more than 40,000 fields"):
+        list(parts(numbers * (MAX_FIELDS + 1), frozenset({1})))
+
+
+@pytest.mark.parametrize(
+    "most",
+    [
+        pytest.param(pb.PreparedClaim(edits=[pb.Edits()] * MAX_FIELDS), id="at-the-top"),
+        pytest.param(
+            pb.PreparedClaim(edits=[pb.Edits(mounts=[pb.Mount()] * (MAX_FIELDS - 1))]), id="inside"
+        ),
+    ],
+)
+def test_a_message_is_counted_at_any_depth_before_it_is_parsed(most):
+    raw = most.SerializeToString()
+    assert parse(pb.PreparedClaim, raw) == most
+    with pytest.raises(GarbageError, match="more than 40,000 fields"):
+        parse(pb.PreparedClaim, raw + b"\x0a\x01\xff")  # no text, which only a parser finds
 
 
 @pytest.mark.looptime
@@ -336,8 +355,8 @@ def test_texts_are_made_fit_for_a_message(text, shown):
 def test_health_of_devices_that_are_never_listed_is_not_kept_without_end():
     book = HealthBook()
     for count in range(MAX_EARLY + 10):
-        book.tell(DeviceKey("", f"gpu-{count}"), Health.ok())
-    book.tell(DeviceKey("", "x" * 64), Health.ok())
+        book.report(DeviceKey("", f"gpu-{count}"), Health.ok())
+    book.report(DeviceKey("", "x" * 64), Health.ok())
     book.list([Device(name=f"gpu-{count}") for count in range(MAX_EARLY + 10)])
     assert len(book.take()) == MAX_EARLY
     assert book.take() == {}
