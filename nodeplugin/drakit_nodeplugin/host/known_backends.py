@@ -19,7 +19,7 @@ import secrets
 from pathlib import Path
 from typing import Any, cast
 
-from drakit_nodeplugin.endpoints.names import is_driver_name
+from drakit.resource.names import is_driver_name
 from drakit_nodeplugin.private import private_directory, private_file
 
 __all__ = ("forget_driver", "known_drivers", "remember_driver")

@@ -21,13 +21,12 @@ from drakit.device import AllocatedClaim, AllocatedDevice, ClaimReference, Edits
 from drakit.driver import DriverError
 from drakit.rate_limiter import RateLimiter
 from drakit.resource.pools import short_pool
+from drakit_nodeplugin.endpoints.allowlist import Rights
 from drakit_nodeplugin.endpoints.backend.channel import BackendChannel, shown
 from drakit_nodeplugin.endpoints.backend.claimcalls import BackendClaims
 from drakit_nodeplugin.endpoints.backend.connection import BackendConnection
-from drakit_nodeplugin.endpoints.backend.directory import BackendDirectory
-from drakit_nodeplugin.endpoints.backend.sockets import BackendSocket
+from drakit_nodeplugin.endpoints.backend.directory import BackendDirectory, BackendSocket
 from drakit_nodeplugin.endpoints.calls import CALL_SECONDS, DriverCalls
-from drakit_nodeplugin.endpoints.edits_policy import EditsPolicy
 from drakit_nodeplugin.endpoints.endpoint import (
     ConnectionEndedError,
     Surroundings,
@@ -175,7 +174,7 @@ class BackendEndpoint:
         """Call the backend; raises DeviceFailedError and EndpointStoppedError, and nothing else."""
         edits = await self._calls.prepare(claim, devices)
         if self._rights is not None:
-            await asyncio.to_thread(_check_edits, edits, self._rights.edits)
+            await asyncio.to_thread(_check_edits, edits, self._rights)
         return edits
 
     async def unprepare(self, claim: ClaimReference, devices: Sequence[AllocatedDevice]) -> None:
@@ -210,7 +209,7 @@ class BackendEndpoint:
         return self.busy(work_keys(item.devices, node=self._node))
 
 
-def _check_edits(edits: Sequence[Edits], policy: EditsPolicy) -> None:
+def _check_edits(edits: Sequence[Edits], rights: Rights) -> None:
     for index, each in enumerate(edits):
-        if (problem := policy.problem(each)) is not None:
+        if (problem := rights.edits_problem(each)) is not None:
             raise DeviceFailedError(f"its backend {problem}", index=index)

@@ -167,4 +167,4 @@ class Allocating:
             if found > MAX_NODES:
                 raise TooManyNodesError(f"{path}, with what is named before it,")
         edits = edits_of(answer, nodes, restricted=rights is not None)
-        return edits, None if rights is None else rights.edits.problem(edits)
+        return edits, None if rights is None else rights.edits_problem(edits)

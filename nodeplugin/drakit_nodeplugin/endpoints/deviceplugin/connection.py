@@ -32,8 +32,8 @@ from drakit_nodeplugin.endpoints.deviceplugin.messages import (
 )
 from drakit_nodeplugin.endpoints.deviceplugin.room import Room, TooManyDevicesError
 from drakit_nodeplugin.endpoints.endpoint import ConnectionEndedError
+from drakit_nodeplugin.endpoints.host_paths import SocketFile, socket_file
 from drakit_nodeplugin.endpoints.rawstream import FloodError, LatestMessages
-from drakit_nodeplugin.endpoints.socketfile import SocketFile, socket_file
 from drakit_nodeplugin.endpoints.wire import GarbageError
 from drakit_proto.kubelet.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
 

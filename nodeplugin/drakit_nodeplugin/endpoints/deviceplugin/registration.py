@@ -23,7 +23,7 @@ import grpc.aio
 from drakit_nodeplugin.endpoints.deviceplugin.connection import Registration
 from drakit_nodeplugin.endpoints.deviceplugin.names import resource_name_problem
 from drakit_nodeplugin.endpoints.deviceplugin.remarks import Diagnostics
-from drakit_nodeplugin.endpoints.names import MAX_PATH_BYTES
+from drakit_nodeplugin.endpoints.host_paths import MAX_PATH_BYTES
 from drakit_proto.kubelet.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
 from drakit_proto.kubelet.deviceplugin.v1beta1 import deviceplugin_pb2_grpc as pb_grpc
 

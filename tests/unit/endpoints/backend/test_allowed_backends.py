@@ -14,7 +14,7 @@ import pytest
 from drakit.device import AllocatedDevice, ClaimReference
 from drakit_nodeplugin.config import Backends
 from drakit_nodeplugin.endpoints.allowlist import AllowList, allow_list
-from drakit_nodeplugin.endpoints.backend.sockets import BackendSocket
+from drakit_nodeplugin.endpoints.backend.directory import BackendSocket
 from drakit_nodeplugin.endpoints.errors import DeviceFailedError
 from drakit_nodeplugin.endpoints.host_paths import HostDevices
 from drakit_proto.backend.v1 import backend_pb2 as pb

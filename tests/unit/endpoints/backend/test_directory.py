@@ -13,10 +13,12 @@ from pathlib import Path
 import pytest
 
 from drakit_nodeplugin.endpoints.backend import directory as directory_module
-from drakit_nodeplugin.endpoints.backend import sockets as sockets_module
 from drakit_nodeplugin.endpoints.backend.channel import unreachable
-from drakit_nodeplugin.endpoints.backend.directory import BackendDirectory
-from drakit_nodeplugin.endpoints.backend.sockets import BackendSocket, scan
+from drakit_nodeplugin.endpoints.backend.directory import (
+    BackendDirectory,
+    BackendSocket,
+    scan,
+)
 from drakit_proto.backend.v1 import backend_pb2 as pb
 from tests.fakes.backend import FakeBackend
 from tests.unit.endpoints.backend.conftest import DRIVER, Found
@@ -61,7 +63,6 @@ async def test_a_directory_that_cannot_be_made_is_told_once_and_tried_again(sock
 
 
 async def test_more_sockets_than_are_looked_at_are_told(watched, monkeypatch):
-    monkeypatch.setattr("drakit_nodeplugin.endpoints.backend.sockets.MAX_SOCKETS", 2)
     monkeypatch.setattr("drakit_nodeplugin.endpoints.backend.directory.MAX_SOCKETS", 2)
     for name in "abcd":
         (watched.path / f"{name}.sock").touch()
@@ -142,7 +143,7 @@ async def test_a_version_that_is_not_known_is_no_failure(watched, monkeypatch):
 
 @pytest.mark.parametrize("limit", ["MAX_SOCKETS", "MAX_ENTRIES"])
 def test_what_is_known_keeps_its_place_whatever_comes(tmp_path, monkeypatch, limit):
-    monkeypatch.setattr(sockets_module, limit, 3)
+    monkeypatch.setattr(directory_module, limit, 3)
     names = [f"{count}.sock" for count in range(20)]
     for name in names:
         (tmp_path / name).touch()
