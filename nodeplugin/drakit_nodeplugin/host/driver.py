@@ -25,6 +25,7 @@ from drakit_nodeplugin.claims.parts import EngineParts
 from drakit_nodeplugin.claims.source import ApiClaims
 from drakit_nodeplugin.config import ConfigError
 from drakit_nodeplugin.endpoints.endpoint import Diagnostic, EndpointListener, Surroundings
+from drakit_nodeplugin.endpoints.former import for_engine
 from drakit_nodeplugin.endpoints.source import DriverSource
 from drakit_nodeplugin.host.driver_devices import HostedDevices
 from drakit_nodeplugin.host.environment import Environment
@@ -97,7 +98,7 @@ class HostedDriver:
             boot_id=environment.boot_id,
             checkpoint=self._checkpoint,
             source=MeteredSource(ApiClaims(environment.session), self._metrics),
-            devices=self._endpoint,
+            devices=for_engine(self._endpoint),
             inventories=self._devices.manager,
             specs=specs,
             instances=self._instances,

@@ -115,7 +115,7 @@ class BackendConnection:
                     await self._news.wait()
 
     @property
-    def away(self) -> str | None:
+    def unavailable(self) -> str | None:
         """Why nothing can be called now; None while it can."""
         if self._over.done():
             return self._over.result().reason
@@ -154,7 +154,7 @@ class BackendConnection:
 
     # ------------------------------------------------------------ its streams
 
-    async def updates(self) -> AsyncIterator[Update]:
+    async def inventories(self) -> AsyncIterator[Update]:
         """Give what it tells, until it ends; raises :class:`ConnectionEndedError`."""
         while True:
             await self._news.wait()

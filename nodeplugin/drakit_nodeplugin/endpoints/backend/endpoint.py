@@ -142,7 +142,7 @@ class BackendEndpoint:
 
     def away(self) -> EndpointStoppedError | None:
         """Say what a call would raise because the backend is away; None if it can be called."""
-        reason = self._lifecycle.away
+        reason = self._lifecycle.unavailable
         return None if reason is None else EndpointStoppedError(driver=self.name, reason=reason)
 
     # ------------------------------------------------------------ calls
@@ -156,7 +156,7 @@ class BackendEndpoint:
         timeout_seconds: float,
     ) -> Any:
         """Call the backend as :meth:`.Bridge.call` does."""
-        connection, away = self._lifecycle.connection, self._lifecycle.away
+        connection, away = self._lifecycle.connection, self._lifecycle.unavailable
         if connection is None or away is not None:
             raise BridgeClosedError(away or "it is not started")
         return await connection.call(
@@ -165,7 +165,7 @@ class BackendEndpoint:
 
     def busy(self, keys: Collection[WorkKey]) -> bool:
         """Tell whether a call of these devices has not ended; False while the backend is away."""
-        connection, away = self._lifecycle.connection, self._lifecycle.away
+        connection, away = self._lifecycle.connection, self._lifecycle.unavailable
         return connection is not None and away is None and connection.busy(keys)
 
     async def prepare(

@@ -10,7 +10,8 @@ from collections.abc import Collection
 
 from drakit_nodeplugin.endpoints.backend.directory import BackendDirectory
 from drakit_nodeplugin.endpoints.backend.endpoint import BackendEndpoint
-from drakit_nodeplugin.endpoints.endpoint import HostedEndpoint, Surroundings
+from drakit_nodeplugin.endpoints.endpoint import Surroundings
+from drakit_nodeplugin.endpoints.former import FormerEndpoint
 from drakit_nodeplugin.endpoints.traits import DriverTraits, Granularity
 
 __all__ = ("BackendSource",)
@@ -56,7 +57,7 @@ class BackendSource:
         """Its endpoint, which is named after it."""
         return (self._driver,)
 
-    def endpoint(self, surroundings: Surroundings) -> HostedEndpoint:
+    def endpoint(self, surroundings: Surroundings) -> FormerEndpoint:
         """Make what is run and called."""
         return BackendEndpoint(
             self._driver, traits=TRAITS, directory=self._directory, surroundings=surroundings

@@ -69,10 +69,10 @@ class _Presence:
         """Whether its end was noticed: what comes after it is another presence."""
 
     @property
-    def away(self) -> str | None:
+    def unavailable(self) -> str | None:
         return self.current.away
 
-    async def updates(self) -> AsyncIterator[Update]:
+    async def inventories(self) -> AsyncIterator[Update]:
         try:
             while True:
                 yield await self._next()
@@ -171,7 +171,7 @@ class DevicePluginEndpoint:
         """Why it cannot be called now; None if it can."""
         if self._barred is not None:
             return self._barred
-        away = self._lifecycle.away
+        away = self._lifecycle.unavailable
         if away is not None and self._waiting and self._wanted is None:
             return f"{away}, and it has not registered since"
         return away
