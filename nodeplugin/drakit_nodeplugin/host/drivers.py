@@ -185,7 +185,7 @@ class Hosting(Sequence[HostedDriver]):
 
     async def _host(self, name: str, directory: BackendDirectory) -> HostedDriver | None:
         """Start a backend's driver; None, after it was told why, if that cannot be done now."""
-        from drakit_nodeplugin.endpoints.backend.source import BackendSource
+        from drakit_nodeplugin.endpoints.backend.hosted import BackendSource
 
         driver: HostedDriver | None = None
         try:

@@ -3,7 +3,7 @@ The registration directory: the backends on this node, and the driver that each 
 
 A backend registers with its socket in this directory. Each new socket is asked for its driver's
 name. If several report the same name, the first keeps it while it lives. The files belong to the
-backends: the directory never removes one. Connections and calls are :mod:`.source`'s.
+backends: the directory never removes one. Connections and calls are :mod:`.hosted`'s.
 
 It must not know devices, claims, or how a driver is hosted.
 """

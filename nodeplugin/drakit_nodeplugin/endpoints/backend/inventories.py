@@ -12,7 +12,7 @@ It must not know gRPC, or the receiver of the inventories.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from hashlib import blake2b
 from operator import is_
 from typing import Generic, TypeVar
@@ -22,12 +22,14 @@ from google.protobuf.message import Message
 from drakit.device import CounterSet, Device, Health, Inventory
 from drakit.resource.limits import MAX_POOL_NAME_LENGTH
 from drakit_nodeplugin.endpoints.backend.convert import counter_set_of, device_of
-from drakit_nodeplugin.endpoints.endpoint import DeviceKey
-from drakit_nodeplugin.endpoints.python.stream import MAX_DEVICES
+from drakit_nodeplugin.endpoints.contract import DeviceKey
 from drakit_nodeplugin.endpoints.wire import MAX_PART_BYTES, GarbageError, Turns, parse, parts
 from drakit_proto.backend.v1 import backend_pb2 as pb
 
-__all__ = ("HealthBook", "InventoryReader")
+__all__ = ("MAX_DEVICES", "EarlyHealth", "InventoryReader")
+
+MAX_DEVICES = 16_384
+"""More than any node has; also of counter sets."""
 
 _DEVICES = pb.WatchDevicesResponse.DEVICES_FIELD_NUMBER
 _COUNTER_SETS = pb.WatchDevicesResponse.COUNTER_SETS_FIELD_NUMBER
@@ -36,7 +38,7 @@ _LISTED = frozenset({_DEVICES, _COUNTER_SETS, _FALLBACK})
 _OF_FALLBACK = frozenset({pb.Fallback.DEVICES_FIELD_NUMBER})
 
 MAX_EARLY = 1024
-"""Devices with a health that are not listed; of more, the oldest are forgotten."""
+"""Devices that are not listed, with a health; of more, the oldest are forgotten."""
 
 MAX_NAME = 63
 
@@ -45,11 +47,11 @@ MessageT = TypeVar("MessageT", bound=Message)
 
 
 class InventoryReader:
-    """Reads the inventories of one connection."""
+    """Makes the inventories of one connection, a few devices in a turn."""
 
     def __init__(self) -> None:
         self._devices: dict[bytes, Device] = {}
-        """By a digest of their messages; their bytes would take several times the memory."""
+        """By a digest of their bytes, which would take several times the memory."""
         self._counter_sets: dict[bytes, CounterSet] = {}
         self._before: Inventory | None = None
 
@@ -113,7 +115,7 @@ class _Things(Generic[MessageT, ThingT]):
         self.listed.append(thing)
 
     def _as_before(self, thing: ThingT) -> ThingT:
-        """Give the one of before that says the same, if there is one."""
+        """Return the equal one of the message before, if there is one."""
         if self._by_name is None:
             self._by_name = {(each.pool, each.name): each for each in self._before.values()}
         old = self._by_name.get((thing.pool, thing.name))
@@ -121,7 +123,7 @@ class _Things(Generic[MessageT, ThingT]):
 
 
 def _kinds(thing: Device | CounterSet) -> Mapping[str, object]:
-    """Give the types of its attributes' values: Python takes 1 and True for equal."""
+    """Return the types of its attributes' values: for Python, 1 equals True."""
     if isinstance(thing, CounterSet):
         return {}
     return {
@@ -131,7 +133,7 @@ def _kinds(thing: Device | CounterSet) -> Mapping[str, object]:
 
 
 def _same(one: Inventory, other: Inventory) -> bool:
-    """Compare by identity: what is as it was is the same object."""
+    """Compare by identity: an unchanged device is the same object."""
     if (one.fallback is None) != (other.fallback is None):
         return False
     pairs = (
@@ -142,38 +144,32 @@ def _same(one: Inventory, other: Inventory) -> bool:
     return all(len(new) == len(old) and all(map(is_, new, old)) for new, old in pairs)
 
 
-class HealthBook:
+class EarlyHealth:
     """
-    The health of one connection's devices, as its stream of health reports it.
+    The health of devices that are not listed yet, until they are.
 
-    The two streams have no common order: the health of a device that is not listed yet is kept
-    until it is. A bound limits how much of it is kept.
+    A backend's two streams have no common order. The devices that are kept are bounded, because the
+    backend may never list them.
     """
 
     def __init__(self) -> None:
         # Plain tuples are faster to make: each change may make thousands of them.
         self._listed: set[tuple[str, str]] = set()
-        self._early: dict[DeviceKey, Health] = {}
-        self._news: dict[DeviceKey, Health] = {}
+        self._health: dict[DeviceKey, Health] = {}
 
-    def report(self, key: DeviceKey, health: Health) -> None:
-        """Record the health of a device."""
+    def keep(self, key: DeviceKey, health: Health) -> bool:
+        """Keep the health of a device if it is not listed; return whether that is so."""
         if key in self._listed:
-            self._news[key] = health
-        elif len(key.name) <= MAX_NAME and len(key.pool) <= MAX_POOL_NAME_LENGTH:
-            self._early.pop(key, None)
-            self._early[key] = health
-            if len(self._early) > MAX_EARLY:
-                del self._early[next(iter(self._early))]
+            return False
+        if len(key.name) <= MAX_NAME and len(key.pool) <= MAX_POOL_NAME_LENGTH:
+            self._health.pop(key, None)
+            self._health[key] = health
+            if len(self._health) > MAX_EARLY:
+                del self._health[next(iter(self._health))]
+        return True
 
-    def list(self, devices: Iterable[Device]) -> None:
-        """Record the devices that exist now."""
+    def list(self, inventory: Inventory) -> Mapping[DeviceKey, Health]:
+        """Record the devices that are listed now, and return the health kept for them."""
+        devices = (*inventory.devices, *(inventory.fallback or ()))
         self._listed = {(device.pool, device.name) for device in devices}
-        self._news = {key: health for key, health in self._news.items() if key in self._listed}
-        for key in [key for key in self._early if key in self._listed]:
-            self._news[key] = self._early.pop(key)
-
-    def take(self) -> Mapping[DeviceKey, Health]:
-        """Return what was reported since the last call, of listed devices."""
-        news, self._news = self._news, {}
-        return news
+        return {key: self._health.pop(key) for key in [*self._health] if key in self._listed}

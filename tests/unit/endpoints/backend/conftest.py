@@ -5,19 +5,20 @@ from __future__ import annotations
 import asyncio
 import shutil
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from drakit.device import AllocatedClaim, AllocatedDevice, ClaimReference
 from drakit_nodeplugin.endpoints import lifecycle
 from drakit_nodeplugin.endpoints.allowlist import AllowList
 from drakit_nodeplugin.endpoints.backend import connection
 from drakit_nodeplugin.endpoints.backend import directory as directory_module
 from drakit_nodeplugin.endpoints.backend.directory import BackendDirectory
-from drakit_nodeplugin.endpoints.backend.endpoint import BackendEndpoint
-from drakit_nodeplugin.endpoints.backend.source import BackendSource
+from drakit_nodeplugin.endpoints.backend.hosted import BackendEndpoint, BackendSource
 from drakit_nodeplugin.endpoints.endpoint import Diagnostic, Surroundings
 from tests.unit.endpoints.camera import NODE, running
 
@@ -123,6 +124,20 @@ async def found(sockets, quick) -> Found:
 @pytest.fixture
 async def listener() -> Listener:
     return Listener()
+
+
+Work = Callable[[Sequence[AllocatedClaim]], Mapping[str, asyncio.Future[Any]]]
+
+
+async def call(work: Work, claim: ClaimReference, devices: Sequence[AllocatedDevice]) -> Any:
+    """Call an endpoint for one claim."""
+    return await work([AllocatedClaim(claim=claim, devices=tuple(devices))])[claim.uid]
+
+
+async def call_both(work: Work, *items: tuple[Any, ...]) -> Sequence[Any | BaseException]:
+    """Call an endpoint for claims, each with its devices, in one batch; errors are results."""
+    batch = [AllocatedClaim(claim=claim, devices=tuple(devices)) for claim, *devices in items]
+    return await asyncio.gather(*work(batch).values(), return_exceptions=True)
 
 
 def new_endpoint(found: Found, listener: Listener) -> BackendEndpoint:

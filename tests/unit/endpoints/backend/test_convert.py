@@ -37,7 +37,7 @@ from drakit_nodeplugin.endpoints.backend.convert import (
 )
 from drakit_nodeplugin.endpoints.backend.inventories import (
     MAX_EARLY,
-    HealthBook,
+    EarlyHealth,
     InventoryReader,
 )
 from drakit_nodeplugin.endpoints.endpoint import DeviceKey
@@ -353,10 +353,13 @@ def test_texts_are_made_fit_for_a_message(text, shown):
 
 
 def test_health_of_devices_that_are_never_listed_is_not_kept_without_end():
-    book = HealthBook()
+    early = EarlyHealth()
     for count in range(MAX_EARLY + 10):
-        book.report(DeviceKey("", f"gpu-{count}"), Health.ok())
-    book.report(DeviceKey("", "x" * 64), Health.ok())
-    book.list([Device(name=f"gpu-{count}") for count in range(MAX_EARLY + 10)])
-    assert len(book.take()) == MAX_EARLY
-    assert book.take() == {}
+        assert early.keep(DeviceKey("", f"gpu-{count}"), Health.ok())
+    early.keep(DeviceKey("", "x" * 64), Health.ok())
+    inventory = Inventory(
+        devices=tuple(Device(name=f"gpu-{count}") for count in range(MAX_EARLY + 10))
+    )
+    assert len(early.list(inventory)) == MAX_EARLY
+    assert early.list(inventory) == {}
+    assert not early.keep(DeviceKey("", "gpu-0"), Health.ok())

@@ -14,10 +14,11 @@ import pytest
 from drakit.device import AllocatedDevice, ClaimReference
 from drakit.resource.inventory import check_inventory
 from drakit_nodeplugin.endpoints.backend import claimcalls, connection
-from drakit_nodeplugin.endpoints.backend.endpoint import EARLY_AT_ONCE, BackendEndpoint
+from drakit_nodeplugin.endpoints.backend.hosted import EARLY_AT_ONCE, BackendEndpoint
 from drakit_nodeplugin.endpoints.errors import DeviceFailedError, EndpointStoppedError
 from drakit_proto.backend.v1 import backend_pb2 as pb
 from tests.fakes.backend import FakeBackend, Refusal, device
+from tests.unit.endpoints.backend.conftest import call, call_both
 from tests.unit.endpoints.camera import NODE, until
 
 CLAIM = ClaimReference(namespace="lab", name="train", uid="uid-a")
@@ -117,7 +118,7 @@ async def test_a_message_that_is_no_inventory_ends_the_connection(
 async def test_random_bytes_never_become_more_than_a_reason(served, backend, listener):
     chance = random.Random(6)
     for _ in range(20):
-        await until(lambda: backend.streams and served.away() is None)
+        await until(lambda: backend.streams and served.unavailable() is None)
         backend.say(chance.randbytes(chance.randrange(1, 400)))
         await asyncio.sleep(0.02)
     backend.listed = pb.WatchDevicesResponse(devices=[device("gpu-7")])
@@ -186,7 +187,7 @@ async def test_garbage_of_health_leaves_the_devices_alone(served, backend, liste
     await until(lambda: "backend's stream of health ended" in caplog.text)
     backend.say_devices(device("gpu-1"))
     assert await listener.names() == ["gpu-1"]
-    assert served.away() is None
+    assert served.unavailable() is None
 
 
 async def test_health_with_numbers_without_end_leaves_the_devices_alone(
@@ -195,7 +196,7 @@ async def test_health_with_numbers_without_end_leaves_the_devices_alone(
     await until(lambda: backend.healths)
     backend.say_health(b"\x78\x01" * 2_000_000)
     await until(lambda: "more than 40,000 fields as the health of" in problems(caplog))
-    assert served.away() is None
+    assert served.unavailable() is None
 
 
 async def test_health_that_cannot_be_read_is_asked_for_again(
@@ -208,7 +209,7 @@ async def test_health_that_cannot_be_read_is_asked_for_again(
     await until(lambda: backend.healths)
     backend.say_health(pb.WatchHealthResponse(devices=[pb.DeviceHealth(name="gpu-0")]))
     await until(lambda: "reading it failed (RuntimeError)" in problems(caplog))
-    assert served.away() is None
+    assert served.unavailable() is None
     await until(lambda: len(backend.called("WatchHealth")) > 1)
 
 
@@ -221,7 +222,7 @@ async def test_another_name_after_a_restart_is_another_driver(served, backend, f
     backend.driver = "nic.example.com"
     await backend.start()
     await until(lambda: "nic.example.com" in found.appeared)
-    assert served.away() is not None
+    assert served.unavailable() is not None
     assert found.directory.socket("gpu.example.com") is None
 
 
@@ -232,7 +233,7 @@ async def test_another_name_on_the_same_socket_is_another_driver(served, backend
     backend.info = info
     backend.say(None)
     await until(lambda: "nic.example.com" in found.appeared)
-    assert served.away() is not None
+    assert served.unavailable() is not None
 
 
 # ------------------------------------------------------------ its calls
@@ -367,9 +368,7 @@ async def test_an_answer_that_is_none_fails_the_claims_that_it_concerns(
         return answer
 
     backend.prepare = prepare
-    results = await asyncio.gather(
-        served.prepare(OTHER, [SECOND]), served.prepare(CLAIM, [GPU]), return_exceptions=True
-    )
+    results = await call_both(served.prepare, (OTHER, SECOND), (CLAIM, GPU))
     for result, error in zip(results, errors, strict=True):
         if error is None:
             assert not isinstance(result, BaseException), result
@@ -377,7 +376,7 @@ async def test_an_answer_that_is_none_fails_the_claims_that_it_concerns(
             assert isinstance(result, DeviceFailedError)
             assert str(result).startswith(DRIVER)
             assert error in str(result)
-    assert served.away() is None
+    assert served.unavailable() is None
 
 
 async def test_a_backend_that_dies_in_a_call_fails_it_as_stopped_and_the_next_one_works(
@@ -390,7 +389,7 @@ async def test_a_backend_that_dies_in_a_call_fails_it_as_stopped_and_the_next_on
         await asyncio.sleep(60)
 
     usual, backend.prepare = backend.prepare, prepare
-    calling = asyncio.create_task(served.prepare(CLAIM, [GPU]))
+    calling = asyncio.create_task(call(served.prepare, CLAIM, [GPU]))
     await begun.wait()
     await backend.stop()
     with pytest.raises(EndpointStoppedError) as caught:
@@ -401,8 +400,8 @@ async def test_a_backend_that_dies_in_a_call_fails_it_as_stopped_and_the_next_on
     )
     backend.prepare = usual
     await backend.start()
-    await until(lambda: served.away() is None)
-    assert len(await served.prepare(CLAIM, [GPU])) == 1
+    await until(lambda: served.unavailable() is None)
+    assert len(await call(served.prepare, CLAIM, [GPU])) == 1
 
 
 async def test_a_backend_that_says_that_it_is_unavailable_is_not_taken_for_dead(
@@ -415,7 +414,7 @@ async def test_a_backend_that_says_that_it_is_unavailable_is_not_taken_for_dead(
 
     backend.prepare = prepare
     with pytest.raises(DeviceFailedError) as caught:
-        await served.prepare(CLAIM, [GPU])
+        await call(served.prepare, CLAIM, [GPU])
     assert str(caught.value) == (
         f"{DRIVER}: its backend failed in PrepareClaims: the bus is busy (unavailable)"
     )
@@ -430,17 +429,17 @@ async def test_a_late_answer_is_nobodys(served, backend, monkeypatch):
 
     usual, backend.prepare = backend.prepare, prepare
     with pytest.raises(DeviceFailedError) as caught:
-        await served.prepare(CLAIM, [GPU])
+        await call(served.prepare, CLAIM, [GPU])
     assert str(caught.value) == f"{DRIVER} gave no answer to prepare_claims within 300 s"
     backend.prepare = usual
-    (edits,) = await served.prepare(CLAIM, [GPU])
+    (edits,) = await call(served.prepare, CLAIM, [GPU])
     assert edits.env == {"GPU": "gpu-0"}
 
 
 async def test_a_backend_without_prepare_says_so(served, backend):
     backend.prepare = None
     with pytest.raises(DeviceFailedError, match="its backend does not implement PrepareClaims"):
-        await served.prepare(CLAIM, [GPU])
+        await call(served.prepare, CLAIM, [GPU])
 
 
 async def test_a_check_that_fails_is_no(served, backend):
@@ -448,7 +447,7 @@ async def test_a_check_that_fails_is_no(served, backend):
         raise Refusal(grpc.StatusCode.INTERNAL, "a bug")
 
     backend.check = check
-    assert await served.check(CLAIM, [GPU]) is False
+    assert await call(served.check, CLAIM, [GPU]) is False
 
 
 @asynccontextmanager
@@ -479,7 +478,7 @@ async def given_up(
         return pb.UnprepareClaimsResponse(claims=claims)
 
     backend.prepare, backend.unprepare = prepare, unprepare
-    calling = asyncio.create_task(served.prepare(CLAIM, [GPU]))
+    calling = asyncio.create_task(call(served.prepare, CLAIM, [GPU]))
     await until(lambda: steps)
     calling.cancel()
     await asyncio.wait({calling})
@@ -492,8 +491,8 @@ async def given_up(
 
 async def test_what_follows_a_call_that_was_given_up_waits_for_its_end(served, backend):
     async with given_up(served, backend) as (steps, go_on):
-        unpreparing = asyncio.create_task(served.unprepare(CLAIM, [GPU]))
-        await served.unprepare(OTHER, [SECOND])
+        unpreparing = asyncio.create_task(call(served.unprepare, CLAIM, [GPU]))
+        await call(served.unprepare, OTHER, [SECOND])
         assert steps == ["prepare begins", "unprepare"], "another device does not wait"
         assert not unpreparing.done()
         go_on.set()
@@ -506,7 +505,7 @@ async def test_what_follows_a_call_that_was_given_up_waits_no_longer_than_its_de
 ):
     monkeypatch.setattr(claimcalls, "DEADLINE_SECONDS", 0.2)
     async with asyncio.timeout(5), given_up(served, backend) as (steps, _):
-        await served.unprepare(CLAIM, [GPU])
+        await call(served.unprepare, CLAIM, [GPU])
         assert steps == ["prepare begins", "unprepare"]
 
 
@@ -514,13 +513,13 @@ async def test_a_call_that_was_given_up_does_not_hold_the_end_of_its_connection(
     served, backend, listener
 ):
     async with asyncio.timeout(5), given_up(served, backend) as (steps, _):
-        unpreparing = asyncio.create_task(served.unprepare(CLAIM, [GPU]))
+        unpreparing = asyncio.create_task(call(served.unprepare, CLAIM, [GPU]))
         backend.say(None)
         await listener.reason()
         with pytest.raises(EndpointStoppedError):
             await unpreparing
         await listener.names()
-        await served.unprepare(CLAIM, [GPU])
+        await call(served.unprepare, CLAIM, [GPU])
         assert steps == ["prepare begins", "unprepare"]
 
 
