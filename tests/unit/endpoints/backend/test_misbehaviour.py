@@ -172,7 +172,7 @@ async def test_a_device_that_cannot_be_published_costs_itself_alone(served, back
         "None, NoSchedule, NoExecute",
         "later": "taint 'gpu.example.com/lost' has the effect '77', which is none of None, "
         "NoSchedule, NoExecute",
-        "empty": "attribute 'model' is of type Missing, which is neither text, an integer, a "
+        "empty": "attribute 'model' is of type NoneType, which is neither text, an integer, a "
         "boolean nor a Version",
         "crowd": "it has 100 attributes and capacities (those of its topology included), 32 are "
         "allowed",
