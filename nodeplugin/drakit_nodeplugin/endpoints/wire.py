@@ -140,7 +140,7 @@ def printable(text: str) -> str:
     words = " ".join(text[:MAX_TEXT].split())
     if not words.isprintable():
         words = "".join(each if each.isprintable() else "?" for each in words)
-    return words or "it does not say why"
+    return words or "it gave no reason"
 
 
 class Turns:

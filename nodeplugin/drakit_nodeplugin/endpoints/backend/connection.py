@@ -113,7 +113,7 @@ class BackendConnection:
         """Why nothing can be called now; None while calls are possible."""
         if self._over.done():
             return self._over.result().reason
-        return None if self._listed.done() else "it has not said yet which devices it has"
+        return None if self._listed.done() else "it has not listed its devices yet"
 
     async def close(self) -> None:
         """End the connection and all of its calls."""
@@ -193,7 +193,7 @@ class BackendConnection:
                 if not limiter.take():
                     raise _disorder(
                         f"sent more than {MESSAGES_PER_SECOND:.0f} messages of its devices a "
-                        f"second; it must wait for a change before it says them again"
+                        f"second; it must send them again only after a change"
                     )
                 self._latest.replace(raw)
                 if not self._listed.done():

@@ -171,7 +171,6 @@ class BackendDirectory:
         self._taken = taken
         self._remark = remark
         self._allowed = allowed
-        self._found: Mapping[str, SocketFile] = {}
         self._candidates: dict[str, _Candidate] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._holders: dict[str, _Candidate] = {}
@@ -276,13 +275,11 @@ class BackendDirectory:
                 )
                 return
         self._report(
-            f"has more than {MAX_SOCKETS} sockets; the others are not looked at"
+            f"has more than {MAX_SOCKETS} sockets; the others are ignored"
             if len(found) > MAX_SOCKETS
             else None
         )
-        if found != self._found:
-            self._compare(dict(islice(found.items(), MAX_SOCKETS)))
-            self._found = found
+        self._compare(dict(islice(found.items(), MAX_SOCKETS)))
         now = asyncio.get_running_loop().time()
         for candidate in self._candidates.values():
             if candidate.driver is None and candidate.task is None and candidate.due_at <= now:

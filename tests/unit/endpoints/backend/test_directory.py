@@ -68,8 +68,8 @@ async def test_more_sockets_than_are_looked_at_are_told(watched, monkeypatch):
         (watched.path / f"{name}.sock").touch()
     await until(lambda: len(watched.remarks) == 3)
     assert (
-        "the registration directory of backends, DIR, has more than 2 sockets; the others are not "
-        "looked at" in watched.notes
+        "the registration directory of backends, DIR, has more than 2 sockets; the others are "
+        "ignored" in watched.notes
     )
 
 
