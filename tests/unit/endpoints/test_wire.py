@@ -17,13 +17,13 @@ from drakit_nodeplugin.endpoints.wire import (
 from drakit_proto.backend.v1 import backend_pb2 as pb
 
 
-def test_fields_of_a_later_version_are_passed_over():
+def test_fields_of_a_later_version_are_skipped():
     # A number, eight bytes, four bytes, a text, and then the part that is known.
     raw = b"\x50\x96\x01" + b"\x59" + bytes(8) + b"\x65" + bytes(4) + b"\x6a\x01x" + b"\x0a\x01a"
     assert list(parts(raw, frozenset({1}))) == [(1, b"a")]
 
 
-def test_fields_without_end_are_not_passed_over():
+def test_fields_without_end_are_refused():
     numbers = b"\x78\x01"
     assert list(parts(numbers * MAX_FIELDS, frozenset({1}))) == []
     with pytest.raises(GarbageError, match="more than 40,000 fields"):
@@ -47,7 +47,7 @@ def test_a_message_is_counted_at_any_depth_before_it_is_parsed(most):
 
 
 @pytest.mark.looptime
-async def test_the_turn_that_is_not_over_counts_as_work(monkeypatch):
+async def test_the_current_turn_counts_as_work(monkeypatch):
     loop = asyncio.get_running_loop()
     now = loop.time()
     turns = Turns()

@@ -1,4 +1,4 @@
-"""A directory of backends, one that is watched, and who listens to an endpoint of it."""
+"""A directory of backends, one that is watched, and a listener of an endpoint."""
 
 from __future__ import annotations
 
@@ -26,43 +26,43 @@ DRIVER = "gpu.example.com"
 
 
 class Listener:
-    """What was told of an endpoint, in order."""
+    """What was reported of an endpoint, in order."""
 
     def __init__(self) -> None:
-        self.told: list[object] = []
+        self.reports: list[object] = []
         self._news = asyncio.Event()
-        self._heard = 0
+        self._taken = 0
 
-    def _tell(self, endpoint: str, what: object) -> None:
+    def _report(self, endpoint: str, what: object) -> None:
         assert endpoint == DRIVER
-        self.told.append(what)
+        self.reports.append(what)
         self._news.set()
 
-    replaced = reported = stopped = _tell
+    replaced = reported = stopped = _report
 
-    async def hear(self) -> object:
-        """Wait for what is told next."""
+    async def next(self) -> object:
+        """Wait for the next report."""
         async with asyncio.timeout(10):
-            while len(self.told) == self._heard:
+            while len(self.reports) == self._taken:
                 self._news.clear()
                 await self._news.wait()
-        self._heard += 1
-        return self.told[self._heard - 1]
+        self._taken += 1
+        return self.reports[self._taken - 1]
 
     async def names(self) -> list[str]:
         """Wait for the next inventory, and give the names of its devices."""
-        while isinstance(told := await self.hear(), str):
+        while isinstance(report := await self.next(), str):
             pass
-        return [each.name for each in told.devices]
+        return [each.name for each in report.devices]
 
     async def reason(self) -> str:
-        while not isinstance(told := await self.hear(), str):
+        while not isinstance(report := await self.next(), str):
             pass
-        return told
+        return report
 
 
 class Found:
-    """A directory that is watched, and what was told of it."""
+    """A directory that is watched, and what it reported."""
 
     def __init__(self, path: Path, allowed: AllowList | None = None) -> None:
         self.path = path
@@ -102,7 +102,7 @@ def sockets():
 
 @pytest.fixture
 def quick(monkeypatch) -> None:
-    """What is waited for between two tries takes hundredths of a second."""
+    """Delays between attempts are hundredths of a second."""
     monkeypatch.setattr(directory_module, "SCAN_SECONDS", 0.02)
     monkeypatch.setattr(directory_module, "AGAIN_SECONDS", (0.02, 0.05))
     monkeypatch.setattr(directory_module, "HANDOVER_SECONDS", 0.05)

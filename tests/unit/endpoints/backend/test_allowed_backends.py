@@ -147,7 +147,7 @@ async def test_a_socket_that_is_replaced_while_it_is_connected_to_is_not_used(
     async with served(sockets, listener) as (_, endpoint):
         await until(lambda: endpoint.unavailable() is None)
         assert len(tried) > 2
-        assert listener.told[0] == (
+        assert listener.reports[0] == (
             "it could not be started: its socket was replaced while the node plugin connected to it"
         )
 

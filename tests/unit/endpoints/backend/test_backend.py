@@ -36,10 +36,10 @@ async def served(backend, endpoint, listener):
     return endpoint
 
 
-async def test_a_backend_that_appears_is_told_once_and_what_it_lists_is_passed_on(
+async def test_a_backend_that_appears_is_reported_once_with_its_devices(
     backend, found, endpoint, listener
 ):
-    assert await listener.hear() == Inventory(devices=(Device(name="gpu-0"),))
+    assert await listener.next() == Inventory(devices=(Device(name="gpu-0"),))
     backend.say_devices(device("gpu-0"), device("gpu-1", pool="gpus"))
     assert await listener.names() == ["gpu-0", "gpu-1"]
     assert (found.appeared, found.remarks) == ([DRIVER], [])
@@ -48,14 +48,14 @@ async def test_a_backend_that_appears_is_told_once_and_what_it_lists_is_passed_o
     assert (info.node_name, bool(info.plugin_version)) == (NODE, True)
 
 
-async def test_an_inventory_that_equals_the_one_before_is_not_told(served, backend, listener):
+async def test_an_inventory_that_equals_the_one_before_is_not_reported(served, backend, listener):
     backend.say_devices(device("gpu-0"))
     await asyncio.sleep(0.1)
     backend.say_devices(device("gpu-1"))
     assert await listener.names() == ["gpu-1"]
 
 
-async def test_the_claims_of_a_pod_are_one_call_and_get_what_the_backend_says(served, backend):
+async def test_the_claims_of_a_pod_are_one_call_with_an_answer_each(served, backend):
     with request_scope("k7f3"):
         first, other = await call_both(served.prepare, (CLAIM, GPU), (OTHER, SECOND))
     assert [dict(edits.env) for edits in (*first, *other)] == [
@@ -73,7 +73,7 @@ async def test_the_claims_of_a_pod_are_one_call_and_get_what_the_backend_says(se
     assert backend.metadata[-1]["drakit-request-id"] == "k7f3"
 
 
-async def test_parameters_come_one_by_one_and_put_together(served, backend):
+async def test_parameters_are_sent_one_by_one_and_merged(served, backend):
     configs = ({"mode": "a", "size": 1}, {"mode": "\ud800"})
     await call(served.prepare, CLAIM, [replace(GPU, configs=configs)])
     (request,) = backend.called("prepare")
@@ -120,7 +120,7 @@ async def test_checks_of_several_claims_are_one_call(served, backend):
     assert len(backend.called("check")) == 1
 
 
-async def test_unprepare_says_why_it_failed(served, backend):
+async def test_unprepare_fails_with_the_reason_of_the_backend(served, backend):
     async def unprepare(request):
         claims = [pb.UnpreparedClaim(uid=each.uid, error="busy") for each in request.claims]
         return pb.UnprepareClaimsResponse(claims=claims)
@@ -130,7 +130,7 @@ async def test_unprepare_says_why_it_failed(served, backend):
         await call(served.unprepare, CLAIM, [GPU])
 
 
-async def test_health_is_told_of_listed_devices_and_kept_for_those_that_are_listed_later(
+async def test_health_is_reported_for_listed_devices_and_kept_for_later_ones(
     served, backend, listener
 ):
     def health(name, status):
@@ -145,12 +145,12 @@ async def test_health_is_told_of_listed_devices_and_kept_for_those_that_are_list
             ]
         )
     )
-    assert await listener.hear() == HealthReport(
+    assert await listener.next() == HealthReport(
         devices={DeviceKey("", "gpu-0"): Health.bad("hot")}
     )
     backend.say_devices(device("gpu-0"), device("gpu-1"))
     assert await listener.names() == ["gpu-0", "gpu-1"]
-    assert await listener.hear() == HealthReport(
+    assert await listener.next() == HealthReport(
         devices={DeviceKey("", "gpu-1"): Health("healthy", "hot")}
     )
 
@@ -164,7 +164,7 @@ async def test_a_backend_without_health_is_not_asked_for_it_again(backend, endpo
     assert endpoint.unavailable() is None
 
 
-async def test_a_backend_that_dies_is_away_and_comes_back_at_a_new_socket_at_once(
+async def test_a_backend_that_died_is_connected_again_at_once_at_a_new_socket(
     slow_reconnect, served, backend, listener
 ):
     await backend.stop()
@@ -183,19 +183,17 @@ async def test_a_stream_that_ends_is_called_again(served, backend, listener):
     assert await listener.names() == ["gpu-0"]
 
 
-async def test_a_backend_that_is_there_at_the_start_has_listed_its_devices_when_it_is_over(
-    backend, found, listener
-):
+async def test_the_start_waits_for_the_devices_of_a_backend_that_is_there(backend, found, listener):
     async with running(new_endpoint(found, listener)) as endpoint:
         await until(lambda: endpoint.unavailable() is None)
         assert await listener.names() == ["gpu-0"]
 
 
-async def test_without_a_backend_the_start_tells_nothing(found, listener):
+async def test_without_a_backend_the_start_reports_nothing(found, listener):
     endpoint = new_endpoint(found, listener)
     async with asyncio.timeout(1):
         await endpoint.start()
-    assert listener.told == []
+    assert listener.reports == []
     assert str(endpoint.unavailable()).startswith(
         "driver gpu.example.com is stopped: there is no backend of this name at "
     )

@@ -43,7 +43,7 @@ from drakit_nodeplugin.endpoints.wire import Turns
 from drakit_proto.backend.v1 import backend_pb2 as pb
 
 
-def test_a_device_keeps_all_that_its_message_says():
+def test_a_device_has_every_field_of_its_message():
     message = pb.Device(
         name="gpu-0",
         pool="gpus",
@@ -110,7 +110,7 @@ def test_a_device_of_a_name_alone_is_one_with_all_defaults():
 @pytest.mark.parametrize(
     ("message", "health"),
     [
-        pytest.param(pb.Health(), Health.unknown(), id="nothing-said"),
+        pytest.param(pb.Health(), Health.unknown(), id="no-status"),
         pytest.param(pb.Health(status=9, message="?"), Health.unknown("?"), id="a-later-version"),
         pytest.param(pb.Health(status=1), Health.ok(), id="healthy"),
         pytest.param(pb.Health(status=1, broken=True), Health.ok(), id="broken-but-healthy"),
@@ -123,7 +123,7 @@ def test_health(message, health):
     assert health_of(message) == health
 
 
-def test_edits_keep_all_that_their_message_says():
+def test_edits_have_every_field_of_their_message():
     message = pb.Edits(
         env={"A": "1"},
         device_nodes=[
@@ -193,12 +193,12 @@ def attributes(**values):
 
 def listing(device: pb.Device, *, backwards: bool = False) -> bytes:
     """Say a device alone, with its attributes in one order or the other."""
-    said = b"".join(
+    fields = b"".join(
         pb.Device(attributes={name: value}).SerializeToString()
         for name, value in sorted(device.attributes.items(), reverse=backwards)
     )
     device.ClearField("attributes")
-    raw = device.SerializeToString() + said
+    raw = device.SerializeToString() + fields
     assert len(raw) < 0x80
     return b"\x0a" + bytes([len(raw)]) + raw
 
@@ -209,12 +209,12 @@ async def read_all(*raws: bytes) -> list[Inventory | None]:
 
 
 @pytest.mark.looptime
-async def test_a_device_that_is_said_in_another_order_is_as_it_was():
-    said = [
+async def test_a_device_with_its_fields_in_another_order_is_unchanged():
+    fields = [
         pb.Device(name="gpu-0", attributes=attributes(a=("int", 1), b=("string", "x")))
         for _ in range(2)
     ]
-    first, second = listing(said[0]), listing(said[1], backwards=True)
+    first, second = listing(fields[0]), listing(fields[1], backwards=True)
     assert first != second
     (inventory, again) = await read_all(first, second)
     assert [each.name for each in inventory.devices] == ["gpu-0"]
@@ -235,8 +235,8 @@ async def test_a_device_that_is_said_in_another_order_is_as_it_was():
     ],
 )
 async def test_a_value_that_becomes_one_of_another_type_is_a_change(old, new):
-    said = [pb.Device(name="gpu-0", attributes=attributes(a=value)) for value in (old, new)]
-    assert None not in await read_all(*map(listing, said))
+    fields = [pb.Device(name="gpu-0", attributes=attributes(a=value)) for value in (old, new)]
+    assert None not in await read_all(*map(listing, fields))
 
 
 @pytest.mark.looptime

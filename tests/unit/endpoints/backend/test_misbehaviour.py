@@ -150,7 +150,7 @@ async def test_a_short_burst_is_taken_and_its_last_message_counts(served, backen
     names = await listener.names()
     while names != ["gpu-149"]:
         names = await listener.names()
-    assert len(listener.told) < 20
+    assert len(listener.reports) < 20
 
 
 async def test_a_device_that_cannot_be_published_costs_itself_alone(served, backend, listener):
@@ -165,7 +165,7 @@ async def test_a_device_that_cannot_be_published_costs_itself_alone(served, back
         device("Big Name"),
     )
     await listener.names()
-    checked = check_inventory(listener.told[-1])
+    checked = check_inventory(listener.reports[-1])
     assert [each.name for each in checked.devices] == ["good"]
     assert checked.left_out == {
         "tainted": "taint 'gpu.example.com/lost' has the effect 'unspecified', which is none of "
@@ -361,7 +361,7 @@ async def test_another_name_on_the_same_socket_is_another_driver(served, backend
         ),
     ],
 )
-async def test_an_answer_that_is_none_fails_the_claims_that_it_concerns(
+async def test_an_unusable_answer_fails_the_claims_that_it_concerns(
     served, backend, answer, errors
 ):
     async def prepare(request):
@@ -404,7 +404,7 @@ async def test_a_backend_that_dies_in_a_call_fails_it_as_stopped_and_the_next_on
     assert len(await call(served.prepare, CLAIM, [GPU])) == 1
 
 
-async def test_a_backend_that_says_that_it_is_unavailable_is_not_taken_for_dead(
+async def test_a_backend_that_answers_unavailable_is_not_taken_for_dead(
     served, backend, monkeypatch
 ):
     monkeypatch.setattr(claimcalls, "LOST_SECONDS", 0.05)
@@ -420,7 +420,7 @@ async def test_a_backend_that_says_that_it_is_unavailable_is_not_taken_for_dead(
     )
 
 
-async def test_a_late_answer_is_nobodys(served, backend, monkeypatch):
+async def test_a_late_answer_is_ignored(served, backend, monkeypatch):
     monkeypatch.setattr(claimcalls, "DEADLINE_SECONDS", 0.1)
 
     async def prepare(request):
@@ -436,13 +436,13 @@ async def test_a_late_answer_is_nobodys(served, backend, monkeypatch):
     assert edits.env == {"GPU": "gpu-0"}
 
 
-async def test_a_backend_without_prepare_says_so(served, backend):
+async def test_a_backend_without_prepare_fails_its_claims(served, backend):
     backend.prepare = None
     with pytest.raises(DeviceFailedError, match="its backend does not implement PrepareClaims"):
         await call(served.prepare, CLAIM, [GPU])
 
 
-async def test_a_check_that_fails_is_no(served, backend):
+async def test_a_failed_check_is_not_in_order(served, backend):
     async def check(request):
         raise Refusal(grpc.StatusCode.INTERNAL, "a bug")
 
@@ -466,7 +466,7 @@ async def given_up(
         steps.append("prepare ends")
 
     async def prepare(request):
-        # As a handler that does not hear of it that its call was cancelled.
+        # Like a handler that does not notice the end of its call.
         task = asyncio.create_task(work())
         tasks.add(task)
         await asyncio.shield(task)
@@ -573,11 +573,11 @@ async def test_twelve_thousand_devices_do_not_keep_the_loop(served, backend, lis
     watching = asyncio.create_task(watch())
     backend.say(first)
     assert len(await listener.names()) == 12_000
-    before = listener.told[-1]
+    before = listener.reports[-1]
     backend.say(second)
     assert len(await listener.names()) == 12_000
     watching.cancel()
-    after = listener.told[-1]
+    after = listener.reports[-1]
     kept = sum(old is new for old, new in zip(before.devices, after.devices, strict=True))
     assert kept == 11_999, "what did not change is as it was"
     # Of this thread's own time, and but for one in a hundred: a collection of garbage may be in it.
