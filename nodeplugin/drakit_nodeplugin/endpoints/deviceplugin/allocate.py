@@ -178,7 +178,7 @@ class Allocator:
             if found > MAX_NODES:
                 raise TooManyNodesError(f"{path}, with what is named before it,")
         edits = edits_of(answer, nodes, restricted=self._rights is not None)
-        return edits, None if self._rights is None else self._rights.edits.problem(edits)
+        return edits, None if self._rights is None else self._rights.edits_problem(edits)
 
 
 # ------------------------------------------------------------ an answer

@@ -37,8 +37,8 @@ from drakit_nodeplugin.endpoints.deviceplugin.device_list import (
     list_devices,
 )
 from drakit_nodeplugin.endpoints.deviceplugin.plugin_registration import Registration
+from drakit_nodeplugin.endpoints.host_paths import SocketFile, socket_file
 from drakit_nodeplugin.endpoints.rawstream import FloodError, LatestMessages
-from drakit_nodeplugin.endpoints.socketfile import SocketFile, socket_file
 from drakit_nodeplugin.endpoints.wire import GarbageError, parse
 from drakit_proto.kubelet.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
 
