@@ -22,16 +22,20 @@ class RateLimiter:
 
     def take(self) -> bool:
         """Take a token; return False if there is none."""
-        now = self._loop.time()
-        self._left = min(self._burst, self._left + (now - self._at) * self._per_second)
-        self._at = now
+        self._refill()
         if self._left < 1:
             return False
         self._left -= 1
         return True
 
     async def wait(self) -> None:
-        """Take a token, and wait until there is one."""
-        if not self.take():
-            await asyncio.sleep((1 - self._left) / self._per_second)
-            self.take()
+        """Take a token, and wait until there is one; concurrent callers get theirs in order."""
+        self._refill()
+        self._left -= 1
+        if self._left < 0:
+            await asyncio.sleep(-self._left / self._per_second)
+
+    def _refill(self) -> None:
+        now = self._loop.time()
+        self._left = min(self._burst, self._left + (now - self._at) * self._per_second)
+        self._at = now

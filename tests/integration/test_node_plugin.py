@@ -191,7 +191,7 @@ async def test_a_stop_lets_a_call_in_flight_end(rig):
     assert len(rig.files()) == 1
 
 
-async def test_a_damaged_checkpoint_is_set_aside_and_an_event_says_so(rig):
+async def test_a_damaged_checkpoint_is_quarantined_and_reported(rig):
     data = driver_directory(rig.root, DRIVER)
     data.mkdir(parents=True)
     (data / "checkpoint.db").write_text("not a database, but long enough to be taken for one" * 99)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from drakit import Device, Inventory
-from drakit_nodeplugin.claims.watch import DatabaseWatch
+from drakit_nodeplugin.claims.checkpoint.watch import DatabaseWatch
 from drakit_nodeplugin.config import NodePluginConfig
 from drakit_nodeplugin.devices.hardware import HeldDevice
 from drakit_nodeplugin.endpoints.traits import DriverTraits
@@ -16,7 +16,7 @@ from drakit_nodeplugin.host.driver import HostedDevices
 from drakit_nodeplugin.host.node import Environment, NodeEvents, PluginNode
 from drakit_nodeplugin.kubelet.podresources import PodResources
 from drakit_nodeplugin.metrics import Metrics
-from drakit_nodeplugin.slices.stored import StoredSlice
+from drakit_nodeplugin.slices.stored_slices import StoredSlice
 from tests.fakes.file_poller import AlwaysDue
 
 DRIVER, NODE = "camera.example.com", "node-1"

@@ -30,17 +30,18 @@ from drakit_nodeplugin.devices.hardware import HeldDevice
 from drakit_nodeplugin.devices.manager import DeviceManager
 from drakit_nodeplugin.devices.taints import UNHEALTHY
 from drakit_nodeplugin.endpoints.endpoint import Diagnostic, EndpointListener, Surroundings
+from drakit_nodeplugin.endpoints.former import for_engine
 from drakit_nodeplugin.endpoints.source import DriverSource
 from drakit_nodeplugin.endpoints.traits import DriverTraits
 from drakit_nodeplugin.host.instances import RunningInstances, new_owner
-from drakit_nodeplugin.host.maintenance import Upkeep
+from drakit_nodeplugin.host.maintenance import Maintenance
 from drakit_nodeplugin.host.node import Environment, NodeEvents
 from drakit_nodeplugin.kubelet.ownership import Ownership
 from drakit_nodeplugin.kubelet.server import DriverServer
 from drakit_nodeplugin.kubelet.sockets import SocketError, socket_paths
 from drakit_nodeplugin.metrics import DriverMetrics, MeteredClaims, MeteredSource
 from drakit_nodeplugin.slices.publisher import SlicePublisher
-from drakit_nodeplugin.slices.stored import StoredSlice, published_taints
+from drakit_nodeplugin.slices.stored_slices import StoredSlice, published_taints
 
 __all__ = ("HostedDevices", "HostedDriver")
 
@@ -77,7 +78,7 @@ class HostedDriver:
         self._checkpoint = Checkpoint(
             config.drivers_directory / driver.name / "checkpoint.db",
             owner=new_owner(environment.instance_uid),
-            traces=specs.traces,
+            files=specs.uids,
         )
         self._checkpoint.on_transaction = self._metrics.transaction
         self._events = NodeEvents(environment.node.name, environment.session)
@@ -107,7 +108,7 @@ class HostedDriver:
             boot_id=environment.boot_id,
             checkpoint=self._checkpoint,
             source=MeteredSource(ApiClaims(environment.session), self._metrics),
-            devices=self._endpoint,
+            devices=for_engine(self._endpoint),
             inventories=self._devices.manager,
             specs=specs,
             instances=self._instances,
@@ -126,15 +127,14 @@ class HostedDriver:
             health=self._devices.manager if driver.traits.health else None,
             health_timeout_seconds=config.devices.health.timeout,
         )
-        self._upkeep = Upkeep(
+        self._maintenance = Maintenance(
             parts,
             engine=engine,
             announcer=announcer,
             events=self._events,
             environment=environment,
             metrics=self._metrics,
-            primary=self._instances.primary.is_set,
-            registered=self._registered,
+            responsible=lambda: self._instances.primary.is_set() and self._registered(),
         )
 
     async def start(self) -> None:
@@ -147,7 +147,7 @@ class HostedDriver:
             logger.error(
                 "checkpoint cannot be used", extra={"driver": self.name, "error": str(error)}
             )
-        await self._upkeep.begin()
+        await self._maintenance.begin()
         await self._devices.restore()
         try:
             await self._endpoint.start()
@@ -168,7 +168,7 @@ class HostedDriver:
             f"{self.name} instances": lambda: self._instances.run(poller),
             f"{self.name} Events of the node": self._events.run,
             **{f"{self.name} {name}": part for name, part in self._devices.parts().items()},
-            **{f"{self.name} {name}": part for name, part in self._upkeep.parts().items()},
+            **{f"{self.name} {name}": part for name, part in self._maintenance.parts().items()},
         }
 
     async def stop(self) -> None:
@@ -225,7 +225,7 @@ class HostedDriver:
             driver_registered=self._server.status.readiness_problem() is None,
             driver_running=self._devices.manager.stop_reason is None,
             driver_blocked=self._endpoint.blocked is not None,
-            checkpoint_damaged=self._upkeep.damaged,
+            checkpoint_damaged=self._maintenance.damaged,
             checkpoint_unusable=self._checkpoint.unusable is not None,
         )
         await self._devices.measure()
@@ -299,7 +299,6 @@ class HostedDevices:
             node=environment.node.name,
             endpoints=expected,
             settings=environment.config.devices,
-            plain=traits.plain_devices,
             store=checkpoint,
             primary=primary,
             sources_ready=self._sources_ready,
