@@ -20,7 +20,6 @@ import aiohttp
 import grpc.aio
 import yaml
 
-from drakit.testing.conformance.complaints import last_line, left_out, refused, stopped, unready
 from drakit.testing.conformance.errors import ConformanceError
 from drakit.testing.conformance.podlist import OWN_POD
 from drakit.testing.conformance.programs import (
@@ -32,7 +31,7 @@ from drakit.testing.conformance.programs import (
 from drakit.testing.conformance.targets import Target
 from drakit.testing.kubelet import FakeKubelet
 
-__all__ = ("FakeNode",)
+__all__ = ("FakeNode", "unready")
 
 START_SECONDS = 30.0
 """How long a driver may take until it is registered and its devices can be used."""
@@ -60,6 +59,15 @@ that use Kubernetes' stub register again 10 s after a restart."""
 
 # Health is told at once: a rule about it should not take a minute.
 _HEALTH = {"recoveryPeriod": "500ms", "evictionDelay": "500ms", "timeout": "3s"}
+
+
+MAX_CHARACTERS = 1000
+"""Of a complaint; what is longer was made by the driver."""
+
+_LEFT_OUT = re.compile(r"device is left out .*?device=(?P<device>\S+) error=(?P<reason>.*)$", re.M)
+_REFUSED = re.compile(r"backend needs attention .*?reason=BackendRefused note=(?P<note>.*)$", re.M)
+_STOPPED = re.compile(r"^\S+ ERROR +endpoint stopped .*?reason=(?P<reason>.*)$", re.M)
+_UNREADY = re.compile(r"probe fails .*?probe=/readyz reason=(?P<reason>.*)$", re.M)
 
 
 class FakeNode:
@@ -311,3 +319,38 @@ class FakeNode:
         line = last_line(self.plugin.text())
         told = f": {line}" if line else ""
         return f"the node plugin ended with exit code {self.plugin.exit_code}{told}"
+
+
+# ------------------------------------------------------------ problems, from the log
+
+
+def left_out(log: str) -> str | None:
+    """Say which device was left out last, and why."""
+    found = [*_LEFT_OUT.finditer(log)]
+    if not found:
+        return None
+    return f"device {found[-1]['device']} is left out: {found[-1]['reason']}"[:MAX_CHARACTERS]
+
+
+def refused(log: str) -> str | None:
+    """Say why a backend was refused last."""
+    notes = [match["note"] for match in _REFUSED.finditer(log)]
+    return f"the backend is refused: {notes[-1]}"[:MAX_CHARACTERS] if notes else None
+
+
+def stopped(log: str) -> str | None:
+    """Say why the driver stopped last."""
+    reasons = [match["reason"] for match in _STOPPED.finditer(log)]
+    return f"the driver stopped: {reasons[-1]}"[:MAX_CHARACTERS] if reasons else None
+
+
+def unready(log: str) -> str | None:
+    """Return the latest reason why the node plugin was not ready."""
+    reasons = [match["reason"] for match in _UNREADY.finditer(log)]
+    return f"the node plugin is not ready: {reasons[-1]}"[:MAX_CHARACTERS] if reasons else None
+
+
+def last_line(text: str) -> str | None:
+    """Give the last line that says anything."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1][:MAX_CHARACTERS] if lines else None

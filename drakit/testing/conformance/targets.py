@@ -11,17 +11,19 @@ It must not know rules, or what is done with the node.
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias, cast
 
 from drakit.testing.conformance.errors import TargetError
 from drakit.testing.conformance.programs import python_environment
-from drakit.testing.conformance.remapping import remapped
 
 __all__ = (
     "BackendSocketTarget",
@@ -32,6 +34,7 @@ __all__ = (
     "Setup",
     "Target",
     "parse_target",
+    "remapped",
 )
 
 Setup: TypeAlias = "Callable[[Path], object] | str"
@@ -234,6 +237,51 @@ class DevicePluginTarget(_Common):
             environment={"DRAKIT_DEVICE_PLUGINS": str(directory)},
             waits_for=directory / "kubelet.sock",
         )
+
+
+# ------------------------------------------------------------ a device plugin's directory
+
+DEVICE_PLUGINS = "/var/lib/kubelet/device-plugins"
+
+PROBE_SECONDS = 5.0
+
+# A directory that is not there cannot be mounted on, and the host is not ours to change: what is
+# above it is covered, for the plugin alone.
+_SCRIPT = f"""set -e
+if [ ! -d {DEVICE_PLUGINS} ]; then
+  if [ -d /var/lib/kubelet ]; then cover=/var/lib/kubelet; else cover=/var/lib; fi
+  mount -t tmpfs drakit "$cover"
+  mkdir -p {DEVICE_PLUGINS}
+fi
+mount --bind "$1" {DEVICE_PLUGINS}
+exec sh -c "$2"
+"""
+
+
+def remapped(line: str, *, directory: str) -> str:
+    """Give a line for the shell that runs another one with the directory in the place of
+    ``/var/lib/kubelet/device-plugins``; the line itself where that cannot be done."""
+    unshare = _unshare()
+    if unshare is None:
+        return line
+    return shlex.join(["exec", *unshare, "sh", "-c", _SCRIPT, "sh", directory, line])
+
+
+@cache
+def _unshare() -> tuple[str, ...] | None:
+    """How a mount namespace of one's own is had here; None if it is not."""
+    flags = ["--mount"] if os.geteuid() == 0 else ["--mount", "--map-root-user"]
+    command = ("unshare", *flags)
+    try:
+        probe = subprocess.run(
+            [*command, "true"], capture_output=True, timeout=PROBE_SECONDS, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return command if probe.returncode == 0 else None
+
+
+# ------------------------------------------------------------ from text
 
 
 def parse_target(

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import time
 
-from drakit.testing.conformance.kit import DeviceHealth, Kit
+from drakit.testing.conformance.facts import DeviceHealth
+from drakit.testing.conformance.kit import Kit
 from drakit.testing.conformance.rule import rule
 from drakit.testing.health import health_version
 

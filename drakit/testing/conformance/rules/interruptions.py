@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import time
 
-from drakit.testing.conformance.kit import Kit, PublishedDevice
+from drakit.testing.conformance.facts import PublishedDevice
+from drakit.testing.conformance.kit import Kit
 from drakit.testing.conformance.rule import rule
 from drakit.testing.conformance.rules import steps
 

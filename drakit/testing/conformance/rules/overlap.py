@@ -15,7 +15,8 @@ from typing import Any
 
 from drakit.resource.quantity import quantity_units
 from drakit.testing.conformance.errors import ConformanceError
-from drakit.testing.conformance.kit import ClaimUnderTest, Kit, PrepareResult, PublishedDevice
+from drakit.testing.conformance.facts import ClaimUnderTest, PrepareResult, PublishedDevice
+from drakit.testing.conformance.kit import Kit
 from drakit.testing.conformance.rule import rule
 from drakit.testing.conformance.rules import steps
 

@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from drakit.testing.conformance.errors import ConformanceError
-from drakit.testing.conformance.kit import ClaimUnderTest, Kit, PublishedDevice
+from drakit.testing.conformance.facts import ClaimUnderTest, PublishedDevice
+from drakit.testing.conformance.kit import Kit
 from drakit.testing.conformance.rule import rule
 from drakit.testing.conformance.rules import steps
 

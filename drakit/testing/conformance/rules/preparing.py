@@ -15,8 +15,8 @@ from typing import Any
 
 from drakit.cdi import lint_spec
 from drakit.driver import PREPARE_METHODS, overrides
-from drakit.testing.conformance.classes import class_of
-from drakit.testing.conformance.kit import ClaimUnderTest, Kit, PrepareResult, PublishedDevice
+from drakit.testing.conformance.facts import ClaimUnderTest, PrepareResult, PublishedDevice
+from drakit.testing.conformance.kit import Kit
 from drakit.testing.conformance.rule import rule
 from drakit.testing.conformance.rules import steps
 
@@ -49,7 +49,7 @@ async def prepare(kit: Kit) -> None:
 async def _look_for_anything(kit: Kit, devices: Sequence[PublishedDevice]) -> None:
     """Fail the rule if the driver has no prepare of its own, and its devices carry no edits. A
     driver that defines a prepare may intend that."""
-    kind = class_of(kit.target)
+    kind = steps.class_of(kit.target)
     if kind is None or overrides(kind, *PREPARE_METHODS):
         return
     for device in devices[:LOOKED_AT]:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from drakit.resource.quantity import quantity_units
 from drakit.testing.conformance.claims import default_share
-from drakit.testing.conformance.kit import Kit, PublishedDevice
+from drakit.testing.conformance.facts import PublishedDevice
+from drakit.testing.conformance.kit import Kit
 from drakit.testing.conformance.rule import rule
 from drakit.testing.conformance.rules import steps
 

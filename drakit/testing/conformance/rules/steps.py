@@ -12,17 +12,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import re
+import sys
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from importlib import import_module
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from drakit.testing.conformance.kit import ClaimUnderTest, Kit, PrepareResult, PublishedDevice
+from drakit.testing.conformance.errors import ConformanceError
+from drakit.testing.conformance.facts import ClaimUnderTest, PrepareResult, PublishedDevice
+from drakit.testing.conformance.kit import Kit
+from drakit.testing.conformance.targets import PythonTarget, Target
 
 __all__ = (
     "STOPPED",
     "answer_of",
+    "class_of",
     "edits_of",
     "free_again",
     "going_on",
@@ -40,6 +48,9 @@ __all__ = (
 )
 
 ResultT = TypeVar("ResultT")
+
+GROUP = "drakit.drivers"
+"""The entry points of drivers."""
 
 STOPPED = "drakit.dev/stopped"
 """The taint of a device whose driver is away."""
@@ -100,6 +111,31 @@ def stopped(devices: Sequence[PublishedDevice]) -> list[str]:
 def stop_reasons(log: str) -> list[str]:
     """Give from a part of the node plugin's log why the driver has stopped."""
     return [match["reason"] for match in _STOP.finditer(log)]
+
+
+# ------------------------------------------------------------ the driver's class
+
+
+def class_of(target: Target) -> type[object] | None:
+    """Give the class of a Python driver; None for others. Raises ConformanceError if this process
+    cannot load it, as the node plugin's could."""
+    if not isinstance(target, PythonTarget):
+        return None
+    try:
+        found = _loaded(target.reference)
+    except (Exception, SystemExit) as error:
+        raise ConformanceError(f"{target.reference} cannot be loaded: {error}") from error
+    return cast("type[object]", found) if isinstance(found, type) else None
+
+
+def _loaded(reference: str) -> object:
+    module, colon, attribute = reference.partition(":")
+    if not colon:
+        return next(p for p in entry_points(group=GROUP) if p.name == reference).load()
+    # As the node plugin finds it: a driver that is being written is not installed.
+    if (here := os.getcwd()) not in sys.path:
+        sys.path.insert(0, here)
+    return getattr(import_module(module), attribute)
 
 
 # ------------------------------------------------------------ claims

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from drakit.driver import PREPARE_METHODS, UNDO_METHODS, overrides
 from drakit.layout import driver_directory
-from drakit.testing.conformance.classes import class_of
-from drakit.testing.conformance.kit import ClaimUnderTest, Kit
+from drakit.testing.conformance.facts import ClaimUnderTest
+from drakit.testing.conformance.kit import Kit
 from drakit.testing.conformance.rule import rule
 from drakit.testing.conformance.rules import steps
 
@@ -209,7 +209,7 @@ async def _with_parameters(kit: Kit) -> ClaimUnderTest:
     kinds=("python",),
 )
 async def unprepare_defined(kit: Kit) -> None:
-    kind = class_of(kit.target)
+    kind = steps.class_of(kit.target)
     if kind is None or not overrides(kind, *PREPARE_METHODS):
         kit.skip("the driver defines no prepare of its own, and the default one changes nothing")
     if not getattr(kind, "side_effects", True):
