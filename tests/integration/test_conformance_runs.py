@@ -217,7 +217,7 @@ def test_programs_of_the_target_find_the_modules_beside_them(tmp_path, monkeypat
             PythonTarget(
                 reference="tests.fakes.broken.publishing:WrongCapacity", values={"root": "{root}"}
             ),
-            r"device lamp-0 is left out: .*'2 GB' is no amount.*; this was awaited in vain",
+            r"device lamp-0 is left out: .*'2 GB' is no amount.*; the kit waited in vain",
             id="all-devices-left-out",
         ),
         pytest.param(

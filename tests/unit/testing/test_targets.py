@@ -61,7 +61,7 @@ def test_a_device_plugin_sees_the_directory_as_it_is_where_no_mounts_can_be_made
     [
         pytest.param("lamp Lamps", "lamp Lamps is no target; give module:Class", id="words"),
         pytest.param("", "is no target", id="nothing"),
-        pytest.param("backend:", "say what comes after the colon", id="no-command"),
+        pytest.param("backend:", "the colon must be followed by a command", id="no-command"),
         pytest.param("unix:/no/such.sock", "there is no socket; start the backend", id="no-socket"),
     ],
 )
