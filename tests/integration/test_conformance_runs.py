@@ -222,7 +222,7 @@ def test_programs_of_the_target_find_the_modules_beside_them(tmp_path, monkeypat
         ),
         pytest.param(
             BackendTarget(line="echo the lamp is dark >&2; exit 3"),
-            "the target's program ended with exit code 3: the lamp is dark; this was",
+            "the target's program ended with exit code 3: the lamp is dark; the kit waited",
             id="the-program-ends",
         ),
         pytest.param(
