@@ -6,7 +6,9 @@ import asyncio
 import os
 import time
 from collections.abc import Mapping
-from types import MappingProxyType
+from dataclasses import replace
+from types import MappingProxyType, SimpleNamespace
+from typing import cast
 
 import pytest
 
@@ -21,6 +23,7 @@ from drakit_nodeplugin.claims.kubeletview import (
     PodView,
     kubelet_claims,
 )
+from drakit_nodeplugin.claims.parts import EngineParts
 from drakit_nodeplugin.claims.spectexts import SpecTexts
 from tests.fakes.claims import DRIVER, NODE, claim_body, reference
 from tests.fakes.node import StaticNode
@@ -78,18 +81,23 @@ def lose(start, tmp_path):
     return lose
 
 
-def rebuilder(plugin, kubelet, claims, *, boot_id: str = "boot-1", checkpoint=None) -> Rebuilder:
-    return Rebuilder(
+def rebuilder(plugin, kubelet, claims) -> Rebuilder:
+    parts = replace(plugin.parts, source=claims)
+    return Rebuilder(parts, texts=SpecTexts(DRIVER, plugin.cdi), kubelet=kubelet)
+
+
+def rebuilder_of(kubelet, *, checkpoint, source, files) -> Rebuilder:
+    """A rebuilder with nothing but fakes: a thread must not meet a virtual clock."""
+    parts = SimpleNamespace(
         driver=DRIVER,
-        node=StaticNode(name=NODE, labels={"zone": "a"}),
-        boot_id=boot_id,
-        checkpoint=checkpoint or plugin.checkpoint,
-        source=claims,
-        specs=plugin.specs,
-        texts=SpecTexts(DRIVER, plugin.cdi),
-        kubelet=kubelet,
+        node=StaticNode(name=NODE),
+        boot_id="boot-1",
+        checkpoint=checkpoint,
+        source=source,
+        specs=files,
         limits=ParameterLimits(),
     )
+    return Rebuilder(cast("EngineParts", parts), texts=files, kubelet=kubelet)
 
 
 async def entries(plugin) -> dict[str, StoredClaim]:
@@ -280,7 +288,7 @@ async def test_a_file_from_before_the_reboot_is_not_taken_for_prepared(
     os.utime(file, (boot + seconds, boot + seconds))
     plugin = await lose(boot_id="boot-2")
     kubelet.uses("a", "cam-0")
-    await rebuilder(plugin, kubelet, claims, boot_id="boot-2").rebuild()
+    await rebuilder(plugin, kubelet, claims).rebuild()
     await plugin.prepare(reference("a"))
     assert devices.prepares == 2
 
@@ -441,16 +449,8 @@ async def test_an_api_server_that_hangs_is_waited_for_only_so_long(looptime):
     kubelet = Kubelet()
     for number in range(100):
         kubelet.uses(f"{number:03}", f"cam-{number}")
-    rebuilt = await Rebuilder(
-        driver=DRIVER,
-        node=StaticNode(name=NODE),
-        boot_id="boot-1",
-        checkpoint=Checkpoint(),
-        source=Silent(),
-        specs=Files(),
-        texts=Files(),
-        kubelet=kubelet,
-        limits=ParameterLimits(),
+    rebuilt = await rebuilder_of(
+        kubelet, checkpoint=Checkpoint(), source=Silent(), files=Files()
     ).rebuild()
     assert len(rebuilt.incomplete) == len(stored) == 100
     assert looptime == rebuild.FETCH_SECONDS
@@ -476,17 +476,7 @@ async def test_a_kubelet_that_never_answers_ends_the_rebuild(start, claims, loop
             await asyncio.sleep(3600)
 
     files = type("Files", (), {})()
-    rebuilt = await Rebuilder(
-        driver=DRIVER,
-        node=StaticNode(name=NODE),
-        boot_id="boot-1",
-        checkpoint=files,
-        source=claims,
-        specs=files,
-        texts=files,
-        kubelet=Hanging(),
-        limits=ParameterLimits(),
-    ).rebuild()
+    rebuilt = await rebuilder_of(Hanging(), checkpoint=files, source=claims, files=files).rebuild()
     assert rebuilt.error == "it took longer than 15 s"
     assert looptime == rebuild.REBUILD_SECONDS
 

@@ -328,12 +328,12 @@ async def test_nothing_is_wrong(site):
         ),
         pytest.param(
             lambda site: change(site, "UPDATE claims SET state = 'preparing' WHERE id = 1"),
-            "the row of claim uid-a: its columns do not say what its body says",
+            "the row of claim uid-a: its columns do not match its body",
             id="a-row-that-contradicts-itself",
         ),
         pytest.param(
             lambda site: site.path().write_text("no database"),
-            "it is no SQLite database",
+            "file is not a database",
             id="no-database",
         ),
     ],

@@ -24,11 +24,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from drakit.device import ClaimReference
-from drakit.driver import Node
-from drakit_nodeplugin.claims.allocation import ParameterLimits, device_keys, wanted_claim
-from drakit_nodeplugin.claims.cdi_files import ClaimSpecs
+from drakit_nodeplugin.claims.allocation import device_keys, wanted_claim
 from drakit_nodeplugin.claims.checkpoint.records import StoredClaim, StoredDevice
-from drakit_nodeplugin.claims.checkpoint.store import Checkpoint, CheckpointError
+from drakit_nodeplugin.claims.checkpoint.store import CheckpointError
 from drakit_nodeplugin.claims.errors import ClaimError
 from drakit_nodeplugin.claims.kubeletview import (
     KubeletClaims,
@@ -37,7 +35,7 @@ from drakit_nodeplugin.claims.kubeletview import (
     claim_uid,
     names_of_others,
 )
-from drakit_nodeplugin.claims.source import ClaimSource
+from drakit_nodeplugin.claims.parts import EngineParts
 from drakit_nodeplugin.claims.spectexts import SpecTexts
 from drakit_nodeplugin.claims.waves import workers
 from drakit_nodeplugin.file_poller import FilePoller
@@ -115,26 +113,10 @@ class _Listed:
 class Rebuilder:
     """Rebuilds the entries of one driver."""
 
-    def __init__(
-        self,
-        *,
-        driver: str,
-        node: Node,
-        boot_id: str,
-        checkpoint: Checkpoint,
-        source: ClaimSource,
-        specs: ClaimSpecs,
-        texts: SpecTexts,
-        kubelet: KubeletView,
-        limits: ParameterLimits,
-    ) -> None:
-        self._driver = driver
-        self._limits = limits
-        self._node = node
-        self._boot_id = boot_id
-        self._checkpoint = checkpoint
-        self._source = source
-        self._specs = specs
+    def __init__(self, parts: EngineParts, *, texts: SpecTexts, kubelet: KubeletView) -> None:
+        self._parts = parts
+        self._driver = parts.driver
+        self._checkpoint = parts.checkpoint
         self._texts = texts
         self._kubelet = kubelet
         self.damaged = False
@@ -176,7 +158,7 @@ class Rebuilder:
         """Rebuild once; return the outcome, and whether no later attempt can find more."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LABELS_SECONDS):
-                while self._node.labels is None:  # noqa: ASYNC110  (nothing notifies of them)
+                while self._parts.node.labels is None:  # noqa: ASYNC110  (nothing notifies of them)
                     await asyncio.sleep(0.1)
         try:
             rebuilt = await self.rebuild()
@@ -214,7 +196,7 @@ class Rebuilder:
     async def _rebuild(self) -> Rebuilt:
         claims = await self._kubelet.listed()
         known = await self._checkpoint.uids()
-        files = await self._specs.present() - known
+        files = await self._parts.specs.present() - known
         listed = {
             uid: claim for uid, claim in _listed(self._driver, claims).items() if uid not in known
         }
@@ -267,13 +249,13 @@ class Rebuilder:
     async def _wanted(self, reference: ClaimReference) -> StoredClaim:
         """Read and check a claim; no reference to it remains, because it can take 20 MiB."""
         return wanted_claim(
-            await self._source.fetch(reference, timeout_seconds=FETCH_SECONDS),
+            await self._parts.source.fetch(reference, timeout_seconds=FETCH_SECONDS),
             reference=reference,
             driver=self._driver,
-            node=self._node.name,
-            labels=self._node.labels,
-            boot_id=self._boot_id,
-            limits=self._limits,
+            node=self._parts.node.name,
+            labels=self._parts.node.labels,
+            boot_id=self._parts.boot_id,
+            limits=self._parts.limits,
         )
 
     def _entry(self, listed: _Listed, wanted: StoredClaim | None, text: str | None) -> StoredClaim:
@@ -285,7 +267,7 @@ class Rebuilder:
             # No source reports whether it was prepared in this boot: the kubelet's list and the
             # CDI directory can outlive a reboot. Its containers may be running, so the entry counts
             # as of this boot; the driver still prepares it again when the kubelet asks.
-            boot_id=self._boot_id,
+            boot_id=self._parts.boot_id,
             rebuilt="listed",
             devices=listed.devices,
             cdi_spec=text or None,
