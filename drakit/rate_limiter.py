@@ -1,9 +1,7 @@
 """
-How often something may happen: so many times at once, and so many a second for ever.
+A rate limit with a burst: a token bucket on the loop's clock.
 
-What becomes of what comes too often is decided by who asks.
-
-It must not know what is counted.
+The caller decides whether to wait, drop or refuse. It must not know what is limited.
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ __all__ = ("RateLimiter",)
 
 
 class RateLimiter:
-    """So many are left; what was taken comes back with time, by the loop's clock."""
+    """A token bucket: `burst` tokens, refilled at `per_second`. Use it in one event loop."""
 
     def __init__(self, *, burst: float, per_second: float) -> None:
         self._loop = asyncio.get_running_loop()

@@ -25,8 +25,7 @@ from drakit_nodeplugin.claims.parts import EngineParts
 from drakit_nodeplugin.claims.recovery import Recovery
 from drakit_nodeplugin.claims.spectexts import SpecTexts
 from drakit_nodeplugin.claims.stale import StaleCollector, StaleTiming
-from drakit_nodeplugin.host.environment import Environment
-from drakit_nodeplugin.host.node_events import NodeEvents
+from drakit_nodeplugin.host.node import Environment, NodeEvents
 from drakit_nodeplugin.kubelet.claimview import KubeletClaimView
 from drakit_nodeplugin.metrics import DriverMetrics
 
@@ -102,17 +101,17 @@ class Maintenance:
         """Return what runs until the daemon stops, by name."""
         environment = self._environment
         return {
-            "CDI files": lambda: self._restorer.run(environment.cdi_looks),
-            "recovery": lambda: self._recovery.run(environment.looks),
+            "CDI files": lambda: self._restorer.run(environment.cdi_poller),
+            "recovery": lambda: self._recovery.run(environment.file_poller),
             "stale claims": self._collector.run,
             "Events": self._send_events,
             "rebuild": lambda: self._rebuilder.run(
-                environment.looks, rebuilt=self._engine.rebuilt, report=self._report
+                environment.file_poller, rebuilt=self._engine.rebuilt, report=self._report
             ),
         }
 
     def _report(self, damage: str, outcome: str) -> None:
-        self._events.tell(
+        self._events.emit(
             reason="CheckpointDamaged",
             action="Quarantine",
             note=f"the checkpoint of driver {self._parts.driver} is damaged: {damage}; {outcome}",

@@ -26,9 +26,9 @@ from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from drakit.layout import private_directory, private_file
 from drakit_nodeplugin.claims.checkpoint import endpoint_rows, quarantine, rows, schema
 from drakit_nodeplugin.claims.checkpoint.records import DamagedRowError
-from drakit_nodeplugin.private import private_directory, private_file
 
 __all__ = (
     "DATABASE_ERRORS",

@@ -28,9 +28,9 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
+from drakit.layout import private_file
 from drakit_nodeplugin.claims.checkpoint.holds import HeldAs, TakenFrom, counters_of, devices_of
 from drakit_nodeplugin.claims.checkpoint.records import DamagedRowError, load
-from drakit_nodeplugin.private import private_file
 
 __all__ = (
     "READABLE_FROM",

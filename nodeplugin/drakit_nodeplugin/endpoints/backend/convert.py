@@ -151,7 +151,7 @@ def health_of(message: pb.Health) -> Health:
         case pb.HEALTH_STATUS_HEALTHY:
             return Health("healthy", text)
         case pb.HEALTH_STATUS_UNHEALTHY:
-            return Health.bad(text, broken=message.broken)
+            return Health.unhealthy(text, evict_pods=message.broken)
         case _:
             return Health.unknown(text)
 

@@ -12,9 +12,9 @@ It must not know how a call waits for its devices, the checkpoint, or the kubele
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from drakit.device import AllocatedDevice, ClaimReference, Edits
+from drakit.device import AllocatedClaim, AllocatedDevice, Edits
 from drakit_nodeplugin.endpoints.allowlist import Rights
 from drakit_nodeplugin.endpoints.deviceplugin.connection import (
     PluginConnection,
@@ -70,10 +70,13 @@ class Allocating:
             driver=self._driver, resource=resource or f"pool {pool}", reason=reason
         )
 
-    async def prepare_claim(
-        self, claim: ClaimReference, devices: Sequence[AllocatedDevice]
-    ) -> Sequence[Edits]:
-        """Allocate the devices of each request, the requests side by side."""
+    async def prepare_claims(
+        self, claims: Sequence[AllocatedClaim]
+    ) -> Mapping[str, Sequence[Edits]]:
+        """Allocate the devices of each request, the requests of a claim side by side."""
+        return {item.claim.uid: await self._prepare(item.devices) for item in claims}
+
+    async def _prepare(self, devices: Sequence[AllocatedDevice]) -> Sequence[Edits]:
         groups: dict[tuple[str, str], list[int]] = {}
         for index, device in enumerate(devices):
             groups.setdefault((device.pool, device.request), []).append(index)
@@ -88,10 +91,9 @@ class Allocating:
             edits[indexes[0]] = result
         return edits
 
-    async def unprepare_claim(
-        self, claim: ClaimReference, devices: Sequence[AllocatedDevice]
-    ) -> None:
-        """There is nothing to call: a device plugin does not hear of an end."""
+    async def unprepare_claims(self, claims: Sequence[AllocatedClaim]) -> Mapping[str, None]:
+        """There is nothing to call: a device plugin is not notified when a claim ends."""
+        return {item.claim.uid: None for item in claims}
 
     # ------------------------------------------------------------ one request
 

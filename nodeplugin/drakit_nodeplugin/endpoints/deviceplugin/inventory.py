@@ -144,9 +144,9 @@ def _device(
 
 def _health(said: str, resource: str) -> Health:
     if said == HEALTHY:
-        return Health.ok()
+        return Health.healthy()
     word = "Unhealthy" if said == "Unhealthy" else f"{_shown(said)}, which is not Healthy"
-    return Health.bad(f"the device plugin of {resource} says that it is {word}")
+    return Health.unhealthy(f"the device plugin of {resource} says that it is {word}")
 
 
 def _shown(text: str) -> str:

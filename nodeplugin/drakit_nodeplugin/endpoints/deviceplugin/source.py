@@ -29,8 +29,8 @@ TRAITS = DriverTraits(
     # must not be called for one that another claim still has: only the intent makes sure of that.
     side_effects=True,
     health=True,
-    prepare_granularity=Granularity.CLAIM,
-    unprepare_granularity=Granularity.CLAIM,
+    prepare_granularity=Granularity.BATCH,
+    unprepare_granularity=Granularity.BATCH,
     parameters_type=NoParameters,
 )
 

@@ -150,7 +150,7 @@ async def test_health_is_told_of_listed_devices_and_kept_for_those_that_are_list
         )
     )
     assert await listener.hear() == HealthReport(
-        devices={DeviceKey("", "gpu-0"): Health.bad("hot")}
+        devices={DeviceKey("", "gpu-0"): Health.unhealthy("hot")}
     )
     backend.say_devices(device("gpu-0"), device("gpu-1"))
     assert await listener.names() == ["gpu-0", "gpu-1"]

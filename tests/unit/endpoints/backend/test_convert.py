@@ -101,7 +101,7 @@ def test_a_device_keeps_all_that_its_message_says():
         consumes={"memory": {"slices": "1"}},
         allow_multiple_allocations=True,
         taints=(Taint(key="a.example.com/x", value="y", effect="NoExecute"),),
-        health=Health.bad("hot", broken=True),
+        health=Health.unhealthy("hot", evict_pods=True),
     )
     assert type(device.attributes["bool"]) is bool
     sets = (counter_set_of(pb.CounterSet(name="memory", pool="gpus", counters={"slices": "7"})),)
@@ -118,10 +118,12 @@ def test_a_device_of_a_name_alone_is_one_with_all_defaults():
     [
         pytest.param(pb.Health(), Health.unknown(), id="nothing-said"),
         pytest.param(pb.Health(status=9, message="?"), Health.unknown("?"), id="a-later-version"),
-        pytest.param(pb.Health(status=1), Health.ok(), id="healthy"),
-        pytest.param(pb.Health(status=1, broken=True), Health.ok(), id="broken-but-healthy"),
+        pytest.param(pb.Health(status=1), Health.healthy(), id="healthy"),
+        pytest.param(pb.Health(status=1, broken=True), Health.healthy(), id="broken-but-healthy"),
         pytest.param(
-            pb.Health(status=2, message="x" * 5000), Health.bad("x" * 1024), id="a-long-message"
+            pb.Health(status=2, message="x" * 5000),
+            Health.unhealthy("x" * 1024),
+            id="a-long-message",
         ),
     ],
 )
@@ -336,8 +338,8 @@ def test_texts_are_made_fit_for_a_message(text, shown):
 def test_health_of_devices_that_are_never_listed_is_not_kept_without_end():
     book = HealthBook()
     for count in range(MAX_EARLY + 10):
-        book.tell(DeviceKey("", f"gpu-{count}"), Health.ok())
-    book.tell(DeviceKey("", "x" * 64), Health.ok())
+        book.tell(DeviceKey("", f"gpu-{count}"), Health.healthy())
+    book.tell(DeviceKey("", "x" * 64), Health.healthy())
     book.list([Device(name=f"gpu-{count}") for count in range(MAX_EARLY + 10)])
     assert len(book.take()) == MAX_EARLY
     assert book.take() == {}
