@@ -138,16 +138,16 @@ def _attributes_problems(attributes: object, capacity: object, topology: object)
             f"{MAX_ATTRIBUTES_AND_CAPACITIES} are allowed"
         )
         return
-    values = len(places)
-    for name, value in attributes.items():
-        values += _size(value)
-        if problem := _name_problem(name) or _value_problem(value):
-            yield f"attribute {shown(name)} {problem}"
+    values = len(places) + sum(map(_size, attributes.values()))
     if values > MAX_ATTRIBUTE_VALUES:
         yield (
             f"its attributes have {values} values (each one of a list counts), "
             f"{MAX_ATTRIBUTE_VALUES} are allowed"
         )
+        return  # a backend can send tens of thousands, and each one would be checked
+    for name, value in attributes.items():
+        if problem := _name_problem(name) or _value_problem(value):
+            yield f"attribute {shown(name)} {problem}"
     for name in places:
         if name in attributes:
             yield f"attribute {name!r} is given, and its topology says the same"

@@ -30,6 +30,7 @@ from drakit_nodeplugin.devices.hardware import HeldDevice
 from drakit_nodeplugin.devices.manager import DeviceManager
 from drakit_nodeplugin.devices.taints import UNHEALTHY
 from drakit_nodeplugin.endpoints.endpoint import Diagnostic, EndpointListener, Surroundings
+from drakit_nodeplugin.endpoints.former import for_engine
 from drakit_nodeplugin.endpoints.source import DriverSource
 from drakit_nodeplugin.endpoints.traits import DriverTraits
 from drakit_nodeplugin.host.instances import RunningInstances, new_owner
@@ -107,7 +108,7 @@ class HostedDriver:
             boot_id=environment.boot_id,
             checkpoint=self._checkpoint,
             source=MeteredSource(ApiClaims(environment.session), self._metrics),
-            devices=self._endpoint,
+            devices=for_engine(self._endpoint),
             inventories=self._devices.manager,
             specs=specs,
             instances=self._instances,

@@ -25,10 +25,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 from drakit import tasks
 from drakit.layout import private_directory, private_file
+from drakit.resource.names import is_driver_name
 from drakit_nodeplugin.config import ConfigError, NodePluginConfig
 from drakit_nodeplugin.endpoints.endpoint import Diagnostic
 from drakit_nodeplugin.endpoints.errors import text_of
-from drakit_nodeplugin.endpoints.names import is_driver_name
 from drakit_nodeplugin.endpoints.python.loading import load_drivers
 from drakit_nodeplugin.endpoints.source import DriverSource
 from drakit_nodeplugin.host.driver import HostedDriver
@@ -192,7 +192,7 @@ class Hosting(Sequence[HostedDriver]):
 
     async def _host(self, name: str, directory: BackendDirectory) -> HostedDriver | None:
         """Start a backend's driver. If that is impossible now, report why, and return None."""
-        from drakit_nodeplugin.endpoints.backend.source import BackendSource
+        from drakit_nodeplugin.endpoints.backend.hosted import BackendSource
 
         driver: HostedDriver | None = None
         try:
@@ -275,7 +275,7 @@ def _device_plugins(
     config: NodePluginConfig, environment: Environment, *, file: Path
 ) -> DriverSource:
     # Imported here: a node without device plugins does not load it.
-    from drakit_nodeplugin.endpoints.deviceplugin.source import DevicePluginsSource
+    from drakit_nodeplugin.endpoints.deviceplugin.plugins import DevicePluginsSource
 
     return DevicePluginsSource(
         config.device_plugins.driver_name,

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from drakit.layout import driver_directory, home_directory
-from drakit_nodeplugin.endpoints.names import MAX_PATH_BYTES
+from drakit_nodeplugin.endpoints.host_paths import MAX_PATH_BYTES
 
 __all__ = ("MAX_PATH_BYTES", "SocketError", "SocketGuard", "SocketPaths", "socket_paths")
 

@@ -243,6 +243,13 @@ def test_what_the_api_would_refuse_is_said_in_a_sentence(device, problem):
     assert problem in "; ".join(device_problems(device, node="node-1"))
 
 
+def test_a_list_that_is_too_long_is_counted_and_not_checked():
+    device = Device(name="c", attributes={"a": ("x" * 100,) * 30_000})
+    assert [problem[:33] for problem in device_problems(device)] == [
+        "its attributes have 30000 values "
+    ]
+
+
 def test_a_pool_is_as_long_as_the_nodes_name_lets_it():
     device = Device(name="c", pool="p" * 63)
     assert device_problems(device, node="n" * 189) == []

@@ -107,7 +107,7 @@ class DriverThread:
         return where_is(self._thread.ident or 0, package=self._package)
 
     @property
-    def away(self) -> str | None:
+    def unavailable(self) -> str | None:
         """Why it cannot be called now; None while it can."""
         if self._over.done():
             return self._over.result().reason
@@ -117,7 +117,7 @@ class DriverThread:
             return "it has not said yet which devices it has"
         return self._started.result()[1].stop_reason
 
-    async def updates(self) -> AsyncIterator[Update]:
+    async def inventories(self) -> AsyncIterator[Update]:
         """Give what it tells, until it ends; raises :class:`ConnectionEndedError`."""
         while True:
             await self._mailbox.wait()

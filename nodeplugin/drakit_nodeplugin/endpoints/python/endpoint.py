@@ -113,7 +113,7 @@ class PythonEndpoint:
 
     def away(self) -> EndpointStoppedError | None:
         """Say what a call would raise because the driver is stopped; None if it can be called."""
-        reason = self._lifecycle.away
+        reason = self._lifecycle.unavailable
         return None if reason is None else EndpointStoppedError(driver=self.name, reason=reason)
 
     @property
@@ -140,7 +140,7 @@ class PythonEndpoint:
         timeout_seconds: float,
     ) -> Any:
         """Call the driver as :meth:`.Bridge.call` does."""
-        connection, away = self._lifecycle.connection, self._lifecycle.away
+        connection, away = self._lifecycle.connection, self._lifecycle.unavailable
         if connection is None or away is not None:
             raise BridgeClosedError(away or "it is not started")
         return await connection.call(
@@ -149,7 +149,7 @@ class PythonEndpoint:
 
     def busy(self, keys: Collection[WorkKey]) -> bool:
         """Tell whether a call of these devices has not ended; False while the driver is away."""
-        connection, away = self._lifecycle.connection, self._lifecycle.away
+        connection, away = self._lifecycle.connection, self._lifecycle.unavailable
         return connection is not None and away is None and connection.busy(keys)
 
     async def prepare(

@@ -29,11 +29,12 @@ from drakit.driver import (
     Node,
     overrides,
 )
+from drakit.resource.names import MAX_DRIVER_NAME, is_driver_name
 from drakit.settings import describe
 from drakit_nodeplugin.config import ConfigError, DriverEntry
-from drakit_nodeplugin.endpoints.endpoint import HostedEndpoint, Surroundings
+from drakit_nodeplugin.endpoints.endpoint import Surroundings
 from drakit_nodeplugin.endpoints.errors import text_of
-from drakit_nodeplugin.endpoints.names import MAX_DRIVER_NAME, is_driver_name
+from drakit_nodeplugin.endpoints.former import FormerEndpoint
 from drakit_nodeplugin.endpoints.python.connection import AnyDriver
 from drakit_nodeplugin.endpoints.python.endpoint import PythonEndpoint
 from drakit_nodeplugin.endpoints.traits import DriverTraits, traits_of
@@ -69,7 +70,7 @@ class LoadedDriver:
         """Its one endpoint, which has its name."""
         return (self.name,)
 
-    def endpoint(self, surroundings: Surroundings) -> HostedEndpoint:
+    def endpoint(self, surroundings: Surroundings) -> FormerEndpoint:
         """Make what runs it."""
         return PythonEndpoint(
             self.name,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import stat
 
@@ -9,8 +10,9 @@ import pytest
 
 from drakit.cdi import build_spec
 from drakit.device import DeviceNode, Mount
-from drakit_nodeplugin.endpoints.deviceplugin.edits import (
+from drakit_nodeplugin.endpoints.deviceplugin.allocate import (
     BadAnswerError,
+    allocate_answer,
     edits_of,
     host_paths,
     lost_annotations,
@@ -126,6 +128,47 @@ def test_annotations_may_name_cdi_devices():
     assert edits_of(given, {}).cdi_devices == ("v.example/c=a", "v.example/c=b")
     assert not lost_annotations(given)
     assert lost_annotations(answer(annotations={"cdi.k8s.io/x": "v.example/c=b", "other": ""}))
+
+
+# ------------------------------------------------------------ what is counted before it is parsed
+
+
+def answered(answer):
+    return pb.AllocateResponse(container_responses=[answer]).SerializeToString()
+
+
+def test_an_answer_is_as_it_was_given():
+    answer = pb.ContainerAllocateResponse(
+        envs={"A": "b"},
+        mounts=[{"host_path": "/a"}],
+        devices=[{"host_path": "/b"}],
+        annotations={"c": "d"},
+        cdi_devices=[{"name": "e"}],
+    )
+    assert allocate_answer(answered(answer)) == answer
+
+
+@pytest.mark.parametrize(
+    ("raw", "text"),
+    [
+        pytest.param(b"\x0a\x00" * 500_000, "more than 1 container_response", id="answers"),
+        pytest.param(
+            answered(pb.ContainerAllocateResponse(mounts=itertools.repeat(pb.Mount(), 2001))),
+            "more than 2000 entries",
+            id="mounts",
+        ),
+        pytest.param(
+            answered(pb.ContainerAllocateResponse(envs={"A": "x" * 140_000})),
+            "more than 128 KiB",
+            id="environment",
+        ),
+        pytest.param(b"", "no container_response", id="nothing"),
+        pytest.param(b"\x0a\x02\x0a\x05", "no protobuf message", id="garbage"),
+    ],
+)
+def test_an_answer_without_end_is_not_read(raw, text):
+    with pytest.raises(BadAnswerError, match=text):
+        allocate_answer(raw)
 
 
 # ------------------------------------------------------------ paths on the host

@@ -8,9 +8,14 @@ import pytest
 
 from drakit.device import Health, Topology
 from drakit.resource.inventory import check_inventory
-from drakit_nodeplugin.endpoints.deviceplugin.inventory import listed
-from drakit_nodeplugin.endpoints.deviceplugin.names import resource_name_problem
-from drakit_nodeplugin.endpoints.deviceplugin.room import Room, TooManyDevicesError
+from drakit_nodeplugin.endpoints.deviceplugin.device_list import (
+    DeviceRoom,
+    TooManyDevicesError,
+    devices_in,
+    list_devices,
+    resource_name_problem,
+)
+from drakit_nodeplugin.endpoints.wire import GarbageError
 from drakit_proto.kubelet.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
 from tests.unit.endpoints.deviceplugin.conftest import THING
 
@@ -21,7 +26,7 @@ def plugin_device(identity="thing-0", health="Healthy", *nodes):
 
 
 def only(*devices, resource=THING):
-    (device,) = listed(devices, resource=resource, before=None).inventory.devices
+    (device,) = list_devices(devices, resource=resource, before=None).inventory.devices
     return device
 
 
@@ -78,7 +83,7 @@ def test_each_device_has_the_attribute_that_classes_choose_it_by():
 
 def test_of_one_id_twice_the_last_counts_and_the_rest_is_there():
     twice = [plugin_device(health="Unhealthy"), plugin_device("b"), plugin_device()]
-    found = listed(twice, resource=THING, before=None)
+    found = list_devices(twice, resource=THING, before=None)
     assert {d.name: d.health for d in found.inventory.devices} == {
         "thing-0": Health.healthy(),
         "b": Health.healthy(),
@@ -88,8 +93,8 @@ def test_of_one_id_twice_the_last_counts_and_the_rest_is_there():
 
 
 def test_devices_that_did_not_change_are_the_same_objects():
-    before = listed([plugin_device("a"), plugin_device("b")], resource=THING, before=None)
-    after = listed(
+    before = list_devices([plugin_device("a"), plugin_device("b")], resource=THING, before=None)
+    after = list_devices(
         [plugin_device("a"), plugin_device("b", "Unhealthy")], resource=THING, before=before
     )
     old, new = before.inventory.devices, after.inventory.devices
@@ -98,25 +103,57 @@ def test_devices_that_did_not_change_are_the_same_objects():
 
 def test_too_many_devices_are_an_error():
     with pytest.raises(TooManyDevicesError, match=r"more than 16,384 devices"):
-        listed(itertools.repeat(plugin_device()), resource=THING, before=None)
+        list_devices(itertools.repeat(plugin_device()), resource=THING, before=None)
 
 
 @pytest.mark.looptime
 async def test_all_resources_together_have_room_for_as_many_devices_as_one():
-    room = Room()
+    room = DeviceRoom()
     room.take("a.example/a", 16_000)
     room.take("a.example/b", 384)
     with pytest.raises(TooManyDevicesError, match=r"together with the 16,000 of other"):
         room.take("a.example/b", 385)
     room.take("a.example/a", 15_999)
     room.take("a.example/b", 385)
-    room.leave("a.example/a")
+    room.release("a.example/a")
     room.take("a.example/b", 16_384)
 
 
 def test_whatever_is_listed_can_be_published():
     identities = ["GPU-0", "0000:01:00.0", "x" * 256, "é", "\x00", "a b", "-", "--"]
-    found = listed([plugin_device(i, "x", 0, 1) for i in identities], resource=THING, before=None)
+    found = list_devices(
+        [plugin_device(i, "x", 0, 1) for i in identities], resource=THING, before=None
+    )
     checked = check_inventory(found.inventory, node="node-1")
     assert checked.left_out == {}
-    assert sorted(found.ids.values()) == sorted(identities)
+    assert sorted(each.identity for each in found.listed.values()) == sorted(identities)
+
+
+# ------------------------------------------------------------ messages
+
+
+def test_devices_are_as_they_were_listed():
+    nodes = [pb.NUMANode(ID=1), pb.NUMANode()]
+    devices = [pb.Device(ID="a", health="Healthy", topology={"nodes": nodes}), pb.Device()]
+    assert list(devices_in(pb.ListAndWatchResponse(devices=devices).SerializeToString())) == devices
+
+
+def test_no_device_is_read_before_it_is_taken():
+    raw = pb.ListAndWatchResponse(devices=[pb.Device(ID="a")]).SerializeToString() + b"\xff"
+    devices = devices_in(raw)
+    assert next(devices).ID == "a"
+    with pytest.raises(GarbageError):
+        next(devices)
+
+
+@pytest.mark.parametrize(
+    ("device", "text"),
+    [
+        pytest.param({"topology": {"nodes": [{}] * 3000}}, "more than 4 KiB", id="numa-nodes"),
+        pytest.param({"health": "x" * 5000}, "more than 4 KiB", id="health"),
+    ],
+)
+def test_a_device_without_end_is_not_read(device, text):
+    raw = pb.ListAndWatchResponse(devices=[device]).SerializeToString()
+    with pytest.raises(GarbageError, match=text):
+        next(devices_in(raw))
