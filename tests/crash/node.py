@@ -26,7 +26,7 @@ from drakit.layout import driver_directory
 from drakit_nodeplugin.claims.checkpoint import endpoint_rows as endpointrows
 from drakit_nodeplugin.claims.checkpoint import rows
 from drakit_nodeplugin.claims.checkpoint.records import StoredClaim
-from drakit_nodeplugin.devices.stored import StoredEndpoint
+from drakit_nodeplugin.devices.endpoint_store import StoredEndpoint
 from tests.crash.drivers import Hardware, Marking, Plain
 
 NAME = "node-1"

@@ -82,7 +82,7 @@ class HostedDriver:
             primary=self._instances.primary,
             registered=self._registered,
         )
-        self._instances.on_change = self._devices.manager.look
+        self._instances.on_change = self._devices.manager.wake
         self._endpoint = driver.endpoint(
             Surroundings(
                 listener=_Announcing(self._devices.manager, self._stopped),

@@ -75,7 +75,7 @@ class HostedDevices:
             node=environment.node.name,
             primary=primary,
             on_first_list=self.adopt,
-            on_pools=self.manager.exist,
+            on_pools=self.manager.observe_published,
             on_left_out=self._left_out,
             on_dropped=self._dropped,
             on_write=metrics.wrote_slice,

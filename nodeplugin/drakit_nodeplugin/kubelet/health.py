@@ -19,8 +19,7 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 from drakit import logs
-from drakit_nodeplugin.devices.pools import DeviceHealth
-from drakit_nodeplugin.devices.revision import Revision
+from drakit_nodeplugin.devices.model import DeviceHealth, Revision
 
 __all__ = ("HealthReports", "HealthSource", "StreamLog", "Subscription", "logged_stream", "shown")
 

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import grpc.aio
 
-from drakit_nodeplugin.devices.pools import DeviceHealth
+from drakit_nodeplugin.devices.model import DeviceHealth
 from drakit_nodeplugin.kubelet.health import HealthReports, HealthSource, logged_stream, shown
 from drakit_proto.kubelet.drahealth.v1alpha1 import health_pb2, health_pb2_grpc
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import grpc.aio
 
-from drakit_nodeplugin.devices.pools import DeviceHealth
+from drakit_nodeplugin.devices.model import DeviceHealth
 from drakit_nodeplugin.kubelet.health import HealthReports, shown
 from drakit_proto.kubelet.drahealth.v1 import health_pb2, health_pb2_grpc
 

@@ -4,7 +4,7 @@ The rows of endpoints in a checkpoint: their names, so that what had begun can b
 Each is read and written alone, and by its name: unlike claims they have one writer, and nothing
 depends on an order. A row that is damaged is passed over: an endpoint tells its devices again when
 it returns, so that nothing is lost that anybody needs. What the rows are for is the device
-manager's business (:mod:`drakit_nodeplugin.devices.stored`).
+manager's business (:mod:`drakit_nodeplugin.devices.endpoint_store`).
 
 Functions block. It must not know claims, asyncio, or what becomes of an endpoint.
 """
@@ -19,7 +19,7 @@ from typing import Any, cast
 import orjson
 
 from drakit_nodeplugin.claims.checkpoint.records import DamagedRowError, checksum
-from drakit_nodeplugin.devices.stored import StoredEndpoint
+from drakit_nodeplugin.devices.endpoint_store import StoredEndpoint
 
 __all__ = ("damaged", "forget", "load", "read", "write")
 

@@ -21,7 +21,7 @@ from typing import Any
 from drakit_nodeplugin.claims.checkpoint import endpoint_rows as endpointrows
 from drakit_nodeplugin.claims.checkpoint import rows, schema
 from drakit_nodeplugin.claims.checkpoint.records import DamagedRowError, StoredClaim, load
-from drakit_nodeplugin.devices.stored import StoredEndpoint
+from drakit_nodeplugin.devices.endpoint_store import StoredEndpoint
 
 __all__ = ("Salvage", "salvage")
 

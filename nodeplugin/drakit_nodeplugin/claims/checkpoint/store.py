@@ -37,8 +37,8 @@ from drakit_nodeplugin.claims.checkpoint.records import State, StoredClaim
 from drakit_nodeplugin.claims.checkpoint.rows import Held, Outcome
 from drakit_nodeplugin.claims.checkpoint.salvage import Salvage
 from drakit_nodeplugin.claims.watch import DatabaseWatch
+from drakit_nodeplugin.devices.endpoint_store import StoredEndpoint
 from drakit_nodeplugin.devices.hardware import Hardware, HeldDevice
-from drakit_nodeplugin.devices.stored import StoredEndpoint
 
 __all__ = (
     "Checkpoint",
