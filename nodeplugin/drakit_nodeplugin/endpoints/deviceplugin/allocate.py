@@ -104,52 +104,31 @@ class Allocator:
         self._rights = rights
         self._devices = devices
         self._diagnostics = diagnostics
+        self._answers: list[tuple[pb.ContainerAllocateResponse, asyncio.Future[Edits]]] = []
+        """Answers that wait for their conversion."""
+        self._converting: asyncio.Task[None] | None = None
 
-    async def prepare(
-        self, plugin: AllocatingPlugin, devices: Sequence[AllocatedDevice]
-    ) -> Sequence[Edits]:
-        """Allocate the devices of a claim, its requests side by side; return the edits of each
-        device. Raises :class:`DeviceFailedError`."""
-        requests: dict[str, list[int]] = {}
-        for index, device in enumerate(devices):
-            requests.setdefault(device.request, []).append(index)
-        results = await asyncio.gather(
-            *(self._allocate(plugin, devices, indexes) for indexes in requests.values()),
-            return_exceptions=True,
-        )
-        edits = [Edits()] * len(devices)
-        for indexes, result in zip(requests.values(), results, strict=True):
-            if isinstance(result, BaseException):
-                raise result
-            edits[indexes[0]] = result
-        return edits
-
-    async def _allocate(
-        self, plugin: AllocatingPlugin, devices: Sequence[AllocatedDevice], indexes: Sequence[int]
-    ) -> Edits:
-        first = indexes[0]
-        ids = [self._identity(plugin, devices[index], index) for index in indexes]
+    async def allocate(self, plugin: AllocatingPlugin, devices: Sequence[AllocatedDevice]) -> Edits:
+        """Allocate the devices of one request. Raises :class:`DeviceFailedError`."""
+        ids = [self._identity(plugin, device, index) for index, device in enumerate(devices)]
         try:
             answer = await plugin.allocate(ids)
             if plugin.pre_start_required:
                 # The kubelet calls it before each start of a container. Nobody notifies us of one.
                 await plugin.pre_start(ids)
         except PluginFailedError as error:
-            raise DeviceFailedError(str(error), index=first) from None
+            raise DeviceFailedError(str(error), index=0) from None
         if lost_annotations(answer):
             note = (
                 f"{self._plugin} answers Allocate with annotations that name no CDI devices; a "
                 f"container cannot get them by a claim; they are left out, and all else works"
             )
             self._diagnostics.report("AnnotationsUnsupported", note, once=True)
-        try:
-            edits, problem = await asyncio.to_thread(self._edits, answer)
-        except (BadAnswerError, TooManyNodesError) as error:
-            text = f"{self._plugin} answered Allocate {error}; this is a fault of the device plugin"
-            raise DeviceFailedError(text, index=first) from None
-        if problem is not None:
-            raise DeviceFailedError(f"{self._plugin} {problem}", index=first)
-        return edits
+        converted: asyncio.Future[Edits] = asyncio.get_running_loop().create_future()
+        self._answers.append((answer, converted))
+        if self._converting is None:
+            self._converting = asyncio.create_task(self._convert())
+        return await converted
 
     def _identity(self, plugin: AllocatingPlugin, device: AllocatedDevice, index: int) -> str:
         if device.admin_access:
@@ -168,8 +147,41 @@ class Allocator:
             raise DeviceFailedError(text, index=index)
         return identity
 
-    def _edits(self, answer: pb.ContainerAllocateResponse) -> tuple[Edits, str | None]:
-        """Return the edits, and the problem if the allow list refuses one of them. Blocks."""
+    async def _convert(self) -> None:
+        """Convert all answers in a thread; those that arrive meanwhile share the next hand-over,
+        which costs more than a conversion."""
+        while self._answers:
+            batch, self._answers = self._answers, []
+            outcomes = await asyncio.to_thread(self._outcomes, [answer for answer, _ in batch])
+            for (_, converted), outcome in zip(batch, outcomes, strict=True):
+                if converted.done():
+                    continue
+                if isinstance(outcome, Exception):
+                    converted.set_exception(outcome)
+                else:
+                    converted.set_result(outcome)
+        self._converting = None
+
+    def _outcomes(
+        self, answers: Sequence[pb.ContainerAllocateResponse]
+    ) -> Sequence[Edits | Exception]:
+        return [self._outcome(answer) for answer in answers]
+
+    def _outcome(self, answer: pb.ContainerAllocateResponse) -> Edits | Exception:
+        """Return the edits, or why the claim fails. Blocks."""
+        try:
+            edits = self._edits(answer)
+            problem = None if self._rights is None else self._rights.edits.problem(edits)
+        except (BadAnswerError, TooManyNodesError) as error:
+            problem = f"answered Allocate {error}; this is a fault of the device plugin"
+        except Exception as error:
+            return error
+        else:
+            if problem is None:
+                return edits
+        return DeviceFailedError(f"{self._plugin} {problem}", index=0)
+
+    def _edits(self, answer: pb.ContainerAllocateResponse) -> Edits:
         nodes: dict[str, list[tuple[str, str]]] = {}
         found = 0
         for path in host_paths(answer):
@@ -177,8 +189,7 @@ class Allocator:
             found += len(nodes[path])
             if found > MAX_NODES:
                 raise TooManyNodesError(f"{path}, with what is named before it,")
-        edits = edits_of(answer, nodes, restricted=self._rights is not None)
-        return edits, None if self._rights is None else self._rights.edits.problem(edits)
+        return edits_of(answer, nodes, restricted=self._rights is not None)
 
 
 # ------------------------------------------------------------ an answer

@@ -325,28 +325,25 @@ class ClaimRouter:
     async def prepare(
         self, batch: Sequence[AllocatedClaim]
     ) -> Mapping[str, Sequence[Edits] | DeviceFailedError]:
-        """Allocate the devices of one claim, its resources side by side."""
+        """Allocate the devices of one claim, its requests side by side."""
         (item,) = batch
-        pools: dict[str, list[int]] = {}
+        requests: dict[tuple[str, str], list[int]] = {}
         for index, device in enumerate(item.devices):
             with_parameters(device, NoParameters, driver=self._driver, index=index)
-            pools.setdefault(device.pool, []).append(index)
-        plugins = {pool: self._available(pool) for pool in pools}
-        results = await asyncio.gather(
-            *(
-                plugins[pool].prepare([item.devices[index] for index in indexes])
-                for pool, indexes in pools.items()
-            ),
-            return_exceptions=True,
-        )
+            requests.setdefault((device.pool, device.request), []).append(index)
+        plugins = [self._available(pool) for pool, _ in requests]
+        calls = [
+            plugin.allocate([item.devices[index] for index in indexes])
+            for plugin, indexes in zip(plugins, requests.values(), strict=True)
+        ]
+        results = await asyncio.gather(*calls, return_exceptions=True)
         edits = [Edits()] * len(item.devices)
-        for indexes, result in zip(pools.values(), results, strict=True):
+        for indexes, result in zip(requests.values(), results, strict=True):
             if isinstance(result, DeviceFailedError) and result.index is not None:
                 raise DeviceFailedError(str(result), index=indexes[result.index])
             if isinstance(result, BaseException):
                 raise result
-            for index, each in zip(indexes, result, strict=True):
-                edits[index] = each
+            edits[indexes[0]] = result
         return {item.claim.uid: edits}
 
     def _available(self, pool: str) -> DevicePlugin:

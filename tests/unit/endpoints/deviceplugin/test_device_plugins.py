@@ -313,7 +313,7 @@ async def test_what_may_not_be_used_while_its_list_is_awaited_is_not_used_after_
         assert plugin.streams == 0
         assert world.health() == {}
     if replaces:
-        assert first.streams == 0
+        await until(lambda: first.streams == 0)
         await first.stop()
 
 
