@@ -271,8 +271,9 @@ class Batches:
         if uid not in answers:
             return unusable_answer("nothing for this claim", driver=self._driver, what=what)
         answer = answers.pop(uid)
-        is_edits = operation is self._prepare and not isinstance(answer, Exception)
-        if is_edits and len(answer) != len(item.devices):
+        if operation is not self._prepare or isinstance(answer, Exception):
+            return answer
+        if len(answer) != len(item.devices):
             count = f"{len(answer)} Edits for {len(item.devices)} devices of a claim"
             return unusable_answer(count, driver=self._driver, what=what)
         return answer

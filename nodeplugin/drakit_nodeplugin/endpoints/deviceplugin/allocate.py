@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import posixpath
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import islice
 from typing import Protocol
 
 from drakit.cdi import InvalidEditsError, build_spec
@@ -25,12 +24,11 @@ from drakit.device import AllocatedDevice, DeviceNode, Edits, Mount
 from drakit_nodeplugin.endpoints.allowlist import Rights
 from drakit_nodeplugin.endpoints.deviceplugin.diagnostics import Diagnostics
 from drakit_nodeplugin.endpoints.errors import DeviceFailedError
-from drakit_nodeplugin.endpoints.host_paths import MAX_NODES, HostDevices, TooManyNodesError
-from drakit_nodeplugin.endpoints.wire import GarbageError, parse, parts
+from drakit_nodeplugin.endpoints.host_paths import HostDevices, TooManyNodesError
+from drakit_nodeplugin.endpoints.wire import GarbageError, parse
 from drakit_proto.kubelet.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
 
 __all__ = (
-    "MAX_ANSWER_BYTES",
     "Allocator",
     "BadAnswerError",
     "allocate_answer",
@@ -42,14 +40,7 @@ __all__ = (
 MAX_ANSWER_BYTES = 1024 * 1024
 """Of an answer to Allocate: it is kept in the checkpoint and in a CDI file."""
 
-MAX_PART_BYTES = 128 * 1024
-"""Of one part of an answer: the limit of Linux for an environment variable, the largest part."""
-
-MAX_PARTS = 2000
-"""Environment variables, mounts, device nodes, annotations and CDI devices of an answer, together:
-more than anybody can use, and few enough to be parsed."""
-
-MAX_PARTS_OF_A_KIND = 256
+MAX_PARTS = 256
 """Environment variables, mounts, device nodes and CDI devices of one answer, each; with the device
 nodes in directories that it names."""
 
@@ -171,7 +162,7 @@ class Allocator:
         """Return the edits, or why the claim fails. Blocks."""
         try:
             edits = self._edits(answer)
-            problem = None if self._rights is None else self._rights.edits.problem(edits)
+            problem = None if self._rights is None else self._rights.edits_problem(edits)
         except (BadAnswerError, TooManyNodesError) as error:
             problem = f"answered Allocate {error}; this is a fault of the device plugin"
         except Exception as error:
@@ -182,13 +173,7 @@ class Allocator:
         return DeviceFailedError(f"{self._plugin} {problem}", index=0)
 
     def _edits(self, answer: pb.ContainerAllocateResponse) -> Edits:
-        nodes: dict[str, list[tuple[str, str]]] = {}
-        found = 0
-        for path in host_paths(answer):
-            nodes[path] = self._devices.nodes(path)
-            found += len(nodes[path])
-            if found > MAX_NODES:
-                raise TooManyNodesError(f"{path}, with what is named before it,")
+        nodes = {path: self._devices.nodes(path) for path in host_paths(answer)}
         return edits_of(answer, nodes, restricted=self._rights is not None)
 
 
@@ -196,28 +181,26 @@ class Allocator:
 
 
 def allocate_answer(raw: bytes) -> pb.ContainerAllocateResponse:
-    """Parse the answer for the one container in an AllocateResponse, after its parts are counted
-    and measured; raises :class:`BadAnswerError`."""
+    """Parse the answer for the one container in an AllocateResponse; raises
+    :class:`BadAnswerError`."""
+    if len(raw) > MAX_ANSWER_BYTES:
+        raise BadAnswerError(f"with more than {MAX_ANSWER_BYTES // 1024} KiB")
     try:
-        answers = list(islice(parts(raw, frozenset({1}), limit=MAX_ANSWER_BYTES), 2))
-        if len(answers) != 1:
-            number = "more than 1 container_response" if answers else "no container_response"
-            raise BadAnswerError(f"with {number} for 1 request")
-        ((_, answer),) = answers
-        all_parts = parts(answer, frozenset(range(1, 6)), limit=MAX_PART_BYTES)
-        if sum(1 for _ in islice(all_parts, MAX_PARTS + 1)) > MAX_PARTS:
-            raise BadAnswerError(f"with more than {MAX_PARTS} entries")
-        return parse(pb.ContainerAllocateResponse, answer)
+        answers = parse(pb.AllocateResponse, raw).container_responses
     except GarbageError as error:
         raise BadAnswerError(f"with {error}") from None
+    if len(answers) != 1:
+        number = "more than 1 container_response" if answers else "no container_response"
+        raise BadAnswerError(f"with {number} for 1 request")
+    return answers[0]
 
 
 def host_paths(answer: pb.ContainerAllocateResponse) -> list[str]:
     """Return the host paths of an answer's device nodes, each once. Raises
     :class:`BadAnswerError`."""
     kinds = (answer.envs, answer.mounts, answer.devices, cdi_names(answer))
-    if any(len(kind) > MAX_PARTS_OF_A_KIND for kind in kinds):
-        raise BadAnswerError(f"with more than {MAX_PARTS_OF_A_KIND} entries of one kind")
+    if any(len(kind) > MAX_PARTS for kind in kinds):
+        raise BadAnswerError(f"with more than {MAX_PARTS} entries of one kind")
     return list(dict.fromkeys(_host_path(device) for device in answer.devices))
 
 
@@ -262,8 +245,8 @@ def _device_nodes(devices: Iterable[pb.DeviceSpec], nodes_of: NodesOf) -> tuple[
             path = f"{container.rstrip('/')}/{below}" if below else container
             node = DeviceNode(path=path, host_path=real, permissions=_permissions(device))
             nodes.setdefault(path, node)
-        if len(nodes) > MAX_PARTS_OF_A_KIND:
-            text = f"with more than {MAX_PARTS_OF_A_KIND} device nodes, with those in directories"
+        if len(nodes) > MAX_PARTS:
+            text = f"with more than {MAX_PARTS} device nodes, with those in directories"
             raise BadAnswerError(text)
     return tuple(nodes.values())
 

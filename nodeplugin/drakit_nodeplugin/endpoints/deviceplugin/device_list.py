@@ -222,9 +222,9 @@ def _device(name: str, listed: ListedDevice, *, pool: str, resource: str) -> Dev
 
 def _health(word: str, resource: str) -> Health:
     if word == HEALTHY:
-        return Health.ok()
+        return Health.healthy()
     shown = "Unhealthy" if word == "Unhealthy" else f"{_shown(word)}, which is not Healthy"
-    return Health.bad(f"the device plugin of {resource} says that it is {shown}")
+    return Health.unhealthy(f"the device plugin of {resource} says that it is {shown}")
 
 
 def _shown(text: str) -> str:

@@ -24,7 +24,6 @@ from drakit.device import Inventory
 from drakit.tasks import cancelled_by_owner
 from drakit_nodeplugin.endpoints.contract import ConnectionEndedError
 from drakit_nodeplugin.endpoints.deviceplugin.allocate import (
-    MAX_ANSWER_BYTES,
     BadAnswerError,
     PluginFailedError,
     allocate_answer,
@@ -37,8 +36,8 @@ from drakit_nodeplugin.endpoints.deviceplugin.device_list import (
     list_devices,
 )
 from drakit_nodeplugin.endpoints.deviceplugin.plugin_registration import Registration
+from drakit_nodeplugin.endpoints.host_paths import SocketFile, socket_file
 from drakit_nodeplugin.endpoints.rawstream import FloodError, LatestMessages
-from drakit_nodeplugin.endpoints.socketfile import SocketFile, socket_file
 from drakit_nodeplugin.endpoints.wire import GarbageError, parse
 from drakit_proto.kubelet.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
 
@@ -261,8 +260,6 @@ class PluginClient:
         )
         raw = await self._call("Allocate", request, seconds=ALLOCATE_SECONDS)
         try:
-            if len(raw) > MAX_ANSWER_BYTES:
-                raise BadAnswerError(f"with more than {MAX_ANSWER_BYTES // 1024} KiB")
             if len(raw) <= IN_LOOP_BYTES:
                 return allocate_answer(raw)
             async with self._room.reading:

@@ -44,7 +44,7 @@ from drakit_nodeplugin.endpoints.endpoint import Surroundings
 from drakit_nodeplugin.endpoints.errors import DeviceFailedError, EndpointStoppedError
 from drakit_nodeplugin.endpoints.host_paths import HostDevices
 from drakit_nodeplugin.endpoints.python.parameters import with_parameters
-from drakit_nodeplugin.endpoints.traits import DriverTraits, Granularity
+from drakit_nodeplugin.endpoints.traits import DriverTraits
 
 if TYPE_CHECKING:
     from drakit_nodeplugin.allowed import AllowedEndpoint
@@ -65,8 +65,6 @@ TRAITS = DriverTraits(
     # must not be called for a device that another claim still has: only the intent ensures that.
     side_effects=True,
     health=True,
-    prepare_granularity=Granularity.CLAIM,
-    unprepare_granularity=Granularity.CLAIM,
     parameters_type=NoParameters,
 )
 

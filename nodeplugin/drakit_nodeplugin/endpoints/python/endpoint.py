@@ -64,7 +64,7 @@ class PythonEndpoint:
         self._thread: DriverThread | None = None
         self._lifecycle = Lifecycle(name, self._connect, listener=listener)
         self._watchdog = Watchdog(name, self._watched)
-        self._calls = DriverCalls(name, traits=traits, node=node, caller=self)
+        self._calls = DriverCalls(name, traits=traits, node=node, caller=self, edits=self._edits)
 
     async def start(self) -> None:
         """
@@ -120,6 +120,10 @@ class PythonEndpoint:
     def blocked(self) -> str | None:
         """What the driver's event loop is blocked in; None while it answers."""
         return self._watchdog.blocked
+
+    def _edits(self, pool: str, name: str) -> Edits | None:
+        """Called in the driver's thread, and two of these never live at the same time."""
+        return None if self._thread is None else self._thread.edits(pool, name)
 
     def _watched(self) -> Watched | None:
         connection = self._lifecycle.connection

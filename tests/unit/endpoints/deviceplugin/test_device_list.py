@@ -50,15 +50,15 @@ def test_numa_nodes_are_topology_or_an_attribute(nodes, topology, text):
 @pytest.mark.parametrize(
     ("said", "health"),
     [
-        pytest.param("Healthy", Health.ok(), id="healthy"),
+        pytest.param("Healthy", Health.healthy(), id="healthy"),
         pytest.param(
             "Unhealthy",
-            Health.bad("the device plugin of vendor.example/thing says that it is Unhealthy"),
+            Health.unhealthy("the device plugin of vendor.example/thing says that it is Unhealthy"),
             id="unhealthy",
         ),
         pytest.param(
             "healthy",
-            Health.bad(
+            Health.unhealthy(
                 "the device plugin of vendor.example/thing says that it is 'healthy', which is not "
                 "Healthy"
             ),
@@ -85,8 +85,8 @@ def test_of_one_id_twice_the_last_counts_and_the_rest_is_there():
     twice = [plugin_device(health="Unhealthy"), plugin_device("b"), plugin_device()]
     found = list_devices(twice, resource=THING, before=None)
     assert {d.name: d.health for d in found.inventory.devices} == {
-        "thing-0": Health.ok(),
-        "b": Health.ok(),
+        "thing-0": Health.healthy(),
+        "b": Health.healthy(),
     }
     (sentence,) = found.left_out
     assert "lists the device ID 'thing-0' more than once" in sentence

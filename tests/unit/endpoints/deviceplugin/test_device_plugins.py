@@ -549,7 +549,7 @@ async def test_directories_that_are_full_together_are_a_sentence(world, plugin, 
             path.touch()
     nodes = [{"container_path": f"/dev/{folder}"} for folder in ("a", "b")]
     plugin.answer = lambda ids: pb.ContainerAllocateResponse(devices=nodes)
-    with pytest.raises(DeviceFailedError, match=r"/dev/b, .* more than 256 device nodes"):
+    with pytest.raises(DeviceFailedError, match="more than 256 device nodes"):
         await world.prepare("thing-0")
 
 

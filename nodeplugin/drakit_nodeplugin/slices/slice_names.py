@@ -1,5 +1,5 @@
 """
-What the slices of a pool are called: the same after a restart and for every instance.
+The names of a pool's slices: the same after a restart and for every instance.
 
 It must not know what is in a slice.
 """
@@ -31,7 +31,7 @@ class PoolIdentity:
 
 def slice_name(pool: PoolIdentity, index: int) -> str:
     """
-    Give the name of a pool's slice.
+    Return the name of a pool's slice.
 
     It begins with the index in hexadecimal, since the allocator walks slices in the order of
     their names, and ends in a digest, since two drivers and two pools may join to one text.
@@ -43,7 +43,7 @@ def slice_name(pool: PoolIdentity, index: int) -> str:
 
 
 def slice_index(pool: PoolIdentity, name: str) -> int | None:
-    """Give the index in the name of a pool's slice; None for a name that is not of our making."""
+    """Return the index in the name of a pool's slice; None for a name that we did not make."""
     form = _INDEX.match(name)
     if form is None:
         return None
