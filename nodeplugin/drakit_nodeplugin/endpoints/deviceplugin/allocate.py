@@ -17,12 +17,12 @@ from __future__ import annotations
 import asyncio
 import posixpath
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
 
 from drakit.cdi import InvalidEditsError, build_spec
 from drakit.device import AllocatedDevice, DeviceNode, Edits, Mount
 from drakit_nodeplugin.endpoints.allowlist import Rights
 from drakit_nodeplugin.endpoints.deviceplugin.diagnostics import Diagnostics
+from drakit_nodeplugin.endpoints.deviceplugin.plugin_client import PluginClient, PluginFailedError
 from drakit_nodeplugin.endpoints.errors import DeviceFailedError
 from drakit_nodeplugin.endpoints.host_paths import HostDevices, TooManyNodesError
 from drakit_nodeplugin.endpoints.wire import GarbageError, parse
@@ -54,30 +54,12 @@ NodesOf = Mapping[str, Sequence[tuple[str, str]]]
 """The device nodes of each host path: their paths below it, and their own paths."""
 
 
+_Converted = tuple[Edits, bool]
+"""The edits of an answer, and whether it has annotations that a container cannot get."""
+
+
 class BadAnswerError(Exception):
     """An answer that cannot be used. The text is the end of a sentence, behind "answered ..."."""
-
-
-class PluginFailedError(Exception):
-    """A call of a device plugin failed. The text is a sentence that names the plugin."""
-
-
-class AllocatingPlugin(Protocol):
-    """A device plugin that can be called; its calls raise :class:`PluginFailedError`."""
-
-    pre_start_required: bool
-
-    def identity_in_plugin(self, device: str) -> str | None:
-        """Return the plugin's ID of a device; None if the plugin does not list the device."""
-        ...
-
-    async def allocate(self, ids: Sequence[str]) -> pb.ContainerAllocateResponse:
-        """Allocate devices for a container."""
-        ...
-
-    async def pre_start(self, ids: Sequence[str]) -> None:
-        """Initialize devices for a container."""
-        ...
 
 
 class Allocator:
@@ -95,33 +77,34 @@ class Allocator:
         self._rights = rights
         self._devices = devices
         self._diagnostics = diagnostics
-        self._answers: list[tuple[pb.ContainerAllocateResponse, asyncio.Future[Edits]]] = []
+        self._answers: list[tuple[bytes, asyncio.Future[_Converted]]] = []
         """Answers that wait for their conversion."""
         self._converting: asyncio.Task[None] | None = None
 
-    async def allocate(self, plugin: AllocatingPlugin, devices: Sequence[AllocatedDevice]) -> Edits:
+    async def allocate(self, client: PluginClient, devices: Sequence[AllocatedDevice]) -> Edits:
         """Allocate the devices of one request. Raises :class:`DeviceFailedError`."""
-        ids = [self._identity(plugin, device, index) for index, device in enumerate(devices)]
+        ids = [self._identity(client, device, index) for index, device in enumerate(devices)]
         try:
-            answer = await plugin.allocate(ids)
-            if plugin.pre_start_required:
+            answer = await client.allocate(ids)
+            if client.pre_start_required:
                 # The kubelet calls it before each start of a container. Nobody notifies us of one.
-                await plugin.pre_start(ids)
+                await client.pre_start(ids)
         except PluginFailedError as error:
             raise DeviceFailedError(str(error), index=0) from None
-        if lost_annotations(answer):
+        converted: asyncio.Future[_Converted] = asyncio.get_running_loop().create_future()
+        self._answers.append((answer, converted))
+        if self._converting is None:
+            self._converting = asyncio.create_task(self._convert())
+        edits, annotations_lost = await converted
+        if annotations_lost:
             note = (
                 f"{self._plugin} answers Allocate with annotations that name no CDI devices; a "
                 f"container cannot get them by a claim; they are left out, and all else works"
             )
             self._diagnostics.report("AnnotationsUnsupported", note, once=True)
-        converted: asyncio.Future[Edits] = asyncio.get_running_loop().create_future()
-        self._answers.append((answer, converted))
-        if self._converting is None:
-            self._converting = asyncio.create_task(self._convert())
-        return await converted
+        return edits
 
-    def _identity(self, plugin: AllocatingPlugin, device: AllocatedDevice, index: int) -> str:
+    def _identity(self, client: PluginClient, device: AllocatedDevice, index: int) -> str:
         if device.admin_access:
             # The kubelet never allocates a device that is in use, and plugins may rely on it.
             text = (
@@ -129,7 +112,7 @@ class Allocator:
                 f"adminAccess cannot have it"
             )
             raise DeviceFailedError(text, index=index)
-        identity = plugin.identity_in_plugin(device.name)
+        identity = client.identity_in_plugin(device.name)
         if identity is None:
             text = (
                 f"{self._plugin} does not list it any more; delete the pod so that another device "
@@ -153,15 +136,15 @@ class Allocator:
                     converted.set_result(outcome)
         self._converting = None
 
-    def _outcomes(
-        self, answers: Sequence[pb.ContainerAllocateResponse]
-    ) -> Sequence[Edits | Exception]:
+    def _outcomes(self, answers: Sequence[bytes]) -> Sequence[_Converted | Exception]:
         return [self._outcome(answer) for answer in answers]
 
-    def _outcome(self, answer: pb.ContainerAllocateResponse) -> Edits | Exception:
+    def _outcome(self, raw: bytes) -> _Converted | Exception:
         """Return the edits, or why the claim fails. Blocks."""
         try:
-            edits = self._edits(answer)
+            answer = allocate_answer(raw)
+            nodes = {path: self._devices.nodes(path) for path in host_paths(answer)}
+            edits = edits_of(answer, nodes, restricted=self._rights is not None)
             problem = None if self._rights is None else self._rights.edits_problem(edits)
         except (BadAnswerError, TooManyNodesError) as error:
             problem = f"answered Allocate {error}; this is a fault of the device plugin"
@@ -169,12 +152,8 @@ class Allocator:
             return error
         else:
             if problem is None:
-                return edits
+                return edits, lost_annotations(answer)
         return DeviceFailedError(f"{self._plugin} {problem}", index=0)
-
-    def _edits(self, answer: pb.ContainerAllocateResponse) -> Edits:
-        nodes = {path: self._devices.nodes(path) for path in host_paths(answer)}
-        return edits_of(answer, nodes, restricted=self._rights is not None)
 
 
 # ------------------------------------------------------------ an answer
