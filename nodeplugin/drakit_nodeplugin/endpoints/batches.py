@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import Context, copy_context
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from drakit.device import AllocatedClaim, Edits
 from drakit.resource.pools import short_pool
@@ -271,10 +271,11 @@ class Batches:
         if uid not in answers:
             return unusable_answer("nothing for this claim", driver=self._driver, what=what)
         answer = answers.pop(uid)
-        is_edits = operation is self._prepare and not isinstance(answer, Exception)
-        if is_edits and len(answer) != len(item.devices):
-            count = f"{len(answer)} Edits for {len(item.devices)} devices of a claim"
-            return unusable_answer(count, driver=self._driver, what=what)
+        if operation is self._prepare and not isinstance(answer, Exception):
+            edits = cast("Sequence[Edits]", answer)
+            if len(edits) != len(item.devices):
+                count = f"{len(edits)} Edits for {len(item.devices)} devices of a claim"
+                return unusable_answer(count, driver=self._driver, what=what)
         return answer
 
     def _fail(self, work: _Work, error: Exception) -> None:
@@ -295,15 +296,20 @@ class Batches:
             return error
         if isinstance(error, ConnectionEndedError):
             return EndpointStoppedError(driver=self._driver, reason=error.reason)
+        what = work.operation.what
+        if not isinstance(error, CallOverdueError):
+            return failure_of(error, driver=self._driver, what=what)
+        if isinstance(error, CallNotBegunError):
+            text = (
+                f"driver {self._driver}: an earlier call for the device does not end, and {what} "
+                f"waited {CALL_SECONDS:.0f} s for it; if it stays so, restart the node plugin on "
+                f"this node"
+            )
+        else:
+            text = f"driver {self._driver} gave no answer to {what} within {CALL_SECONDS:.0f} s"
         counts = [len(item.devices) for item in work.claims.values()]
-        about_one = counts == [1] and not work.operation.per_batch
-        return failure_of(
-            error,
-            driver=self._driver,
-            what=work.operation.what,
-            index=0 if about_one and isinstance(error, CallOverdueError) else None,
-            call_seconds=CALL_SECONDS,
-        )
+        is_of_one_device = counts == [1] and not work.operation.per_batch
+        return DeviceFailedError(text, index=0 if is_of_one_device else None)
 
 
 def _operation(

@@ -20,7 +20,7 @@ from typing import Any
 
 from drakit_nodeplugin.endpoints.errors import traceback_of
 
-__all__ = ("wind_up",)
+__all__ = ("end_loop",)
 
 logger = logging.getLogger(__name__)
 
@@ -33,8 +33,8 @@ TASKS_SECONDS = 5.0
 MAX_NAMED = 10
 """Tasks that a log line names."""
 
-MAX_ATTEMPTS = 100
-"""How often a task may throw the loop over (SystemExit) while it ends."""
+MAX_EXITS = 10
+"""How often tasks may raise SystemExit through the loop while one step of its end runs."""
 
 _Task = asyncio.Task[Any]
 
@@ -45,7 +45,7 @@ _left: set[_Task] = set()
 thread the garbage is collected in, which may be that of the daemon's loop."""
 
 
-def wind_up(
+def end_loop(
     loop: asyncio.AbstractEventLoop,
     *,
     stream: AsyncIterator[object] | None,
@@ -73,7 +73,7 @@ def wind_up(
 def _run(loop: asyncio.AbstractEventLoop, step: Coroutine[Any, Any, None], driver: str) -> None:
     """Run one step, whatever other tasks throw through the loop meanwhile."""
     task = loop.create_task(step)
-    for _ in range(MAX_ATTEMPTS):
+    for _ in range(MAX_EXITS):
         try:
             return loop.run_until_complete(task)
         except BaseException as error:
