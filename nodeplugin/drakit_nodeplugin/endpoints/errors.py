@@ -146,7 +146,5 @@ def traceback_of(error: BaseException) -> str:
         text = str.__str__(text).encode("utf-8", "backslashreplace").decode()
     except Exception:
         return f"{kind_of(error)}, whose traceback cannot be shown"
-    if len(text) > MAX_TRACEBACK:
-        # The error itself is at the end, its first cause at the beginning.
-        text = f"{text[: MAX_TRACEBACK // 2]}\n...\n{text[-MAX_TRACEBACK // 2 :]}"
-    return text
+    # The error itself is at the end.
+    return text[-MAX_TRACEBACK:]

@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 
 from drakit import AllocatedClaim, AllocatedDevice, ClaimReference, Device, Driver, Edits
 from drakit.device import Inventory
@@ -121,14 +122,10 @@ def is_inventory(what: object) -> bool:
 class OneByOne(Endpoint):
     """An endpoint that is called for one claim at a time."""
 
-    async def prepare(self, claim, devices):
-        return await self._only(super().prepare, claim, devices)
-
-    async def unprepare(self, claim, devices):
-        return await self._only(super().unprepare, claim, devices)
-
-    async def check(self, claim, devices):
-        return await self._only(super().check, claim, devices)
+    def __init__(self, *arguments, **options) -> None:
+        super().__init__(*arguments, **options)
+        for operation in ("prepare", "unprepare", "check"):
+            setattr(self, operation, partial(self._only, getattr(self, operation)))
 
     async def _only(self, begin, claim, devices):
         futures = begin([AllocatedClaim(claim=claim, devices=tuple(devices))])

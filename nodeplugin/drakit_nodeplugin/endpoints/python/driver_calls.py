@@ -144,7 +144,7 @@ class DriverCalls:
         results: dict[str, DeviceFailedError | None] = {}
         undone: list[AllocatedClaim] = []
         for uid, each in self._claims(answer, what=what).items():
-            if each is None and uid in due:
+            if each is None and uid in due and self._traits.resets:
                 undone.append(due[uid])
             elif isinstance(each, Exception):
                 results[uid] = self._failure(each, what=what)

@@ -36,8 +36,7 @@ MAX_YIELDS = 2000
 a loop that forgets to wait is far above."""
 
 COUNTED_DEVICES = 8_192
-"""As many devices count like one more inventory, where a driver yields without waiting: going
-through them takes as long as many small ones."""
+"""As many devices count like one more inventory: going through them takes as long."""
 
 SNAPSHOT_SECONDS = 0.05
 """Between two snapshots: 1,000 devices take 2 ms of this thread, and a driver may yield 2,000 times
@@ -50,15 +49,10 @@ TURN_SECONDS = 0.005
 class FloodError(DriverError):
     """A driver yields so fast that nobody can follow."""
 
-    def __init__(self, *, large: bool = False) -> None:
-        what = (
-            "large inventories one after the other, and waited for nothing"
-            if large
-            else f"more than {MAX_YIELDS:,} inventories within a second"
-        )
+    def __init__(self) -> None:
         super().__init__(
-            f"it yielded {what}; this is a fault of the driver, which must wait for a change "
-            f"before it yields again"
+            f"it yielded more than {MAX_YIELDS:,} inventories within a second; this is a fault of "
+            f"the driver, which must wait for a change before it yields again"
         )
 
 
@@ -94,35 +88,27 @@ async def read_inventories(stream: AsyncIterator[object], latest: LatestValue[In
     read, or is a flood. The stream is not closed.
     """
     loop = asyncio.get_running_loop()
-    allowance = _Allowance(MAX_YIELDS)
-    yielded_at = turned_at = loop.time()
-    turn = _Turn(loop)
+    allowed = float(MAX_YIELDS)
+    turned_at = loop.time()
     while True:
         asked_at = loop.time()
-        turn.watch()
         try:
             listed = await anext(stream)
         except StopAsyncIteration:
             return
-        now = loop.time()
-        has_waited = turn.is_over
-        # Without a wait only the driver's own time counts: ours would hide the flood.
-        if not allowance.take(after_seconds=now - (yielded_at if has_waited else asked_at)):
-            raise FloodError
-        yielded_at = now
+        # Only the driver's own time counts: ours would hide the flood of a stream that never waits.
+        allowed = min(MAX_YIELDS, allowed + (loop.time() - asked_at) * MAX_YIELDS)
         try:
             given = inventory_of(listed)
         except DriverError:
             raise
         except Exception as error:
             raise UnreadableError(error) from error
-        large = 0 if has_waited else len(given.devices) // COUNTED_DEVICES
-        if large and not allowance.take(large):
-            raise FloodError(large=True)
+        allowed -= 1 + len(given.devices) // COUNTED_DEVICES
+        if allowed < 0:
+            raise FloodError
         latest.replace(given)
-        if has_waited:
-            turned_at = now
-        elif loop.time() - turned_at > TURN_SECONDS:
+        if loop.time() - turned_at > TURN_SECONDS:
             await asyncio.sleep(0)
             turned_at = loop.time()
 
@@ -144,35 +130,3 @@ async def take_snapshots(
         except Exception as error:
             raise UnreadableError(error) from error
         take(given, ours)
-
-
-class _Allowance:
-    """So many yields are left; what was taken comes back with time."""
-
-    def __init__(self, per_second: int) -> None:
-        self._limit = per_second
-        self._left = float(per_second)
-
-    def take(self, count: float = 1, *, after_seconds: float = 0) -> bool:
-        """Take so many; False if there were not as many."""
-        self._left = min(self._limit, self._left + after_seconds * self._limit) - count
-        return self._left >= 0
-
-
-class _Turn:
-    """Whether the loop has gone round since `watch` was called."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self._due = False
-        self.is_over = True
-
-    def watch(self) -> None:
-        self.is_over = False
-        if not self._due:  # one is enough, however often a stream yields before the next turn
-            self._due = True
-            self._loop.call_soon(self._end)
-
-    def _end(self) -> None:
-        self._due = False
-        self.is_over = True
