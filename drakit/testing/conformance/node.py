@@ -56,7 +56,7 @@ COMPLETE_SECONDS = 5.0
 may have lost one for good."""
 
 UNHEALTHY_SECONDS = 20.0
-"""How long to wait for a healthy device: a driver may have none. Device plugins with Kubernetes' stub
+"""How long to wait for a healthy device: a driver may have none. Plugins with Kubernetes' stub
 register again 10 s after a restart."""
 
 # Short periods: a rule about health should not take a minute.
