@@ -7,15 +7,16 @@ An API server in memory, over real HTTP, for tests of all code that uses the Kub
         ...
         assert ("POST", "/api/v1/namespaces/lab/events") in server.requests
 
-Like the real one it has resource versions, ``AlreadyExists`` and ``Conflict``, delete preconditions,
-finalizers, generations, no-op writes, a separate ``status``, dry runs, equality selectors, pages
-that expire, watches with history, bookmarks and 410, and lists of metadata.
+Like the real one it has resource versions, ``AlreadyExists`` and ``Conflict``, delete
+preconditions, finalizers, generations, no-op writes, a separate ``status``, dry runs, equality
+selectors, pages that expire, watches with history, bookmarks and 410, and lists of metadata.
 It has no schemas, defaults, admission and authorisation; server-side apply is a merge that replaces
 lists and has no field owners.
 
 Kinds are not registered: any path of the usual shape works; ``served`` restricts a group to the
-versions that a cluster serves. To let the server misbehave: ``fail``, ``delay``, ``token``, ``expire_history``, ``expire_pages``, ``drop_watches``,
-``end_watches_at_once``, ``send_to_watches`` and ``verbatim``.
+versions that a cluster serves. To let the server misbehave: ``fail``, ``delay``, ``token``,
+``expire_history``, ``expire_pages``, ``drop_watches``, ``end_watches_at_once``,
+``send_to_watches`` and ``verbatim``.
 """
 
 from __future__ import annotations
