@@ -21,7 +21,7 @@ from drakit.cli.tables import table, visible
 if TYPE_CHECKING:
     from drakit_nodeplugin.claims.checkpoint.records import StoredDevice
     from drakit_nodeplugin.config import NodePluginConfig
-    from drakit_nodeplugin.devices.stored import StoredEndpoint
+    from drakit_nodeplugin.devices.endpoint_store import StoredEndpoint
 
 __all__ = ("show", "verify")
 

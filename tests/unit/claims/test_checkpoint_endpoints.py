@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from drakit_nodeplugin.claims.checkpoint import endpoint_rows
 from drakit_nodeplugin.claims.checkpoint.records import DamagedRowError, checksum
 from drakit_nodeplugin.claims.checkpoint.store import Checkpoint, CheckpointError
-from drakit_nodeplugin.devices.stored import EndpointStore, StoredEndpoint
+from drakit_nodeplugin.devices.endpoint_store import EndpointStore, StoredEndpoint
 from tests.fakes.checkpoints import fill, stored_claim
 
 USB = StoredEndpoint(name="usb", pools={"node-1": ("cam-0", "cam-1"), "node-1/usb": ()})

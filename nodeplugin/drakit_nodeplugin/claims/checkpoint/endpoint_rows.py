@@ -4,7 +4,8 @@ had begun.
 
 Each row is read and written alone, by its name: unlike claims, endpoints have one writer, and
 nothing depends on an order. A damaged row is ignored: an endpoint reports its devices again when it
-returns. The device manager decides what the rows are for (:mod:`drakit_nodeplugin.devices.stored`).
+returns. The device manager decides what the rows are for
+(:mod:`drakit_nodeplugin.devices.endpoint_store`).
 
 Functions block. It must not know claims, asyncio, or what becomes of an endpoint.
 """
@@ -19,7 +20,7 @@ from typing import Any
 import orjson
 
 from drakit_nodeplugin.claims.checkpoint.records import DamagedRowError, checksum
-from drakit_nodeplugin.devices.stored import StoredEndpoint
+from drakit_nodeplugin.devices.endpoint_store import StoredEndpoint
 
 __all__ = ("damaged", "forget", "load", "read", "write")
 

@@ -34,8 +34,8 @@ from drakit_nodeplugin.claims.checkpoint import open as opening
 from drakit_nodeplugin.claims.checkpoint.open import CheckpointError, CheckpointTooNewError
 from drakit_nodeplugin.claims.checkpoint.records import State, StoredClaim
 from drakit_nodeplugin.claims.checkpoint.rows import Held, Outcome
+from drakit_nodeplugin.devices.endpoint_store import StoredEndpoint
 from drakit_nodeplugin.devices.hardware import Hardware, HeldDevice
-from drakit_nodeplugin.devices.stored import StoredEndpoint
 from drakit_nodeplugin.file_poller import FileWatch
 
 __all__ = (
