@@ -57,7 +57,6 @@ class EndpointState:
         name: str,
         *,
         node: str,
-        plain: bool,
         timing: HealthTiming,
         moment: Moment,
         open_ended: bool = False,
@@ -77,7 +76,6 @@ class EndpointState:
         self.refused: dict[str, str] = {}
         """Pools of its that another endpoint has, and why they are left out."""
         self._node = node
-        self._plain = plain
         self._timing = timing
         self._open_ended = open_ended
 
@@ -268,7 +266,7 @@ class EndpointState:
         )
 
     def _pool(self, name: str) -> PoolState:
-        return PoolState(name, plain=self._plain, timing=self._timing)
+        return PoolState(name, timing=self._timing)
 
     def _contents(self) -> Mapping[str, PoolContent]:
         """

@@ -86,7 +86,7 @@ class Condition:
 UNKNOWN = Condition(word=Health.unknown())
 """A device of which nobody has said anything yet."""
 
-_WELL = Condition(word=Health.ok(), said=True)
+_WELL = Condition(word=Health.healthy(), said=True)
 
 _UNSURE = replace(UNKNOWN, said=True)
 
@@ -116,7 +116,7 @@ def observed(old: Condition, word: Health, *, now: float) -> Condition:
             tainted=True,
             evicting=old.evicting,
             message=word.message,
-            broken_since=since if word.broken else None,
+            broken_since=since if word.evict_pods else None,
             said=True,
         )
     if not old.tainted:

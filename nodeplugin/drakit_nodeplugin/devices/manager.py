@@ -62,7 +62,6 @@ class DeviceManager:
         node: str,
         endpoints: Collection[str],
         settings: Devices,
-        plain: bool,
         store: EndpointStore,
         primary: asyncio.Event,
         sources_ready: Callable[[], bool],
@@ -80,7 +79,6 @@ class DeviceManager:
         """Advances when what is published or told to the kubelet changes."""
 
         self._node = node
-        self._plain = plain
         self._sources_ready = sources_ready
         self._wall_clock = wall_clock
         self._timing = HealthTiming(
@@ -369,7 +367,6 @@ class DeviceManager:
         return EndpointState(
             name,
             node=self._node,
-            plain=self._plain,
             timing=self._timing,
             moment=self._moment(),
             open_ended=self._endpoints.open_ended,

@@ -71,10 +71,9 @@ class Circumstances:
 class PoolState:
     """A pool in memory. Times are the loop's, but where it is said."""
 
-    def __init__(self, name: str, *, plain: bool, timing: HealthTiming) -> None:
+    def __init__(self, name: str, *, timing: HealthTiming) -> None:
         self.name = name
         """In the API."""
-        self._plain = plain
         self._timing = timing
         self._devices: dict[str, DesiredDevice] = {}
         self._fallback: dict[str, DesiredDevice] | None = None
@@ -120,7 +119,6 @@ class PoolState:
                 devices=tuple(self._devices.values()),
                 counter_sets=self._counter_sets,
                 fallback=None if fallback is None else tuple(fallback.values()),
-                plain=self._plain,
             )
         return self._desired
 

@@ -68,10 +68,6 @@ class DesiredPool:
     fallback: tuple[DesiredDevice, ...] | None = None
     """What is published instead where the API server drops fields; see `Inventory.fallback`."""
 
-    plain: bool = False
-    """The driver's word that devices have neither taints, counters nor list attributes. What the
-    manager taints can still be tainted."""
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Publication:

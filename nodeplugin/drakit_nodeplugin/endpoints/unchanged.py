@@ -21,7 +21,7 @@ through at each change."""
 
 ThingT = TypeVar("ThingT", Device, CounterSet)
 
-_device_values = attrgetter(*(each.name for each in fields(Device)))
+_device_values = attrgetter(*(each.name for each in fields(Device) if each.compare))
 _set_values = attrgetter(*(each.name for each in fields(CounterSet)))
 
 

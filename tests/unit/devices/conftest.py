@@ -74,7 +74,6 @@ class Node:
             "node": NODE,
             "endpoints": endpoints or (DRIVER,),
             "settings": SETTINGS,
-            "plain": False,
             "store": self.store,
             "primary": self.primary,
             "sources_ready": lambda: self.ready,

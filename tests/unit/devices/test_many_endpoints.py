@@ -19,7 +19,7 @@ from drakit_nodeplugin.devices.manager import DeviceManager
 from drakit_nodeplugin.devices.stored import StoredEndpoint
 from drakit_nodeplugin.endpoints.endpoint import DeviceKey, HealthReport
 from drakit_nodeplugin.slices.publisher import SlicePublisher
-from drakit_nodeplugin.slices.stored import published_taints
+from drakit_nodeplugin.slices.stored_slices import published_taints
 from tests.fakes.kube import FakeApiServer
 from tests.unit.devices.conftest import DRIVER, NODE, SETTINGS, Node, cameras, pass_time, shown
 from tests.unit.slices.conftest import NODES, SLICES, Link
@@ -370,7 +370,7 @@ async def test_many_pools_that_come_at_once_are_a_slice_each_and_a_second(node: 
         assert cluster.writes() == ["POST"] * 50
         nodes = [path for _, path in cluster.link.asked if path.startswith(NODES)]
         assert len(nodes) == 1, "the Node is read once for all of them"
-        word = HealthReport(devices={DeviceKey(short(A), "dev-0"): Health.bad("too hot")})
+        word = HealthReport(devices={DeviceKey(short(A), "dev-0"): Health.unhealthy("too hot")})
         manager.reported(A, word)
         await pass_time(5)
         assert cluster.writes() == ["PUT"], "a change of one pool is no write of another"

@@ -11,7 +11,7 @@ from drakit_nodeplugin.endpoints.contract import ConnectionEndedError, DeviceKey
 from drakit_nodeplugin.endpoints.latest_value import LatestValue, pace_of, updates_of
 
 KEY = DeviceKey("", "cam-0")
-DIRTY = Health.bad("the lens is dirty")
+DIRTY = Health.unhealthy("the lens is dirty")
 
 
 @pytest.mark.looptime
@@ -61,13 +61,13 @@ async def test_health_comes_after_the_inventory_that_has_its_device_and_the_last
     cell = LatestValue[Inventory](pace_of)
     inventory = Inventory(devices=(Device(name="cam-0"),))
     cell.replace(inventory)
-    cell.report(KEY, Health.ok())
+    cell.report(KEY, Health.healthy())
     cell.report(KEY, DIRTY)
     updates = updates_of(cell)
     assert await anext(updates) is inventory
     assert await anext(updates) == HealthReport(devices={KEY: DIRTY})
-    cell.report(KEY, Health.ok())
-    assert await anext(updates) == HealthReport(devices={KEY: Health.ok()})
+    cell.report(KEY, Health.healthy())
+    assert await anext(updates) == HealthReport(devices={KEY: Health.healthy()})
 
 
 @pytest.mark.looptime

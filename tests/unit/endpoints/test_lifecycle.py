@@ -12,7 +12,7 @@ from drakit_nodeplugin.endpoints.lifecycle import Lifecycle
 
 CAM = Inventory(devices=(Device(name="cam-0"),))
 MIC = Inventory(devices=(Device(name="mic-0"),))
-SICK = HealthReport(devices={DeviceKey("", "cam-0"): Health.bad("the lens is dirty")})
+SICK = HealthReport(devices={DeviceKey("", "cam-0"): Health.unhealthy("the lens is dirty")})
 
 
 class FakeConnection:

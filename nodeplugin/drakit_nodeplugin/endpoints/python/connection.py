@@ -270,7 +270,7 @@ class PythonConnection:
         error: BaseException | None = None
         try:
             stream = open_stream(driver)
-            self._main = loop.create_task(self._serve(driver, stream), name="stream")
+            self._main = loop.create_task(self._serve(driver, calls, stream), name="stream")
             self._notify(self._has_started, calls, bridge, watchdog)
             loop.run_until_complete(self._main)
         except BaseException as raised:
@@ -280,14 +280,16 @@ class PythonConnection:
         end_loop(loop, stream=stream, executor=executor, driver=self._name)
         self._notify(self._is_silent)
 
-    async def _serve(self, driver: AnyDriver, stream: AsyncIterator[object]) -> None:
+    async def _serve(
+        self, driver: AnyDriver, calls: DriverCalls, stream: AsyncIterator[object]
+    ) -> None:
         latest = LatestValue[Inventory](lambda _: SNAPSHOT_SECONDS)
         polling: HealthPolling | None = None
         if self._traits.polls_health:
             polling = HealthPolling(self._name, driver, self._latest.report)
 
         def take(given: Inventory, ours: Inventory) -> None:
-            driver.inventory = given
+            calls.published(given)
             self._has_listed = True
             self._latest.replace(ours)
             if polling is not None:

@@ -40,7 +40,7 @@ from drakit.driver import DriverError
 from drakit_nodeplugin.endpoints.errors import kind_of
 from drakit_nodeplugin.endpoints.unchanged import MAX_DEVICES, is_unchanged
 
-__all__ = ("InventorySnapshots", "UnsupportedValue", "inventory_of", "snapshot_of")
+__all__ = ("InventorySnapshots", "UnsupportedValue", "inventory_of", "key_of", "snapshot_of")
 
 MAX_DEPTH = 8
 """A value below it is unsupported: a dict may hold itself. Allowed values have half of it."""
@@ -66,6 +66,9 @@ _FIELDS: Mapping[type, tuple[str, ...]] = {
         *(Edits, DeviceNode, Mount, Hook, NetDevice, IntelRdt),
     )
 }
+
+_NO_EDITS = Device(name="").edits
+"""The edits of most devices: one and the same object."""
 
 _EMPTY: dict[Any, Any] = {}
 """Most mappings of most devices are empty; one for all of them saves memory."""
@@ -93,7 +96,7 @@ def snapshot_of(value: Any, depth: int = 0) -> Any:
     """Return a copy of a value; the value itself if it cannot change. Raises whatever a vendor's
     own class raises when it is read."""
     kind = cast("type[Any]", type(value))
-    if kind in _SCALARS:
+    if kind in _SCALARS or value is _NO_EDITS:
         return value
     if kind in _FIELDS and depth < MAX_DEPTH:
         return _copy_of_fields(value, kind, depth)
@@ -217,7 +220,7 @@ class _Known(Generic[ThingT]):
         known: dict[tuple[str, str], ThingT] = {}
         for start in range(0, len(things), STEP_DEVICES):
             for thing in things[start : start + STEP_DEVICES]:
-                key = _key(thing)
+                key = key_of(thing)
                 one = self._snapshot(thing, None if key is None else self._known.get(key))
                 ours.append(one)
                 if key is not None:
@@ -241,7 +244,8 @@ def _is_unchanged(new: ThingT, old: ThingT) -> bool:
         return False
 
 
-def _key(thing: Device | CounterSet) -> tuple[str, str] | None:
+def key_of(thing: Device | CounterSet) -> tuple[str, str] | None:
+    """Return pool and name as plain texts; None if a vendor's are none."""
     pool, name = cast("object", thing.pool), cast("object", thing.name)
     if isinstance(pool, str) and isinstance(name, str):
         return str.__str__(pool), str.__str__(name)

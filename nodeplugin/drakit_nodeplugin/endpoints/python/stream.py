@@ -66,7 +66,7 @@ class UnreadableError(DriverError):
         )
 
 
-def open_stream(driver: Driver[Any]) -> AsyncIterator[object]:
+def open_stream(driver: Driver[Any, Any]) -> AsyncIterator[object]:
     """Ask a driver for its stream; raises :class:`DriverError` if it has none."""
     stream = cast("object", driver.devices())
     if isinstance(stream, AsyncIterator):
