@@ -27,7 +27,10 @@ class DirectEndpoint:
         """Raised instead of calling, as a connection may."""
         self._driver_calls = DriverCalls(driver.name, driver, self.traits)
         self._batches = Batches(
-            driver.name, traits=self.traits, node=node, reach=lambda: self.stopped or _Calls(self)
+            driver.name,
+            traits=self.traits,
+            node=node,
+            reach=lambda: self.unavailable() or _Calls(self),
         )
 
     def unavailable(self) -> EndpointStoppedError | None:

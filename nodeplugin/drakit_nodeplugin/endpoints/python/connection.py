@@ -26,7 +26,7 @@ from drakit.driver import DriverError
 from drakit_nodeplugin.endpoints.contract import ConnectionEndedError, Update
 from drakit_nodeplugin.endpoints.errors import DeviceFailedError, kind_of, text_of, traceback_of
 from drakit_nodeplugin.endpoints.latest_value import LatestValue, pace_of, updates_of
-from drakit_nodeplugin.endpoints.python.crossing import Bridge
+from drakit_nodeplugin.endpoints.python.bridge import Bridge
 from drakit_nodeplugin.endpoints.python.driver_calls import AnyDriver, DriverCalls
 from drakit_nodeplugin.endpoints.python.health_polling import HealthPolling
 from drakit_nodeplugin.endpoints.python.shutdown import end_loop
