@@ -22,6 +22,7 @@ import grpc
 
 from drakit.backoff import Backoff
 from drakit.device import Inventory
+from drakit.logs import ProblemLog
 from drakit.rate_limiter import RateLimiter
 from drakit_nodeplugin.endpoints.allowlist import Rights
 from drakit_nodeplugin.endpoints.backend.channel import BackendChannel, BackendFailedError
@@ -206,16 +207,16 @@ class BackendConnection:
         """Receive messages of health while the connection lives; failures end nothing else."""
         first, longest = HEALTH_AGAIN_SECONDS
         backoff = Backoff(first_seconds=first, limit_seconds=longest, jitter=0)
-        reported: str | None = None
+        problems = ProblemLog(
+            logger, "backend's stream of health ended", facts={"driver": self._driver}
+        )
         while not self._over.done():
             began_at = self._loop.time()
             problem = await self._health_problem()
             if problem is None:
                 return
-            if problem != reported and not self._over.done():
-                reported = problem
-                facts = {"driver": self._driver, "error": problem}
-                logger.warning("backend's stream of health ended", extra=facts)
+            if not self._over.done():
+                problems.report(problem)
             if self._loop.time() - began_at > STEADY_SECONDS:
                 backoff.succeeded()
             await asyncio.sleep(backoff.next_seconds())
