@@ -21,10 +21,10 @@ import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 
-from drakit_nodeplugin.claims.cdi_files import ClaimSpecs
-from drakit_nodeplugin.claims.checkpoint.store import Checkpoint, CheckpointError
+from drakit_nodeplugin.claims.checkpoint.store import CheckpointError
 from drakit_nodeplugin.claims.kubeletview import Grace, KubeletView, PodView, Unclaimed
 from drakit_nodeplugin.claims.locks import KeyedLocks
+from drakit_nodeplugin.claims.parts import EngineParts
 from drakit_nodeplugin.claims.spectexts import SpecTexts
 from drakit_nodeplugin.file_poller import FilePoller
 
@@ -48,16 +48,14 @@ class SpecRestorer:
 
     def __init__(
         self,
+        parts: EngineParts,
         *,
-        checkpoint: Checkpoint,
-        specs: ClaimSpecs,
-        boot_id: str,
         locks: KeyedLocks,
         on_restored: Callable[[int], None] = lambda _: None,
     ) -> None:
-        self._checkpoint = checkpoint
-        self._specs = specs
-        self._boot_id = boot_id
+        self._checkpoint = parts.checkpoint
+        self._specs = parts.specs
+        self._boot_id = parts.boot_id
         self._locks = locks
         self._on_restored = on_restored
         self._compared: int | None = None
@@ -124,18 +122,16 @@ class OrphanRemover:
 
     def __init__(
         self,
+        parts: EngineParts,
         *,
-        driver: str,
-        checkpoint: Checkpoint,
-        specs: ClaimSpecs,
         texts: SpecTexts,
         locks: KeyedLocks,
         kubelet: KubeletView,
         grace: Grace,
     ) -> None:
-        self._driver = driver
-        self._checkpoint = checkpoint
-        self._specs = specs
+        self._driver = parts.driver
+        self._checkpoint = parts.checkpoint
+        self._specs = parts.specs
         self._texts = texts
         self._locks = locks
         self._kubelet = kubelet

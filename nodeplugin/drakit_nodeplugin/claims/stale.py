@@ -23,7 +23,7 @@ from drakit.rate_limiter import RateLimiter
 from drakit.resource.claim import Claim
 from drakit_nodeplugin.claims.allocation import allocated_results, device_keys
 from drakit_nodeplugin.claims.checkpoint.records import StoredClaim
-from drakit_nodeplugin.claims.checkpoint.store import Checkpoint, CheckpointError
+from drakit_nodeplugin.claims.checkpoint.store import CheckpointError
 from drakit_nodeplugin.claims.errors import (
     ClaimError,
     ClaimFetchError,
@@ -41,8 +41,7 @@ from drakit_nodeplugin.claims.kubeletview import (
     PodView,
     Unclaimed,
 )
-from drakit_nodeplugin.claims.parts import reference_of
-from drakit_nodeplugin.claims.source import ClaimSource
+from drakit_nodeplugin.claims.parts import EngineParts, reference_of
 from drakit_nodeplugin.claims.waves import workers
 
 __all__ = ("StaleCollector", "StaleReason", "StaleTiming", "judge")
@@ -142,11 +141,8 @@ class StaleCollector:
 
     def __init__(
         self,
+        parts: EngineParts,
         *,
-        driver: str,
-        node: Node,
-        checkpoint: Checkpoint,
-        source: ClaimSource,
         kubelet: KubeletView,
         responsible: Callable[[], bool],
         remove_orphans: Callable[[], Awaitable[object]],
@@ -160,10 +156,10 @@ class StaleCollector:
         `unprepare` gets an entry as it was read, and returns whether it is gone; it must leave an
         entry that has changed.
         """
-        self._driver = driver
-        self._node = node
-        self._checkpoint = checkpoint
-        self._source = source
+        self._driver = parts.driver
+        self._node = parts.node
+        self._checkpoint = parts.checkpoint
+        self._source = parts.source
         self._kubelet = kubelet
         self._responsible = responsible
         self._remove_orphans = remove_orphans

@@ -1,4 +1,4 @@
-"""Whether something was written into a checkpoint, by its files alone."""
+"""Writes to a checkpoint are detected by its files alone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from drakit_nodeplugin.claims.checkpoint.watch import UNCHANGED_LOOKS, DatabaseWatch
+from drakit_nodeplugin.claims.checkpoint.watch import UNCHANGED_POLLS, DatabaseWatch
 
 
 @pytest.fixture
@@ -62,12 +62,12 @@ def test_a_database_that_is_gone_is_a_change_and_then_none(database):
     assert not watch.changed()
 
 
-def test_without_a_change_it_is_looked_at_now_and_then_all_the_same(database):
+def test_without_a_change_one_is_reported_now_and_then_anyway(database):
     path, _ = database
     watch = DatabaseWatch(path)
-    said = [watch.changed() for _ in range(2 * UNCHANGED_LOOKS + 3)]
-    assert [number for number, changed in enumerate(said) if changed] == [
+    reported = [watch.changed() for _ in range(2 * UNCHANGED_POLLS + 3)]
+    assert [number for number, changed in enumerate(reported) if changed] == [
         0,
-        UNCHANGED_LOOKS + 1,
-        2 * UNCHANGED_LOOKS + 2,
+        UNCHANGED_POLLS + 1,
+        2 * UNCHANGED_POLLS + 2,
     ]

@@ -35,8 +35,8 @@ from drakit_nodeplugin.claims.checkpoint.open import CheckpointError, Checkpoint
 from drakit_nodeplugin.claims.checkpoint.records import State, StoredClaim
 from drakit_nodeplugin.claims.checkpoint.rows import Held, Outcome
 from drakit_nodeplugin.claims.checkpoint.watch import DatabaseWatch
+from drakit_nodeplugin.devices.endpoint_store import StoredEndpoint
 from drakit_nodeplugin.devices.hardware import Hardware, HeldDevice
-from drakit_nodeplugin.devices.stored import StoredEndpoint
 
 __all__ = (
     "Checkpoint",

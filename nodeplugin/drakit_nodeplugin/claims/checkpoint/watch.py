@@ -1,10 +1,10 @@
 """
-Whether a checkpoint may hold something else than before, without opening it.
+Detects writes to a checkpoint by its files alone, without opening it.
 
-Every write, of whatever process, changes the time of a file of the database: that is two calls of
-the system instead of two queries in the writer's thread, for each driver and every few seconds.
+Every write, of whatever process, changes the time of a file of the database. Two stat calls replace
+two queries in the writer's thread, for each driver and every few seconds.
 
-It must not know what is stored, or who looks.
+It must not know what is stored, or what a write leads to.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from pathlib import Path
 
 __all__ = ("DatabaseWatch",)
 
-UNCHANGED_LOOKS = 60
-"""After so many looks that saw no change it is said all the same: file systems keep the time of
-change with different care."""
+UNCHANGED_POLLS = 60
+"""After this many polls without a change, one is reported anyway: some file systems do not maintain
+the time of change reliably."""
 
 SETTLED_NANOSECONDS = 10_000_000_000
-"""Without a write, until what was written is taken for seen: it is seen only once it is flushed,
-which a slow disk may take seconds for."""
+"""Time without a write until the last one counts as seen: a reader sees a write only once it is
+flushed, which takes a slow disk seconds."""
 
 _Stamp = tuple[int, int, int] | None
 """Inode, time of the last change (ns) and size; None if there is no such file."""
 
 
 class DatabaseWatch:
-    """Looks at the files of one database, for one who asks again and again, in any thread."""
+    """Polls the files of one database for one user, in any thread."""
 
     def __init__(self, path: Path) -> None:
         self._files = (os.fspath(path), f"{path}-wal")
@@ -36,10 +36,10 @@ class DatabaseWatch:
         self._unchanged = 0
 
     def changed(self) -> bool:
-        """Tell whether there may have been a write since the last call. Blocks; raises OSError."""
+        """Return whether a write since the last call is possible. Blocks; raises OSError."""
         now = tuple(_stamp(file) for file in self._files)
         self._unchanged += 1
-        if now == self._seen and self._unchanged <= UNCHANGED_LOOKS:
+        if now == self._seen and self._unchanged <= UNCHANGED_POLLS:
             return False
         self._unchanged = 0
         newest = max((stamp[1] for stamp in now if stamp is not None), default=0)

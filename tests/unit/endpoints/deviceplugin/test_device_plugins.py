@@ -313,7 +313,7 @@ async def test_what_may_not_be_used_while_its_list_is_awaited_is_not_used_after_
         assert plugin.streams == 0
         assert world.health() == {}
     if replaces:
-        assert first.streams == 0
+        await until(lambda: first.streams == 0)
         await first.stop()
 
 
@@ -549,7 +549,7 @@ async def test_directories_that_are_full_together_are_a_sentence(world, plugin, 
             path.touch()
     nodes = [{"container_path": f"/dev/{folder}"} for folder in ("a", "b")]
     plugin.answer = lambda ids: pb.ContainerAllocateResponse(devices=nodes)
-    with pytest.raises(DeviceFailedError, match=r"/dev/b, .* more than 256 device nodes"):
+    with pytest.raises(DeviceFailedError, match="more than 256 device nodes"):
         await world.prepare("thing-0")
 
 
