@@ -28,11 +28,7 @@ from drakit_nodeplugin.endpoints.allowlist import Rights
 from drakit_nodeplugin.endpoints.backend.channel import BackendChannel, BackendFailedError
 from drakit_nodeplugin.endpoints.backend.claimcalls import BackendClaims
 from drakit_nodeplugin.endpoints.backend.convert import health_of
-from drakit_nodeplugin.endpoints.backend.inventories import (
-    MAX_DEVICES,
-    EarlyHealth,
-    InventoryReader,
-)
+from drakit_nodeplugin.endpoints.backend.inventories import EarlyHealth, InventoryReader
 from drakit_nodeplugin.endpoints.contract import (
     ConnectionEndedError,
     DeviceKey,
@@ -40,6 +36,7 @@ from drakit_nodeplugin.endpoints.contract import (
     Update,
 )
 from drakit_nodeplugin.endpoints.latest_value import LatestValue
+from drakit_nodeplugin.endpoints.unchanged import MAX_DEVICES
 from drakit_nodeplugin.endpoints.wire import GarbageError, Turns, parse, parts
 from drakit_proto.backend.v1 import backend_pb2 as pb
 
