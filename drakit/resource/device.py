@@ -11,7 +11,7 @@ It must not know clients, pools, or where devices come from.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 from drakit.device import AttributeValue, Capacity, CounterSet, Device, Version
 from drakit.resource.checks import device_problems
@@ -28,10 +28,7 @@ __all__ = (
     "is_dns_subdomain",
     "same_counter_sets",
     "same_device",
-    "uses_advanced",
 )
-
-_LISTS = ("ints", "bools", "strings", "versions")
 
 
 def device_body(device: Device, *, taints: Sequence[Object] = ()) -> dict[str, Any]:
@@ -63,23 +60,6 @@ def device_body(device: Device, *, taints: Sequence[Object] = ()) -> dict[str, A
 def counter_set_body(counter_set: CounterSet) -> dict[str, Any]:
     """Write a counter set as ``ResourceSlice.spec.sharedCounters[]``."""
     return {"name": counter_set.name, "counters": _counters_body(counter_set.counters)}
-
-
-def uses_advanced(device: Device | Object) -> bool:
-    """
-    Tell whether a device makes its slice hold 64 devices instead of 128.
-
-    It does with taints, consumed counters or list attributes; the device is the driver's (without
-    the node plugin's taints) or its JSON.
-    """
-    if isinstance(device, Device):
-        return bool(device.taints or device.consumes) or any(
-            isinstance(value, tuple) for value in device.attributes.values()
-        )
-    if device.get("taints") or device.get("consumesCounters"):
-        return True
-    attributes = cast("Mapping[str, Object]", device.get("attributes") or {})
-    return any(value.get(kind) for value in attributes.values() for kind in _LISTS)
 
 
 def _attributes_body(device: Device) -> dict[str, Any]:

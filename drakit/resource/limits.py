@@ -15,18 +15,17 @@ __all__ = (
     "MAX_CONSUMED_COUNTER_SETS",
     "MAX_COUNTERS",
     "MAX_COUNTER_SETS_PER_SLICE",
-    "MAX_DEVICES_PER_SLICE",
-    "MAX_DEVICES_PER_SLICE_ADVANCED",
     "MAX_DRIVER_TAINTS",
     "MAX_POOL_NAME_LENGTH",
     "MAX_STRING_BYTES",
+    "MAX_TAINTED_DEVICES_PER_SLICE",
     "MAX_TAINTS",
     "MAX_VALID_VALUES",
 )
 
-MAX_DEVICES_PER_SLICE = 128
-MAX_DEVICES_PER_SLICE_ADVANCED = 64
-"""Where any device of the slice has taints, consumes counters or has a list attribute."""
+MAX_TAINTED_DEVICES_PER_SLICE = 64
+"""Where any device of the slice has taints, consumes counters or has a list attribute; 128
+otherwise."""
 
 MAX_COUNTER_SETS_PER_SLICE = 8
 MAX_COUNTERS = 32

@@ -21,7 +21,7 @@ from drakit_nodeplugin.claims.errors import ClaimGoneError, NoAnswerError
 from drakit_nodeplugin.claims.queue import ClaimQueue
 from drakit_nodeplugin.claims.work import ClaimAnswer
 from drakit_nodeplugin.devices.hardware import Hardware, PoolContent
-from drakit_nodeplugin.devices.revision import Revision
+from drakit_nodeplugin.devices.model import Revision
 from drakit_nodeplugin.endpoints.errors import (
     DeviceFailedError,
     EndpointStoppedError,

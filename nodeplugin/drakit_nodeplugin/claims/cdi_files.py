@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
-import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import cast
@@ -31,7 +30,7 @@ class ClaimSpecs:
     Writes, compares, reads and removes the CDI files of one driver; never those of others.
 
     Coroutines need one trip to a thread, however many claims they are about; :meth:`place`,
-    :meth:`unlink`, :meth:`changed_at` and :meth:`traces` block.
+    :meth:`unlink` and :meth:`uids` block.
     """
 
     def __init__(self, driver: str, directory: Path) -> None:
@@ -75,23 +74,12 @@ class ClaimSpecs:
 
     async def present(self) -> set[str]:
         """Return the UIDs of all claims that have a file. Raises OSError."""
-        return await asyncio.to_thread(self._present)
+        return await asyncio.to_thread(self.uids)
 
-    def changed_at(self) -> int | None:
-        """Return the time of the directory's last change (ns, clock of its file system); None if
-        there is no directory."""
-        try:
-            return os.stat(self._directory.path).st_mtime_ns
-        except OSError:
-            return None
-
-    def traces(self) -> str | None:
-        """Report files of claims, which show that claims were prepared."""
-        try:
-            files = len(self._present())
-        except OSError:
-            return None
-        return f"{files} CDI files of claims are there" if files else None
+    def uids(self) -> set[str]:
+        """Return the UIDs of all claims that have a file. Raises OSError."""
+        begin, end = len(self._prefix), -len(".json")
+        return {name[begin:end] for name in self._directory.names(self._prefix)}
 
     async def clean(self) -> None:
         """Remove what an earlier process left half-written. Raises OSError."""
@@ -124,10 +112,6 @@ class ClaimSpecs:
             for device in cast("list[object]", devices)
         ]
         return all(claim_uid(f"{self._kind}={name}", driver=self._driver) == uid for name in named)
-
-    def _present(self) -> set[str]:
-        begin, end = len(self._prefix), -len(".json")
-        return {name[begin:end] for name in self._directory.names(self._prefix)}
 
 
 def _each(uids: Iterable[str], action: Callable[[str], object]) -> dict[str, OSError]:

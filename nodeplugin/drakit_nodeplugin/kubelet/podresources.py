@@ -1,6 +1,6 @@
 """
-The kubelet's podresources API, version v1: which devices the containers of this node have, and of
-which resources the kubelet's own device manager has some or has given some out.
+The client of the kubelet's podresources API v1: the devices that containers have, and the resources
+of the kubelet's own device manager.
 
 A process has one client. The kubelet allows all clients together 100 calls per second in bursts of
 10, and rejects the rest. So the client makes one call of a kind at a time, and shares its answer
@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 import grpc
 import grpc.aio
 
+from drakit.logs import ProblemLog
 from drakit_nodeplugin.claims.kubeletview import ListedDevice, PodView
 
 if TYPE_CHECKING:
@@ -36,17 +37,17 @@ __all__ = ("DeviceManager", "PodList", "PodName", "PodResources", "PodResourcesE
 logger = logging.getLogger(__name__)
 
 ANSWER_SECONDS = 5.0
-"""The kubelet answers from memory; what takes longer is a kubelet that starts or hangs."""
+"""The kubelet answers from memory; a kubelet that takes longer is starting or hangs."""
 
 FRESH_SECONDS = 1.0
 """How long an answer is shared. All drivers check for stale claims at the same time, so one second
 merges their calls. It is shorter than the time between any two answers that must agree."""
 
 _MAX_BYTES = 16 * 1024 * 1024
-"""What the kubelet's own client takes for an answer; gRPC's default is 4 MiB."""
+"""The limit of the kubelet's own client; gRPC's default is 4 MiB."""
 
 _NO_POD = "drakit.dev-probe"
-"""A name that no pod has: it is asked for only to see whether the question is understood."""
+"""A name that no pod has: the call only shows whether the kubelet implements it."""
 
 AnswerT = TypeVar("AnswerT")
 
@@ -123,7 +124,15 @@ class PodResources:
         self._own_pod = own_pod
         self._timeout_seconds = timeout_seconds
         self._knows_claims = False
-        self._problems: dict[str, str] = {}
+        self._logs = {
+            source: ProblemLog(
+                logger,
+                "the kubelet's podresources cannot be used",
+                recovered="the kubelet's podresources can be used again",
+                facts={"source": source},
+            )
+            for source in ("claims", "pods", "resources")
+        }
         self._pods = _Shared(self._list, fresh_seconds=fresh_seconds)
         self._served = _Shared(self._allocatable, fresh_seconds=fresh_seconds)
         self._has_get = _Shared(self._get, fresh_seconds=fresh_seconds)
@@ -145,7 +154,7 @@ class PodResources:
                 f"needs Kubernetes 1.34, or the feature gates KubeletPodResourcesDynamicResources "
                 f"and KubeletPodResourcesGet"
             )
-        self._report("claims", problem)
+        self._logs["claims"].report(problem)
         if problem is not None:
             raise PodResourcesError(problem)
         return listed
@@ -177,36 +186,28 @@ class PodResources:
     # ------------------------------------------------------------ calls
 
     async def _list(self) -> PodList:
-        from drakit_proto.kubelet.podresources.v1 import podresources_pb2
+        from drakit_proto.kubelet.podresources.v1 import podresources_pb2 as pb
 
         asked_at = asyncio.get_running_loop().time()
-        async with self._stub() as stub:
-            try:
-                answer = await stub.List(
-                    podresources_pb2.ListPodResourcesRequest(), timeout=self._timeout_seconds
-                )
-            except grpc.aio.AioRpcError as error:
-                raise self._failed("pods", error) from None
+        async with self._stub("pods") as stub:
+            answer = await stub.List(pb.ListPodResourcesRequest(), timeout=self._timeout_seconds)
         listed = PodList(
             devices=tuple(_devices(answer)),
             resources=_resources(answer),
             pods=self._view(answer),
             asked_at=asked_at,
         )
-        self._report("pods", self.incomplete(listed))
+        self._logs["pods"].report(self.incomplete(listed))
         return listed
 
     async def _allocatable(self) -> frozenset[str]:
-        from drakit_proto.kubelet.podresources.v1 import podresources_pb2
+        from drakit_proto.kubelet.podresources.v1 import podresources_pb2 as pb
 
-        async with self._stub() as stub:
-            try:
-                answer = await stub.GetAllocatableResources(
-                    podresources_pb2.AllocatableResourcesRequest(), timeout=self._timeout_seconds
-                )
-            except grpc.aio.AioRpcError as error:
-                raise self._failed("resources", error) from None
-        self._report("resources", None)
+        async with self._stub("resources") as stub:
+            answer = await stub.GetAllocatableResources(
+                pb.AllocatableResourcesRequest(), timeout=self._timeout_seconds
+            )
+        self._logs["resources"].report(None)
         return frozenset(d.resource_name for d in answer.devices if d.device_ids)
 
     async def _get(self) -> bool:
@@ -217,10 +218,10 @@ class PodResources:
         A kubelet without it responds that it is disabled or unknown, instead of "not found". Any
         other error, such as that of the rate limit, proves nothing about the kubelet's version.
         """
-        from drakit_proto.kubelet.podresources.v1 import podresources_pb2
+        from drakit_proto.kubelet.podresources.v1 import podresources_pb2 as pb
 
-        request = podresources_pb2.GetPodResourcesRequest(pod_name=_NO_POD, pod_namespace=_NO_POD)
-        async with self._stub() as stub:
+        request = pb.GetPodResourcesRequest(pod_name=_NO_POD, pod_namespace=_NO_POD)
+        async with self._stub("pods") as stub:
             try:
                 await stub.Get(request, timeout=self._timeout_seconds)
             except grpc.aio.AioRpcError as error:
@@ -229,7 +230,7 @@ class PodResources:
                 # Errors without a specific code arrive as UNKNOWN.
                 if error.code() in (grpc.StatusCode.UNKNOWN, grpc.StatusCode.UNIMPLEMENTED):
                     return False
-                raise self._failed("pods", error) from None
+                raise
         return True
 
     def _view(self, answer: ListPodResourcesResponse) -> PodView:
@@ -242,7 +243,8 @@ class PodResources:
         return PodView.COMPLETE if listed else PodView.PARTIAL
 
     @contextlib.asynccontextmanager
-    async def _stub(self) -> AsyncGenerator[PodResourcesListerAsyncStub]:
+    async def _stub(self, source: str) -> AsyncGenerator[PodResourcesListerAsyncStub]:
+        """Connect for one call. Its error is logged and raised as PodResourcesError."""
         # Not at the module's top: a node without claims never calls it, and saves the memory.
         from drakit_proto.kubelet.podresources.v1 import podresources_pb2_grpc
 
@@ -251,30 +253,17 @@ class PodResources:
             ("grpc.max_receive_message_length", _MAX_BYTES),
         ]
         target = f"unix:{self._socket}"
-        async with grpc.aio.insecure_channel(target, options=options) as channel:
-            yield podresources_pb2_grpc.PodResourcesListerStub(channel)
-
-    def _failed(self, what: str, error: grpc.aio.AioRpcError) -> PodResourcesError:
-        code = error.code().name.lower().replace("_", " ")
-        text = (
-            f"the kubelet's podresources at {self._socket} cannot be read: {code} "
-            f"({error.details()})"
-        )
-        self._report(what, text)
-        return PodResourcesError(text)
-
-    def _report(self, what: str, problem: str | None) -> None:
-        """Log a problem once, and its end."""
-        before = self._problems.pop(what, None)
-        facts = {"source": what}
-        if problem is not None:
-            self._problems[what] = problem
-            if problem != before:
-                logger.warning(
-                    "the kubelet's podresources cannot be used", extra=facts | {"error": problem}
-                )
-        elif before is not None:
-            logger.info("the kubelet's podresources can be used again", extra=facts)
+        try:
+            async with grpc.aio.insecure_channel(target, options=options) as channel:
+                yield podresources_pb2_grpc.PodResourcesListerStub(channel)
+        except grpc.aio.AioRpcError as error:
+            code = error.code().name.lower().replace("_", " ")
+            text = (
+                f"the kubelet's podresources at {self._socket} cannot be read: {code} "
+                f"({error.details()})"
+            )
+            self._logs[source].report(text)
+            raise PodResourcesError(text) from None
 
 
 class _Shared(Generic[AnswerT]):

@@ -1,10 +1,11 @@
 """
-The ResourceSlices of one driver on one node at the API server, in the version that it serves.
+Requests for the ResourceSlices of one driver on one node, in the version that the API server
+serves, and for the Node that owns them.
 
-Inside of the plugin slices are those of ``resource.k8s.io/v1``, and what is watched is made small
-before it is kept, page by page: as JSON, all slices of a full node are large.
+Inside the node plugin slices are those of ``resource.k8s.io/v1``. Listed slices are projected page
+by page: as JSON, all slices of a full node are large.
 
-It must not know what is wanted, or what is done about an error.
+It must not know which slices are desired, or how errors are handled.
 """
 
 from __future__ import annotations
@@ -19,40 +20,38 @@ from drakit.kube import ApiError, Listing, NotFoundError, Session, WatchEvent, r
 from drakit.kube.discovery import VersionNotServedError, served_version
 from drakit.resource.raw import Object, text
 from drakit.resource.versions import GROUP, VERSIONS, from_version, to_version
-from drakit_nodeplugin.slices.stored import StoredSlice
+from drakit_nodeplugin.slices.stored_slices import StoredSlice
 
-__all__ = ("OnWrite", "SliceApi", "Verb")
+__all__ = ("NodeOwner", "OnWrite", "SliceApi", "Verb")
 
 Verb = Literal["create", "update", "delete"]
 OnWrite = Callable[[Verb, float, bool], None]
-"""Told of each write: what, for how many seconds, and whether it succeeded."""
+"""Called after each write: the verb, the seconds that it took, and whether it succeeded."""
 
 PAGE_SIZE = 20
-"""Slices a page: each has up to 128 devices, and is parsed as a whole."""
+"""Slices of a page: each has up to 128 devices, and a page is parsed as a whole."""
 
 
 class SliceApi:
     """Also a :class:`~drakit.kube.reflector.Collection`, whose objects hold a StoredSlice each."""
 
-    def __init__(
-        self, session: Session, *, driver: str, node: str, on_write: OnWrite | None = None
-    ) -> None:
+    def __init__(self, session: Session, *, driver: str, node: str, on_write: OnWrite) -> None:
         self._session = session
         self._query = {"fieldSelector": f"spec.driver={driver},spec.nodeName={node}"}
         self._on_write = on_write
         self._version: str | None = None
 
-    # ------------------------------------------------------------ what the reflector needs
+    # ------------------------------------------------------------ for the reflector
 
     async def list(
         self, path: str, *, params: Mapping[str, str] | None = None
     ) -> Listing[dict[str, Any]]:
-        """List all of them; the path is ours."""
+        """List all slices. The path is ours, not the reflector's."""
         version = await self._served()
         async with self._guarded():
             return await self._session.read_list(
                 _path(version),
-                lambda item: _small(item, version),
+                lambda item: _projected(item, version),
                 params={**(params or {}), **self._query},
                 page_size=PAGE_SIZE,
             )
@@ -60,7 +59,7 @@ class SliceApi:
     async def watch(
         self, path: str, *, resource_version: str, params: Mapping[str, str] | None = None
     ) -> AsyncGenerator[WatchEvent]:
-        """Watch them; resource versions are the same in all versions of the API."""
+        """Watch all slices; resource versions are the same in all versions of the API."""
         version = await self._served()
         query = {**(params or {}), **self._query}
         async with self._guarded():
@@ -70,20 +69,20 @@ class SliceApi:
             async with aclosing(events):
                 async for event in events:
                     if event.type != "BOOKMARK":
-                        event = replace(event, object=_small(event.object, version))
+                        event = replace(event, object=_projected(event.object, version))
                     yield event
 
     # ------------------------------------------------------------ single slices
 
     async def get(self, name: str) -> StoredSlice:
-        """Read one."""
+        """Read a slice."""
         version = await self._served()
         async with self._guarded():
             body = await self._session.get(_path(version, name))
         return StoredSlice.of(from_version(body, version))
 
     async def create(self, body: Object, *, dry_run: bool = False) -> dict[str, Any]:
-        """Create one, and give what the API server has made of it, or would in a dry run."""
+        """Create a slice; return it as the API server stored it, or would without the dry run."""
         version = await self._served()
         sent = to_version(body, version)
         async with self._guarded(), self._measured("create", dry_run=dry_run):
@@ -91,7 +90,7 @@ class SliceApi:
         return from_version(answer, version)
 
     async def replace(self, body: Object, *, dry_run: bool = False) -> dict[str, Any]:
-        """Replace one, and give what the API server has made of it, or would in a dry run."""
+        """Replace a slice; return it as the API server stored it, or would without the dry run."""
         version = await self._served()
         path = _path(version, text(body, "metadata", "name"))
         sent = to_version(body, version)
@@ -100,7 +99,7 @@ class SliceApi:
         return from_version(answer, version)
 
     async def delete(self, stored: StoredSlice) -> None:
-        """Delete one just as it was seen; one that is gone is fine."""
+        """Delete a slice of this very version; one that is gone counts as deleted."""
         version = await self._served()
         try:
             async with self._guarded(), self._measured("delete"):
@@ -110,7 +109,7 @@ class SliceApi:
         except NotFoundError:
             return
 
-    # ------------------------------------------------------------ versions and measures
+    # ------------------------------------------------------------ versions and metrics
 
     async def _served(self) -> str:
         if self._version is None:
@@ -123,7 +122,7 @@ class SliceApi:
 
     @asynccontextmanager
     async def _guarded(self) -> AsyncGenerator[None]:
-        """Tell an API version that is not served any more from a slice that is not there."""
+        """Tell an API version that is not served any more from a slice that does not exist."""
         try:
             yield
         except NotFoundError as error:
@@ -143,15 +142,41 @@ class SliceApi:
             ok = verb == "delete"
             raise
         finally:
-            if self._on_write is not None and not dry_run:
+            if not dry_run:
                 self._on_write(verb, loop.time() - began, ok)
+
+
+class NodeOwner:
+    """The UID of our Node, which owns our slices; read when it is needed."""
+
+    def __init__(self, session: Session, node: str) -> None:
+        self._session = session
+        self._path = resource_path("v1", "nodes", name=node)
+        self._uid: str | None = None
+        self._reading = asyncio.Lock()
+        self._reads = 0
+
+    def forget(self) -> None:
+        """Read it again next time: somebody may have replaced the Node, which deletes its
+        slices."""
+        self._uid = None
+
+    async def uid(self, *, again: bool = False) -> str:
+        """Return the UID, read again if requested; raises ApiError."""
+        reads = self._reads
+        async with self._reading:  # many pools ask at once
+            if self._uid is None or (again and self._reads == reads):
+                node = await self._session.get(self._path)
+                self._uid = str(node["metadata"]["uid"])
+                self._reads += 1
+            return self._uid
 
 
 def _path(version: str, name: str | None = None) -> str:
     return resource_path(f"{GROUP}/{version}", "resourceslices", name=name)
 
 
-def _small(body: dict[str, Any], version: str) -> dict[str, Any]:
+def _projected(body: dict[str, Any], version: str) -> dict[str, Any]:
     metadata = {"resourceVersion": text(body, "metadata", "resourceVersion")}
     return {"metadata": metadata, "slice": StoredSlice.of(from_version(body, version))}
 

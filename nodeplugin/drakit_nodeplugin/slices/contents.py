@@ -1,34 +1,46 @@
 """
-What one slice is to hold: how that is written, and how it differs from what the API server holds.
+The content of one slice: what can be published, its JSON, and how two contents differ. All pure.
 
-Which slice a device stands in is :mod:`.packing`'s, and when a difference is written
-:mod:`.plan`'s.
+Which slice a device stands in is decided in :mod:`.packing`, and when a difference is written in
+:mod:`.plan`.
 
 It must not know pools, generations, or the API server.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from enum import IntEnum
 from typing import Any
 
 from drakit.device import CounterSet
-from drakit.resource.device import counter_set_body, device_body, same_counter_sets, same_device
+from drakit.resource.comparison import same_counter_sets, same_device
+from drakit.resource.device import counter_set_body, device_body
+from drakit.resource.features import Feature, without
 from drakit.resource.raw import Object, children, text
-from drakit_nodeplugin.devices.pools import DesiredDevice, StampedTaint
+from drakit_nodeplugin.devices.model import DesiredDevice, DesiredPool, StampedTaint
 from drakit_nodeplugin.devices.taints import DOMAIN
-from drakit_nodeplugin.slices.names import natural
-from drakit_nodeplugin.slices.stored import StoredSlice
+from drakit_nodeplugin.slices.slice_names import natural
+from drakit_nodeplugin.slices.stored_slices import StoredSlice
 
-__all__ = ("Difference", "SliceContent", "compare", "compare_contents", "slice_spec")
+__all__ = (
+    "Chosen",
+    "Difference",
+    "SliceContent",
+    "choose",
+    "compare",
+    "compare_contents",
+    "describe",
+    "same_content",
+    "slice_spec",
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SliceContent:
-    """What a slice is to hold. Only what was wanted is compared, never what became of it."""
+    """What a slice should hold. Only what was desired is compared, never what became of it."""
 
     devices: Mapping[str, DesiredDevice] = field(default_factory=dict[str, DesiredDevice])
     counter_sets: Mapping[str, CounterSet | None] = field(
@@ -42,13 +54,86 @@ class Difference(IntEnum):
 
     NONE = 0
     TAINTS = 1
-    """Nothing but taints: any number of slices can be written so, under the same generation."""
+    """Only taints: any number of slices can be written so, under the same generation."""
 
     CONTENT = 2
 
 
+# ---------------------------------------------------------------- where the API server drops fields
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Chosen:
+    """The part of a pool that is published."""
+
+    devices: Mapping[str, DesiredDevice]
+    counter_sets: Mapping[str, CounterSet] | None
+    """None if the published ones stay."""
+
+    left_out: Mapping[str, str]
+    """Why devices are not published, in sentences, by their names."""
+
+
+def choose(pool: DesiredPool, dropped: Collection[Feature]) -> Chosen:
+    """Return what is published of a pool where the API server drops these features."""
+    sets = None if pool.counter_sets is None else {each.name: each for each in pool.counter_sets}
+    devices = {device.name: device for device in pool.devices}
+    if not dropped:
+        return Chosen(devices=devices, counter_sets=sets, left_out={})
+    if pool.fallback is not None and _uses(devices.values(), dropped):
+        devices = {device.name: device for device in pool.fallback}
+    if Feature.COUNTERS in dropped:
+        sets = {}
+    kept: dict[str, DesiredDevice] = {}
+    left_out: dict[str, str] = {}
+    for name, device in devices.items():
+        if (safe := _without(device, dropped)) is not None:
+            kept[name] = safe
+        else:
+            needed = [feature for feature in dropped if _without(device, {feature}) is None]
+            left_out[name] = (
+                f"the API server does not support {describe(needed)} of devices, and "
+                f"publishing this device without that is not safe"
+            )
+    return Chosen(devices=kept, counter_sets=sets, left_out=left_out)
+
+
+def describe(dropped: Collection[Feature]) -> str:
+    """Name features for people, with the feature gates that are likely off."""
+    names = sorted(
+        f"{feature.value} (feature gate {feature.gate})" if feature.gate else "fields unknown to us"
+        for feature in dropped
+    )
+    return " and ".join(names)
+
+
+def _uses(devices: Collection[DesiredDevice], dropped: Collection[Feature]) -> bool:
+    # Taints come and go: they must not switch between the devices and the fallback.
+    lasting = {*dropped} - {Feature.TAINTS}
+    return any(
+        device.device is not None and without(device.device, lasting) is not device.device
+        for device in devices
+    )
+
+
+def _without(device: DesiredDevice, dropped: Collection[Feature]) -> DesiredDevice | None:
+    if Feature.TAINTS in dropped:
+        if any(taint.effect != "None" for taint in device.taints):
+            return None
+        device = replace(device, taints=())
+    if device.device is None:
+        return device  # the API server took what is published of it
+    safe = without(device.device, dropped)
+    if safe is None:
+        return None
+    return device if safe is device.device else replace(device, device=safe)
+
+
+# ---------------------------------------------------------------- differences
+
+
 def compare(stored: StoredSlice, wanted: SliceContent) -> Difference:
-    """Say how a slice differs from what it is to hold."""
+    """Return how a slice at the API server differs from its desired content."""
     names = sorted(wanted.devices, key=natural)
     if stored.odd or list(stored.devices) != names:
         return Difference.CONTENT
@@ -72,14 +157,15 @@ def compare(stored: StoredSlice, wanted: SliceContent) -> Difference:
 
 
 def compare_contents(before: SliceContent, wanted: SliceContent) -> Difference | None:
-    """The same of a slice that is known to be in order; None if that does not say enough."""
+    """Return how a slice that had its desired content before differs now; None if only
+    :func:`compare` can tell. What did not change is the same object."""
     if before.devices.keys() != wanted.devices.keys():
         return Difference.CONTENT
     if before.counter_sets.keys() != wanted.counter_sets.keys():
         return Difference.CONTENT
     for name, counter_set in wanted.counter_sets.items():
         old_set = before.counter_sets[name]
-        if counter_set is None or old_set == counter_set:
+        if counter_set is None or old_set is counter_set:
             continue
         if old_set is None:
             return None
@@ -88,7 +174,9 @@ def compare_contents(before: SliceContent, wanted: SliceContent) -> Difference |
     difference = Difference.NONE
     for name, device in wanted.devices.items():
         old = before.devices[name]
-        if device.device is not None and old.device != device.device:
+        if old is device:
+            continue
+        if device.device is not None and old.device is not device.device:
             if old.device is None:
                 return None
             if not same_device(device_body(device.device), device_body(old.device)):
@@ -100,12 +188,20 @@ def compare_contents(before: SliceContent, wanted: SliceContent) -> Difference |
     return difference
 
 
+def same_content(before: SliceContent | None, wanted: SliceContent) -> bool:
+    """Return whether two desired contents are written alike."""
+    return before is not None and compare_contents(before, wanted) is Difference.NONE
+
+
+# ---------------------------------------------------------------- JSON
+
+
 def slice_spec(content: SliceContent, *, stored: Sequence[StoredSlice]) -> dict[str, Any]:
     """
-    Write a content as the part of ``ResourceSlice.spec`` that it is.
+    Return the part of ``ResourceSlice.spec`` that a content is.
 
-    `stored` is what is published of it: of a device that is only known by name all stays but our
-    taints, and a taint that is there already keeps the time when it was added.
+    `stored` is what is published of it. Of a device that is only known by name, all but our taints
+    stays; a taint that is already published keeps the time when it was added.
     """
     devices: dict[str, Object] = {}
     sets: dict[str, Object] = {}
@@ -113,7 +209,7 @@ def slice_spec(content: SliceContent, *, stored: Sequence[StoredSlice]) -> dict[
         more, more_sets = each.bodies()
         devices |= more
         sets |= more_sets
-    # Devices in the order in which the allocator is to take them.
+    # Devices in the order in which the allocator should take them.
     names = sorted(content.devices, key=natural)
     spec: dict[str, Any] = {}
     if names or not content.counter_sets:
@@ -132,7 +228,7 @@ def _device(wanted: DesiredDevice, stored: Object) -> dict[str, Any]:
     taints = [_taint_body(taint, times.get(_key(taint))) for taint in wanted.taints]
     if wanted.device is not None:
         return device_body(wanted.device, taints=taints)
-    # Only its driver can say that the driver's own taints are over.
+    # Only its driver knows when the driver's own taints end.
     own = [dict(each) for each in children(stored, "taints") if not _is_ours(text(each, "key"))]
     taints = own + taints
     return {"name": wanted.name} | _bare(stored) | ({"taints": taints} if taints else {})
@@ -151,13 +247,13 @@ def _is_ours(key: str) -> bool:
 
 
 def _comparable(body: Object, wanted: DesiredDevice) -> set[tuple[str, str, str]]:
-    """Give the stored taints of a device that must be those that are wanted."""
+    """Return the published taints of a device that must equal the desired ones."""
     found = _stored_taints(body)
     return {key for key in found if wanted.device is not None or _is_ours(key[0])}
 
 
 def _stored_taints(body: Object) -> dict[tuple[str, str, str], str]:
-    """Give the times of a device's taints."""
+    """Return since when a device has its taints."""
     return {
         (text(taint, "key"), text(taint, "value"), text(taint, "effect")): text(taint, "timeAdded")
         for taint in children(body, "taints")

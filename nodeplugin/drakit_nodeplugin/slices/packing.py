@@ -1,10 +1,9 @@
 """
-Which device and which counter set stands in which ResourceSlice: stable, with room left.
+Splits a pool into ResourceSlices: which device and which counter set stands in which slice. Pure.
 
-What is placed keeps its slice for as long as it exists and the API's limits allow it. What is new
-goes where it costs the fewest writes: into a slice that is written anyway, else into one alone;
-only if that cannot be is it spread over the first slices with room. What a slice looks like on the
-wire, and what is written, is :mod:`.plan`'s.
+A device keeps its slice while it exists and the API's limits allow it. A new device goes where it
+costs the fewest writes: into a slice that is written anyway, otherwise into a single other slice,
+otherwise into the first slices with room. :mod:`.plan` decides what is written.
 
 It must not know the API server, attributes, or where devices come from.
 """
@@ -12,57 +11,47 @@ It must not know the API server, attributes, or where devices come from.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
-from drakit.resource.limits import (
-    MAX_COUNTER_SETS_PER_SLICE,
-    MAX_DEVICES_PER_SLICE,
-    MAX_DEVICES_PER_SLICE_ADVANCED,
-)
+from drakit.resource.limits import MAX_COUNTER_SETS_PER_SLICE, MAX_TAINTED_DEVICES_PER_SLICE
 
 __all__ = ("Packing", "PackingLimits", "Standing", "pack")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackingLimits:
-    """How full a slice gets. A device is advanced if it has taints, counters or list attributes."""
+    """How full a slice gets."""
 
-    max_devices: int = MAX_DEVICES_PER_SLICE
-    """Devices a slice: the API server's limit, as long as none of them is advanced."""
-
-    max_advanced: int = MAX_DEVICES_PER_SLICE_ADVANCED
-    """The same as soon as one of them is."""
-
-    fill_plain: int = 112
-    """Devices a slice that we place in a plain pool. The rest is room: a device that is added when
-    all slices are as full as this is still one write, and not a write of every slice."""
+    max_devices: int = MAX_TAINTED_DEVICES_PER_SLICE
+    """Devices of a slice. Any device can be tainted at any time, without a move."""
 
     fill_devices: int = 56
-    """The same in any other pool, where each device must be able to get a taint without a move."""
+    """Devices that we place in a slice. When all slices are this full, the rest is room for one
+    more device: it costs one write, and not a write of every slice."""
 
     max_counter_sets: int = MAX_COUNTER_SETS_PER_SLICE
-    """Counter sets a slice, which then holds no devices: the API server's limit."""
+    """Counter sets of a slice, which then holds no devices."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Standing:
-    """How things stand before."""
+    """The slices before the change."""
 
     devices: Mapping[str, int] = field(default_factory=dict[str, int])
     """The index of a device's slice, by its name."""
 
     counter_sets: Mapping[str, int] = field(default_factory=dict[str, int])
     count: int = 0
-    """How many slices there are."""
+    """The number of slices."""
 
     free: Collection[int] = ()
-    """Slices that are written in any case, whatever is in them: some that are gone, and some that
-    an interrupted round has left behind."""
+    """Slices that are written in any case, whatever they hold: missing ones, and those that an
+    interrupted round has left behind."""
 
     touched: Collection[int] = ()
-    """Other slices whose content changes. If more than one does, all of the pool are written."""
+    """Other slices whose content changes. If more than one does, all slices are written."""
 
     rewritten: Collection[int] = ()
     """Slices that are written in any case, but not for their content: for taints alone."""
@@ -70,7 +59,7 @@ class Standing:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Packing:
-    """Where everything stands."""
+    """The slices after the change."""
 
     devices: Mapping[str, int]
     counter_sets: Mapping[str, int]
@@ -79,41 +68,35 @@ class Packing:
 
     @property
     def count(self) -> int:
-        """How many slices there are: those at the end that are empty are given up, but for one."""
+        """The number of slices: empty ones at the end are given up, except for the first."""
         return 1 + max(chain(self.devices.values(), self.counter_sets.values()), default=0)
 
 
 def pack(
-    devices: Mapping[str, bool],
+    devices: Collection[str],
     *,
     counter_sets: Collection[str] = (),
     standing: Standing,
-    plain: bool = False,
     limits: PackingLimits | None = None,
 ) -> Packing:
-    """
-    Give each device and each counter set its slice, counted from 0.
-
-    `devices` says of each whether it is advanced, in the order in which new ones are placed.
-    """
-    slices = _Slices(plain=plain, limits=limits or PackingLimits())
+    """Return the slice of each device and of each counter set, counted from 0. New devices are
+    placed in the order of `devices`."""
+    slices = _Slices(limits or PackingLimits())
     kept, moved = _keep(devices, standing.devices, slices)
     kept_sets = {
         name: at for name in counter_sets if (at := standing.counter_sets.get(name, -1)) >= 0
     }
     slices.sets.update(kept_sets.values())
     new = [name for name in devices if name not in kept]
-    # Advanced ones first: a slice that is full of others cannot take them any more.
-    news = {name: devices[name] for name in sorted(new, key=lambda name: not devices[name])}
     new_sets = [name for name in counter_sets if name not in kept_sets]
     touched = {*standing.touched, *(standing.devices[name] for name in moved)}
-    added = _added_in_place(news, new_sets, slices, standing, touched)
+    added = _added_in_place(new, new_sets, slices, standing, touched)
     if added is not None:
         packing = _packing(kept, kept_sets, added, moved)
         if packing.count == standing.count:
             return packing
     # With another number of slices all of them are written anyway.
-    return _packing(kept, kept_sets, _spread_over_all(news, new_sets, slices), moved)
+    return _packing(kept, kept_sets, _spread_over_all(new, new_sets, slices), moved)
 
 
 _Homes = tuple[dict[str, int], dict[str, int]]
@@ -131,34 +114,22 @@ def _packing(
 class _Slices:
     """What the slices hold while they are being packed."""
 
-    def __init__(self, *, plain: bool, limits: PackingLimits) -> None:
-        self.plain = plain
+    def __init__(self, limits: PackingLimits) -> None:
         self.limits = limits
         self.load: Counter[int] = Counter()
-        self.advanced: set[int] = set()
         self.sets: Counter[int] = Counter()
 
     def copy(self) -> _Slices:
-        other = _Slices(plain=self.plain, limits=self.limits)
+        other = _Slices(self.limits)
         other.load, other.sets = self.load.copy(), self.sets.copy()
-        other.advanced = set(self.advanced)
         return other
 
-    def add(self, index: int, *, advanced: bool) -> None:
-        self.load[index] += 1
-        if advanced:
-            self.advanced.add(index)
-
-    def room(self, index: int, *, advanced: bool, reserve: bool) -> int:
-        """Say how many more devices a slice takes, if one of them is advanced or none."""
+    def room(self, index: int, *, reserve: bool) -> int:
+        """Return how many more devices a slice takes, with or without the reserve."""
         if self.sets[index]:
             return 0
-        limits, tight = self.limits, advanced or index in self.advanced
-        if self.plain and not tight:
-            most = limits.max_devices if reserve else limits.fill_plain
-        else:
-            most = limits.max_advanced if reserve else limits.fill_devices
-        return most - self.load[index]
+        most = self.limits.max_devices if reserve else self.limits.fill_devices
+        return max(0, most - self.load[index])
 
     def room_for_sets(self, index: int) -> int:
         return 0 if self.load[index] else self.limits.max_counter_sets - self.sets[index]
@@ -171,29 +142,26 @@ class _Slices:
 
 
 def _keep(
-    devices: Mapping[str, bool], placed: Mapping[str, int], slices: _Slices
+    devices: Collection[str], placed: Mapping[str, int], slices: _Slices
 ) -> tuple[dict[str, int], list[str]]:
-    """Leave devices where they stand, but for those that the API server would refuse there."""
-    names: dict[int, list[str]] = {}
-    for name in devices:
-        if (index := placed.get(name, -1)) >= 0:
-            names.setdefault(index, []).append(name)
+    """Leave devices where they stand, except for those beyond the limit: earlier releases placed
+    more devices in a slice."""
     kept: dict[str, int] = {}
     moved: list[str] = []
-    for index, here in names.items():
-        tight = any(devices[name] for name in here)
-        most = slices.limits.max_advanced if tight else slices.limits.max_devices
-        # Those that are not advanced go first: more slices can take them.
-        here.sort(key=lambda name: not devices[name])
-        moved += here[most:]
-        for name in here[:most]:
+    for name in devices:
+        index = placed.get(name, -1)
+        if index < 0:
+            continue
+        if slices.load[index] == slices.limits.max_devices:
+            moved.append(name)
+        else:
             kept[name] = index
-            slices.add(index, advanced=devices[name])
+            slices.load[index] += 1
     return kept, moved
 
 
 def _added_in_place(
-    new: Mapping[str, bool],
+    new: Sequence[str],
     new_sets: Sequence[str],
     slices: _Slices,
     standing: Standing,
@@ -216,95 +184,48 @@ def _added_in_place(
             if not rest and not set_rest:
                 return homes, set_homes
             for index in targets:
-                advanced = any(rest.values())
-                if rest and trial.room(index, advanced=advanced, reserve=reserve) >= len(rest):
+                if rest and trial.room(index, reserve=reserve) >= len(rest):
                     return homes | dict.fromkeys(rest, index), set_homes
                 if set_rest and trial.room_for_sets(index) >= len(set_rest):
                     return homes, set_homes | dict.fromkeys(set_rest, index)
     return None
 
 
-def _spread_over_all(new: Mapping[str, bool], new_sets: Sequence[str], slices: _Slices) -> _Homes:
+def _spread_over_all(new: Sequence[str], new_sets: Sequence[str], slices: _Slices) -> _Homes:
     """Fill the first slices with room, and begin new ones: all of the pool is written anyway."""
     end = slices.end
+    held = [index for index in range(end) if slices.load[index]]
     empty = [i for i in range(end) if not slices.load[i] and not slices.sets[i]]
     empty += range(end, end + len(new) + len(new_sets) + 1)
-    tight = {name: True for name, advanced in new.items() if advanced}
-    basic = {name: False for name, advanced in new.items() if not advanced}
-    takers = _takers(slices, tight=len(tight), basic=len(basic))
-    homes: dict[str, int] = {}
-    for rest, begun in ((tight, takers), (basic, range(end))):
-        held = [index for index in begun if slices.load[index]]
-        for indexes in (held, empty):
-            more, rest = _spread(rest, indexes, slices, reserve=False)
-            homes |= more
-    set_homes: dict[str, int] = {}
-    for indexes in (range(end), empty):
-        more, new_sets = _spread_sets(new_sets, indexes, slices)
-        set_homes |= more
+    homes, _ = _spread(new, held + empty, slices, reserve=False)
+    set_homes, _ = _spread_sets(new_sets, [*range(end), *empty], slices)
     return homes, set_homes
 
 
-def _takers(slices: _Slices, *, tight: int, basic: int) -> Sequence[int]:
-    """
-    Choose the slices that advanced devices are added to, so that the fewest new ones are needed.
-
-    In a plain pool the first one that comes to a slice takes half of its room away.
-    """
-    held = [index for index in range(slices.end) if slices.load[index]]
-    if not slices.plain or not tight:
-        return held
-    taking = [index for index in held if index in slices.advanced]
-    others = sorted({*held} - {*taking}, key=lambda index: (slices.load[index], index))
-
-    def new_slices(number: int) -> int:
-        free = sum(_room(slices, i, advanced=True) for i in (*taking, *others[:number]))
-        more = sum(_room(slices, i, advanced=False) for i in others[number:])
-        for_tight = max(0, _pages(tight - free, slices.limits.fill_devices))
-        spare = free + for_tight * slices.limits.fill_devices - tight
-        return for_tight + max(0, _pages(basic - spare - more, slices.limits.fill_plain))
-
-    return sorted(taking + others[: min(range(len(others) + 1), key=new_slices)])
-
-
-def _room(slices: _Slices, index: int, *, advanced: bool) -> int:
-    return max(0, slices.room(index, advanced=advanced, reserve=False))
-
-
-def _pages(items: int, size: int) -> int:
-    return -(-items // size)
-
-
 def _spread(
-    new: Mapping[str, bool], indexes: Sequence[int], slices: _Slices, *, reserve: bool
-) -> tuple[dict[str, int], dict[str, bool]]:
-    """Give devices the first of these slices with room; give those for which there is none."""
+    names: Sequence[str], indexes: Iterable[int], slices: _Slices, *, reserve: bool
+) -> tuple[dict[str, int], Sequence[str]]:
+    """Place devices in the first of these slices with room; return those that do not fit too."""
     homes: dict[str, int] = {}
-    for kind in (True, False):
-        names = iter([name for name, advanced in new.items() if advanced is kind])
-        homes.update(_fitting(names, indexes, slices, advanced=kind, reserve=reserve))
-    return homes, {name: advanced for name, advanced in new.items() if name not in homes}
-
-
-def _fitting(
-    names: Iterator[str], indexes: Iterable[int], slices: _Slices, *, advanced: bool, reserve: bool
-) -> Iterator[tuple[str, int]]:
     for index in indexes:
-        while slices.room(index, advanced=advanced, reserve=reserve) > 0:
-            name = next(names, None)
-            if name is None:
-                return
-            slices.add(index, advanced=advanced)
-            yield name, index
+        if not names:
+            break
+        fitting = names[: slices.room(index, reserve=reserve)]
+        homes |= dict.fromkeys(fitting, index)
+        slices.load[index] += len(fitting)
+        names = names[len(fitting) :]
+    return homes, names
 
 
 def _spread_sets(
     names: Sequence[str], indexes: Iterable[int], slices: _Slices
-) -> tuple[dict[str, int], list[str]]:
+) -> tuple[dict[str, int], Sequence[str]]:
     homes: dict[str, int] = {}
-    left = iter(names)
     for index in indexes:
-        while slices.room_for_sets(index) > 0 and (name := next(left, None)) is not None:
-            homes[name] = index
-            slices.sets[index] += 1
-    return homes, [name for name in names if name not in homes]
+        if not names:
+            break
+        fitting = names[: slices.room_for_sets(index)]
+        homes |= dict.fromkeys(fitting, index)
+        slices.sets[index] += len(fitting)
+        names = names[len(fitting) :]
+    return homes, names

@@ -1,16 +1,17 @@
 """
-From a pool and what the API server holds to the writes that are needed: all pure.
+From a pool and the slices that the API server holds to the writes that are needed: all pure.
 
-The rules of a pool: only slices of its highest generation count for the scheduler, and while there
-are fewer of them than ``resourceSliceCount`` it allocates nothing from the pool. So what is seen
-between two writes is either true or not used:
+The rules of a pool: the scheduler uses only slices of the highest generation, and while there are
+fewer of them than ``resourceSliceCount`` it allocates nothing from the pool. So every state
+between two writes is either correct or not used:
 
-* one slice's content may change, and taints of any number, under the same generation;
-* slices that are gone, or that an interrupted round has left behind, are written under the same
-  generation too: before the last of them is there, the pool is not used;
+* the content of one slice may change, and any number of taints, under the same generation;
+* missing slices, and slices that an interrupted round has left behind, are written under the same
+  generation too: before the last of them exists, the pool is not used;
 * everything else writes all slices of the pool under the next generation.
 
-Semantics: ``resource.k8s.io/v1`` ResourceSlice, KEP-4381.
+Semantics: ``resource.k8s.io/v1`` ResourceSlice, KEP-4381. Which slice a device stands in is decided
+in :mod:`.packing`, how two contents differ in :mod:`.contents`.
 
 It must not know the API server's client, clocks, or where devices come from.
 """
@@ -23,17 +24,35 @@ from typing import Any
 
 from drakit.device import CounterSet
 from drakit.resource.features import Feature
-from drakit_nodeplugin.devices.pools import DesiredDevice, DesiredPool
-from drakit_nodeplugin.slices.contents import Difference, SliceContent, slice_spec
-from drakit_nodeplugin.slices.dropping import choose
-from drakit_nodeplugin.slices.names import PoolIdentity, slice_name
-from drakit_nodeplugin.slices.packing import Packing, PackingLimits, pack
-from drakit_nodeplugin.slices.stored import StoredSlice
-from drakit_nodeplugin.slices.survey import Held, KnownSlice, Survey
+from drakit_nodeplugin.devices.model import DesiredDevice, DesiredPool
+from drakit_nodeplugin.slices.contents import (
+    Difference,
+    SliceContent,
+    choose,
+    compare,
+    compare_contents,
+    same_content,
+    slice_spec,
+)
+from drakit_nodeplugin.slices.packing import Packing, PackingLimits, Standing, pack
+from drakit_nodeplugin.slices.slice_names import PoolIdentity, slice_index, slice_name
+from drakit_nodeplugin.slices.stored_slices import StoredSlice
 
-__all__ = ("Plan", "SliceWrite", "plan", "planning")
+__all__ = ("KnownSlice", "Plan", "SliceWrite", "planning")
 
 API_VERSION = "resource.k8s.io/v1"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KnownSlice:
+    """A slice that was correct at a version: it is not read again while both stay the same."""
+
+    version: str
+    """Its ``resourceVersion``."""
+
+    content: SliceContent
+    owner: str
+    """The Node's UID."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,12 +64,11 @@ class SliceWrite:
     count: int
     generation: int
     content: SliceContent
-    advanced: frozenset[str]
     stored: StoredSlice | None
-    """What it replaces; None if it is created."""
+    """The slice that it replaces; None if it is created."""
 
     sources: Sequence[StoredSlice]
-    """Where its devices stand so far."""
+    """The slices that hold its devices so far."""
 
     @property
     def name(self) -> str:
@@ -58,7 +76,7 @@ class SliceWrite:
         return slice_name(self.pool, self.index)
 
     def body(self) -> dict[str, Any]:
-        """Give the whole object (v1), with the resourceVersion on which it builds."""
+        """Return the whole object (v1), with the resourceVersion on which it builds."""
         pool = self.pool
         # What others put into the metadata stays.
         metadata = {} if self.stored is None else dict(self.stored.metadata)
@@ -80,55 +98,21 @@ class SliceWrite:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """Writes, in the order in which they are to be made."""
+    """Writes, in the order in which they must be made."""
 
     delete: Sequence[StoredSlice] = ()
     replace: Sequence[SliceWrite] = ()
     create: Sequence[SliceWrite] = ()
     known: Mapping[str, KnownSlice] = field(default_factory=dict[str, KnownSlice])
-    """The slices that are in order, by name."""
+    """The slices that are correct, by name."""
 
     left_out: Mapping[str, str] = field(default_factory=dict[str, str])
     """Why devices are not published, by their names."""
 
     @property
     def empty(self) -> bool:
-        """Whether the API server holds all that is wanted already."""
+        """Whether the API server already holds all that is desired."""
         return not (self.delete or self.replace or self.create)
-
-
-def plan(
-    pool: DesiredPool,
-    *,
-    identity: PoolIdentity,
-    stored: Collection[StoredSlice],
-    known: Mapping[str, KnownSlice] | None = None,
-    left: Mapping[str, SliceContent] | None = None,
-    dropped: Collection[Feature] = (),
-    limits: PackingLimits | None = None,
-) -> Plan:
-    """
-    Say what to write so that the pool is as desired.
-
-    `stored` are all slices of this pool, whoever made them; `known` those that were in order;
-    `left` those that are not written for now, as long as they are to hold just this. Features in
-    `dropped` are done without. A pool without devices keeps one empty slice, by which observers
-    tell a driver without devices from no driver.
-    """
-    steps = planning(
-        pool,
-        identity=identity,
-        stored=stored,
-        known=known,
-        left=left,
-        dropped=dropped,
-        limits=limits,
-    )
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            return end.value
 
 
 def planning(
@@ -141,51 +125,165 @@ def planning(
     dropped: Collection[Feature] = (),
     limits: PackingLimits | None = None,
 ) -> Generator[None, None, Plan]:
-    """Plan in steps of a few milliseconds each, between which others can work; see `plan`."""
+    """
+    Plan the writes after which the pool is as desired.
+
+    It yields every few milliseconds, so that the caller can give way to other work.
+
+    `stored` are all slices of this pool, whoever made them; `known` those that were correct; `left`
+    those that are not written for now, with the content that they would get. The plan does without
+    the features in `dropped`. A pool without devices keeps one empty slice, by which observers
+    tell a driver without devices from no driver.
+    """
     left = left or {}
     chosen = choose(pool, dropped)
-    held = Held(stored, identity=identity, left=left)
+    held = _HeldSlices(stored, identity=identity, left=left)
     sets: Mapping[str, CounterSet | None] = (
         dict.fromkeys(held.counter_sets) if chosen.counter_sets is None else chosen.counter_sets
     )
     yield
-    survey = Survey(held, chosen.devices, sets)
+    survey = _Survey(held, chosen.devices, sets)
     for index in held.slices:
-        survey.look(index, known=known or {}, left=left)
+        survey.compare(index, known=known or {}, left=left)
         yield
-    advanced = survey.advanced()
     packing = pack(
-        {name: name in advanced for name in chosen.devices},
-        counter_sets=tuple(sets),
-        standing=survey.standing(),
-        plain=pool.plain,
-        limits=limits,
+        chosen.devices.keys(), counter_sets=tuple(sets), standing=survey.standing(), limits=limits
     )
     yield
-    return _writes(survey, packing, advanced=advanced, left=left, left_out=chosen.left_out)
+    return _writes(survey, packing, left=left, left_out=chosen.left_out)
+
+
+class _HeldSlices:
+    """The slices of a pool that the API server holds: those that we keep, and all others."""
+
+    def __init__(
+        self,
+        stored: Collection[StoredSlice],
+        *,
+        identity: PoolIdentity,
+        left: Mapping[str, SliceContent],
+    ) -> None:
+        self.identity = identity
+        named = {slice_index(identity, each.name): each for each in stored}
+        ours = {index: each for index, each in named.items() if index is not None}
+        # A slice that somebody else has changed says nothing about the pool.
+        telling = [each for each in ours.values() if each.name not in left] or [*ours.values()]
+        self.generation = max((each.generation for each in telling), default=0)
+        self.next_generation = 1 + max((each.generation for each in stored), default=0)
+        counts = {each.count for each in telling if each.generation == self.generation}
+        self.count = counts.pop() if len(counts) == 1 else 0
+        """How many slices the pool should have; 0 if that is not clear."""
+
+        self.behind = {
+            index
+            for index, each in ours.items()
+            if each.generation != self.generation and each.name not in left
+        }
+        # A slice behind, with an index that the pool does not count, is left over from longer ago.
+        old = {i for i in self.behind if self.count and i >= self.count}
+        kept = {i: each for i, each in ours.items() if i not in old}
+        # If two slices hold a device, the newer one has it.
+        order = sorted(kept, key=lambda index: (index not in self.behind, index))
+        self.slices = {index: kept[index] for index in order}
+        self.behind -= old
+        names = {each.name for each in kept.values()}
+        self.obsolete = [each for each in stored if each.name not in names]
+        self.missing = set(range(self.count)) - kept.keys()
+        # A slice that is not written for now counts as if it had been written.
+        self.names = {
+            index: (tuple(as_left.devices), tuple(as_left.counter_sets))
+            if (as_left := left.get(each.name)) is not None
+            else (each.devices, () if each.devices else each.counter_sets)
+            for index, each in self.slices.items()
+        }
+        self.devices = {name: i for i in self.slices for name in self.names[i][0]}
+        self.counter_sets = {name: i for i in self.slices for name in self.names[i][1]}
+
+
+class _Survey:
+    """How the held slices differ from what is desired, before anything new is placed."""
+
+    def __init__(
+        self,
+        held: _HeldSlices,
+        devices: Mapping[str, DesiredDevice],
+        counter_sets: Mapping[str, CounterSet | None],
+    ) -> None:
+        self.held = held
+        self.devices = devices
+        self.counter_sets = counter_sets
+        self.contents: dict[int, SliceContent] = {}
+        self.differences: dict[int, Difference] = {}
+        self.known: dict[str, KnownSlice] = {}
+
+    def compare(
+        self, index: int, *, known: Mapping[str, KnownSlice], left: Mapping[str, SliceContent]
+    ) -> None:
+        """Compare one slice with the devices that stay in it."""
+        stored = self.held.slices[index]
+        devices, counter_sets = self.held.names[index]
+        content = SliceContent(
+            devices={
+                name: self.devices[name]
+                for name in devices
+                if name in self.devices and self.held.devices[name] == index
+            },
+            counter_sets={
+                name: self.counter_sets[name]
+                for name in counter_sets
+                if name in self.counter_sets and self.held.counter_sets[name] == index
+            },
+        )
+        self.contents[index] = content
+        before = known.get(stored.name)
+        if before is not None and before.version != stored.version:
+            before = None
+        difference = None if before is None else compare_contents(before.content, content)
+        if difference is None:
+            difference = compare(stored, content)
+        uid = self.held.identity.node_uid
+        if stored.owners != (uid,) and (before is None or before.owner != uid):
+            difference = max(difference, Difference.TAINTS)
+        if difference is Difference.NONE and index not in self.held.behind:
+            self.known[stored.name] = KnownSlice(version=stored.version, content=content, owner=uid)
+        elif same_content(left.get(stored.name), content):
+            difference = Difference.NONE
+        self.differences[index] = difference
+
+    def standing(self) -> Standing:
+        """Return the slices before the change, for packing."""
+        held = self.held
+        steady = {i: each for i, each in self.differences.items() if i not in held.behind}
+        return Standing(
+            devices=held.devices,
+            counter_sets=held.counter_sets,
+            count=held.count,
+            free=held.missing | held.behind,
+            touched=[i for i, each in steady.items() if each is Difference.CONTENT],
+            rewritten=[i for i, each in steady.items() if each is Difference.TAINTS],
+        )
 
 
 def _writes(
-    survey: Survey,
+    survey: _Survey,
     packing: Packing,
     *,
-    advanced: frozenset[str],
     left: Mapping[str, SliceContent],
     left_out: Mapping[str, str],
 ) -> Plan:
     held, count = survey.held, packing.count
-    contents = {index: _Filling.of(survey.contents.get(index)) for index in range(count)}
+    fillings = {index: _Filling.of(survey.contents.get(index)) for index in range(count)}
     changed = {i for i, each in survey.differences.items() if each is Difference.CONTENT}
     for name in packing.moved:
-        contents[held.devices[name]].devices.pop(name, None)
+        fillings[held.devices[name]].devices.pop(name, None)
         changed.add(held.devices[name])
     for name, index in packing.devices.items():
         if held.devices.get(name) != index:
-            contents[index].devices[name] = survey.devices[name]
+            fillings[index].devices[name] = survey.devices[name]
             changed.add(index)
     for name, index in packing.counter_sets.items():
         if held.counter_sets.get(name) != index:
-            contents[index].counter_sets[name] = survey.counter_sets[name]
+            fillings[index].counter_sets[name] = survey.counter_sets[name]
             changed.add(index)
 
     kept = [index for index in sorted(held.slices) if index < count]
@@ -199,7 +297,7 @@ def _writes(
     generation = held.generation if same_generation else held.next_generation
 
     def write(index: int) -> SliceWrite:
-        filling = contents[index]
+        filling = fillings[index]
         content = SliceContent(devices=filling.devices, counter_sets=filling.counter_sets)
         return SliceWrite(
             pool=held.identity,
@@ -207,14 +305,13 @@ def _writes(
             count=count,
             generation=generation,
             content=content,
-            advanced=advanced.intersection(content.devices),
             stored=held.slices.get(index),
-            sources=_sources(content, held, index),
+            sources=_sources(content, held),
         )
 
     creates = [write(index) for index in range(count) if index not in held.slices]
     if same_generation:
-        creates = [each for each in creates if left.get(each.name) != each.content]
+        creates = [each for each in creates if not same_content(left.get(each.name), each.content)]
     return Plan(
         delete=[*held.obsolete, *(each for i, each in held.slices.items() if i >= count)],
         replace=[write(index) for index in kept],
@@ -226,7 +323,7 @@ def _writes(
 
 @dataclass(slots=True)
 class _Filling:
-    """A content that is being made."""
+    """A content in the making."""
 
     devices: dict[str, DesiredDevice]
     counter_sets: dict[str, CounterSet | None]
@@ -238,8 +335,8 @@ class _Filling:
         return cls(dict(content.devices), dict(content.counter_sets))
 
 
-def _sources(content: SliceContent, held: Held, index: int) -> list[StoredSlice]:
-    """Give the slices that hold what is needed to write a content, the newest last."""
+def _sources(content: SliceContent, held: _HeldSlices) -> list[StoredSlice]:
+    """Return the slices that hold what is needed to write a content, the newest last."""
     needed = {
         held.devices[name]
         for name, each in content.devices.items()

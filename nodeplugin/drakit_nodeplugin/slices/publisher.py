@@ -1,10 +1,9 @@
 """
-Keeps the ResourceSlices of one driver on this node as its devices say.
+Publishes the devices of one driver on this node as ResourceSlices.
 
-It watches what the API server holds, so that slices which somebody else deletes (the kubelet wipes
-its node's slices at its start) are back at once, and writes only what differs. What is to be
-written is decided in :mod:`.plan`, and when in :mod:`.pool_publisher`, for each pool alone.
-Publishing never calls a driver.
+It watches the slices at the API server, so that slices which somebody else deletes are back at once
+(the kubelet wipes its node's slices at its start), and runs one :mod:`.pool_publisher` for each
+pool. Publishing never calls a driver.
 
 It must not know gRPC, endpoints, claims or the checkpoint.
 """
@@ -15,30 +14,28 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection, Mapping
 
-from drakit.kube import Session, resource_path
+from drakit.kube import Session
 from drakit.kube.reflector import Applied, Deleted, Reflector, Replaced
 from drakit.resource.features import Feature
-from drakit_nodeplugin.devices.pools import short_pool
-from drakit_nodeplugin.slices.api import OnWrite, SliceApi
-from drakit_nodeplugin.slices.dropping import describe
+from drakit.resource.pools import short_pool
+from drakit_nodeplugin.slices.api import NodeOwner, OnWrite, SliceApi
+from drakit_nodeplugin.slices.contents import describe
 from drakit_nodeplugin.slices.pool_publisher import (
     PACE_SECONDS,
     SETTLE_SECONDS,
     PoolPublisher,
-    in_words,
+    qualified,
 )
-from drakit_nodeplugin.slices.store import SliceStore
-from drakit_nodeplugin.slices.stored import StoredSlice
-from drakit_nodeplugin.slices.surroundings import PublicationSource, Surroundings
-from drakit_nodeplugin.slices.taintcheck import TaintCheck
+from drakit_nodeplugin.slices.pool_writer import PoolContext, PublicationSource, TaintCheck
+from drakit_nodeplugin.slices.stored_slices import SliceStore, StoredSlice
 
-__all__ = ("PublicationSource", "SlicePublisher")
+__all__ = ("SlicePublisher",)
 
 logger = logging.getLogger(__name__)
 
 FORGET_SECONDS = 600.0
-"""What the API server drops is tried again when the watch has to begin anew, as the server may be
-a newer one; but not more often than this, since it costs writes."""
+"""When the watch begins again, the API server may be a newer one: fields that it dropped are tried
+again. Not more often than this, since it costs writes."""
 
 
 class SlicePublisher:
@@ -54,15 +51,18 @@ class SlicePublisher:
         on_first_list: Callable[[Collection[StoredSlice]], None],
         on_pools: Callable[[Collection[str]], None],
         on_left_out: Callable[[Mapping[str, str]], None],
-        on_dropped: Callable[[str], None] | None = None,
-        on_write: OnWrite | None = None,
+        on_dropped: Callable[[str], None],
+        on_write: OnWrite,
     ) -> None:
-        """While `primary` is not set another instance of the driver publishes: two with different
+        """
+        While `primary` is not set another instance of the driver publishes: two with different
         configurations would undo each other's writes for as long as an update takes.
-        `on_first_list` is told what was published before, before the source is asked for anything;
-        `on_pools` which pools the API server holds, whenever that or what is wanted changes;
-        `on_left_out` why devices are newly not published, as in `left_out`; `on_dropped` once, in a
-        sentence, what of devices it drops."""
+
+        `on_first_list` receives the slices that were published before, and is called before the
+        source is; `on_pools` the pools that the API server holds, whenever these or the desired
+        ones change; `on_left_out` why devices are newly not published, as in `left_out`;
+        `on_dropped` a sentence on the fields that the API server drops, once.
+        """
         self._source = source
         self._session = session
         self._node = node
@@ -78,32 +78,32 @@ class SlicePublisher:
         self._dropped: frozenset[Feature] = frozenset()
         self._reported: frozenset[Feature] = frozenset()
         self._taints = TaintCheck()
-        self._forgot_at: float | None = None
+        self._forgot_at = float("-inf")
 
-    # ------------------------------------------------------------ what probes and metrics ask
+    # ------------------------------------------------------------ for probes and metrics
 
     @property
     def listed(self) -> bool:
-        """Whether the API server has told once what it holds."""
+        """Whether the API server has listed its slices once."""
         return self._store.listed.is_set()
 
     @property
     def dropped(self) -> frozenset[Feature]:
-        """What of devices the API server is known to drop."""
+        """The features of devices that the API server is known to drop."""
         return self._dropped
 
     @property
     def left_out(self) -> Mapping[str, str]:
-        """Why devices are not published though they are wanted, by ``pool/device`` in the driver's
-        words; those of the pool with the node's name by their names alone."""
+        """Why desired devices are not published, by ``pool/device`` with the driver's pool names;
+        devices of the pool with the node's name by their names alone."""
         left_out: dict[str, str] = {}
         for pool in self._pools.values():
-            left_out |= in_words(short_pool(self._node, pool.name), pool.left_out)
+            left_out |= qualified(short_pool(self._node, pool.name), pool.left_out)
         return left_out
 
     @property
     def last_error(self) -> str | None:
-        """Why slices are not as they are to be, as of the last attempts; None if all went well."""
+        """Why slices are not as desired, as of the last attempts; None if nothing failed."""
         if not self.listed and self._reflector is not None:
             return None if (error := self._reflector.last_error) is None else str(error)
         errors = {name: each.last_error for name, each in sorted(self._pools.items())}
@@ -117,8 +117,8 @@ class SlicePublisher:
         api = SliceApi(
             session, driver=self._source.driver, node=self._node, on_write=self._on_write
         )
-        owner = _Node(session, self._node)
-        surroundings = Surroundings(
+        owner = NodeOwner(session, self._node)
+        context = PoolContext(
             source=self._source,
             node=self._node,
             owner=owner,
@@ -135,7 +135,7 @@ class SlicePublisher:
             def find(names: Collection[str]) -> None:
                 for name in names:
                     if name not in self._pools:
-                        pool = self._pools[name] = PoolPublisher(name, surroundings)
+                        pool = self._pools[name] = PoolPublisher(name, context)
                         group.create_task(self._publish(pool, find))
 
             group.create_task(self._watch(api, owner, find))
@@ -145,21 +145,24 @@ class SlicePublisher:
     async def _publish(self, pool: PoolPublisher, find: Callable[[Collection[str]], None]) -> None:
         await pool.run()
         del self._pools[pool.name]
-        # It may be wanted again since its last look, found while it was still here, and not woken.
+        # It may be desired again since its last round, and was found while it was still here.
         find({pool.name} & self._source.publication().pools.keys())
 
     async def _wake(self) -> None:
-        """Tell the pools of each change; they know when they look."""
+        """Wake the pools at each change; each has its own pace."""
         seen = self._source.revision.number
         while True:
             seen = await self._source.revision.after(seen)
-            for pool in self._pools.values():
-                pool.wake()
+            self._wake_all()
             if self.listed:
                 self._on_pools(self._store.pools())
 
+    def _wake_all(self) -> None:
+        for pool in self._pools.values():
+            pool.wake()
+
     async def _find(self, find: Callable[[Collection[str]], None]) -> None:
-        """Look for new pools."""
+        """Find new pools."""
         await self._store.listed.wait()
         while True:
             seen = self._source.revision.number
@@ -169,7 +172,7 @@ class SlicePublisher:
             await asyncio.sleep(SETTLE_SECONDS)
 
     async def _watch(
-        self, api: SliceApi, owner: _Node, find: Callable[[Collection[str]], None]
+        self, api: SliceApi, owner: NodeOwner, find: Callable[[Collection[str]], None]
     ) -> None:
         self._reflector = Reflector(api, "resourceslices")
         async for change in self._reflector.changes():
@@ -179,11 +182,10 @@ class SlicePublisher:
                     slices: list[StoredSlice] = [item["slice"] for item in items]
                     if not again:
                         self._on_first_list(slices)
-                    if self._store.hold(slices):
+                    if self._store.replace_all(slices):
                         owner.forget()
                     find(self._store.pools())
-                    for pool in self._pools.values():
-                        pool.wake()
+                    self._wake_all()
                     if again:
                         self._forget()
                 case Applied(object=item):
@@ -193,17 +195,16 @@ class SlicePublisher:
                         self._pools[new.pool].wake()
                 case Deleted(object=item):
                     gone: StoredSlice = item["slice"]
-                    if self._store.remove(gone.name, gone.uid) is not None:
-                        # The Node may have been deleted and made anew, which takes its slices.
+                    if self._store.remove(gone.name, gone.uid):
                         owner.forget()
                         if (pool := self._pools.get(gone.pool)) is not None:
                             pool.wake()
             self._on_pools(self._store.pools())
 
-    # ------------------------------------------------------------ what the API server drops
+    # ------------------------------------------------------------ fields that are dropped
 
     def _drops(self, features: Collection[Feature]) -> bool:
-        """Take in what an answer lacks; tell whether something else is to be published now."""
+        """Note the features that an answer lacks; return whether plans are wrong by that."""
         new = frozenset(features) - self._dropped
         if not new:
             return False
@@ -219,44 +220,20 @@ class SlicePublisher:
                 "fields of slices are dropped",
                 extra={"driver": self._source.driver, "error": note},
             )
-            if self._on_dropped is not None:
-                self._on_dropped(note)
+            self._on_dropped(note)
         if all(feature is Feature.OTHER for feature in new):
-            return False  # there is nothing to do about it
+            return False  # no plan does without fields that we do not know
         for pool in self._pools.values():
             pool.forget()
         return True
 
     def _forget(self) -> None:
-        """The watch began anew: the API server may be another one."""
+        """The watch began again: the API server may be another one."""
         self._taints.forget()
         now = asyncio.get_running_loop().time()
-        if self._forgot_at is not None and now - self._forgot_at < FORGET_SECONDS:
+        if now - self._forgot_at < FORGET_SECONDS:
             return
         self._forgot_at = now
         self._dropped = frozenset()
         for pool in self._pools.values():
             pool.forget()
-
-
-class _Node:
-    """Our Node, as far as its UID: it is the owner of our slices."""
-
-    def __init__(self, session: Session, name: str) -> None:
-        self._session = session
-        self._path = resource_path("v1", "nodes", name=name)
-        self._uid: str | None = None
-        self._reading = asyncio.Lock()
-        self._reads = 0
-
-    def forget(self) -> None:
-        self._uid = None
-
-    async def uid(self, *, again: bool = False) -> str:
-        reads = self._reads
-        async with self._reading:  # many pools ask at once
-            if self._uid is None or (again and self._reads == reads):
-                node = await self._session.get(self._path)
-                self._uid = str(node["metadata"]["uid"])
-                self._reads += 1
-            return self._uid

@@ -7,11 +7,11 @@ import pytest
 
 from drakit_nodeplugin.claims.allocation import ParameterLimits
 from drakit_nodeplugin.claims.cdi_files import ClaimSpecs
+from drakit_nodeplugin.claims.cdi_repair import SpecRestorer
 from drakit_nodeplugin.claims.checkpoint.store import Checkpoint
 from drakit_nodeplugin.claims.engine import ClaimEngine
 from drakit_nodeplugin.claims.queue import ClaimQueue
 from drakit_nodeplugin.claims.recovery import Recovery
-from drakit_nodeplugin.claims.restore import SpecRestorer
 from drakit_nodeplugin.claims.work import ClaimAnswer, EngineParts
 from tests.fakes.claims import (
     DRIVER,
@@ -38,7 +38,7 @@ class Plugin:
         self.instances = FakeInstances()
         self.inventories = FakeInventories()
         self.specs = ClaimSpecs(DRIVER, self.cdi)
-        self.checkpoint = Checkpoint(folder / "checkpoint.db", owner=owner, files=self.specs)
+        self.checkpoint = Checkpoint(folder / "checkpoint.db", owner=owner, specs=self.specs)
         self.parts = EngineParts(
             driver=DRIVER,
             node=StaticNode(name=NODE, labels={"zone": "a"}),
@@ -56,12 +56,7 @@ class Plugin:
         """What was answered so far, by UID."""
         self.queue = ClaimQueue(DRIVER, self.engine, observers=[self])
         self.recovery = Recovery(checkpoint=self.checkpoint, queue=self.queue)
-        self.restorer = SpecRestorer(
-            checkpoint=self.checkpoint,
-            specs=self.specs,
-            boot_id=boot_id,
-            queue=self.queue,
-        )
+        self.restorer = SpecRestorer(self.parts, directory=self.cdi, queue=self.queue)
 
     async def prepare(self, *claims):
         return await prepare(self.queue, *claims)

@@ -14,7 +14,7 @@ import pytest
 from drakit.cli import checkpoint as commands
 from drakit.cli.main import main
 from drakit_nodeplugin.claims.checkpoint.store import Checkpoint
-from drakit_nodeplugin.devices.stored import StoredEndpoint
+from drakit_nodeplugin.devices.endpoint_store import StoredEndpoint
 from drakit_nodeplugin.kubelet.sockets import socket_paths
 from tests.fakes.checkpoints import DRIVER, copy, stored_claim, stored_device
 from tests.fakes.checkpoints import prepared_claim as prepared
@@ -146,7 +146,7 @@ async def test_a_damaged_endpoint_is_said_and_nothing_else_is_wrong(site):
     change(site, "UPDATE endpoints SET checksum = 1 WHERE name = 'net'")
     told = (
         f"{DRIVER}: the row of endpoint net: its checksum does not match; the node plugin drops "
-        f"it at its next start: the driver tells its devices again\n"
+        f"it at its next start: the driver reports its devices again\n"
     )
     code, out, error = await site.run_beside(*SHOW)
     assert (code, error) == (1, told)
@@ -222,13 +222,13 @@ async def test_of_a_damaged_database_the_readable_rows_are_shown_and_the_rest_is
     assert "uid-a" not in out
     assert error == (
         f"{DRIVER}: the row of claim uid-a: its checksum does not match\n"
-        f"{DRIVER}: the node plugin sets it aside at its next start, and salvages what is "
-        f"readable\n"
+        f"{DRIVER}: the node plugin quarantines it at its next start, and keeps the rows that "
+        f"are sound\n"
     )
     assert digest(site) == before
 
 
-async def test_a_database_that_was_set_aside_is_named(site):
+async def test_a_database_that_was_quarantined_is_named(site):
     await site.store(prepared("a"), prepared("b"))
     change(site, "UPDATE bodies SET checksum = 1 WHERE id = 1")
     checkpoint = Checkpoint(site.path())
@@ -236,10 +236,8 @@ async def test_a_database_that_was_set_aside_is_named(site):
     await checkpoint.close()
     code, out, error = await site.run_beside(*SHOW)
     assert code == 1
-    assert "\nset aside: checkpoint.db.damaged-" in out
-    assert (
-        "an earlier database was damaged, and is not rebuilt yet: the row of claim uid-a" in error
-    )
+    assert "\nquarantined: checkpoint.db.damaged-" in out
+    assert "entries were lost, and are not rebuilt yet: the row of claim uid-a" in error
 
 
 async def test_a_newer_database_is_not_read_and_not_changed(site):
@@ -319,23 +317,23 @@ async def test_nothing_is_wrong(site):
         ),
         pytest.param(
             lambda site: site.spec("uid-a").write_text("{}"),
-            "claim lab/a (uid-a): its CDI file {site.cdi}/camera.example.com-claim_uid-a.json is "
-            "not the one that was prepared",
+            "claim lab/a (uid-a): its CDI file {site.cdi}/camera.example.com-claim_uid-a.json "
+            "differs from the prepared one",
             id="a-file-that-differs",
         ),
         pytest.param(
             lambda site: site.spec("uid-z").write_text("{}"),
-            "CDI file {site.cdi}/camera.example.com-claim_uid-z.json is of no claim that is known",
+            "CDI file {site.cdi}/camera.example.com-claim_uid-z.json belongs to no known claim",
             id="a-file-of-no-claim",
         ),
         pytest.param(
             lambda site: change(site, "UPDATE claims SET state = 'preparing' WHERE id = 1"),
-            "the row of claim uid-a: its columns do not say what its body says",
+            "the row of claim uid-a: its columns do not match its body",
             id="a-row-that-contradicts-itself",
         ),
         pytest.param(
             lambda site: site.path().write_text("no database"),
-            "it is no SQLite database",
+            "file is not a database",
             id="no-database",
         ),
     ],

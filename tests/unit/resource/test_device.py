@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from drakit import Device, Version
+from drakit import Device, Edits, Version
 from drakit.device import Capacity, CapacityRange, CounterSet, Taint, Topology
 from drakit.resource.device import (
     counter_set_body,
@@ -12,7 +12,6 @@ from drakit.resource.device import (
     device_problems,
     same_counter_sets,
     same_device,
-    uses_advanced,
 )
 
 FULL = Device(
@@ -41,7 +40,7 @@ FULL = Device(
     consumes={"card-0": {"memory": "8Gi", "engines": "2"}},
     allow_multiple_allocations=True,
     taints=(Taint(key="gpu.example.com/loose", effect="NoSchedule"),),
-    node_paths=("/dev/gpu0",),
+    edits=Edits.of_device_nodes("/dev/gpu0"),
 )
 
 
@@ -97,24 +96,6 @@ def test_a_device_without_anything_is_a_name():
 def test_a_counter_set_is_written_without_its_pool():
     given = CounterSet(name="card-0", pool="gpus", counters={"memory": "8Gi"})
     assert counter_set_body(given) == {"name": "card-0", "counters": {"memory": {"value": "8Gi"}}}
-
-
-@pytest.mark.parametrize(
-    ("device", "advanced"),
-    [
-        pytest.param(Device(name="c", attributes={"a": 1}, capacity={"m": "1"}), False, id="plain"),
-        pytest.param(
-            Device(name="c", taints=(Taint(key="x.y/z", effect="None"),)), True, id="tainted"
-        ),
-        pytest.param(Device(name="c", consumes={"s": {"m": "1"}}), True, id="consuming"),
-        pytest.param(Device(name="c", attributes={"a": (1,)}), True, id="list"),
-        pytest.param(Device(name="c", allow_multiple_allocations=True), False, id="shared"),
-    ],
-)
-def test_what_halves_a_slice(device, advanced):
-    taints = [{"key": taint.key, "effect": taint.effect} for taint in device.taints]
-    assert uses_advanced(device) is advanced
-    assert uses_advanced(device_body(device, taints=taints)) is advanced
 
 
 def capacity(value: str, **policy: object) -> dict:

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from drakit_nodeplugin.slices.names import PoolIdentity, slice_name
 from drakit_nodeplugin.slices.packing import PackingLimits
+from drakit_nodeplugin.slices.slice_names import PoolIdentity, slice_name
 from tests.unit.slices.world import (
     NODE,
     POOL,
@@ -16,9 +16,7 @@ from tests.unit.slices.world import (
     taint,
 )
 
-SMALL = PackingLimits(
-    max_devices=6, max_advanced=4, fill_plain=5, fill_devices=3, max_counter_sets=2
-)
+SMALL = PackingLimits(max_devices=4, fill_devices=3, max_counter_sets=2)
 
 
 def server(*devices, limits=SMALL, **fields) -> PoolServer:
@@ -54,10 +52,6 @@ def test_a_thousand_devices_that_can_be_tainted_are_18_slices():
     assert made.generation == 1
 
 
-def test_a_thousand_plain_devices_are_9_slices():
-    assert PoolServer().publish(pool(*many(1000), plain=True)) == (9, 0, 0)
-
-
 def test_one_change_writes_one_slice_and_keeps_the_generation():
     made = server(*"abcde")
     before = made.published()
@@ -67,6 +61,12 @@ def test_one_change_writes_one_slice_and_keeps_the_generation():
     after = made.published()
     assert {name: after[name] for name in "acde"} == {name: before[name] for name in "acde"}
     assert made.generation == 1
+
+
+def test_a_value_of_another_type_is_a_change():
+    made = server(device("a", attributes={"on": 1}))
+    seen = made.plan(pool(device("a", attributes={"on": 1}))).known
+    assert made.publish(pool(device("a", attributes={"on": True})), known=seen) == (0, 1, 0)
 
 
 def test_one_more_device_than_we_place_is_one_write_all_the_same():
@@ -243,15 +243,16 @@ def test_a_taint_keeps_the_time_when_it_was_added():
     ]
 
 
-def test_plain_devices_that_are_tainted_move_only_as_far_as_they_must():
-    made = server(*"abcde", plain=True)
+def test_devices_that_an_earlier_release_placed_beyond_the_limit_move_once():
+    made = server(*"abcdef", limits=PackingLimits(max_devices=6, fill_devices=6))
     before = made.published()
-    tainted = [device(name, taint()) for name in "abcde"]
-    assert made.publish(pool(*tainted, plain=True)) == (1, 1, 0)
+    made.limits = SMALL
+    assert made.publish(pool(*"abcdef")) == (1, 1, 0)
     after = made.published()
-    assert sum(after[name] != before[name] for name in "abcde") == 1
-    assert made.publish(pool(*"abcde", plain=True)) == (0, 2, 0)
-    assert made.published() == after, "nothing moves back"
+    assert [name for name in "abcdef" if after[name] != before[name]] == ["e", "f"]
+    tainted = [device(name, taint()) for name in "abcdef"]
+    assert made.publish(pool(*tainted)) == (0, 2, 0)
+    assert made.published() == after
 
 
 # ------------------------------------------------------------ what is only known by name

@@ -10,11 +10,10 @@ import pytest
 
 from drakit.device import Capacity
 from drakit.resource.features import Feature
-from drakit_nodeplugin.devices.pools import DesiredDevice, DesiredPool
-from drakit_nodeplugin.slices.contents import SliceContent
-from drakit_nodeplugin.slices.dropping import choose
+from drakit_nodeplugin.devices.model import DesiredDevice, DesiredPool
+from drakit_nodeplugin.slices.contents import SliceContent, choose
 from drakit_nodeplugin.slices.plan import SliceWrite
-from drakit_nodeplugin.slices.taintcheck import TaintCheck
+from drakit_nodeplugin.slices.pool_writer import TaintCheck
 from tests.fakes.kube import StatusError
 from tests.unit.slices.conftest import Published
 from tests.unit.slices.world import (
@@ -419,7 +418,6 @@ def test_a_device_that_moves_with_its_published_taints_is_asked_about(
         count=2,
         generation=2,
         content=SliceContent(devices={"b": known}),
-        advanced=frozenset(),
         stored=None,
         sources=server.stored(),
     )

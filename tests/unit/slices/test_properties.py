@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import combinations
 from typing import Any
 
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from drakit_nodeplugin.devices.pools import DesiredPool
+from drakit_nodeplugin.devices.model import DesiredPool
 from drakit_nodeplugin.slices.packing import PackingLimits
-from drakit_nodeplugin.slices.survey import KnownSlice
+from drakit_nodeplugin.slices.plan import KnownSlice
 from tests.unit.slices.world import PoolServer, counter_set, device, pool, taint
 
-SMALL = PackingLimits(
-    max_devices=6, max_advanced=4, fill_plain=5, fill_devices=3, max_counter_sets=2
-)
+SMALL = PackingLimits(max_devices=4, fill_devices=3, max_counter_sets=2)
 
 
 @dataclass(frozen=True)
@@ -27,7 +24,6 @@ class Fleet:
     tainted: frozenset[int] = frozenset()
     consumers: frozenset[int] = frozenset()  # devices that consume counters
     sets: dict[int, int] | None = None
-    plain: bool = False
 
     def desired(self) -> DesiredPool:
         devices = [
@@ -40,7 +36,7 @@ class Fleet:
             for i, value in self.attributes.items()
         ]
         sets = tuple(counter_set(f"s{i}", str(n)) for i, n in (self.sets or {}).items())
-        return pool(*devices, counter_sets=sets, plain=self.plain)
+        return pool(*devices, counter_sets=sets)
 
 
 NUMBERS = st.integers(0, 15)
@@ -57,10 +53,10 @@ STEPS = st.lists(
     min_size=1,
     max_size=3,
 )
-HISTORIES = st.lists(st.tuples(STEPS, st.sampled_from(["", "", "", "plain"])), max_size=8)
+HISTORIES = st.lists(STEPS, max_size=8)
 
 
-def then(fleet: Fleet, steps: list[tuple[str, Any]], plain: str) -> Fleet:
+def then(fleet: Fleet, steps: list[tuple[str, Any]]) -> Fleet:
     attributes, tainted = dict(fleet.attributes), fleet.tainted
     consumers, sets = fleet.consumers, fleet.sets
     for kind, what in steps:
@@ -77,7 +73,7 @@ def then(fleet: Fleet, steps: list[tuple[str, Any]], plain: str) -> Fleet:
                 consumers = frozenset(what)
             case _:
                 sets = what
-    return Fleet(attributes, tainted, consumers, sets, bool(plain))
+    return Fleet(attributes, tainted, consumers, sets)
 
 
 # ------------------------------------------------------------ the lower bound
@@ -88,29 +84,25 @@ class Slot:
     """A slice as it is before, with what of it stays."""
 
     kept: int  # devices that may stay
-    advanced: bool  # whether one of them is
     sets: int
     content: bool  # whether its content changes whatever is placed
     taints: bool
 
-    def room(self, *, advanced: bool, plain: bool, fill: bool) -> int:
+    def room(self, *, fill: bool) -> int:
         if self.sets:
             return 0
-        if plain and not advanced and not self.advanced:
-            return (SMALL.fill_plain if fill else SMALL.max_devices) - self.kept
-        return (SMALL.fill_devices if fill else SMALL.max_advanced) - self.kept
+        return max(0, (SMALL.fill_devices if fill else SMALL.max_devices) - self.kept)
 
 
-def lower_bound(server: PoolServer, wanted: DesiredPool) -> tuple[int, int]:
+def lower_bound(server: PoolServer, wanted: DesiredPool) -> int:
     """
-    Give the writes that are needed at least, and how many devices must move, from the rules alone.
+    Return how many writes are needed at least, from the rules alone.
 
     The pool is whole before: all of its slices are of one generation.
     """
     devices = {each.name: each for each in wanted.devices}
     sets = {each.name: each for each in wanted.counter_sets or ()}
     slots, seen, seen_sets = [], set(), set()
-    basic_moves = advanced_moves = 0
     for body in server.current():
         here = body["spec"]["devices"]
         here_sets = body["spec"].get("sharedCounters", [])
@@ -118,12 +110,7 @@ def lower_bound(server: PoolServer, wanted: DesiredPool) -> tuple[int, int]:
         stay_sets = [each["name"] for each in here_sets if each["name"] in sets]
         seen |= {*stay}
         seen_sets |= {*stay_sets}
-        tight = [name for name in stay if advanced(devices[name])]
-        over = max(0, len(stay) - (SMALL.max_advanced if tight else SMALL.max_devices))
-        # Those that are not advanced move first: they fit in more places.
-        basic = min(over, len(stay) - len(tight))
-        basic_moves, advanced_moves = basic_moves + basic, advanced_moves + over - basic
-        content = len(stay) < len(here) or len(stay_sets) < len(here_sets) or over > 0
+        content = len(stay) < len(here) or len(stay_sets) < len(here_sets)
         content |= any(
             each["attributes"]["n"]["int"] != devices[each["name"]].device.attributes["n"]
             or bool(each.get("consumesCounters")) != bool(devices[each["name"]].device.consumes)
@@ -140,46 +127,35 @@ def lower_bound(server: PoolServer, wanted: DesiredPool) -> tuple[int, int]:
             for each in here
             if each["name"] in devices
         )
-        slots.append(Slot(len(stay) - over, bool(tight), len(stay_sets), content, taints))
-    new = [advanced(devices[name]) for name in devices.keys() - seen]
-    tight_new = sum(new) + advanced_moves
-    basic_new = len(new) - sum(new) + basic_moves
+        slots.append(Slot(len(stay), len(stay_sets), content, taints))
+    new = len(devices.keys() - seen)
     new_sets = len(sets.keys() - seen_sets)
-    moves = basic_moves + advanced_moves
     if not slots:
-        count = fewest_slices([], tight_new, basic_new, new_sets, wanted.plain)
-        return count, moves
-    single = one_content(slots, tight_new, basic_new, new_sets, wanted.plain)
+        return fewest_slices([], new, new_sets)
+    single = one_content(slots, new, new_sets)
     if single is not None:
-        return single, moves
-    count = fewest_slices(slots, tight_new, basic_new, new_sets, wanted.plain)
-    return max(count, len(slots)), moves
+        return single
+    return max(fewest_slices(slots, new, new_sets), len(slots))
 
 
-def advanced(each: Any) -> bool:
-    return bool(each.taints or each.device.consumes)
-
-
-def one_content(slots: list[Slot], tight: int, basic: int, sets: int, plain: bool) -> int | None:
+def one_content(slots: list[Slot], new: int, sets: int) -> int | None:
     """The writes if the content of one slice changes at most; None if it cannot be so."""
     changed = [i for i, slot in enumerate(slots) if slot.content]
     tainted = {i for i, slot in enumerate(slots) if slot.taints}
-    if len(changed) > 1 or ((tight or basic) and sets):
+    if len(changed) > 1 or (new and sets):
         return None
     best = None
     for target in changed or [None, *range(len(slots))]:
         if target is None:
-            if tight or basic or sets:
+            if new or sets:
                 continue
         else:
             slot = slots[target]
-            if slot.room(advanced=tight > 0, plain=plain, fill=False) < tight + basic and (
-                tight or basic
-            ):
+            if new and slot.room(fill=False) < new:
                 continue
             if sets and (slot.kept or slot.sets + sets > SMALL.max_counter_sets):
                 continue
-        placed = {target} if tight or basic or sets else set()
+        placed = {target} if new or sets else set()
         last = max(
             (i for i, slot in enumerate(slots) if slot.kept or slot.sets or i in placed),
             default=0,
@@ -191,35 +167,23 @@ def one_content(slots: list[Slot], tight: int, basic: int, sets: int, plain: boo
     return best
 
 
-def fewest_slices(slots: list[Slot], tight: int, basic: int, sets: int, plain: bool) -> int:
+def fewest_slices(slots: list[Slot], new: int, sets: int) -> int:
     """How many slices there must be if none is filled beyond what is placed."""
     last = max((i for i, slot in enumerate(slots) if slot.kept or slot.sets), default=0)
     count = last + 1
-    while not fits(
-        [*slots, *[Slot(0, False, 0, False, False)] * count][:count], tight, basic, sets, plain
-    ):
+    while not fits([*slots, *[Slot(0, 0, False, False)] * count][:count], new, sets):
         count += 1
     return count
 
 
-def fits(slots: list[Slot], tight: int, basic: int, sets: int, plain: bool) -> bool:
+def fits(slots: list[Slot], new: int, sets: int) -> bool:
     empty = [i for i, slot in enumerate(slots) if not slot.kept and not slot.sets]
     room = sum(SMALL.max_counter_sets - slot.sets for slot in slots if slot.sets)
     for_sets = max(0, -(-(sets - room) // SMALL.max_counter_sets))
     if for_sets > len(empty):
         return False
-    rest = [slot for i, slot in enumerate(slots) if not slot.sets and i not in empty[:for_sets]]
-    mixed = [slot for slot in rest if slot.advanced]
-    others = [slot for slot in rest if not slot.advanced]
-    for size in range(len(others) + 1):  # which of them take advanced devices
-        for chosen in combinations(range(len(others)), size):
-            taking = mixed + [others[i] for i in chosen]
-            left = [slot for i, slot in enumerate(others) if i not in chosen]
-            free = sum(max(0, s.room(advanced=True, plain=plain, fill=True)) for s in taking)
-            more = sum(max(0, s.room(advanced=False, plain=plain, fill=True)) for s in left)
-            if free >= tight and free - tight + more >= basic:
-                return True
-    return False
+    rest = [slot for i, slot in enumerate(slots) if i not in empty[:for_sets]]
+    return sum(slot.room(fill=True) for slot in rest) >= new
 
 
 # ------------------------------------------------------------ the properties
@@ -232,11 +196,11 @@ def test_packing_holds_for_any_sequence(history):
     fleet = Fleet({})
     server.publish(fleet.desired())
     known: dict[str, KnownSlice] = {}
-    for steps, plain in history:
-        fleet = then(fleet, steps, plain)
+    for steps in history:
+        fleet = then(fleet, steps)
         wanted = fleet.desired()
         before = server.published() | server.sets()
-        writes, moves = lower_bound(server, wanted)
+        writes = lower_bound(server, wanted)
         generation = server.generation
 
         remembered = server.plan(wanted, known=known)
@@ -250,7 +214,7 @@ def test_packing_holds_for_any_sequence(history):
         assert after.keys() == {each.name for each in wanted.devices}
         assert server.sets().keys() == {each.name for each in wanted.counter_sets or ()}
         stayed = (after | server.sets()).items() & before.items()
-        assert len(before.keys() & (after | server.sets()).keys()) - len(stayed) == moves
+        assert len(before.keys() & (after | server.sets()).keys()) == len(stayed), "nothing moves"
         assert sum(done) == writes
         again = server.plan(wanted)
         assert again.empty, "a restart writes nothing"
@@ -263,8 +227,8 @@ def test_whatever_was_interrupted_or_deleted_is_made_good(history, data):
     """After each write the scheduler sees a pool that makes sense, or none; see `PoolServer`."""
     server = PoolServer(limits=SMALL)
     fleet = Fleet({})
-    for steps, plain in history:
-        fleet = then(fleet, steps, plain)
+    for steps in history:
+        fleet = then(fleet, steps)
         server.publish(fleet.desired(), writes=data.draw(st.integers(0, 4), label="writes made"))
         for name in data.draw(
             st.sets(st.sampled_from([*server.slices]), max_size=2)
@@ -286,8 +250,8 @@ def test_what_was_deleted_is_all_that_is_written(history, data):
     server = PoolServer(limits=SMALL)
     fleet = Fleet({})
     server.publish(fleet.desired())
-    for steps, plain in history:
-        fleet = then(fleet, steps, plain)
+    for steps in history:
+        fleet = then(fleet, steps)
         server.publish(fleet.desired())
     names = sorted(server.slices)
     gone = data.draw(st.sets(st.sampled_from(names)), label="deleted")

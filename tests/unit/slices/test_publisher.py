@@ -9,7 +9,8 @@ from itertools import pairwise
 
 import pytest
 
-from drakit_nodeplugin.devices.pools import StampedTaint
+from drakit import Health
+from drakit_nodeplugin.devices.model import StampedTaint
 from tests.fakes.kube import FakeApiServer, StatusError
 from tests.unit.slices.conftest import NODES, SLICES, Published
 from tests.unit.slices.world import NODE, counter_set, device, many, pool, taint
@@ -388,7 +389,10 @@ async def test_a_device_that_the_api_server_names_is_left_out(published: Publish
     cause = {"field": "spec.devices[1].attributes[x]", "message": "is not liked"}
     published.link.refuse = lambda method, path, body: (
         StatusError(422, "Invalid", "no", details={"causes": [cause]})
-        if method == "POST" and any(each["name"] == "bad" for each in body["spec"]["devices"])
+        if any(
+            each["name"] == "bad" and each["attributes"]["model"] == {"string": "x"}
+            for each in (body or {"spec": {"devices": ()}})["spec"]["devices"]
+        )
         else None
     )
     published.source.says(pool("a", "bad", "c"))
@@ -396,7 +400,11 @@ async def test_a_device_that_the_api_server_names_is_left_out(published: Publish
     assert published.devices() == {"a", "c"}
     assert "is not liked" in published.publisher.left_out["bad"]
     assert await published.settled(600) == []
-    assert published.left_out == [dict(published.publisher.left_out)], "it is told once"
+    published.source.says(pool("a", device("bad", health=Health.unhealthy("too hot")), "c"))
+    assert await published.settled(600) == [], "health alone is no other device"
+    assert published.left_out == [dict(published.publisher.left_out)], "it is reported once"
+    published.source.says(pool("a", device("bad", attributes={"model": "y"}), "c"))
+    assert await published.settled() == ["PUT"]
 
 
 async def test_a_conflict_is_read_and_written_again(published: Published):

@@ -8,12 +8,17 @@ from typing import Any
 
 from drakit.device import CounterSet, Device
 from drakit.resource.raw import Object
-from drakit_nodeplugin.devices.pools import DesiredDevice, DesiredPool, Publication, StampedTaint
-from drakit_nodeplugin.devices.revision import Revision
-from drakit_nodeplugin.slices.names import PoolIdentity
+from drakit_nodeplugin.devices.model import (
+    DesiredDevice,
+    DesiredPool,
+    Publication,
+    Revision,
+    StampedTaint,
+)
 from drakit_nodeplugin.slices.packing import PackingLimits
-from drakit_nodeplugin.slices.plan import Plan, plan
-from drakit_nodeplugin.slices.stored import StoredSlice
+from drakit_nodeplugin.slices.plan import Plan, planning
+from drakit_nodeplugin.slices.slice_names import PoolIdentity
+from drakit_nodeplugin.slices.stored_slices import StoredSlice
 
 DRIVER, NODE = "camera.example.com", "node-1"
 POOL = PoolIdentity(driver=DRIVER, node=NODE, node_uid="node-uid", pool=NODE)
@@ -67,9 +72,14 @@ class PoolServer:
         return [StoredSlice.of(body) for body in self.slices.values()]
 
     def plan(self, wanted: DesiredPool, **options: Any) -> Plan:
-        return plan(
+        steps = planning(
             wanted, identity=self.identity, stored=self.stored(), limits=self.limits, **options
         )
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                return end.value
 
     def publish(
         self, wanted: DesiredPool, *, writes: int | None = None, **options: Any
@@ -111,8 +121,7 @@ class PoolServer:
         limits = self.limits or PackingLimits()
         for body in self.slices.values():
             devices, sets = body["spec"]["devices"], body["spec"].get("sharedCounters", [])
-            tight = any(is_advanced(each) for each in devices)
-            assert len(devices) <= (limits.max_advanced if tight else limits.max_devices)
+            assert len(devices) <= limits.max_devices
             assert len(sets) <= limits.max_counter_sets
             assert not (devices and sets), "devices and counter sets never share a slice"
         current = self.current()
@@ -145,10 +154,6 @@ class PoolServer:
     @property
     def generation(self) -> int:
         return self.current()[0]["spec"]["pool"]["generation"]
-
-
-def is_advanced(body: Object) -> bool:
-    return bool(body.get("taints") or body.get("consumesCounters"))
 
 
 def _normal(body: Mapping[str, Any]) -> dict[str, Any]:

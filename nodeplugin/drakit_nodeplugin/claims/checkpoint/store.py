@@ -34,16 +34,14 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from drakit_nodeplugin.claims.checkpoint import endpoint_rows as endpointrows
-from drakit_nodeplugin.claims.checkpoint import holds, rows, schema
+from drakit_nodeplugin.claims.checkpoint import endpoint_rows, holds, rows, schema
 from drakit_nodeplugin.claims.checkpoint import open as opening
 from drakit_nodeplugin.claims.checkpoint.open import CheckpointError, CheckpointTooNewError
 from drakit_nodeplugin.claims.checkpoint.records import State, StoredClaim
 from drakit_nodeplugin.claims.checkpoint.rows import Held, Outcome
-from drakit_nodeplugin.claims.checkpoint.salvage import Salvage
-from drakit_nodeplugin.claims.watch import DatabaseWatch
+from drakit_nodeplugin.devices.endpoint_store import StoredEndpoint
 from drakit_nodeplugin.devices.hardware import Hardware, HeldDevice
-from drakit_nodeplugin.devices.stored import StoredEndpoint
+from drakit_nodeplugin.file_poller import FileWatch
 
 __all__ = (
     "Checkpoint",
@@ -52,7 +50,6 @@ __all__ = (
     "ClaimFiles",
     "Held",
     "Outcome",
-    "Salvage",
 )
 
 logger = logging.getLogger(__name__)
@@ -66,7 +63,10 @@ MAX_RECENT = 512
 MAX_RECENT_BYTES = 4096
 """Opaque parameters of a claim that is remembered; a row can hold 128 KiB."""
 
-_RESTART = "the node plugin is restarted and sets it aside"
+WRITTEN_SECONDS = 10.0
+"""A reader sees a write only once it is flushed, which takes a slow disk seconds."""
+
+_RESTART = "the node plugin restarts and quarantines it"
 _BUSY = f"{schema.BUSY_SECONDS:g} s"
 
 ResultT = TypeVar("ResultT")
@@ -97,20 +97,20 @@ class Checkpoint:
         path: Path,
         *,
         owner: str = "",
-        files: ClaimFiles | None = None,
-        traces: Callable[[], str | None] = lambda: None,
+        files: Callable[[], Collection[str]] = tuple,
+        specs: ClaimFiles | None = None,
     ) -> None:
-        """Without `files`, there are rows alone. `traces` is called, in the writer's thread, if
-        there is no database: it returns what shows that there was one, such as files of claims."""
+        """Without `specs`, there are rows and no CDI files.
+
+        `files` returns the UIDs of the claims that have a CDI file: those without an entry show
+        that entries were lost. It is called in the writer's thread, and may raise OSError."""
         self._files = files
-        self._traces = traces
+        self._specs = specs
         self.path = path
         self.owner = owner
         """Stands in every row that is written here."""
         self.damage: str | None = None
-        """Why an earlier database was set aside, until :meth:`rebuilt`; None if none was."""
-        self.salvaged: Salvage | None = None
-        """What could be read of that one."""
+        """Why entries were lost, until :meth:`rebuilt`; None if none were."""
         self.broken: str | None = None
         """Damage that was met since it was opened: nothing is written any more. Only opening it
         again, at a restart, can set it aside."""
@@ -134,10 +134,10 @@ class Checkpoint:
 
     async def open(self) -> None:
         """
-        Open the database; set a damaged one aside, with all that can be read of it in a new one.
+        Open the database; a damaged one is quarantined, and its sound rows are in a new one.
 
         Raises :class:`CheckpointTooNewError`, and :class:`CheckpointError` if there is no space or
-        no permission: those are no damage, and setting the file aside would lose the claims.
+        no permission: those are no damage, and a quarantine would lose the claims.
         """
         self._wanted = True
         self._next_attempt = float("-inf")
@@ -266,29 +266,30 @@ class Checkpoint:
 
     async def endpoints(self) -> list[StoredEndpoint]:
         """Give the endpoints, by name; one whose row is damaged is not among them."""
-        return await self._run(endpointrows.read)
+        return await self._run(endpoint_rows.read)
 
     async def write_endpoints(self, endpoints: Collection[StoredEndpoint]) -> None:
         """Write endpoints in one transaction, in place of what was stored of them."""
         if endpoints:
-            write = partial(endpointrows.write, endpoints=endpoints)
+            write = partial(endpoint_rows.write, endpoints=endpoints)
             await self._run(lambda database: self._transaction(database, write))
 
     async def forget_endpoints(self, names: Collection[str]) -> None:
         """Forget endpoints in one transaction; one that is not there is fine."""
         if names:
-            forget = partial(endpointrows.forget, names=names)
+            forget = partial(endpoint_rows.forget, names=names)
             await self._run(lambda database: self._transaction(database, forget))
 
-    def watch(self) -> DatabaseWatch:
-        """Give what tells whether something was written, by whatever process."""
-        return DatabaseWatch(self.path)
+    def watch(self) -> FileWatch:
+        """Return a watch for writes by any process: every write changes a file of the database."""
+        log = self.path.with_name(f"{self.path.name}-wal")
+        return FileWatch(self.path, log, settled_seconds=WRITTEN_SECONDS)
 
     async def rebuilt(self) -> None:
         """Say that all was done to make up for the damage: it is not told again after a restart."""
         if self.damage is not None:
             await self._run(lambda database: self._transaction(database, opening.forget_damage))
-            self.damage = self.salvaged = None
+            self.damage = None
 
     async def _run(self, work: Callable[[sqlite3.Connection], ResultT]) -> ResultT:
         if self._closed or not self._wanted:
@@ -332,7 +333,7 @@ class Checkpoint:
 
     def _open(self) -> sqlite3.Connection:
         try:
-            opened = opening.open_database(self.path, traces=self._traces)
+            opened = opening.open_database(self.path, files=self._files)
         except CheckpointError as error:
             self.unusable = str(error)
             raise
@@ -348,12 +349,12 @@ class Checkpoint:
         self._recent.clear()
         self._uids = uids
         self._connection = opened.connection
-        self.damage, self.salvaged = opened.damage, opened.salvaged
+        self.damage = opened.damage
         self.unusable = None
         return opened.connection
 
     def _find_again(self, connection: sqlite3.Connection) -> None:
-        """Another process has set the file aside, or somebody has removed it: use the new one."""
+        """Another process has quarantined the file, or somebody has removed it: use the new one."""
         try:
             opening.rewrite(connection, self.path)
         except (OSError, sqlite3.Error) as error:
@@ -378,7 +379,7 @@ class Checkpoint:
             return CheckpointError(f"{text}; another process has held it for {_BUSY}")
         if code == sqlite3.SQLITE_CONSTRAINT:
             return CheckpointError(text)
-        self.unusable = f"{text}; see to space and permissions of its folder"
+        self.unusable = f"{text}; check space and permissions of its directory"
         self._next_attempt = now + REOPEN_SECONDS
         if code != sqlite3.SQLITE_FULL:  # what is stored can still be read then
             self._disconnect()
@@ -432,10 +433,10 @@ class Checkpoint:
         return self._with_files(Outcome(written=same, held={}, fenced=fenced))
 
     def _with_files(self, outcome: Outcome) -> Outcome:
-        if self._files is None:
+        if self._specs is None:
             return outcome
         texts = {uid: claim.cdi_spec or "" for uid, claim in outcome.written.items()}
-        unplaced = self._files.place(texts)
+        unplaced = self._specs.place(texts)
         return replace(outcome, unplaced=unplaced) if unplaced else outcome
 
     def _delete(
@@ -455,8 +456,8 @@ class Checkpoint:
         files_of: Collection[str],
     ) -> tuple[frozenset[str], Mapping[str, OSError]]:
         unremoved: Mapping[str, OSError] = {}
-        if self._files is not None:
-            unremoved = self._files.unlink([*(claim.uid for claim in claims), *files_of])
+        if self._specs is not None:
+            unremoved = self._specs.unlink([*(claim.uid for claim in claims), *files_of])
         gone = [claim for claim in claims if claim.uid not in unremoved]
         return self._delete(database, gone) if gone else frozenset(), unremoved
 
@@ -464,9 +465,9 @@ class Checkpoint:
         self, database: sqlite3.Connection, uids: list[str]
     ) -> tuple[Mapping[str, StoredClaim], Mapping[str, OSError]]:
         found = self._find(database, uids)
-        if self._files is None:
+        if self._specs is None:
             return found, {}
-        return found, self._files.unlink([uid for uid in uids if uid not in found])
+        return found, self._specs.unlink([uid for uid in uids if uid not in found])
 
     # ------------------------------------------------------------ memory, in the writer's thread
 
@@ -508,7 +509,7 @@ class Checkpoint:
                 f"the checkpoint {self.path} takes no such entry: {error}"
             ) from error
         if self._file != _identity(self.path):
-            raise CheckpointError(f"the checkpoint {self.path} was set aside by another process")
+            raise CheckpointError(f"the checkpoint {self.path} was quarantined by another process")
         self.unusable = None
         if self.on_transaction is not None:
             self.on_transaction(time.perf_counter() - started)

@@ -1,0 +1,189 @@
+"""
+The endpoints of a driver in the checkpoint: names alone, so that a restart finishes what has begun.
+
+As in the kubelet's own checkpoint, an endpoint exists after a restart as a stopped one, until it
+returns or its grace period has ended. Only differences are written, and at most once a second. A
+store that fails is tried again: devices are published all the same.
+
+While one instance of a driver replaces another, both have endpoints of the same names. Only the
+primary instance writes; one that becomes it first reads what the other has left.
+
+It must not know why an endpoint is stored as it is, how rows are stored, or devices beyond their
+names.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from drakit.backoff import Backoff
+
+__all__ = ("EndpointStore", "EndpointWriter", "StoredEndpoint")
+
+logger = logging.getLogger(__name__)
+
+PACE_SECONDS = 1.0
+"""Between two rounds of writes: a driver whose devices come and go by the thousand writes its names
+once a second."""
+
+RETRY_SECONDS = (1.0, 60.0)
+"""First and longest delay after a failure."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoredEndpoint:
+    """An endpoint that had devices."""
+
+    name: str
+    pools: Mapping[str, tuple[str, ...]]
+    """Names of devices by the pool's name in the API."""
+
+    stopped_at: float | None = None
+    """When it stopped, in seconds since 1970; None if it was available when this was stored."""
+
+    removing: bool = False
+    """Its grace period has ended: its pools are being deleted."""
+
+
+class EndpointStore(Protocol):
+    """The checkpoint, as far as the device manager needs it. Raises CheckpointError if it fails."""
+
+    async def endpoints(self) -> list[StoredEndpoint]:
+        """Return all endpoints."""
+        ...
+
+    async def write_endpoints(self, endpoints: Collection[StoredEndpoint]) -> None:
+        """Replace the rows of these endpoints: all of them or none."""
+        ...
+
+    async def forget_endpoints(self, names: Collection[str]) -> None:
+        """Remove endpoints; unknown names are ignored."""
+        ...
+
+
+class EndpointWriter:
+    """Brings the store up to date."""
+
+    def __init__(
+        self,
+        driver: str,
+        store: EndpointStore,
+        *,
+        primary: asyncio.Event,
+        rows: Callable[[], Mapping[str, StoredEndpoint]],
+        on_loaded: Callable[[Mapping[str, StoredEndpoint]], None],
+        on_written: Callable[[], None],
+    ) -> None:
+        """
+        Nothing is written while `primary` is not set. `rows` returns the desired rows, by name.
+
+        `on_loaded` receives the rows of others: at the start, and when this instance becomes the
+        primary one. `on_written` is called whenever the store is up to date.
+        """
+        self._driver = driver
+        self._store = store
+        self._primary = primary
+        self._rows = rows
+        self._on_loaded = on_loaded
+        self._on_written = on_written
+        self._wanted = asyncio.Event()
+        self._logged: str | None = None
+        self._stored: dict[str, StoredEndpoint] = {}
+        self._loaded = False
+        self._current = False
+        """Whether nobody else can have written since the store was read."""
+
+    @property
+    def loaded(self) -> bool:
+        """Whether the rows of others are known; for a primary instance, all of them."""
+        return self._loaded and (self._current or not self._primary.is_set())
+
+    @property
+    def current(self) -> bool:
+        """Whether this instance was the primary one at the last check, and has read the store."""
+        return self._current
+
+    @property
+    def stored(self) -> Mapping[str, StoredEndpoint]:
+        """The rows in the store, by the endpoint's name."""
+        return self._stored
+
+    def changed(self) -> None:
+        """The desired rows may differ from the stored ones."""
+        self._wanted.set()
+
+    def check_primary(self) -> None:
+        """Check whether this instance is the primary one: nobody reports that it is no more."""
+        if not self._primary.is_set():
+            self._current = False
+        elif not self._current:
+            self._wanted.set()
+
+    async def load(self) -> bool:
+        """Read the rows from before the start; return whether that succeeded."""
+        if self._loaded:
+            return True
+        try:
+            await self._read()
+        except Exception as error:
+            self._failed("stored endpoints cannot be read, trying again", error)
+            return False
+        return True
+
+    async def run(self) -> None:
+        """Write until cancelled."""
+        first, limit = RETRY_SECONDS
+        backoff = Backoff(first_seconds=first, limit_seconds=limit)
+        while True:
+            if await self.load():
+                break
+            await asyncio.sleep(backoff.next_seconds())
+        while True:
+            await self._wanted.wait()
+            self._wanted.clear()
+            self.check_primary()
+            if not self._primary.is_set():
+                continue  # everything is written when it is
+            try:
+                if not self._current:
+                    await self._read()
+                await self._write()
+            except Exception as error:
+                self._failed("endpoints cannot be stored, trying again", error)
+                self._wanted.set()
+                await asyncio.sleep(backoff.next_seconds())
+                continue
+            backoff.succeeded()
+            self._logged = None
+            await asyncio.sleep(PACE_SECONDS)
+
+    async def _read(self) -> None:
+        primary = self._primary.is_set()
+        rows = await self._store.endpoints()
+        self._loaded, self._current = True, primary
+        self._stored = {row.name: row for row in rows}
+        self._on_loaded(self._stored)
+
+    async def _write(self) -> None:
+        rows = self._rows()
+        new = {name: row for name, row in rows.items() if self._stored.get(name) != row}
+        if new and self._primary.is_set():
+            # In one transaction: the endpoints of a driver often come and go together.
+            await self._store.write_endpoints(new.values())
+            self._stored.update(new)
+        gone = [name for name in self._stored if name not in rows]
+        if gone and self._primary.is_set():
+            await self._store.forget_endpoints(gone)
+            for name in gone:
+                del self._stored[name]
+        self._on_written()
+
+    def _failed(self, message: str, error: Exception) -> None:
+        # Any error: the store belongs to another layer, whose errors are unknown here.
+        if self._logged != str(error):
+            self._logged = str(error)
+            logger.warning(message, extra={"driver": self._driver, "error": self._logged})

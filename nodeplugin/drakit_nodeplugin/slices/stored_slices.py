@@ -1,0 +1,173 @@
+"""
+The ResourceSlices of one driver on this node, as the API server holds them.
+
+As parsed JSON, the devices of a full node would need more memory than the rest of the node plugin.
+So the parts that are seldom needed stay compressed text.
+
+The answer to a write and the watch both report a slice, in any order: the newer report counts.
+After a restore of etcd a new slice has a lower version than an old one had. So a list, and a read
+after a conflict, count whatever their versions are.
+
+It must not know which slices are desired, or where slices come from.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import orjson
+
+from drakit.resource.raw import Object, child, children, text
+from drakit_nodeplugin.devices.model import PublishedTaints
+
+__all__ = ("SliceStore", "StoredSlice", "published_taints")
+
+_SELECTIONS = ("nodeSelector", "allNodes", "perDeviceNodeSelection")
+"""Fields of a spec that select nodes; ours have ``nodeName`` alone."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoredSlice:
+    """A slice of our driver on our node."""
+
+    name: str
+    uid: str
+    version: str
+    """Its ``resourceVersion``."""
+
+    pool: str
+    generation: int
+    """The pool's, not the object's."""
+
+    count: int
+    """How many slices the pool has at this generation (``resourceSliceCount``)."""
+
+    owners: tuple[str, ...]
+    """UIDs."""
+
+    odd: bool
+    """Whether it selects nodes in another way than our slices do."""
+
+    devices: tuple[str, ...]
+    """Names, in their order."""
+
+    counter_sets: tuple[str, ...]
+    metadata: Mapping[str, Any]
+    """Without the managed fields. What others put there stays when the slice is replaced."""
+
+    content: bytes
+    """Devices and counter sets as JSON, compressed."""
+
+    @classmethod
+    def of(cls, body: Object) -> StoredSlice:
+        """Project a ResourceSlice of ``resource.k8s.io/v1``."""
+        devices, sets = children(body, "spec", "devices"), children(body, "spec", "sharedCounters")
+        metadata = {k: v for k, v in child(body, "metadata").items() if k != "managedFields"}
+        pool = child(body, "spec", "pool")
+        return cls(
+            name=text(metadata, "name"),
+            uid=text(metadata, "uid"),
+            version=text(metadata, "resourceVersion"),
+            pool=text(pool, "name"),
+            generation=int(pool.get("generation") or 0),
+            count=int(pool.get("resourceSliceCount") or 0),
+            owners=tuple(text(owner, "uid") for owner in children(metadata, "ownerReferences")),
+            odd=any(child(body, "spec").get(key) for key in _SELECTIONS),
+            devices=tuple(text(device, "name") for device in devices),
+            counter_sets=tuple(text(each, "name") for each in sets),
+            metadata=metadata,
+            # The fastest level: most of the text is the same names over and over.
+            content=zlib.compress(orjson.dumps([devices, sets]), 1),
+        )
+
+    def bodies(self) -> tuple[dict[str, Object], dict[str, Object]]:
+        """Return the JSON of its devices and of its counter sets, by name."""
+        devices, sets = orjson.loads(zlib.decompress(self.content))
+        return (
+            {text(device, "name"): device for device in devices},
+            {text(each, "name"): each for each in sets},
+        )
+
+
+def published_taints(slices: Iterable[StoredSlice]) -> dict[tuple[str, str], PublishedTaints]:
+    """Return the taints of all tainted devices, by pool and name."""
+    found: dict[tuple[str, str], PublishedTaints] = {}
+    for each in slices:
+        for name, body in each.bodies()[0].items():
+            if taints := children(body, "taints"):
+                found[each.pool, name] = {
+                    (text(taint, "key"), text(taint, "effect")): _seconds(text(taint, "timeAdded"))
+                    for taint in taints
+                }
+    return found
+
+
+def _seconds(time: str) -> int | None:
+    """Read a time of the API (RFC 3339) as seconds since 1970; None if it is malformed."""
+    try:
+        return int(datetime.fromisoformat(time).timestamp())
+    except ValueError:
+        return None
+
+
+class SliceStore:
+    """Slices by name; empty until all have been listed once."""
+
+    def __init__(self) -> None:
+        self.listed = asyncio.Event()
+        self._slices: dict[str, StoredSlice] = {}
+
+    def of_pool(self, pool: str) -> list[StoredSlice]:
+        """Return the slices of one pool."""
+        return [each for each in self._slices.values() if each.pool == pool]
+
+    def pools(self) -> set[str]:
+        """Return the pools that have slices."""
+        return {each.pool for each in self._slices.values()}
+
+    def find(self, name: str) -> StoredSlice | None:
+        """Return one slice."""
+        return self._slices.get(name)
+
+    def replace_all(self, slices: Iterable[StoredSlice]) -> bool:
+        """Keep these slices alone; return whether any slice is gone."""
+        before, self._slices = self._slices, {each.name: each for each in slices}
+        self.listed.set()
+        return bool(before.keys() - self._slices.keys())
+
+    def correct(self, new: StoredSlice, *, held: StoredSlice | None) -> None:
+        """Keep a slice that was read because `held` is outdated; if the store holds another one
+        meanwhile, the newer of the two."""
+        if self._slices.get(new.name) is held:
+            self._slices[new.name] = new
+        else:
+            self.apply(new)
+
+    def apply(self, new: StoredSlice) -> bool:
+        """Keep the newer of two; return whether it is the new one."""
+        old = self._slices.get(new.name)
+        if old is not None and not _is_newer(new.version, old.version):
+            return False
+        self._slices[new.name] = new
+        return True
+
+    def remove(self, name: str, uid: str) -> bool:
+        """Forget a deleted slice; return whether it was held. A new slice of the same name has
+        another UID."""
+        old = self._slices.get(name)
+        if old is None or old.uid != uid:
+            return False
+        del self._slices[name]
+        return True
+
+
+def _is_newer(one: str, other: str) -> bool:
+    """Compare resource versions of one object; they are integers that grow (KEP-5504)."""
+    if not (one.isdigit() and other.isdigit()):
+        return one != other
+    return int(one) > int(other)

@@ -1,0 +1,862 @@
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import looptime
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from drakit import (
+    AllocatedClaim,
+    AllocatedDevice,
+    ClaimReference,
+    DeviceParameters,
+    Driver,
+    DriverError,
+    Edits,
+    logs,
+)
+from drakit.driver import DriverConfig
+from drakit_nodeplugin.endpoints.contract import ConnectionEndedError
+from drakit_nodeplugin.endpoints.errors import (
+    BadParametersError,
+    DeviceFailedError,
+    EndpointStoppedError,
+)
+from tests.fakes.claims import NODE, reference
+from tests.fakes.direct import DirectEndpoint
+from tests.fakes.node import StaticNode
+
+A, B, C, D = map(reference, ("uid-a", "uid-b", "uid-c", "uid-d"))
+
+
+def device(name: str, *, pool: str = NODE, **fields: Any) -> AllocatedDevice:
+    return AllocatedDevice(name=name, pool=pool, request="main", **fields)
+
+
+def edits(name: str) -> Edits:
+    return Edits(env={"CAMERA": name})
+
+
+class Camera(Driver[DriverConfig]):
+    """Keeps what it was asked, and does what a test says of a device."""
+
+    name = "camera.example.com"
+
+    def __init__(self) -> None:
+        super().__init__(DriverConfig(), StaticNode(name=NODE))
+        self.asked: list[Any] = []
+        self.ended: list[str] = []
+        self.failing: dict[str, Exception] = {}
+        self.held: dict[str, asyncio.Event] = {}
+        self.seen: list[AllocatedDevice] = []
+        self.request_ids: list[str] = []
+        self.seconds = self.tail = 0.0
+        self.seconds_of: dict[str, float] = {}
+        """By claim UID, for drivers that are called for devices."""
+        self.clean_up_fails: Exception | None = None
+
+    async def devices(self):
+        yield []
+
+    async def work(self, device: AllocatedDevice, claim: ClaimReference | None = None) -> None:
+        self.seen.append(device)
+        self.request_ids.append(logs.request_id.get())
+        try:
+            if device.name in self.held:
+                await self.held[device.name].wait()
+            uid = "" if claim is None else claim.uid
+            await asyncio.sleep(self.seconds_of.get(uid, self.seconds))
+            if device.name in self.failing:
+                raise self.failing[device.name]
+        except asyncio.CancelledError:
+            await asyncio.sleep(self.tail)
+            if self.clean_up_fails is not None:
+                raise self.clean_up_fails from None
+            raise
+        finally:
+            self.ended.append(device.name)
+
+
+class PerDevice(Camera):
+    async def prepare(self, claim: ClaimReference, device: AllocatedDevice) -> Edits:
+        self.asked.append(device.name)
+        await self.work(device, claim)
+        return edits(device.name)
+
+    async def unprepare(self, claim: ClaimReference, device: AllocatedDevice) -> None:
+        self.asked.append(device.name)
+        await self.work(device)
+
+
+class PerBatch(Camera):
+    def __init__(self) -> None:
+        super().__init__()
+        self.changes: dict[str, Any] = {}
+        """Answers by UID that are other than right; "nothing" leaves one out."""
+
+    def answered(self, answers: dict[str, Any]) -> dict[str, Any]:
+        answers |= self.changes
+        return {uid: answer for uid, answer in answers.items() if answer != "nothing"}
+
+    async def prepare_claims(self, claims: Sequence[AllocatedClaim]) -> Mapping[str, Any]:
+        self.asked.append([item.claim.uid for item in claims])
+        for item in claims:
+            for device in item.devices:
+                await self.work(device)
+        return self.answered(
+            {item.claim.uid: [edits(device.name) for device in item.devices] for item in claims}
+        )
+
+    async def unprepare_claims(self, claims: Sequence[AllocatedClaim]) -> Mapping[str, Any]:
+        self.asked.append([item.claim.uid for item in claims])
+        for item in claims:
+            for device in item.devices:
+                await self.work(device)
+        return self.answered({item.claim.uid: None for item in claims})
+
+
+class Resets(Camera):
+    """Makes a driver one that resets."""
+
+    refusing: Mapping[str, Exception] = {}
+
+    async def reset(self, device: AllocatedDevice) -> None:
+        self.ended.append(f"reset {device.name}")
+        if device.name in self.refusing:
+            raise self.refusing[device.name]
+
+
+class ResetsPerDevice(Resets, PerDevice):
+    pass
+
+
+class ResetsPerBatch(Resets, PerBatch):
+    pass
+
+
+class Calls:
+    """An endpoint that is called for one claim at a time, those of one turn as a batch."""
+
+    def __init__(self, endpoint: DirectEndpoint) -> None:
+        self.endpoint = endpoint
+
+    async def prepare(self, claim, devices):
+        return await self.begin("prepare", (claim, devices))[0]
+
+    async def unprepare(self, claim, devices):
+        return await self.begin("unprepare", (claim, devices))[0]
+
+    async def check(self, claim, devices):
+        return await self.begin("check", (claim, devices))[0]
+
+    def begin(self, operation: str, *claims: Any) -> list[asyncio.Future]:
+        """Begin a batch."""
+        batch = [AllocatedClaim(claim=claim, devices=tuple(devices)) for claim, devices in claims]
+        return [*getattr(self.endpoint, operation)(batch).values()]
+
+
+def reach(kind: type[Camera]) -> tuple[Any, DirectEndpoint, Calls]:
+    driver = kind()
+    endpoint = DirectEndpoint(driver, node=NODE)
+    return driver, endpoint, Calls(endpoint)
+
+
+async def turns(number: int = 5) -> None:
+    for _ in range(number):
+        await asyncio.sleep(0)
+
+
+async def failure(work) -> DeviceFailedError:
+    with pytest.raises(DeviceFailedError) as raised:
+        await work
+    return raised.value
+
+
+# ------------------------------------------------------------ one device
+
+
+async def test_devices_are_prepared_side_by_side_each_with_a_call_of_its_own():
+    driver, caller, calls = reach(PerDevice)
+    driver.held["cam-0"] = driver.held["cam-1"] = asyncio.Event()
+    work = asyncio.create_task(calls.prepare(A, [device("cam-0"), device("cam-1")]))
+    await turns()
+    assert driver.asked == ["cam-0", "cam-1"]
+    driver.held["cam-0"].set()
+    assert await work == [edits("cam-0"), edits("cam-1")]
+    assert caller.calls == [("prepare", ["uid-a"])]
+
+
+@pytest.mark.parametrize("operation", ["prepare", "unprepare"])
+async def test_the_first_failure_is_raised_once_nothing_works_on_the_claim_any_more(operation):
+    driver, _, calls = reach(PerDevice)
+    driver.failing = {name: DriverError(f"{name} is dirty") for name in ("cam-1", "cam-2")}
+    driver.held["cam-0"] = asyncio.Event()
+    devices = [device(f"cam-{number}") for number in range(3)]
+    work = asyncio.create_task(getattr(calls, operation)(A, devices))
+    await turns()
+    assert (sorted(driver.ended), work.done()) == (["cam-1", "cam-2"], False)
+    driver.held["cam-0"].set()
+    error = await failure(work)
+    assert (str(error), error.index) == ("cam-1 is dirty", 1)
+
+
+async def test_a_claim_that_is_given_up_gives_up_all_of_its_devices():
+    driver, _, calls = reach(PerDevice)
+    driver.held["cam-0"] = driver.held["cam-1"] = asyncio.Event()
+    work = asyncio.create_task(calls.prepare(A, [device("cam-0"), device("cam-1")]))
+    await turns()
+    work.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await work
+    await turns()
+    assert sorted(driver.ended) == ["cam-0", "cam-1"]
+
+
+async def test_a_pool_is_named_in_the_drivers_words():
+    driver, _, calls = reach(PerDevice)
+    pools = [NODE, f"{NODE}/gpus", "other"]
+    await calls.prepare(A, [device("cam-0", pool=pool) for pool in pools])
+    assert [seen.pool for seen in driver.seen] == ["", "gpus", "other"]
+
+
+# ------------------------------------------------------------ what a driver does wrong
+
+
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+@pytest.mark.parametrize(
+    ("raised", "text"),
+    [
+        pytest.param(DriverError("clean it"), "clean it", id="its-own-words"),
+        pytest.param(
+            ValueError("a bug"),
+            "driver camera.example.com failed in prepare: ValueError: a bug",
+            id="a-bug",
+        ),
+        pytest.param(
+            Unspeakable(),
+            "driver camera.example.com failed in prepare: Unspeakable: Unspeakable, which has no "
+            "text",
+            id="no-text",
+        ),
+        pytest.param(DriverError(), "DriverError, which has no text", id="an-empty-text"),
+        pytest.param(DriverError("x" * 1_000_000), "x" * 2000, id="a-text-without-end"),
+        pytest.param(DriverError("/dev/\udcff"), "/dev/\\udcff", id="a-text-that-is-no-utf-8"),
+    ],
+)
+async def test_what_is_raised_becomes_a_sentence(raised, text):
+    driver, _, calls = reach(PerDevice)
+    driver.failing["cam-0"] = raised
+    error = await failure(calls.prepare(A, [device("cam-0")]))
+    assert (str(error), error.index) == (text, 0)
+
+
+async def test_only_what_a_driver_did_not_mean_to_raise_is_logged(caplog):
+    driver, _, calls = reach(PerDevice)
+    driver.failing["cam-0"] = DriverError("clean it")
+    await failure(calls.prepare(A, [device("cam-0")]))
+    assert caplog.records == []
+    driver.failing["cam-0"] = KeyError("a bug")
+    await failure(calls.prepare(A, [device("cam-0")]))
+    (record,) = caplog.records
+    assert record.exc_info is None
+    assert record.exception.endswith("KeyError: 'a bug'\n")
+
+
+@pytest.mark.parametrize("kind", [PerDevice, PerBatch])
+@pytest.mark.parametrize("operation", ["prepare", "unprepare", "check"])
+async def test_a_driver_that_is_stopped_or_ends_meanwhile_is_said_to_be(kind, operation):
+    _, caller, calls = reach(kind)
+    caller.failure = ConnectionEndedError("it ended meanwhile")
+    with pytest.raises(EndpointStoppedError, match="is stopped: it ended meanwhile"):
+        await getattr(calls, operation)(A, [device("cam-0")])
+    caller.stopped = EndpointStoppedError(driver=Camera.name, reason="its stream ended")
+    with pytest.raises(EndpointStoppedError, match="is stopped: its stream ended"):
+        await getattr(calls, operation)(A, [device("cam-0")])
+
+
+async def test_an_answer_that_is_no_edits_is_a_fault_of_the_driver(monkeypatch):
+    _, _, calls = reach(PerDevice)
+    monkeypatch.setattr(PerDevice, "prepare", lambda *_: None)
+    error = await failure(calls.prepare(A, [device("cam-0")]))
+    assert str(error) == (
+        "driver camera.example.com answered prepare with NoneType, which is no Edits; this is a "
+        "fault of the driver"
+    )
+
+
+class Broken(Sequence):
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index):
+        raise RuntimeError("a bug")
+
+
+WRONG_EDITS = [
+    pytest.param(edits("cam-0"), "with Edits, which is no sequence of Edits", None, id="no-list"),
+    pytest.param([edits("cam-0")], "with 1 Edits for 2 devices of a claim", None, id="too-few"),
+    pytest.param([edits("cam-0")] * 3, "with 3 Edits for 2 devices", None, id="too-many"),
+    pytest.param([edits("cam-0"), None], "with NoneType, which is no Edits", 1, id="a-gap"),
+    pytest.param("ab", "with str, which is no Edits", 0, id="text"),
+    pytest.param(Broken(), "RuntimeError: a bug", None, id="a-sequence-that-fails"),
+]
+
+
+@pytest.mark.parametrize(("answer", "text", "index"), WRONG_EDITS)
+async def test_an_answer_for_a_claim_is_one_edits_for_each_device(answer, text, index):
+    driver, _, calls = reach(PerBatch)
+    driver.changes = {"uid-a": answer}
+    error = await failure(calls.prepare(A, [device("cam-0"), device("cam-1")]))
+    assert text in str(error)
+    assert "driver camera.example.com" in str(error)
+    assert error.index == index
+
+
+async def test_a_failure_that_is_about_no_device_names_the_driver():
+    driver, _, calls = reach(PerBatch)
+    driver.failing["cam-1"] = DriverError("the bus is gone")
+    for operation in (calls.prepare, calls.unprepare):
+        error = await failure(operation(A, [device("cam-0"), device("cam-1")]))
+        assert (str(error), error.index) == (f"driver {Camera.name}: the bus is gone", None)
+
+
+# ------------------------------------------------------------ batches
+
+
+@pytest.mark.parametrize("operation", ["prepare", "unprepare"])
+async def test_a_batch_is_one_call_if_the_driver_takes_batches(operation):
+    driver, caller, calls = reach(PerBatch)
+    works = calls.begin(operation, (A, [device("cam-0"), device("cam-1")]), (B, [device("cam-2")]))
+    first, second = await asyncio.gather(*works)
+    await getattr(calls, operation)(C, [device("cam-3")])
+    assert driver.asked == [["uid-a", "uid-b"], ["uid-c"]]
+    assert caller.calls == [(operation, ["uid-a", "uid-b"]), (operation, ["uid-c"])]
+    if operation == "prepare":
+        assert (list(first), list(second)) == (
+            [edits("cam-0"), edits("cam-1")],
+            [edits("cam-2")],
+        )
+
+
+async def test_claims_of_a_batch_end_at_different_times_if_the_driver_takes_devices():
+    driver, caller, calls = reach(PerDevice)
+    driver.held["cam-0"] = asyncio.Event()
+    slow, fast = calls.begin("prepare", (A, [device("cam-0")]), (B, [device("cam-1")]))
+    assert await fast == [edits("cam-1")]
+    assert (slow.done(), len(caller.calls)) == (False, 2)
+    driver.held["cam-0"].set()
+    assert await slow == [edits("cam-0")]
+
+
+@pytest.mark.parametrize(
+    ("answer", "text"),
+    [
+        pytest.param("nothing", "with nothing for this claim; this is a fault", id="left-out"),
+        pytest.param(DriverError("b is dirty"), f"driver {Camera.name}: b is dirty", id="refused"),
+        pytest.param(ValueError("a bug"), "failed in prepare_claims: ValueError: a bug", id="bug"),
+        pytest.param(asyncio.CancelledError(), "CancelledError, which is no", id="cancelled"),
+        pytest.param(None, "with NoneType, which is no sequence of Edits", id="none"),
+        pytest.param(Broken(), "failed in prepare_claims: RuntimeError", id="fails-when-read"),
+        pytest.param([], "with 0 Edits for 1 devices of a claim", id="too-few"),
+    ],
+)
+async def test_a_claim_of_a_batch_fails_alone(answer, text):
+    driver, _, calls = reach(PerBatch)
+    driver.changes = {"uid-b": answer}
+    fine, failed = await asyncio.gather(
+        *calls.begin("prepare", (A, [device("cam-0")]), (B, [device("cam-1")])),
+        return_exceptions=True,
+    )
+    assert list(fine) == [edits("cam-0")]
+    assert isinstance(failed, DeviceFailedError)
+    assert text in str(failed)
+
+
+@pytest.mark.parametrize(
+    ("answer", "text"),
+    [
+        pytest.param("nothing", "with nothing for this claim; this is a fault", id="left-out"),
+        pytest.param(DriverError("b is dirty"), f"driver {Camera.name}: b is dirty", id="refused"),
+        pytest.param(True, "with bool for a claim, which is neither None nor", id="not-none"),
+    ],
+)
+async def test_a_claim_of_a_batch_stays_to_be_undone_alone(answer, text):
+    driver, _, calls = reach(ResetsPerBatch)
+    driver.changes = {"uid-b": answer}
+    fine, failed = await asyncio.gather(
+        *calls.begin("unprepare", (A, [device("cam-0")]), (B, [device("cam-1")])),
+        return_exceptions=True,
+    )
+    assert fine is None
+    assert text in str(failed)
+    assert driver.ended == ["cam-0", "cam-1", "reset cam-0"]
+
+
+@pytest.mark.parametrize("operation", ["prepare", "unprepare"])
+@pytest.mark.parametrize(
+    ("raised", "text"),
+    [
+        pytest.param(DriverError("the bus is gone"), "the bus is gone", id="raises"),
+        pytest.param(None, "with NoneType, which is no mapping of claims", id="no-mapping"),
+    ],
+)
+async def test_what_is_about_the_batch_fails_all_of_its_claims(
+    operation, raised, text, monkeypatch
+):
+    driver, _, calls = reach(PerBatch)
+    if raised is None:
+        monkeypatch.setattr(PerBatch, f"{operation}_claims", lambda *_: None)
+    else:
+        driver.failing["cam-0"] = raised
+    errors = await asyncio.gather(
+        *calls.begin(operation, (A, [device("cam-0")]), (B, [device("cam-1")])),
+        return_exceptions=True,
+    )
+    assert [text in str(error) for error in errors] == [True, True]
+
+
+async def test_an_answer_for_a_claim_that_was_not_asked_for_is_told_in_the_log(caplog):
+    driver, _, calls = reach(PerBatch)
+    driver.changes = {"uid-other": [edits("cam-9")]}
+    assert list(await calls.prepare(A, [device("cam-0")])) == [edits("cam-0")]
+    assert [record.message for record in caplog.records] == ["driver answers too much"]
+
+
+async def test_a_claim_that_is_given_up_does_not_cancel_what_another_waits_for():
+    driver, _, calls = reach(PerBatch)
+    driver.held["cam-0"] = asyncio.Event()
+    first, second = calls.begin("prepare", (A, [device("cam-0")]), (B, [device("cam-1")]))
+    await turns()
+    first.cancel()
+    await turns()
+    assert (first.cancelled(), driver.ended) == (True, [])
+    driver.held["cam-0"].set()
+    assert list(await second) == [edits("cam-1")]
+
+
+async def test_a_batch_that_all_have_given_up_is_cancelled():
+    driver, _, calls = reach(PerBatch)
+    driver.held["cam-0"] = asyncio.Event()
+    works = calls.begin("prepare", (A, [device("cam-0")]), (B, [device("cam-1")]))
+    await turns()
+    for work in works:
+        work.cancel()
+        await turns()
+    assert driver.ended == ["cam-0"]
+
+
+async def test_a_claim_that_is_given_up_before_its_batch_begins_is_not_in_it():
+    driver, caller, calls = reach(PerBatch)
+    first, second = calls.begin("prepare", (A, [device("cam-0")]), (B, [device("cam-1")]))
+    first.cancel()
+    await second
+    assert driver.asked == [["uid-b"]]
+    assert caller.calls == [("prepare", ["uid-b"])]
+
+
+@pytest.mark.parametrize("kind", [PerDevice, PerBatch])
+async def test_a_batch_that_is_given_up_before_it_begins_frees_its_devices(kind):
+    driver, _, calls = reach(kind)
+    for work in calls.begin("prepare", (A, [device("cam-0")]), (B, [device("cam-1")])):
+        work.cancel()
+    await turns()
+    assert driver.asked == []
+    await calls.unprepare(A, [device("cam-0"), device("cam-1")])
+
+
+@pytest.mark.parametrize("operation", ["prepare", "unprepare"])
+async def test_a_claim_that_has_to_wait_is_called_for_itself_after_the_others(operation):
+    driver, _, calls = reach(PerBatch)
+    for name in ("cam-0", "cam-3"):
+        driver.held[name] = asyncio.Event()
+    busy = calls.begin("prepare", (A, [device("cam-0")]))
+    busy += calls.begin("prepare", (A, [device("cam-3")]))
+    await turns()
+    names = (A, ["cam-0"]), (B, ["cam-1"]), (C, ["cam-2", "cam-3"]), (D, ["cam-4"])
+    works = calls.begin(operation, *((claim, [*map(device, each)]) for claim, each in names))
+    await turns(10)
+    assert driver.asked[2:] == [["uid-b", "uid-d"]]
+    assert [work.done() for work in works] == [False, True, False, True]
+    for name in ("cam-3", "cam-0"):
+        driver.held[name].set()
+        await turns(10)
+    await asyncio.gather(*works, *busy)
+    assert driver.asked[3:] == [["uid-c"], ["uid-a"]]
+    if operation == "prepare":
+        assert list(works[0].result()) == [edits("cam-0")]
+
+
+async def test_a_claim_that_waits_for_itself_is_given_up_for_itself():
+    driver, _, calls = reach(PerBatch)
+    driver.held["cam-0"] = asyncio.Event()
+    calls.begin("prepare", (A, [device("cam-0")]))
+    await turns()
+    waiting, other = calls.begin("unprepare", (A, [device("cam-0")]), (B, [device("cam-1")]))
+    waiting.cancel()
+    assert await other is None
+    driver.held["cam-0"].set()
+    await turns(10)
+    assert driver.asked == [["uid-a"], ["uid-b"]]
+
+
+# ------------------------------------------------------------ order and time limits
+
+
+@pytest.mark.looptime
+async def test_calls_for_one_device_run_one_after_the_other_in_their_order(looptime):
+    driver, _, calls = reach(PerDevice)
+    driver.seconds = 10
+    works = [work for each in (A, B, C) for work in calls.begin("prepare", (each, [device("a")]))]
+    (other,) = calls.begin("prepare", (D, [device("b")]))
+    await other
+    assert looptime == 10
+    await asyncio.gather(*works)
+    assert looptime == 30
+    assert [uids for _, uids in calls.endpoint.calls] == [
+        ["uid-a"],
+        ["uid-d"],
+        ["uid-b"],
+        ["uid-c"],
+    ]
+
+
+@pytest.mark.looptime
+async def test_a_call_that_was_given_up_holds_its_devices_until_its_clean_up_has_ended(looptime):
+    driver, _, calls = reach(PerDevice)
+    driver.seconds, driver.tail = 100, 20
+    (first,) = calls.begin("prepare", (A, [device("a")]))
+    (second,) = calls.begin("unprepare", (A, [device("a")]))
+    await asyncio.sleep(10)
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    assert looptime == 10, "its caller does not wait"
+    driver.seconds = 1
+    await second
+    assert looptime == 31
+
+
+@pytest.mark.looptime
+async def test_a_call_without_an_answer_is_given_up_and_the_next_waits_for_its_clean_up(looptime):
+    driver, _, calls = reach(PerDevice)
+    driver.seconds, driver.tail = 1000, 20
+    (hanging,) = calls.begin("prepare", (A, [device("a")]))
+    (behind,) = calls.begin("unprepare", (A, [device("a")]))
+    error = await failure(hanging)
+    assert looptime == 300
+    assert (str(error), error.index) == (
+        "driver camera.example.com gave no answer to prepare within 300 s",
+        0,
+    )
+    error = await failure(behind)
+    assert (str(error), error.index) == (
+        "driver camera.example.com: an earlier call for the device does not end, and unprepare "
+        "waited 300 s for it; if it stays so, restart the node plugin on this node",
+        0,
+    )
+    assert looptime == 300
+    driver.seconds = 0
+    await calls.unprepare(A, [device("a")])
+    assert looptime == 320
+
+
+@pytest.mark.looptime
+async def test_the_time_of_a_call_begins_when_it_begins(looptime):
+    driver, _, calls = reach(PerDevice)
+    driver.seconds = 200
+    calls.begin("prepare", (A, [device("a")]))
+    (second,) = calls.begin("prepare", (B, [device("a")]))
+    await asyncio.sleep(1)
+    driver.seconds = 299
+    await second
+    assert looptime == 499
+
+
+@pytest.mark.looptime
+async def test_a_call_for_several_devices_waits_for_each_and_holds_up_those_after_it(looptime):
+    driver, _, calls = reach(PerDevice)
+    driver.seconds_of = {"A": 10, "B": 20, "C": 5, "D": 1}
+    a, b = device("a"), device("b")
+    for claim, devices in (("A", [a]), ("B", [b]), ("C", [a, b]), ("D", [a])):
+        calls.begin("prepare", (reference(claim), devices))
+    (last,) = calls.begin("prepare", (reference("E"), [b]))
+    await last
+    assert looptime == 25
+    begun = [uids[0] for _, uids in calls.endpoint.calls]
+    assert (begun[:3], sorted(begun[3:])) == (["A", "B", "C"], ["D", "E"])
+
+
+@pytest.mark.looptime
+async def test_what_a_call_raises_after_it_was_given_up_is_logged(caplog):
+    driver, _, calls = reach(PerBatch)
+    driver.seconds = 10
+    driver.clean_up_fails = ValueError("cannot undo it")
+    (call,) = calls.begin("prepare", (A, [device("a")]))
+    await asyncio.sleep(1)
+    call.cancel()
+    await asyncio.sleep(1)
+    bug, late = [record for record in caplog.records if record.name.startswith("drakit")]
+    assert bug.exception.endswith("cannot undo it\n")
+    assert (late.levelno, late.msg) == (logging.ERROR, "call failed after it was given up")
+    assert late.error.endswith("ValueError: cannot undo it")
+
+
+async def test_a_cancellation_that_the_driver_makes_itself_is_no_cancellation_of_its_caller():
+    driver, _, calls = reach(PerDevice)
+    driver.failing["cam-0"] = asyncio.CancelledError()
+    error = await failure(calls.prepare(A, [device("cam-0")]))
+    assert str(error).endswith("it was cancelled, but not by its caller")
+
+
+async def test_a_call_runs_in_the_context_of_its_caller_even_if_it_had_to_wait():
+    driver, _, calls = reach(PerDevice)
+    driver.held["cam-0"] = asyncio.Event()
+    for number in range(3):
+        with logs.request_scope(f"request-{number}"):
+            calls.begin("prepare", (A, [device("cam-0")]))
+    driver.held["cam-0"].set()
+    await calls.unprepare(A, [device("cam-0")])
+    assert driver.request_ids == ["request-0", "request-1", "request-2", "-"]
+
+
+@given(data=st.data())
+@settings(max_examples=150, deadline=None)
+def test_calls_that_have_a_device_in_common_never_overlap_keep_their_order_and_all_end(data):
+    """Any sequence of batches, pauses and cancellations, in a loop of its own."""
+    kind = data.draw(st.sampled_from([PerDevice, PerBatch]))
+    claim = st.tuples(
+        st.sets(st.sampled_from("abcd"), min_size=1, max_size=3),
+        st.sampled_from([0, 0, 1, 7, 400]),
+        st.sampled_from([0, 3]),
+    )
+    steps = data.draw(
+        st.lists(
+            st.one_of(
+                st.tuples(st.just("batch"), st.lists(claim, min_size=1, max_size=3)),
+                st.tuples(st.just("pause"), st.sampled_from([0, 1, 2])),
+                st.tuples(st.just("cancel"), st.integers(0, 30)),
+            ),
+            max_size=30,
+        )
+    )
+
+    async def play() -> None:
+        _, endpoint, calls = reach(kind)
+        begun: list[tuple[int, set[str]]] = []
+        batch_of: dict[str, int] = {}
+        works: list[asyncio.Future] = []
+        keys: list[set[str]] = []
+        running: list[set[str]] = []
+        seconds: dict[str, tuple[float, float]] = {}
+
+        async def work(batch: Sequence[AllocatedClaim]) -> Mapping[str, Any]:
+            uids = [item.claim.uid for item in batch]
+            held = {device.name for item in batch for device in item.devices}
+            assert not [other for other in running if other & held]
+            running.append(held)
+            begun.extend((batch_of[uid], keys[int(uid)]) for uid in uids)
+            try:
+                await asyncio.sleep(max(seconds[uid][0] for uid in uids))
+            except asyncio.CancelledError:
+                await asyncio.sleep(max(seconds[uid][1] for uid in uids))
+                raise
+            finally:
+                running.remove(held)
+            return {item.claim.uid: [edits("x")] * len(item.devices) for item in batch}
+
+        endpoint._driver_calls.prepare = work
+        for number, step in enumerate(steps):
+            match step:
+                case ("batch", claims):
+                    batch = []
+                    for names, duration, tail in claims:
+                        uid = str(len(keys))
+                        keys.append(names)
+                        batch_of[uid] = number
+                        seconds[uid] = duration, tail
+                        batch.append((reference(uid), [*map(device, sorted(names))]))
+                    works += calls.begin("prepare", *batch)
+                case ("pause", duration):
+                    await asyncio.sleep(duration)
+                case ("cancel", index) if index < len(works):
+                    works[index].cancel()
+        if works:
+            await asyncio.wait(works)
+        for each in works:
+            assert each.cancelled() or isinstance(each.exception(), DeviceFailedError | None)
+
+        await asyncio.sleep(10)
+        assert running == []
+        for (earlier, some), (later, others) in itertools.combinations(begun, 2):
+            if some & others:
+                # Claims of one batch may overtake one of them that has to wait.
+                assert earlier <= later
+        keys.append(set("abcd"))
+        seconds[str(len(keys) - 1)] = 0, 0
+        batch_of[str(len(keys) - 1)] = len(steps)
+        await calls.prepare(reference(str(len(keys) - 1)), [*map(device, "abcd")])
+
+    with asyncio.Runner(loop_factory=looptime.new_event_loop) as runner:
+        runner.run(play())
+
+
+class ResetsSlowly(ResetsPerDevice):
+    """Blocks in its reset until the test releases it."""
+
+    async def reset(self, device: AllocatedDevice) -> None:
+        await self.held["reset"].wait()
+        await super().reset(device)
+
+
+class ResetsBatchesSlowly(ResetsSlowly, ResetsPerBatch):
+    pass
+
+
+@pytest.mark.parametrize("kind", [ResetsSlowly, ResetsBatchesSlowly])
+async def test_a_partition_waits_for_the_reset_of_its_whole_device(kind):
+    """Also if their pool has a device with the name of another one's counter set."""
+    driver, _, calls = reach(kind)
+    driver.held["reset"] = asyncio.Event()
+    whole = device("gpu-0", consumes={"card-0": {"memory": "40Gi"}})
+    part = device("gpu-0-half", consumes={"card-0": {"memory": "20Gi"}})
+    others = [
+        device("gpu-1-half", consumes={"card-1": {"memory": "20Gi"}}),
+        device("gpu-2", consumes={"card-0": {"memory": "20Gi"}}, pool=f"{NODE}/more"),
+        device("card-0"),
+    ]
+    undoing = asyncio.create_task(calls.unprepare(A, [whole]))
+    await turns(10)
+    waiting = asyncio.create_task(calls.prepare(B, [part]))
+    for other in others:
+        await calls.prepare(C, [other])
+    assert (undoing.done(), waiting.done()) == (False, False)
+    assert driver.ended == ["gpu-0", "gpu-1-half", "gpu-2", "card-0"]
+    driver.held["reset"].set()
+    await asyncio.gather(undoing, waiting)
+    assert driver.ended[-2:] == ["reset gpu-0", "gpu-0-half"]
+
+
+# ------------------------------------------------------------ reset
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(ResetsPerDevice, id="device"),
+        pytest.param(ResetsPerBatch, id="batch"),
+    ],
+)
+async def test_a_device_is_reset_in_the_call_that_undid_it_unless_others_may_use_it(kind):
+    driver, caller, calls = reach(kind)
+    devices = [
+        device("cam-0"),
+        device("cam-1", share_id="share-1"),
+        device("cam-2", admin_access=True),
+        device("cam-3"),
+    ]
+    await calls.unprepare(A, devices)
+    assert len(caller.calls) == 1
+    resets = [done for done in driver.ended if done.startswith("reset")]
+    assert sorted(resets) == ["reset cam-0", "reset cam-3"]
+    for name in ("cam-0", "cam-3"):
+        assert driver.ended.index(name) < driver.ended.index(f"reset {name}")
+
+
+@pytest.mark.parametrize("kind", [ResetsPerDevice, ResetsPerBatch])
+async def test_a_device_whose_unprepare_failed_is_not_reset(kind):
+    driver, _, calls = reach(kind)
+    driver.failing["cam-0"] = DriverError("it is busy")
+    await failure(calls.unprepare(A, [device("cam-0")]))
+    assert driver.ended == ["cam-0"]
+
+
+@pytest.mark.parametrize("kind", [ResetsPerDevice, ResetsPerBatch])
+@pytest.mark.parametrize(
+    ("refusal", "text"),
+    [
+        pytest.param(DriverError("turn it off and on"), "turn it off and on", id="refuses"),
+        pytest.param(
+            ValueError("a bug"),
+            f"driver {Camera.name} failed in reset: ValueError: a bug",
+            id="bug",
+        ),
+    ],
+)
+async def test_a_reset_that_fails_names_its_device_once_all_are_done(kind, refusal, text):
+    driver, _, calls = reach(kind)
+    driver.refusing = {"cam-1": refusal}
+    devices = [device(f"cam-{number}") for number in range(3)]
+    error = await failure(calls.unprepare(A, devices))
+    assert (str(error), error.index) == (text, 1)
+    assert "reset cam-2" in driver.ended
+
+
+# ------------------------------------------------------------ parameters
+
+
+class Parameters(DeviceParameters):
+    mode: str
+
+
+@pytest.mark.parametrize("kind", [PerDevice, PerBatch])
+async def test_bad_parameters_fail_their_claim_and_name_the_device(kind, monkeypatch):
+    monkeypatch.setattr(kind, "parameters_type", Parameters)
+    driver, _, calls = reach(kind)
+    good = device("cam-0", configs=({"mode": "fast"},))
+    bad = replace(good, name="cam-1", configs=({"mode": 7},))
+    fine, failed = await asyncio.gather(
+        calls.prepare(A, [replace(good, name="cam-2")]),
+        calls.prepare(B, [good, bad]),
+        return_exceptions=True,
+    )
+    assert list(fine) == [edits("cam-2")]
+    assert isinstance(failed, BadParametersError)
+    assert (failed.index, "mode: Input should be a valid string" in str(failed)) == (1, True)
+    assert {seen.name: seen.parameters for seen in driver.seen}["cam-2"] == Parameters(mode="fast")
+
+
+@pytest.mark.parametrize("kind", [PerDevice, PerBatch])
+async def test_bad_parameters_do_not_keep_a_device_from_being_undone(kind, monkeypatch):
+    monkeypatch.setattr(kind, "parameters_type", Parameters)
+    driver, _, calls = reach(kind)
+    await calls.unprepare(A, [device("cam-0"), device("cam-1", configs=({"mode": "fast"},))])
+    assert {seen.name: seen.parameters for seen in driver.seen} == {
+        "cam-0": None,
+        "cam-1": Parameters(mode="fast"),
+    }
+
+
+# ------------------------------------------------------------ check
+
+
+@pytest.mark.parametrize(
+    ("answers", "in_order", "logged"),
+    [
+        pytest.param([True, True], True, 0, id="all-in-order"),
+        pytest.param([True, False], False, 0, id="one-is-not"),
+        pytest.param([True, None], False, 1, id="forgets-an-answer"),
+        pytest.param([DriverError("the bus is slow"), True], False, 1, id="cannot-tell"),
+    ],
+)
+async def test_a_check_says_whether_all_is_in_order(answers, in_order, logged, monkeypatch, caplog):
+    def check(self, claim, device):
+        answer = answers[int(device.name[-1])]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(PerDevice, "check", check, raising=False)
+    _, _, calls = reach(PerDevice)
+    assert await calls.check(A, [device("cam-0"), device("cam-1")]) is in_order
+    assert len(caplog.records) == logged

@@ -1,0 +1,321 @@
+"""What a driver yields is its own; what goes on is ours, and stays as it is while it does."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass, replace
+from enum import Enum, IntEnum
+from typing import Any
+
+import pytest
+
+from drakit import Device, Version
+from drakit.device import Capacity, CounterSet, Health, Inventory, Taint, Topology
+from drakit.resource.inventory import check_inventory
+from drakit_nodeplugin.endpoints.python import snapshot
+from drakit_nodeplugin.endpoints.python.snapshot import (
+    InventorySnapshots,
+    UnsupportedValue,
+    inventory_of,
+    snapshot_of,
+)
+from tests.unit.endpoints.camera import Camera, new_endpoint, running, until
+
+FULL = Device(
+    name="a",
+    pool="gpus",
+    attributes={"n": 1, "v": Version("1.0.0"), "l": (1, 2), "t": "text"},
+    capacity={"m": "1Gi", "s": Capacity(value="8", default="1", valid_values=("1", "2"))},
+    topology=Topology(numa_node=1),
+    consumes={"card": {"memory": "1"}},
+    taints=(Taint(key="example.com/x", effect="NoSchedule"),),
+    health=Health.unhealthy("it is dirty"),
+)
+
+
+class Word(str, Enum):  # noqa: UP042 - vendors write it, and its text is another one
+    GPUS = "gpus"
+    BAD = "unhealthy"
+
+
+class Number(IntEnum):
+    TWO = 2
+
+
+class Lazy(Mapping[str, Any]):
+    """A mapping of a vendor's own, which remembers who read it."""
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        self.values_ = values
+        self.readers: set[str] = set()
+
+    def __getitem__(self, key: str) -> Any:
+        self.readers.add(threading.current_thread().name)
+        return self.values_[key]
+
+    def __iter__(self) -> Iterator[str]:
+        self.readers.add(threading.current_thread().name)
+        return iter(self.values_)
+
+    def __len__(self) -> int:
+        self.readers.add(threading.current_thread().name)
+        return len(self.values_)
+
+
+class Incomparable(dict):
+    def __eq__(self, other: object) -> bool:
+        raise RuntimeError("I am like nobody")
+
+    __hash__ = None
+
+
+class Failing(Lazy):
+    def __getitem__(self, key: str) -> Any:
+        raise ValueError("the bus is gone")
+
+
+class Odd:
+    def __repr__(self) -> str:
+        raise RuntimeError("nobody may see me")
+
+
+def assert_plain(value: object) -> None:
+    """Of Python's own types, or of ours, all the way down."""
+    if is_dataclass(value):
+        assert type(value).__module__ == "drakit.device"
+        for field in fields(value):
+            assert_plain(getattr(value, field.name))
+    elif isinstance(value, dict):
+        assert type(value) is dict
+        for key, each in value.items():
+            assert_plain(key)
+            assert_plain(each)
+    elif isinstance(value, tuple | list):
+        assert type(value) in (tuple, list)
+        for each in value:
+            assert_plain(each)
+    else:
+        assert isinstance(value, UnsupportedValue) or type(value) in (
+            type(None),
+            bool,
+            int,
+            str,
+            float,
+        )
+
+
+async def taken(
+    *devices: object, snapshots: InventorySnapshots | None = None, **parts: Any
+) -> Inventory:
+    given = inventory_of(Inventory(devices=devices, **parts))
+    return await (snapshots or InventorySnapshots()).of(given)
+
+
+@pytest.mark.parametrize(
+    "device",
+    [
+        pytest.param(FULL, id="all-that-there-is"),
+        pytest.param(replace(FULL, pool=Word.GPUS), id="an-enum-as-a-pool"),
+        pytest.param(replace(FULL, attributes={Word.GPUS: Word.BAD}), id="enums-as-attributes"),
+        pytest.param(replace(FULL, attributes={"n": Number.TWO}), id="an-enum-of-integers"),
+        pytest.param(replace(FULL, attributes=Lazy({"n": 1})), id="a-mapping-of-its-own"),
+        pytest.param(replace(FULL, capacity=Incomparable(m="1")), id="no-comparison"),
+        pytest.param(replace(FULL, health=Health(Word.BAD, Word.GPUS)), id="enums-as-health"),
+        pytest.param(replace(FULL, topology=Odd()), id="no-topology"),
+        pytest.param(replace(FULL, attributes={"n": Odd(), Odd: 1}), id="odd-attributes"),
+        pytest.param(replace(FULL, attributes={"n": [[[Odd()]]]}), id="odd-and-deep"),
+        pytest.param(replace(FULL, attributes={("a", Odd()): 1}), id="an-odd-key"),
+        pytest.param(replace(FULL, taints=[Odd()]), id="odd-taints"),
+        pytest.param(replace(FULL, name=Odd()), id="an-odd-name"),
+        pytest.param(replace(FULL, name=[]), id="a-name-that-is-a-list"),
+    ],
+)
+async def test_a_snapshot_is_plain_all_the_way_down(device):
+    given = await taken(device, fallback=[device])
+    assert_plain(given)
+    assert given.fallback == given.devices
+
+
+async def test_what_is_plain_already_is_as_it_was():
+    given = await taken(FULL, counter_sets=[CounterSet(name="card", counters={"memory": "8Gi"})])
+    assert given.devices == (FULL,)
+    assert given.counter_sets == (CounterSet(name="card", counters={"memory": "8Gi"}),)
+    assert given.devices[0].topology is FULL.topology
+
+
+async def test_a_dict_that_holds_itself_has_an_end():
+    deep: dict[str, Any] = {}
+    deep["deep"] = deep
+    assert_plain(snapshot_of(deep))
+
+
+@pytest.mark.parametrize(
+    ("device", "sentence"),
+    [
+        pytest.param(replace(FULL, attributes={"n": Odd()}), "'n' is of type Odd, which", id="odd"),
+        pytest.param(replace(FULL, attributes={"n": 1.0}), "is of type float, which", id="float"),
+        pytest.param(replace(FULL, attributes={"n": [1]}), "is given as a tuple", id="list"),
+        pytest.param(replace(FULL, attributes={1: 1}), "is no text, but of type int", id="key"),
+        pytest.param(replace(FULL, attributes={Odd(): 1}), "<Odd> has a name that", id="odd-key"),
+        pytest.param(replace(FULL, attributes=Odd()), "no mapping, but of type Odd", id="mapping"),
+        pytest.param(replace(FULL, capacity={"m": 2}), "is of type int, not a quan", id="amount"),
+        pytest.param(replace(FULL, topology=Odd()), "its topology is of type Odd", id="topology"),
+        pytest.param(replace(FULL, health=Odd()), "its health is of type Odd", id="health"),
+        pytest.param(replace(FULL, taints=(Odd(),)), "taints is of type Odd", id="taint"),
+        pytest.param(replace(FULL, edits="/dev/x"), "its edits are of type str", id="edits"),
+        pytest.param(replace(FULL, name=7), "its name is no text, but of type int", id="name"),
+        pytest.param(replace(FULL, consumes={"c": Odd()}), "but of type Odd", id="consumed"),
+    ],
+)
+async def test_what_is_of_a_wrong_type_is_still_named_by_the_check(device, sentence):
+    checked = check_inventory(await taken(device))
+    assert checked.devices == ()
+    assert sentence in str(checked.left_out)
+
+
+async def test_what_a_driver_changes_after_it_has_yielded_it_changes_nothing():
+    amounts = {"memory": "8Gi"}
+    counters = {"memory": "8Gi"}
+    device = Device(name="a", capacity=amounts, consumes={"card": amounts})
+    sets = [CounterSet(name="card", counters=counters)]
+    snapshots = InventorySnapshots()
+    first = await taken(device, snapshots=snapshots, counter_sets=sets)
+    checked = check_inventory(first)
+    amounts["memory"] = counters["memory"] = 2
+    assert first.devices[0].capacity == first.counter_sets[0].counters == {"memory": "8Gi"}
+    second = await taken(device, snapshots=snapshots, counter_sets=sets)
+    after = check_inventory(second, previous=checked)
+    assert after.devices == ()
+    assert "is of type int, not a quantity as text" in after.left_out["a"]
+
+
+async def test_a_dict_that_a_driver_changes_and_yields_again_is_a_change():
+    attributes: dict[str, Any] = {"temp": 1}
+    snapshots = InventorySnapshots()
+    seen: list[Device] = []
+    for value in (1, 2, True, 1, 1.0, (1,), (True,), Word.BAD, "unhealthy"):
+        attributes["temp"] = value
+        (device,) = (
+            await taken(Device(name="a", attributes=attributes), snapshots=snapshots)
+        ).devices
+        seen.append(device)
+    values = [device.attributes["temp"] for device in seen]
+    assert list(map(repr, values)) == list(
+        map(repr, (1, 2, True, 1, 1.0, (1,), (True,), "unhealthy", "unhealthy"))
+    )
+    assert seen[-1] is seen[-2], "an enum is the text that it is"
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(lambda: FULL, id="the-same-object"),
+        pytest.param(lambda: replace(FULL, attributes={**FULL.attributes}), id="an-equal-one"),
+        pytest.param(
+            lambda: replace(FULL, attributes=dict(reversed(FULL.attributes.items()))),
+            id="in-another-order",
+        ),
+        pytest.param(lambda: replace(FULL, pool=Word.GPUS), id="an-enum"),
+        pytest.param(lambda: replace(FULL, attributes=Lazy({**FULL.attributes})), id="lazy"),
+        pytest.param(
+            lambda: replace(FULL, capacity=Incomparable(FULL.capacity)), id="no-comparison"
+        ),
+    ],
+)
+async def test_a_device_that_did_not_change_is_the_object_that_it_was(make):
+    snapshots = InventorySnapshots()
+    first = await taken(Device(name="b"), FULL, snapshots=snapshots, fallback=[FULL])
+    second = await taken(make(), snapshots=snapshots, fallback=[make()])
+    assert second.devices[0] is first.devices[1]
+    assert second.fallback[0] is first.fallback[0]
+
+
+async def test_a_device_of_a_class_of_the_drivers_own_keeps_its_identity():
+    class Special(Device):
+        def __eq__(self, other: object) -> bool:
+            return False
+
+        __hash__ = None
+
+    snapshots = InventorySnapshots()
+    first = await taken(Special(name=Word.GPUS, attributes={"n": Word.BAD}), snapshots=snapshots)
+    assert_plain(first)
+    second = await taken(Special(name=Word.GPUS, attributes={"n": Word.BAD}), snapshots=snapshots)
+    assert second.devices[0] is first.devices[0]
+
+
+async def test_a_device_that_is_gone_is_forgotten():
+    snapshots = InventorySnapshots()
+    first = await taken(FULL, snapshots=snapshots)
+    await taken(snapshots=snapshots)
+    again = await taken(FULL, snapshots=snapshots)
+    assert again.devices == first.devices
+    assert again.devices[0] is not first.devices[0]
+
+
+async def test_others_have_their_turns_while_many_devices_are_looked_at(monkeypatch):
+    monkeypatch.setattr(snapshot, "STEP_SECONDS", 0)
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    other = asyncio.create_task(count())
+    given = await taken(*(Device(name=f"a-{number}") for number in range(640)))
+    other.cancel()
+    assert len(given.devices) == 640
+    assert turns >= 10
+
+
+# ------------------------------------------------------------ in the driver's thread
+
+
+async def test_a_mapping_of_the_drivers_own_is_read_in_its_thread_alone(behaviour, listener):
+    lazy = Lazy({"n": 1})
+
+    async def devices(driver):
+        yield [Device(name="cam-0", attributes=lazy)]
+        await asyncio.Event().wait()
+
+    behaviour.devices = devices
+    async with running(new_endpoint(lambda: Camera(behaviour), listener)):
+        inventory = await listener.hear()
+        check_inventory(inventory, previous=check_inventory(inventory))
+    assert inventory.devices[0].attributes == {"n": 1}
+    assert lazy.readers == {"driver-camera.example.com"}
+
+
+async def test_what_raises_when_it_is_read_stops_its_driver_with_a_sentence(
+    behaviour, listener, caplog
+):
+    async def devices(driver):
+        yield [Device(name="cam-0", attributes=Failing({"n": 1}))]
+        await asyncio.Event().wait()
+
+    behaviour.devices = devices
+    async with running(new_endpoint(lambda: Camera(behaviour), listener)):
+        await until(lambda: listener.reasons)
+        assert listener.reasons[-1] == (
+            "what it yielded cannot be read: ValueError: the bus is gone; this is a fault of the "
+            "driver"
+        )
+    (record, *_) = [record for record in caplog.records if record.msg == "driver ended"]
+    assert "in __getitem__" in record.exception
+
+
+async def test_a_driver_keeps_its_own_objects_for_itself(behaviour, listener):
+    class Special(Device):
+        pass
+
+    async def devices(driver):
+        yield [Special(name="cam-0")]
+        await asyncio.Event().wait()
+
+    behaviour.devices = devices
+    async with running(new_endpoint(lambda: Camera(behaviour), listener)):
+        assert type((await listener.hear()).devices[0]) is Device
