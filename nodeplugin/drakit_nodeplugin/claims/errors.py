@@ -87,7 +87,7 @@ class ClaimReplacedError(ClaimError):
     def __init__(self, *, claim: str, uid: str, found: str) -> None:
         super().__init__(
             f"claim {claim}: the pod wants UID {uid}, but the claim of this name now has UID "
-            f"{found}; delete the pod, and it is created anew with the new claim"
+            f"{found}; delete the pod, and it is created again with the new claim"
         )
 
 
@@ -123,7 +123,7 @@ class BadConfigError(ClaimError):
     def __init__(self, *, claim: str, request: str, source: str, driver: str, wrong: str) -> None:
         super().__init__(
             f"claim {claim}, request {request}: the opaque parameters for driver {driver} in "
-            f"{source} {wrong}; correct them and create the claim anew"
+            f"{source} {wrong}; correct them and create the claim again"
         )
 
 

@@ -282,7 +282,7 @@ class Preparing:
         if undone.error is None:
             await self._work([_Due(work=wanted.work, claim=wanted.new)])
         elif undone.waiting:
-            cause = "its former devices are not released yet, because their driver is away"
+            cause = "its former devices are not released yet, because their driver is unavailable"
             self._refuse(wanted.work, DriverFailedError(claim=str(wanted.old), cause=cause))
         else:
             self._refuse(wanted.work, undone.error)
