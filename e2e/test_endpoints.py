@@ -262,7 +262,7 @@ def test_over_restarts_the_grace_goes_on_and_a_removal_that_had_begun_is_finishe
         wait_for("the lamps' slice to be deleted", lambda: not published(stage, LAMPS))
     print(f"the removal was begun {seconds:.1f} s after the stop")
     assert STOP_GRACE_SECONDS - 1 < seconds < STOP_GRACE_SECONDS + 5
-    begun = [line for line in stage.log() if "was away for too long" in line["msg"]]
+    begun = [line for line in stage.log() if "was unavailable for too long" in line["msg"]]
     assert len(begun) == 1, "the removal was begun before the restart, and not again"
     with written(stage.cluster, creates=1):
         stage.lamps.stock()

@@ -1,9 +1,9 @@
 """
 What of an inventory can be published: each device on its own, and what concerns several of them.
 
-A device that the API server would refuse, that has another's name, or that consumes what is not
-there is left out and named, and the rest is kept. A driver lists all of its devices at each change:
-verdicts on devices that are as they were are taken from the check before.
+A device that the API server would refuse, that has another's name, or that consumes missing
+counters is left out and named, and the rest is kept. A driver lists all of its devices at each
+change: a device that is the same object as before is not checked again.
 
 It must not know clients, clocks, or who asks.
 """
@@ -32,7 +32,7 @@ class CheckedInventory:
     """What of an inventory the API server would take."""
 
     devices: tuple[Device, ...] = ()
-    """In the endpoint's order. One that equals that of the check before is that very object."""
+    """In the endpoint's order."""
 
     counter_sets: tuple[CounterSet, ...] = ()
     fallback: tuple[Device, ...] | None = None
@@ -131,41 +131,17 @@ class _Check:
         return tuple(kept)
 
     def _sound(self, given: object) -> tuple[Device | None, list[str]]:
-        """Give the device if its own values are in order, as the object that is known already."""
-        if isinstance(given, Device):
-            old = self._old(given)
-            if old is given or (old is not None and _same(given, old)):
-                return old, []
+        """Return the device if its own values are valid. One that was checked before still is."""
+        if isinstance(given, Device) and self._known(given) is given:
+            return given, []
         problems = device_problems(given, node=self.node)
         return (None, problems) if problems else (cast("Device", given), [])
 
-    def _old(self, device: Device) -> Device | None:
+    def _known(self, device: Device) -> Device | None:
         pool, name = cast("object", device.pool), cast("object", device.name)
         if not isinstance(pool, str) or not isinstance(name, str):
             return None
         return self.before.get(pool, {}).get(name)
-
-
-def _same(device: Device, good: Device) -> bool:
-    """
-    Tell whether a device has the values of one that is in order, and of the same types.
-
-    Python takes 1, 1.0 and True for equal, the API does not.
-    """
-    try:
-        return device == good and _types(device) == _types(good)
-    except Exception:  # a vendor's value may refuse to be compared
-        return False
-
-
-def _types(device: Device) -> list[type]:
-    types: list[type] = [type(device.allow_multiple_allocations), type(device.topology.numa_node)]
-    for name in sorted(device.attributes):
-        value = device.attributes[name]
-        types.append(type(value))
-        if isinstance(value, tuple):
-            types += map(type, value)
-    return types
 
 
 def _checked_sets(

@@ -11,7 +11,7 @@ import sqlite3
 from contextlib import closing
 
 from drakit_nodeplugin.claims.checkpoint import endpoint_rows
-from drakit_nodeplugin.devices.stored import StoredEndpoint
+from drakit_nodeplugin.devices.endpoint_store import StoredEndpoint
 from tests.crash.node import NAME, Node
 from tests.fakes.checkpoints import as_successor
 

@@ -25,7 +25,7 @@ import yaml
 from drakit.layout import driver_directory
 from drakit_nodeplugin.claims.checkpoint import endpoint_rows, rows
 from drakit_nodeplugin.claims.checkpoint.records import StoredClaim
-from drakit_nodeplugin.devices.stored import StoredEndpoint
+from drakit_nodeplugin.devices.endpoint_store import StoredEndpoint
 from tests.crash.drivers import Hardware, Marking, Plain
 
 NAME = "node-1"

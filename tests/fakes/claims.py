@@ -19,7 +19,7 @@ from drakit.resource.claim import Claim, parse_claim
 from drakit_nodeplugin.claims.answers import ClaimService, PrepareAnswer
 from drakit_nodeplugin.claims.errors import ClaimGoneError, NoAnswerError
 from drakit_nodeplugin.devices.hardware import Hardware, PoolContent
-from drakit_nodeplugin.devices.revision import Revision
+from drakit_nodeplugin.devices.model import Revision
 from drakit_nodeplugin.endpoints.errors import (
     DeviceFailedError,
     EndpointStoppedError,

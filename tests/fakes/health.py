@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from drakit_nodeplugin.devices.pools import DeviceHealth
-from drakit_nodeplugin.devices.revision import Revision
+from drakit_nodeplugin.devices.model import DeviceHealth, Revision
 
 
 class FakeHealth:

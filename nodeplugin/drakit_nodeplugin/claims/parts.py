@@ -29,7 +29,7 @@ from drakit_nodeplugin.claims.errors import (
 )
 from drakit_nodeplugin.claims.source import ClaimSource
 from drakit_nodeplugin.devices.hardware import Hardware
-from drakit_nodeplugin.devices.revision import Revision
+from drakit_nodeplugin.devices.model import Revision
 from drakit_nodeplugin.endpoints.errors import (
     BadParametersError,
     DeviceFailedError,

@@ -1,26 +1,42 @@
 """
-The endpoints of a driver: those that are expected, those that were stored, those that have come.
+The endpoints of a driver together: which there are, how long they are awaited, and their pools.
 
-What one of them becomes is :mod:`.endpoint_state`'s.
+Some are expected, some were stored, others just appear. If two endpoints have a pool of one name,
+the available one has it. The state of each is :mod:`.endpoint_state`'s.
 
-It must not know devices, the store, or who asks.
+It must not know the store, or who asks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
+from itertools import chain
 
 from drakit_nodeplugin.config import Devices
-from drakit_nodeplugin.devices.endpoint_state import SILENT, EndpointState, Moment
-from drakit_nodeplugin.devices.lifecycle import Graces, Phase, accounted, phase_ends
-from drakit_nodeplugin.devices.pool_state import Changes
-from drakit_nodeplugin.devices.stored import StoredEndpoint
+from drakit_nodeplugin.devices.endpoint_state import (
+    SILENT,
+    EndpointState,
+    Graces,
+    Moment,
+    Phase,
+    accounted,
+    phase_ends,
+)
+from drakit_nodeplugin.devices.endpoint_store import StoredEndpoint
+from drakit_nodeplugin.devices.model import (
+    Capacity,
+    DesiredPool,
+    DeviceHealth,
+    PoolCapacity,
+    Publication,
+)
+from drakit_nodeplugin.devices.pool_state import Changes, PoolState
 
 __all__ = ("EndpointRegistry",)
 
 
 class EndpointRegistry:
-    """Endpoints by name, and how long they are waited for. Times are the loop's."""
+    """Endpoints by name. Times are the loop's."""
 
     def __init__(
         self,
@@ -30,30 +46,32 @@ class EndpointRegistry:
         make: Callable[[str], EndpointState],
         now: Callable[[], float],
     ) -> None:
-        """`expected` are those that nobody needs to name; if there are none, nobody knows how many
-        come."""
+        """`expected` are the configured endpoints. If there are none, the number of endpoints is
+        unknown."""
         self._expected = frozenset(expected)
         self.open_ended = not self._expected
-        """Whether nobody knows how many endpoints the driver has."""
+        """Whether the number of endpoints is unknown."""
         self._settings = settings
         self._make = make
         self._now = now
         self._graces: Graces | None = None
-        self._strangers_until = 0.0
-        """Until when endpoints may come whose pools nobody knows, if it is open which come."""
+        self._unknown_until = 0.0
+        """Until when endpoints with unknown pools may appear, if their number is unknown."""
         self._states: dict[str, EndpointState] = {}
 
     def __iter__(self) -> Iterator[EndpointState]:
-        """Give all of them, as they are now: one may be forgotten meanwhile."""
+        """Iterate over a snapshot: the caller may forget endpoints meanwhile."""
         return iter([*self._states.values()])
+
+    # ------------------------------------------------------------ which there are
 
     @property
     def graces(self) -> Graces:
-        """How long endpoints are waited for."""
+        """The grace periods."""
         return self._graces or self.begin()
 
     def begin(self) -> Graces:
-        """Say that the plugin starts now, if that was not said yet."""
+        """Begin the grace period of the plugin's start, once."""
         if self._graces is None:
             self._graces = self._begun()
             for name in self._expected:
@@ -61,68 +79,87 @@ class EndpointRegistry:
         return self._graces
 
     def _begun(self, *, known: bool = False) -> Graces:
-        """Begin to wait; `known` are pools of endpoints that are away, or none."""
+        """Begin to wait; `known`: the store has the pools of unavailable endpoints."""
         now, settings = self._now(), self._settings
         graces = Graces(
             start_until=now + settings.start_grace_period,
             stop_seconds=settings.endpoint_stop_grace_period,
         )
-        # The store was lost, perhaps: then what is published may be of one that still returns.
-        self._strangers_until = (
+        # If the store was lost, published pools may be those of an endpoint that still returns.
+        self._unknown_until = (
             graces.start_until if known else max(graces.start_until, now + graces.stop_seconds)
         )
         return graces
 
     @property
     def stop_reason(self) -> str | None:
-        """Why an endpoint that should be there is away; None if all are, or may still come."""
+        """Why a needed endpoint is unavailable; None if all are available, or may still come."""
         for state in self._states.values():
-            # One that is not configured any more is away as well, and nobody waits for it.
-            wanted = state.life.spoken or state.name in self._expected
+            # An endpoint that is not configured any more is unavailable as well, but not needed.
+            needed = state.life.listed or state.name in self._expected
             waiting = state.phase is Phase.AWAITED and state.reason is SILENT
-            if wanted and state.phase is not Phase.PRESENT and not waiting:
+            if needed and state.phase is not Phase.PRESENT and not waiting:
                 return f"endpoint {state.name}: {state.reason}" if self.open_ended else state.reason
         return None
 
     def find(self, name: str) -> EndpointState | None:
-        """Give an endpoint, if there is one of that name."""
+        """Return an endpoint, if there is one of that name."""
         self.begin()
         return self._states.get(name)
 
     def get(self, name: str) -> EndpointState:
-        """Give an endpoint; one that is new has not come yet."""
+        """Return an endpoint; a new one is not available yet."""
         self.begin()
         if name not in self._states:
             self._states[name] = self._make(name)
         return self._states[name]
 
     def forget(self, state: EndpointState, *, changes: Changes) -> None:
-        """What an endpoint had is deleted; if nobody expects it, nobody knows it any more."""
+        """The endpoint's pools are deleted; unless it is expected, it is unknown from now on."""
         if state.pools:
             state.forget(changes=changes)
         if state.name not in self._expected:
             del self._states[state.name]
 
+    def accounted(self) -> bool:
+        """Return whether the pools of all endpoints are known."""
+        graces, now = self.graces, self._now()
+        if self.open_ended and now < self._unknown_until:
+            return False
+        return all(accounted(state.life, graces, now=now) for state in self._states.values())
+
+    def ends(self) -> Iterator[float]:
+        """Yield the ends of all grace periods."""
+        graces = self.graces
+        yield graces.start_until
+        if self.open_ended:
+            yield self._unknown_until
+        for state in self._states.values():
+            if (end := phase_ends(state.life, graces)) is not None:
+                yield end
+
+    # ------------------------------------------------------------ the store
+
     def restore(
         self, rows: Mapping[str, StoredEndpoint], moment: Moment, *, changes: Changes
     ) -> None:
-        """Begin with the endpoints of an earlier life, or with what another instance has left of
-        them; those that have spoken know better."""
+        """Begin with the endpoints that an earlier process, or another instance, has stored. An
+        endpoint that has listed its devices meanwhile knows better."""
         if self.open_ended:
-            # It counts from when this instance is the primary one: such endpoints come to that.
+            # The time counts from when this instance is primary: these endpoints connect to that.
             self._graces = self._begun(known=bool(rows))
         graces = self.graces
         for name, row in rows.items():
             state = self.get(name)
-            if not state.life.spoken:
+            if not state.life.listed:
                 state.restore(row, moment)
                 state.age(graces, moment, changes=changes)
         for state in self:
-            if state.name not in rows and not state.life.spoken and state.pools:
-                state.forget(changes=changes)  # by who was the primary instance until now
+            if state.name not in rows and not state.life.listed and state.pools:
+                state.forget(changes=changes)  # the former primary instance has removed it
 
     def rows(self, stored: Mapping[str, StoredEndpoint]) -> Mapping[str, StoredEndpoint]:
-        """Say what is to be stored; of an endpoint that is still awaited, what is stored of it."""
+        """Return the rows to store; an awaited endpoint keeps its row."""
         rows: dict[str, StoredEndpoint] = {}
         for name, state in self._states.items():
             row = stored.get(name) if state.phase is Phase.AWAITED else state.row()
@@ -130,19 +167,58 @@ class EndpointRegistry:
                 rows[name] = row
         return rows
 
-    def ends(self) -> Iterator[float]:
-        """Give until when something is waited for."""
-        graces = self.graces
-        yield graces.start_until
-        if self.open_ended:
-            yield self._strangers_until
-        for state in self._states.values():
-            if (end := phase_ends(state.life, graces)) is not None:
-                yield end
+    # ------------------------------------------------------------ their pools
 
-    def accounted(self) -> bool:
-        """Tell whether it is known of all which pools they have."""
-        graces, now = self.graces, self._now()
-        if self.open_ended and now < self._strangers_until:
-            return False
-        return all(accounted(state.life, graces, now=now) for state in self._states.values())
+    def pools(self) -> Collection[tuple[EndpointState, PoolState]]:
+        """Return each pool once, with the endpoint that has it."""
+        found: dict[str, tuple[EndpointState, PoolState]] = {}
+        for state in self._states.values():
+            for name, pool in state.pools.items():
+                if name not in found or _rank(state, pool) < _rank(*found[name]):
+                    found[name] = state, pool
+        return found.values()
+
+    def taken_from(self, endpoint: EndpointState) -> frozenset[str]:
+        """Return the pools that an endpoint cannot have, because another one that is available has
+        them."""
+        return frozenset(
+            pool.name
+            for state in self._states.values()
+            if state is not endpoint and state.phase is Phase.PRESENT
+            for pool in state.pools.values()
+            if pool.names
+        )
+
+    def publication(
+        self, *, is_deleted: Callable[[EndpointState], bool], complete: bool
+    ) -> Publication:
+        """Return what should be published; `is_deleted` decides whose pools are deleted."""
+        pools: dict[str, DesiredPool] = {}
+        held: set[str] = set()
+        for state, pool in self.pools():
+            if state.phase is Phase.AWAITED:
+                held.add(pool.name)
+            elif not is_deleted(state):
+                pools[pool.name] = pool.desired()
+        return Publication(pools=pools, held=frozenset(held), complete=complete)
+
+    def health(self) -> tuple[DeviceHealth, ...]:
+        """Return the health of every device."""
+        return tuple(chain.from_iterable(pool.health for _, pool in self.pools()))
+
+    def capacity(self, allocated: Mapping[str, Collection[str]]) -> Capacity:
+        """Sort all devices; `allocated` are those that claims hold."""
+        pools: dict[str, PoolCapacity] = {}
+        inactive: set[str] = set()
+        for state, pool in self.pools():
+            if state.phase is Phase.REMOVING:
+                inactive.add(pool.name)
+                continue
+            pools[pool.name] = pool.capacity(
+                available=state.phase is Phase.PRESENT, allocated=allocated.get(pool.name, ())
+            )
+        return Capacity(pools=pools, inactive=frozenset(inactive))
+
+
+def _rank(state: EndpointState, pool: PoolState) -> tuple[bool, bool, bool]:
+    return (state.phase is not Phase.PRESENT, state.phase is Phase.REMOVING, not pool.names)

@@ -1,48 +1,151 @@
 """
-One endpoint as the manager knows it: its life, and the pools that it has.
+One endpoint as the manager knows it: its life, its grace period when it stops, and its pools.
 
-What its life means is decided in :mod:`.lifecycle`; what becomes of a pool's devices in
-:mod:`.pool_state`. Each change says which devices time will change next.
+As in the kubelet's own device manager, the devices of a stopped endpoint stay for a grace period,
+tainted. Then they are removed, and a removal that was begun is finished after a restart. The
+devices of a pool are kept in :mod:`.pool_state`, the endpoints of a driver in
+:mod:`.endpoint_registry`.
 
 It must not know clocks, other endpoints, or the store.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
+from enum import Enum
 
 from drakit.device import CounterSet, Device, Health, Inventory
 from drakit.resource.inventory import CheckedInventory, check_inventory
+from drakit.resource.pools import pool_name
+from drakit_nodeplugin.devices.endpoint_store import StoredEndpoint
 from drakit_nodeplugin.devices.hardware import HeldDevice, PoolContent
-from drakit_nodeplugin.devices.health import HealthTiming
-from drakit_nodeplugin.devices.lifecycle import Graces, Life, Phase, phase
+from drakit_nodeplugin.devices.model import PublishedTaints
 from drakit_nodeplugin.devices.pool_state import Changes, Circumstances, PoolState
-from drakit_nodeplugin.devices.pools import PublishedTaints, pool_name
-from drakit_nodeplugin.devices.stored import StoredEndpoint
+from drakit_nodeplugin.devices.taints import HealthTiming
 from drakit_nodeplugin.endpoints.endpoint import DeviceKey
 
-__all__ = ("SILENT", "EndpointState", "Moment")
+__all__ = (
+    "SILENT",
+    "EndpointState",
+    "Graces",
+    "Life",
+    "Moment",
+    "Phase",
+    "accounted",
+    "phase",
+    "phase_ends",
+    "removal_due",
+)
 
 SILENT = "it has not listed its devices since the node plugin was started"
-"""Why an endpoint is away that has said nothing yet."""
+"""Why an endpoint is unavailable that has not reported anything yet."""
+
+MAX_REPORTED = 1000
+"""Reasons for left out devices that are reported of an endpoint, in all: one may make up more."""
+
+MAX_REPORTED_AT_ONCE = 100
+"""The same of one inventory; a check returns no more reasons than this."""
+
+
+# ---------------------------------------------------------------- life and grace periods
+
+
+class Phase(Enum):
+    """What an endpoint's life means for its devices."""
+
+    AWAITED = "awaited"
+    """It has not reported since the plugin's start: published devices stay as they are."""
+    PRESENT = "present"
+    """It is available."""
+    STOPPED = "stopped"
+    """It is unavailable: its devices are published, and tainted."""
+    REMOVING = "removing"
+    """Its grace period has ended: its pools are deleted, once the store has recorded that."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Life:
+    """The life of an endpoint so far. Times are the loop's."""
+
+    stopped_since: float | None
+    """Since when it is unavailable; a time before the plugin's start if the store has one."""
+    listed: bool = False
+    """Whether it has listed its devices since the plugin's start."""
+    known: bool = False
+    """Whether the store had it: its pools are known, whether it returns or not."""
+    removing: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Graces:
+    """The grace periods of a driver's endpoints."""
+
+    start_until: float
+    """End of the grace period after the plugin's start; loop time."""
+    stop_seconds: float
+    """The grace period of a stopped endpoint."""
+
+
+def phase(life: Life, graces: Graces, *, now: float) -> Phase:
+    """Return the phase of an endpoint."""
+    if life.stopped_since is None:
+        return Phase.PRESENT
+    if life.removing:
+        return Phase.REMOVING
+    if not life.listed and now < graces.start_until:
+        return Phase.AWAITED
+    return Phase.STOPPED
+
+
+def phase_ends(life: Life, graces: Graces) -> float | None:
+    """Return the end of an endpoint's grace period; None if none is running."""
+    if life.stopped_since is None or life.removing:
+        return None
+    end = life.stopped_since + graces.stop_seconds
+    # It must have had the chance to return: the plugin itself was not running either.
+    return end if life.listed else max(end, graces.start_until)
+
+
+def removal_due(life: Life, graces: Graces, *, now: float) -> bool:
+    """Return whether an endpoint's grace period has ended."""
+    end = phase_ends(life, graces)
+    return end is not None and now >= end
+
+
+def accounted(life: Life, graces: Graces, *, now: float) -> bool:
+    """
+    Return whether an endpoint's pools are known; others can be deleted only then.
+
+    If neither the endpoint nor the store has named them (the checkpoint was lost), any published
+    pool may be the endpoint's own for as long as it may return.
+    """
+    if life.listed:
+        return True
+    if life.known:
+        return now >= graces.start_until
+    end = phase_ends(life, graces)
+    return end is None or now >= end
+
+
+# ---------------------------------------------------------------- the endpoint
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Moment:
-    """When something happens, and what is so then."""
+    """The time of an event, and the holds of claims at that time."""
 
     now: float
     """The loop's time."""
     wall: float
     """Seconds since 1970."""
     held: Mapping[str, Collection[HeldDevice]]
-    """The holds of claims in pools where a claim is still being unprepared."""
+    """The holds in pools where a claim is still being unprepared."""
 
 
 @dataclass(kw_only=True, slots=True)
 class _Parts:
-    """What an inventory says of one pool, while it is sorted."""
+    """The part of an inventory that concerns one pool, while it is sorted."""
 
     devices: dict[str, Device] = field(default_factory=dict[str, Device])
     counter_sets: list[CounterSet] = field(default_factory=list[CounterSet])
@@ -50,7 +153,7 @@ class _Parts:
 
 
 class EndpointState:
-    """An endpoint in memory. Pools have their names in the API."""
+    """An endpoint in memory. Pools, also in device keys, have their names in the API."""
 
     def __init__(
         self,
@@ -61,39 +164,48 @@ class EndpointState:
         moment: Moment,
         open_ended: bool = False,
     ) -> None:
-        """It is away until it says what it has. `open_ended`: it is one of the endpoints of a
-        driver of which nobody knows beforehand how many it has."""
+        """It is unavailable until it lists its devices. `open_ended`: its driver has an unknown
+        number of endpoints."""
         self.name = name
         self.life = Life(stopped_since=moment.now)
         self.phase = Phase.AWAITED
         self.reason = SILENT
-        """Why it is away, if it is."""
+        """Why it is unavailable, if it is."""
         self.stopped_at = moment.wall
-        """Since when it is away, if it is; seconds since 1970."""
+        """Since when it is unavailable, if it is; seconds since 1970."""
         self.pools: dict[str, PoolState] = {}
         self.checked = CheckedInventory()
-        """What it said last, without what cannot be published."""
+        """Its last inventory, without devices that cannot be published."""
         self.refused: dict[str, str] = {}
-        """Pools of its that another endpoint has, and why they are left out."""
+        """Pools that another endpoint has, and why they are left out."""
         self._node = node
         self._timing = timing
         self._open_ended = open_ended
+        self._reported_left_out: set[tuple[str, str]] = set()
 
     @property
-    def away(self) -> str | None:
-        """Why its devices cannot be used, as a sentence; None while it is there."""
+    def unavailable(self) -> str | None:
+        """Why its devices cannot be used, as a sentence; None while it is available."""
         if self.phase is Phase.PRESENT:
             return None
-        who = f"endpoint {self.name}" if self._open_ended else "the driver"
-        return f"{who} is stopped: {self.reason}"
+        subject = f"endpoint {self.name}" if self._open_ended else "the driver"
+        return f"{subject} is stopped: {self.reason}"
 
     @property
     def left_out(self) -> Mapping[str, str]:
-        """Reasons by what is not published of what it has."""
+        """Why parts of its inventory are not published, by name."""
         return {**self.checked.left_out, **self.refused}
 
+    def newly_left_out(self) -> Mapping[str, str]:
+        """Return what of `left_out` was not returned before; bounded."""
+        reported = self._reported_left_out
+        new = [item for item in self.left_out.items() if item not in reported]
+        new = new[: min(MAX_REPORTED_AT_ONCE, MAX_REPORTED - len(reported))]
+        reported.update(new)
+        return dict(new)
+
     def row(self) -> StoredEndpoint | None:
-        """Give what is to be stored of it; None if there is nothing."""
+        """Return its row for the store; None if it has no pools."""
         if not self.pools:
             return None
         present = self.phase is Phase.PRESENT
@@ -104,14 +216,15 @@ class EndpointState:
             removing=self.phase is Phase.REMOVING,
         )
 
-    # ------------------------------------------------------------ what changes it
+    # ------------------------------------------------------------ changes
 
     def restore(self, row: StoredEndpoint, moment: Moment) -> None:
         """
-        Begin with what was stored of it: it is away, and was before the plugin's start.
+        Begin with its stored row: it is unavailable since before the plugin's start.
 
-        Again with what another instance of the driver has stored since, if it is that one's turn no
-        more: it was there until now, unless that one says otherwise.
+        Called again with the row that another instance of the driver has stored since, if this
+        instance becomes the primary one. The endpoint was available until now, unless the row says
+        otherwise.
         """
         stopped_at = moment.wall if row.stopped_at is None else row.stopped_at
         self.stopped_at = min(stopped_at, moment.wall)
@@ -121,15 +234,16 @@ class EndpointState:
         for name, devices in row.pools.items():
             pool = self.pools[name]
             pool.restore(devices)
-            pool.look(None, self._circumstances(name, moment), changes=Changes())
+            pool.refresh(None, self._circumstances(name, moment), changes=Changes())
 
-    def take(
+    def replace(
         self, inventory: Inventory, moment: Moment, *, taken: Collection[str], changes: Changes
     ) -> list[DeviceKey]:
         """
-        Take what it has, whether it was away or not; pools that others have are left out.
+        Replace its devices by those of an inventory, whether it was available or not. The pools
+        `taken` by other endpoints are left out.
 
-        Gives the devices that must be looked at later. Their keys have the pool's name in the API.
+        Returns the devices that time alone may change next.
         """
         returned = self.life.stopped_since is not None
         self.checked = check_inventory(inventory, node=self._node, previous=self.checked)
@@ -139,13 +253,13 @@ class EndpointState:
             for name, content in contents.items()
             if name in taken and content.devices
         }
-        self.life = replace(self.life, stopped_since=None, spoken=True, removing=False)
+        self.life = replace(self.life, stopped_since=None, listed=True, removing=False)
         self.phase = Phase.PRESENT
-        for name in [name for name in self.pools if name not in contents or name in taken]:
+        gone = [name for name in self.pools if name not in contents or name in taken]
+        for name in gone:
             del self.pools[name]
-            changes.published = changes.health = changes.stored = True
-        if returned:
-            changes.published = changes.health = changes.stored = True
+        if gone or returned:
+            changes.mark_all()
         later: list[DeviceKey] = []
         for name, content in contents.items():
             if name in taken:
@@ -156,41 +270,31 @@ class EndpointState:
             pool = self.pools[name]
             dirty = pool.replace(content, returned=returned, now=moment.now, changes=changes)
             names = None if returned else dirty
-            pool.look(names, self._circumstances(name, moment), changes=changes)
+            pool.refresh(names, self._circumstances(name, moment), changes=changes)
             later += [DeviceKey(name, device) for device in dirty]
         return later
 
-    def hear(
-        self, words: Iterable[tuple[DeviceKey, Health]], moment: Moment, *, changes: Changes
+    def report(
+        self, health: Mapping[DeviceKey, Health], moment: Moment, *, changes: Changes
     ) -> list[DeviceKey]:
-        """Take in words on its devices; gives those that must be looked at later."""
-        heard: dict[str, list[str]] = {}
-        for (name, device), word in words:
+        """Apply health reports; returns the devices that time alone may change next."""
+        dirty: dict[str, list[str]] = {}
+        for (name, device), reported in health.items():
             pool = self.pools.get(name)
-            if pool is not None and pool.observe(device, word, now=moment.now):
-                heard.setdefault(name, []).append(device)
-        return self._look(heard, moment, changes=changes)
+            if pool is not None and pool.observe(device, reported, now=moment.now):
+                dirty.setdefault(name, []).append(device)
+        return self._refresh(dirty, moment, changes=changes)
 
-    def settle(
-        self, devices: Iterable[DeviceKey], moment: Moment, *, changes: Changes
-    ) -> list[DeviceKey]:
-        """See what time alone has changed of devices; gives those to be looked at later."""
-        settled: dict[str, list[str]] = {}
-        later: list[DeviceKey] = []
-        for key in devices:
-            pool = self.pools.get(key.pool)
-            if pool is None:
-                continue
-            if pool.settle(key.name, now=moment.now):
-                settled.setdefault(key.pool, []).append(key.name)
-            else:
-                later.append(key)
-        return later + self._look(settled, moment, changes=changes)
+    def settle(self, key: DeviceKey, moment: Moment, *, changes: Changes) -> None:
+        """Apply what time alone has changed of a device."""
+        pool = self.pools.get(key.pool)
+        if pool is not None and pool.settle(key.name, now=moment.now):
+            self._refresh({key.pool: [key.name]}, moment, changes=changes)
 
     def adopt(
         self, devices: Mapping[DeviceKey, PublishedTaints], moment: Moment, *, changes: Changes
     ) -> list[DeviceKey]:
-        """Take over which devices were tainted before a restart, and since when; gives those."""
+        """Take over the taints from before a restart; returns the devices that it has of these."""
         adopted: dict[str, list[str]] = {}
         for key, published in devices.items():
             pool = self.pools.get(key.pool)
@@ -199,29 +303,29 @@ class EndpointState:
                 if self.phase is Phase.PRESENT:
                     pool.list_again(key.name, now=moment.now)
                 adopted.setdefault(key.pool, []).append(key.name)
-        return self._look(adopted, moment, changes=changes)
+        return self._refresh(adopted, moment, changes=changes)
 
     def stop(self, reason: str, moment: Moment, *, changes: Changes) -> None:
-        """It is away, or is away for another reason; what it has stays known."""
+        """It is unavailable, or for another reason than before; its devices stay known."""
         if self.life.stopped_since is None:
             self.life = replace(self.life, stopped_since=moment.now)
             self.phase = Phase.STOPPED
             self.stopped_at = moment.wall
-            changes.published = changes.health = changes.stored = True
+            changes.mark_all()
             for pool in self.pools.values():
                 pool.lose_sight(now=moment.now)
         elif reason == self.reason:
             return
         self.reason = reason
-        self.look_at_all(moment, changes=changes)
+        self._refresh_all(moment, changes=changes)
 
     def age(self, graces: Graces, moment: Moment, *, changes: Changes) -> None:
-        """See what time alone has changed of its life."""
+        """Apply what time alone has changed of its life."""
         now = phase(self.life, graces, now=moment.now)
         if now is not self.phase:
             self.phase = now
-            changes.published = changes.health = changes.stored = True
-            self.look_at_all(moment, changes=changes)
+            changes.mark_all()
+            self._refresh_all(moment, changes=changes)
 
     def remove(self, *, changes: Changes) -> None:
         """Its grace period has ended."""
@@ -230,37 +334,34 @@ class EndpointState:
         changes.stored = True
 
     def forget(self, *, changes: Changes) -> None:
-        """What it had is deleted; it can still return."""
+        """Its pools are deleted; it can still return."""
         self.life = replace(self.life, removing=False, known=False)
-        self.phase = Phase.STOPPED  # nothing is to be deleted any more, from this moment on
+        self.phase = Phase.STOPPED  # there is nothing to delete any more
         self.pools = {}
         self.checked = CheckedInventory()
         self.refused = {}
-        changes.published = changes.health = changes.stored = True
+        self._reported_left_out.clear()
+        changes.mark_all()
 
-    def look_at_all(self, moment: Moment, *, changes: Changes) -> None:
-        """Bring all of its devices up to date with what is so now."""
+    def refresh_holds(self, pool: str, moment: Moment, *, changes: Changes) -> None:
+        """Apply changed holds of claims in a pool."""
+        if pool in self.pools:
+            self._refresh({pool: ()}, moment, changes=changes)
+
+    def _refresh_all(self, moment: Moment, *, changes: Changes) -> None:
         for name, pool in self.pools.items():
-            pool.look(None, self._circumstances(name, moment), changes=changes)
+            pool.refresh(None, self._circumstances(name, moment), changes=changes)
 
-    def look_at(
-        self, pool: str, names: Collection[str], moment: Moment, *, changes: Changes
-    ) -> None:
-        """Bring some devices of a pool up to date."""
-        if (state := self.pools.get(pool)) is not None:
-            known = [name for name in names if name in state]
-            state.look(known, self._circumstances(pool, moment), changes=changes)
-
-    def _look(
+    def _refresh(
         self, devices: Mapping[str, Collection[str]], moment: Moment, *, changes: Changes
     ) -> list[DeviceKey]:
         for pool, names in devices.items():
-            self.pools[pool].look(names, self._circumstances(pool, moment), changes=changes)
+            self.pools[pool].refresh(names, self._circumstances(pool, moment), changes=changes)
         return [DeviceKey(pool, name) for pool, names in devices.items() for name in names]
 
     def _circumstances(self, pool: str, moment: Moment) -> Circumstances:
         return Circumstances(
-            away=self.away,
+            unavailable=self.unavailable,
             held=moment.held.get(pool, ()),
             wall=int(moment.wall),
         )
@@ -270,11 +371,11 @@ class EndpointState:
 
     def _contents(self) -> Mapping[str, PoolContent]:
         """
-        Sort what it said by pool.
+        Sort its inventory by pool.
 
-        A driver that has nothing has an empty pool, by which observers tell it from no driver. Of
-        several endpoints one that has nothing any more keeps the pools that it had, as with the
-        kubelet a resource without devices stays; one that had none yet has none.
+        A driver without devices has an empty pool, by which observers tell it from no driver. Of
+        several endpoints, one without devices keeps the pools that it had, as a resource without
+        devices stays with the kubelet; one that had none yet gets none.
         """
         parts: dict[str, _Parts] = {}
         for device in self.checked.devices:

@@ -1,11 +1,9 @@
 """
-The device manager of one driver: which devices there are, and how they are.
+The device manager of one driver: it follows endpoints, and decides what is published and reported.
 
-It hears from endpoints what they have, keeps it for as long as the kubelet's device manager would,
-and says what is to be published and what the kubelet is told. The endpoint is the source of truth;
-nothing between it and the manager caches devices. What a stop means is decided in
-:mod:`.lifecycle`, what health means in :mod:`.health`; this is the shell around them: time, the
-store, and who listens.
+The endpoint is the source of truth; nothing between it and the manager caches devices. This is the
+shell around the pure parts: it has the clock, the store, and the list of those to notify. What a
+stop means is decided in :mod:`.endpoint_state`, which taints a device gets in :mod:`.taints`.
 
 It must not know the API server, slices, claims beyond their devices, or gRPC.
 """
@@ -14,46 +12,42 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-from drakit.device import Health, Inventory
+from drakit.device import Inventory
+from drakit.resource.pools import pool_name
 from drakit_nodeplugin.config import Devices
 from drakit_nodeplugin.devices.endpoint_registry import EndpointRegistry
-from drakit_nodeplugin.devices.endpoint_state import EndpointState, Moment
+from drakit_nodeplugin.devices.endpoint_state import EndpointState, Moment, Phase, removal_due
+from drakit_nodeplugin.devices.endpoint_store import EndpointStore, EndpointWriter, StoredEndpoint
 from drakit_nodeplugin.devices.hardware import Hardware, HeldDevice
-from drakit_nodeplugin.devices.health import HealthTiming
-from drakit_nodeplugin.devices.leftout import LeftOutTeller
-from drakit_nodeplugin.devices.lifecycle import Phase, removal_due
-from drakit_nodeplugin.devices.pauses import Pauses
-from drakit_nodeplugin.devices.pool_state import Changes
-from drakit_nodeplugin.devices.pools import (
+from drakit_nodeplugin.devices.model import (
     Capacity,
     DeviceHealth,
     Publication,
     PublishedTaints,
-    pool_name,
+    Revision,
 )
-from drakit_nodeplugin.devices.revision import Revision
-from drakit_nodeplugin.devices.stored import EndpointStore, StoredEndpoint
-from drakit_nodeplugin.devices.storing import EndpointWriter
-from drakit_nodeplugin.devices.views import (
-    capacity_of,
-    health_of,
-    pools_of,
-    publication_of,
-    taken_from,
-)
-from drakit_nodeplugin.devices.waking import Waking
+from drakit_nodeplugin.devices.pool_state import Changes
+from drakit_nodeplugin.devices.taints import HealthTiming
 from drakit_nodeplugin.endpoints.endpoint import DeviceKey, HealthReport
 
 __all__ = ("DeviceManager",)
 
 logger = logging.getLogger(__name__)
 
+POLL_SECONDS = 1.0
+"""Between two checks whether the sources are ready, or this instance is primary, while the manager
+waits for that: nobody reports either."""
+
+IDLE_SECONDS = 60.0
+"""The same while the manager waits for nothing: a node may have fifty drivers."""
+
 
 class DeviceManager:
-    """An :class:`~drakit_nodeplugin.endpoints.endpoint.EndpointListener` that others can ask."""
+    """An :class:`~drakit_nodeplugin.endpoints.endpoint.EndpointListener` that others can query."""
 
     def __init__(
         self,
@@ -65,72 +59,74 @@ class DeviceManager:
         store: EndpointStore,
         primary: asyncio.Event,
         sources_ready: Callable[[], bool],
-        on_left_out: Callable[[Mapping[str, str]], None] | None = None,
+        on_left_out: Callable[[Mapping[str, str]], None],
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         """
         `endpoints` are those that are expected at the start; others may come. If none is expected,
-        any number may come, each with pools of its own. Nothing is stored while `primary` is not
-        set: another instance of the driver does it. Pools are removed only while `sources_ready`
-        says that what is missing is really gone.
+        any number may come, each with pools of its own.
+
+        Nothing is stored while `primary` is not set: another instance of the driver does that.
+        Pools are removed only while `sources_ready` returns that a missing endpoint is really gone.
+        `on_left_out` receives the reasons why devices are newly not published, by name.
         """
         self.driver = driver
         self.revision = Revision()
-        """Advances when what is published or told to the kubelet changes."""
+        """Advances when the publication or the health of devices changes."""
 
         self._node = node
         self._sources_ready = sources_ready
+        self._on_left_out = on_left_out
         self._wall_clock = wall_clock
         self._timing = HealthTiming(
             recovery_seconds=settings.health.recovery_period,
             eviction_seconds=settings.health.eviction_delay,
         )
-        self._pauses = Pauses()
         self._held: dict[str, Collection[HeldDevice]] = {}
         self._adopted: dict[DeviceKey, PublishedTaints] = {}
         self._was_complete = False
         self._publication: Publication | None = None
         self._health_states: tuple[DeviceHealth, ...] | None = None
-        self._waking: Waking[tuple[str, DeviceKey]] = Waking(
-            pass_time=self._pass_time, ends=self._ends
-        )
+        self._awake = asyncio.Event()
+        self._passed = -math.inf
+        """The latest time for which something was due, and done."""
+
+        self._timers: dict[tuple[str, DeviceKey], asyncio.TimerHandle] = {}
+        """When time alone may change something of a device, by endpoint and device."""
+
         self._endpoints = EndpointRegistry(
-            endpoints, settings=settings, make=self._made_endpoint, now=self._waking.now
+            endpoints, settings=settings, make=self._make_endpoint, now=self._now
         )
-        self._left_out = LeftOutTeller(driver, on_left_out)
         self._writer = EndpointWriter(
             driver,
             store,
             primary=primary,
-            rows=self._rows,
+            rows=lambda: self._endpoints.rows(self._writer.stored),
             on_loaded=self._loaded,
             on_written=self._written,
         )
 
-    # ------------------------------------------------------------ what others ask
+    # ------------------------------------------------------------ queries
 
     def publication(self) -> Publication:
-        """Give what is to be published now. The same object for as long as nothing changed."""
-        self._hear_waiting()
+        """Return what should be published now. The same object while nothing changes."""
         complete = self._complete()
         known = self._publication
         if known is None or known.complete != complete:
-            known = self._publication = publication_of(
-                self._endpoints, out=self._out, complete=complete
+            known = self._publication = self._endpoints.publication(
+                is_deleted=self._is_deleted, complete=complete
             )
         return known
 
     def health_states(self) -> Sequence[DeviceHealth]:
-        """Give the health of every device; the same object for as long as nothing changed."""
-        self._hear_waiting()
+        """Return the health of every device; the same object while nothing changes."""
         if self._health_states is None:
-            self._health_states = health_of(self._endpoints)
+            self._health_states = self._endpoints.health()
         return self._health_states
 
     def capacity(self, allocated: Mapping[str, Collection[str]]) -> Capacity:
         """Sort all devices; `allocated` are those that claims hold, by the pool's API name."""
-        self._hear_waiting()
-        return capacity_of(self._endpoints, allocated)
+        return self._endpoints.capacity(allocated)
 
     def hardware(self) -> Hardware | None:
         """
@@ -141,86 +137,84 @@ class DeviceManager:
         """
         if self._endpoints.open_ended:
             return None
-        self._hear_waiting()
         return Hardware(
             pools={
                 pool.name: pool.content
-                for state, pool in pools_of(self._endpoints)
+                for state, pool in self._endpoints.pools()
                 if state.phase is Phase.PRESENT and pool.content is not None
             }
         )
 
     @property
     def stop_reason(self) -> str | None:
-        """Why an endpoint that should be there is away; None if all are, or may still come."""
+        """Why a needed endpoint is unavailable; None if all are available, or may still come."""
         return self._endpoints.stop_reason
 
     @property
     def known(self) -> bool:
-        """Whether any endpoint is there, may still come, or has left something behind."""
-        gone = Phase.STOPPED
-        return any(state.pools or state.phase is not gone for state in self._endpoints)
+        """Whether any endpoint is available, may still come, or has left something behind."""
+        stopped = Phase.STOPPED
+        return any(state.pools or state.phase is not stopped for state in self._endpoints)
 
     @property
     def left_out(self) -> Mapping[str, str]:
-        """What endpoints have and cannot be published, with the reason; the first 100 of each."""
-        self._hear_waiting()
-        states = self._endpoints
-        return {name: why for state in states for name, why in state.left_out.items()}
+        """Why parts of inventories cannot be published; the first 100 of each endpoint."""
+        return {name: why for state in self._endpoints for name, why in state.left_out.items()}
 
     @property
     def left_out_count(self) -> int:
-        """How many devices cannot be published, those without a reason in `left_out` included."""
-        self._hear_waiting()
+        """The number of devices that cannot be published, with or without a reason in
+        `left_out`."""
         states = self._endpoints
         return sum(state.checked.left_out_count + len(state.refused) for state in states)
 
-    @property
-    def device_count(self) -> int:
-        """How many devices there are, in whatever state."""
-        self._hear_waiting()
-        return sum(len(pool.names) for _, pool in pools_of(self._endpoints))
-
-    # ------------------------------------------------------------ what endpoints say
+    # ------------------------------------------------------------ events of endpoints
 
     def replaced(self, endpoint: str, inventory: Inventory) -> None:
-        """The endpoint is there and has this, all of it."""
-        state = self._endpoints.get(endpoint)
-        moment = self._moment()
-        if state.phase is Phase.PRESENT:
-            until = self._pauses.put(endpoint, inventory, now=moment.now)
-            if until is not None:
-                self._waking.wake_by(until)
-                return
-        self._take(state, inventory, {}, moment)
+        """The endpoint is available and has these devices, and no others."""
+        state, moment, changes = self._endpoints.get(endpoint), self._moment(), Changes()
+        later = state.replace(
+            inventory, moment, taken=self._endpoints.taken_from(state), changes=changes
+        )
+        if self._adopted:
+            adopted = {key: self._adopted.pop(key) for key in later if key in self._adopted}
+            later += state.adopt(adopted, moment, changes=changes)
+        self._schedule(state, later)
+        facts = {"driver": self.driver, "endpoint": endpoint}
+        if changes.stored:
+            size = len(state.checked.devices)
+            logger.info("devices changed", extra=facts | {"devices": size})
+        if left_out := state.newly_left_out():
+            for name, why in left_out.items():
+                logger.error("device is left out", extra=facts | {"device": name, "error": why})
+            self._on_left_out(left_out)
+        self._notify(changes)
 
     def reported(self, endpoint: str, report: HealthReport) -> None:
-        """Devices of the endpoint are like this; a device that it does not have is ignored."""
+        """The health of devices has changed; devices that the endpoint does not have are
+        ignored."""
         state = self._endpoints.find(endpoint)
         if state is None or state.phase is not Phase.PRESENT:
             return
-        words = {
-            DeviceKey(pool_name(self._node, key.pool), key.name): word
-            for key, word in report.devices.items()
+        health = {
+            DeviceKey(pool_name(self._node, key.pool), key.name): each
+            for key, each in report.devices.items()
         }
-        if self._pauses.put_words(endpoint, words):
-            return
         changes = Changes()
-        self._look_later(state, state.hear(words.items(), self._moment(), changes=changes))
-        self._made(changes)
+        self._schedule(state, state.report(health, self._moment(), changes=changes))
+        self._notify(changes)
 
     def stopped(self, endpoint: str, reason: str) -> None:
-        """The endpoint is away; what it had stays known until its grace period ends. One that had
-        never anything, and that nobody expects, stays unknown."""
+        """The endpoint is unavailable; its devices stay known until its grace period ends. An
+        endpoint that is not expected and never had devices stays unknown."""
         if (state := self._endpoints.find(endpoint)) is None:
             return
-        self._hear_waiting(endpoint)
         changes = Changes()
         state.stop(reason, self._moment(), changes=changes)
-        self._made(changes)
-        self._waking.wake()
+        self._notify(changes)
+        self.wake()
 
-    # ------------------------------------------------------------ what others say
+    # ------------------------------------------------------------ events of others
 
     def set_unpreparing(self, held: Collection[HeldDevice]) -> None:
         """
@@ -238,88 +232,90 @@ class DeviceManager:
             for pool, devices in by_pool.items()
             if any(each.unpreparing for each in devices)
         }
-        changes = Changes()
-        moment = self._moment()
+        changes, moment = Changes(), self._moment()
         for pool in old.keys() | self._held.keys():
             for state in self._endpoints:
-                state.look_at(pool, (), moment, changes=changes)
-        self._made(changes)
+                state.refresh_holds(pool, moment, changes=changes)
+        self._notify(changes)
 
     def adopt(self, published: Mapping[tuple[str, str], PublishedTaints]) -> None:
         """
         Take over how devices were tainted before a restart: unhealthy ones recover as if there was
-        none, and all taints keep their times, whatever becomes of what is published.
+        none, and all taints keep their times, whatever becomes of the slices.
 
-        Called once by who publishes, before it asks for the first publication: the taints by the
-        pool's API name and the device's. For a driver without any source of health
+        The publisher calls this once, before it reads the first publication: the taints by the
+        pool's API name and the device's. For a driver without any source of health,
         ``drakit.dev/unhealthy`` must not be among them.
         """
-        moment = self._moment()
         devices = {DeviceKey(*key): taints for key, taints in published.items()}
-        changes = Changes()
+        changes, moment = Changes(), self._moment()
         for state in self._endpoints:
             adopted = state.adopt(devices, moment, changes=changes)
-            self._look_later(state, adopted)
+            self._schedule(state, adopted)
             for key in adopted:
                 devices.pop(key, None)
         self._adopted = devices if moment.now < self._endpoints.graces.start_until else {}
-        self._made(changes)
+        self._notify(changes)
 
-    def exist(self, pools: Collection[str]) -> None:
+    def observe_published(self, pools: Collection[str]) -> None:
         """
         The API server holds these pools of the driver on this node, and no others.
 
-        Called by who publishes, whenever it knows: a pool that was to be deleted, and is, can be
-        forgotten.
+        The publisher calls this at each change: endpoints whose pools are deleted are forgotten.
         """
         changes = Changes()
-        # A pool that somebody else has by now is not this one's to be deleted.
+        # A pool that another endpoint has by now is not deleted for this one.
         pending = {
-            pool.name for state, pool in pools_of(self._endpoints) if self._out(state)
+            pool.name for state, pool in self._endpoints.pools() if self._is_deleted(state)
         } & set(pools)
         for state in self._endpoints:
-            if not self._out(state) or state.pools.keys() & pending:
+            if not self._is_deleted(state) or state.pools.keys() & pending:
                 continue
             logger.info("endpoint removed", extra={"driver": self.driver, "endpoint": state.name})
-            self._forget(state, changes=changes)
-        self._made(changes)
+            self._endpoints.forget(state, changes=changes)
+        self._notify(changes)
 
-    # ------------------------------------------------------------ time and the store
+    # ------------------------------------------------------------ time
 
     async def restore(self) -> None:
-        """Read the store, before anything runs; if it cannot be read, that is tried again later."""
+        """Read the store, before anything runs; if that fails, it is tried again later."""
         self._endpoints.begin()
         await self._writer.load()
 
     async def run(self) -> None:
-        """Look at graces and health, and write to the store, until cancelled."""
+        """Follow the time, and write to the store, until cancelled."""
         self._endpoints.begin()
         async with asyncio.TaskGroup() as group:
             group.create_task(self._writer.run())
-            group.create_task(self._waking.run())
+            group.create_task(self._follow_time())
 
-    def _ends(self) -> Iterator[float]:
-        yield from self._pauses.ends()
-        yield from self._endpoints.ends()
+    def wake(self) -> None:
+        """Check again whether this instance is primary, and whether the sources are ready."""
+        self._awake.set()
 
-    def look(self) -> None:
-        """Something may have changed that was read so far: whether this instance is primary, and
-        whether the sources are ready."""
-        self._waking.wake()
+    async def _follow_time(self) -> None:
+        try:
+            while True:
+                self._awake.clear()
+                poll_seconds = POLL_SECONDS if self._pass_time() else IDLE_SECONDS
+                now = self._now()
+                ends = [when for when in self._endpoints.ends() if when > now]
+                until = min([*ends, now + poll_seconds])
+                try:
+                    async with asyncio.timeout_at(until):
+                        await self._awake.wait()
+                except TimeoutError:
+                    self._passed = max(self._passed, until)
+        finally:
+            for timer in self._timers.values():
+                timer.cancel()
 
     def _pass_time(self) -> bool:
-        """Do all that is due by now; tell whether something is waited for that nobody tells of."""
+        """Do all that is due by now; return whether the manager waits for something that nobody
+        reports."""
         waiting = False
-        self._writer.look()
+        self._writer.check_primary()
         moment, graces, changes = self._moment(), self._endpoints.graces, Changes()
-        for endpoint in self._pauses.over(moment.now):
-            self._hear_waiting(endpoint)
-        due: dict[str, list[DeviceKey]] = {}
-        for endpoint, key in self._waking.due(moment.now):
-            due.setdefault(endpoint, []).append(key)
-        for endpoint, keys in due.items():
-            if (state := self._endpoints.find(endpoint)) is not None:
-                self._look_later(state, state.settle(keys, moment, changes=changes))
         if moment.now >= graces.start_until:
             self._adopted = {}
         for state in self._endpoints:
@@ -327,10 +323,10 @@ class DeviceManager:
             if not removal_due(state.life, graces, now=moment.now):
                 continue
             if not state.pools:
-                self._forget(state, changes=changes)
+                self._endpoints.forget(state, changes=changes)
             elif self._sources_ready():
                 logger.warning(
-                    "endpoint was away for too long, its devices are removed",
+                    "endpoint was unavailable for too long, its devices are removed",
                     extra={
                         "driver": self.driver,
                         "endpoint": state.name,
@@ -343,27 +339,54 @@ class DeviceManager:
         if (complete := self._complete()) != self._was_complete:
             self._was_complete = complete
             changes.published = True
-        self._made(changes)
+        self._notify(changes)
         return waiting or not complete or not self._writer.current
 
-    # ------------------------------------------------------------ the store
+    def _schedule(self, state: EndpointState, keys: Iterable[DeviceKey]) -> None:
+        """Have devices settled when time alone changes them."""
+        loop = asyncio.get_running_loop()
+        for key in keys:
+            pool = state.pools.get(key.pool)
+            if pool is None or (when := pool.next_change(key.name)) is None:
+                continue
+            timer = self._timers.get((state.name, key))
+            if timer is not None:
+                if timer.when() <= when:
+                    continue  # a device that flaps puts its time off again and again
+                timer.cancel()
+            self._timers[state.name, key] = loop.call_at(when, self._settle, state.name, key, when)
 
-    def _rows(self) -> Mapping[str, StoredEndpoint]:
-        return self._endpoints.rows(self._writer.stored)
+    def _settle(self, endpoint: str, key: DeviceKey, when: float) -> None:
+        del self._timers[endpoint, key]
+        self._passed = max(self._passed, when)
+        if (state := self._endpoints.find(endpoint)) is None:
+            return
+        changes = Changes()
+        state.settle(key, self._moment(), changes=changes)
+        self._schedule(state, [key])
+        self._notify(changes)
+
+    def _now(self) -> float:
+        # A loop's timer may fire a hair before its time; for us the time has come.
+        return max(asyncio.get_running_loop().time(), self._passed)
+
+    def _moment(self) -> Moment:
+        return Moment(now=self._now(), wall=self._wall_clock(), held=self._held)
+
+    # ------------------------------------------------------------ the store, and notifications
 
     def _loaded(self, rows: Mapping[str, StoredEndpoint]) -> None:
-        # Whatever was stored has changed where an endpoint has spoken before this could be read.
-        changes = Changes(published=True, health=True, stored=True)
+        # An endpoint that has listed its devices before the rows were read differs from its row.
+        changes = Changes()
+        changes.mark_all()
         self._endpoints.restore(rows, self._moment(), changes=changes)
-        self._made(changes)
+        self._notify(changes)
 
     def _written(self) -> None:
         removing = any(state.phase is Phase.REMOVING for state in self._endpoints)
-        self._made(Changes(published=removing))
+        self._notify(Changes(published=removing))
 
-    # ------------------------------------------------------------ within
-
-    def _made_endpoint(self, name: str) -> EndpointState:
+    def _make_endpoint(self, name: str) -> EndpointState:
         return EndpointState(
             name,
             node=self._node,
@@ -372,67 +395,16 @@ class DeviceManager:
             open_ended=self._endpoints.open_ended,
         )
 
-    def _forget(self, state: EndpointState, *, changes: Changes) -> None:
-        """What an endpoint had is deleted, or it had nothing."""
-        self._endpoints.forget(state, changes=changes)
-        self._pauses.forget(state.name)
-        self._left_out.forget(state.name)
-
-    def _moment(self) -> Moment:
-        return Moment(
-            now=self._waking.now(),
-            wall=self._wall_clock(),
-            held=self._held,
-        )
-
-    def _take(
-        self,
-        state: EndpointState,
-        inventory: Inventory,
-        words: Mapping[DeviceKey, Health],
-        moment: Moment,
-    ) -> None:
-        changes = Changes()
-        taken = taken_from(state, self._endpoints)
-        later = state.take(inventory, moment, taken=taken, changes=changes)
-        later += state.hear(words.items(), moment, changes=changes)
-        if self._adopted:
-            adopted = {key: self._adopted.pop(key) for key in later if key in self._adopted}
-            later += state.adopt(adopted, moment, changes=changes)
-        self._look_later(state, later)
-        size = len(state.checked.devices)
-        self._pauses.begin(state.name, devices=size, now=moment.now)
-        if changes.stored:
-            logger.info(
-                "devices changed",
-                extra={"driver": self.driver, "endpoint": state.name, "devices": size},
-            )
-        self._left_out.tell(state.name, state.left_out)
-        self._made(changes)
-
-    def _hear_waiting(self, endpoint: str | None = None) -> None:
-        """Take what has come in a pause, of one endpoint or of all."""
-        for name in self._pauses.waiting() if endpoint is None else [endpoint]:
-            if (waiting := self._pauses.take(name)) is not None:
-                state = self._endpoints.get(name)
-                self._take(state, waiting.inventory, waiting.words, self._moment())
-
-    def _look_later(self, state: EndpointState, keys: Iterable[DeviceKey]) -> None:
-        for key in keys:
-            pool = state.pools.get(key.pool)
-            if pool is not None and (when := pool.next_look(key.name)) is not None:
-                self._waking.want((state.name, key), when)
-
-    def _out(self, state: EndpointState) -> bool:
-        """Tell whether an endpoint's pools are to be deleted: a restart must know of it first."""
+    def _is_deleted(self, state: EndpointState) -> bool:
+        """Return whether an endpoint's pools are deleted: the store must have recorded it first, so
+        that a restart goes on with it."""
         stored = self._writer.stored.get(state.name)
         return state.phase is Phase.REMOVING and stored is not None and stored.removing
 
     def _complete(self) -> bool:
         return self._writer.loaded and self._endpoints.accounted() and self._sources_ready()
 
-    def _made(self, changes: Changes) -> None:
-        """Tell who must know of changes."""
+    def _notify(self, changes: Changes) -> None:
         if changes.published:
             self._publication = None
         if changes.health:

@@ -1,9 +1,9 @@
 """
-One pool of one endpoint, as it is in memory: its devices, their health and taints.
+The devices of one pool of one endpoint: their health, their taints, and what claims block.
 
-It is changed by what the endpoint says and by time, and says what has changed by that: an object
-that is given out stays the same one for as long as nothing changes, so that whoever compares finds
-that out at once. What is healthy is decided in :mod:`.health`, what is tainted in :mod:`.taints`.
+The manager applies inventories, reports and time, and learns what has changed by that. An object
+that is given out stays the same one while nothing changes, so readers compare by identity; the
+devices of an inventory do the same. Which taints a device gets is decided in :mod:`.taints`.
 
 It must not know clocks, other pools, or the life of the endpoint.
 """
@@ -12,30 +12,34 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import cast
 
 from drakit.device import CounterSet, Device, Health
+from drakit.resource.device import device_body
 from drakit_nodeplugin.devices.hardware import HeldDevice, PoolContent, crowded_out
-from drakit_nodeplugin.devices.health import (
-    UNKNOWN,
-    Condition,
-    HealthTiming,
-    adopted,
-    listed,
-    lost,
-    next_look,
-    observed,
-    settled,
-    sound,
-)
-from drakit_nodeplugin.devices.pools import (
+from drakit_nodeplugin.devices.model import (
     DesiredDevice,
     DesiredPool,
     DeviceHealth,
     PoolCapacity,
     PublishedTaints,
 )
-from drakit_nodeplugin.devices.taints import DOMAIN, NOT_PUBLISHED, UNHEALTHY, stamped, taints
+from drakit_nodeplugin.devices.taints import (
+    DOMAIN,
+    NOT_PUBLISHED,
+    UNHEALTHY,
+    UNKNOWN,
+    Condition,
+    HealthTiming,
+    adopted,
+    listed,
+    lost,
+    next_change,
+    observed,
+    settled,
+    stamped,
+    taints,
+    validated,
+)
 
 __all__ = ("Changes", "Circumstances", "PoolState")
 
@@ -45,22 +49,26 @@ MAX_MESSAGE = 1024
 
 @dataclass(kw_only=True, slots=True)
 class Changes:
-    """What something has changed; filled by those who change."""
+    """What an event has changed; filled by whatever handles the event."""
 
     published: bool = False
-    """What is to be published."""
+    """The publication."""
     health: bool = False
-    """What the kubelet is told."""
+    """The health that is reported to the kubelet."""
     stored: bool = False
-    """What the store keeps: names of devices and pools, and whether their endpoint is there."""
+    """The rows of the store: names of devices and pools, and whether their endpoint is there."""
+
+    def mark_all(self) -> None:
+        """Everything may have changed."""
+        self.published = self.health = self.stored = True
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Circumstances:
-    """What is so of a pool's devices, whatever is said of them."""
+    """What concerns all devices of a pool, besides reports."""
 
-    away: str | None
-    """Why the endpoint is away, as a sentence; None while it is there."""
+    unavailable: str | None
+    """Why the endpoint is unavailable, as a sentence; None while it is available."""
     held: Collection[HeldDevice] = ()
     """The holds of claims in the pool, if one of them is still being unprepared; otherwise empty.
     The same object while nothing changes."""
@@ -69,7 +77,7 @@ class Circumstances:
 
 
 class PoolState:
-    """A pool in memory. Times are the loop's, but where it is said."""
+    """A pool in memory. Times are the loop's, unless stated otherwise."""
 
     def __init__(self, name: str, *, timing: HealthTiming) -> None:
         self.name = name
@@ -78,11 +86,11 @@ class PoolState:
         self._devices: dict[str, DesiredDevice] = {}
         self._fallback: dict[str, DesiredDevice] | None = None
         self._counter_sets: tuple[CounterSet, ...] | None = None
-        self._said: dict[str, Health] = {}
-        """The inventory's own words on devices: a word counts when it is said, not each time that
-        an inventory repeats it."""
+        self._inventory_health: dict[str, Health] = {}
+        """The health in the last inventory. It counts when it changes, not each time that an
+        inventory repeats it."""
         self._conditions: dict[str, Condition] = {}
-        """Of the devices on which there was a word."""
+        """Of the devices whose health was reported."""
         self._health: dict[str, DeviceHealth] = {}
         self._published: dict[str, PublishedTaints] = {}
         """Before a restart, of devices that have not been listed since then."""
@@ -95,24 +103,24 @@ class PoolState:
         self._counted: PoolContent | None = None
         """The content for which they were computed."""
 
-    # ------------------------------------------------------------ what there is
+    # ------------------------------------------------------------ state
 
     @property
     def names(self) -> Collection[str]:
-        """The devices, without those of the fallback alone."""
+        """The devices, without those that only the fallback has."""
         return self._devices.keys()
 
     def __contains__(self, name: object) -> bool:
-        """Tell whether there is a device of that name, be it in the fallback alone."""
+        """Return whether the pool or its fallback has a device of that name."""
         return name in self._devices or name in (self._fallback or ())
 
     @property
     def health(self) -> Collection[DeviceHealth]:
-        """What the kubelet is told of the devices."""
+        """The health of the devices that is reported to the kubelet."""
         return self._health.values()
 
     def desired(self) -> DesiredPool:
-        """Give the pool as it is to be published."""
+        """Return the pool to publish."""
         if self._desired is None:
             fallback = self._fallback
             self._desired = DesiredPool(
@@ -122,42 +130,40 @@ class PoolState:
             )
         return self._desired
 
-    def capacity(self, *, away: bool, allocated: Iterable[str]) -> PoolCapacity:
-        """Sort the devices; while the endpoint is away none is healthy."""
+    def capacity(self, *, available: bool, allocated: Iterable[str]) -> PoolCapacity:
+        """Sort the devices; while the endpoint is unavailable none is healthy."""
         tainted = {name for name, known in self._conditions.items() if known.tainted}
         names = frozenset(self._devices)
-        unhealthy = names if away else names & tainted
+        unhealthy = names & tainted if available else names
         return PoolCapacity(
             healthy=names - unhealthy, unhealthy=unhealthy, allocated=frozenset(allocated)
         )
 
-    def next_look(self, name: str) -> float | None:
-        """Say when time alone changes something of a device."""
+    def next_change(self, name: str) -> float | None:
+        """Return when time alone changes something of a device; None if it does not."""
         condition = self._conditions.get(name)
-        return None if condition is None else next_look(condition, self._timing)
+        return None if condition is None else next_change(condition, self._timing)
 
-    # ------------------------------------------------------------ what changes it
+    # ------------------------------------------------------------ changes
 
     def restore(self, names: Iterable[str]) -> None:
-        """Begin with names alone; what is known already of these devices stays."""
+        """Begin with names alone; whatever is known of these devices stays."""
         old = self._devices
         self._devices = {
             name: old.get(name) or DesiredDevice(name=name, device=None) for name in names
         }
         self._counter_sets = None
         self._desired = None
-        for known in (self._conditions, self._health, self._said, self._published):
-            for name in [name for name in known if name not in self._devices]:
-                del known[name]
+        self._forget_others(self._devices.keys())
 
     def replace(
         self, content: PoolContent, *, returned: bool, now: float, changes: Changes
     ) -> set[str]:
         """
-        Take what the endpoint says that there is; give the devices that must be looked at.
+        Replace the devices by those of an inventory; return those that must be refreshed.
 
-        Devices that stay keep what is known of their health; an endpoint that has returned says
-        all its words anew.
+        Devices that stay keep their health. An endpoint that has `returned` reports all health
+        again.
         """
         old, old_fallback = self._devices, self._fallback
         self.content = content
@@ -178,56 +184,61 @@ class PoolState:
             or self._counter_sets != content.counter_sets
         ):
             self._counter_sets = content.counter_sets
-            self._touched(changes)
-        for known in (self._conditions, self._health, self._said, self._published):
-            for name in [name for name in known if name not in present]:
-                del known[name]
-                changes.health = True
-        dirty |= self._listen(content, returned=returned, now=now)
+            self._touch(changes)
+        if self._forget_others(present):
+            changes.health = True
+        dirty |= self._observe_inventory(content, returned=returned, now=now)
         if returned:
             dirty |= {name for name in list(self._conditions) if self.list_again(name, now=now)}
         return dirty
 
-    def _listen(self, content: PoolContent, *, returned: bool, now: float) -> set[str]:
-        """Take the words in the inventory; give the devices on which something new was said."""
-        listened: set[str] = set()
-        said = self._said
-        for devices in (content.fallback or {}, content.devices):
-            for name, device in devices.items():
-                if devices is content.fallback and name in content.devices:
-                    continue
-                word = None if device.health is None else sound(device.health)
-                if not returned and said.get(name) == word:
-                    continue
-                if word is not None:
-                    said[name] = word
-                elif said.pop(name, None) is None or returned:
-                    continue  # nothing was said in this life
-                self.observe(name, word or Health.unknown(), now=now)
-                listened.add(name)
-        return listened
+    def _forget_others(self, present: Collection[str]) -> bool:
+        """Forget the health of all other devices; return whether there was any."""
+        forgotten = False
+        for known in (self._conditions, self._health, self._inventory_health, self._published):
+            for name in [name for name in known if name not in present]:
+                del known[name]
+                forgotten = True
+        return forgotten
 
-    def observe(self, name: str, word: Health, *, now: float) -> bool:
-        """Take in a word on a device; give whether it must be looked at, and is one of ours."""
+    def _observe_inventory(self, content: PoolContent, *, returned: bool, now: float) -> set[str]:
+        """Apply the health in an inventory; return the devices whose health is reported newly."""
+        reported: set[str] = set()
+        # A device's own health wins over that of its namesake in the fallback.
+        for name, device in {**(content.fallback or {}), **content.devices}.items():
+            health = None if device.health is None else validated(device.health)
+            if not returned and self._inventory_health.get(name) == health:
+                continue
+            if health is not None:
+                self._inventory_health[name] = health
+            elif self._inventory_health.pop(name, None) is None or returned:
+                continue  # this life of the endpoint has reported nothing
+            self.observe(name, health or Health.unknown(), now=now)
+            reported.add(name)
+        return reported
+
+    def observe(self, name: str, health: Health, *, now: float) -> bool:
+        """Apply a report; return whether the device must be refreshed. Reports on devices that the
+        pool does not have are ignored."""
         if name not in self:
             return False
-        old, word = self._conditions.get(name, UNKNOWN), sound(word)
-        if old.said and old.word == word:
+        old, health = self._conditions.get(name, UNKNOWN), validated(health)
+        if old.has_report and old.health == health:
             return False
-        return self._know(name, settled(observed(old, word, now=now), self._timing, now=now))
+        return self._know(name, settled(observed(old, health, now=now), self._timing, now=now))
 
     def lose_sight(self, *, now: float) -> None:
-        """Nobody can say any more how the devices are."""
+        """The endpoint is unavailable: nobody can report health any more."""
         for name, condition in list(self._conditions.items()):
             self._know(name, lost(condition, now=now))
 
     def list_again(self, name: str, *, now: float) -> bool:
-        """The endpoint is there again, with what it has said of a device so far; give whether it
-        must be looked at."""
+        """The endpoint is available again, and has listed the device; return whether the device
+        must be refreshed."""
         return self._know(name, listed(self._conditions.get(name, UNKNOWN), now=now))
 
     def adopt(self, name: str, published: PublishedTaints, *, now: float) -> None:
-        """Take over the taints that a device had before a restart, as far as they are not known."""
+        """Take over the taints that a device had before a restart, as far as they are unknown."""
         self._published[name] = published
         effects = {effect for key, effect in published if key == UNHEALTHY}
         if effects:
@@ -235,7 +246,7 @@ class PoolState:
             self._know(name, adopted(old, evicting="NoExecute" in effects, now=now))
 
     def settle(self, name: str, *, now: float) -> bool:
-        """See what time alone has changed of a device; give whether it must be looked at."""
+        """Apply the time that has passed; return whether the device must be refreshed."""
         condition = self._conditions.get(name)
         if condition is None:
             return False
@@ -250,10 +261,12 @@ class PoolState:
             self._conditions[name] = condition
         return True
 
-    def look(
+    # ------------------------------------------------------------ taints and health of devices
+
+    def refresh(
         self, names: Iterable[str] | None, circumstances: Circumstances, *, changes: Changes
     ) -> None:
-        """Bring taints and health of devices up to date; of all of them if none are named."""
+        """Bring taints and health of devices up to date; of all devices if `names` is None."""
         crowded = self._crowd(circumstances.held)
         present = self._devices.keys() | (self._fallback or {}).keys()
         names = present if names is None else {*names, *(crowded & present)}
@@ -261,9 +274,9 @@ class PoolState:
             condition = self._conditions.get(name, UNKNOWN)
             self._taint(name, condition, circumstances, changes=changes)
             old = self._health.get(name)
-            told = _told(self.name, name, old, condition, circumstances)
-            if told is not old:
-                self._health[name] = told
+            new = _health_of(self.name, name, old, condition, circumstances)
+            if new is not old:
+                self._health[name] = new
                 changes.health = True
 
     def _crowd(self, held: Collection[HeldDevice]) -> frozenset[str]:
@@ -277,23 +290,23 @@ class PoolState:
     def _taint(
         self, name: str, condition: Condition, circumstances: Circumstances, *, changes: Changes
     ) -> None:
-        published, listed = self._published.pop(name, NOT_PUBLISHED), False
+        published, is_listed = self._published.pop(name, NOT_PUBLISHED), False
         for entries in (self._devices, self._fallback):
             entry = None if entries is None else entries.get(name)
             if entries is None or entry is None:
                 continue
-            listed = listed or entry.device is not None
+            is_listed = is_listed or entry.device is not None
             unpreparing = name in self._unpreparing
             new = _tainted(entry, condition, circumstances, published, unpreparing=unpreparing)
             if new is not entry:
                 entries[name] = new
-                self._touched(changes)
-        if published and not listed:
-            # Whether its driver's own taints are still there is not known before it is listed.
+                self._touch(changes)
+        if published and not is_listed:
+            # Whether its driver's own taints still exist is unknown before it is listed.
             own = {key: at for key, at in published.items() if not key[0].startswith(DOMAIN)}
             self._published[name] = own
 
-    def _touched(self, changes: Changes) -> None:
+    def _touch(self, changes: Changes) -> None:
         self._desired = None
         changes.published = True
 
@@ -306,31 +319,15 @@ def _merged(
         entry = old.get(name)
         if entry is None:
             entry = DesiredDevice(name=name, device=device)
-        elif entry.device is None or not _same(entry.device, device):
+        elif entry.device is None or not _is_published_alike(entry.device, device):
             entry = replace(entry, device=device)
         merged[name] = entry
     return merged
 
 
-def _same(old: Device, new: Device) -> bool:
-    """Compare what is published; health is not, and True is not 1 in a CEL expression."""
-    if old is new:
-        return True
-    try:
-        if old.health is not new.health:
-            old = replace(old, health=new.health)
-        return old == new and all(
-            _kinds(value) == _kinds(new.attributes[name]) for name, value in old.attributes.items()
-        )
-    except Exception:  # a vendor's value may refuse to be compared
-        return False
-
-
-def _kinds(value: object) -> tuple[type, ...]:
-    """Give the types of an attribute and of what a list holds."""
-    if type(value) is tuple:
-        return (tuple, *map(type, cast("tuple[object, ...]", value)))
-    return (type(value),)
+def _is_published_alike(old: Device, new: Device) -> bool:
+    """Return whether two devices differ in their health at most."""
+    return old is new or (old.taints == new.taints and device_body(old) == device_body(new))
 
 
 def _tainted(
@@ -342,21 +339,20 @@ def _tainted(
     unpreparing: bool,
 ) -> DesiredDevice:
     own = () if entry.device is None else entry.device.taints
-    if not (own or entry.taints or condition.tainted or unpreparing or now.away):
-        return entry  # which is what nearly all of them are
-    wanted = taints(own, condition, stopped=now.away is not None, unpreparing=unpreparing)
+    if not (own or entry.taints or condition.tainted or unpreparing or now.unavailable):
+        return entry  # as nearly all of them are
+    wanted = taints(own, condition, stopped=now.unavailable is not None, unpreparing=unpreparing)
     new = stamped(wanted, entry.taints, now=now.wall, published=published)
     return entry if new is entry.taints else replace(entry, taints=new)
 
 
-def _told(
+def _health_of(
     pool: str, name: str, old: DeviceHealth | None, condition: Condition, now: Circumstances
 ) -> DeviceHealth:
-    """Say a device's health; since when it is so counts from the status, not from the message."""
-    status = condition.word.status
-    message = condition.word.message
-    if now.away is not None:
-        status, message = "unknown", now.away
+    """Return a device's health; its time is that of the status, not of the message."""
+    status, message = condition.health.status, condition.health.message
+    if now.unavailable is not None:
+        status, message = "unknown", now.unavailable
     elif condition.tainted:
         status, message = "unhealthy", condition.message
     message = message[:MAX_MESSAGE]

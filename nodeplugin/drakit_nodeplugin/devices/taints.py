@@ -1,44 +1,233 @@
 """
-The taints of a device: the driver's own, and what the manager knows of it. All pure.
+Decides the taints of a device: from reported health, with hysteresis, to the taints. All pure.
 
-Whether a device is unhealthy is decided in :mod:`.health`. A driver may give 12 taints, the API
-takes 16: what stands here is at most four.
+* An unhealthy device is tainted at once, and stays tainted until it has been healthy for a while. A
+  device that flaps is one write, and gets no new pods.
+* Running work is evicted only if it stays broken for a while.
+* A taint keeps the time when it was added, also across restarts.
 
-It must not know the API's JSON, clocks, or why a device is what it is.
+A driver may set 12 taints and the API allows 16: the node plugin adds at most four. The state of a
+pool's devices is kept in :mod:`.pool_state`.
+
+It must not know the API's JSON, clocks, endpoints, or who reports health.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from drakit.device import Taint
-from drakit_nodeplugin.devices.health import Condition
-from drakit_nodeplugin.devices.pools import PublishedTaints, StampedTaint
+from drakit.device import Health, Taint
+from drakit_nodeplugin.devices.model import PublishedTaints, StampedTaint
 
-__all__ = ("DOMAIN", "NOT_PUBLISHED", "STOPPED", "UNHEALTHY", "UNPREPARING", "stamped", "taints")
+__all__ = (
+    "DOMAIN",
+    "NOT_PUBLISHED",
+    "STOPPED",
+    "UNHEALTHY",
+    "UNKNOWN",
+    "UNPREPARING",
+    "Condition",
+    "HealthTiming",
+    "adopted",
+    "listed",
+    "lost",
+    "next_change",
+    "observed",
+    "settled",
+    "stamped",
+    "taints",
+    "validated",
+)
 
 DOMAIN = "drakit.dev/"
-"""Before the keys of all taints that are not the driver's own."""
+"""The prefix of all taint keys of the node plugin."""
 
 UNHEALTHY = DOMAIN + "unhealthy"
-"""The driver says so, or has not said otherwise for long enough. With NoExecute beside NoSchedule
-where running work is broken."""
+"""The device is reported as unhealthy, or was until a while ago. NoExecute beside NoSchedule means
+that running work is broken."""
 
 STOPPED = DOMAIN + "stopped"
-"""Its driver is away."""
+"""The endpoint is unavailable."""
 
 UNPREPARING = DOMAIN + "unpreparing"
-"""What an earlier claim left has not been undone yet."""
+"""An earlier claim is still being unprepared."""
 
 NOT_PUBLISHED: PublishedTaints = MappingProxyType({})
-"""Of a device without taints, or of which they do not matter any more."""
+"""No taints from before a restart."""
+
+SILENCE_SECONDS = 60.0
+"""The minimum time until a taint from before a restart ends for a device without a report: a driver
+whose health is polled has 30 s for its answer."""
+
+_ADOPTED_MESSAGE = "it was unhealthy when the node plugin was restarted"
+
+_INVALID = Health.unknown("its driver reports a malformed health")
+
+_STATUSES = ("healthy", "unhealthy", "unknown")
+
+
+# ---------------------------------------------------------------- health
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HealthTiming:
+    """How long a health must last before it counts."""
+
+    recovery_seconds: float
+    """Of being healthy, until the taints end."""
+    eviction_seconds: float
+    """Of being broken, until running pods are evicted."""
+
+    @property
+    def silence_seconds(self) -> float:
+        """Of silence after a return, until taints from before the restart end: a driver that
+        reports health by events reports nothing of a device that was repaired in between."""
+        return max(self.recovery_seconds, SILENCE_SECONDS)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Condition:
+    """The known health of a device. Times are the loop's."""
+
+    health: Health
+    """The last report."""
+
+    tainted: bool = False
+    """Whether new pods are kept away."""
+
+    evicting: bool = False
+    """Whether running pods are evicted as well. It ends with the taint, not before, so that work
+    which alternates between two failures is not a write at each turn."""
+
+    message: str = ""
+    """Why it is tainted: the message of the last unhealthy report."""
+
+    well_since: float | None = None
+    """Since when a tainted device is healthy; None while it is not."""
+
+    well_seconds: float = 0.0
+    """How long it was healthy before that, since its last unhealthy report: an unknown health
+    interrupts the recovery, but does not restart it."""
+
+    broken_since: float | None = None
+    """Since when running work is broken without another report; None while it is not. An eviction
+    cannot be undone, so an unknown health restarts this time."""
+
+    has_report: bool = False
+    """Whether there was a report since the plugin's start; unknown counts."""
+
+    silent_since: float | None = None
+    """Since when a device that was tainted before a restart is listed without a report."""
+
+
+UNKNOWN = Condition(health=Health.unknown())
+"""A device without a report."""
+
+_WELL = Condition(health=Health.healthy(), has_report=True)
+
+_UNSURE = replace(UNKNOWN, has_report=True)
+
+
+def validated(reported: object) -> Health:
+    """Return a reported health, or unknown if it is malformed: drivers make these objects."""
+    if not isinstance(reported, Health):
+        return _INVALID
+    if type(reported.status) is not str or type(reported.message) is not str:
+        return _INVALID
+    return reported if reported.status in _STATUSES else _INVALID
+
+
+def observed(old: Condition, health: Health, *, now: float) -> Condition:
+    """Apply a report."""
+    if health.status == "unhealthy":
+        since = now if old.broken_since is None else old.broken_since
+        return Condition(
+            health=health,
+            tainted=True,
+            evicting=old.evicting,
+            message=health.message,
+            broken_since=since if health.evict_pods else None,
+            has_report=True,
+        )
+    if not old.tainted:
+        return _untainted(health)
+    old = replace(old, health=health, broken_since=None, has_report=True, silent_since=None)
+    if health.status == "healthy":
+        return replace(old, well_since=now if old.well_since is None else old.well_since)
+    well_seconds = old.well_seconds
+    if old.well_since is not None:
+        well_seconds += now - old.well_since
+    return replace(old, well_since=None, well_seconds=well_seconds)
+
+
+def _untainted(health: Health) -> Condition:
+    # Nearly all devices are in one of these two conditions, which need memory only once.
+    for common in (_WELL, _UNSURE):
+        if health == common.health:
+            return common
+    return Condition(health=health, has_report=True)
+
+
+def lost(old: Condition, *, now: float) -> Condition:
+    """The endpoint is unavailable: nobody can report health any more."""
+    if not old.tainted:
+        return UNKNOWN
+    return replace(observed(old, UNKNOWN.health, now=now), has_report=old.has_report)
+
+
+def listed(old: Condition, *, now: float) -> Condition:
+    """The endpoint is available again, and has listed the device."""
+    if not old.tainted or old.has_report or old.silent_since is not None:
+        return old
+    return replace(old, silent_since=now)
+
+
+def next_change(condition: Condition, timing: HealthTiming) -> float | None:
+    """Return when time alone changes a condition; None if it does not."""
+    if condition.silent_since is not None:
+        return condition.silent_since + timing.silence_seconds
+    if condition.well_since is not None:
+        return condition.well_since + (timing.recovery_seconds - condition.well_seconds)
+    if condition.broken_since is not None and not condition.evicting:
+        return condition.broken_since + timing.eviction_seconds
+    return None
+
+
+def settled(condition: Condition, timing: HealthTiming, *, now: float) -> Condition:
+    """Apply the time that has passed without another report."""
+    due = next_change(condition, timing)
+    if due is None or now < due:
+        return condition
+    if condition.silent_since is not None:
+        return UNKNOWN
+    if condition.well_since is not None:
+        return _untainted(condition.health)
+    return replace(condition, evicting=True)
+
+
+def adopted(old: Condition, *, evicting: bool, now: float) -> Condition:
+    """Apply the taint that a device had before a restart; it recovers as if there was none."""
+    if old.tainted:
+        return replace(old, evicting=evicting or old.evicting)
+    return replace(
+        old,
+        tainted=True,
+        evicting=evicting,
+        message=_ADOPTED_MESSAGE,
+        well_since=now if old.health.status == "healthy" else None,
+    )
+
+
+# ---------------------------------------------------------------- taints
 
 
 def taints(
     own: Iterable[Taint], condition: Condition, *, stopped: bool, unpreparing: bool
 ) -> tuple[Taint, ...]:
-    """Give all taints that a device must have, always in the same order."""
+    """Return all taints that a device must have, always in the same order; `own` are those of its
+    driver."""
     reasons: list[Taint] = list(own)
     if stopped:
         reasons.append(Taint(key=STOPPED, effect="NoSchedule"))
@@ -59,11 +248,11 @@ def stamped(
     published: PublishedTaints = NOT_PUBLISHED,
 ) -> tuple[StampedTaint, ...]:
     """
-    Say since when each taint is there: its time stays for as long as key and effect do.
+    Add the time to each taint: it stays the same while key and effect do.
 
-    How long a claim tolerates a taint counts from that time, and a new value is no new start, nor
-    is a restart: what was `published` before it counts. Gives the old tuple itself if nothing has
-    changed.
+    A claim's toleration counts from that time. So neither a new value nor a restart begins it
+    again: the times in `published` from before a restart count. Returns the old tuple itself if
+    nothing has changed.
     """
     since: dict[tuple[str, str], int] = {(t.key, t.effect): t.added_at for t in old}
     since |= {key: added_at for key, added_at in published.items() if added_at is not None}

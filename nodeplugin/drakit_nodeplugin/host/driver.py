@@ -93,7 +93,7 @@ class HostedDriver:
             primary=self._instances.primary,
             registered=self._registered,
         )
-        self._instances.on_change = self._devices.manager.look
+        self._instances.on_change = self._devices.manager.wake
         self._endpoint = driver.endpoint(
             Surroundings(
                 listener=_ReportingStops(self._devices.manager, self._stopped),
@@ -310,7 +310,7 @@ class HostedDevices:
             node=environment.node.name,
             primary=primary,
             on_first_list=self.adopt,
-            on_pools=self.manager.exist,
+            on_pools=self.manager.observe_published,
             on_left_out=self._left_out,
             on_dropped=self._dropped,
             on_write=metrics.wrote_slice,

@@ -20,7 +20,7 @@ from drakit.resource.comparison import same_counter_sets, same_device
 from drakit.resource.device import counter_set_body, device_body
 from drakit.resource.features import Feature, without
 from drakit.resource.raw import Object, children, text
-from drakit_nodeplugin.devices.pools import DesiredDevice, DesiredPool, StampedTaint
+from drakit_nodeplugin.devices.model import DesiredDevice, DesiredPool, StampedTaint
 from drakit_nodeplugin.devices.taints import DOMAIN
 from drakit_nodeplugin.slices.slice_names import natural
 from drakit_nodeplugin.slices.stored_slices import StoredSlice

@@ -24,7 +24,7 @@ from typing import Any
 
 from drakit.device import CounterSet
 from drakit.resource.features import Feature
-from drakit_nodeplugin.devices.pools import DesiredDevice, DesiredPool
+from drakit_nodeplugin.devices.model import DesiredDevice, DesiredPool
 from drakit_nodeplugin.slices.contents import (
     Difference,
     SliceContent,

@@ -16,7 +16,8 @@ from collections.abc import Collection, Mapping
 
 from drakit.backoff import Backoff
 from drakit.kube import ApiError, TooManyRequestsError, UnavailableError
-from drakit_nodeplugin.devices.pools import DesiredPool, short_pool
+from drakit.resource.pools import short_pool
+from drakit_nodeplugin.devices.model import DesiredPool
 from drakit_nodeplugin.slices.plan import Plan, planning
 from drakit_nodeplugin.slices.pool_writer import DroppedError, PoolContext, PoolWriter, StaleError
 from drakit_nodeplugin.slices.slice_names import PoolIdentity, slice_index

@@ -24,8 +24,7 @@ from drakit.backoff import Backoff
 from drakit.kube import AlreadyExistsError, ConflictError, InvalidError, NotFoundError
 from drakit.resource.features import Feature, dropped_from_slice, refusal
 from drakit.resource.raw import children, text
-from drakit_nodeplugin.devices.pools import DesiredDevice, DesiredPool, Publication
-from drakit_nodeplugin.devices.revision import Revision
+from drakit_nodeplugin.devices.model import DesiredDevice, DesiredPool, Publication, Revision
 from drakit_nodeplugin.slices.api import NodeOwner, SliceApi
 from drakit_nodeplugin.slices.contents import SliceContent, same_content
 from drakit_nodeplugin.slices.plan import KnownSlice, Plan, SliceWrite

@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Mapping
 from drakit.kube import Session
 from drakit.kube.reflector import Applied, Deleted, Reflector, Replaced
 from drakit.resource.features import Feature
-from drakit_nodeplugin.devices.pools import short_pool
+from drakit.resource.pools import short_pool
 from drakit_nodeplugin.slices.api import NodeOwner, OnWrite, SliceApi
 from drakit_nodeplugin.slices.contents import describe
 from drakit_nodeplugin.slices.pool_publisher import (

@@ -23,7 +23,7 @@ from typing import Any
 import orjson
 
 from drakit.resource.raw import Object, child, children, text
-from drakit_nodeplugin.devices.pools import PublishedTaints
+from drakit_nodeplugin.devices.model import PublishedTaints
 
 __all__ = ("SliceStore", "StoredSlice", "published_taints")
 

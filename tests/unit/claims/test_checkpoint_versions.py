@@ -19,7 +19,7 @@ from drakit_nodeplugin.claims.checkpoint.records import (
     load,
 )
 from drakit_nodeplugin.claims.checkpoint.store import Checkpoint, schema
-from drakit_nodeplugin.devices.stored import StoredEndpoint
+from drakit_nodeplugin.devices.endpoint_store import StoredEndpoint
 from tests.fakes.checkpoints import as_successor, fill, reopen, stored_claim, stored_device
 
 ENDPOINT = StoredEndpoint(name="usb", pools={"node-1": ("cam-0",)}, stopped_at=1e9)

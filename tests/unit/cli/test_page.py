@@ -9,7 +9,7 @@ from pathlib import Path
 
 from drakit.cli import checkpoint as commands
 from drakit_nodeplugin.claims.checkpoint import quarantine, schema
-from drakit_nodeplugin.devices.stored import StoredEndpoint
+from drakit_nodeplugin.devices.endpoint_store import StoredEndpoint
 from drakit_nodeplugin.kubelet.sockets import socket_paths
 from tests.fakes.checkpoints import DRIVER, prepared_claim, stored_claim, stored_device
 

@@ -12,9 +12,9 @@ import pytest
 from drakit import Device, Health
 from drakit.device import Inventory
 from drakit_nodeplugin.config import DeviceHealthSettings, Devices
+from drakit_nodeplugin.devices.endpoint_store import StoredEndpoint
 from drakit_nodeplugin.devices.manager import DeviceManager
-from drakit_nodeplugin.devices.pools import Publication, PublishedTaints
-from drakit_nodeplugin.devices.stored import StoredEndpoint
+from drakit_nodeplugin.devices.model import Publication, PublishedTaints
 from drakit_nodeplugin.endpoints.endpoint import DeviceKey, HealthReport
 
 NODE = "node-1"

@@ -6,18 +6,19 @@ import pytest
 
 from drakit import Health
 from drakit.device import Taint
-from drakit_nodeplugin.devices.health import (
+from drakit_nodeplugin.devices.model import StampedTaint
+from drakit_nodeplugin.devices.taints import (
     UNKNOWN,
     Condition,
     HealthTiming,
     adopted,
-    next_look,
+    next_change,
     observed,
     settled,
-    sound,
+    stamped,
+    taints,
+    validated,
 )
-from drakit_nodeplugin.devices.pools import StampedTaint
-from drakit_nodeplugin.devices.taints import stamped, taints
 
 TIMING = HealthTiming(recovery_seconds=30.0, eviction_seconds=10.0)
 
@@ -35,7 +36,7 @@ def lived(*words: tuple[float, Health], until: float) -> Condition:
     moments = [*words, (until, None)]
     for now, word in moments:
         # Time is looked at when it is due, not when the next word comes.
-        while (due := next_look(condition, TIMING)) is not None and due <= now:
+        while (due := next_change(condition, TIMING)) is not None and due <= now:
             condition = settled(condition, TIMING, now=due)
         if word is not None:
             condition = settled(observed(condition, word, now=now), TIMING, now=now)
@@ -145,8 +146,8 @@ def test_delays_of_nothing_are_none():
     ],
 )
 def test_nonsense_means_that_nobody_knows(word: Any):
-    assert sound(word).status == "unknown"
-    assert sound(word).message
+    assert validated(word).status == "unknown"
+    assert validated(word).message
 
 
 @pytest.mark.parametrize(
@@ -162,7 +163,7 @@ def test_a_taint_from_before_a_restart(
 ):
     condition = adopted(lived((0, word), until=0), evicting=False, now=0)
     assert tainted(condition) == effects
-    assert next_look(condition, TIMING) == recovered_after
+    assert next_change(condition, TIMING) == recovered_after
     assert condition.message
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from drakit_nodeplugin.devices.lifecycle import (
+from drakit_nodeplugin.devices.endpoint_state import (
     Graces,
     Life,
     Phase,
@@ -11,7 +11,6 @@ from drakit_nodeplugin.devices.lifecycle import (
     phase_ends,
     removal_due,
 )
-from drakit_nodeplugin.devices.timers import Timers
 
 GRACES = Graces(start_until=30, stop_seconds=300)
 
@@ -20,7 +19,7 @@ GRACES = Graces(start_until=30, stop_seconds=300)
     ("life", "now", "expected"),
     [
         pytest.param(
-            Life(stopped_since=None, spoken=True), 10, Phase.PRESENT, id="one-that-spoke-is-there"
+            Life(stopped_since=None, listed=True), 10, Phase.PRESENT, id="one-that-spoke-is-there"
         ),
         pytest.param(
             Life(stopped_since=-50, known=True), 29, Phase.AWAITED, id="known-is-awaited-at-first"
@@ -32,7 +31,7 @@ GRACES = Graces(start_until=30, stop_seconds=300)
             id="known-is-stopped-after-the-start-grace",
         ),
         pytest.param(
-            Life(stopped_since=5, spoken=True), 6, Phase.STOPPED, id="one-that-spoke-is-not-awaited"
+            Life(stopped_since=5, listed=True), 6, Phase.STOPPED, id="one-that-spoke-is-not-awaited"
         ),
         pytest.param(
             Life(stopped_since=-50, known=True, removing=True),
@@ -49,8 +48,8 @@ def test_phases(life: Life, now: float, expected: Phase):
 @pytest.mark.parametrize(
     ("life", "ends"),
     [
-        pytest.param(Life(stopped_since=None, spoken=True), None, id="one-that-is-there-never"),
-        pytest.param(Life(stopped_since=100, spoken=True), 400, id="after-the-grace-period"),
+        pytest.param(Life(stopped_since=None, listed=True), None, id="one-that-is-there-never"),
+        pytest.param(Life(stopped_since=100, listed=True), 400, id="after-the-grace-period"),
         pytest.param(
             Life(stopped_since=-200, known=True), 100, id="the-time-before-a-restart-counts"
         ),
@@ -73,8 +72,8 @@ def test_the_end_of_a_grace_period(life: Life, ends: float | None):
 @pytest.mark.parametrize(
     ("life", "since"),
     [
-        pytest.param(Life(stopped_since=None, spoken=True), 0, id="one-that-is-there-at-once"),
-        pytest.param(Life(stopped_since=3, spoken=True), 0, id="one-that-was-there-at-once"),
+        pytest.param(Life(stopped_since=None, listed=True), 0, id="one-that-is-there-at-once"),
+        pytest.param(Life(stopped_since=3, listed=True), 0, id="one-that-was-there-at-once"),
         pytest.param(Life(stopped_since=0, known=True), 30, id="a-known-one-after-the-start-grace"),
         pytest.param(
             Life(stopped_since=0), 300, id="one-of-which-nothing-is-known-after-the-stop-grace"
@@ -89,22 +88,3 @@ def test_the_end_of_a_grace_period(life: Life, ends: float | None):
 def test_when_other_pools_can_be_deleted(life: Life, since: float):
     assert accounted(life, GRACES, now=since)
     assert since == 0 or not accounted(life, GRACES, now=since - 1)
-
-
-def test_timers_give_each_key_once_and_by_the_earliest_time_wanted():
-    timers: Timers[str] = Timers()
-    timers.want("a", 10)
-    timers.want("b", 5)
-    timers.want("a", 3)
-    timers.want("a", 20)
-    assert timers.first() == 3
-    assert timers.due(2) == []
-    assert timers.due(5) == ["a", "b"]
-    assert timers.due(100) == []
-
-
-def test_timers_do_not_grow_with_a_time_that_is_put_off():
-    timers: Timers[str] = Timers()
-    for now in range(10_000):
-        timers.want("a", now + 30)
-    assert len(timers) == 1

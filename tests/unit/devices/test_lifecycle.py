@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from drakit_nodeplugin.devices.stored import StoredEndpoint
+from drakit_nodeplugin.devices.endpoint_store import StoredEndpoint
 from tests.unit.devices.conftest import DRIVER, NODE, Node, inventory, pass_time, shown
 
 pytestmark = pytest.mark.looptime
@@ -85,10 +85,10 @@ async def test_an_endpoint_away_past_its_grace_is_removed_and_then_forgotten(nod
         assert (published.pools, published.held, published.complete) == ({}, frozenset(), True)
         assert manager.capacity({}).inactive == {NODE}
         assert node.store.rows[DRIVER].removing
-        manager.exist([NODE])
+        manager.observe_published([NODE])
         await pass_time(2)
         assert node.store.rows[DRIVER].removing  # it is still to be deleted
-        manager.exist([])
+        manager.observe_published([])
         await pass_time(2)
         assert node.store.rows == {}
         assert manager.capacity({}).inactive == set()
@@ -101,9 +101,9 @@ async def test_what_was_forgotten_is_no_news_a_second_time(node: Node):
         manager.replaced(DRIVER, inventory("a", "b"))
         manager.stopped(DRIVER, "it ended")
         await pass_time(301)
-        manager.exist([])
+        manager.observe_published([])
         known = manager.revision.number
-        manager.exist([])  # the publisher says so at each news
+        manager.observe_published([])  # the publisher says so at each news
         assert manager.revision.number == known
 
 
@@ -146,7 +146,7 @@ async def test_an_endpoint_that_returns_during_its_removal_is_published_again(no
         assert manager.publication().pools == {}
         manager.replaced(DRIVER, inventory("a", "b"))
         assert shown(manager.publication()) == GOOD
-        manager.exist([])
+        manager.observe_published([])
         assert shown(manager.publication()) == GOOD
         await pass_time(2)
         assert not node.store.rows[DRIVER].removing
@@ -157,7 +157,7 @@ async def test_an_endpoint_that_returns_after_its_removal_is_published_again(nod
         manager.replaced(DRIVER, inventory("a", "b"))
         manager.stopped(DRIVER, "it ended")
         await pass_time(310)
-        manager.exist([])
+        manager.observe_published([])
         await pass_time(310)
         manager.replaced(DRIVER, inventory("a", "b"))
         assert shown(manager.publication()) == GOOD
@@ -271,7 +271,7 @@ async def test_a_removal_that_was_begun_is_finished_after_a_restart(node: Node):
         assert manager.capacity({}).inactive == {NODE}
         await pass_time(30)
         assert manager.publication().complete  # so that the pool, which is not named, is deleted
-        manager.exist([])
+        manager.observe_published([])
         await pass_time(2)
     assert node.store.rows == {}
 
@@ -307,7 +307,7 @@ async def test_an_endpoint_that_is_not_configured_any_more_is_stopped_and_remove
         await pass_time(271)
         assert shown(manager.publication()) == {f"{NODE}/news": {"b": []}}
         assert manager.capacity({}).inactive == {f"{NODE}/olds"}
-        manager.exist([f"{NODE}/news"])
+        manager.observe_published([f"{NODE}/news"])
         await pass_time(2)
         assert node.store.rows.keys() == {"new"}
         assert manager.capacity({}).inactive == set()
@@ -323,7 +323,7 @@ async def test_a_pool_that_moved_to_another_endpoint_is_that_ones(node: Node):
         await pass_time(305)
         assert shown(manager.publication()) == GOOD
         assert manager.capacity({}).inactive == set()
-        manager.exist([NODE])
+        manager.observe_published([NODE])
         await pass_time(2)
         assert node.store.rows.keys() == {"new"}
         assert shown(manager.publication()) == GOOD

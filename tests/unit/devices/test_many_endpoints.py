@@ -14,9 +14,9 @@ import pytest
 
 from drakit import Health
 from drakit.device import Device, Inventory
-from drakit_nodeplugin.devices.leftout import MAX_REMEMBERED
+from drakit_nodeplugin.devices.endpoint_state import MAX_REPORTED
+from drakit_nodeplugin.devices.endpoint_store import StoredEndpoint
 from drakit_nodeplugin.devices.manager import DeviceManager
-from drakit_nodeplugin.devices.stored import StoredEndpoint
 from drakit_nodeplugin.endpoints.endpoint import DeviceKey, HealthReport
 from drakit_nodeplugin.slices.publisher import SlicePublisher
 from drakit_nodeplugin.slices.stored_slices import published_taints
@@ -60,7 +60,7 @@ async def api_server(manager: DeviceManager) -> None:
     while True:
         publication = manager.publication()
         if publication.complete:
-            manager.exist({*publication.pools, *publication.held})
+            manager.observe_published({*publication.pools, *publication.held})
         await asyncio.sleep(1)
 
 
@@ -190,11 +190,11 @@ async def test_a_name_of_anothers_pool_is_refused_until_that_one_is_gone(node: N
 
 async def test_what_one_leaves_out_does_not_silence_another(node: Node):
     async with plugin(node) as manager:
-        for round_ in range(MAX_REMEMBERED // 100 + 5):
+        for round_ in range(MAX_REPORTED // 100 + 5):
             bad = [Device(name=f"BAD-{round_}-{n}", pool="flood") for n in range(100)]
             manager.replaced(A, Inventory(devices=bad))
             await pass_time(1)
-        assert sum(map(len, node.told)) == MAX_REMEMBERED
+        assert sum(map(len, node.told)) == MAX_REPORTED
         manager.replaced(B, Inventory(devices=cameras("BAD", pool=short(B))))
         assert [*node.told[-1]] == [f"{short(B)}/BAD"]
 
@@ -334,8 +334,10 @@ class Cluster:
                 node=NODE,
                 primary=self.node.primary,
                 on_first_list=lambda slices: manager.adopt(published_taints(slices)),
-                on_pools=manager.exist,
+                on_pools=manager.observe_published,
                 on_left_out=self.node.told.append,
+                on_dropped=lambda note: None,
+                on_write=lambda verb, seconds, ok: None,
             )
             task = asyncio.create_task(publisher.run())
             await pass_time(0)

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from drakit_nodeplugin.devices.stored import StoredEndpoint
+from drakit_nodeplugin.devices.endpoint_store import StoredEndpoint
 from tests.unit.devices.conftest import DRIVER, NODE, Node, inventory, pass_time, shown
 
 pytestmark = pytest.mark.looptime
@@ -30,7 +30,7 @@ async def test_what_happens_to_the_other_instance_is_not_stored(node: Node, seco
         other.replaced(DRIVER, inventory("a"))
         other.stopped(DRIVER, "it cannot have the device twice")
         await pass_time(400)
-        other.exist([])
+        other.observe_published([])
         await pass_time(2)
         row = node.store.rows[DRIVER]
         assert (row.pools, row.stopped_at, row.removing) == ({NODE: ("a",)}, None, False)
@@ -62,7 +62,7 @@ async def test_what_the_other_has_forgotten_is_stored_again(node: Node, second: 
             other.replaced(DRIVER, inventory("a"))
             first.stopped(DRIVER, "it ended")
             await pass_time(302)
-            first.exist([])
+            first.observe_published([])
             await pass_time(2)
             assert node.store.rows == {}
             hand_over(node, second)
@@ -98,7 +98,7 @@ async def test_an_endpoint_that_the_other_has_forgotten_does_not_return_by_itsel
             await pass_time(290)
             assert shown(other.publication()) == {NODE: {"a": ["stopped"]}}
             await pass_time(15)
-            first.exist([])
+            first.observe_published([])
             await pass_time(2)
             hand_over(node, second)
             await pass_time(2)
@@ -132,10 +132,10 @@ async def test_an_instance_that_is_the_primary_one_again_reads_again(
         manager.replaced(DRIVER, inventory("a"))
         await pass_time(5)
         second.clear()
-        manager.look()
+        manager.wake()
         await pass_time(2)
         node.store.rows.clear()
         second.set()
-        manager.look()
+        manager.wake()
         await pass_time(2)
         assert node.store.rows[DRIVER].pools == {NODE: ("a",)}

@@ -167,7 +167,7 @@ class World:
             self.slices = {name: pool for name, pool in self.slices.items() if name in named}
         for name, pool in publication.pools.items():
             self.slices[name] = {each.name: taint_words(each.taints) for each in pool.devices}
-        self.manager.exist(self.slices.keys())
+        self.manager.observe_published(self.slices.keys())
 
     async def do(self, what: str, how: Any) -> None:
         assert self.manager is not None
@@ -232,7 +232,8 @@ class World:
         model.pass_time(now)
         before = {name: dict(devices) for name, devices in self.slices.items()}
         self.publish()
-        if not self.manager.device_count:
+        capacity = self.manager.capacity({})
+        if not capacity.pools and not capacity.inactive:
             model.devices, model.sick = set(), {}
         expected = {NODE: {name: model.taints(name) for name in model.devices}}
         grace_over = now >= model.started + START_GRACE

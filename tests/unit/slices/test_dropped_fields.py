@@ -10,7 +10,7 @@ import pytest
 
 from drakit.device import Capacity
 from drakit.resource.features import Feature
-from drakit_nodeplugin.devices.pools import DesiredDevice, DesiredPool
+from drakit_nodeplugin.devices.model import DesiredDevice, DesiredPool
 from drakit_nodeplugin.slices.contents import SliceContent, choose
 from drakit_nodeplugin.slices.plan import SliceWrite
 from drakit_nodeplugin.slices.pool_writer import TaintCheck

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from drakit_nodeplugin.devices.pools import DesiredPool
+from drakit_nodeplugin.devices.model import DesiredPool
 from drakit_nodeplugin.slices.packing import PackingLimits
 from drakit_nodeplugin.slices.plan import KnownSlice
 from tests.unit.slices.world import PoolServer, counter_set, device, pool, taint

@@ -10,7 +10,7 @@ from itertools import pairwise
 import pytest
 
 from drakit import Health
-from drakit_nodeplugin.devices.pools import StampedTaint
+from drakit_nodeplugin.devices.model import StampedTaint
 from tests.fakes.kube import FakeApiServer, StatusError
 from tests.unit.slices.conftest import NODES, SLICES, Published
 from tests.unit.slices.world import NODE, counter_set, device, many, pool, taint

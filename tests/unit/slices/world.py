@@ -8,8 +8,13 @@ from typing import Any
 
 from drakit.device import CounterSet, Device
 from drakit.resource.raw import Object
-from drakit_nodeplugin.devices.pools import DesiredDevice, DesiredPool, Publication, StampedTaint
-from drakit_nodeplugin.devices.revision import Revision
+from drakit_nodeplugin.devices.model import (
+    DesiredDevice,
+    DesiredPool,
+    Publication,
+    Revision,
+    StampedTaint,
+)
 from drakit_nodeplugin.slices.packing import PackingLimits
 from drakit_nodeplugin.slices.plan import Plan, planning
 from drakit_nodeplugin.slices.slice_names import PoolIdentity

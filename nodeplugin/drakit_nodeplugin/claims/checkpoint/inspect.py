@@ -21,7 +21,7 @@ from drakit_nodeplugin.claims.checkpoint import endpoint_rows, quarantine, rows,
 from drakit_nodeplugin.claims.checkpoint import open as opening
 from drakit_nodeplugin.claims.checkpoint.open import DATABASE_ERRORS
 from drakit_nodeplugin.claims.checkpoint.records import StoredClaim
-from drakit_nodeplugin.devices.stored import StoredEndpoint
+from drakit_nodeplugin.devices.endpoint_store import StoredEndpoint
 
 __all__ = ("Inspection", "InspectionError", "forget", "inspect")
 

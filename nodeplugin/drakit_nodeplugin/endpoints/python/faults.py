@@ -16,9 +16,14 @@ from typing import cast
 
 from drakit.device import AllocatedClaim, Edits
 from drakit.driver import DriverError
-from drakit_nodeplugin.endpoints.errors import DeviceFailedError, text_of, traceback_of
+from drakit_nodeplugin.endpoints.errors import (
+    DeviceFailedError,
+    kind_of,
+    text_of,
+    traceback_of,
+)
 from drakit_nodeplugin.endpoints.python.bridge import CallNotBegunError, CallOverdueError
-from drakit_nodeplugin.endpoints.python.plain import name_of_type, plain
+from drakit_nodeplugin.endpoints.python.snapshot import snapshot_of
 
 __all__ = ("DriverFaults", "kind_of")
 
@@ -81,7 +86,7 @@ class DriverFaults:
         """Give the edits of a device as plain ones; raises DeviceFailedError if they are none."""
         if not isinstance(answer, Edits):
             raise self.answered(what, f"{kind_of(answer)}, which is no Edits", index=index)
-        return plain(answer)
+        return snapshot_of(answer)
 
     def edits_or_error(
         self, answer: object, *, what: str, count: int
@@ -110,8 +115,3 @@ class DriverFaults:
             text = f"it answered {what} for claims that it was not asked for"
             logger.error("driver answers too much", extra={"driver": self._driver, "error": text})
         return answers
-
-
-def kind_of(value: object) -> str:
-    """Give the name of a value's type."""
-    return name_of_type(type(value))

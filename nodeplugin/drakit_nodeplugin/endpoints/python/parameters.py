@@ -21,8 +21,7 @@ from pydantic.alias_generators import to_camel
 
 from drakit.device import AllocatedDevice
 from drakit.driver import DeviceParameters, NoParameters
-from drakit_nodeplugin.endpoints.errors import BadParametersError, traceback_of
-from drakit_nodeplugin.endpoints.python.plain import name_of_type
+from drakit_nodeplugin.endpoints.errors import BadParametersError, kind_of, traceback_of
 
 __all__ = ("merged", "with_parameters")
 
@@ -89,7 +88,7 @@ def _sentence(error: Exception, kind: type[DeviceParameters], *, driver: str) ->
     logger.error("driver failed", extra=facts)
     return (
         f"the opaque parameters cannot be checked, because driver {driver} failed in it with "
-        f"{name_of_type(type(error))}; the node plugin's log on this node says more"
+        f"{kind_of(error)}; the node plugin's log on this node says more"
     )
 
 

@@ -1,25 +1,28 @@
 """
-Brings the store up to date with the endpoints of a driver: only what differs, and not too often.
+The endpoints of a driver in the checkpoint: names alone, so that a restart finishes what has begun.
 
-A store that fails is tried again for as long as it takes: devices are published all the same, and
-what is not stored is only what a restart would remember.
+As in the kubelet's own checkpoint, an endpoint exists after a restart as a stopped one, until it
+returns or its grace period has ended. Only differences are written, and at most once a second. A
+store that fails is tried again: devices are published all the same.
 
 While one instance of a driver replaces another, both have endpoints of the same names. Only the
-primary one writes; whoever becomes it reads first what the other has left.
+primary instance writes; one that becomes it first reads what the other has left.
 
-It must not know why an endpoint is stored as it is.
+It must not know why an endpoint is stored as it is, how rows are stored, or devices beyond their
+names.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Protocol
 
 from drakit.backoff import Backoff
-from drakit_nodeplugin.devices.stored import EndpointStore, StoredEndpoint
 
-__all__ = ("EndpointWriter",)
+__all__ = ("EndpointStore", "EndpointWriter", "StoredEndpoint")
 
 logger = logging.getLogger(__name__)
 
@@ -31,8 +34,39 @@ RETRY_SECONDS = (1.0, 60.0)
 """First and longest delay after a failure."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoredEndpoint:
+    """An endpoint that had devices."""
+
+    name: str
+    pools: Mapping[str, tuple[str, ...]]
+    """Names of devices by the pool's name in the API."""
+
+    stopped_at: float | None = None
+    """When it stopped, in seconds since 1970; None if it was available when this was stored."""
+
+    removing: bool = False
+    """Its grace period has ended: its pools are being deleted."""
+
+
+class EndpointStore(Protocol):
+    """The checkpoint, as far as the device manager needs it. Raises CheckpointError if it fails."""
+
+    async def endpoints(self) -> list[StoredEndpoint]:
+        """Return all endpoints."""
+        ...
+
+    async def write_endpoints(self, endpoints: Collection[StoredEndpoint]) -> None:
+        """Replace the rows of these endpoints: all of them or none."""
+        ...
+
+    async def forget_endpoints(self, names: Collection[str]) -> None:
+        """Remove endpoints; unknown names are ignored."""
+        ...
+
+
 class EndpointWriter:
-    """What the store has, and what it is to have."""
+    """Brings the store up to date."""
 
     def __init__(
         self,
@@ -44,9 +78,12 @@ class EndpointWriter:
         on_loaded: Callable[[Mapping[str, StoredEndpoint]], None],
         on_written: Callable[[], None],
     ) -> None:
-        """Nothing is written while `primary` is not set. `rows` says what is to be stored, by name;
-        `on_loaded` hears of what others have stored, before the start or until this instance became
-        the primary one, `on_written` whenever the store has got what it was to have."""
+        """
+        Nothing is written while `primary` is not set. `rows` returns the desired rows, by name.
+
+        `on_loaded` receives the rows of others: at the start, and when this instance becomes the
+        primary one. `on_written` is called whenever the store is up to date.
+        """
         self._driver = driver
         self._store = store
         self._primary = primary
@@ -54,7 +91,7 @@ class EndpointWriter:
         self._on_loaded = on_loaded
         self._on_written = on_written
         self._wanted = asyncio.Event()
-        self._told: str | None = None
+        self._logged: str | None = None
         self._stored: dict[str, StoredEndpoint] = {}
         self._loaded = False
         self._current = False
@@ -62,32 +99,32 @@ class EndpointWriter:
 
     @property
     def loaded(self) -> bool:
-        """Whether it is known what others have stored; of a primary instance: all of it."""
+        """Whether the rows of others are known; for a primary instance, all of them."""
         return self._loaded and (self._current or not self._primary.is_set())
 
     @property
     def current(self) -> bool:
-        """Whether this instance is the primary one, as of the last look, and has read the store."""
+        """Whether this instance was the primary one at the last check, and has read the store."""
         return self._current
 
     @property
     def stored(self) -> Mapping[str, StoredEndpoint]:
-        """What the store has, by the endpoint's name."""
+        """The rows in the store, by the endpoint's name."""
         return self._stored
 
     def changed(self) -> None:
-        """Something is to be stored, perhaps."""
+        """The desired rows may differ from the stored ones."""
         self._wanted.set()
 
-    def look(self) -> None:
-        """See whether this instance is the primary one; nobody tells when it is not any more."""
+    def check_primary(self) -> None:
+        """Check whether this instance is the primary one: nobody reports that it is no more."""
         if not self._primary.is_set():
             self._current = False
         elif not self._current:
             self._wanted.set()
 
     async def load(self) -> bool:
-        """Read what was stored before the start; give whether that could be done."""
+        """Read the rows from before the start; return whether that succeeded."""
         if self._loaded:
             return True
         try:
@@ -108,9 +145,9 @@ class EndpointWriter:
         while True:
             await self._wanted.wait()
             self._wanted.clear()
-            self.look()
+            self.check_primary()
             if not self._primary.is_set():
-                continue  # all of it is written when it is
+                continue  # everything is written when it is
             try:
                 if not self._current:
                     await self._read()
@@ -121,7 +158,7 @@ class EndpointWriter:
                 await asyncio.sleep(backoff.next_seconds())
                 continue
             backoff.succeeded()
-            self._told = None
+            self._logged = None
             await asyncio.sleep(PACE_SECONDS)
 
     async def _read(self) -> None:
@@ -135,7 +172,7 @@ class EndpointWriter:
         rows = self._rows()
         new = {name: row for name, row in rows.items() if self._stored.get(name) != row}
         if new and self._primary.is_set():
-            # At once: of a driver with many endpoints they come, and go, together.
+            # In one transaction: the endpoints of a driver often come and go together.
             await self._store.write_endpoints(new.values())
             self._stored.update(new)
         gone = [name for name in self._stored if name not in rows]
@@ -146,7 +183,7 @@ class EndpointWriter:
         self._on_written()
 
     def _failed(self, message: str, error: Exception) -> None:
-        # Anything may be raised: the store is an own layer's, whose errors are not known here.
-        if self._told != str(error):
-            self._told = str(error)
-            logger.warning(message, extra={"driver": self._driver, "error": self._told})
+        # Any error: the store belongs to another layer, whose errors are unknown here.
+        if self._logged != str(error):
+            self._logged = str(error)
+            logger.warning(message, extra={"driver": self._driver, "error": self._logged})

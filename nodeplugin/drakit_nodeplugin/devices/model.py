@@ -1,0 +1,152 @@
+"""
+What the device manager publishes and reports, and how it announces changes: plain data.
+
+The publisher of slices and the kubelet's health streams read these objects. An object stays the
+same one while nothing changes, so that they compare by identity.
+
+It must not know the API's JSON, clocks, or how any of it is decided.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from drakit.device import CounterSet, Device, TaintEffect
+
+__all__ = (
+    "Capacity",
+    "DesiredDevice",
+    "DesiredPool",
+    "DeviceHealth",
+    "PoolCapacity",
+    "Publication",
+    "PublishedTaints",
+    "Revision",
+    "StampedTaint",
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StampedTaint:
+    """A taint with the time when it was added."""
+
+    key: str
+    value: str
+    effect: TaintEffect
+    added_at: int
+    """Seconds since 1970. A taint that is already published keeps its published time."""
+
+
+PublishedTaints = Mapping[tuple[str, str], int | None]
+"""The taints of a device as they were published before a restart: when each was added, in seconds
+since 1970, by key and effect; None if the slice does not have the time."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DesiredDevice:
+    """A device to publish."""
+
+    name: str
+    device: Device | None
+    """None if only the name is known, because the endpoint is missing since a restart. The
+    published device stays as it is, but for the node plugin's taints; if none is published, it
+    gets no attributes."""
+
+    taints: tuple[StampedTaint, ...] = ()
+    """All taints; without those of the driver if only the name is known."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DesiredPool:
+    """A pool to publish: validated, and in the endpoint's order."""
+
+    devices: tuple[DesiredDevice, ...]
+    counter_sets: tuple[CounterSet, ...] | None = ()
+    """None if the endpoint is missing since a restart: the published ones stay."""
+
+    fallback: tuple[DesiredDevice, ...] | None = None
+    """What is published instead where the API server drops fields; see `Inventory.fallback`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Publication:
+    """The pools of one driver to publish."""
+
+    pools: Mapping[str, DesiredPool]
+    """By the pool's name in the API."""
+
+    held: frozenset[str] = frozenset()
+    """Pools that stay as they are: their endpoints may still return after a restart."""
+
+    complete: bool = False
+    """Whether all other pools are to be deleted."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeviceHealth:
+    """A device's health as it is reported to the kubelet."""
+
+    pool: str
+    """The pool's name in the API."""
+    device: str
+    status: Literal["healthy", "unhealthy", "unknown"]
+    message: str
+    changed_at: int
+    """Seconds since 1970."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PoolCapacity:
+    """The devices of a pool, by name."""
+
+    healthy: frozenset[str]
+    unhealthy: frozenset[str]
+    allocated: frozenset[str]
+    """Devices that the checkpoint holds for claims, healthy or not."""
+
+    @property
+    def capacity(self) -> int:
+        """The number of all devices."""
+        return len(self.healthy) + len(self.unhealthy)
+
+    @property
+    def allocatable(self) -> int:
+        """The number of devices that pods can use."""
+        return len(self.healthy)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Capacity:
+    """The pools of a driver, by their names in the API."""
+
+    pools: Mapping[str, PoolCapacity]
+    inactive: frozenset[str]
+    """Pools that are being removed, because the grace period of their endpoint has ended."""
+
+
+class Revision:
+    """
+    A counter of changes, for any number of readers in one event loop.
+
+    An `asyncio.Event` has one reader, which clears it. The devices of a driver have several: the
+    publisher, and each health stream of the kubelet.
+    """
+
+    def __init__(self) -> None:
+        self.number = 0
+        self._changed = asyncio.Event()
+
+    def advance(self) -> None:
+        """Count a change, and wake all readers."""
+        self.number += 1
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    async def after(self, seen: int) -> int:
+        """Wait for a change later than `seen`, and return its number."""
+        while self.number <= seen:
+            await self._changed.wait()
+        return self.number

@@ -1,0 +1,216 @@
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import random
+
+import pytest
+
+from drakit_nodeplugin.endpoints.contract import ConnectionEndedError
+from drakit_nodeplugin.endpoints.errors import CallCancelledError
+from drakit_nodeplugin.endpoints.python.crossing import Bridge
+
+PERSON = contextvars.ContextVar("person", default="nobody")
+
+
+class Lab:
+    def __init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        self.bridge = Bridge(home=loop, there=loop)
+        self.begun: list[str] = []
+        self.ended: list[str] = []
+
+    def call(self, name: str, *, seconds: float = 0.0, tail: float = 0.0) -> asyncio.Task:
+        """Begin a call that works for some seconds, and for some more when it is cancelled."""
+
+        async def work() -> str:
+            self.begun.append(name)
+            try:
+                await asyncio.sleep(seconds)
+            except asyncio.CancelledError:
+                await asyncio.sleep(tail)
+                raise
+            finally:
+                self.ended.append(name)
+            return name
+
+        return asyncio.create_task(self.bridge.call(work))
+
+
+@pytest.fixture
+async def lab() -> Lab:
+    return Lab()
+
+
+async def outcome(call: asyncio.Task) -> object:
+    """What became of a call: its result, or the class of its error."""
+    await asyncio.wait({call})
+    if call.cancelled():
+        return asyncio.CancelledError
+    return type(call.exception()) if call.exception() is not None else call.result()
+
+
+async def seven() -> int:
+    return 7
+
+
+@pytest.mark.looptime
+async def test_a_function_is_answered_and_errors_are_passed_on(lab):
+    async def fail() -> int:
+        raise ValueError("a bug")
+
+    assert await lab.bridge.call(seven) == 7
+    with pytest.raises(ValueError, match="a bug"):
+        await lab.bridge.call(fail)
+
+
+@pytest.mark.looptime
+async def test_calls_of_one_turn_cost_one_wake_up_there_and_one_back(lab, monkeypatch):
+    loop = asyncio.get_running_loop()
+    woken: list[object] = []
+    wake = loop.call_soon_threadsafe
+
+    def count(callback, *arguments, **options):
+        woken.append(callback)
+        return wake(callback, *arguments, **options)
+
+    monkeypatch.setattr(loop, "call_soon_threadsafe", count)
+    calls = [lab.call(f"call-{index}") for index in range(64)]
+    assert [await call for call in calls] == [f"call-{index}" for index in range(64)]
+    assert len(woken) == 2
+
+
+@pytest.mark.looptime
+async def test_a_function_runs_in_the_context_of_its_caller(lab):
+    async def who() -> str:
+        return PERSON.get()
+
+    async def ask_as(name: str) -> str:
+        PERSON.set(name)
+        return await lab.bridge.call(who)
+
+    assert await asyncio.gather(ask_as("ada"), ask_as("bob")) == ["ada", "bob"]
+
+
+@pytest.mark.looptime
+async def test_a_cancelled_call_is_cancelled_there_and_ends_here_once_it_has_ended_there(
+    lab, looptime
+):
+    call = lab.call("cancelled", seconds=100, tail=20)
+    await asyncio.sleep(10)
+    call.cancel()
+    assert await outcome(call) is asyncio.CancelledError
+    assert looptime == 30
+    assert lab.ended == ["cancelled"]
+
+
+@pytest.mark.looptime
+async def test_a_second_cancellation_ends_the_wait_and_does_not_cut_the_clean_up(lab, looptime):
+    call = lab.call("cancelled", seconds=100, tail=20)
+    await asyncio.sleep(10)
+    for _ in range(2):
+        call.cancel()
+        await asyncio.sleep(1)
+    assert await outcome(call) is asyncio.CancelledError
+    assert (looptime, lab.ended) == (12, [])
+    await asyncio.sleep(20)
+    assert lab.ended == ["cancelled"]
+
+
+@pytest.mark.looptime
+async def test_a_call_that_is_cancelled_before_it_begins_there_never_begins(lab):
+    for turns in range(2):
+        call = lab.call(f"early-{turns}")
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        call.cancel()
+        assert await outcome(call) is asyncio.CancelledError
+    assert lab.begun == []
+
+
+@pytest.mark.looptime
+async def test_a_cancellation_that_the_function_makes_itself_is_no_cancellation_of_its_caller(lab):
+    async def confused() -> None:
+        raise asyncio.CancelledError
+
+    with pytest.raises(CallCancelledError):
+        await lab.bridge.call(confused)
+
+
+@pytest.mark.looptime
+async def test_what_a_call_raises_after_it_was_cancelled_is_raised(lab):
+    async def unlucky() -> None:
+        try:
+            await asyncio.sleep(10)
+        finally:
+            raise ValueError("cannot undo it")
+
+    call = asyncio.create_task(lab.bridge.call(unlucky))
+    await asyncio.sleep(1)
+    call.cancel()
+    assert await outcome(call) is ValueError
+
+
+@pytest.mark.looptime
+async def test_a_loop_that_ends_begins_nothing_and_its_callers_get_the_reason(lab):
+    running = lab.call("running", seconds=10)
+    await asyncio.sleep(1)
+    late = lab.call("late")  # on its way while the loop ends
+    await asyncio.sleep(0)
+    lab.bridge.end()
+
+    assert await outcome(late) is ConnectionEndedError
+    assert lab.bridge.stop_reason == "it ended meanwhile"
+    assert not running.done()
+    lab.bridge.close("the bus is gone")
+    with pytest.raises(ConnectionEndedError, match="the bus is gone"):
+        await running
+    with pytest.raises(ConnectionEndedError, match="the bus is gone"):
+        await lab.bridge.call(seven)
+    await asyncio.sleep(20)
+    assert lab.begun == ["running"]
+
+
+async def test_an_answer_that_was_on_its_way_when_the_loop_ended_is_taken():
+    home, there = asyncio.get_running_loop(), asyncio.new_event_loop()
+    bridge = Bridge(home=home, there=there)
+    call = asyncio.create_task(bridge.call(seven))
+    for _ in range(3):
+        await asyncio.sleep(0)
+
+    def run() -> None:
+        for _ in range(2):  # its arrival, its run; the answer is put, and never sent
+            there.call_soon(there.stop)
+            there.run_forever()
+        there.close()
+
+    await asyncio.to_thread(run)
+    bridge.close("its stream ended")
+    assert await call == 7
+
+
+async def test_a_loop_that_is_closed_between_two_turns_stops_the_calls_on_their_way():
+    home, there = asyncio.get_running_loop(), asyncio.new_event_loop()
+    bridge = Bridge(home=home, there=there)
+    call = asyncio.create_task(bridge.call(seven))
+    await asyncio.sleep(0)
+    there.close()
+    with pytest.raises(ConnectionEndedError, match="it ended meanwhile"):
+        await call
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize("seed", range(10))
+async def test_whatever_is_cancelled_all_calls_end(lab, seed):
+    chance = random.Random(seed)
+    calls: list[asyncio.Task] = []
+    for number in range(60):
+        seconds, tail = chance.choice([0, 1, 5, 400]), chance.choice([0, 2])
+        calls.append(lab.call(f"call-{number}", seconds=seconds, tail=tail))
+        if chance.random() < 0.5:
+            await asyncio.sleep(chance.choice([0, 0, 1, 3]))
+        if chance.random() < 0.5:
+            chance.choice(calls).cancel()
+    ends = [await outcome(call) for call in calls]
+    assert set(ends) <= {asyncio.CancelledError, *lab.ended}
+    assert sorted(lab.begun) == sorted(lab.ended)
