@@ -29,7 +29,10 @@ class DirectEndpoint:
             driver.name, driver, self.traits, edits=lambda pool, name: None
         )
         self._batches = Batches(
-            driver.name, traits=self.traits, node=node, reach=lambda: self.stopped or _Calls(self)
+            driver.name,
+            traits=self.traits,
+            node=node,
+            reach=lambda: self.unavailable() or _Calls(self),
         )
 
     def unavailable(self) -> EndpointStoppedError | None:

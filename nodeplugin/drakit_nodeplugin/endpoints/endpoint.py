@@ -27,7 +27,6 @@ from drakit_nodeplugin.endpoints.contract import (
     HealthReport,
     Update,
     WorkKey,
-    work_keys,
 )
 from drakit_nodeplugin.endpoints.errors import EndpointStoppedError
 from drakit_nodeplugin.endpoints.lifecycle import Lifecycle
@@ -46,7 +45,6 @@ __all__ = (
     "Surroundings",
     "Update",
     "WorkKey",
-    "work_keys",
 )
 
 

@@ -21,12 +21,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
-from drakit.device import AllocatedClaim, Device, Edits, Inventory
+from drakit.device import AllocatedClaim, Edits, Inventory
 from drakit.driver import DriverError
 from drakit_nodeplugin.endpoints.contract import ConnectionEndedError, Update
 from drakit_nodeplugin.endpoints.errors import DeviceFailedError, kind_of, text_of, traceback_of
 from drakit_nodeplugin.endpoints.latest_value import LatestValue, pace_of, updates_of
-from drakit_nodeplugin.endpoints.python.crossing import Bridge
+from drakit_nodeplugin.endpoints.python.bridge import Bridge
 from drakit_nodeplugin.endpoints.python.driver_calls import AnyDriver, DriverCalls
 from drakit_nodeplugin.endpoints.python.health_polling import HealthPolling
 from drakit_nodeplugin.endpoints.python.shutdown import end_loop
@@ -110,7 +110,6 @@ class PythonConnection:
         self._watchdog: Watchdog | None = None
         self._watching: asyncio.Task[None] | None = None
         # Written in the thread.
-        self._published = _Published()
         self._has_listed = False
         self._main: asyncio.Task[None] | None = None
         # A daemon thread: a driver that hangs must not keep the process from ending.
@@ -262,7 +261,7 @@ class PythonConnection:
     def _serve_in_loop(self, driver: AnyDriver) -> None:
         loop = asyncio.new_event_loop()
         bridge = Bridge(home=self._home, there=loop)
-        calls = DriverCalls(self._name, driver, self._traits, edits=self._published.edits)
+        calls = DriverCalls(self._name, driver, self._traits)
         package = type(driver).__module__.partition(".")[0]
         watchdog = Watchdog(self._name, loop=loop, thread=threading.get_ident(), package=package)
         executor = ThreadPoolExecutor(thread_name_prefix=f"driver-{self._name}")
@@ -271,7 +270,7 @@ class PythonConnection:
         error: BaseException | None = None
         try:
             stream = open_stream(driver)
-            self._main = loop.create_task(self._serve(driver, stream), name="stream")
+            self._main = loop.create_task(self._serve(driver, calls, stream), name="stream")
             self._notify(self._has_started, calls, bridge, watchdog)
             loop.run_until_complete(self._main)
         except BaseException as raised:
@@ -281,14 +280,16 @@ class PythonConnection:
         end_loop(loop, stream=stream, executor=executor, driver=self._name)
         self._notify(self._is_silent)
 
-    async def _serve(self, driver: AnyDriver, stream: AsyncIterator[object]) -> None:
+    async def _serve(
+        self, driver: AnyDriver, calls: DriverCalls, stream: AsyncIterator[object]
+    ) -> None:
         latest = LatestValue[Inventory](lambda _: SNAPSHOT_SECONDS)
         polling: HealthPolling | None = None
         if self._traits.polls_health:
             polling = HealthPolling(self._name, driver, self._latest.report)
 
         def take(given: Inventory, ours: Inventory) -> None:
-            self._published.replace(given)
+            calls.published(given)
             self._has_listed = True
             self._latest.replace(ours)
             if polling is not None:
@@ -327,29 +328,6 @@ async def _until_one_ends(parts: Sequence[Coroutine[Any, Any, None]]) -> None:
             task.cancel()
     for task in done:
         task.result()
-
-
-class _Published:
-    """The devices that a driver yielded last, with its own edits; used in its thread."""
-
-    def __init__(self) -> None:
-        self._inventory = Inventory(devices=())
-        self._by_key: dict[tuple[str, str], Device] | None = None
-
-    def replace(self, inventory: Inventory) -> None:
-        self._inventory, self._by_key = inventory, None
-
-    def edits(self, pool: str, name: str) -> Edits | None:
-        if self._by_key is None:
-            # Of several devices with one name the first, those of the fallback last.
-            listed = (*self._inventory.devices, *(self._inventory.fallback or ()))
-            self._by_key = {_key(device): device for device in reversed(listed)}
-        device = self._by_key.get((pool, name))
-        return None if device is None else device.edits
-
-
-def _key(device: Device) -> tuple[str, str]:
-    return str(device.pool), str(device.name)  # a vendor's name may be no text
 
 
 def _is_a_bug(error: BaseException) -> bool:

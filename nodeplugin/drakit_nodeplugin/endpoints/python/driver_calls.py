@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar, cast
 
-from drakit.device import AllocatedClaim, AllocatedDevice, Edits
+from drakit.device import AllocatedClaim, AllocatedDevice, Device, Edits, Inventory
 from drakit.driver import Driver
 from drakit_nodeplugin.endpoints.errors import (
     DeviceFailedError,
@@ -25,7 +25,7 @@ from drakit_nodeplugin.endpoints.errors import (
     unusable_answer,
 )
 from drakit_nodeplugin.endpoints.python.parameters import with_parameters
-from drakit_nodeplugin.endpoints.python.snapshot import snapshot_of
+from drakit_nodeplugin.endpoints.python.snapshot import key_of, snapshot_of
 from drakit_nodeplugin.endpoints.traits import DriverTraits, Granularity
 
 __all__ = ("AnyDriver", "DriverCalls")
@@ -37,19 +37,16 @@ ValueT = TypeVar("ValueT")
 class DriverCalls:
     """Calls one driver; raises DeviceFailedError, and no other."""
 
-    def __init__(
-        self,
-        name: str,
-        driver: AnyDriver,
-        traits: DriverTraits,
-        *,
-        edits: Callable[[str, str], Edits | None],
-    ) -> None:
-        """`edits` returns the edits that a published device carries, by pool and name."""
+    def __init__(self, name: str, driver: AnyDriver, traits: DriverTraits) -> None:
         self._name = name
         self._driver = driver
         self._traits = traits
-        self._published_edits = edits
+        self._inventory = Inventory(devices=())
+        self._by_key: dict[tuple[str, str] | None, Device] | None = None
+
+    def published(self, inventory: Inventory) -> None:
+        """The driver's own devices, whose edits it is given back."""
+        self._inventory, self._by_key = inventory, None
 
     # ------------------------------------------------------------ preparing
 
@@ -57,7 +54,7 @@ class DriverCalls:
         self, batch: Sequence[AllocatedClaim]
     ) -> Mapping[str, Sequence[Edits] | DeviceFailedError]:
         """As :meth:`.Calls.prepare`."""
-        if self._traits.prepare_granularity is not Granularity.DEVICE:
+        if self._traits.prepare_granularity is Granularity.BATCH:
             return await self._prepare_claims(batch)
         return await self._by_claim(batch, self._prepare_claim)
 
@@ -119,7 +116,7 @@ class DriverCalls:
         self, batch: Sequence[AllocatedClaim]
     ) -> Mapping[str, DeviceFailedError | None]:
         """As :meth:`.Calls.unprepare`."""
-        if self._traits.unprepare_granularity is not Granularity.DEVICE:
+        if self._traits.unprepare_granularity is Granularity.BATCH:
             return await self._unprepare_claims(batch)
         return await self._by_claim(batch, self._unprepare_claim)
 
@@ -203,12 +200,21 @@ class DriverCalls:
         self, device: AllocatedDevice, index: int, *, lenient: bool = False
     ) -> AllocatedDevice:
         return with_parameters(
-            replace(device, edits=self._published_edits(device.pool, device.name)),
+            replace(device, edits=self._published_edits(device)),
             self._traits.parameters_type,
             driver=self._name,
             index=index,
             lenient=lenient,
         )
+
+    def _published_edits(self, device: AllocatedDevice) -> Edits | None:
+        """Return the edits that a device carries; None if it is not listed."""
+        if self._by_key is None:
+            # Of several devices with one name the first, those of the fallback last.
+            listed = (*self._inventory.devices, *(self._inventory.fallback or ()))
+            self._by_key = {key_of(each): each for each in reversed(listed)}
+        published = self._by_key.get((device.pool, device.name))
+        return None if published is None else published.edits
 
     def _all_checked(
         self, devices: Sequence[AllocatedDevice], *, lenient: bool = False

@@ -3,7 +3,7 @@ Opaque parameters: what users wrote in claims and DeviceClasses, as an object of
 
 The type is vendor code (validators, defaults), so all of this runs in the driver's thread. Which
 configs are meant for a device was decided before; what an error leads to is
-:mod:`drakit_nodeplugin.endpoints.calls`'s.
+:mod:`.driver_calls`'s.
 
 It must not know claims, event loops, or how a driver is run.
 """

@@ -40,7 +40,7 @@ from drakit.driver import DriverError
 from drakit_nodeplugin.endpoints.errors import kind_of
 from drakit_nodeplugin.endpoints.unchanged import MAX_DEVICES, is_unchanged
 
-__all__ = ("InventorySnapshots", "UnsupportedValue", "inventory_of", "snapshot_of")
+__all__ = ("InventorySnapshots", "UnsupportedValue", "inventory_of", "key_of", "snapshot_of")
 
 MAX_DEPTH = 8
 """A value below it is unsupported: a dict may hold itself. Allowed values have half of it."""
@@ -220,7 +220,7 @@ class _Known(Generic[ThingT]):
         known: dict[tuple[str, str], ThingT] = {}
         for start in range(0, len(things), STEP_DEVICES):
             for thing in things[start : start + STEP_DEVICES]:
-                key = _key(thing)
+                key = key_of(thing)
                 one = self._snapshot(thing, None if key is None else self._known.get(key))
                 ours.append(one)
                 if key is not None:
@@ -244,7 +244,8 @@ def _is_unchanged(new: ThingT, old: ThingT) -> bool:
         return False
 
 
-def _key(thing: Device | CounterSet) -> tuple[str, str] | None:
+def key_of(thing: Device | CounterSet) -> tuple[str, str] | None:
+    """Return pool and name as plain texts; None if a vendor's are none."""
     pool, name = cast("object", thing.pool), cast("object", thing.name)
     if isinstance(pool, str) and isinstance(name, str):
         return str.__str__(pool), str.__str__(name)

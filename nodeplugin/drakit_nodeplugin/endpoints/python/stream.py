@@ -20,10 +20,8 @@ from drakit.driver import Driver, DriverError
 from drakit_nodeplugin.endpoints.errors import kind_of, text_of
 from drakit_nodeplugin.endpoints.latest_value import LatestValue
 from drakit_nodeplugin.endpoints.python.snapshot import InventorySnapshots, inventory_of
-from drakit_nodeplugin.endpoints.unchanged import MAX_DEVICES
 
 __all__ = (
-    "MAX_DEVICES",
     "FloodError",
     "UnreadableError",
     "open_stream",

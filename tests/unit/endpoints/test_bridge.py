@@ -8,7 +8,7 @@ import pytest
 
 from drakit_nodeplugin.endpoints.contract import ConnectionEndedError
 from drakit_nodeplugin.endpoints.errors import CallCancelledError
-from drakit_nodeplugin.endpoints.python.crossing import Bridge
+from drakit_nodeplugin.endpoints.python.bridge import Bridge
 
 PERSON = contextvars.ContextVar("person", default="nobody")
 
