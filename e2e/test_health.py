@@ -109,7 +109,7 @@ def test_pods_that_have_a_broken_device_are_evicted_unless_they_tolerate_it(stag
     with_lamp(stage, "tolerant", 1, tolerant=True)
     stage.wait_phase("user", "Running")
     stage.wait_phase("tolerant", "Running")
-    broken = unwell("its glass is broken", broken=True)
+    broken = unwell("its glass is broken", evict_pods=True)
     with written(stage.cluster, updates=2):
         lamps(stage, lamp_0=broken, lamp_1=broken)
         wait_taints(stage, lamp_0={UNHEALTHY}, lamp_1={UNHEALTHY})

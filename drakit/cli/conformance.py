@@ -1,5 +1,5 @@
 """
-``drakit conformance``: holds a driver to the contract's rules, and prints what it does not keep.
+``drakit conformance``: checks a driver against the contract's rules, and prints violations.
 
 It must not know the rules, or how they are checked: that is :mod:`drakit.testing.conformance`.
 """
@@ -32,12 +32,12 @@ _ELEMENTS = {Outcome.FAILED: "failure", Outcome.BROKEN: "error", Outcome.SKIPPED
 
 
 def conformance(options: argparse.Namespace) -> int:
-    """Run the rules; 1 if the driver does not keep one, or could not be tested."""
+    """Run the rules; 1 if the driver violates one, or could not be tested."""
     if options.list:
         _list(rules())
         return 0
     if options.target is None:
-        raise UsageError("say which driver: drakit conformance TARGET")
+        raise UsageError("name the driver: drakit conformance TARGET")
     chosen = _chosen(options.rule)
     try:
         target = parse_target(
@@ -61,7 +61,7 @@ def _chosen(ids: Sequence[str] | None) -> Sequence[Rule] | None:
     known = {rule.id: rule for rule in rules()}
     if unknown := [each for each in ids if each not in known]:
         raise UsageError(
-            f"there is no rule {unknown[0]}: drakit conformance --list says which there are"
+            f"there is no rule {unknown[0]}: drakit conformance --list prints all of them"
         )
     return [known[each] for each in dict.fromkeys(ids)]
 
@@ -111,7 +111,7 @@ def print_result(result: RuleResult) -> None:
             print(_indented(f"needed because: {result.rule.why}"))
             _print_log(result)
         case Outcome.BROKEN:
-            # Of a driver that does not start it is said once: for the first rule.
+            # A driver that does not start is reported once: for the first rule.
             if result.log or not result.unusable:
                 print(_indented(result.text))
                 _print_log(result)
@@ -170,8 +170,8 @@ def _junit_xml(report: Report, *, target: str) -> str:
             time=f"{result.seconds:.3f}",
         )
         if (element := _ELEMENTS.get(result.outcome)) is not None:
-            told = ElementTree.SubElement(case, element, message=_printable(result.text))
-            told.text = _printable(f"{result.rule.why}\n\n{result.log}".strip())
+            outcome = ElementTree.SubElement(case, element, message=_printable(result.text))
+            outcome.text = _printable(f"{result.rule.why}\n\n{result.log}".strip())
     return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True)
 
 

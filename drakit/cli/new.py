@@ -122,7 +122,7 @@ def new(options: argparse.Namespace) -> int:
     there = "" if folder.resolve() == Path.cwd() else f"  cd {shlex.quote(str(folder))}\n"
     print(
         f"driver {project.driver}: {len(texts)} files in {folder}\n"
-        f"\nNext, with the path of drakit's repository for CHECKOUT (README.md says more):\n\n"
+        f"\nNext, with the path of drakit's repository for CHECKOUT (see README.md):\n\n"
         f"{there}"
         f"  python3 -m venv .venv\n"
         f"  .venv/bin/pip install CHECKOUT --editable '.[dev]'\n"

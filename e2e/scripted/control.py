@@ -70,16 +70,16 @@ class Stock:
     """Taints by device, each with key, effect and perhaps value."""
 
     health: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """By device status, and perhaps message and broken; those that are not named are healthy. Horns
-    have none."""
+    """By device status, and perhaps message and evict_pods; other devices are healthy. Horns have
+    none."""
 
     stop: str | None = None
     """Why the stream ends. Connected again, the driver says nothing until this is taken out."""
 
 
-def unwell(message: str = "it flickers", *, broken: bool = False) -> dict[str, Any]:
+def unwell(message: str = "it flickers", *, evict_pods: bool = False) -> dict[str, Any]:
     """The health of a device that is not well."""
-    return {"status": "unhealthy", "message": message, "broken": broken}
+    return {"status": "unhealthy", "message": message, "evict_pods": evict_pods}
 
 
 @dataclass(frozen=True, kw_only=True)

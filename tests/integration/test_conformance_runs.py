@@ -154,7 +154,7 @@ def test_the_command_line_tells_what_is_not_kept_and_why(tmp_path, capfd, few_ru
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        pytest.param([], "say which driver", id="no-target"),
+        pytest.param([], "name the driver", id="no-target"),
         pytest.param(["a b"], "a b is no target", id="no-form"),
         pytest.param([SHELF, "--rule", "x"], "there is no rule x: drakit", id="no-rule"),
         pytest.param([SHELF, "--config", "/no/file"], "/no/file cannot be read", id="no-file"),

@@ -169,10 +169,10 @@ async def run_command(
             os.killpg(process.pid, signal.SIGKILL)
         await process.wait()
     if process.returncode != 0:
-        told = output.decode(errors="replace").strip()[-1000:]
+        text = output.decode(errors="replace").strip()[-1000:]
         raise ConformanceError(
             f"the set-up command failed with exit code {process.returncode}: {command}"
-            + (f"\n{told}" if told else "")
+            + (f"\n{text}" if text else "")
         )
 
 

@@ -88,8 +88,9 @@ async def run(
     on_result: Callable[[RuleResult], None] = lambda result: None,
 ) -> Report:
     """
-    Hold a target to all rules, or to some; each is told of as it ends. With `turns`, which several
-    targets may share, it says how many nodes there are at a time, within what the target bears.
+    Check a target against all rules, or some; `on_result` gets each result as it ends. `turns`,
+    which several targets may share, limits the nodes at the same time, besides the target's own
+    limit.
 
     A driver that does not even start is tried once: the other rules are broken for the same reason.
     """
@@ -169,8 +170,8 @@ async def _checked(kit: Kit, rule: Rule) -> tuple[Outcome, str]:
 
 def _excerpt(kit: Kit) -> str:
     parts = [_last_lines(kit.log())]
-    if told := kit.target_log():
-        parts.append(f"the target's own process:\n{_last_lines(told)}")
+    if output := kit.target_log():
+        parts.append(f"the target's own process:\n{_last_lines(output)}")
     return "\n".join(part for part in parts if part)
 
 

@@ -90,7 +90,7 @@ class NicProfile(DriverConfig):
     vlans: tuple[Annotated[int, Field(ge=1, le=4094)], ...] = Field(
         default=(100, 200, 300), min_length=1, max_length=16
     )
-    """The VLANs that they can be in, said in a list attribute; see `list_attributes`."""
+    """The VLANs that they can be in, published as a list attribute; see `list_attributes`."""
 
     list_attributes: bool = False
     """Publish attributes that are lists, where the cluster has DRAListTypeAttributes (alpha)."""

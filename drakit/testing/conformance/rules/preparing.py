@@ -284,10 +284,10 @@ async def together(kit: Kit) -> None:
     answers = await kit.prepare(*claims)
     for claim, device in zip(claims, devices, strict=True):
         if claim.uid not in answers or answers[claim.uid].error:
-            said = answers[claim.uid].error if claim.uid in answers else "no answer for it"
+            error = answers[claim.uid].error if claim.uid in answers else "no answer for it"
             kit.fail(
                 f"of {len(claims)} claims in one call the claim of {device.name} was not "
-                f"prepared: {said}"
+                f"prepared: {error}"
             )
     errors = await kit.unprepare(*claims)
     for claim, device in zip(claims, devices, strict=True):
