@@ -1,6 +1,5 @@
 """
-Endpoints that still take one claim at a time, and an engine that still gives one: until both use
-batches.
+An engine that still gives one claim at a time: until it gives batches.
 
 It must not know how any kind of endpoint works.
 """
@@ -9,40 +8,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from drakit.device import AllocatedClaim, AllocatedDevice, ClaimReference, Edits
 from drakit_nodeplugin.endpoints.endpoint import HostedEndpoint
-from drakit_nodeplugin.endpoints.errors import EndpointStoppedError
-from drakit_nodeplugin.endpoints.traits import DriverTraits
 
-__all__ = ("FormerEndpoint", "for_engine")
-
-
-class FormerEndpoint(Protocol):
-    """An endpoint that takes one claim at a time."""
-
-    @property
-    def traits(self) -> DriverTraits: ...
-    @property
-    def blocked(self) -> str | None: ...
-    def away(self) -> EndpointStoppedError | None: ...
-    async def prepare(
-        self, claim: ClaimReference, devices: Sequence[AllocatedDevice]
-    ) -> Sequence[Edits]: ...
-    async def unprepare(
-        self, claim: ClaimReference, devices: Sequence[AllocatedDevice]
-    ) -> None: ...
-    async def check(self, claim: ClaimReference, devices: Sequence[AllocatedDevice]) -> bool: ...
-    async def start(self) -> None: ...
-    async def run(self) -> None: ...
-    async def close(self) -> None: ...
+__all__ = ("OneByOne", "for_engine")
 
 
 _Begin = Callable[[Sequence[AllocatedClaim]], Mapping[str, asyncio.Future[Any]]]
 
 
-class _OneByOne:
+class OneByOne:
     """Collects the claims of one turn of the event loop to batches."""
 
     def __init__(self, endpoint: HostedEndpoint) -> None:
@@ -81,6 +58,6 @@ class _OneByOne:
             future.set_result(futures[item.claim.uid])
 
 
-def for_engine(endpoint: HostedEndpoint | FormerEndpoint) -> Any:
+def for_engine(endpoint: HostedEndpoint) -> OneByOne:
     """Return an endpoint as one that takes one claim at a time."""
-    return endpoint if hasattr(endpoint, "away") else _OneByOne(endpoint)  # pyright: ignore[reportArgumentType]
+    return OneByOne(endpoint)

@@ -10,7 +10,7 @@ import pytest
 from drakit import Device, Driver, DriverError
 from drakit.device import Health, Inventory
 from drakit.driver import DriverConfig
-from drakit_nodeplugin.endpoints.endpoint import DeviceKey, HealthReport
+from drakit_nodeplugin.endpoints.contract import DeviceKey, HealthReport
 from drakit_nodeplugin.endpoints.python.health_polling import HealthPolling
 from tests.fakes.node import StaticNode
 from tests.unit.endpoints.camera import CLAIM, DEVICE, Behaviour, Camera, new_endpoint, running

@@ -21,7 +21,7 @@ from typing import Any, TypeGuard
 
 from drakit.device import Device, Health, Inventory
 from drakit.driver import Driver, DriverError
-from drakit_nodeplugin.endpoints.endpoint import DeviceKey
+from drakit_nodeplugin.endpoints.contract import DeviceKey
 from drakit_nodeplugin.endpoints.errors import kind_of, text_of, traceback_of
 from drakit_nodeplugin.endpoints.python.snapshot import snapshot_of
 
