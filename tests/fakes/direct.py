@@ -17,7 +17,7 @@ from drakit_nodeplugin.endpoints.traits import DriverTraits, traits_of
 class DirectEndpoint:
     """Calls a driver as an endpoint does, and keeps what it called: its :class:`.Calls`."""
 
-    def __init__(self, driver: Driver[Any], *, node: str, traits: DriverTraits | None = None):
+    def __init__(self, driver: Driver[Any, Any], *, node: str, traits: DriverTraits | None = None):
         self.driver = driver
         self.traits = traits or traits_of(type(driver))
         self.calls: list[tuple[str, list[str]]] = []
@@ -25,7 +25,9 @@ class DirectEndpoint:
         self.stopped: EndpointStoppedError | None = None
         self.failure: Exception | None = None
         """Raised instead of calling, as a connection may."""
-        self._driver_calls = DriverCalls(driver.name, driver, self.traits)
+        self._driver_calls = DriverCalls(
+            driver.name, driver, self.traits, edits=lambda pool, name: None
+        )
         self._batches = Batches(
             driver.name,
             traits=self.traits,

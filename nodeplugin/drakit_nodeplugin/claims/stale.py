@@ -60,15 +60,13 @@ class StaleReason(StrEnum):
     """Why the kubelet will not ask to unprepare a claim: label of a metric, and word in the log."""
 
     GONE = "gone"
-    """It was deleted."""
     REPLACED = "replaced"
     """Another claim has its name."""
     DEALLOCATED = "deallocated"
-    """It has no devices any more."""
     ELSEWHERE = "elsewhere"
-    """It is allocated, for another node."""
+    """It is allocated for another node."""
     REALLOCATED = "reallocated"
-    """It is allocated again, with other devices of the driver, or none."""
+    """It has other devices of the driver, or none."""
 
 
 _REASONS: Mapping[type[ClaimError], StaleReason] = {
@@ -274,17 +272,14 @@ class StaleCollector:
         """Ask the kubelet; an incomplete list ends all grace periods, also of entries that this
         poll does not judge."""
         claims = await self._kubelet.listed()
-        match claims.pods:
-            case PodView.PARTIAL:
-                # A kubelet that has just started: earlier checks no longer count.
-                self._suspicions.clear()
-            case PodView.UNKNOWN:
-                self._suspicions = {
-                    uid: replace(each, unclaimed=each.unclaimed.again(claims))
-                    for uid, each in self._suspicions.items()
-                }
-            case PodView.COMPLETE:
-                pass
+        if claims.pods is PodView.PARTIAL:
+            # A kubelet that has just started: earlier checks no longer count.
+            self._suspicions.clear()
+        elif claims.pods is PodView.UNKNOWN:
+            self._suspicions = {
+                uid: replace(each, unclaimed=each.unclaimed.again(claims))
+                for uid, each in self._suspicions.items()
+            }
         return claims
 
     async def _collect(self, due: Sequence[StoredClaim]) -> int:

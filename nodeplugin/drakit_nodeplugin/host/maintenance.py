@@ -64,7 +64,12 @@ class Maintenance:
             confirmed_seconds=stale.grace_period,
             unconfirmed_seconds=stale.unconfirmed_grace_period,
         )
-        self._restorer = SpecRestorer(parts, locks=engine.locks, on_restored=metrics.restored)
+        self._restorer = SpecRestorer(
+            parts,
+            directory=config.cdi_directory,
+            locks=engine.locks,
+            on_restored=metrics.restored,
+        )
         self._recovery = Recovery(checkpoint=parts.checkpoint, engine=engine)
         self._rebuilder = Rebuilder(parts, texts=texts, kubelet=kubelet)
         orphans = OrphanRemover(

@@ -296,10 +296,8 @@ class DevicePlugins:
 
 class ClaimRouter:
     """The :class:`~drakit_nodeplugin.endpoints.contract.Calls` of all resources: a claim may have
-    devices of several."""
-
-    unavailable: str | None = None
-    """Each call reports which plugin is unavailable; an unprepare needs none."""
+    devices of several. A prepare fails if the plugin of one is unavailable; an unprepare needs no
+    plugin."""
 
     def __init__(self, driver: str) -> None:
         self._driver = driver
