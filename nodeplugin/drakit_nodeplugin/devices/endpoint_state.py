@@ -23,7 +23,7 @@ from drakit_nodeplugin.devices.hardware import HeldDevice, PoolContent
 from drakit_nodeplugin.devices.model import PublishedTaints
 from drakit_nodeplugin.devices.pool_state import Changes, Circumstances, PoolState
 from drakit_nodeplugin.devices.taints import HealthTiming
-from drakit_nodeplugin.endpoints.endpoint import DeviceKey
+from drakit_nodeplugin.endpoints.contract import DeviceKey
 
 __all__ = (
     "SILENT",

@@ -32,7 +32,7 @@ from drakit_nodeplugin.devices.model import (
 )
 from drakit_nodeplugin.devices.pool_state import Changes
 from drakit_nodeplugin.devices.taints import HealthTiming
-from drakit_nodeplugin.endpoints.endpoint import DeviceKey, HealthReport
+from drakit_nodeplugin.endpoints.contract import DeviceKey, HealthReport
 
 __all__ = ("DeviceManager",)
 

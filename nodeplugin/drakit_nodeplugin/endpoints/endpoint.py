@@ -12,40 +12,18 @@ It must not know how any kind of endpoint works.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from drakit.device import AllocatedClaim, Edits
 from drakit_nodeplugin.endpoints.batches import Batches
-from drakit_nodeplugin.endpoints.contract import (
-    Connection,
-    ConnectionEndedError,
-    CounterSetKey,
-    DeviceKey,
-    EndpointListener,
-    HealthReport,
-    Update,
-    WorkKey,
-)
+from drakit_nodeplugin.endpoints.contract import Connection, EndpointListener
 from drakit_nodeplugin.endpoints.errors import EndpointStoppedError
 from drakit_nodeplugin.endpoints.lifecycle import Lifecycle
 from drakit_nodeplugin.endpoints.traits import DriverTraits
 
-__all__ = (
-    "Connection",
-    "ConnectionEndedError",
-    "CounterSetKey",
-    "DeviceKey",
-    "Diagnostic",
-    "Endpoint",
-    "EndpointListener",
-    "HealthReport",
-    "HostedEndpoint",
-    "Surroundings",
-    "Update",
-    "WorkKey",
-)
+__all__ = ("Diagnostic", "DriverSource", "Endpoint", "HostedEndpoint", "Surroundings")
 
 
 class HostedEndpoint(Protocol):
@@ -136,6 +114,40 @@ class Surroundings:
 
     remark: Callable[[Diagnostic], None]
     """Reports a diagnostic; returns at once."""
+
+
+class DriverSource(Protocol):
+    """Where a hosted driver's devices come from."""
+
+    @property
+    def name(self) -> str:
+        """The driver's name."""
+        ...
+
+    @property
+    def where(self) -> str:
+        """File and key of its configuration, or what else an error is to name."""
+        ...
+
+    @property
+    def traits(self) -> DriverTraits:
+        """Which calls it needs; known also while it is stopped."""
+        ...
+
+    @property
+    def expected(self) -> Collection[str]:
+        """The endpoints that are expected from the start; others may come."""
+        ...
+
+    @property
+    def foreign(self) -> bool:
+        """Whether its devices come from processes of others: then the node plugin is ready without
+        them, as it cannot start them."""
+        ...
+
+    def endpoint(self, surroundings: Surroundings) -> HostedEndpoint:
+        """Make what is run and called; called once, within the daemon's loop."""
+        ...
 
 
 class Endpoint:

@@ -27,10 +27,9 @@ from drakit import tasks
 from drakit.layout import private_directory, private_file
 from drakit.resource.names import is_driver_name
 from drakit_nodeplugin.config import ConfigError, NodePluginConfig
-from drakit_nodeplugin.endpoints.endpoint import Diagnostic
+from drakit_nodeplugin.endpoints.endpoint import Diagnostic, DriverSource
 from drakit_nodeplugin.endpoints.errors import text_of
 from drakit_nodeplugin.endpoints.python.loading import load_drivers
-from drakit_nodeplugin.endpoints.source import DriverSource
 from drakit_nodeplugin.host.driver import HostedDriver
 from drakit_nodeplugin.host.node import Environment, NodeEvents
 from drakit_nodeplugin.kubelet.sockets import SocketError

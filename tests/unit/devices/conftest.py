@@ -15,7 +15,7 @@ from drakit_nodeplugin.config import DeviceHealthSettings, Devices
 from drakit_nodeplugin.devices.endpoint_store import StoredEndpoint
 from drakit_nodeplugin.devices.manager import DeviceManager
 from drakit_nodeplugin.devices.model import Publication, PublishedTaints
-from drakit_nodeplugin.endpoints.endpoint import DeviceKey, HealthReport
+from drakit_nodeplugin.endpoints.contract import DeviceKey, HealthReport
 
 NODE = "node-1"
 DRIVER = "camera.example.com"

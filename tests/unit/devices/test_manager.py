@@ -15,7 +15,7 @@ from drakit.device import CounterSet, Inventory, Taint
 from drakit_nodeplugin.devices.endpoint_store import StoredEndpoint
 from drakit_nodeplugin.devices.hardware import HeldDevice
 from drakit_nodeplugin.devices.manager import DeviceManager
-from drakit_nodeplugin.endpoints.endpoint import DeviceKey, HealthReport
+from drakit_nodeplugin.endpoints.contract import DeviceKey, HealthReport
 from tests.unit.devices.conftest import (
     DRIVER,
     NODE,

@@ -17,7 +17,7 @@ from drakit.device import Device, Inventory
 from drakit_nodeplugin.devices.endpoint_state import MAX_REPORTED
 from drakit_nodeplugin.devices.endpoint_store import StoredEndpoint
 from drakit_nodeplugin.devices.manager import DeviceManager
-from drakit_nodeplugin.endpoints.endpoint import DeviceKey, HealthReport
+from drakit_nodeplugin.endpoints.contract import DeviceKey, HealthReport
 from drakit_nodeplugin.slices.publisher import SlicePublisher
 from drakit_nodeplugin.slices.stored_slices import published_taints
 from tests.fakes.kube import FakeApiServer

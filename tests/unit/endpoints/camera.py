@@ -12,7 +12,7 @@ from drakit import AllocatedClaim, AllocatedDevice, ClaimReference, Device, Driv
 from drakit.device import Inventory
 from drakit.driver import DriverConfig
 from drakit_nodeplugin.endpoints.endpoint import Endpoint
-from drakit_nodeplugin.endpoints.python.connection import PythonConnector
+from drakit_nodeplugin.endpoints.python.driver_thread import PythonConnector
 from drakit_nodeplugin.endpoints.traits import traits_of
 from tests.fakes.node import StaticNode
 

@@ -10,7 +10,7 @@ import pytest
 from drakit import Device, Driver, DriverError
 from drakit.device import Health, Inventory
 from drakit.driver import DriverConfig
-from drakit_nodeplugin.endpoints.endpoint import DeviceKey, HealthReport
+from drakit_nodeplugin.endpoints.contract import DeviceKey, HealthReport
 from drakit_nodeplugin.endpoints.python.health_polling import HealthPolling
 from tests.fakes.node import StaticNode
 from tests.unit.endpoints.camera import CLAIM, DEVICE, Behaviour, Camera, new_endpoint, running
@@ -228,7 +228,7 @@ async def test_devices_that_never_answer_are_unknown_and_do_not_keep_the_others_
     names = [f"lens-{number:02}" for number in range(16)]
     lab.replaced(*names, "well")
     await asyncio.sleep(100)
-    unknown = Health.unknown("the driver did not say within 30 s how it is")
+    unknown = Health.unknown("the driver did not answer within 30 s")
     assert lab.told[-1] == (30, "well", OK)
     assert sorted(lab.told[:-1], key=str) == [(30, name, unknown) for name in names]
     assert len(lens.asked) == 16, "a device is not asked while its last call still runs"
@@ -257,29 +257,27 @@ class Silent(Exception):
     ("answer", "message"),
     [
         pytest.param(DriverError("the bus is slow"), "the bus is slow", id="says-why"),
+        pytest.param(ValueError("a bug"), "the driver failed: ValueError: a bug", id="raises"),
         pytest.param(
-            ValueError("a bug"), "the driver failed to say: ValueError: a bug", id="raises"
+            Silent(), "the driver failed: Silent: Silent, which has no text", id="no-text"
         ),
         pytest.param(
-            Silent(), "the driver failed to say: Silent: Silent, which has no text", id="no-text"
+            asyncio.CancelledError(),
+            "the driver's call was cancelled, but not by its caller",
+            id="cancels",
+        ),
+        pytest.param(TimeoutError("bus"), "the driver failed: TimeoutError: bus", id="times-out"),
+        pytest.param(None, "the driver answered NoneType, which is no valid Health", id="forgets"),
+        pytest.param(True, "the driver answered bool, which is no valid Health", id="a-bool"),
+        pytest.param(
+            Health("sick"),
+            "the driver answered Health, which is no valid Health",
+            id="no-such-status",
         ),
         pytest.param(
-            asyncio.CancelledError(), "the driver's call was cancelled, and not by us", id="cancels"
-        ),
-        pytest.param(
-            TimeoutError("bus"), "the driver failed to say: TimeoutError: bus", id="times-out"
-        ),
-        pytest.param(
-            None, "the driver answered NoneType, which is no Health that there is", id="forgets"
-        ),
-        pytest.param(
-            True, "the driver answered bool, which is no Health that there is", id="a-bool"
-        ),
-        pytest.param(
-            Health("sick"), "the driver answered Health, which is no Health", id="no-such-status"
-        ),
-        pytest.param(
-            Health("healthy", 5), "the driver answered Health, which is no Health", id="no-text"
+            Health("healthy", 5),
+            "the driver answered Health, which is no valid Health",
+            id="no-text",
         ),
     ],
 )
@@ -304,8 +302,8 @@ async def test_a_fault_is_logged_once_and_not_for_each_device_each_time(caplog):
     lab.replaced("a", "b", "c")
     await asyncio.sleep(100)
     assert sorted(record.error for record in caplog.records) == [
-        "driver fails to tell health",
-        "the driver answered NoneType, which is no Health that there is",
+        "driver fails to report health",
+        "the driver answered NoneType, which is no valid Health",
     ]
     assert {record.levelno for record in caplog.records} == {logging.ERROR}
     await lab.close()

@@ -10,7 +10,7 @@ import pytest
 from drakit import Device, DriverError, Edits, logs
 from drakit_nodeplugin.endpoints import batches
 from drakit_nodeplugin.endpoints.errors import DeviceFailedError, EndpointStoppedError
-from drakit_nodeplugin.endpoints.python import connection as threads
+from drakit_nodeplugin.endpoints.python import driver_thread as threads
 from tests.unit.endpoints.camera import (
     CLAIM,
     DEVICE,
@@ -295,8 +295,8 @@ async def test_a_driver_that_is_slow_to_list_its_devices_is_away_until_it_has(
 
     behaviour.devices = devices
     async with running(new_endpoint(lambda: Camera(behaviour), listener)) as endpoint:
-        assert await listener.hear() == "it has not said yet which devices it has"
-        assert endpoint.unavailable().reason == "it has not said yet which devices it has"
+        assert await listener.hear() == "it has not listed its devices yet"
+        assert endpoint.unavailable().reason == "it has not listed its devices yet"
         go.set()
         await until(lambda: endpoint.unavailable() is None)
         await until(lambda: listener.inventories)

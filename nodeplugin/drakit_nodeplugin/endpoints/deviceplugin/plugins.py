@@ -81,7 +81,7 @@ class PluginUnavailableError(EndpointStoppedError):
 
 
 class DevicePluginsSource:
-    """A :class:`~drakit_nodeplugin.endpoints.source.DriverSource`: all device plugins together."""
+    """All device plugins together: a :class:`.DriverSource`."""
 
     traits = TRAITS
     foreign = True

@@ -1,10 +1,10 @@
 """
-Asks a driver, in its own loop, how each of its devices is: again and again, and tells what changed.
+Polls the health of each device of a driver, in the driver's loop, and reports changes.
 
-A device is asked anew some time after its last answer, so a driver that is slow is asked less
-often. Nobody waits for these calls, and they do not wait for others of the same device.
+A device is polled again some time after its last answer, so a slow driver is polled less often.
+Nobody waits for these calls, and they do not wait for other calls for the same device.
 
-It must not know what health leads to, or who is told.
+It must not know what health leads to, or who receives the reports.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any, TypeGuard
 
 from drakit.device import Device, Health, Inventory
 from drakit.driver import Driver, DriverError
-from drakit_nodeplugin.endpoints.endpoint import DeviceKey
+from drakit_nodeplugin.endpoints.contract import DeviceKey
 from drakit_nodeplugin.endpoints.errors import kind_of, text_of, traceback_of
 from drakit_nodeplugin.endpoints.python.snapshot import snapshot_of
 
@@ -33,33 +33,33 @@ CONCURRENCY = 16
 """Calls at a time: enough to hide a slow bus, few enough to leave the loop to claims."""
 
 TIMEOUT_SECONDS = 30.0
-"""After which a call is cancelled, and nobody knows how its device is."""
+"""After which a call is cancelled, and the health of its device is unknown."""
 
 SHORTEST_PERIOD_SECONDS = 0.1
-"""However often the driver wants to be asked."""
+"""However short a period the driver sets."""
 
 TOLERANCE_SECONDS = 0.001
-"""How much too early a device may be asked: timers are no more exact than that."""
+"""How much too early a device may be polled: timers are no more exact than that."""
 
 MAX_MESSAGE = 1024
-"""Characters that the kubelet takes."""
+"""Characters that the kubelet accepts."""
 
 
 class _Polled:
-    """A device that is asked for its health."""
+    """A device whose health is polled."""
 
-    __slots__ = ("device", "key", "overdue", "task", "told")
+    __slots__ = ("device", "key", "overdue", "reported", "task")
 
     def __init__(self, key: DeviceKey, device: Device) -> None:
         self.key = key
         self.device: Device | None = device
-        """None if it is gone, and only waits for the end of a call."""
+        """None if it is gone, and only its call has not ended."""
 
-        self.told: Health | None = None
+        self.reported: Health | None = None
         self.task: asyncio.Task[Any] | None = None
         self.overdue = False
-        """Whether the call had its time: it may go on for as long as it likes, and counts no more
-        but that it keeps the next one of its device from beginning."""
+        """Whether the call had its time: it may go on as long as it likes, and its only effect is
+        that the next one for its device does not begin."""
 
 
 class HealthPolling:
@@ -68,7 +68,7 @@ class HealthPolling:
     def __init__(
         self, name: str, driver: Driver[Any, Any], report: Callable[[DeviceKey, Health], None]
     ) -> None:
-        """`report` is told of each device's first health and of each change."""
+        """`report` gets the first health of each device and each change."""
         self._name = name
         self._driver = driver
         self._report = report
@@ -77,17 +77,16 @@ class HealthPolling:
         self._devices: Collection[Device] = ()
         self._polled: dict[DeviceKey, _Polled] = {}
         self._due: list[tuple[float, int, _Polled]] = []
-        """A heap; entries of devices that have gone since are passed over."""
+        """A heap; entries of devices that are gone are skipped."""
         self._order = itertools.count()
-        self._asking = 0
-        """Calls that have not had their time yet."""
+        self._calls = 0
+        """Calls that are within their time."""
         self._wake = asyncio.Event()
         self._logged: set[str] = set()
 
     def replaced(self, given: Inventory, ours: Inventory) -> None:
-        """There are these devices now, those of the fallback as well; new ones are asked at once.
-
-        The driver is asked for its own objects, by keys of the snapshots."""
+        """Poll these devices from now on, those of the fallback as well, new ones at once. The
+        driver gets its own objects; the keys are those of the snapshots."""
         devices = *given.devices, *(given.fallback or ())
         same = len(devices) == len(self._devices) and all(map(operator.is_, devices, self._devices))
         if same:
@@ -97,7 +96,7 @@ class HealthPolling:
         for device, known in zip(devices, (*ours.devices, *(ours.fallback or ())), strict=True):
             if isinstance(known.name, str) and isinstance(known.pool, str):  # pyright: ignore[reportUnnecessaryIsInstance] - vendors
                 key = DeviceKey(known.pool, known.name)
-                if key not in present:  # of two with one name it is the first
+                if key not in present:  # of two with one name the first
                     present.add(key)
                     self._add(key, device)
         for key in self._polled.keys() - present:
@@ -113,7 +112,7 @@ class HealthPolling:
 
     def _remove(self, key: DeviceKey) -> None:
         polled = self._polled[key]
-        polled.device = polled.told = None
+        polled.device = polled.reported = None
         if polled.task is None:
             del self._polled[key]
 
@@ -122,12 +121,12 @@ class HealthPolling:
         while True:
             now = self._loop.time()
             soon = now + TOLERANCE_SECONDS
-            while self._due and self._due[0][0] <= soon and self._asking < CONCURRENCY:
+            while self._due and self._due[0][0] <= soon and self._calls < CONCURRENCY:
                 polled = heapq.heappop(self._due)[2]
                 if self._polled.get(polled.key) is polled:
-                    self._ask(polled)
+                    self._poll(polled)
             delay = None
-            if self._due and self._asking < CONCURRENCY:
+            if self._due and self._calls < CONCURRENCY:
                 delay = self._due[0][0] - now
             self._wake.clear()
             try:
@@ -142,9 +141,9 @@ class HealthPolling:
 
     # ------------------------------------------------------------ one call
 
-    def _ask(self, polled: _Polled) -> None:
+    def _poll(self, polled: _Polled) -> None:
         assert polled.device is not None
-        self._asking += 1
+        self._calls += 1
         polled.overdue = False
         polled.task = self._loop.create_task(self._call(polled.device))
         timer = self._loop.call_later(TIMEOUT_SECONDS, self._give_up, polled)
@@ -160,8 +159,8 @@ class HealthPolling:
         polled.overdue = True
         polled.task.cancel()
         self._release()
-        text = f"the driver did not say within {TIMEOUT_SECONDS:.0f} s how it is"
-        self._tell(polled, Health.unknown(text))
+        text = f"the driver did not answer within {TIMEOUT_SECONDS:.0f} s"
+        self._notify(polled, Health.unknown(text))
 
     def _ended(
         self, polled: _Polled, task: asyncio.Task[object], timer: asyncio.TimerHandle
@@ -175,23 +174,23 @@ class HealthPolling:
             del self._polled[polled.key]
             return
         if not polled.overdue:
-            self._tell(polled, health)
+            self._notify(polled, health)
         self._plan(polled, self._loop.time() + self._period)
 
     def _release(self) -> None:
-        self._asking -= 1
+        self._calls -= 1
         self._wake.set()
 
-    def _tell(self, polled: _Polled, health: Health) -> None:
-        if polled.device is not None and health != polled.told:
-            polled.told = health
+    def _notify(self, polled: _Polled, health: Health) -> None:
+        if polled.device is not None and health != polled.reported:
+            polled.reported = health
             self._report(polled.key, health)
 
     # ------------------------------------------------------------ what the answer is
 
     def _health(self, task: asyncio.Task[object]) -> Health:
         if task.cancelled():
-            return Health.unknown("the driver's call was cancelled, and not by us")
+            return Health.unknown("the driver's call was cancelled, but not by its caller")
         error = task.exception()
         if isinstance(error, DriverError):
             return Health.unknown(text_of(error)[:MAX_MESSAGE])
@@ -199,13 +198,13 @@ class HealthPolling:
             kind = kind_of(error)
             text = f"{kind}: {text_of(error)}"
             if isinstance(error, Exception):
-                self._log_once(kind, "driver fails to tell health", error)
-            return Health.unknown(f"the driver failed to say: {text}"[:MAX_MESSAGE])
+                self._log_once(kind, "driver fails to report health", error)
+            return Health.unknown(f"the driver failed: {text}"[:MAX_MESSAGE])
         answer = task.result()
-        with suppress(Exception):  # its class may be the vendor's own, and raise when it is read
+        with suppress(Exception):  # a class of the vendor's own may raise when it is read
             if _is_health(answer):
                 return snapshot_of(answer)
-        text = f"the driver answered {kind_of(answer)}, which is no Health that there is"
+        text = f"the driver answered {kind_of(answer)}, which is no valid Health"
         self._log_once("answer", text, None)
         return Health.unknown(text)
 
@@ -216,7 +215,7 @@ class HealthPolling:
             facts = {"driver": self._name, "error": text}
             if error is not None:
                 facts["exception"] = traceback_of(error)
-            logger.error("health cannot be told", extra=facts)
+            logger.error("health is unknown", extra=facts)
 
 
 def _is_health(answer: object) -> TypeGuard[Health]:

@@ -34,8 +34,8 @@ from drakit.settings import describe
 from drakit_nodeplugin.config import ConfigError, DriverEntry
 from drakit_nodeplugin.endpoints.endpoint import Endpoint, Surroundings
 from drakit_nodeplugin.endpoints.errors import text_of
-from drakit_nodeplugin.endpoints.python.connection import PythonConnector
 from drakit_nodeplugin.endpoints.python.driver_calls import AnyDriver
+from drakit_nodeplugin.endpoints.python.driver_thread import PythonConnector
 from drakit_nodeplugin.endpoints.traits import DriverTraits, traits_of
 
 __all__ = ("LoadedDriver", "load_drivers")

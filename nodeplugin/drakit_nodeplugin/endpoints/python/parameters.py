@@ -81,7 +81,7 @@ def _sentence(error: Exception, kind: type[DeviceParameters], *, driver: str) ->
     if isinstance(error, ValidationError):
         return (
             f"the opaque parameters for driver {driver} do not fit: {_problems(error)}; correct "
-            f"them in the claim or in its DeviceClass, and create the claim anew"
+            f"them in the claim or in its DeviceClass, and create the claim again"
         )
     # Its text may hold what the user wrote, and goes to the log alone.
     facts = {"driver": driver, "call": "parameters", "exception": traceback_of(error)}

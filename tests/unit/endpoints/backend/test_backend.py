@@ -10,7 +10,7 @@ import pytest
 
 from drakit.device import AllocatedDevice, ClaimReference, Device, Health, Inventory
 from drakit.logs import request_scope
-from drakit_nodeplugin.endpoints.endpoint import DeviceKey, HealthReport
+from drakit_nodeplugin.endpoints.contract import DeviceKey, HealthReport
 from drakit_nodeplugin.endpoints.errors import DeviceFailedError, EndpointStoppedError
 from drakit_proto.backend.v1 import backend_pb2 as pb
 from tests.fakes.backend import FakeBackend, Refusal, device

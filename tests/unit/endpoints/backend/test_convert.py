@@ -38,7 +38,7 @@ from drakit_nodeplugin.endpoints.backend.inventories import (
     EarlyHealth,
     InventoryReader,
 )
-from drakit_nodeplugin.endpoints.endpoint import DeviceKey
+from drakit_nodeplugin.endpoints.contract import DeviceKey
 from drakit_nodeplugin.endpoints.wire import Turns
 from drakit_proto.backend.v1 import backend_pb2 as pb
 

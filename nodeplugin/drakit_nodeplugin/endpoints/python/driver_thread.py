@@ -154,7 +154,7 @@ class PythonConnection:
         if not self._started.done():
             return "it is still starting"
         if not self._has_listed:
-            return "it has not said yet which devices it has"
+            return "it has not listed its devices yet"
         return self._started.result()[1].stop_reason
 
     @property
