@@ -25,9 +25,7 @@ class DirectEndpoint:
         self.stopped: EndpointStoppedError | None = None
         self.failure: Exception | None = None
         """Raised instead of calling, as a connection may."""
-        self._driver_calls = DriverCalls(
-            driver.name, driver, self.traits, edits=lambda pool, name: None
-        )
+        self._driver_calls = DriverCalls(driver.name, driver, self.traits)
         self._batches = Batches(
             driver.name,
             traits=self.traits,
