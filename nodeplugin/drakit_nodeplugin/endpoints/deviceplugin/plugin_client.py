@@ -34,7 +34,7 @@ from drakit_nodeplugin.endpoints.deviceplugin.device_list import (
 from drakit_nodeplugin.endpoints.deviceplugin.plugin_registration import Registration
 from drakit_nodeplugin.endpoints.host_paths import SocketFile, socket_file
 from drakit_nodeplugin.endpoints.latest_value import LatestValue
-from drakit_nodeplugin.endpoints.wire import GarbageError, parse
+from drakit_nodeplugin.endpoints.wire import GarbageError, parse, printable
 from drakit_proto.kubelet.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
 
 if TYPE_CHECKING:
@@ -74,9 +74,6 @@ costs time of this loop."""
 MAX_BURST = 200.0
 """Lists that may come at once, as when a bus is plugged in."""
 
-MAX_TEXT = 500
-"""Characters of a plugin's own error."""
-
 _METHOD = "/v1beta1.DevicePlugin/"
 _OPTIONS = [
     ("grpc.default_authority", "localhost"),
@@ -88,13 +85,6 @@ _OPTIONS = [
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_retries", 0),
 ]
-
-
-class FloodError(Exception):
-    """More messages came than anybody could need. The text names the rate."""
-
-    def __init__(self) -> None:
-        super().__init__(f"it sent more than {MAX_PER_SECOND:.0f} messages a second")
 
 
 class PluginFailedError(Exception):
@@ -235,7 +225,11 @@ class PluginClient:
         try:
             async for message in self._channel.unary_stream(f"{_METHOD}ListAndWatch")(b""):
                 if not limiter.take():
-                    raise FloodError
+                    raise ConnectionEndedError(
+                        f"it sent more than {MAX_PER_SECOND:.0f} messages a second; this is a "
+                        f"fault of the device plugin",
+                        disorderly=True,
+                    )
                 self._latest.replace(message)
         except asyncio.CancelledError:
             if cancelled_by_owner():
@@ -346,7 +340,7 @@ def _ended(error: Exception) -> ConnectionEndedError:
             return ConnectionEndedError(
                 f"it sent {error}; this is a fault of the device plugin", disorderly=True
             )
-        case FloodError() | TooManyDevicesError():
+        case TooManyDevicesError():
             text = f"{error}; this is a fault of the device plugin"
             return ConnectionEndedError(text, disorderly=True)
         case _:
@@ -357,5 +351,5 @@ def _ended(error: Exception) -> ConnectionEndedError:
 def _text(error: grpc.aio.AioRpcError) -> str:
     """Return the status of a failed call, and the plugin's own words."""
     code = error.code().name.lower().replace("_", " ")
-    details = " ".join((error.details() or "").split())[:MAX_TEXT]
-    return f"{code} ({details})" if details else code
+    details = error.details()
+    return f"{code} ({printable(details)})" if details else code
