@@ -16,6 +16,7 @@ from pathlib import Path
 
 from bench.apiserver import ApiServer, connected
 from bench.claims import BATCHES, FULL, QUICK, Bench, Plan
+from bench.cost import measure_cost
 from bench.endpoints import measure_endpoints
 from bench.explain import measure_explain
 from bench.footprint import footprint
@@ -28,7 +29,17 @@ from e2e.cluster.api import Options
 from e2e.cluster.choice import cluster as find_cluster
 
 DRIVERS = ("Effects", "Plain")
-PARTS = ("footprint", "slices", "endpoints", "explain", "effects", "plain", "pods", "neighbours")
+PARTS = (
+    "footprint",
+    "slices",
+    "endpoints",
+    "explain",
+    "cost",
+    "effects",
+    "plain",
+    "pods",
+    "neighbours",
+)
 
 
 def main() -> None:
@@ -94,6 +105,16 @@ def _measure(
         yield from measure_neighbours(
             api, kubeconfig, bench.claims_of(8), repetitions=plan.repetitions[8]
         )
+    if "cost" in parts:
+        for driver in DRIVERS:
+            yield from measure_cost(
+                driver,
+                bench.claims_of(max(BATCHES)),
+                bench.others,
+                api=api,
+                kubeconfig=kubeconfig,
+                repetitions=plan.repetitions,
+            )
     for driver in DRIVERS:
         if driver.lower() in parts:
             yield from bench.driver(driver)

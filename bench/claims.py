@@ -27,7 +27,7 @@ from bench.plugin import HOSTDEV, NODE, Plugin, running
 from bench.rows import Endurance, Memory, Pods, Row, Samples, Times, percentile
 from drakit.device import ClaimReference
 
-__all__ = ("FULL", "QUICK", "Bench", "Plan")
+__all__ = ("BATCHES", "FULL", "PODS", "QUICK", "WARM_UP", "Bench", "Plan", "fill", "no_collection")
 
 BATCHES = (1, 8, 64)
 BATCH = max(BATCHES)
@@ -101,7 +101,9 @@ class Bench:
         self._measured = api.create_claims(BATCH)
         # Shares: a node has fewer devices than claims, if it has thousands of these.
         devices = [(NODE, f"shared-{number % SHARED}") for number in range(max(plan.resident))]
-        self._others = api.create_claims(len(devices), prefix="other", devices=devices, shared=True)
+        self.others: Sequence[ClaimReference] = api.create_claims(
+            len(devices), prefix="other", devices=devices, shared=True
+        )
 
     def claims_of(self, batch: int) -> Sequence[ClaimReference]:
         """Give the claims of a batch that are measured."""
@@ -149,7 +151,7 @@ class Bench:
         prepared = 0
         for _ in range(self._plan.cycles):
             for resident in self._plan.resident:
-                fill(kubelet, self._others, prepared=prepared, wanted=resident)
+                fill(kubelet, self.others, prepared=prepared, wanted=resident)
                 prepared = resident
                 yield resident
 
@@ -187,8 +189,8 @@ class Bench:
 
     def _restarted(self, plugin: Plugin, kubelet: Kubelet, *, driver: str) -> Memory:
         # As after a rolling update: CDI files are restored, the kubelet asks for some claims.
-        for first in range(0, len(self._others), BATCH * 8):
-            kubelet.prepare(self._others[first : first + BATCH])
+        for first in range(0, len(self.others), BATCH * 8):
+            kubelet.prepare(self.others[first : first + BATCH])
         time.sleep(self._plan.idle_seconds)
         return Memory(
             name=f"start resident={max(self._plan.resident)} driver={driver}",

@@ -22,6 +22,7 @@ from typing import Any
 
 import yaml
 
+from bench.counted import COUNTERS
 from bench.kubelet import Kubelet, register
 from bench.machine import Folders, memory_mib
 from drakit.testing.conformance.podlist import OWN_POD
@@ -94,11 +95,13 @@ def running(
     profile: Path | None = None,
     settings: Mapping[str, Any] | None = None,
     appearing: int = 0,
+    counters: Path | None = None,
 ) -> Generator[Plugin]:
     """
     Run a plugin with these drivers; where a profile is wanted, cProfile writes it at the end.
 
     `settings` are more keys of its configuration; by them `appearing` more drivers are served.
+    With `counters`, the plugin counts its event loops in that file (:mod:`.counted`).
     """
     config, log = folders.root / "config.yaml", folders.root / "log"
     # The chart's logging: a line a call is a part of what a call costs.
@@ -109,14 +112,16 @@ def running(
     keys |= settings or {}
     config.write_text(yaml.safe_dump({**keys, "drivers": [dict(entry) for entry in drivers]}))
     profiler = ["-m", "cProfile", "-o", str(profile)] if profile else []
+    module = "bench.counted" if counters else "drakit_nodeplugin"
     argv = [
-        *(sys.executable, *profiler, "-m", "drakit_nodeplugin", "--config", str(config)),
+        *(sys.executable, *profiler, "-m", module, "--config", str(config)),
         *("--kubeconfig", str(kubeconfig), "--node-name", NODE),
         *("--kubelet-root", str(folders.root), "--cdi-dir", str(folders.cdi)),
     ]
+    counting = {COUNTERS: str(counters)} if counters else {}
     with log.open("ab") as output:
         began = time.monotonic()
-        process = subprocess.Popen(argv, env=environment(), stdout=output, stderr=output)
+        process = subprocess.Popen(argv, env=environment() | counting, stdout=output, stderr=output)
     try:
         sockets = _wait_served(process, folders, count=len(drivers) + appearing)
         served_seconds = time.monotonic() - began

@@ -1,7 +1,7 @@
 """
-How long to wait before trying again: twice as long each time, up to a limit, never all at once.
+Exponential backoff with jitter: each retry waits twice as long, up to a limit.
 
-It must not know what is tried.
+Whoever retries sleeps, and decides whether to go on. It must not know what is retried.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ __all__ = ("Backoff",)
 
 
 class Backoff:
-    """The delays of one thing that is tried again and again."""
+    """The delays between the attempts of one operation."""
 
     def __init__(self, *, first_seconds: float, limit_seconds: float, jitter: float = 0.5) -> None:
-        """``jitter`` is the part of each delay that is random: the nodes of a cluster, all cut off
-        at once, must not all come back at once."""
+        """``jitter`` is the part of each delay that is random: the nodes of a cluster that lost
+        their API server at the same time must not all return at the same time."""
         self._first = first_seconds
         self._limit = limit_seconds
         self._jitter = jitter
@@ -24,16 +24,16 @@ class Backoff:
 
     @property
     def failures(self) -> int:
-        """How often it has failed since it last succeeded."""
+        """The number of failures since the last success."""
         return self._failures
 
     def next_seconds(self) -> float:
-        """Count a failure, and say how long to wait now."""
-        # The exponent is bounded: 2.0 ** 1024 is an error, after a long night of retries.
+        """Count a failure, and return the delay before the next attempt."""
+        # The exponent is bounded: 2.0 ** 1024 raises an error, after a long night of retries.
         delay = min(self._limit, self._first * 2.0 ** min(self._failures, 32))
         self._failures += 1
         return delay * (1 - self._jitter * random.random())  # noqa: S311 - no secret
 
     def succeeded(self) -> None:
-        """Begin anew with the first delay."""
+        """Start with the first delay again."""
         self._failures = 0

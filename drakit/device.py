@@ -1,10 +1,9 @@
 """
-What a driver says of its devices, and what a container gets of them.
+The values of the driver contract: devices and their health, allocated devices, container edits.
 
-Plain values: a vendor's driver makes them, the node plugin turns them into ResourceSlices and CDI
-specs. What is allowed in them is checked where they are used (limits of the API in
-:mod:`drakit.resource`, CDI's rules in :mod:`drakit.cdi`), so that one bad device costs that
-device alone.
+A vendor's driver makes these plain values; the node plugin turns them into ResourceSlices and CDI
+specs. They are checked where they are used (limits of the API in :mod:`drakit.resource`, CDI's
+rules in :mod:`drakit.cdi`), so that one bad device costs that device alone.
 
 It must not know Kubernetes clients, gRPC, files, or either daemon.
 """
@@ -13,7 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Generic, Literal
+
+from typing_extensions import TypeVar
 
 __all__ = (
     "AllocatedClaim",
@@ -39,6 +40,10 @@ __all__ = (
 )
 
 
+ParametersT_co = TypeVar("ParametersT_co", covariant=True, default=Any)
+"""The type of `AllocatedDevice.parameters`: the driver's parameters, checked."""
+
+
 @dataclass(frozen=True, slots=True)
 class Version:
     """A semantic version (2.0.0) as an attribute: CEL compares it as one, not as text."""
@@ -61,10 +66,10 @@ class CapacityRange:
 
     min: str
     max: str | None = None
-    """All that there is, if none is given."""
+    """The whole capacity, if none is given."""
 
     step: str | None = None
-    """Amounts are the minimum and any number of steps; any amount, if none is given."""
+    """Amounts are the minimum plus any number of steps; any amount, if none is given."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,28 +81,29 @@ class Capacity:
     """
 
     value: str
-    """All that there is, as a quantity."""
+    """The whole capacity, as a quantity."""
 
     default: str | None = None
-    """What a claim takes that asks for no amount; all of it, if none is given. Needed where there
-    are `valid_values` or a `valid_range`, and must be one that those allow."""
+    """The amount for a claim that requests none; all of it, if no default is given. Required with
+    `valid_values` or a `valid_range`, which must allow it."""
 
     valid_values: tuple[str, ...] = ()
-    """The amounts that can be taken, ascending, at most 10; what is asked for is rounded up."""
+    """The amounts that a claim can take, ascending, at most 10. Requests are rounded up."""
 
     valid_range: CapacityRange | None = None
-    """The same as a range; only one of the two."""
+    """The same as a range; give only one of the two."""
 
 
 TaintEffect = Literal["None", "NoSchedule", "NoExecute"]
-"""``None`` only tells, ``NoSchedule`` keeps new pods away, ``NoExecute`` ends running ones."""
+"""``None`` has no effect, ``NoSchedule`` keeps new pods away, ``NoExecute`` evicts running ones."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Taint:
-    """A reason not to use a device (API: ``DeviceTaint``, DRADeviceTaints); claims can tolerate it.
+    """
+    A reason not to use a device (API: ``DeviceTaint``, DRADeviceTaints); claims can tolerate it.
 
-    When it was added is seen to by the node plugin, and stays the same for as long as it is there.
+    The node plugin sets ``timeAdded``, which stays the same while the taint exists.
     """
 
     key: str
@@ -111,8 +117,8 @@ class Taint:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Topology:
     """
-    Where a device sits in the machine; becomes the standard attributes that other drivers use, too,
-    so that one claim can ask for devices that are close to each other.
+    Where a device sits in the machine. It becomes the standard attributes that all drivers use, so
+    that one claim can request devices of several drivers that are close to each other.
     """
 
     numa_node: int | None = None
@@ -128,104 +134,37 @@ class Topology:
 @dataclass(frozen=True, slots=True)
 class Health:
     """
-    How a device is. Made by :meth:`ok`, :meth:`bad` and :meth:`unknown`.
+    The health of a device. Made by :meth:`healthy`, :meth:`unhealthy` and :meth:`unknown`.
 
-    What is bad is tainted at once, so that no new pod gets it, and shown in the status of the pods
-    that have it; when it has been well for a while the taint goes by itself. After a restart of the
-    node plugin say of every device how it is, be it :meth:`unknown`: the taint of a device of which
-    nothing at all is said goes after a minute or so.
+    The node plugin taints an unhealthy device at once, so that no new pod gets it, and shows its
+    health in the status of the pods that have it. It removes the taint once the device has been
+    healthy for a while. After a restart of the node plugin, report the health of every device, even
+    if it is :meth:`unknown`: without any report, the node plugin removes the taint of a device
+    after about a minute.
     """
 
     status: Literal["healthy", "unhealthy", "unknown"]
     message: str = ""
-    """Why, for people: a sentence without times and counters, at most 1,024 characters."""
+    """The reason, for people: a sentence without times and counters, at most 1,024 characters."""
 
-    broken: bool = False
-    """Running work is certainly broken: if it stays so, pods that use the device are evicted."""
+    evict_pods: bool = False
+    """Running work on the device is lost: if it stays unhealthy, the pods that use it are
+    evicted."""
 
     @classmethod
-    def ok(cls) -> Health:
+    def healthy(cls) -> Health:
         """The device works."""
         return cls("healthy")
 
     @classmethod
-    def bad(cls, message: str, *, broken: bool = False) -> Health:
+    def unhealthy(cls, message: str, *, evict_pods: bool = False) -> Health:
         """The device does not work, or not well enough for new pods."""
-        return cls("unhealthy", message, broken)
+        return cls("unhealthy", message, evict_pods)
 
     @classmethod
     def unknown(cls, message: str = "") -> Health:
-        """Nobody can tell at the moment; changes no taint."""
+        """The health cannot be determined at the moment; changes no taint."""
         return cls("unknown", message)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Device:
-    """One device that can be allocated (API: ``ResourceSlice.spec.devices[]``)."""
-
-    name: str
-    """A DNS label of at most 63 characters, unique in its pool. It must be the same after a
-    restart: it is what an allocation names."""
-
-    pool: str = ""
-    """The pool that it is in: a DNS label, or several joined by dots. Empty is the pool that has
-    the node's name; ``gpus`` is published as the pool ``<node>/gpus``. A driver with devices of one
-    kind needs one pool."""
-
-    attributes: Mapping[str, AttributeValue] = field(default_factory=dict[str, AttributeValue])
-    """What CEL selectors can ask for. A name is a C identifier of at most 32 characters, or one
-    with a domain before it (``resource.kubernetes.io/pciBusID``)."""
-
-    capacity: Mapping[str, str | Capacity] = field(default_factory=dict[str, "str | Capacity"])
-    """Amounts as Kubernetes quantities (``"8Gi"``), or how claims can share them."""
-
-    topology: Topology = Topology()
-    node_paths: tuple[str, ...] = ()
-    """Device nodes of the host (``/dev/camera0``): what a container gets where the driver has no
-    `prepare` of its own. They are not published."""
-
-    consumes: Mapping[str, Mapping[str, str]] = field(
-        default_factory=dict[str, "Mapping[str, str]"]
-    )
-    """What the device takes while it is allocated: amounts by counter, by :class:`CounterSet` of
-    its pool (API: ``consumesCounters``, DRAPartitionableDevices). Two devices that take more than
-    there is are never allocated together."""
-
-    allow_multiple_allocations: bool = False
-    """Whether claims can share it by its capacity (DRAConsumableCapacity); each gets a share."""
-
-    taints: tuple[Taint, ...] = ()
-    """Reasons of the driver's own not to use it, besides its health; at most 12, as the node plugin
-    needs some of the API's 16."""
-
-    health: Health | None = None
-    """How it is, for a driver that is told of it; one that has to look defines `Driver.health`."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CounterSet:
-    """Amounts that partitions of one piece of hardware share (API: ``sharedCounters[]``)."""
-
-    name: str
-    """A DNS label, unique in its pool."""
-
-    counters: Mapping[str, str]
-    """Quantities by name, which is a DNS label; at most 32."""
-
-    pool: str = ""
-    """The pool whose devices consume them, as in :class:`Device`."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Inventory:
-    """All that a driver has, where a collection of devices alone does not say it."""
-
-    devices: Collection[Device]
-    counter_sets: Collection[CounterSet] = ()
-    fallback: Collection[Device] | None = None
-    """What to publish instead where the API server does not know a field that `devices` use (it
-    drops what it does not know): whole devices instead of partitions, for example. If none is
-    given, devices that would not be safe without the field are left out."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -239,7 +178,7 @@ class DeviceNode:
     """Path on the host, no symbolic link; the same as `path` if none is given."""
 
     type: str | None = None
-    """``b``, ``c``, ``u`` or ``p``; the runtime looks at the host path if none is given."""
+    """``b``, ``c``, ``u`` or ``p``; the runtime reads it from the host path if none is given."""
 
     major: int | None = None
     minor: int | None = None
@@ -259,29 +198,29 @@ class Mount:
     container_path: str
     options: tuple[str, ...] = ("ro", "nosuid", "nodev", "bind")
     type: str | None = None
-    """A file system type (``tmpfs``); none is needed for a bind mount."""
+    """A file system type (``tmpfs``); a bind mount needs none."""
 
 
 HookName = Literal[
     "prestart", "createRuntime", "createContainer", "startContainer", "poststart", "poststop"
 ]
-"""When an OCI hook runs."""
+"""The moment at which an OCI hook runs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hook:
-    """A program that the runtime runs at a moment of the container's life (CDI: ``hooks[]``)."""
+    """A program that the runtime runs in the container's life cycle (CDI: ``hooks[]``)."""
 
     name: HookName
     path: str
     """Absolute path on the host."""
 
     args: tuple[str, ...] = ()
-    """All arguments, that of the program's own name included."""
+    """All arguments, including the program's own name."""
 
     env: Mapping[str, str] = field(default_factory=dict[str, str])
     timeout_seconds: int | None = None
-    """After which the runtime ends it; None leaves that to the runtime."""
+    """The runtime ends the hook after this time; None leaves that to the runtime."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -306,7 +245,11 @@ class IntelRdt:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Edits:
-    """What a container gets for a device (CDI 1.1: ``containerEdits``); empty is allowed."""
+    """
+    What a container gets for a device (CDI 1.1: ``containerEdits``). All of it is optional.
+
+    :meth:`of_device_nodes` makes the most common one.
+    """
 
     env: Mapping[str, str] = field(default_factory=dict[str, str])
     device_nodes: tuple[DeviceNode, ...] = ()
@@ -314,18 +257,93 @@ class Edits:
     hooks: tuple[Hook, ...] = ()
     net_devices: tuple[NetDevice, ...] = ()
     additional_gids: tuple[int, ...] = ()
-    """Groups that the container's process is in besides its own."""
+    """Additional groups of the container's process."""
 
     intel_rdt: IntelRdt | None = None
     cdi_devices: tuple[str, ...] = ()
-    """Qualified names (``vendor.example/class=name``) of CDI devices that somebody else describes
-    in a CDI file on the node: the container gets those as well. The runtime looks them up when it
-    makes the container, and fails if there is none."""
+    """Qualified names (``vendor.example/class=name``) of CDI devices from other CDI files on the
+    node, which the container gets as well. The runtime resolves them when it creates the container,
+    and fails if it does not find one."""
+
+    @classmethod
+    def of_device_nodes(cls, *paths: str) -> Edits:
+        """The device nodes of the host at these paths, at the same paths in the container."""
+        return cls(device_nodes=tuple([DeviceNode(path=path) for path in paths]))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Device:
+    """One device that can be allocated (API: ``ResourceSlice.spec.devices[]``)."""
+
+    name: str
+    """A DNS label of at most 63 characters, unique in its pool. It must be the same after a
+    restart: it is what an allocation names."""
+
+    pool: str = ""
+    """The device's pool: a DNS label, or several joined by dots. Empty is the pool that has the
+    node's name; ``gpus`` is published as the pool ``<node>/gpus``. A driver with devices of one
+    kind needs one pool."""
+
+    attributes: Mapping[str, AttributeValue] = field(default_factory=dict[str, AttributeValue])
+    """What CEL selectors can match. A name is a C identifier of at most 32 characters, or one
+    with a domain before it (``resource.kubernetes.io/pciBusID``)."""
+
+    capacity: Mapping[str, str | Capacity] = field(default_factory=dict[str, "str | Capacity"])
+    """Amounts as Kubernetes quantities (``"8Gi"``), or as :class:`Capacity` that claims share."""
+
+    topology: Topology = Topology()
+    edits: Edits = field(default=Edits(), compare=False)
+    """What a container gets for the device if the driver has no `prepare` of its own. It is not
+    published, and two devices that differ only in it are equal."""
+
+    consumes: Mapping[str, Mapping[str, str]] = field(
+        default_factory=dict[str, "Mapping[str, str]"]
+    )
+    """What the device consumes while it is allocated: amounts by counter, by :class:`CounterSet` of
+    its pool (API: ``consumesCounters``, DRAPartitionableDevices). Devices that together exceed a
+    counter are never allocated at the same time."""
+
+    allow_multiple_allocations: bool = False
+    """Whether claims can share its capacity (DRAConsumableCapacity); each gets a share."""
+
+    taints: tuple[Taint, ...] = ()
+    """The driver's own taints, besides those for its health; at most 12, as the node plugin needs
+    some of the API's 16."""
+
+    health: Health | None = None
+    """The device's health, for a driver that is notified of failures. A driver that must poll for
+    them defines `Driver.health` instead."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CounterSet:
+    """The counters that partitions of one piece of hardware share (API: ``sharedCounters[]``)."""
+
+    name: str
+    """A DNS label, unique in its pool."""
+
+    counters: Mapping[str, str]
+    """Quantities by name, which is a DNS label; at most 32."""
+
+    pool: str = ""
+    """The pool whose devices consume them, as in :class:`Device`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Inventory:
+    """All devices of a driver with their counter sets, for a driver that has partitions."""
+
+    devices: Collection[Device]
+    counter_sets: Collection[CounterSet] = ()
+    fallback: Collection[Device] | None = None
+    """What to publish instead if the API server does not know a field that `devices` use (it drops
+    unknown fields): whole devices instead of partitions, for example. Without a fallback, devices
+    that would not be safe without the field are left out."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClaimReference:
-    """A ResourceClaim by its identity. At unprepare nothing else of it may exist any more."""
+    """The identity of a ResourceClaim. At unprepare the object may no longer exist."""
 
     namespace: str
     name: str
@@ -335,15 +353,22 @@ class ClaimReference:
         return f"{self.namespace}/{self.name}"
 
 
+_NONE: Any = None
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
-class AllocatedDevice:
-    """One result of a claim's allocation (API: ``status.allocation.devices.results[]``)."""
+class AllocatedDevice(Generic[ParametersT_co]):
+    """
+    One result of a claim's allocation (API: ``status.allocation.devices.results[]``).
+
+    Generic in the type of the driver's parameters: ``AllocatedDevice[LampParameters]``.
+    """
 
     name: str
     """The device's name, as its driver published it."""
 
     pool: str
-    """The pool's name in the driver's own words: empty for the one that has the node's name."""
+    """The pool's name as in :class:`Device`: empty for the pool that has the node's name."""
 
     request: str
     """The request's name in full; ``main/small`` for a subrequest."""
@@ -352,11 +377,12 @@ class AllocatedDevice:
     """Set where the device may be allocated several times (DRAConsumableCapacity)."""
 
     admin_access: bool = False
-    """The claim looks at the device beside its holder: do nothing exclusive, reset nothing."""
+    """The claim monitors a device that another claim may hold: do nothing exclusive, reset
+    nothing."""
 
     consumed_capacity: Mapping[str, str] = field(default_factory=dict[str, str])
-    """What the claim has of the device's capacity, as quantities (DRAConsumableCapacity). The
-    scheduler may write an amount in another way than it was asked for: 40G as ``39062500Ki``."""
+    """The claim's part of the device's capacity, as quantities (DRAConsumableCapacity). The
+    scheduler may write an amount differently from the request: 40G as ``39062500Ki``."""
 
     consumes: Mapping[str, Mapping[str, str]] = field(
         default_factory=dict[str, "Mapping[str, str]"]
@@ -366,19 +392,22 @@ class AllocatedDevice:
     overlap."""
 
     configs: tuple[Mapping[str, Any], ...] = ()
-    """The opaque parameters that are meant for this driver and request, the weakest first: those
-    of the DeviceClass come before those of the claim, so a later one has the last word. Users write
-    them: they can hold anything that JSON can."""
+    """The opaque parameters for this driver and request as users wrote them: those of the
+    DeviceClass before those of the claim, so that a later one takes precedence. They can hold
+    anything that JSON can."""
 
-    parameters: Any = None
-    """The configs put together, key by key, and checked: an object of the driver's
-    `parameters_type`, if it has one. In `unprepare` it is None where they cannot be had any more,
-    or do not fit a newer version of the driver."""
+    parameters: ParametersT_co = _NONE
+    """The configs merged key by key and checked: an object of the driver's `parameters_type`, if it
+    has one. In `unprepare` and `reset` it is None if the parameters were lost, or do not fit a
+    newer version of the driver."""
+
+    edits: Edits | None = field(default=None, compare=False)
+    """The `Device.edits` of the device as the driver last yielded it; None if it no longer does."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class AllocatedClaim:
-    """A claim and the driver's devices of it."""
+class AllocatedClaim(Generic[ParametersT_co]):
+    """A claim and the driver's devices that it was allocated."""
 
     claim: ClaimReference
-    devices: tuple[AllocatedDevice, ...]
+    devices: tuple[AllocatedDevice[ParametersT_co], ...]

@@ -1,9 +1,9 @@
 """
-The driver contract: what a vendor's class says of its devices, and does for a claim.
+The driver contract: a vendor's class lists its devices and prepares them for claims.
 
-The docstrings here are the manual. How a driver is run (a thread and loop of its own, so that one
-that blocks harms nobody else), how claims are stored and slices written, is the node plugin's
-business; a driver need not know Kubernetes.
+The docstrings here are the manual. How a driver is run (in a thread and event loop of its own, so
+that a driver that blocks harms only itself), how claims are stored and slices written, is the node
+plugin's business; a driver need not know Kubernetes. The values are in :mod:`drakit.device`.
 
 It must not know Kubernetes clients, gRPC, or either daemon.
 """
@@ -15,22 +15,32 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from functools import partial
-from itertools import chain
-from typing import ClassVar, Generic, Protocol, TypeVar, cast
+from typing import Any, ClassVar, ForwardRef, Generic, Protocol, cast, get_args, get_origin
+
+from typing_extensions import TypeVar, get_original_bases
 
 from drakit.device import (
     AllocatedClaim,
     AllocatedDevice,
     ClaimReference,
     Device,
-    DeviceNode,
     Edits,
     Health,
     Inventory,
 )
 from drakit.settings import Settings
 
-__all__ = ("DeviceParameters", "Driver", "DriverConfig", "DriverError", "NoParameters", "Node")
+__all__ = (
+    "PREPARE_METHODS",
+    "UNDO_METHODS",
+    "DeviceParameters",
+    "Driver",
+    "DriverConfig",
+    "DriverError",
+    "NoParameters",
+    "Node",
+    "overrides",
+)
 
 
 class DriverConfig(Settings):
@@ -45,24 +55,25 @@ class DeviceParameters(Settings):
     """
     Base of the typed opaque parameters that users write in claims and DeviceClasses.
 
-    Field names are snake_case in Python and camelCase in manifests. What does not fit fails the
-    claim with the field's name. Users are not trusted: give every field a type and bounds.
+    Field names are snake_case in Python and camelCase in manifests. Invalid parameters fail the
+    claim, and the error names the field. Users are not trusted: give every field a type and bounds.
     """
 
 
 class NoParameters(DeviceParameters):
     """
-    The `parameters_type` of a driver that takes no opaque parameters.
+    The parameters' type of a driver that takes no opaque parameters.
 
     A claim with parameters fails, and its Event reports that the driver takes none. A driver
-    without a `parameters_type` gets them raw; if it ignores them, its users cannot see that.
+    without a type gets them raw; if it ignores them, its users cannot see that.
     """
 
 
 class DriverError(Exception):
-    """A device cannot be prepared, unprepared or listed. The text ends in a pod's Event.
+    """
+    A device cannot be prepared, unprepared or listed. The text ends in a pod's Event.
 
-    Write a sentence that names what is wrong and what to do. Text without times and counters lets
+    Write a sentence that names the problem and the remedy. Text without times and counters lets
     Events be deduplicated.
     """
 
@@ -81,27 +92,33 @@ class Node(Protocol):
         ...
 
 
-ConfigT = TypeVar("ConfigT", bound=DriverConfig)
+ConfigT = TypeVar("ConfigT", bound=DriverConfig, default=DriverConfig)
+ParametersT = TypeVar("ParametersT", bound=DeviceParameters, default=Any)
+ParametersOrNone = TypeVar("ParametersOrNone")
 ValueT = TypeVar("ValueT")
 
 
-class Driver(ABC, Generic[ConfigT]):
+class Driver(ABC, Generic[ConfigT, ParametersT]):
     """
     Devices of one kind on one node.
 
-    One object is made per node plugin; all its methods are called in one thread that nothing else
+    ``class Lamps(Driver[LampConfig, LampParameters])`` gives the driver both of its types. Without
+    parameters' type, opaque parameters come raw, as `AllocatedDevice.configs`; a driver that takes
+    none declares :class:`NoParameters`.
+
+    The node plugin creates one object and calls all of its methods in one thread that nothing else
     uses, so state needs no lock. `__init__` and `close` run outside of the thread's event loop and
-    may block; the others run in it, and may block briefly: whoever blocks holds up this driver's
-    other calls, and is named in the log.
+    may block. The others run in it, and may block briefly: a method that blocks holds up this
+    driver's other calls, and the log names it.
 
-    Methods may be plain functions or async ones, but for `devices`. Preparing has three grains: a
-    driver defines `prepare` for one device, or `prepare_claim` for the devices of a claim, or
-    `prepare_claims` for the claims of a pod; the larger ones call the smaller ones by default. The
-    same holds for unpreparing; the two need not have the same grain.
+    Methods may be plain functions or async ones, except for `devices`. Preparing has two
+    granularities: a driver defines `prepare` for one device, or `prepare_claims` for the claims of
+    a pod, which calls `prepare` by default. The same holds for unpreparing; the two need not have
+    the same granularity.
 
-    Calls for different devices run side by side. Two that have a device in common (pool and name),
-    or devices that consume from the same counter set, never overlap. The next call begins only
-    after the previous one has ended, including its cleanup after a cancellation.
+    Calls for different devices run side by side. Calls that have a device in common (pool and
+    name), or devices that consume from the same counter set, never overlap. The next call begins
+    only after the previous one has ended, including its cleanup after a cancellation.
     """
 
     name: ClassVar[str]
@@ -109,174 +126,237 @@ class Driver(ABC, Generic[ConfigT]):
     in every slice, allocation and DeviceClass, so it never changes."""
 
     config_type: ClassVar[type[DriverConfig]] = DriverConfig
-    """The type of the driver's configuration. What fails its validation stops the plugin at start,
-    with file, key and reason."""
+    """The type of the driver's configuration: the first type argument of `Driver`, unless it is set
+    here. A configuration that fails its validation stops the plugin at start, with file, key and
+    reason."""
 
     parameters_type: ClassVar[type[DeviceParameters] | None] = None
-    """The type of the opaque parameters in claims and DeviceClasses. What fails its validation
-    fails the claim, with the field's name. A driver without one gets them raw, as `configs`; one
-    that takes none declares :class:`NoParameters`."""
+    """The type of the opaque parameters in claims and DeviceClasses: the second type argument of
+    `Driver`, unless it is set here. Parameters that fail its validation fail the claim, with the
+    field's name."""
 
-    side_effects: ClassVar[bool] = True
-    """Whether preparing does anything but say what the container gets. Set it to False only if it
-    does not: then a crash leaves nothing to undo, preparing costs one write to disk less, and
-    `unprepare` and `reset` are never called."""
-
-    plain_devices: ClassVar[bool] = False
-    """Whether devices never have taints of the driver's own, health, counters or list attributes:
-    then a ResourceSlice holds twice as many (112 are placed of 128, else 56 of 64)."""
+    side_effects: ClassVar[bool]
+    """Whether preparing does anything besides returning edits. Unless it is set, it does if the
+    driver defines `unprepare`, `unprepare_claims` or `reset`. Without side effects a crash leaves
+    nothing to undo, preparing costs one write to disk less, and these three are never called."""
 
     reports_health: ClassVar[bool] = False
-    """Whether devices are yielded with `Device.health`. Defining `health` says so, too."""
+    """Whether devices are yielded with `Device.health`. A driver that defines `health` reports
+    health, too."""
 
     health_period_seconds: ClassVar[float] = 10.0
-    """How long after one `health` of a device has ended the next one begins."""
+    """Seconds from the end of one `health` call of a device to the next."""
 
     def __init__(self, config: ConfigT, node: Node) -> None:
         self.config = config
         self.node = node
-        self.inventory: Inventory | None = None
-        """What `devices` yielded last; the node plugin keeps it here."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        config, parameters = _type_arguments(cls)
+        _infer(cls, "config_type", config)
+        _infer(cls, "parameters_type", parameters)
 
     @classmethod
     def name_of(cls, config: ConfigT) -> str:
         """
-        Give the driver's name where its configuration chooses it: by default it is `name`.
+        Return the driver's name, if its configuration chooses it: by default it is `name`.
 
         For a class that is several drivers, such as one for hardware that is sold under several
-        names. What holds for `name` holds for what this gives.
+        names. The name has the same limits as `name`.
         """
         return cls.name
 
     @abstractmethod
     def devices(self) -> AsyncIterator[Collection[Device] | Inventory]:
         """
-        Say which devices there are: all of them at once, and all again at every change.
+        List and watch the devices: yield all of them at once, and all again at every change.
 
-        An async generator that runs until it is closed. What is yielded replaces what was yielded
-        before; an equal collection costs nothing. If it ends or raises, or yields more than 2,000
-        times a second, the driver counts as stopped: its devices get no new pods, are not prepared
-        any more, and after a grace period (5 min) are not published any more either. It is
-        started again, with a delay that grows from 1 s to 1 min.
+        An async generator that runs until it is closed. Each collection replaces the one before; an
+        equal collection costs nothing. If the generator ends or raises, or yields more than 2,000
+        times a second, the driver counts as stopped: its devices get no new pods and are not
+        prepared any more, and after a grace period (5 min) they are unpublished. The driver is
+        started again, with a backoff from 1 s to 1 min.
         """
 
     # ------------------------------------------------------------ preparing
 
-    def prepare(self, claim: ClaimReference, device: AllocatedDevice) -> Awaitable[Edits] | Edits:
+    def prepare(
+        self, claim: ClaimReference, device: AllocatedDevice[ParametersT]
+    ) -> Awaitable[Edits] | Edits:
         """
-        Make a device ready for a claim, and say what its containers get.
+        Make a device ready for a claim, and return what its containers get.
 
-        Called once per allocated device, those of a pod's claims concurrently. The pod waits; a
+        Called once per allocated device, for those of a pod's claims concurrently. The pod waits. A
         call that takes longer than 5 min, or whose pod is deleted meanwhile, is cancelled, and
-        `unprepare` is called once it has ended. It is called again for the same claim and device
-        after a failure, a crash or a reboot, and must then give the same result and make sure that
-        all side effects are there. If it raises, the claim is not prepared, `unprepare` is called
-        for all of its devices, and the text of a :class:`DriverError` is shown to the user.
+        `unprepare` is called once it has ended. `prepare` is called again for the same claim and
+        device after a failure, a crash or a reboot. It must be idempotent: return the same edits,
+        and make sure that all side effects are in place. If it raises, the claim is not prepared,
+        `unprepare` is called for all of its devices, and the user sees the text of a
+        :class:`DriverError`.
 
-        The default gives the container the device's `node_paths`.
+        The default returns the edits that the published device carries (`Device.edits`).
         """
-        return _node_paths(self.inventory, device, node=self.node.name)
-
-    def prepare_claim(
-        self, claim: ClaimReference, devices: Sequence[AllocatedDevice]
-    ) -> Awaitable[Sequence[Edits]] | Sequence[Edits]:
-        """
-        The same for all devices of a claim; gives the edits of each, in the same order.
-
-        The default calls `prepare` for all of them side by side.
-        """
-        return _all([partial(self.prepare, claim, device) for device in devices])
+        return _published_edits(device, node=self.node.name)
 
     def prepare_claims(
-        self, claims: Sequence[AllocatedClaim]
+        self, claims: Sequence[AllocatedClaim[ParametersT]]
     ) -> (
         Awaitable[Mapping[str, Sequence[Edits] | Exception]]
         | Mapping[str, Sequence[Edits] | Exception]
     ):
         """
-        The same for claims that come together, such as those of a pod.
+        The same for a batch of claims, such as those of a pod.
 
-        Gives by claim UID the edits of its devices, in their order, or why the claim failed; what
-        is raised fails all of them. A claim that is given up meanwhile does not cancel the call, as
-        long as another one waits for it. The default calls `prepare_claim` for each.
+        Returns by claim UID the edits of the claim's devices, in their order, or why the claim
+        failed; an exception that is raised fails all of them. Abandoning one claim does not cancel
+        the call while another claim waits for it. The default calls `prepare` for each device.
         """
-        return _by_claim(claims, self.prepare_claim)
+        return _by_claim(claims, self._prepare_all)
 
     # ------------------------------------------------------------ unpreparing
 
-    def unprepare(self, claim: ClaimReference, device: AllocatedDevice) -> Awaitable[None] | None:
+    def unprepare(
+        self, claim: ClaimReference, device: AllocatedDevice[ParametersT | None]
+    ) -> Awaitable[None] | None:
         """
-        Undo `prepare`. The claim object may be gone, the device as well.
+        Undo `prepare`. The claim object may no longer exist, nor may the device.
 
-        Called once all containers are gone, also for a device whose prepare failed halfway or
-        never ran. It may be called again; nothing to do is success. If it raises, the device stays
-        reserved and the call is repeated. The default does nothing.
+        Called once all containers have ended, also for a device whose prepare failed halfway or
+        never ran. It may be called again: nothing to undo counts as success. If it raises, the
+        device stays reserved and the call is repeated. The default does nothing.
         """
         return _nothing()
 
-    def unprepare_claim(
-        self, claim: ClaimReference, devices: Sequence[AllocatedDevice]
-    ) -> Awaitable[None] | None:
-        """The same for all devices of a claim. The default calls `unprepare` for all of them."""
-        return _undo_all([partial(self.unprepare, claim, device) for device in devices])
-
     def unprepare_claims(
-        self, claims: Sequence[AllocatedClaim]
+        self, claims: Sequence[AllocatedClaim[ParametersT | None]]
     ) -> Awaitable[Mapping[str, Exception | None]] | Mapping[str, Exception | None]:
-        """The same for claims that come together: gives by claim UID None, or why it failed. The
-        default calls `unprepare_claim` for each."""
-        return _by_claim(claims, self.unprepare_claim)
+        """The same for a batch of claims: returns by claim UID None, or why the claim failed. The
+        default calls `unprepare` for each device."""
+        return _by_claim(claims, self._unprepare_all)
 
-    def reset(self, device: AllocatedDevice) -> Awaitable[None] | None:
+    def reset(self, device: AllocatedDevice[ParametersT | None]) -> Awaitable[None] | None:
         """
-        Bring a device back to how the next claim must find it.
+        Return a device to the state in which the next claim must find it.
 
-        Called after each `unprepare` that succeeded, but not for a share of a device, nor for a
-        claim with admin access, as others may be using the device. If it raises, the device stays
+        Called after each successful `unprepare`, but not for a share of a device, nor for a claim
+        with admin access, as others may be using the device. If it raises, the device stays
         reserved and both calls are repeated. The default does nothing.
         """
         return _nothing()
 
-    # ------------------------------------------------------------ looking
+    # ------------------------------------------------------------ checking
 
-    def check(self, claim: ClaimReference, device: AllocatedDevice) -> Awaitable[bool] | bool:
+    def check(
+        self, claim: ClaimReference, device: AllocatedDevice[ParametersT]
+    ) -> Awaitable[bool] | bool:
         """
-        Say whether a device that was prepared in this boot is still in order.
+        Return whether a device that was prepared in this boot is still in order.
 
         Called when the kubelet asks again for a claim that is prepared (it was restarted, or
         another pod uses the claim). On False, or if it raises, `prepare` is called again, without
-        an `unprepare` before: containers may be using the device. A driver that does not define it
-        is not asked.
+        an `unprepare` before: containers may be using the device. Without it, the claim is
+        answered from the checkpoint.
         """
         return _in_order()
 
     def health(self, device: Device) -> Awaitable[Health] | Health:
         """
-        Look how a device is.
+        Check the health of a device.
 
-        Called for each device, again and again, beside other calls for it. A call that raises, or
-        takes longer than 30 s, says that nobody knows. A driver that does not define it, and does
-        not set `reports_health`, has no health: none is shown in the status of pods.
+        Called periodically for each device, concurrently with other calls for it. A call that
+        raises, or takes longer than 30 s, counts as unknown health. A driver that neither defines
+        it nor sets `reports_health` has no health: the status of pods shows none.
         """
         return _unknown()
 
     def close(self) -> None:
-        """Release what `__init__` took. Prepared devices stay: the plugin only restarts."""
+        """Release what `__init__` acquired. Prepared devices stay: the plugin only restarts."""
+
+    # ------------------------------------------------------------ the defaults' own
+
+    async def _prepare_all(self, item: AllocatedClaim[ParametersT]) -> Sequence[Edits]:
+        return await _all([partial(self.prepare, item.claim, device) for device in item.devices])
+
+    async def _unprepare_all(self, item: AllocatedClaim[ParametersT | None]) -> None:
+        await _all([partial(self.unprepare, item.claim, device) for device in item.devices])
 
 
-# The defaults are awaitable, as most drivers' methods are: who tests one awaits them.
+PREPARE_METHODS = ("prepare", "prepare_claims")
+UNDO_METHODS = ("unprepare", "unprepare_claims", "reset")
 
 
-async def _node_paths(inventory: Inventory | None, device: AllocatedDevice, *, node: str) -> Edits:
-    """Give the device nodes of a device that was published, as itself or instead of others."""
-    listed = inventory or Inventory(devices=())
-    for published in chain(listed.devices, listed.fallback or ()):
-        if (published.name, published.pool) == (device.name, device.pool):
-            return Edits(device_nodes=tuple(DeviceNode(path=p) for p in published.node_paths))
-    raise DriverError(
-        f"device {device.name} is not on node {node} any more; delete the pod so that another "
-        f"device is found for it"
-    )
+def overrides(kind: type[object], *methods: str) -> bool:
+    """Return whether a driver's class defines one of these methods, itself or in a base."""
+    return any(getattr(kind, method) is not getattr(Driver, method) for method in methods)
+
+
+# ------------------------------------------------------------ types from Driver[Config, Parameters]
+
+
+def _type_arguments(kind: type[Any]) -> list[Any]:
+    """Return the arguments of `Driver` that a class's bases give, also through generic bases; what
+    they do not give is a TypeVar, Any or `DriverConfig`."""
+    found: list[Any] = [ConfigT, ParametersT]
+    if kind is Driver:
+        return found
+    for base in get_original_bases(kind):
+        origin: Any = get_origin(base) or base
+        if not (isinstance(origin, type) and issubclass(origin, Driver)):
+            continue
+        declared: tuple[Any, ...] = getattr(cast("Any", origin), "__parameters__", ())
+        arguments = get_args(base)
+        given = dict(zip(declared, arguments, strict=False))
+        # Python before 3.13 does not fill in defaults, and a base without brackets has none.
+        for variable in declared[len(arguments) :]:
+            given[variable] = getattr(variable, "__default__", variable)
+        for index, argument in enumerate(_type_arguments(cast("Any", origin))):
+            if not _is_given(found[index]):
+                found[index] = given.get(argument, argument)
+    return found
+
+
+def _is_given(argument: object) -> bool:
+    if isinstance(argument, ForwardRef):
+        return True
+    return isinstance(argument, type) and argument not in (Any, DriverConfig)
+
+
+def _infer(kind: type[Driver[Any, Any]], name: str, argument: object) -> None:
+    """Set `config_type` or `parameters_type`, unless the class or one of its bases does; raise
+    TypeError if the two contradict each other."""
+    explicit = any(name in vars(base) for base in kind.__mro__ if base is not Driver)
+    if isinstance(argument, ForwardRef) and not explicit:  # nobody could resolve it later
+        raise TypeError(
+            f"{kind.__qualname__}: the type argument {argument.__forward_arg__!r} of Driver is "
+            f"text; give the class itself, or set {name}"
+        )
+    if not (_is_given(argument) and isinstance(argument, type)):
+        return
+    if not explicit:
+        setattr(kind, name, argument)
+        return
+    value = cast("object", getattr(kind, name))
+    if not (isinstance(value, type) and issubclass(value, argument)):
+        shown = value.__name__ if isinstance(value, type) else repr(value)
+        raise TypeError(
+            f"{kind.__qualname__}: {name} is {shown}, but the type argument of Driver is "
+            f"{argument.__name__}; remove {name}, or correct one of the two"
+        )
+
+
+# ------------------------------------------------------------ what the default methods do
+
+# They are awaitable, as most drivers' methods are: a test can await them in either case.
+
+
+async def _published_edits(device: AllocatedDevice[Any], *, node: str) -> Edits:
+    if device.edits is None:
+        raise DriverError(
+            f"device {device.name} is not on node {node} any more; delete the pod so that another "
+            f"device is found for it"
+        )
+    return device.edits
 
 
 async def _call(function: Callable[[], Awaitable[ValueT] | ValueT]) -> ValueT:
@@ -288,7 +368,7 @@ async def _call(function: Callable[[], Awaitable[ValueT] | ValueT]) -> ValueT:
 
 
 async def _all(calls: Sequence[Callable[[], Awaitable[ValueT] | ValueT]]) -> list[ValueT]:
-    """Call functions side by side; what one raises is raised once all have ended."""
+    """Call functions side by side; the first exception is raised once all calls have ended."""
     results = await asyncio.gather(*map(_call, calls), return_exceptions=True)
     values: list[ValueT] = []
     for result in results:
@@ -298,23 +378,16 @@ async def _all(calls: Sequence[Callable[[], Awaitable[ValueT] | ValueT]]) -> lis
     return values
 
 
-async def _undo_all(calls: Sequence[Callable[[], Awaitable[None] | None]]) -> None:
-    await _all(calls)
-
-
 async def _by_claim(
-    claims: Sequence[AllocatedClaim],
-    function: Callable[[ClaimReference, Sequence[AllocatedDevice]], Awaitable[ValueT] | ValueT],
+    claims: Sequence[AllocatedClaim[ParametersOrNone]],
+    function: Callable[[AllocatedClaim[ParametersOrNone]], Awaitable[ValueT]],
 ) -> dict[str, ValueT | Exception]:
-    """Call a function for each claim, side by side; one that fails does so alone."""
-    results = await asyncio.gather(
-        *(_call(partial(function, item.claim, item.devices)) for item in claims),
-        return_exceptions=True,
-    )
+    """Call a function for each claim, side by side; a claim that fails does so alone."""
+    results = await asyncio.gather(*map(function, claims), return_exceptions=True)
     by_claim: dict[str, ValueT | Exception] = {}
     for item, result in zip(claims, results, strict=True):
         if isinstance(result, asyncio.CancelledError):
-            # Ours would have ended the wait for all of them.
+            # A cancellation of the whole batch would have ended the gather itself.
             result = RuntimeError("it was cancelled, but not by its caller")
         if isinstance(result, BaseException) and not isinstance(result, Exception):
             raise result

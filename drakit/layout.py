@@ -1,15 +1,21 @@
 """
-The layout of drakit's files below the kubelet's root directory.
+The layout of drakit's files below the kubelet's root directory, and their modes.
 
 All files are in one directory, so that the node plugin mounts only that: the kubelet's `plugins`
 directory also contains the global mounts of CSI drivers. Drivers have a subdirectory of their own,
 because every DNS subdomain can be a driver's name, including `backends`.
+
+Only root may use the data: checkpoints hold the opaque parameters of tenants. A mode passed to
+``mkdir`` or ``open`` applies only to new entries, and the umask removes bits from it. So
+``private_*`` set modes afterwards.
 
 It must not know the content of the files, or the programs that use them.
 """
 
 from __future__ import annotations
 
+import os
+import stat
 from pathlib import Path
 
 __all__ = (
@@ -18,6 +24,8 @@ __all__ = (
     "driver_directory",
     "drivers_directory",
     "home_directory",
+    "private_directory",
+    "private_file",
 )
 
 
@@ -44,3 +52,24 @@ def backends_directory(kubelet_root: Path) -> Path:
 def device_plugins_directory(kubelet_root: Path) -> Path:
     """Return the default directory in which device plugins register."""
     return home_directory(kubelet_root) / "device-plugins"
+
+
+def private_directory(path: Path) -> None:
+    """Create a directory if it is missing, and restrict it to root. Raises OSError. Blocks."""
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _restrict(path, os.stat(path), 0o700)
+
+
+def private_file(path: Path) -> None:
+    """Restrict a regular file to root; ignore anything else. Raises OSError. Blocks."""
+    try:
+        found = os.lstat(path)
+    except FileNotFoundError:
+        return
+    if stat.S_ISREG(found.st_mode):
+        _restrict(path, found, 0o600)
+
+
+def _restrict(path: Path, found: os.stat_result, mode: int) -> None:
+    if stat.S_IMODE(found.st_mode) != mode:
+        os.chmod(path, mode)

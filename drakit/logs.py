@@ -1,26 +1,35 @@
 """
-Log lines of both daemons: a constant message, named facts, and the id of the request behind it.
+Log lines of both daemons: a constant message, named facts, and the ID of the request behind it.
 
-The id is a context variable that a filter stamps on every record, so nobody passes it along; tasks
-and ``run_coroutine_threadsafe`` inherit it, ``run_in_executor`` does not (use
-``contextvars.copy_context().run``). Which facts are logged is the caller's business.
+The ID is a context variable that a filter adds to every record, so nobody passes it along. Tasks
+and ``run_coroutine_threadsafe`` inherit it; ``run_in_executor`` does not (use
+``contextvars.copy_context().run``). The caller decides which facts it logs. A condition that a loop
+finds again and again is logged when it changes, by :class:`ProblemLog`.
 
 It must not know what a request is.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import secrets
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-__all__ = ("RequestIdFilter", "configure", "new_request_id", "request_id", "request_scope")
+__all__ = (
+    "ProblemLog",
+    "RequestIdFilter",
+    "configure",
+    "new_request_id",
+    "request_id",
+    "request_scope",
+)
 
 request_id: ContextVar[str] = ContextVar("request_id", default="-")
 
@@ -28,13 +37,13 @@ _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", 
 
 
 def new_request_id() -> str:
-    """Make an id that is short enough to read aloud and unlikely to return within a log."""
+    """Return an ID that is short enough to read aloud and unlikely to repeat within a log."""
     return secrets.token_hex(4)
 
 
 @contextmanager
 def request_scope(identifier: str) -> Generator[None]:
-    """Stamp all that is logged within, and in tasks begun within, with this id."""
+    """Add this ID to each log line of the block, and of the tasks that it starts."""
     token = request_id.set(identifier)
     try:
         yield
@@ -42,8 +51,67 @@ def request_scope(identifier: str) -> Generator[None]:
         request_id.reset(token)
 
 
+class ProblemLog:
+    """
+    Logs a problem when it appears or changes, and once when it is gone.
+
+    For whatever is checked periodically: report the result of each check, and only changes are
+    logged. It is not thread-safe.
+    """
+
+    def __init__(
+        self,
+        logger: logging.Logger,
+        message: str,
+        *,
+        recovered: str | None = None,
+        level: int = logging.WARNING,
+        fact: str = "error",
+        facts: Mapping[str, object] | None = None,
+        pause_seconds: float = 0.0,
+    ) -> None:
+        """
+        ``recovered`` is the message for the end of a problem; without it, the end is not logged.
+        The problem is logged under the name ``fact``, beside ``facts``. ``pause_seconds`` is the
+        minimum time between two lines, loop clock: a flapping result must not flood the log.
+        """
+        self.problem: str | None = None
+        """The result that was last logged; None if there was no problem then."""
+
+        self._logger = logger
+        self._message = message
+        self._recovered = recovered
+        self._level = level
+        self._fact = fact
+        self._facts = dict(facts or {})
+        self._pause_seconds = pause_seconds
+        self._logged_at = float("-inf")
+
+    def report(self, problem: str | None, **facts: object) -> bool:
+        """Report the result of a check. Returns True if a new problem was logged."""
+        if problem == self.problem or not self._pause_is_over():
+            return False
+        self.problem = problem
+        facts = self._facts | facts
+        if problem is not None:
+            self._logger.log(self._level, self._message, extra=facts | {self._fact: problem})
+            return True
+        if self._recovered is not None:
+            self._logger.info(self._recovered, extra=facts)
+        return False
+
+    def _pause_is_over(self) -> bool:
+        if not self._pause_seconds:
+            return True
+        now = asyncio.get_running_loop().time()
+        if now - self._logged_at < self._pause_seconds:
+            return False
+        self._logged_at = now
+        return True
+
+
 class RequestIdFilter(logging.Filter):
-    """Puts the current request's id on a record."""
+    """Adds the current request's ID to a record."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         record.request_id = request_id.get()
@@ -90,8 +158,8 @@ class TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
         facts = {"request_id": getattr(record, "request_id", "-"), **_facts(record)}
-        told = " ".join(f"{k}={v}" for k, v in facts.items() if v != "-")
-        line = _escaped(f"{time} {record.levelname:<7} {record.getMessage()}  {told}".rstrip())
+        named = " ".join(f"{k}={v}" for k, v in facts.items() if v != "-")
+        line = _escaped(f"{time} {record.levelname:<7} {record.getMessage()}  {named}".rstrip())
         if record.exc_info:
             for part in self.formatException(record.exc_info).split("\n"):
                 line += f"\n    {_escaped(part)}"
@@ -99,13 +167,13 @@ class TextFormatter(logging.Formatter):
 
 
 def configure(*, level: str = "INFO", form: Literal["json", "text"] = "json") -> None:
-    """Send everything to standard error in one form. Called once, by a daemon's ``main``."""
+    """Log everything to standard error in one format. A daemon's ``main`` calls it once."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
     handler.addFilter(RequestIdFilter())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level)
-    # At DEBUG these say every turn of their own machinery.
+    # At DEBUG, these libraries log each step of their own machinery.
     for name in ("grpc", "asyncio"):
         logging.getLogger(name).setLevel(max(root.level, logging.INFO))

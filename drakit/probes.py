@@ -20,6 +20,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 
 from drakit.httpserver import Answer, HttpServer
+from drakit.logs import ProblemLog
 from drakit.settings import Listen
 
 __all__ = ("Probed", "StatusServers")
@@ -36,11 +37,11 @@ REPORT_SECONDS = 5.0
 class Probed(Protocol):
     """A daemon, as probes and metrics see it."""
 
-    async def unhealthy(self) -> Sequence[str]:
+    async def liveness_problems(self) -> Sequence[str]:
         """Return the reasons to restart the process; empty if it is healthy."""
         ...
 
-    async def unready(self) -> Sequence[str]:
+    async def readiness_problems(self) -> Sequence[str]:
         """Return the reasons why the daemon cannot do its work; empty if it is ready."""
         ...
 
@@ -53,8 +54,8 @@ class StatusServers:
     """Serves a daemon's probes and metrics, each at its own address, from `start` to `stop`."""
 
     def __init__(self, *, listen: Listen, probed: Probed, registry: CollectorRegistry) -> None:
-        healthz = _Probe("/healthz", probed.unhealthy, failed=b"unhealthy\n")
-        readyz = _Probe("/readyz", probed.unready, failed=b"not ready\n")
+        healthz = _Probe("/healthz", probed.liveness_problems, failed=b"unhealthy\n")
+        readyz = _Probe("/readyz", probed.readiness_problems, failed=b"not ready\n")
 
         async def metrics() -> Answer:
             async with asyncio.timeout(CHECK_SECONDS):
@@ -90,7 +91,7 @@ class StatusServers:
 
 
 class _Probe:
-    """One probe: its check, and the result that was last logged."""
+    """One probe: its check, and the log of its result."""
 
     def __init__(
         self, path: str, check: Callable[[], Awaitable[Sequence[str]]], *, failed: bytes
@@ -98,8 +99,14 @@ class _Probe:
         self.path = path
         self._check = check
         self._failed = failed
-        self._reported = ""
-        self._reported_at = float("-inf")
+        self._log = ProblemLog(
+            logger,
+            "probe fails",
+            recovered="probe succeeds again",
+            fact="reason",
+            facts={"probe": path},
+            pause_seconds=REPORT_SECONDS,
+        )
 
     async def answer(self) -> Answer:
         try:
@@ -107,18 +114,7 @@ class _Probe:
                 reasons = await self._check()
         except TimeoutError:
             reasons = [f"the check takes longer than {CHECK_SECONDS:g} s"]
-        self._report("; ".join(reasons))
+        self._log.report("; ".join(reasons) or None)
         if reasons:
             return Answer(status=HTTPStatus.SERVICE_UNAVAILABLE, body=self._failed)
         return Answer(body=b"ok\n")
-
-    def _report(self, reason: str) -> None:
-        """Log a result that differs from the last logged one, unless that was logged just now."""
-        now = asyncio.get_running_loop().time()
-        if reason == self._reported or now - self._reported_at < REPORT_SECONDS:
-            return
-        self._reported, self._reported_at = reason, now
-        if reason:
-            logger.warning("probe fails", extra={"probe": self.path, "reason": reason})
-        else:
-            logger.info("probe succeeds again", extra={"probe": self.path})

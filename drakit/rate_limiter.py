@@ -1,9 +1,7 @@
 """
-How often something may happen: so many times at once, and so many a second for ever.
+A rate limit with a burst: a token bucket on the loop's clock.
 
-What becomes of what comes too often is decided by who asks.
-
-It must not know what is counted.
+The caller decides whether to wait, drop or refuse. It must not know what is limited.
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ __all__ = ("RateLimiter",)
 
 
 class RateLimiter:
-    """So many are left; what was taken comes back with time, by the loop's clock."""
+    """A token bucket: `burst` tokens, refilled at `per_second`. Use it in one event loop."""
 
     def __init__(self, *, burst: float, per_second: float) -> None:
         self._loop = asyncio.get_running_loop()
@@ -23,17 +21,21 @@ class RateLimiter:
         self._at = self._loop.time()
 
     def take(self) -> bool:
-        """Take one; False if there is none."""
-        now = self._loop.time()
-        self._left = min(self._burst, self._left + (now - self._at) * self._per_second)
-        self._at = now
+        """Take a token; return False if there is none."""
+        self._refill()
         if self._left < 1:
             return False
         self._left -= 1
         return True
 
     async def wait(self) -> None:
-        """Take one, and wait for it as long as there is none."""
-        if not self.take():
-            await asyncio.sleep((1 - self._left) / self._per_second)
-            self.take()
+        """Take a token, and wait until there is one; concurrent callers get theirs in order."""
+        self._refill()
+        self._left -= 1
+        if self._left < 0:
+            await asyncio.sleep(-self._left / self._per_second)
+
+    def _refill(self) -> None:
+        now = self._loop.time()
+        self._left = min(self._burst, self._left + (now - self._at) * self._per_second)
+        self._at = now

@@ -83,14 +83,14 @@ def _of_database(checkpoint: Checkpoint) -> list[str]:
     told = list(checkpoint.inspection.problems)
     if told:
         told.append(
-            "the node plugin sets it aside at its next start, and salvages what is readable"
+            "the node plugin quarantines it at its next start, and keeps the rows that are sound"
         )
     told += [
-        f"{text}; the node plugin drops it at its next start: the driver tells its devices again"
+        f"{text}; the node plugin drops it at its next start: the driver reports its devices again"
         for text in checkpoint.inspection.dropped
     ]
     if (damage := checkpoint.inspection.damage) is not None:
-        told.append(f"an earlier database was damaged, and is not rebuilt yet: {damage}")
+        told.append(f"entries were lost, and are not rebuilt yet: {damage}")
     return told
 
 
@@ -122,7 +122,7 @@ def _as_text(checkpoint: Checkpoint) -> str:
     if checkpoint.inspection.endpoints:
         rows = [_endpoint_row(endpoint) for endpoint in checkpoint.inspection.endpoints]
         lines += ["", table(_ENDPOINTS_HEAD, rows)]
-    lines += [f"set aside: {name}" for name in checkpoint.inspection.set_aside]
+    lines += [f"quarantined: {name}" for name in checkpoint.inspection.quarantined]
     return "\n".join(lines)
 
 
@@ -168,7 +168,7 @@ def _as_json(checkpoint: Checkpoint) -> dict[str, Any]:
         "schemaVersion": inspection.version,
         "problems": list(inspection.problems),
         "damage": inspection.damage,
-        "setAside": list(inspection.set_aside),
+        "quarantined": list(inspection.quarantined),
         "claims": [_entry_as_json(entry) for entry in checkpoint.entries],
         "endpoints": [asdict(endpoint) for endpoint in inspection.endpoints],
         "orphanedFiles": [str(path) for path in checkpoint.orphans],

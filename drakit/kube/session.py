@@ -1,9 +1,9 @@
 """
 One session to one API server: requests on paths, answered with plain dictionaries or typed errors.
 
-Every request has a timeout, sends the current credentials, and reads them anew once if the server
-refuses them. It retries nothing else: whether and when to ask again is the caller's decision.
-Lists and watches for ever are :mod:`.reflector`'s.
+Every request has a timeout and sends the current credentials. If the server rejects them, they are
+read again, once. Nothing else is retried: the caller decides whether and when. :mod:`.reflector`
+follows a collection without end.
 
 It must not know kinds. It belongs to the loop that opened it.
 """
@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import aiohttp
 import orjson
@@ -30,40 +30,29 @@ from drakit.kube.watch import WatchEvent, read_events
 
 __all__ = ("Session", "Timeouts", "connect")
 
-MergePatch = Literal["application/merge-patch+json"]
-PatchType = (
-    MergePatch
-    | Literal[
-        "application/json-patch+json",
-        "application/strategic-merge-patch+json",
-        "application/apply-patch+yaml",
-    ]
-)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timeouts:
-    """How long the session waits; nothing in it waits longer."""
+    """The time limits of the session's waits."""
 
     connect_seconds: float = 3.0
-    """For a connection: a node that is cut off must know it before the kubelet gives up."""
+    """For a connection: a node without network must know it before the kubelet's deadline."""
 
     request_seconds: float = 10.0
-    """For a whole request with its answer, if the caller names no other time."""
+    """For a whole request with its answer, unless the caller sets another limit."""
 
     watch_seconds: int = 300
-    """After this the server ends a watch; watches then spread anew over its replicas."""
+    """After this the server ends a watch, so that watches spread over its replicas again."""
 
     watch_silence_seconds: float = 70.0
-    """Bookmarks come once a minute: a watch that is silent for longer is a dead connection."""
+    """The server sends a bookmark each minute: a watch that is silent for longer is dead."""
 
 
 _DRY_RUN = {"dryRun": "All"}
 
 MAX_REQUESTS = 16
-"""Requests at once, watches aside. A connection with TLS costs 256 KiB for as long as it is kept,
-and with 64 of them 64 reads are answered no sooner (median) than with 16."""
-
+"""Concurrent requests, without watches. A TLS connection costs 256 KiB while it is kept, and 64 of
+them do not answer 64 reads sooner (median) than 16."""
 
 PAGE_SIZE = 100
 """Objects per page: with full slices, 3 MiB of JSON."""
@@ -77,9 +66,9 @@ async def connect(
     kubeconfig: Path | None = None, *, user_agent: str, timeouts: Timeouts | None = None
 ) -> Session:
     """
-    Make a session: with the kubeconfig, else as the pod's service account, else as the user.
+    Return a session: with the kubeconfig, else as the pod's service account, else as the user.
 
-    Nothing is sent yet. ConfigError if there is no usable configuration.
+    Nothing is sent yet. Raises ConfigError if there is no usable configuration.
     """
     access, credentials = await find_cluster(kubeconfig)
     return Session(access, credentials, user_agent=user_agent, timeouts=timeouts)
@@ -104,16 +93,10 @@ class Session:
             headers={"User-Agent": user_agent, "Accept": "application/json"},
             middlewares=(self._authorize,),
         )
-
-    @property
-    def server(self) -> str:
+        self.server: str = access.server
         """The API server's URL."""
-        return self._connection.server
-
-    @property
-    def http(self) -> aiohttp.ClientSession:
-        """The HTTP client below, for frameworks that bring their own requests (Kopf)."""
-        return self._connection.http
+        self.http: aiohttp.ClientSession = self._connection.http
+        """The HTTP client of the session, for frameworks with requests of their own (Kopf)."""
 
     async def close(self) -> None:
         await self._connection.close()
@@ -136,7 +119,7 @@ class Session:
         params: Mapping[str, str] | None = None,
         timeout_seconds: float | None = None,
     ) -> dict[str, Any]:
-        """Get what is at a path: an object, or one page of a collection."""
+        """Get an object, or one page of a collection."""
         answer = await self._request("GET", path, params=params, timeout_seconds=timeout_seconds)
         return answer.body
 
@@ -148,8 +131,7 @@ class Session:
         dry_run: bool = False,
         timeout_seconds: float | None = None,
     ) -> dict[str, Any]:
-        """Create an object in a collection. A dry run is answered in the same way, but nothing is
-        stored."""
+        """Create an object in a collection. A dry run has the same answer, but stores nothing."""
         params = _DRY_RUN if dry_run else None
         answer = await self._request(
             "POST", path, params=params, body=body, timeout_seconds=timeout_seconds
@@ -164,8 +146,8 @@ class Session:
         dry_run: bool = False,
         timeout_seconds: float | None = None,
     ) -> dict[str, Any]:
-        """Replace an object; ConflictError if its resourceVersion is given and is not current. For
-        a dry run see `create`."""
+        """Replace an object. Raises ConflictError if it has a resourceVersion that is not current.
+        For a dry run see `create`."""
         params = _DRY_RUN if dry_run else None
         answer = await self._request(
             "PUT", path, params=params, body=body, timeout_seconds=timeout_seconds
@@ -173,79 +155,46 @@ class Session:
         return answer.body
 
     async def patch(
-        self,
-        path: str,
-        body: Mapping[str, Any] | list[Any],
-        *,
-        content_type: PatchType = "application/merge-patch+json",
-        params: Mapping[str, str] | None = None,
-        timeout_seconds: float | None = None,
+        self, path: str, body: Mapping[str, Any], *, timeout_seconds: float | None = None
     ) -> dict[str, Any]:
-        """Change parts of an object."""
+        """Change parts of an object, by a merge patch."""
         answer = await self._request(
             "PATCH",
             path,
-            params=params,
             body=body,
-            content_type=content_type,
+            content_type="application/merge-patch+json",
             timeout_seconds=timeout_seconds,
         )
         return answer.body
 
     async def apply(
-        self,
-        path: str,
-        body: Mapping[str, Any],
-        *,
-        field_manager: str,
-        force: bool = True,
-        timeout_seconds: float | None = None,
+        self, path: str, body: Mapping[str, Any], *, field_manager: str, force: bool = True
     ) -> dict[str, Any]:
-        """Apply on the server: own exactly these fields; the object is created if need be."""
-        return await self.patch(
-            path,
-            body,
-            content_type="application/apply-patch+yaml",  # JSON is YAML
-            params={"fieldManager": field_manager, "force": "true" if force else "false"},
-            timeout_seconds=timeout_seconds,
-        )
-
-    async def delete(
-        self,
-        path: str,
-        *,
-        uid: str | None = None,
-        resource_version: str | None = None,
-        timeout_seconds: float | None = None,
-    ) -> dict[str, Any]:
-        """Delete an object; ConflictError if it is another one than the caller has seen."""
-        wanted = {"uid": uid, "resourceVersion": resource_version}
-        preconditions = {name: value for name, value in wanted.items() if value is not None}
-        body = {"kind": "DeleteOptions", "apiVersion": "v1", "preconditions": preconditions}
+        """Server-side apply: own exactly these fields, and create the object if it is missing."""
         answer = await self._request(
-            "DELETE",
+            "PATCH",
             path,
-            body=body if preconditions else None,
-            timeout_seconds=timeout_seconds,
+            params={"fieldManager": field_manager, "force": "true" if force else "false"},
+            body=body,
+            content_type="application/apply-patch+yaml",  # JSON is YAML
         )
         return answer.body
 
+    async def delete(
+        self, path: str, *, uid: str | None = None, resource_version: str | None = None
+    ) -> dict[str, Any]:
+        """Delete an object. Raises ConflictError if it differs from the one the caller has seen."""
+        wanted = {"uid": uid, "resourceVersion": resource_version}
+        preconditions = {name: value for name, value in wanted.items() if value is not None}
+        body = {"kind": "DeleteOptions", "apiVersion": "v1", "preconditions": preconditions}
+        answer = await self._request("DELETE", path, body=body if preconditions else None)
+        return answer.body
+
     async def list(
-        self,
-        path: str,
-        *,
-        params: Mapping[str, str] | None = None,
-        page_size: int = PAGE_SIZE,
-        timeout_seconds: float | None = None,
+        self, path: str, *, params: Mapping[str, str] | None = None, page_size: int = PAGE_SIZE
     ) -> Listing[dict[str, Any]]:
-        """List a collection in pages. The timeout is that of one page."""
-        return await self.read_list(
-            path,
-            lambda item: item,
-            params=params,
-            page_size=page_size,
-            timeout_seconds=timeout_seconds,
-        )
+        """List a collection in pages."""
+        return await self.read_list(path, lambda item: item, params=params, page_size=page_size)
 
     async def read_list(
         self,
@@ -260,7 +209,8 @@ class Session:
         """
         List a collection in pages, and keep the result of ``keep`` for each object.
 
-        With ``metadata_only``, the API server sends only the objects' metadata.
+        The timeout is that of one page. With ``metadata_only``, the API server sends only the
+        objects' metadata.
         """
 
         async def fetch(
@@ -284,10 +234,10 @@ class Session:
         self, path: str, *, resource_version: str, params: Mapping[str, str] | None = None
     ) -> AsyncGenerator[WatchEvent]:
         """
-        Watch a collection over one connection, until the server ends it (in order: it returns).
+        Watch a collection over one connection, until the server ends it; then the watch returns.
 
-        GoneError: the resource version is too old, list again. UnavailableError: the connection
-        broke or is silent; go on from the last version that was seen.
+        Raises GoneError if the resource version is too old: list again. Raises UnavailableError if
+        the connection broke or is silent: resume from the last version.
         """
         query = {
             **(params or {}),
@@ -310,7 +260,7 @@ class Session:
         path: str,
         *,
         params: Mapping[str, str] | None = None,
-        body: Mapping[str, Any] | list[Any] | None = None,
+        body: Mapping[str, Any] | None = None,
         content_type: str = "application/json",
         accept: str | None = None,
         max_bytes: int | None = None,
@@ -343,7 +293,7 @@ class Session:
     async def _place(
         self, method: str, path: str, *, seconds: float | None
     ) -> AsyncGenerator[None]:
-        """Wait until there is a connection for a request; watches have others."""
+        """Wait for one of the connections for requests; watches do not count."""
         try:
             async with asyncio.timeout(seconds if self._places.locked() else None):
                 await self._places.acquire()
@@ -367,7 +317,7 @@ class Session:
         content_type: str | None = None,
         accept: str | None = None,
     ) -> AsyncGenerator[aiohttp.ClientResponse]:
-        """Send a request; give the answer if it is a success, else raise what it means."""
+        """Send a request; yield a successful response, or raise the error that it means."""
         headers: dict[str, str] = {}
         if data and content_type:
             headers["Content-Type"] = content_type
@@ -382,7 +332,7 @@ class Session:
                     data=data,
                     headers=headers,
                     timeout=timeout,
-                    allow_redirects=False,  # there are none, and a token is not to follow one
+                    allow_redirects=False,  # there are none, and a token must not follow one
                     server_hostname=self._connection.server_hostname,
                 )
             async with response:
@@ -407,7 +357,7 @@ class Session:
     async def _authorize(
         self, request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType
     ) -> aiohttp.ClientResponse:
-        """Middleware of every request: the current token, and once more with a new one if 401."""
+        """Middleware of every request: send the current token, and after a 401 once a new one."""
         value = await self._credentials.current()
         _set_authorization(request, value)
         response = await send(request)

@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import cast
 
-from drakit.device import Device, Health, Taint, Topology, Version
+from drakit.device import Device, DeviceNode, Edits, Health, Taint, Topology, Version
 from drakit.resource.capacities import capacity_problems, has_policy
 from drakit.resource.limits import (
     MAX_ATTRIBUTE_VALUES,
@@ -77,7 +77,7 @@ def _problems(device: Device, node: str) -> Iterator[str]:
     yield from _capacities_problems(device.capacity, device.allow_multiple_allocations)
     yield from _consumes_problems(device.consumes)
     yield from _taints_problems(device.taints)
-    yield from _node_paths_problems(device.node_paths)
+    yield from _edits_problems(device.edits)
     health = cast("object", device.health)
     if health is not None and not isinstance(health, Health):
         yield f"its health is {_kind(health)}, not a Health"
@@ -138,16 +138,16 @@ def _attributes_problems(attributes: object, capacity: object, topology: object)
             f"{MAX_ATTRIBUTES_AND_CAPACITIES} are allowed"
         )
         return
-    values = len(places)
-    for name, value in attributes.items():
-        values += _size(value)
-        if problem := _name_problem(name) or _value_problem(value):
-            yield f"attribute {shown(name)} {problem}"
+    values = len(places) + sum(map(_size, attributes.values()))
     if values > MAX_ATTRIBUTE_VALUES:
         yield (
             f"its attributes have {values} values (each one of a list counts), "
             f"{MAX_ATTRIBUTE_VALUES} are allowed"
         )
+        return  # a backend can send tens of thousands, and each one would be checked
+    for name, value in attributes.items():
+        if problem := _name_problem(name) or _value_problem(value):
+            yield f"attribute {shown(name)} {problem}"
     for name in places:
         if name in attributes:
             yield f"attribute {name!r} is given, and its topology says the same"
@@ -311,10 +311,19 @@ def _taint_problem(key: object, value: object, effect: object) -> str | None:
     return None
 
 
-def _node_paths_problems(paths: object) -> Iterator[str]:
-    if not isinstance(paths, tuple | list):
-        yield f"its node_paths are {_kind(paths)}, not a tuple of texts"
+def _edits_problems(edits: object) -> Iterator[str]:
+    """The rest of CDI's rules is checked at prepare, as for all edits."""
+    if not isinstance(edits, Edits):
+        yield f"its edits are {_kind(edits)}, not an Edits"
         return
-    for path in cast("tuple[object, ...]", paths):
+    nodes = cast("object", edits.device_nodes)
+    if not isinstance(nodes, tuple | list):
+        yield f"the device_nodes of its edits are {_kind(nodes)}, not a tuple of DeviceNode"
+        return
+    for node in cast("tuple[object, ...]", nodes):
+        if not isinstance(node, DeviceNode):
+            yield f"a device node of its edits is {_kind(node)}, not a DeviceNode"
+            continue
+        path = cast("object", node.path)
         if not isinstance(path, str) or not path.startswith("/") or "\0" in path:
-            yield f"its node path {shown(path)} is not an absolute path"
+            yield f"the device node {shown(path)} of its edits is not an absolute path"

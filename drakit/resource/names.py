@@ -11,10 +11,13 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
+from typing import TypeGuard
 
 __all__ = (
+    "MAX_DRIVER_NAME",
     "is_dns_label",
     "is_dns_subdomain",
+    "is_driver_name",
     "label_key_problem",
     "label_value_problem",
     "qualified_name_problem",
@@ -25,6 +28,7 @@ MAX_SUBDOMAIN_LENGTH = 253
 MAX_DOMAIN_LENGTH = 63
 """Of the domain of an attribute, which is shorter than other subdomains."""
 MAX_IDENTIFIER_LENGTH = 32
+MAX_DRIVER_NAME = 63
 
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 _SUBDOMAIN = re.compile(rf"{_LABEL.pattern}(\.{_LABEL.pattern})*")
@@ -40,6 +44,16 @@ def is_dns_label(text: str) -> bool:
 def is_dns_subdomain(text: str, *, max_length: int = MAX_SUBDOMAIN_LENGTH) -> bool:
     """Tell whether a text is a DNS subdomain: labels joined by dots."""
     return len(text) <= max_length and _SUBDOMAIN.fullmatch(text) is not None
+
+
+def is_driver_name(name: object) -> TypeGuard[str]:
+    """Tell whether this can be a driver's name: a DNS subdomain of at most 63 characters. The name
+    is also the vendor of CDI names, which begin with a letter."""
+    return (
+        isinstance(name, str)
+        and is_dns_subdomain(name, max_length=MAX_DRIVER_NAME)
+        and not name[0].isdigit()
+    )
 
 
 # The same few names come with each of thousands of devices.

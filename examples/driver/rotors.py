@@ -1,15 +1,23 @@
-"""Rotors: each folder below a configured one is a rotor; claims share it by its revolutions."""
+"""
+Rotors: each folder below a configured directory is a rotor, and claims share its revolutions.
+
+A rotor turns at the speed in its file ``speed``. It is the highest speed of all shares, each of
+which has a file of its own (``speed.<share ID>``), so that a share can be given back alone.
+"""
 
 import asyncio
 import re
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field
 
 from drakit import (
+    AllocatedDevice,
     Capacity,
     CapacityRange,
+    ClaimReference,
     Device,
     DeviceParameters,
     Driver,
@@ -21,6 +29,8 @@ from drakit import (
     parse_quantity,
 )
 
+RPM = Capacity(value="3000", default="100", valid_range=CapacityRange(min="100", step="100"))
+
 
 class RotorsConfig(DriverConfig):
     directory: Path = Path("/run/rotors")
@@ -30,45 +40,63 @@ class RotorParameters(DeviceParameters):
     speed: Annotated[int, Field(ge=0, le=3000)] = 0
 
 
-class Rotors(Driver[RotorsConfig]):
+class Rotors(Driver[RotorsConfig, RotorParameters]):
     name = "rotors.example.com"
-    config_type = RotorsConfig
-    parameters_type = RotorParameters
-    rpm = Capacity(value="3000", default="100", valid_range=CapacityRange(min="100", step="100"))
 
-    async def devices(self):
+    async def devices(self) -> AsyncIterator[list[Device]]:
         while True:
-            yield [self._device(d) for d in sorted(self.config.directory.glob("*")) if d.is_dir()]
+            folders = sorted(self.config.directory.glob("*"))
+            yield [self._device(folder) for folder in folders if folder.is_dir()]
             await asyncio.sleep(2)
 
-    def prepare(self, claim, device):
-        rotor, speed = self.config.directory / device.name, device.parameters.speed
-        rpm = device.consumed_capacity.get("rpm", self.rpm.value)  # all, if it is not shared
+    def _device(self, rotor: Path) -> Device:
+        model = rotor / "model"
+        return Device(
+            name=rotor.name,
+            attributes={"model": model.read_text().strip()} if model.exists() else {},
+            capacity={"rpm": RPM},
+            allow_multiple_allocations=True,
+        )
+
+    def prepare(self, claim: ClaimReference, device: AllocatedDevice[RotorParameters]) -> Edits:
+        rotor = self.config.directory / device.name
         if not rotor.is_dir():
             raise DriverError(f"rotor {device.name} was taken away; put it back")
-        if speed > parse_quantity(rpm):
-            raise DriverError(f"speed {speed} is more than the claim's {rpm} rpm; claim more")
-        self._turn(device, speed)
-        which = re.sub(r"\W", "_", f"ROTOR_SPEED_{device.request}__{device.name}").upper()
-        mount = Mount(host_path=str(rotor), container_path=f"/rotors/{device.name}")
-        return Edits(env={which: str(speed)}, mounts=(mount,))
+        speed = device.parameters.speed
+        claimed = device.consumed_capacity.get("rpm", RPM.value)  # all of it, if it is not shared
+        if speed > parse_quantity(claimed):
+            raise DriverError(f"speed {speed} is more than the claim's {claimed} rpm; claim more")
+        if not device.admin_access:  # monitoring changes nothing
+            self._share(device).write_text(str(speed))
+            self._turn(rotor)
+        # A container may have several devices: request and device make the variable unique.
+        variable = re.sub(r"\W", "_", f"ROTOR_SPEED_{device.request}__{device.name}").upper()
+        return Edits(
+            env={variable: str(speed)},
+            mounts=(Mount(host_path=str(rotor), container_path=f"/rotors/{device.name}"),),
+        )
 
-    def unprepare(self, claim, device):
-        self._turn(device, None)
+    def unprepare(
+        self, claim: ClaimReference, device: AllocatedDevice[RotorParameters | None]
+    ) -> None:
+        rotor = self.config.directory / device.name
+        if rotor.is_dir() and not device.admin_access:
+            self._share(device).unlink(missing_ok=True)  # it may never have been prepared
+            self._turn(rotor)
 
-    def health(self, device):
-        why = [f.read_text().strip() for f in self.config.directory.glob(f"{device.name}/fault")]
-        return Health.bad(why[0], broken=why[0].startswith("fatal")) if why else Health.ok()
+    def health(self, device: Device) -> Health:
+        fault = self.config.directory / device.name / "fault"
+        if not fault.exists():
+            return Health.healthy()
+        text = fault.read_text().strip()
+        return Health.unhealthy(text, evict_pods=text.startswith("fatal"))
 
-    def _device(self, rotor):
-        about = {file.name: file.read_text().strip() for file in rotor.glob("model")}
-        shared = {"capacity": {"rpm": self.rpm}, "allow_multiple_allocations": True}
-        return Device(name=rotor.name, attributes=about, **shared)
+    def _share(self, device: AllocatedDevice[RotorParameters | None]) -> Path:
+        """The file with the speed of one share of a rotor."""
+        return self.config.directory / device.name / f"speed.{device.share_id or 'whole'}"
 
-    def _turn(self, device, speed):
-        # A file for each share: the rotor turns as fast as the fastest of them asks for.
-        share = self.config.directory / device.name / f"speed.{device.share_id or 'whole'}"
-        if share.parent.is_dir() and not device.admin_access:
-            share.unlink(missing_ok=True) if speed is None else share.write_text(str(speed))
-            speeds = [int(file.read_text() or 0) for file in share.parent.glob("speed.*")]
-            share.with_name("speed").write_text(str(max(speeds, default=0)))
+    def _turn(self, rotor: Path) -> None:
+        """Turn a rotor as fast as the fastest of its shares."""
+        # A file is empty if a crash came between its creation and its content.
+        speeds = [int(share.read_text() or 0) for share in rotor.glob("speed.*")]
+        (rotor / "speed").write_text(str(max(speeds, default=0)))

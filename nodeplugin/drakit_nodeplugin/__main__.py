@@ -1,5 +1,5 @@
 """
-``drakit-nodeplugin``: reads flags and environment, and runs the daemon.
+``drakit-nodeplugin``: reads flags and the environment, and runs the daemon.
 
 It must not know what the daemon does.
 """
@@ -19,12 +19,12 @@ from pathlib import Path
 __all__ = ("main",)
 
 LEFT_THREADS_SECONDS = 3.0
-"""How long threads may take that are left when everything else has ended."""
+"""The grace of threads that still run when everything else has ended."""
 
 
 def main() -> None:
-    """Run the node plugin; exit with 2 and a sentence a problem if it is not set up rightly."""
-    # grpc reads it at import: we never fork, and its fork handlers cost threads and time.
+    """Run the node plugin; if its setup is invalid, exit with 2 and one sentence per problem."""
+    # grpc reads this at import: we never fork, and its fork handlers cost threads and time.
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
     arguments = _parser().parse_args()
 
@@ -51,7 +51,7 @@ def main() -> None:
             kubeconfig=arguments.kubeconfig,
         )
         asyncio.run(serve(config, launch))
-        _end_soon(0)
+        _limit_exit(0)
     except ConfigError as error:
         sys.exit(_refuse([error]))
     except ExceptionGroup as group:
@@ -59,15 +59,15 @@ def main() -> None:
         if failed is None and refused is not None:
             sys.exit(_refuse(refused.exceptions))
         logging.getLogger(__name__).critical("node plugin failed", exc_info=group)
-        _end_soon(1)
+        _limit_exit(1)
         sys.exit(1)
 
 
-def _end_soon(code: int) -> None:
+def _limit_exit(code: int) -> None:
     """
-    See to it that the process ends, though a driver may have left a thread that does not.
+    Make sure that the process ends, even if a driver has left a thread that does not.
 
-    Python waits for the threads of executors at its end, however long they take.
+    At its end, Python waits for the threads of executors, however long they take.
     """
     timer = threading.Timer(LEFT_THREADS_SECONDS, os._exit, (code,))
     timer.daemon = True

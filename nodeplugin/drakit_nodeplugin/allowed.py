@@ -2,8 +2,9 @@
 The settings of allow lists: the fields of an entry, and their validation.
 
 The plugin imports it only if its configuration has a list, because the models take memory.
+:mod:`.endpoints.allowlist` applies an entry.
 
-It must not know the use of an entry.
+It must not know sockets or edits.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ class AllowedEndpoint(Settings):
     of names (``vendor.example/class=card*``)."""
 
     @model_validator(mode="after")
-    def _keeps_its_word(self) -> Self:
+    def _no_contradiction(self) -> Self:
         for path, access in self.mounts.items():
             for parent in map(str, Path(path).parents):
                 if access == "ro" and self.mounts.get(parent) == "rw":

@@ -1,13 +1,13 @@
 """
-The composition root of the node plugin: what starts, in which order, and what stops.
+The composition root of the node plugin: what starts and stops, and in which order.
 
-1. drivers are loaded and their configurations checked; a mistake ends the start here (what is
-   hosted, and backends that come later, is :mod:`drakit_nodeplugin.host.drivers`'s)
-2. per driver: checkpoint, CDI files, the driver itself, sockets (within a second of the start)
-3. the API session, which nothing above waits for: slices, labels, claims
-4. on SIGTERM: sockets drain first, then everything else stops
+1. Drivers are loaded and their configurations checked; a mistake ends the start here.
+   :mod:`drakit_nodeplugin.host.drivers` hosts them, and backends that appear later.
+2. Per driver: checkpoint, CDI files, the driver itself, sockets (within a second of the start).
+3. The API session, which nothing above waits for: slices, labels, claims.
+4. On SIGTERM: sockets drain first, then everything else stops.
 
-It must not know how any of the parts does its work.
+It must not know how any of the parts works.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ from drakit.probes import StatusServers
 from drakit_nodeplugin.config import ConfigError, NodePluginConfig
 from drakit_nodeplugin.host.driver import HostedDriver
 from drakit_nodeplugin.host.drivers import Hosting
-from drakit_nodeplugin.host.environment import Environment
-from drakit_nodeplugin.host.node import PluginNode, read_boot_id
+from drakit_nodeplugin.host.node import Environment, PluginNode, read_boot_id
 from drakit_nodeplugin.kubelet.podresources import PodName, PodResources
 from drakit_nodeplugin.metrics import Metrics
 
@@ -39,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Launch:
-    """How the process was called, beside its configuration file."""
+    """The parameters of the process beside its configuration file."""
 
     config_file: Path
     node_name: str
@@ -53,7 +52,7 @@ class Launch:
 
 
 async def serve(config: NodePluginConfig, launch: Launch) -> None:
-    """Run until SIGTERM or SIGINT; raise :class:`ConfigError` if the start is refused."""
+    """Run until SIGTERM or SIGINT. Raises :class:`ConfigError` for an invalid setup."""
     loop = asyncio.get_running_loop()
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -81,8 +80,8 @@ async def serve(config: NodePluginConfig, launch: Launch) -> None:
     try:
         await drivers.start()
         await _listen(servers, file=launch.config_file)
-        # What was imported and made until now stays. Without it in sight a full collection takes a
-        # millisecond instead of twenty, in which nobody would be answered.
+        # All objects so far stay for good. Without them, a full collection takes a millisecond
+        # instead of twenty, during which no call is answered.
         gc.collect()
         gc.freeze()
         logger.info(
@@ -92,8 +91,8 @@ async def serve(config: NodePluginConfig, launch: Launch) -> None:
         parts: dict[str, Callable[[], Awaitable[None]]] = {
             "API session": lambda: _connect(session, launch.kubeconfig),
             "node labels": lambda: node.run(session),
-            "looks": environment.looks.run,
-            "looks at CDI files": environment.cdi_looks.run,
+            "file poller": environment.file_poller.run,
+            "poller of CDI files": environment.cdi_poller.run,
             **drivers.parts(),
         }
         await _run_until(stopping, parts)
@@ -106,19 +105,19 @@ async def serve(config: NodePluginConfig, launch: Launch) -> None:
 
 
 class _Probed:
-    """All hosted drivers, for probes and metrics."""
+    """All hosted drivers, as probes and metrics see them."""
 
     def __init__(self, drivers: Sequence[HostedDriver]) -> None:
         self._drivers = drivers
 
-    async def unhealthy(self) -> Sequence[str]:
+    async def liveness_problems(self) -> Sequence[str]:
         drivers = [*self._drivers]
         # Concurrently: each may take as long as a probe may.
-        problems = await asyncio.gather(*(driver.dead() for driver in drivers))
+        problems = await asyncio.gather(*(driver.liveness_problem() for driver in drivers))
         return _named(zip(drivers, problems, strict=True))
 
-    async def unready(self) -> Sequence[str]:
-        return _named((driver, driver.unready()) for driver in self._drivers)
+    async def readiness_problems(self) -> Sequence[str]:
+        return _named((driver, driver.readiness_problem()) for driver in self._drivers)
 
     async def measure(self) -> None:
         for driver in self._drivers:
@@ -147,7 +146,7 @@ async def _connect(session: asyncio.Future[Session], kubeconfig: Path | None) ->
 async def _run_until(
     stopping: asyncio.Event, parts: dict[str, Callable[[], Awaitable[None]]]
 ) -> None:
-    """Run the parts until the stop is asked for, or one of them fails, which is raised."""
+    """Run the parts until a stop is requested, or until one of them fails, which is raised."""
     running = asyncio.create_task(tasks.run(parts))
     asked = asyncio.create_task(stopping.wait())
     await asyncio.wait({running, asked}, return_when=asyncio.FIRST_COMPLETED)

@@ -1,8 +1,8 @@
 """
 The node plugin's configuration: one file, some flags, some of the pod's environment.
 
-Read once, by the composition root. An unknown key, or a value that cannot be, stops the plugin at
-start with file, key and reason.
+The composition root reads it once. An unknown key or an invalid value stops the plugin at start
+with file, key and reason.
 
 It must not know what the values are used for.
 """
@@ -46,18 +46,18 @@ class DriverEntry(Settings):
     """The name that the driver must have. The chart's admission policy binds the plugin to it."""
 
     config: dict[str, Any] = Field(default_factory=dict[str, Any])
-    """The driver's own configuration; the driver says what may stand in it."""
+    """The driver's own configuration; the driver defines its schema."""
 
 
 class StaleClaims(Settings):
-    """When a prepared claim is unprepared though the kubelet has not asked for it."""
+    """When a prepared claim is unprepared although the kubelet has not asked for it."""
 
     period: Seconds = 60.0
-    """From one look to the next."""
+    """Between two checks."""
 
     grace_period: Seconds = 120.0
     """How long a claim must have been stale: gone, replaced, deallocated, or for other devices or
-    another node. A living kubelet unprepares what it knows within a minute."""
+    another node. A running kubelet unprepares the claims that it knows within a minute."""
 
     unconfirmed_grace_period: Seconds = 3600.0
     """The same, if the kubelet's podresources API does not answer, and the claim may be in use."""
@@ -82,29 +82,29 @@ class OpaqueParameters(Settings):
 
 
 class DeviceHealthSettings(Settings):
-    """What becomes of a device that its driver calls unhealthy."""
+    """What happens to a device that its driver reports as unhealthy."""
 
     recovery_period: Seconds = 30.0
-    """How long it must have been well before its taint is taken away: a device that flaps gets no
+    """How long it must have been healthy before its taint is removed: a device that flaps gets no
     new pods."""
 
     eviction_delay: Seconds = 10.0
-    """How long running work must have been broken, in the driver's words, before pods that use the
-    device are evicted (taint with effect NoExecute)."""
+    """How long the driver must have reported running work as broken before pods that use the device
+    are evicted (taint with effect NoExecute)."""
 
     timeout: Seconds = 30.0
-    """How long the kubelet believes in a device's health; told again at a third of it."""
+    """How long the kubelet trusts a device's health; it is sent again after a third of it."""
 
 
 class Devices(Settings):
-    """What becomes of devices whose driver is away."""
+    """What happens to devices whose driver is unavailable."""
 
     endpoint_stop_grace_period: Seconds = 300.0
     """How long the devices of a stopped driver stay published, tainted; then they are removed."""
 
     start_grace_period: Seconds = 30.0
-    """How long after a start of the plugin what is published stays as it is, while its driver has
-    not spoken yet."""
+    """How long after a start of the plugin published devices stay unchanged while their driver has
+    not reported yet."""
 
     health: DeviceHealthSettings = DeviceHealthSettings()
 
@@ -123,7 +123,7 @@ AbsolutePath = Annotated[Path, BeforeValidator(normalised)]
 
 
 def _allowed(setting: Literal["backends", "devicePlugins"]) -> BeforeValidator:
-    """Check an allow list, if there is one: its models take memory on every node otherwise."""
+    """Check an allow list, if there is one: its models are not loaded otherwise, to save memory."""
 
     def check(given: Any) -> Any:
         if given is None:
@@ -147,11 +147,11 @@ class Backends(Settings):
     """Drivers that are programs of their own, in any language."""
 
     enabled: bool = False
-    """Whether backends are looked for."""
+    """Whether backends may register."""
 
     directory: AbsolutePath | None = None
-    """The registration directory, in which they have their sockets;
-    ``<kubeletRoot>/plugins/drakit.dev/backends`` if none is given."""
+    """The registration directory, which contains their sockets;
+    ``<kubeletRoot>/plugins/drakit.dev/backends`` by default."""
 
     allowed: Annotated[AllowList, _allowed("backends")] = None
     """The drivers that backends may register, by name. Without it, any driver may make any edit; an
@@ -159,14 +159,14 @@ class Backends(Settings):
 
 
 class DevicePlugins(Settings):
-    """Device plugins of the kubelet's kind, which register with this plugin instead."""
+    """Kubelet device plugins, which register with this plugin instead of the kubelet."""
 
     enabled: bool = False
     """Whether they may register."""
 
     directory: AbsolutePath | None = None
-    """What device plugins see as ``/var/lib/kubelet/device-plugins``;
-    ``<kubeletRoot>/plugins/drakit.dev/device-plugins`` if none is given."""
+    """The directory that device plugins see as ``/var/lib/kubelet/device-plugins``;
+    ``<kubeletRoot>/plugins/drakit.dev/device-plugins`` by default."""
 
     driver_name: str = "deviceplugin.drakit.dev"
     """The name of the driver that publishes their devices. Of two releases with device plugins on
@@ -189,21 +189,21 @@ class NodePluginConfig(Settings):
 
     kubelet_root: AbsolutePath = Path("/var/lib/kubelet")
     """The kubelet's root directory. The plugin must see it under the same path as the kubelet,
-    because the path of its socket is told to the kubelet."""
+    because it reports the path of its socket to the kubelet."""
 
     cdi_directory: AbsolutePath = Path("/var/run/cdi")
-    """Where CDI specs are written: one of the runtime's directories for generated specs."""
+    """The directory of CDI specs: one of the runtime's directories for generated specs."""
 
     boot_id_file: Annotated[AbsolutePath, Field(alias="bootIDFile")] = Path(
         "/proc/sys/kernel/random/boot_id"
     )
-    """A file that holds another text after each boot of the node."""
+    """A file whose content differs after each boot of the node."""
 
     listen: Listen = Listen()
     drain_timeout: Annotated[Duration, Field(gt=timedelta(0), le=timedelta(seconds=44))] = (
         timedelta(seconds=40)
     )
-    """How long calls in flight may take at a stop; the kubelet itself waits 45 s."""
+    """How long a stop waits for calls in flight; the kubelet itself waits 45 s."""
 
     events: Events = Events()
     stale_claims: StaleClaims = StaleClaims()
@@ -211,12 +211,12 @@ class NodePluginConfig(Settings):
     devices: Devices = Devices()
 
     pod_resources_socket: AbsolutePath | None = None
-    """Where the kubelet says which devices its containers have;
-    ``<kubeletRoot>/pod-resources/kubelet.sock`` if none is given."""
+    """The socket of the kubelet's podresources API;
+    ``<kubeletRoot>/pod-resources/kubelet.sock`` by default."""
 
     kubelet_state_file: AbsolutePath | None = None
     """The kubelet's ``dra_manager_state``, if it can be read: a claim that it names is not stale.
-    Its directory must be mounted, for the kubelet replaces the file at each change."""
+    Mount its directory, because the kubelet replaces the file at each change."""
 
     logging: Logging = Logging()
     drivers: tuple[DriverEntry, ...] = ()
@@ -236,12 +236,12 @@ class NodePluginConfig(Settings):
 
     @property
     def backends_directory(self) -> Path:
-        """Where backends have their sockets."""
+        """The directory of backends' sockets."""
         return self.backends.directory or layout.backends_directory(self.kubelet_root)
 
     @property
     def device_plugins_directory(self) -> Path:
-        """Where device plugins have their sockets, and find ours."""
+        """The directory of device plugins' sockets, and of ours."""
         default = layout.device_plugins_directory(self.kubelet_root)
         return self.device_plugins.directory or default
 
@@ -258,7 +258,7 @@ class NodePluginConfig(Settings):
 
 def load_config(path: Path, **overrides: Any) -> NodePluginConfig:
     """
-    Read a configuration file; what is given beside it (and is not None) comes first.
+    Read a configuration file. Overrides that are not None take precedence.
 
     Raises :class:`ConfigError`.
     """

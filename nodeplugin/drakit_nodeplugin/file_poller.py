@@ -1,15 +1,13 @@
 """
-Looks at files of all drivers of the process, again and again, in one hop to a thread.
+Polls the files of all drivers of the process, together in one thread hop per round.
 
-Each driver has several things that nobody tells of: its sockets, locks, CDI files and checkpoint,
-which others may remove or change. A look at one is a few microseconds, the way to a thread and back
-a hundred. With fifty drivers the ways would be a few percent of a processor, so they are made
-together, and only who has something to do is woken.
+Each driver has files that others may remove or change without notice: sockets, locks, CDI files and
+a checkpoint. Checking one takes a few microseconds, a round trip to a thread a hundred. With fifty
+drivers, separate round trips would cost a few percent of a processor. So one thread checks all, and
+only those with something to do are woken.
 
-Looks that can hang together, as they are at one disk, belong together; those at another disk must
-not wait for them.
-
-It must not know what is looked at, or what is done then.
+Checks that can hang together, because they use the same disk, belong to one poller; checks of
+another disk must not wait for them. It must not know what is checked, or what happens then.
 """
 
 from __future__ import annotations
@@ -23,59 +21,58 @@ from dataclasses import dataclass
 __all__ = ("FilePoller",)
 
 PERIOD_SECONDS = 1.0
-"""Between two rounds: half of the 2 s within which a CDI file must be back, and how long slices
-wait when the instance that published them has ended."""
+"""Between two rounds: half of the 2 s within which a CDI file must be restored, and how long slices
+wait after the instance that published them has ended."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Waiting:
-    look: Callable[[], bool]
+class _Waiter:
+    check: Callable[[], bool]
     rounds: int
 
 
 class FilePoller:
-    """Those who wait for something that a look can see; in one loop."""
+    """Wakes waiters when their check finds something; used in one event loop."""
 
     def __init__(self, *, period_seconds: float = PERIOD_SECONDS) -> None:
         self._period_seconds = period_seconds
-        self._waiting: dict[asyncio.Future[None], _Waiting] = {}
+        self._waiters: dict[asyncio.Future[None], _Waiter] = {}
 
-    async def until(self, look: Callable[[], bool], *, rounds: int = 1) -> None:
+    async def until(self, check: Callable[[], bool], *, rounds: int = 1) -> None:
         """
-        Wait until a look says that there is something to do; it is made in each round, or in one of
-        so many.
+        Wait until a check finds something to do. It runs in each round, or in one of several.
 
-        It is made in a thread, and may block. One that raises says so too: whoever waits looks more
-        closely then, and knows what to do about it.
+        It runs in a thread, and may block. A check that raises also wakes its waiter, which then
+        finds the error itself, and knows how to handle it.
         """
-        something: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting[something] = _Waiting(look=look, rounds=rounds)
+        found: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters[found] = _Waiter(check=check, rounds=rounds)
         try:
-            await something
+            await found
         finally:
-            del self._waiting[something]
+            del self._waiters[found]
 
     async def run(self) -> None:
-        """Look until cancelled."""
+        """Poll until cancelled."""
         for number in itertools.count():
             await asyncio.sleep(self._period_seconds)
             due = [
-                (something, waiting.look)
-                for something, waiting in self._waiting.items()
-                if number % waiting.rounds == 0
+                (found, waiter.check)
+                for found, waiter in self._waiters.items()
+                if number % waiter.rounds == 0
             ]
-            for something in await asyncio.to_thread(_look, due) if due else ():
-                if not something.done():  # who waited may have been cancelled
-                    something.set_result(None)
+            for found in await asyncio.to_thread(_poll, due) if due else ():
+                if not found.done():  # the waiter may have been cancelled
+                    found.set_result(None)
 
 
-def _look(
+def _poll(
     due: Collection[tuple[asyncio.Future[None], Callable[[], bool]]],
 ) -> list[asyncio.Future[None]]:
-    return [something for something, look in due if _says(look)]
+    return [found for found, check in due if _finds_something(check)]
 
 
-def _says(look: Callable[[], bool]) -> bool:
+def _finds_something(check: Callable[[], bool]) -> bool:
     with contextlib.suppress(Exception):
-        return look()
+        return check()
     return True

@@ -1,17 +1,16 @@
 """
 The node plugin's metrics, few and of low cardinality: no claim, pod or device is ever a label.
 
-Parts of the plugin know plain callables alone; here they are made for each driver, and put around
-what the engine gives and takes. Gauges that say how things are now are set by
-:mod:`drakit_nodeplugin.host.driver` when somebody asks.
+Parts of the plugin know only plain callables; this module provides them for each driver.
+:mod:`drakit_nodeplugin.host.driver` sets gauges of the current state at each scrape.
 
-It must not know what the numbers lead to.
+It must not know what the numbers are used for.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -19,26 +18,41 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from drakit.device import ClaimReference
 from drakit.resource.claim import Claim
 from drakit_nodeplugin.claims.answers import Answer, ClaimService, Operation, PrepareAnswer
-from drakit_nodeplugin.claims.checkpoint.records import STATES, State
+from drakit_nodeplugin.claims.checkpoint.records import STATES
 from drakit_nodeplugin.claims.errors import ClaimError, ClaimGoneError, FaultError, NoAnswerError
 from drakit_nodeplugin.claims.source import ClaimSource
 
 __all__ = ("DriverMetrics", "MeteredClaims", "MeteredSource", "Metrics")
 
 _OPERATION_SECONDS = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80)
-"""Up to more than the 45 s that a kubelet waits: the work goes on."""
+"""Beyond the 45 s that a kubelet waits: the work continues."""
 
 _FETCH_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 3, 15)
-"""The last two are what is waited for a claim that is known, and for any other."""
+"""The last two are the time limits for a claim that is known, and for any other."""
 
 _TRANSACTION_SECONDS = (0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5, 2.5)
-"""A flush takes a fraction of a millisecond on a good disk, and seconds on one that is dying."""
+"""A flush takes a fraction of a millisecond on a good disk, and seconds on a failing one."""
+
+_GAUGES = {
+    "checkpoint_damaged": "1 if entries of the checkpoint were lost since this process started",
+    "checkpoint_unusable": "1 if the checkpoint cannot be used: no claim can be prepared",
+    "devices_left_out": "Devices that cannot be published: the log and Events of the Node say why",
+    "pools_inactive": "Pools that are being removed: their driver was unavailable for too long",
+    "driver_registered": "1 if the kubelet has accepted the driver's registration",
+    "driver_running": "1 if the driver runs",
+    "driver_blocked": "1 if the driver's event loop does not answer",
+    "slices_failing": "1 if the last attempt to publish ResourceSlices failed",
+    "slice_fields_dropped": "1 if the API server drops fields that devices use",
+}
+"""Gauges without labels: their names without the prefix, and their texts."""
+
+_DEVICE_STATES = ("healthy", "unhealthy", "allocated")
 
 FetchResult = Literal["success", "gone", "no_answer", "error"]
 
 
 class Metrics:
-    """All metrics of one process, in a registry of their own."""
+    """All metrics of one process, in a registry of their own; every series has a driver."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -47,11 +61,6 @@ class Metrics:
             "Time to prepare or unprepare a claim, from the kubelet's call to its answer",
             ("operation", "result"),
             buckets=_OPERATION_SECONDS,
-        )
-        self.errors = self._counter(
-            "drakit_claim_errors",
-            "Claims that could not be prepared or unprepared, by the reason",
-            ("operation", "reason"),
         )
         self.fetch_seconds = self._histogram(
             "drakit_claim_fetch_duration_seconds",
@@ -64,66 +73,42 @@ class Metrics:
             "Time of a transaction that writes to the checkpoint",
             buckets=_TRANSACTION_SECONDS,
         )
+        self.errors = self._counter(
+            "drakit_claim_errors",
+            "Claims that could not be prepared or unprepared, by the reason",
+            ("operation", "reason"),
+        )
         self.collected = self._counter(
             "drakit_stale_claims_collected",
             "Claims that nobody would have unprepared any more, and that were unprepared",
             ("reason",),
         )
         self.restored = self._counter(
-            "drakit_cdi_files_restored",
-            "CDI files of prepared claims that were lost, and written again",
+            "drakit_cdi_files_restored", "CDI files of prepared claims that were lost, and restored"
+        )
+        self.slice_writes = self._counter(
+            "drakit_slice_writes", "Writes of ResourceSlices to the API server", ("verb", "result")
+        )
+        self.remarks = self._counter(
+            "drakit_endpoint_remarks",
+            "Problems of drivers, backends and device plugins: Events of the Node have the details",
+            ("reason",),
         )
         self.claims = self._gauge("drakit_claims", "Claims in the checkpoint", ("state",))
-        self.checkpoint_damaged = self._gauge(
-            "drakit_checkpoint_damaged",
-            "1 if a damaged checkpoint was set aside when this process started",
-        )
-        self.checkpoint_unusable = self._gauge(
-            "drakit_checkpoint_unusable",
-            "1 if the checkpoint cannot be read or written: no claim can be prepared",
-        )
         self.devices = self._gauge(
             "drakit_devices",
             "Devices by state; an allocated one is also healthy or not",
             ("state",),
         )
-        self.devices_left_out = self._gauge(
-            "drakit_devices_left_out",
-            "Devices that cannot be published: the log and Events of the Node say why",
-        )
-        self.pools_inactive = self._gauge(
-            "drakit_pools_inactive",
-            "Pools that are being removed: their driver was away for too long",
-        )
-        self.registered = self._gauge(
-            "drakit_driver_registered", "1 if the kubelet has accepted the driver's registration"
-        )
-        self.running = self._gauge("drakit_driver_running", "1 if the driver runs")
-        self.slices_failing = self._gauge(
-            "drakit_slices_failing", "1 if the last attempt to publish ResourceSlices failed"
-        )
-        self.slice_writes = self._counter(
-            "drakit_slice_writes", "Writes of ResourceSlices to the API server", ("verb", "result")
-        )
-        self.slice_fields_dropped = self._gauge(
-            "drakit_slice_fields_dropped", "1 if the API server drops fields that devices use"
-        )
-        self.remarks = self._counter(
-            "drakit_endpoint_remarks",
-            "What was wrong with drivers, backends and device plugins: Events of the Node say more",
-            ("reason",),
-        )
-        self.blocked = self._gauge(
-            "drakit_driver_blocked", "1 if the driver's event loop does not answer"
-        )
+        self.gauges = {name: self._gauge(f"drakit_{name}", text) for name, text in _GAUGES.items()}
 
     def for_driver(self, name: str) -> DriverMetrics:
-        """Give what the parts of one driver report to."""
+        """Return the metrics that the parts of one driver update."""
         return DriverMetrics(self, name)
 
     def forget(self, driver: str) -> None:
-        """A driver is not served any more: its series end, instead of staying as they were."""
-        for metric in vars(self).values():
+        """Remove the series of a driver that is not served any more: they would stay unchanged."""
+        for metric in (*vars(self).values(), *self.gauges.values()):
             if isinstance(metric, Counter | Gauge | Histogram):
                 metric.remove_by_labels({"driver": driver})
 
@@ -141,10 +126,10 @@ class Metrics:
 
 class DriverMetrics:
     """
-    The metrics of one driver.
+    The metrics of one driver. Methods may be called in any thread.
 
-    Methods may be called in any thread. What happens with each claim has its series from the start:
-    a lookup by labels costs more than the count itself, and a rate needs a zero to begin with.
+    The series of what happens to each claim exist from the start: a lookup by labels costs more
+    than the count itself, and a rate needs a zero to begin with. Reasons are words of a closed set.
     """
 
     def __init__(self, metrics: Metrics, driver: str) -> None:
@@ -161,24 +146,27 @@ class DriverMetrics:
         }
         self._transactions = metrics.transaction_seconds.labels(driver)
         self._restored = metrics.restored.labels(driver)
-        # How things are now: set when somebody asks.
-        self.checkpoint_damaged = metrics.checkpoint_damaged.labels(driver)
-        self.checkpoint_unusable = metrics.checkpoint_unusable.labels(driver)
-        self.devices_left_out = metrics.devices_left_out.labels(driver)
-        self.pools_inactive = metrics.pools_inactive.labels(driver)
-        self.slice_fields_dropped = metrics.slice_fields_dropped.labels(driver)
-        self.blocked = metrics.blocked.labels(driver)
-        self.registered = metrics.registered.labels(driver)
-        self.running = metrics.running.labels(driver)
-        self.slices_failing = metrics.slices_failing.labels(driver)
         self._claims = {state: metrics.claims.labels(driver, state) for state in STATES}
-        self._devices = {
-            state: metrics.devices.labels(driver, state)
-            for state in ("healthy", "unhealthy", "allocated")
-        }
+        self._devices = {state: metrics.devices.labels(driver, state) for state in _DEVICE_STATES}
+        self._gauges = {name: gauge.labels(driver) for name, gauge in metrics.gauges.items()}
+
+    def set(self, **gauges: float) -> None:
+        """Set gauges without labels, by their names without the prefix."""
+        for name, value in gauges.items():
+            self._gauges[name].set(value)
+
+    def set_claims(self, counts: Mapping[str, int]) -> None:
+        """Set how many claims the checkpoint has, by state."""
+        for state, gauge in self._claims.items():
+            gauge.set(counts.get(state, 0))
+
+    def set_devices(self, *, healthy: int, unhealthy: int, allocated: int) -> None:
+        """Set how many devices the driver has."""
+        for state, count in zip(_DEVICE_STATES, (healthy, unhealthy, allocated), strict=True):
+            self._devices[state].set(count)
 
     def answered(self, operation: Operation, seconds: float, *, reason: str | None) -> None:
-        """A claim was answered; the reason is a word of a closed set, and None is success."""
+        """Count an answer for a claim. No reason is success."""
         if reason is None:
             self._operations[operation, "success"].observe(seconds)
             return
@@ -186,39 +174,29 @@ class DriverMetrics:
         self._metrics.errors.labels(self._driver, operation, reason).inc()
 
     def fetched(self, seconds: float, result: FetchResult) -> None:
-        """A claim was asked for at the API server."""
+        """Count a read of a claim from the API server."""
         self._fetches[result].observe(seconds)
 
     def transaction(self, seconds: float) -> None:
-        """A transaction was written to the checkpoint."""
+        """Count a transaction that wrote to the checkpoint."""
         self._transactions.observe(seconds)
 
     def collected(self, reason: str) -> None:
-        """A stale claim was unprepared; the reason is a word of a closed set."""
+        """Count a stale claim that was unprepared."""
         self._metrics.collected.labels(self._driver, reason).inc()
 
     def restored(self, files: int) -> None:
-        """CDI files were written again."""
+        """Count restored CDI files."""
         self._restored.inc(files)
 
     def remarked(self, reason: str) -> None:
-        """Something is wrong with an endpoint; the reason is a word of a closed set."""
+        """Count a problem of an endpoint."""
         self._metrics.remarks.labels(self._driver, reason).inc()
 
     def wrote_slice(self, verb: str, seconds: float, ok: bool) -> None:
-        """A slice was created, updated or deleted, or could not be."""
+        """Count a create, update or delete of a slice."""
         result = "success" if ok else "error"
         self._metrics.slice_writes.labels(self._driver, verb, result).inc()
-
-    def devices(self, *, healthy: int, unhealthy: int, allocated: int) -> None:
-        """The driver has so many devices."""
-        self._devices["healthy"].set(healthy)
-        self._devices["unhealthy"].set(unhealthy)
-        self._devices["allocated"].set(allocated)
-
-    def entries(self, state: State, count: int) -> None:
-        """The checkpoint has so many claims in this state."""
-        self._claims[state].set(count)
 
 
 class MeteredClaims:

@@ -160,17 +160,17 @@ class App:
 
     # ------------------------------------------------------------ probes and metrics
 
-    async def unhealthy(self) -> Sequence[str]:
+    async def liveness_problems(self) -> Sequence[str]:
         """Return the reasons to restart the process. A replica that does not lead is healthy."""
-        problem = self._term.wrong() if self._term is not None else None
+        problem = self._term.liveness_problem() if self._term is not None else None
         return [problem] if problem is not None else []
 
-    async def unready(self) -> Sequence[str]:
+    async def readiness_problems(self) -> Sequence[str]:
         """Return the reasons why this replica could not lead."""
         now = asyncio.get_running_loop().time()
         if self._answered_at is None or now - self._answered_at > CHECK_LIMIT_SECONDS:
             return ["the API server does not answer"]
-        problem = self._term.unready() if self._term is not None else None
+        problem = self._term.readiness_problem() if self._term is not None else None
         return [problem] if problem is not None else []
 
     async def measure(self) -> None:

@@ -105,16 +105,16 @@ class Term:
             self._queue.close()
             self._metrics.leader.set(0)
 
-    def wrong(self) -> str | None:
-        """Say what is so wrong that only a new process helps."""
+    def liveness_problem(self) -> str | None:
+        """Return a problem that only a restart of the process solves."""
         if self._watcher.silent_seconds > SILENT_LIMIT_SECONDS:
             return "kopf's event loop hangs"
         if self._queue.oldest_seconds() > OLDEST_LIMIT_SECONDS:
             return "the work queue is not worked on"
         return None
 
-    def unready(self) -> str | None:
-        """Return the reasons why this replica, which leads, cannot explain anything."""
+    def readiness_problem(self) -> str | None:
+        """Return why this replica, which leads, cannot explain anything."""
         return self._observer.problem()
 
     def _make_thread(self) -> KopfThread:

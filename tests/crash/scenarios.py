@@ -385,9 +385,11 @@ def _others() -> list[Scenario]:
             left=POD,
             listed={},
             change=add_orphan,
+            settings={"staleClaims": dict.fromkeys(STALE, 0.1)},
             at_start=True,
             orderly=False,
             act=start_alone,
+            variants=("nobody",),
             plays=1,
         ),
         Scenario(

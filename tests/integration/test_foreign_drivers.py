@@ -366,4 +366,4 @@ async def test_a_record_that_cannot_be_read_is_no_driver(rig):
             await rig.until(lambda: (rig.backends).exists() and not record.exists())
             code, errors = await stop(process)
     assert code == 0, errors
-    assert "record of a backend is set aside" in errors
+    assert "record of a backend is quarantined" in errors

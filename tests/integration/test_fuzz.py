@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 import grpc
 import pytest
 
-from drakit_nodeplugin.kubelet.probe import local_channel
+from drakit_nodeplugin.kubelet.server import local_channel
 from drakit_proto.kubelet.dra.v1 import dra_pb2 as v1
 from drakit_proto.kubelet.dra.v1beta1 import dra_pb2 as v1beta1
 from tests.fakes.kubelet import FakeKubelet, reference

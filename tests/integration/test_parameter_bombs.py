@@ -96,7 +96,8 @@ async def test_a_claim_just_within_the_limits_for_each_pod_of_a_node_fits(rig: R
         (stale,) = kubelet.sockets()
     assert {answer.error for answer in answers.values()} == {""}
     async with FakeKubelet(rig.root) as kubelet, rig.plugin() as process:
-        await rig.until(lambda: len(kubelet.sockets()) == 1 and stale not in kubelet.sockets())
+        # One listing: between two, the stale socket may vanish before the new one appears.
+        await rig.until(lambda: kubelet.sockets() not in ([], [stale]))
         again = status_mib(process.pid, "VmHWM")
         dra = await kubelet.register()
         assert set((await kubelet.unprepare(dra, *map(reference, uids))).values()) == {""}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from drakit_nodeplugin.host.known_backends import forget_driver, known_drivers, remember_driver
+from drakit_nodeplugin.host.drivers import forget_driver, known_drivers, remember_driver
 
 HERE, THERE = Path("/srv/backends"), Path("/srv/other-backends")
 
@@ -53,14 +53,14 @@ def test_no_directory_of_plugins_is_no_driver(tmp_path):
         pytest.param('{"driver": "nic.example.com", "version": 1}', id="another-driver"),
     ],
 )
-def test_a_record_that_cannot_be_read_is_set_aside_and_told(tmp_path, text, caplog):
+def test_a_record_that_cannot_be_read_is_quarantined_and_logged(tmp_path, text, caplog):
     remember_driver(tmp_path, "fpga.example.com", HERE)
     folder = tmp_path / "gpu.example.com"
     folder.mkdir()
     (folder / "backend.json").write_text(text)
     assert known_drivers(tmp_path, HERE) == ["fpga.example.com"]
     assert {p.name for p in folder.iterdir()} == {"backend.json.unreadable"}
-    assert "record of a backend is set aside" in caplog.text
+    assert "record of a backend is quarantined" in caplog.text
     remember_driver(tmp_path, "gpu.example.com", HERE)
     assert known_drivers(tmp_path, HERE) == ["fpga.example.com", "gpu.example.com"]
 

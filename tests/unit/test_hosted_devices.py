@@ -8,18 +8,16 @@ from pathlib import Path
 import pytest
 
 from drakit import Device, Inventory
-from drakit_nodeplugin.claims.watch import DatabaseWatch
+from drakit_nodeplugin.claims.checkpoint.watch import DatabaseWatch
 from drakit_nodeplugin.config import NodePluginConfig
 from drakit_nodeplugin.devices.hardware import HeldDevice
 from drakit_nodeplugin.endpoints.traits import DriverTraits
-from drakit_nodeplugin.host.driver_devices import HostedDevices
-from drakit_nodeplugin.host.environment import Environment
-from drakit_nodeplugin.host.node import PluginNode
-from drakit_nodeplugin.host.node_events import NodeEvents
+from drakit_nodeplugin.host.driver import HostedDevices
+from drakit_nodeplugin.host.node import Environment, NodeEvents, PluginNode
 from drakit_nodeplugin.kubelet.podresources import PodResources
 from drakit_nodeplugin.metrics import Metrics
 from drakit_nodeplugin.slices.stored_slices import StoredSlice
-from tests.fakes.looks import AlwaysDue
+from tests.fakes.file_poller import AlwaysDue
 
 DRIVER, NODE = "camera.example.com", "node-1"
 
@@ -66,7 +64,7 @@ def hosted(rows: Rows, metrics: Metrics | None = None, *, health: bool = False) 
         session=session,
         podresources=PodResources(config.podresources, own_pod=None),
         metrics=metrics,
-        looks=AlwaysDue(),
+        file_poller=AlwaysDue(),
     )
     return HostedDevices(
         DRIVER,
@@ -106,7 +104,7 @@ async def test_a_device_whose_unprepare_does_not_end_is_tainted_until_it_does():
     await asyncio.sleep(6)
     rows.unpreparing = ("cam-0",)
     await asyncio.sleep(5)
-    assert tainted(devices) == set(), "one look alone may have met an unprepare that goes well"
+    assert tainted(devices) == set(), "a single check may have met a normal unprepare"
     await asyncio.sleep(5)
     assert tainted(devices) == {"cam-0"}
     rows.unpreparing = ()

@@ -14,7 +14,7 @@ import pytest
 from drakit_nodeplugin.host.instances import RunningInstances, new_owner
 from drakit_nodeplugin.kubelet.ownership import Ownership
 from drakit_nodeplugin.kubelet.sockets import socket_paths
-from tests.fakes.looks import with_looks
+from tests.fakes.file_poller import with_poller
 
 DRIVER = "camera.example.com"
 
@@ -40,28 +40,28 @@ def instance():
 
 async def test_one_process_is_alone_and_primary(instance):
     instances, _ = await instance("pod-1")
-    assert not instances.alone(), "before the first look nothing is known"
-    await instances.look()
+    assert not instances.alone(), "before the first check nothing is known"
+    await instances.check()
     assert instances.alone()
     assert instances.primary.is_set()
 
 
 async def test_of_two_the_first_stays_primary_until_it_leaves(instance):
     old, ownership = await instance("pod-1")
-    await old.look()
+    await old.check()
     new, _ = await instance("pod-2")
     for instances in (new, old):
-        await instances.look()
+        await instances.check()
         assert not instances.alone()
     assert [old.primary.is_set(), new.primary.is_set()] == [True, False]
 
     await asyncio.to_thread(ownership.leave_primary)
-    await new.look()
+    await new.check()
     assert new.primary.is_set()
-    await old.look()
+    await old.check()
     assert not old.primary.is_set()
     await asyncio.to_thread(ownership.release)
-    await new.look()
+    await new.check()
     assert new.alone()
 
 
@@ -102,21 +102,21 @@ async def test_a_dead_process_whose_lock_file_was_left_is_seen_when_it_comes_bac
     dead.touch()
     # The directory does not change any more: neither now, nor when that one comes back.
     await asyncio.to_thread(os.utime, own.paths.data, (1, 1))
-    await instances.look()
+    await instances.check()
     assert instances.alone()
     with dead.open() as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        await instances.look()
+        await instances.check()
         assert not instances.alone()
-    await instances.look()
+    await instances.check()
     assert instances.alone()
 
 
 async def test_who_is_primary_now_is_told_without_being_asked(instance):
     old, ownership = await instance("pod-1")
     new, _ = await instance("pod-2")
-    await old.look()
-    running = asyncio.create_task(with_looks(new.run))
+    await old.check()
+    running = asyncio.create_task(with_poller(new.run))
     changed = asyncio.Event()
     new.on_change = changed.set
     await asyncio.to_thread(ownership.release)

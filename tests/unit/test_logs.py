@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 
 import pytest
 
-from drakit.logs import JsonFormatter, TextFormatter
+from drakit.logs import JsonFormatter, ProblemLog, TextFormatter
 
 FORGED = "2026-11-22T05:00:00.000+00:00 INFO    claim prepared  claim=lab/a"
 
@@ -63,3 +64,47 @@ def test_facts_that_are_no_text_are_shown_as_text():
             return "two\nlines"
 
     assert TextFormatter().format(record("m", name_=Named())).endswith("m  name_=two\\nlines")
+
+
+def messages(caplog) -> list[tuple[str, str | None]]:
+    return [(r.getMessage(), getattr(r, "error", None)) for r in caplog.records]
+
+
+def problem_log(**options) -> ProblemLog:
+    return ProblemLog(logging.getLogger("drakit.test"), "cannot read", **options)
+
+
+def test_a_problem_is_logged_when_it_appears_or_changes_and_once_when_it_is_gone(caplog):
+    caplog.set_level(logging.INFO)
+    log = problem_log(recovered="can read again", facts={"driver": "usb"})
+    reported = [log.report(problem) for problem in (None, "a", "a", "b", None, None, "b")]
+    assert reported == [False, True, False, True, False, False, True]
+    assert messages(caplog) == [
+        ("cannot read", "a"),
+        ("cannot read", "b"),
+        ("can read again", None),
+        ("cannot read", "b"),
+    ]
+    assert {getattr(record, "driver", "") for record in caplog.records} == {"usb"}
+
+
+def test_the_end_of_a_problem_may_be_silent(caplog):
+    caplog.set_level(logging.INFO)
+    log = problem_log()
+    for problem in ("a", None, "a"):
+        log.report(problem)
+    assert messages(caplog) == [("cannot read", "a"), ("cannot read", "a")]
+
+
+@pytest.mark.looptime
+async def test_a_problem_that_flaps_is_logged_at_most_once_in_a_pause(caplog):
+    caplog.set_level(logging.INFO)
+    log = problem_log(recovered="can read again", pause_seconds=5)
+    for second in range(11):
+        log.report("a" if second % 2 == 0 else None)
+        await asyncio.sleep(1)
+    assert messages(caplog) == [
+        ("cannot read", "a"),
+        ("can read again", None),
+        ("cannot read", "a"),
+    ]

@@ -111,14 +111,14 @@ async def test_reading_a_claim_is_measured_by_its_result(metrics, error, result)
     assert value(metrics, "drakit_claim_fetch_duration_seconds_sum", result=result) == 1.5
 
 
-def test_what_the_parts_of_a_driver_report_is_told(metrics):
+def test_metrics_of_the_parts_of_a_driver_are_exposed(metrics):
     driver = metrics.for_driver(DRIVER)
     driver.transaction(0.0004)
     driver.collected("gone")
     driver.restored(0)
     driver.restored(2)
-    driver.entries("prepared", 7)
-    driver.checkpoint_unusable.set(True)
+    driver.set_claims({"prepared": 7})
+    driver.set(checkpoint_unusable=True)
 
     told = generate_latest(metrics.registry).decode()
 

@@ -34,13 +34,13 @@ class Daemon:
         self.checks = 0
         self._gauge = Gauge("drakit_devices", "Devices", ["name"], registry=self.registry)
 
-    async def unhealthy(self) -> list[str]:
+    async def liveness_problems(self) -> list[str]:
         self.checks += 1
         if self.hangs:
             await asyncio.Event().wait()
         return self.why_unhealthy
 
-    async def unready(self) -> list[str]:
+    async def readiness_problems(self) -> list[str]:
         if self.why_unready is None:
             raise KeyError("lamps")
         return self.why_unready
@@ -52,6 +52,11 @@ class Daemon:
 @pytest.fixture
 def daemon() -> Daemon:
     return Daemon()
+
+
+@pytest.fixture
+def no_log_pause(monkeypatch) -> None:
+    monkeypatch.setattr(probes, "REPORT_SECONDS", 0.0)
 
 
 @pytest.fixture
@@ -120,9 +125,8 @@ async def test_reasons_are_in_the_log_and_not_in_the_answer(servers, daemon, cap
 
 
 async def test_the_conformance_kit_finds_the_last_reason_in_the_log(
-    servers, daemon, caplog, monkeypatch
+    no_log_pause, servers, daemon, caplog
 ):
-    monkeypatch.setattr(probes, "REPORT_SECONDS", 0.0)
     for daemon.why_unready in (["lamps: stopped"], ["lamps: its error has\ntwo lines"]):
         await get(servers.probes, "/readyz")
     log = "\n".join(map(TextFormatter().format, caplog.records))
@@ -130,20 +134,19 @@ async def test_the_conformance_kit_finds_the_last_reason_in_the_log(
     assert unready("") is None
 
 
-async def test_a_result_is_logged_once_per_change_and_flapping_is_limited(
-    servers, daemon, caplog, monkeypatch
-):
+async def test_a_result_is_logged_once_per_change(no_log_pause, servers, daemon, caplog):
     caplog.set_level(logging.INFO)
-    daemon.why_unready = ["lamps: stopped"]
-    for _ in range(3):
-        await get(servers.probes, "/readyz")
-    daemon.why_unready = []
-    await get(servers.probes, "/readyz")
-    assert [record.message for record in caplog.records] == ["probe fails"]
-    monkeypatch.setattr(probes, "REPORT_SECONDS", 0.0)
-    for _ in range(3):
-        await get(servers.probes, "/readyz")
+    for daemon.why_unready in (["lamps: stopped"], []):
+        for _ in range(3):
+            await get(servers.probes, "/readyz")
     assert [record.message for record in caplog.records] == ["probe fails", "probe succeeds again"]
+
+
+async def test_a_flapping_result_is_not_logged_each_time(servers, daemon, caplog):
+    caplog.set_level(logging.INFO)
+    for daemon.why_unready in (["lamps: stopped"], [], ["lamps: stopped"]):
+        await get(servers.probes, "/readyz")
+    assert [record.message for record in caplog.records] == ["probe fails"]
 
 
 async def test_metrics_are_measured_on_request_and_have_a_port_of_their_own(servers):

@@ -21,9 +21,7 @@ from drakit import (
     ClaimReference,
     Device,
     DeviceNode,
-    DeviceParameters,
     Driver,
-    DriverConfig,
     DriverError,
     Edits,
     Node,
@@ -46,7 +44,7 @@ _LABELS_SECONDS = 1.0
 """How often they are compared later: a policy that asks for them should not wait out a rescan."""
 
 
-class HostDevices(Driver[HostDevicesConfig]):
+class HostDevices(Driver[HostDevicesConfig, NoParameters]):
     """
     Publishes device nodes of the host as its config's policies say.
 
@@ -56,10 +54,7 @@ class HostDevices(Driver[HostDevicesConfig]):
     """
 
     name: ClassVar[str] = "hostdev.drakit.dev"
-    config_type: ClassVar[type[DriverConfig]] = HostDevicesConfig
-    parameters_type: ClassVar[type[DeviceParameters] | None] = NoParameters
     side_effects: ClassVar[bool] = False
-    plain_devices: ClassVar[bool] = True
 
     def __init__(self, config: HostDevicesConfig, node: Node) -> None:
         super().__init__(config, node)
@@ -81,7 +76,7 @@ class HostDevices(Driver[HostDevicesConfig]):
                 yield current
             await self._pause(labels)
 
-    async def prepare(self, claim: ClaimReference, device: AllocatedDevice) -> Edits:
+    async def prepare(self, claim: ClaimReference, device: AllocatedDevice[NoParameters]) -> Edits:
         published = await asyncio.to_thread(self._find, device.name)
         host, policy = published.host, published.policy
         node = DeviceNode(
@@ -158,7 +153,7 @@ def _disks_beside(name: str, selection: Selection) -> dict[str, str]:
     }
 
 
-def _environment(device: AllocatedDevice, *, path: str) -> dict[str, str]:
+def _environment(device: AllocatedDevice[NoParameters], *, path: str) -> dict[str, str]:
     # Of a subrequest the request's own name: which alternative it got is nothing to a program.
     request = _variable(device.request.partition("/")[0])
     return {

@@ -15,9 +15,7 @@ from drakit import (
     AllocatedDevice,
     ClaimReference,
     Device,
-    DeviceParameters,
     Driver,
-    DriverConfig,
     DriverError,
     Edits,
     Inventory,
@@ -34,12 +32,10 @@ __all__ = ("Simulated",)
 logger = logging.getLogger(__name__)
 
 
-class Simulated(Driver[SimulatedConfig]):
+class Simulated(Driver[SimulatedConfig, SimulatedParameters]):
     """Publishes GPUs, network interfaces and CPUs that are not there; see ``docs/simulated.md``."""
 
     name: ClassVar[str] = DRIVER_NAME
-    config_type: ClassVar[type[DriverConfig]] = SimulatedConfig
-    parameters_type: ClassVar[type[DeviceParameters] | None] = SimulatedParameters
     side_effects: ClassVar[bool] = False
     reports_health: ClassVar[bool] = True
 
@@ -69,7 +65,7 @@ class Simulated(Driver[SimulatedConfig]):
                 # Started again meanwhile, we keep silent: after an end once more we would be
                 # waited for up to a minute once the command is taken back.
 
-    def prepare(self, claim: ClaimReference, device: AllocatedDevice) -> Edits:
+    def prepare(self, claim: ClaimReference, device: AllocatedDevice[SimulatedParameters]) -> Edits:
         control = self._file.last
         found = self._devices.get((device.pool, device.name))
         where = f"device {device.name} on node {self.node.name}"
@@ -80,12 +76,7 @@ class Simulated(Driver[SimulatedConfig]):
         for pattern, text in control.fail_prepare.items():
             if matches(pattern, names_of(found)):
                 raise DriverError(f"{where} cannot be prepared: {text}")
-        parameters = device.parameters or SimulatedParameters()
-        return Edits(
-            env=environment(
-                claim, device, found, driver=self.config.driver_name, parameters=parameters
-            )
-        )
+        return Edits(env=environment(claim, device, found, driver=self.config.driver_name))
 
     def _name_unknown(self, control: Control) -> None:
         if unknown := without_device(self._all, control):

@@ -1,10 +1,10 @@
 """
-What a container sees of its devices: environment variables, for there is nothing else to see.
+The environment variables of a container: all that a simulated device gives it.
 
-``SIMULATED_<REQUEST>`` has the name of a device of the request, which is all that an application
-needs whose request asks for one. ``SIMULATED_<REQUEST>__<DEVICE>`` has all that is known, as JSON,
-and is there for each device: a share's name ends in the ID of the share, that of a device with
-admin access in ``ADMIN``, for a container may have the device itself beside them.
+``SIMULATED_<REQUEST>`` has the name of a device of the request, which is enough for an application
+that requests one device. ``SIMULATED_<REQUEST>__<DEVICE>`` describes each device as JSON. A share's
+variable ends in the ID of the share, and that of a device with admin access in ``ADMIN``: a
+container may have the device itself as well.
 
 It must not know the config, or files.
 """
@@ -20,35 +20,27 @@ from drakit_drivers.simulated.parameters import OUR_VARIABLES, SimulatedParamete
 
 __all__ = ("environment",)
 
+Allocated = AllocatedDevice[SimulatedParameters]
+
 
 def environment(
-    claim: ClaimReference,
-    allocated: AllocatedDevice,
-    device: Device,
-    *,
-    driver: str,
-    parameters: SimulatedParameters,
+    claim: ClaimReference, allocated: Allocated, device: Device, *, driver: str
 ) -> dict[str, str]:
-    """Give the variables of one device of a claim; those of the user among them."""
-    # Of a subrequest the request's own name: which alternative it got is in the JSON.
+    """Return the variables of one device of a claim, including those of the user."""
+    # The request's own name, without the subrequest's: the JSON has the allocated alternative.
     request = OUR_VARIABLES + _variable(allocated.request.partition("/")[0])
     parts = [request, _variable(device.name)]
     if allocated.share_id:
         parts.append(_variable(allocated.share_id))
     if allocated.admin_access:
         parts.append("ADMIN")
-    facts = _facts(claim, allocated, device, driver=driver, parameters=parameters)
+    facts = _facts(claim, allocated, device, driver=driver)
     text = json.dumps(facts, separators=(",", ":"))
-    return {**parameters.env, request: device.name, "__".join(parts): text}
+    return {**allocated.parameters.env, request: device.name, "__".join(parts): text}
 
 
 def _facts(
-    claim: ClaimReference,
-    allocated: AllocatedDevice,
-    device: Device,
-    *,
-    driver: str,
-    parameters: SimulatedParameters,
+    claim: ClaimReference, allocated: Allocated, device: Device, *, driver: str
 ) -> dict[str, Any]:
     facts: dict[str, Any] = {
         "driver": driver,
@@ -63,13 +55,15 @@ def _facts(
         "capacity": _capacity(allocated, device),
         "shareID": allocated.share_id,
         "adminAccess": allocated.admin_access or None,
-        "parameters": parameters.model_dump(mode="json", by_alias=True, exclude_none=True),
+        "parameters": allocated.parameters.model_dump(
+            mode="json", by_alias=True, exclude_none=True
+        ),
     }
     return {key: value for key, value in facts.items() if value is not None}
 
 
-def _capacity(allocated: AllocatedDevice, device: Device) -> dict[str, str]:
-    """What the claim has of each capacity: its share, or all of it."""
+def _capacity(allocated: Allocated, device: Device) -> dict[str, str]:
+    """Return the claim's part of each capacity: its share, or all of it."""
     whole = {
         name: amount.value if isinstance(amount, Capacity) else amount
         for name, amount in device.capacity.items()

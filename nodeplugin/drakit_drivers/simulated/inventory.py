@@ -85,7 +85,7 @@ def _commanded(devices: Collection[Device], control: Control, driver: str) -> tu
 
 
 def _health(device: Device, control: Control) -> Health:
-    health = Health.ok()
+    health = Health.healthy()
     for pattern, command in control.health.items():
         if matches(pattern, names_of(device)):
             health = command.health()

@@ -60,7 +60,12 @@ class ClaimSpecs:
 
     async def present(self) -> set[str]:
         """Give the UIDs of all claims that have a file. Raises OSError."""
-        return await asyncio.to_thread(self._present)
+        return await asyncio.to_thread(self.uids)
+
+    def uids(self) -> set[str]:
+        """Give the UIDs of all claims that have a file. Blocks; raises OSError."""
+        begin, end = len(self._prefix), -len(".json")
+        return {name[begin:end] for name in self._directory.names(self._prefix)}
 
     def changed_at(self) -> int | None:
         """Give the time of the directory's last change, in nanoseconds of its file system's clock;
@@ -69,14 +74,6 @@ class ClaimSpecs:
             return os.stat(self._directory.path).st_mtime_ns
         except OSError:
             return None
-
-    def traces(self) -> str | None:
-        """Say that there are files of claims, which shows that claims were prepared. Blocks."""
-        try:
-            files = len(self._present())
-        except OSError:
-            return None
-        return f"{files} CDI files of claims are there" if files else None
 
     async def clean(self) -> None:
         """Remove what an earlier process left half-written. Raises OSError."""
@@ -98,10 +95,6 @@ class ClaimSpecs:
             return self._directory.read_text(self._file(uid))
         except ValueError:
             return None
-
-    def _present(self) -> set[str]:
-        begin, end = len(self._prefix), -len(".json")
-        return {name[begin:end] for name in self._directory.names(self._prefix)}
 
 
 def _each(uids: Iterable[str], action: Callable[[str], object]) -> dict[str, OSError]:

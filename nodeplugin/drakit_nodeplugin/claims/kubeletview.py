@@ -1,30 +1,34 @@
 """
-What the kubelet says of claims: which of a driver's claims its containers use.
+The kubelet's view of claims: which ones its containers use, and what its lists prove.
 
-The kubelet is asked before anything of a claim is taken away without its call, and after damage of
-the checkpoint it names what is lost. It lists a claim by name; the UID is in the CDI names that we
-gave it. What it does *not* list need not be free: it leaves out claims that no container names,
+The kubelet is asked before a claim or file is removed without its call, and after damage of the
+checkpoint it names what was lost. It lists a claim by name; the UID is in the CDI names that we
+gave it. What it does *not* list may still be in use: it leaves out claims that no container names,
 those of init containers, and those of a container with another claim that is not prepared yet. A
 kubelet that has just started serves its list before it has read its pods, and adds them one by one.
-So a list can always keep a claim, but only a complete list confirms that a claim is stale.
+So a list can always keep a claim, but only a complete list confirms that a claim is unused, and
+only for as long as the lists agree (:class:`Grace`).
 
-It must not know how the kubelet is asked, or gRPC.
+:mod:`drakit_nodeplugin.kubelet` calls the kubelet; :mod:`.stale` and :mod:`.cdi_repair` decide what
+happens at the end of a grace period. It must not know gRPC.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Protocol
 
 from drakit_nodeplugin.claims.checkpoint.records import StoredClaim
 
 __all__ = (
+    "Grace",
     "KubeletClaims",
     "KubeletView",
     "ListedDevice",
     "PodView",
+    "Unclaimed",
     "claim_uid",
     "kubelet_claims",
     "names_of_others",
@@ -67,16 +71,15 @@ class PodView(Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KubeletClaims:
-    """The claims of one driver that the kubelet holds as used."""
+    """The claims of one driver that the kubelet lists as used."""
 
     devices: tuple[ListedDevice, ...] = ()
-    """What its containers have of the driver."""
+    """The driver's devices of its containers."""
 
     uids: frozenset[str] = frozenset()
-    """Claims by their UID."""
 
     unnamed: frozenset[tuple[str, str]] = frozenset()
-    """Namespace and name of listed claims whose UID nothing tells."""
+    """Namespace and name of listed claims whose UID is unknown."""
 
     pods: PodView = PodView.UNKNOWN
     """Whether a claim that is missing here is unused."""
@@ -85,12 +88,68 @@ class KubeletClaims:
     """When the kubelet was asked; loop clock. Two checks of one answer count as one."""
 
     def holds(self, claim: StoredClaim) -> bool:
-        """Tell whether a claim is listed. One of the same name with another UID is another one."""
+        """Return whether a claim is listed. A claim of the same name with another UID is not."""
         return claim.uid in self.uids or (claim.namespace, claim.name) in self.unnamed
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Grace:
+    """How long the kubelet's lists must agree before something counts as unused."""
+
+    confirmed_seconds: float = 120.0
+    """Between two complete lists of the kubelet: twice the time in which a running kubelet
+    unprepares the claims that it knows."""
+
+    unconfirmed_seconds: float = 3600.0
+    """If the kubelet does not answer: the claim or file may be in use."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Unclaimed:
+    """
+    The grace period of something that no check has found in use.
+
+    It starts at the first complete list, and only complete lists count: a kubelet that has just
+    started may list our own pod before the pod in question. Without any answer, the grace period is
+    long. An incomplete list ends both: the caller must then discard this, and start again.
+    """
+
+    since: float
+    """The time of the first check; loop clock."""
+
+    confirmed_since: float | None
+    """The first of an unbroken series of complete lists; None if the last check got no complete
+    list."""
+
+    @classmethod
+    def first(cls, claims: KubeletClaims) -> Unclaimed:
+        """Return the state after the first check."""
+        since = claims.asked_at
+        complete = claims.pods is PodView.COMPLETE
+        return cls(since=since, confirmed_since=since if complete else None)
+
+    def again(self, claims: KubeletClaims) -> Unclaimed:
+        """Return the state after another check that does not find it in use."""
+        if claims.pods is not PodView.COMPLETE:
+            return replace(self, confirmed_since=None)
+        return (
+            self
+            if self.confirmed_since is not None
+            else replace(self, confirmed_since=claims.asked_at)
+        )
+
+    def due(self, claims: KubeletClaims, grace: Grace) -> bool:
+        """Return, given one more check, whether the grace period is over."""
+        if claims.pods is PodView.PARTIAL:
+            return False
+        if claims.pods is PodView.UNKNOWN:
+            return claims.asked_at - self.since >= grace.unconfirmed_seconds
+        begin = self.confirmed_since
+        return begin is not None and claims.asked_at - begin >= grace.confirmed_seconds
+
+
 class KubeletView(Protocol):
-    """The kubelet, as far as claims are its business."""
+    """How claims ask the kubelet."""
 
     async def listed(self) -> KubeletClaims:
         """Return the claims of the driver that are in use."""
@@ -98,15 +157,15 @@ class KubeletView(Protocol):
 
 
 def claim_uid(cdi_name: str, *, driver: str) -> str | None:
-    """Find the claim of a CDI name that we gave; None if it is not one of ours."""
+    """Return the claim of a CDI name; None if it is not one of ours."""
     kind, _, device = cdi_name.partition("=")
     uid, _, index = device.rpartition("-")
     return uid if kind == f"{driver}/claim" and uid and index.isdigit() else None
 
 
 def names_of_others(device: ListedDevice) -> tuple[str, ...]:
-    """Find the CDI names that a device has beside ours: in an answer they stand after it, and what
-    the kubelet adds of other devices stands before it."""
+    """Return the CDI names that a device has beside ours: they follow ours, and the names that the
+    kubelet adds from other devices precede it."""
     names = device.cdi_names
     ours = [i for i, name in enumerate(names) if claim_uid(name, driver=device.driver) is not None]
     return names[ours[-1] + 1 :] if ours else ()
@@ -120,13 +179,13 @@ def kubelet_claims(
     pods: PodView,
     asked_at: float = 0.0,
 ) -> KubeletClaims:
-    """Put together what containers have of a driver, and claims that are known by UID alone."""
+    """Combine the devices that containers have of a driver with claims that are known by UID."""
     ours = tuple(device for device in devices if device.driver == driver)
     found = set(uids)
     unnamed: set[tuple[str, str]] = set()
     for listed in ours:
-        of_device = {claim_uid(name, driver=driver) for name in listed.cdi_names} - {None}
-        found |= {uid for uid in of_device if uid is not None}
+        of_device = {uid for n in listed.cdi_names if (uid := claim_uid(n, driver=driver))}
+        found |= of_device
         if not of_device:
             unnamed.add((listed.namespace, listed.claim))
     return KubeletClaims(

@@ -1,13 +1,12 @@
 """
-What a crash, or a driver that was away, has left: found at the start, and a few seconds after any
-write at the latest.
+Recovery: finishes what a crash, or a driver that was unavailable, left unfinished.
 
-An entry `preparing` without a process that works on it is undone: nobody was told that it is
-prepared, and the kubelet asks again for what it still wants. An entry `unpreparing` is finished.
-Both wait for the driver if it is away.
+An entry `preparing` without a process that works on it is undone: the kubelet got no answer for it,
+and asks again for what it still wants. An entry `unpreparing` is finished. Both wait for the driver
+if it is unavailable. They are found at the start, and at most a few seconds after any write.
 
-How a claim is undone is :mod:`.unprepare`'s; whether a prepared one is still wanted,
-:mod:`.stale`'s. It must not know drivers, the API server or gRPC.
+:mod:`.unprepare` undoes a claim; :mod:`.stale` decides whether a prepared one is still wanted. It
+must not know drivers, the API server or gRPC.
 """
 
 from __future__ import annotations
@@ -26,30 +25,30 @@ __all__ = ("Recovery",)
 logger = logging.getLogger(__name__)
 
 ROUNDS = 5
-"""A second each, between two looks: a driver that was away is started again within a second to a
-minute."""
+"""Rounds of the poller, a second each, between two checks: a driver that was unavailable starts
+again within a second to a minute."""
 
 
 class Recovery:
-    """Undoes what nobody works on."""
+    """Finishes the entries of one driver on which no process works."""
 
     def __init__(self, *, checkpoint: Checkpoint, engine: ClaimEngine) -> None:
         self._checkpoint = checkpoint
         self._engine = engine
-        self._told: set[str] = set()
-        """UIDs whose failure was said: once is enough, until it ends."""
+        self._logged: set[str] = set()
+        """UIDs whose failure is in the log: once is enough, until it ends."""
 
         self._failed: set[str] = set()
-        """UIDs that failed though the driver was there: each is tried by itself from then on. A
-        driver that takes claims together gives one answer for all, and one that hangs would keep
-        all others from ever being undone."""
+        """UIDs that failed although the driver was available: each is retried alone. A driver that
+        takes claims together gives one answer for all, and one that hangs would keep all others
+        from ever being undone."""
 
         self._watch = checkpoint.watch()
         self._left = True
-        """Whether something was left at the last look, or that look failed."""
+        """Whether the last check left an entry, or failed."""
 
     async def recover(self) -> int:
-        """Look once; give how many entries are still to be undone."""
+        """Check once; return how many entries are still unfinished."""
         left: dict[str, StoredClaim] = {}
         undone = 0
         for state in ("preparing", "unpreparing"):
@@ -59,46 +58,45 @@ class Recovery:
             together = sorted(claims.keys() - self._failed)
             for uids in (together, *alone) if together else alone:
                 for uid, result in (await self._engine.undo_left(uids, state=state)).items():
-                    self._tell(claims[uid], result)
+                    self._log(claims[uid], result)
                     undone += result.error is None
                     if result.error is not None and not result.waiting:
                         self._failed.add(uid)
-        self._told &= left.keys()
+        self._logged &= left.keys()
         self._failed &= left.keys()
         return len(left) - undone
 
-    async def run(self, looks: FilePoller) -> None:
+    async def run(self, poller: FilePoller) -> None:
         """
-        Look again and again for as long as anything is left, and whenever something was written; a
-        look that fails is logged and the next one made.
+        Check while any entry is unfinished, and after each write; a failed check is logged.
 
-        A look does not wait for the one before: that may hang with a driver for minutes, and its
-        claims are locked meanwhile.
+        A check does not wait for the one before, which may hang with a driver for minutes while it
+        holds its claims.
         """
         async with asyncio.TaskGroup() as group:
             while True:
-                group.create_task(self._look())
-                await looks.until(self._due, rounds=ROUNDS)
+                group.create_task(self._check())
+                await poller.until(self._due, rounds=ROUNDS)
 
     def _due(self) -> bool:
-        """Tell whether a look may find something. Blocks."""
+        """Return whether a check may find something. Blocks."""
         return self._watch.changed() or self._left
 
-    async def _look(self) -> None:
+    async def _check(self) -> None:
         self._left = True
         try:
             self._left = await self.recover() > 0
         except CheckpointError as error:
             logger.error("entries cannot be recovered", extra={"error": str(error)})
         except Exception:
-            logger.exception("a look for what was left failed")
+            logger.exception("check for unfinished entries failed")
 
-    def _tell(self, claim: StoredClaim, undone: Undone) -> None:
+    def _log(self, claim: StoredClaim, undone: Undone) -> None:
         facts = {"claim": str(claim), "claim_uid": claim.uid, "state": claim.state}
         if undone.error is None:
-            logger.warning("claim that was left is undone", extra=facts)
-        elif claim.uid not in self._told:
-            self._told.add(claim.uid)
+            logger.warning("unfinished claim is undone", extra=facts)
+        elif claim.uid not in self._logged:
+            self._logged.add(claim.uid)
             logger.warning(
-                "claim that was left is not undone yet", extra=facts | {"error": str(undone.error)}
+                "unfinished claim is not undone yet", extra=facts | {"error": str(undone.error)}
             )

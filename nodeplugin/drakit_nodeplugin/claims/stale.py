@@ -1,29 +1,29 @@
 """
-Stale claims: entries of the checkpoint that nobody will ask to unprepare any more.
+Stale claims: entries of the checkpoint that the kubelet will never ask to unprepare.
 
-The kubelet unprepares what it knows. What it has forgotten (its own checkpoint was lost, the node
-was cut off while its pods were deleted, the claim was deallocated behind its back) holds its
-devices for ever. Such a claim is unprepared as if the kubelet had asked for it, but only after two
-looks, a grace period apart, in which the API server has said that the claim is not this entry's any
-more; and never while the kubelet lists it, or does not list all its pods.
+The kubelet unprepares the claims that it knows. A claim that it has forgotten (its own checkpoint
+was lost, the node was cut off while its pods were deleted, the claim was deallocated meanwhile)
+would hold its devices for ever. It is unprepared as if the kubelet had asked, but only after two
+checks, a grace period apart, in which the API server reported that the claim no longer matches the
+entry; and never while the kubelet lists the claim, or does not list all its pods.
 
-How a claim is unprepared is the engine's business. It must not know drivers, gRPC or HTTP.
+The queue of a claim unprepares it. It must not know drivers, gRPC or HTTP.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Protocol
 
 from drakit.driver import Node
+from drakit.rate_limiter import RateLimiter
 from drakit.resource.claim import Claim
 from drakit_nodeplugin.claims.allocation import allocated_results, device_keys
 from drakit_nodeplugin.claims.checkpoint.records import StoredClaim
-from drakit_nodeplugin.claims.checkpoint.store import CheckpointError
+from drakit_nodeplugin.claims.checkpoint.store import Checkpoint, CheckpointError
 from drakit_nodeplugin.claims.errors import (
     ClaimError,
     ClaimFetchError,
@@ -34,8 +34,13 @@ from drakit_nodeplugin.claims.errors import (
     NoResultError,
     WrongNodeError,
 )
-from drakit_nodeplugin.claims.grace import Grace, Unclaimed
-from drakit_nodeplugin.claims.kubeletview import KubeletClaims, KubeletView, PodView
+from drakit_nodeplugin.claims.kubeletview import (
+    Grace,
+    KubeletClaims,
+    KubeletView,
+    PodView,
+    Unclaimed,
+)
 from drakit_nodeplugin.claims.parts import reference_of
 from drakit_nodeplugin.claims.source import ClaimSource
 from drakit_nodeplugin.claims.waves import workers
@@ -45,26 +50,26 @@ __all__ = ("StaleCollector", "StaleReason", "StaleTiming", "judge")
 logger = logging.getLogger(__name__)
 
 FETCH_SECONDS = 5.0
-"""How long the API server is asked about one claim: nobody waits for the answer."""
+"""For one answer of the API server: no call waits for it."""
 
 COLLECT_SECONDS = 40.0
-"""How long one unprepare is waited for; what it began is in the checkpoint and is finished later.
-As long as a call of the kubelet gets."""
+"""For one unprepare, as long as for a call of the kubelet. The checkpoint contains what it began,
+which is finished later."""
 
 
 class StaleReason(StrEnum):
-    """Why nobody will ask to unprepare a claim: label of a metric, and word in the log."""
+    """Why the kubelet will not ask to unprepare a claim: label of a metric, and word in the log."""
 
     GONE = "gone"
     """It was deleted."""
     REPLACED = "replaced"
-    """There is another one of its name."""
+    """Another claim has its name."""
     DEALLOCATED = "deallocated"
     """It has no devices any more."""
     ELSEWHERE = "elsewhere"
     """It is allocated, for another node."""
     REALLOCATED = "reallocated"
-    """It is allocated anew, with other devices of the driver, or none."""
+    """It is allocated again, with other devices of the driver, or none."""
 
 
 _REASONS: Mapping[type[ClaimError], StaleReason] = {
@@ -79,10 +84,10 @@ def judge(
     entry: StoredClaim, found: Claim | None, *, driver: str, node: Node
 ) -> StaleReason | None:
     """
-    Say why an entry is stale, in whatever state; None if it is not, or cannot be told.
+    Return why an entry in any state is stale; None if it is not, or if that is unknown.
 
-    `found` is the claim of its name as the API server has it; None if it said that there is none.
-    Only devices count: if configs change for the same devices, the kubelet asks again.
+    `found` is the claim of its name in the API server; None if the API server has none. Only
+    devices count: if configs change for the same devices, the kubelet asks again.
     """
     if found is None:
         return StaleReason.GONE
@@ -102,13 +107,12 @@ def judge(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StaleTiming:
-    """When is looked, and how long a claim must have been stale."""
+    """When claims are checked, and how long they must have been stale."""
 
     period_seconds: float = 60.0
-    """From one look to the next; the kubelet itself looks as often for pods that are gone."""
+    """Between two checks; the kubelet itself checks for deleted pods as often."""
 
     grace: Grace = field(default_factory=Grace)
-    """How long a claim must have been stale."""
 
     fetches_per_second: float = 20.0
     """Claims that are read from the API server: every node of a cluster does this."""
@@ -119,31 +123,21 @@ class StaleTiming:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Suspicion:
-    """An entry that was stale in a look, and in all that had an answer since."""
+    """An entry that was stale in a check, and in all later ones that had an answer."""
 
     generation: int
     reason: StaleReason
     unclaimed: Unclaimed
-    told: bool = False
-    """It was said that it cannot be unprepared: once is enough."""
-
-
-class Entries(Protocol):
-    """What is needed of the checkpoint."""
-
-    async def count(self) -> int: ...
-
-    def pages(self) -> AsyncIterator[list[StoredClaim]]:
-        """Give every entry, some at a time."""
-        ...
+    logged: bool = False
+    """Whether the log reports that it cannot be unprepared: once is enough."""
 
 
 class StaleCollector:
     """
-    Looks for stale claims of one driver, and has them unprepared.
+    Finds stale claims of one driver, and has them unprepared.
 
-    An entry that is in order costs nothing between two looks, and where the kubelet lists it, the
-    API server is not asked for it either.
+    An entry that is in order costs nothing between two checks. The API server is not asked about
+    claims that the kubelet lists.
     """
 
     def __init__(
@@ -151,38 +145,36 @@ class StaleCollector:
         *,
         driver: str,
         node: Node,
-        entries: Entries,
+        checkpoint: Checkpoint,
         source: ClaimSource,
         kubelet: KubeletView,
-        look_for_files: Callable[[], Awaitable[object]],
-        primary: Callable[[], bool],
-        registered: Callable[[], bool],
+        responsible: Callable[[], bool],
+        remove_orphans: Callable[[], Awaitable[object]],
         unprepare: Callable[[StoredClaim], Awaitable[bool]],
         on_collected: Callable[[StaleReason], None],
         timing: StaleTiming,
     ) -> None:
         """
-        `look_for_files` is the part of each look that is not about entries: orphaned CDI files.
-        `primary` tells whether this is the one process that collects, `registered` whether the
-        kubelet has registered the driver since this process started. `unprepare` is given an entry
-        as it was read, and gives whether it is gone; if it has changed since, it must leave it.
+        `responsible` returns whether this process collects now: the primary instance, once the
+        kubelet has registered the driver. `remove_orphans` is called first in each check.
+        `unprepare` gets an entry as it was read, and returns whether it is gone; it must leave an
+        entry that has changed.
         """
         self._driver = driver
         self._node = node
-        self._entries = entries
+        self._checkpoint = checkpoint
         self._source = source
         self._kubelet = kubelet
-        self._look_for_files = look_for_files
-        self._primary = primary
-        self._registered = registered
+        self._responsible = responsible
+        self._remove_orphans = remove_orphans
         self._unprepare = unprepare
         self._on_collected = on_collected
         self._timing = timing
-        self._pace = _Pace(timing.fetches_per_second)
+        self._limiter: RateLimiter | None = None
         self._suspicions: dict[str, _Suspicion] = {}
 
     async def run(self) -> None:
-        """Look again and again; a look that fails is logged and the next one made."""
+        """Check periodically; a failed check is logged, and the next one made."""
         loop, period = asyncio.get_running_loop(), self._timing.period_seconds
         while True:
             # At multiples of the period, so that the collectors of all drivers check at the same
@@ -190,20 +182,20 @@ class StaleCollector:
             pause = period - loop.time() % period
             await asyncio.sleep(pause if pause > period / 2 else pause + period)
             try:
-                await self.look()
+                await self.poll()
             except (CheckpointError, OSError) as error:
                 logger.error(
-                    "stale claims cannot be looked for",
+                    "check for stale claims failed",
                     extra={"driver": self._driver, "error": str(error)},
                 )
 
-    async def look(self) -> int:
-        """Look once; give how many claims were collected. Raises CheckpointError, OSError."""
-        if not (self._primary() and self._registered()):
+    async def poll(self) -> int:
+        """Check once; return how many claims were collected. Raises CheckpointError, OSError."""
+        if not self._responsible():
             self._suspicions.clear()
             return 0
-        await self._look_for_files()
-        if not await self._entries.count():
+        await self._remove_orphans()
+        if not await self._checkpoint.count():
             self._suspicions.clear()
             return 0
         claims = await self._listed()
@@ -211,13 +203,13 @@ class StaleCollector:
             return 0
         collected = 0
         seen: set[str] = set()
-        async for page in self._entries.pages():
+        async for page in self._checkpoint.pages():
             seen.update(entry.uid for entry in page)
             free = [entry for entry in page if not self._used(entry, claims)]
             judged, silent = await self._judge(free)
             due = [e for e in free if e.uid in judged and self._is_due(e, judged[e.uid], claims)]
             collected += await self._collect(due)
-            if silent:  # the next look asks again; what is suspected stays so
+            if silent:  # the next check asks again; suspicions stay
                 return collected
         self._suspicions = {uid: s for uid, s in self._suspicions.items() if uid in seen}
         return collected
@@ -232,8 +224,10 @@ class StaleCollector:
     async def _judge(
         self, entries: Sequence[StoredClaim]
     ) -> tuple[Mapping[str, StaleReason | None], bool]:
-        """Ask for claims. One without an answer is missing, and the first that gets none at all
-        ends it: an API server that is away or overloaded needs no more questions."""
+        """Ask the API server about claims; return its verdicts, and whether it gave no answer at
+        all. Then it is unavailable or overloaded, and is asked no more questions."""
+        limiter = self._limiter or RateLimiter(burst=1, per_second=self._timing.fetches_per_second)
+        self._limiter = limiter
         judged: dict[str, StaleReason | None] = {}
         line = iter(entries)
         silent = False
@@ -241,7 +235,7 @@ class StaleCollector:
         async def ask() -> None:
             nonlocal silent
             for entry in line:
-                await self._pace.turn()
+                await limiter.wait()
                 if silent:
                     return
                 try:
@@ -266,7 +260,7 @@ class StaleCollector:
     def _is_due(
         self, entry: StoredClaim, reason: StaleReason | None, claims: KubeletClaims
     ) -> bool:
-        """Note what a look says of an entry; give whether it has said so for long enough."""
+        """Record the verdict on an entry; return whether its grace period is over."""
         if reason is None:
             self._suspicions.pop(entry.uid, None)
             return False
@@ -341,21 +335,7 @@ class StaleCollector:
             del self._suspicions[entry.uid]
             logger.warning("stale claim is unprepared", extra=facts)
             self._on_collected(suspicion.reason)
-        elif not suspicion.told:
-            self._suspicions[entry.uid] = replace(suspicion, told=True)
+        elif not suspicion.logged:
+            self._suspicions[entry.uid] = replace(suspicion, logged=True)
             logger.warning("stale claim is not unprepared yet", extra=facts)
         return gone
-
-
-class _Pace:
-    """Spreads work evenly over time, whoever does it."""
-
-    def __init__(self, per_second: float) -> None:
-        self._pause_seconds = 1 / per_second
-        self._next = 0.0
-
-    async def turn(self) -> None:
-        now = asyncio.get_running_loop().time()
-        at = max(now, self._next)
-        self._next = at + self._pause_seconds
-        await asyncio.sleep(at - now)

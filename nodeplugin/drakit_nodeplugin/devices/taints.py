@@ -125,7 +125,7 @@ class Condition:
 UNKNOWN = Condition(health=Health.unknown())
 """A device without a report."""
 
-_WELL = Condition(health=Health.ok(), has_report=True)
+_WELL = Condition(health=Health.healthy(), has_report=True)
 
 _UNSURE = replace(UNKNOWN, has_report=True)
 
@@ -148,7 +148,7 @@ def observed(old: Condition, health: Health, *, now: float) -> Condition:
             tainted=True,
             evicting=old.evicting,
             message=health.message,
-            broken_since=since if health.broken else None,
+            broken_since=since if health.evict_pods else None,
             has_report=True,
         )
     if not old.tainted:

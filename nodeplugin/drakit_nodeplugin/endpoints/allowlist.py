@@ -1,46 +1,48 @@
 """
 The allow lists of backends and device plugins: the names that may register, and their rights.
 
-It turns configuration into rules. The rules for edits are those of :mod:`.edits_policy`, the rule
-for a socket's owner is that of :mod:`.socketfile`; the endpoints apply both.
+An entry lists the owner of the socket, device nodes, mounts, hooks and so on. It refuses every edit
+that it does not list. Environment variables are exempt, because a pod can set them itself.
 
-It must not know connections, claims or edits.
+Paths are compared by name. A symbolic link outside ``/dev`` is invisible from the node plugin's
+container, so a prefix is as safe as the permissions of the directories below it. Device nodes are
+also compared with the host's ``/dev`` (:mod:`.host_paths`). The form of an entry, and what it may
+contain, is :mod:`drakit_nodeplugin.allowed`'s.
+
+It must not know connections or claims.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Literal
 
-from drakit_nodeplugin.endpoints.edits_policy import AllowedEdits, EditsPolicy
-from drakit_nodeplugin.endpoints.host_paths import HostDevices
-from drakit_nodeplugin.endpoints.socketfile import SocketFile, SocketOwner
+from drakit.device import DeviceNode, Edits, Hook, Mount
+from drakit_nodeplugin.endpoints.host_paths import HostDevices, HostNode, SocketFile
 
 if TYPE_CHECKING:
     from drakit_nodeplugin.allowed import AllowedEndpoint
 
 __all__ = ("AllowList", "Rights", "allow_list")
 
+MAX_SHOWN = 200
+"""Characters of a path in an error: the vendor's program chooses the path."""
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Rights:
-    """What one driver or resource may do."""
+BIND_TYPES = (None, "", "none", "bind")
+MOUNT_OPTIONS = frozenset(
+    {"bind", "rbind", "private", "rprivate", "ro", "rro", "rw", "nosuid", "nodev", "noexec"}
+    | {"noatime", "nodiratime", "relatime"}
+)
+"""Options that only restrict a mount. ``dev``, ``suid`` and ``exec`` lift restrictions of the host,
+and a shared mount propagates the container's mounts to the host."""
 
-    where: str
-    """The place of its entry in the configuration."""
+DEVICE_TYPES = (None, "b", "c", "u")
 
-    owner: SocketOwner
-    edits: EditsPolicy
-
-    def owner_problem(self, file: SocketFile) -> str | None:
-        """Return why its socket must not have this owner, and the remedy, as the end of a sentence;
-        None if the owner is right."""
-        problem = self.owner.problem(file)
-        if problem is None:
-            return None
-        return f"{problem}; change the socket's owner, or correct owner in {self.where}"
+PERMISSIONS = 0o777
+"""The permission bits of a file's mode; higher bits can change the type of a node."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,24 +65,197 @@ def allow_list(
     if given is None:
         return None
     entries = {
-        name: _rights(f"{setting}[{json.dumps(name)}]", each, devices=devices)
-        for name, each in given.items()
+        name: Rights(
+            where=f"{setting}[{json.dumps(name)}]", allowed=allowed, find_node=devices.node
+        )
+        for name, allowed in given.items()
     }
     return AllowList(setting=setting, entries=entries)
 
 
-def _rights(where: str, given: AllowedEndpoint, *, devices: HostDevices) -> Rights:
-    allowed = AllowedEdits(
-        devices=given.devices,
-        mounts=given.mounts,
-        hooks=frozenset(given.hooks),
-        net_devices=given.net_devices,
-        additional_gids=frozenset(given.additional_gids),
-        intel_rdt=given.intel_rdt,
-        cdi_devices=given.cdi_devices,
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rights:
+    """What one driver or resource may do."""
+
+    where: str
+    """The place of its entry in the configuration, for the remedy."""
+
+    allowed: AllowedEndpoint
+    find_node: Callable[[str], HostNode]
+    """Looks up a path of the host, and may block."""
+
+    def owner_problem(self, file: SocketFile) -> str | None:
+        """Return why its socket must not have this owner, and the remedy, as the end of a sentence;
+        None if the owner is right."""
+        owner = self.allowed.owner
+        if file.uid == owner.uid and owner.gid in (None, file.gid):
+            return None
+        group = "" if owner.gid is None else f" and group {owner.gid}"
+        return (
+            f"belongs to user {file.uid} and group {file.gid}, not to user {owner.uid}{group}; "
+            f"change the socket's owner, or correct owner in {self.where}"
+        )
+
+    def edits_problem(self, edits: Edits) -> str | None:
+        """Return the first edit that the entry refuses, as the end of a sentence, or None. Blocks
+        if there are device nodes."""
+        return next(self._problems(edits), None)
+
+    def _problems(self, edits: Edits) -> Iterator[str]:
+        for node in edits.device_nodes:
+            yield from self._node_problems(node)
+        for mount in edits.mounts:
+            yield from self._mount_problems(mount)
+        for hook in edits.hooks:
+            yield from self._hook_problems(hook)
+        for interface in edits.net_devices:
+            name = interface.host_interface_name
+            if not _matches_any(name, self.allowed.net_devices):
+                yield self._refused(f"network interface {_shown(name)}", "netDevices")
+        for gid in edits.additional_gids:
+            if gid not in self.allowed.additional_gids:
+                yield self._refused(f"group {gid}", "additionalGids")
+        if edits.intel_rdt is not None and not self.allowed.intel_rdt:
+            yield self._refused("Intel RDT settings", "intelRdt")
+        for name in edits.cdi_devices:
+            if not self._allows_cdi_device(name):
+                yield self._refused(f"CDI device {_shown(name)}", "cdiDevices")
+
+    # ------------------------------------------------------------ device nodes
+
+    def _node_problems(self, node: DeviceNode) -> Iterator[str]:
+        given = node.host_path or node.path
+        what = f"device node {_shown(given)}"
+        path = _clean_path(given)
+        if path is None or _clean_path(node.path) is None:
+            yield _malformed(what, node.path)
+            return
+        if not self._allows_node(path):
+            yield self._refused(what, "devices")
+            return
+        if node.type not in DEVICE_TYPES:
+            yield f"asks for {what} of type {_shown(node.type or '')}, which is no device type"
+            return
+        if node.file_mode is not None and node.file_mode & ~PERMISSIONS:
+            yield f"asks for {what} with mode bits beyond permissions (0777)"
+            return
+        found = self.find_node(path)
+        if not self._allows_node(found.path):
+            yield self._refused(f"{what}, which leads to {_shown(found.path)}", "devices")
+        elif not _is_same_device(node, found):
+            # With these numbers, the runtime creates the node without reading the host's.
+            yield (
+                f"asks for {what} with a type and numbers that differ from the host's device node "
+                f"or cannot be verified; the vendor must omit them"
+            )
+
+    def _allows_node(self, path: str) -> bool:
+        parts = path.split("/")
+        return any(
+            len(pattern) == len(parts) and all(map(fnmatchcase, parts, pattern))
+            for pattern in (each.split("/") for each in self.allowed.devices)
+        )
+
+    # ------------------------------------------------------------ mounts
+
+    def _mount_problems(self, mount: Mount) -> Iterator[str]:
+        what = f"a mount of {_shown(mount.host_path)}"
+        path = _clean_path(mount.host_path)
+        if path is None or _clean_path(mount.container_path) is None:
+            yield _malformed(what, mount.container_path)
+            return
+        access = self._access_to(path)
+        if access is None:
+            yield self._refused(what, "mounts")
+            return
+        options = frozenset(mount.options)
+        if mount.type not in BIND_TYPES or not options & {"bind", "rbind"}:
+            yield f"asks for {what} that is not a bind mount, which no allow list permits"
+        elif unknown := sorted(options - MOUNT_OPTIONS):
+            yield (
+                f"asks for {what} with option {_shown(unknown[0])}, which no allow list "
+                f"permits; the vendor must omit it"
+            )
+        elif access == "ro" and not _is_read_only(options):
+            yield self._refused(f"{what} that is not recursively read-only", "mounts")
+
+    def _access_to(self, path: str) -> Literal["ro", "rw"] | None:
+        prefixes = [each for each in self.allowed.mounts if _is_within(path, each)]
+        return self.allowed.mounts[max(prefixes, key=len)] if prefixes else None
+
+    # ------------------------------------------------------------ the rest
+
+    def _hook_problems(self, hook: Hook) -> Iterator[str]:
+        what = f"hook {_shown(hook.path)}"
+        # Not normalised: the runtime runs exactly this path.
+        if hook.path not in self.allowed.hooks:
+            yield self._refused(what, "hooks")
+        elif hook.env:
+            # LD_PRELOAD and similar variables make any program run other code.
+            yield (
+                f"asks for {what} with environment variables, which no allow list permits; "
+                f"the vendor must omit them"
+            )
+
+    def _allows_cdi_device(self, name: str) -> bool:
+        kind, _, device = name.partition("=")
+        for each in self.allowed.cdi_devices:
+            allowed_kind, equals, pattern = each.partition("=")
+            if kind == allowed_kind and (not equals or fnmatchcase(device, pattern)):
+                return True
+        return False
+
+    def _refused(self, what: str, setting: str) -> str:
+        return (
+            f"asks for {what}, which is not allowed; to allow it, extend {setting} in {self.where}"
+        )
+
+
+def _clean_path(path: str) -> str | None:
+    """Return an absolute path normalised; None if it is relative, or has ``..`` or a null byte.
+
+    After a symbolic link, ``..`` does not lead to the directory that the text suggests.
+    """
+    parts = [part for part in path.split("/") if part not in ("", ".")]
+    if not path.startswith("/") or ".." in parts or "\0" in path:
+        return None
+    return "/" + "/".join(parts)
+
+
+def _is_within(path: str, prefix: str) -> bool:
+    """Return whether a path is a prefix or below it, by components; both are normalised."""
+    return prefix == "/" or path == prefix or path.startswith(f"{prefix}/")
+
+
+def _is_same_device(node: DeviceNode, found: HostNode) -> bool:
+    """Return whether the numbers of an edit, if any, are those of the host's device node."""
+    if node.major is None and node.minor is None:
+        return True
+    if found.device is None:
+        return False
+    type_, major, minor = found.device
+    wanted_type = "c" if node.type == "u" else node.type
+    return wanted_type in (None, type_) and (node.major, node.minor) == (major, minor)
+
+
+def _is_read_only(options: frozenset[str]) -> bool:
+    """Return whether a bind mount is read-only, including the host's mounts below it."""
+    if "rw" in options:
+        return False
+    return "rro" in options or ("ro" in options and "rbind" not in options)
+
+
+def _matches_any(name: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _malformed(what: str, container_path: str) -> str:
+    return (
+        f"asks for {what} at {_shown(container_path)} in the container; both paths must be "
+        f"absolute and must not contain '..'"
     )
-    return Rights(
-        where=where,
-        owner=SocketOwner(uid=given.owner.uid, gid=given.owner.gid),
-        edits=EditsPolicy(where, allowed, find_node=devices.node),
-    )
+
+
+def _shown(text: str) -> str:
+    shown = text if text.isprintable() else ascii(text)
+    return shown if len(shown) <= MAX_SHOWN else f"{shown[:MAX_SHOWN]}..."

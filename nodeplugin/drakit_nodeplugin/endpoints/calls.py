@@ -1,6 +1,6 @@
 """
-From a claim to calls of its Python driver: one for each device, for the claim, or for all claims
-that come together, as the driver wants it.
+From a claim to calls of its Python driver: one for each device, or for all claims that come
+together, as the driver wants it.
 
 What a driver does wrong becomes a sentence in :mod:`drakit_nodeplugin.endpoints.python.faults`. How
 a call reaches the driver's thread, waits for its devices and is cut off is the caller's; what an
@@ -43,7 +43,7 @@ CALL_SECONDS = 300.0
 """After which a call of a driver is cancelled, from its begin in the driver. It may wait as long
 for an earlier call for its devices. The kubelet is told long before that it goes on."""
 
-AnyDriver = Driver[Any]
+AnyDriver = Driver[Any, Any]
 ValueT = TypeVar("ValueT")
 
 
@@ -78,12 +78,22 @@ class Caller(Protocol):
 class DriverCalls:
     """The calls of one driver; it raises DeviceFailedError, EndpointStoppedError, and no other."""
 
-    def __init__(self, driver: str, *, traits: DriverTraits, node: str, caller: Caller) -> None:
-        """`node` is the node's name, after which pools are named in the API."""
+    def __init__(
+        self,
+        driver: str,
+        *,
+        traits: DriverTraits,
+        node: str,
+        caller: Caller,
+        edits: Callable[[str, str], Edits | None] = lambda pool, name: None,
+    ) -> None:
+        """`node` is the node's name, after which pools are named in the API. `edits` returns the
+        edits that a published device carries, by pool and name."""
         self._driver = driver
         self._traits = traits
         self._node = node
         self._caller = caller
+        self._edits = edits
         self._faults = DriverFaults(driver, call_seconds=CALL_SECONDS)
         self._prepares = Together[AllocatedClaim, Sequence[Edits]](
             self._prepare_claims, apart=self._busy
@@ -101,8 +111,6 @@ class DriverCalls:
                 return await self._each(
                     [self._prepare_device(claim, d, index) for index, d in enumerate(devices)]
                 )
-            case Granularity.CLAIM:
-                return await self._prepare_claim(claim, devices)
             case Granularity.BATCH:
                 item = AllocatedClaim(claim=claim, devices=tuple(devices))
                 return await self._prepares.call(item)
@@ -115,15 +123,6 @@ class DriverCalls:
             return self._faults.one_edits(answer, what="prepare", index=index)
 
         return await self._call(run, what="prepare", devices=[device], index=index)
-
-    async def _prepare_claim(
-        self, claim: ClaimReference, devices: Sequence[AllocatedDevice]
-    ) -> Sequence[Edits]:
-        async def run(driver: AnyDriver) -> Sequence[Edits]:
-            answer = await _finished(driver.prepare_claim(claim, self._all_checked(devices)))
-            return self._faults.edits(answer, what="prepare_claim", count=len(devices))
-
-        return await self._call(run, what="prepare_claim", devices=devices)
 
     async def _prepare_claims(
         self, claims: Sequence[AllocatedClaim]
@@ -162,8 +161,6 @@ class DriverCalls:
                 await self._each(
                     [self._unprepare_device(claim, d, index) for index, d in enumerate(devices)]
                 )
-            case Granularity.CLAIM:
-                await self._unprepare_claim(claim, devices)
             case Granularity.BATCH:
                 item = AllocatedClaim(claim=claim, devices=tuple(devices))
                 await self._unprepares.call(item)
@@ -178,16 +175,6 @@ class DriverCalls:
                 await self._reset(driver, known, index)
 
         await self._call(run, what="unprepare", devices=[device], index=index)
-
-    async def _unprepare_claim(
-        self, claim: ClaimReference, devices: Sequence[AllocatedDevice]
-    ) -> None:
-        async def run(driver: AnyDriver) -> None:
-            known = self._all_checked(devices, lenient=True)
-            await _finished(driver.unprepare_claim(claim, known))
-            await self._reset_all(driver, known)
-
-        await self._call(run, what="unprepare_claim", devices=devices)
 
     async def _unprepare_claims(
         self, claims: Sequence[AllocatedClaim]
@@ -283,8 +270,9 @@ class DriverCalls:
         self, device: AllocatedDevice, index: int, *, lenient: bool = False
     ) -> AllocatedDevice:
         """Give a device in the driver's words; see :func:`.with_parameters`."""
+        pool = short_pool(self._node, device.pool)
         return with_parameters(
-            replace(device, pool=short_pool(self._node, device.pool)),
+            replace(device, pool=pool, edits=self._edits(pool, device.name)),
             self._traits.parameters_type,
             driver=self._driver,
             index=index,

@@ -1,9 +1,10 @@
 """
-What every kind of endpoint has in common: the words between it, the manager, the engine, and who
-hosts it.
+One source of a driver's devices: connected again and again, and called for claims.
 
-An endpoint lives in connections, one after the other: each is a stream that first lists what there
-is and then tells of changes, until it ends. How often it is connected again is :mod:`.lifecycle`'s.
+:class:`Endpoint` owns what is the same for every kind: the life cycle (:mod:`.lifecycle`), the
+order of calls, their time limits and error sentences (:mod:`.batches`). A kind supplies a
+:class:`.Connection`, and a function that makes the next one. Here is also what the host, the engine
+and the device manager see of an endpoint.
 
 It must not know how any kind of endpoint works.
 """
@@ -11,13 +12,25 @@ It must not know how any kind of endpoint works.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol
+from typing import Protocol
 
-from drakit.device import AllocatedDevice, ClaimReference, Edits, Health, Inventory
-from drakit.resource.pools import short_pool
+from drakit.device import AllocatedClaim, Edits
+from drakit_nodeplugin.endpoints.batches import Batches
+from drakit_nodeplugin.endpoints.contract import (
+    Connection,
+    ConnectionEndedError,
+    CounterSetKey,
+    DeviceKey,
+    EndpointListener,
+    HealthReport,
+    Update,
+    WorkKey,
+    work_keys,
+)
 from drakit_nodeplugin.endpoints.errors import EndpointStoppedError
+from drakit_nodeplugin.endpoints.lifecycle import Lifecycle
 from drakit_nodeplugin.endpoints.traits import DriverTraits
 
 __all__ = (
@@ -37,128 +50,52 @@ __all__ = (
 )
 
 
-class ConnectionEndedError(Exception):
-    """A connection is over. The text says why, and ends in a pod's Event."""
+class HostedEndpoint(Protocol):
+    """
+    One endpoint, or all endpoints of a driver that has several.
 
-    def __init__(self, reason: str, *, disorderly: bool = False) -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.disorderly = disorderly
-        """It did harm for as long as it lived: that it lived long speaks for nothing."""
+    `prepare`, `unprepare` and `check` begin the work for a batch of claims, and return one future
+    for each claim UID. They return at once; calls from one turn of the event loop cost the other
+    side one wake-up.
 
-
-class DeviceKey(NamedTuple):
-    """A device of one driver on this node."""
-
-    pool: str
-    """In the driver's words: empty for the pool that has the node's name."""
-    name: str
-
-
-class CounterSetKey(NamedTuple):
-    """A counter set of one driver on this node: the hardware behind several devices."""
-
-    pool: str
-    """The driver's name for it."""
-    name: str
-    kind: Literal["counter set"] = "counter set"
-    """Distinguishes it from a device of the same name."""
-
-
-WorkKey = DeviceKey | CounterSetKey
-"""The resources of a call. Calls that have one in common never overlap."""
-
-
-def work_keys(devices: Iterable[AllocatedDevice], *, node: str) -> frozenset[WorkKey]:
-    """Return the resources of a call for these devices. `node` is the name of the node."""
-    keys: set[WorkKey] = set()
-    for device in devices:
-        pool = short_pool(node, device.pool)
-        keys.add(DeviceKey(pool, device.name))
-        keys.update([CounterSetKey(pool, name) for name in device.consumes])
-    return frozenset(keys)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class HealthReport:
-    """How devices are, as somebody looked; those that are not named are as they were."""
-
-    devices: Mapping[DeviceKey, Health]
-
-
-Update = Inventory | HealthReport
-"""What a connection tells: all that there is, or how something of it is."""
-
-
-class EndpointListener(Protocol):
-    """Who wants to know what an endpoint has; called in the daemon's loop, and returns at once."""
-
-    def replaced(self, endpoint: str, inventory: Inventory) -> None:
-        """The endpoint is there and has this, all of it."""
-        ...
-
-    def reported(self, endpoint: str, report: HealthReport) -> None:
-        """Devices of the endpoint are like this; a device that it does not have is ignored."""
-        ...
-
-    def stopped(self, endpoint: str, reason: str) -> None:
-        """The endpoint is away; said again if the reason changes."""
-        ...
-
-
-class Connection(Protocol):
-    """One life of an endpoint."""
-
-    @property
-    def away(self) -> str | None:
-        """Why nothing can be called now; None while it can, from its first inventory on."""
-        ...
-
-    def updates(self) -> AsyncIterator[Update]:
-        """List and watch: an inventory first, then whatever changes. Only the last of several
-        inventories that nobody has taken yet is given. It ends or raises when the endpoint does,
-        best a :class:`ConnectionEndedError`."""
-        ...
-
-    async def close(self) -> None:
-        """End it; returns within seconds, whatever becomes of it, and raises nothing."""
-        ...
-
-
-class Endpoint(Protocol):
-    """The engine's view of an endpoint. Calls that have a device or a counter set in common never
-    overlap."""
+    * Claims end at different times, unless the driver takes a batch of claims as one call.
+    * A future raises :class:`.DeviceFailedError` or :class:`.EndpointStoppedError`, and nothing
+      else.
+    * Cancelling a future gives up that claim alone. The work for its devices ends in the
+      background, and the next call for these devices begins only after that. A batch that is one
+      call is cancelled when all of its claims are given up.
+    * Calls that have a device or a counter set in common never overlap, and run in the order in
+      which they were made. Other claims of a batch do not wait for one that has to wait.
+    * A call runs in the context of its caller: its log lines have the request id.
+    """
 
     @property
     def traits(self) -> DriverTraits:
         """Which calls it needs; known while it is stopped as well."""
         ...
 
-    def away(self) -> EndpointStoppedError | None:
-        """Say why it cannot be called now; None if it can."""
-        ...
-
-    async def prepare(
-        self, claim: ClaimReference, devices: Sequence[AllocatedDevice]
-    ) -> Sequence[Edits]:
-        """Make the devices of a claim ready; raises DeviceFailedError, EndpointStoppedError."""
-        ...
-
-    async def unprepare(self, claim: ClaimReference, devices: Sequence[AllocatedDevice]) -> None:
-        """Undo it; raises DeviceFailedError, EndpointStoppedError."""
-        ...
-
-    async def check(self, claim: ClaimReference, devices: Sequence[AllocatedDevice]) -> bool:
-        """Say whether all of them are still in order; raises EndpointStoppedError."""
-        ...
-
-
-class HostedEndpoint(Endpoint, Protocol):
-    """What a hosted driver runs: one endpoint, or all endpoints of a driver that has several."""
-
     @property
     def blocked(self) -> str | None:
-        """What its event loop is blocked in, if it has one of its own; None while it answers."""
+        """What its event loop is blocked in; None while it answers, or if it has no own loop."""
+        ...
+
+    def unavailable(self) -> EndpointStoppedError | None:
+        """Return why it cannot be called now; None if it can."""
+        ...
+
+    def prepare(
+        self, batch: Sequence[AllocatedClaim]
+    ) -> Mapping[str, asyncio.Future[Sequence[Edits]]]:
+        """Make the devices of claims ready; gives the edits of each device, in their order."""
+        ...
+
+    def unprepare(self, batch: Sequence[AllocatedClaim]) -> Mapping[str, asyncio.Future[None]]:
+        """Undo it, and reset the devices if the driver wants that."""
+        ...
+
+    def check(self, batch: Sequence[AllocatedClaim]) -> Mapping[str, asyncio.Future[bool]]:
+        """Return whether all devices of a claim are still in order. A driver that fails to check
+        does not know, which is False; a future raises EndpointStoppedError only."""
         ...
 
     async def start(self) -> None:
@@ -167,7 +104,7 @@ class HostedEndpoint(Endpoint, Protocol):
         ...
 
     async def run(self) -> None:
-        """Keep it connected until cancelled, and tell the listener what it has."""
+        """Keep it connected until cancelled, and report to the listener what it has."""
         ...
 
     async def close(self) -> None:
@@ -177,7 +114,7 @@ class HostedEndpoint(Endpoint, Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Diagnostic:
-    """Something that people should know of an endpoint: becomes a log line and an Event of the
+    """Something that people should know about an endpoint: becomes a log line and an Event of the
     Node, and is counted by its reason."""
 
     reason: str
@@ -189,7 +126,7 @@ class Diagnostic:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Surroundings:
-    """What an endpoint is given by who hosts it."""
+    """What the host gives an endpoint."""
 
     listener: EndpointListener
     node: str
@@ -200,4 +137,77 @@ class Surroundings:
     another, only that one has the sockets on which vendors' programs call us."""
 
     remark: Callable[[Diagnostic], None]
-    """Says something to people; returns at once."""
+    """Reports a diagnostic; returns at once."""
+
+
+class Endpoint:
+    """One endpoint of any kind: a :class:`HostedEndpoint`."""
+
+    def __init__(
+        self,
+        name: str,
+        connect: Callable[[], Awaitable[Connection]],
+        *,
+        traits: DriverTraits,
+        listener: EndpointListener,
+        node: str,
+        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        """
+        `connect` makes the next connection. It may wait for one to appear, and raises if there is
+        none now. `node` is the node's name. `pause` is called before each reconnect: it waits this
+        many seconds, or less where waiting is of no use.
+        """
+        self.name = name
+        self.traits = traits
+        self._lifecycle = Lifecycle(name, connect, listener=listener, pause=pause)
+        self._batches = Batches(name, traits=traits, node=node, reach=self._reach)
+
+    # ------------------------------------------------------------ its life
+
+    async def start(self) -> None:
+        """As :meth:`HostedEndpoint.start`. Any failure but a refused configuration is a stop, and
+        :meth:`run` tries again."""
+        await self._lifecycle.start()
+
+    async def run(self) -> None:
+        """As :meth:`HostedEndpoint.run`."""
+        await self._lifecycle.run()
+
+    async def close(self) -> None:
+        """As :meth:`HostedEndpoint.close`."""
+        await self._lifecycle.close()
+
+    @property
+    def blocked(self) -> str | None:
+        """As :attr:`HostedEndpoint.blocked`."""
+        connection = self._lifecycle.connection
+        return None if connection is None else connection.blocked
+
+    def unavailable(self) -> EndpointStoppedError | None:
+        """As :meth:`HostedEndpoint.unavailable`."""
+        reason = self._lifecycle.unavailable
+        return None if reason is None else EndpointStoppedError(driver=self.name, reason=reason)
+
+    # ------------------------------------------------------------ calls
+
+    def prepare(
+        self, batch: Sequence[AllocatedClaim]
+    ) -> Mapping[str, asyncio.Future[Sequence[Edits]]]:
+        """As :meth:`HostedEndpoint.prepare`."""
+        return self._batches.prepare(batch)
+
+    def unprepare(self, batch: Sequence[AllocatedClaim]) -> Mapping[str, asyncio.Future[None]]:
+        """As :meth:`HostedEndpoint.unprepare`."""
+        return self._batches.unprepare(batch)
+
+    def check(self, batch: Sequence[AllocatedClaim]) -> Mapping[str, asyncio.Future[bool]]:
+        """As :meth:`HostedEndpoint.check`."""
+        return self._batches.check(batch)
+
+    def _reach(self) -> Connection | EndpointStoppedError:
+        connection, stopped = self._lifecycle.connection, self.unavailable()
+        if stopped is not None:
+            return stopped
+        assert connection is not None
+        return connection

@@ -1,23 +1,32 @@
 """
-What an endpoint cannot do.
+What an endpoint cannot do, as sentences that end in a pod's Event.
 
 It must not know claims, slices or gRPC.
 """
 
 from __future__ import annotations
 
+import logging
 import traceback
 from typing import Self
 
-from drakit_nodeplugin.endpoints.python.plain import name_of_type
+from drakit.driver import DriverError
 
 __all__ = (
     "BadParametersError",
+    "CallCancelledError",
+    "CallNotBegunError",
+    "CallOverdueError",
     "DeviceFailedError",
     "EndpointStoppedError",
+    "failure_of",
+    "kind_of",
     "text_of",
     "traceback_of",
+    "unusable_answer",
 )
+
+logger = logging.getLogger(__name__)
 
 MAX_TEXT = 2000
 """Characters of an exception's text that go on; of an Event's message there are 1,024."""
@@ -28,9 +37,12 @@ MAX_TRACEBACK = 20_000
 MAX_FRAMES = 40
 """Of each exception in it, from the outermost."""
 
+MAX_NAME = 80
+"""Characters of a type's name."""
+
 
 class EndpointStoppedError(Exception):
-    """The source of a driver's devices is away: nothing can be prepared or confirmed."""
+    """The source of a driver's devices is unavailable: nothing can be prepared or confirmed."""
 
     def __init__(self, *, driver: str, reason: str) -> None:
         super().__init__(
@@ -49,19 +61,77 @@ class DeviceFailedError(Exception):
         """Which of the claim's devices; None if it is not about one of them."""
 
     def alone(self) -> Self:
-        """Forget what caused it: that holds the driver's objects, and who shows it asks them."""
+        """Forget the cause: it refers to objects of the driver, whose code a log would run."""
         self.__cause__ = self.__context__ = self.__traceback__ = None
         return self
 
 
 class BadParametersError(DeviceFailedError):
-    """The opaque parameters for a device do not fit: a fault of who wrote them."""
+    """The opaque parameters for a device do not fit: a mistake in the claim or DeviceClass."""
+
+
+class CallOverdueError(Exception):
+    """A call gave no answer in its time."""
+
+
+class CallNotBegunError(CallOverdueError):
+    """A call waited for all of its time, behind a call for one of its devices that does not end."""
+
+
+class CallCancelledError(Exception):
+    """A call was cancelled on the other side, and neither by us nor by the connection's end."""
+
+    def __init__(self) -> None:
+        super().__init__("it was cancelled, but not by its caller")
+
+
+def failure_of(
+    error: Exception,
+    *,
+    driver: str,
+    what: str,
+    index: int | None = None,
+    call_seconds: float,
+) -> DeviceFailedError:
+    """Return what a call raised as a sentence; `index` is the device that it is about."""
+    if isinstance(error, DeviceFailedError):
+        return error
+    name = f"driver {driver}"
+    if isinstance(error, DriverError):
+        # About one device its words stand alone; otherwise they name the driver.
+        text = text_of(error) if index is not None else f"{name}: {text_of(error)}"
+    elif isinstance(error, CallNotBegunError):
+        text = (
+            f"{name}: an earlier call for the device does not end, and {what} waited "
+            f"{call_seconds:.0f} s for it; if it stays so, restart the node plugin on this node"
+        )
+    elif isinstance(error, CallOverdueError):
+        text = f"{name} gave no answer to {what} within {call_seconds:.0f} s"
+    else:
+        facts = {"driver": driver, "call": what, "exception": traceback_of(error)}
+        logger.error("driver failed", extra=facts)
+        text = f"{name} failed in {what}: {kind_of(error)}: {text_of(error)}"
+    return DeviceFailedError(text, index=index)
+
+
+def unusable_answer(
+    answer: str, *, driver: str, what: str, index: int | None = None
+) -> DeviceFailedError:
+    """Return the error for an answer that cannot be used."""
+    text = f"driver {driver} answered {what} with {answer}; this is a fault of the driver"
+    return DeviceFailedError(text, index=index)
+
+
+def kind_of(value: object) -> str:
+    """Return the name of a value's type, in characters that can be shown."""
+    name = type(value).__name__[:MAX_NAME]
+    return name if name.isprintable() else ascii(name)
 
 
 def text_of(error: BaseException) -> str:
     """
-    Give an exception's text, fit for a message; vendors write exceptions whose text cannot be made,
-    is empty or without end, or holds what no UTF-8 can.
+    Return an exception's text, fit for a message; vendors write exceptions whose text cannot be
+    made, is empty or very long, or holds what no UTF-8 can.
 
     That calls the vendor's code: it is done in the driver's thread, and nowhere else.
     """
@@ -69,22 +139,22 @@ def text_of(error: BaseException) -> str:
         text = str.__str__(str(error))[:MAX_TEXT].encode("utf-8", "backslashreplace").decode()
     except Exception:
         text = ""
-    return text or f"{name_of_type(type(error))}, which has no text"
+    return text or f"{kind_of(error)}, which has no text"
 
 
 def traceback_of(error: BaseException) -> str:
     """
-    Give an exception's traceback, and those of what caused it, as a text that is not too long.
+    Return an exception's traceback, with those of its causes, as a text of bounded length.
 
-    As the log would make it, which calls the vendor's code, too, and holds the log's lock
-    meanwhile: one that does not end would end all that is logged.
+    The log would make it while it holds its lock; a vendor's `__str__` that blocks would then block
+    all logging. So it is made in the driver's thread.
     """
     try:
         text = "".join(traceback.format_exception(error, limit=MAX_FRAMES))
         text = str.__str__(text).encode("utf-8", "backslashreplace").decode()
     except Exception:
-        return f"{name_of_type(type(error))}, whose traceback cannot be shown"
+        return f"{kind_of(error)}, whose traceback cannot be shown"
     if len(text) > MAX_TRACEBACK:
-        # The error itself stands at the end, what caused it at the begin.
+        # The error itself is at the end, its first cause at the beginning.
         text = f"{text[: MAX_TRACEBACK // 2]}\n...\n{text[-MAX_TRACEBACK // 2 :]}"
     return text

@@ -1,11 +1,11 @@
 """
-Paths of device nodes on the host: what a runtime does with them for the kubelet, and not for CDI.
+Paths that vendors' processes give: device nodes of the host, and sockets.
 
-Given a symbolic link, a runtime follows it; given a directory, it takes all device nodes in it. In
-a CDI spec neither is allowed. So both are looked up here, in the host's ``/dev`` as this process
-sees it. What it does not see stays as it is, and the runtime says what is wrong with it.
+For the kubelet, a runtime follows a symbolic link to a device node, and takes all device nodes of a
+directory. In a CDI spec neither is allowed. So both are looked up here, in the host's ``/dev`` as
+this process sees it. An invisible path stays unchanged, and the runtime reports its problem.
 
-It must not know where a path comes from. It blocks: it is called in a thread.
+It must not know where a path comes from, or which program listens on a socket. Functions block.
 """
 
 from __future__ import annotations
@@ -16,30 +16,52 @@ import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, NamedTuple
 
-from drakit_nodeplugin.endpoints.edits_policy import HostNode
+__all__ = (
+    "MAX_NODES",
+    "MAX_PATH_BYTES",
+    "HostDevices",
+    "HostNode",
+    "SocketFile",
+    "TooManyNodesError",
+    "socket_file",
+)
 
-__all__ = ("MAX_NODES", "HostDevices", "TooManyNodesError")
+MAX_PATH_BYTES = 107
+"""Bytes, not characters, of a unix socket's path on Linux: 108 with the closing NUL."""
+
 
 DEVICES = "/dev"
 MOUNTED = Path("/host/dev")
 """Where the chart mounts the host's ``/dev``."""
 
 MAX_LINKS = 40
-"""Links that follow each other, as for Linux."""
+"""Links in a row, as for Linux."""
 
 MAX_NODES = 256
-"""Device nodes in a directory: a larger one was not meant."""
+"""Device nodes in a directory; a larger one must be a mistake."""
 
 _LEFT_OUT = frozenset({"pts", "shm", "fd", "mqueue", "console", ".lxc", ".lxd-mounts", ".udev"})
-"""What runtimes leave out of a directory, too."""
+"""Entries of a directory that runtimes omit as well."""
 
 
 class TooManyNodesError(Exception):
-    """A directory has more device nodes than a container can be meant to have."""
+    """A directory has more device nodes than any container should get."""
 
     def __init__(self, path: str) -> None:
         super().__init__(f"{path} has more than {MAX_NODES} device nodes")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HostNode:
+    """A path in the host's ``/dev``."""
+
+    path: str
+    """The path without symbolic links."""
+
+    device: tuple[Literal["b", "c"], int, int] | None = None
+    """Type, major and minor number; None if no device node is visible there."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,13 +72,13 @@ class HostDevices:
 
     @classmethod
     def found(cls) -> HostDevices:
-        """Find it: in a pod it is mounted beside the pod's own."""
+        """Return it: a pod has it mounted beside its own."""
         return cls(root=MOUNTED if MOUNTED.is_dir() else Path(DEVICES))
 
     def nodes(self, path: str) -> list[tuple[str, str]]:
         """
-        Give the device nodes of a path on the host: each with where it is below the path, which is
-        empty for the path itself, and with its own path, which has no symbolic link.
+        Return the device nodes of a path on the host: each with its place below the path, which is
+        empty for the path itself, and with its own path without symbolic links.
 
         Raises :class:`TooManyNodesError`.
         """
@@ -94,11 +116,11 @@ class HostDevices:
         return status.st_mode, status.st_rdev
 
     def _seen(self, path: str) -> Path:
-        """Say where this process sees a path in ``/dev``."""
+        """Return where this process sees a path in ``/dev``."""
         return self.root / path.removeprefix(f"{DEVICES}/")
 
     def _real(self, path: str) -> str:
-        """Follow symbolic links, in the last part as in those before."""
+        """Follow symbolic links, in every part of the path."""
         if not path.startswith(f"{DEVICES}/"):
             return path
         done, todo, links = DEVICES, path.removeprefix(f"{DEVICES}/").split("/"), 0
@@ -117,7 +139,7 @@ class HostDevices:
         return done
 
     def _link(self, path: str) -> str | None:
-        """Say where a path leads; None if it is no link, not there, or not in ``/dev``."""
+        """Return a link's target; None if it is no link, is missing, or is not in ``/dev``."""
         if not path.startswith(f"{DEVICES}/"):
             return None
         try:
@@ -142,3 +164,31 @@ class HostDevices:
                 yield from self._within(at)
             elif stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
                 yield at
+
+
+class SocketFile(NamedTuple):
+    """Distinguishes a file from another one at the same path.
+
+    The file system may reuse an inode at once, but a rename, a link or a change of the owner sets
+    the time of the last change.
+    """
+
+    device: int
+    inode: int
+    changed_ns: int
+    mode: int
+    uid: int
+    gid: int
+
+    @property
+    def is_socket(self) -> bool:
+        """Whether the file is a socket."""
+        return stat.S_ISSOCK(self.mode)
+
+
+def socket_file(path: Path | str) -> SocketFile:
+    """Stat a path without following a symbolic link; raises OSError. Blocks."""
+    found = os.lstat(path)
+    return SocketFile(
+        found.st_dev, found.st_ino, found.st_ctime_ns, found.st_mode, found.st_uid, found.st_gid
+    )

@@ -19,10 +19,10 @@ from drakit.backoff import Backoff
 from drakit.device import Inventory
 from drakit.driver import DriverError
 from drakit.tasks import cancelled_by_owner
-from drakit_nodeplugin.endpoints.endpoint import (
-    Connection,
+from drakit_nodeplugin.endpoints.contract import (
     ConnectionEndedError,
     EndpointListener,
+    Reports,
     Update,
 )
 from drakit_nodeplugin.endpoints.errors import text_of
@@ -41,7 +41,7 @@ dies at once is no better than one that cannot be made."""
 SILENT_SECONDS = 10.0
 """How long a new connection may take to list its devices before that is told."""
 
-ConnectionT = TypeVar("ConnectionT", bound=Connection)
+ConnectionT = TypeVar("ConnectionT", bound=Reports)
 
 
 class _NotTakenError(Exception):
@@ -85,11 +85,11 @@ class Lifecycle(Generic[ConnectionT]):
         """The latest one; None while there is none."""
 
     @property
-    def away(self) -> str | None:
+    def unavailable(self) -> str | None:
         """Why the endpoint cannot be called now; None if it can."""
         if self._reason is not None or self.connection is None:
             return self._reason
-        away = self.connection.away
+        away = self.connection.unavailable
         # That a new connection says nothing yet is no cause: people look for what came before.
         unexplained = away is not None and self._before not in (None, away)
         return f"{away} (before that: {self._before})" if unexplained else away
@@ -106,7 +106,7 @@ class Lifecycle(Generic[ConnectionT]):
         except DriverError as error:
             self._reason = text_of(error)
             raise
-        if (away := self.away) is not None and self._reason is None:
+        if (away := self.unavailable) is not None and self._reason is None:
             self._tell_stop(away)
 
     async def run(self) -> None:
@@ -145,7 +145,7 @@ class Lifecycle(Generic[ConnectionT]):
         loop = asyncio.get_running_loop()
         silent = loop.call_later(SILENT_SECONDS, self._tell_silence, connection)
         listed_at: float | None = None
-        updates = connection.updates()
+        updates = connection.inventories()
         try:
             while isinstance(update := await self._next(updates), Update):
                 if isinstance(update, Inventory):
@@ -197,7 +197,7 @@ class Lifecycle(Generic[ConnectionT]):
         self._tell_stop(reason)
 
     def _tell_silence(self, connection: ConnectionT) -> None:
-        if connection.away is not None and (away := self.away) is not None:
+        if connection.unavailable is not None and (away := self.unavailable) is not None:
             logger.error("endpoint is silent", extra={"endpoint": self._endpoint, "reason": away})
             self._tell_stop(away)
 

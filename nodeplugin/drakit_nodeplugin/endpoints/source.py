@@ -13,6 +13,7 @@ from collections.abc import Collection
 from typing import Protocol
 
 from drakit_nodeplugin.endpoints.endpoint import HostedEndpoint, Surroundings
+from drakit_nodeplugin.endpoints.former import FormerEndpoint
 from drakit_nodeplugin.endpoints.traits import DriverTraits
 
 __all__ = ("DriverSource",)
@@ -47,6 +48,6 @@ class DriverSource(Protocol):
         them, as it cannot start them."""
         ...
 
-    def endpoint(self, surroundings: Surroundings) -> HostedEndpoint:
+    def endpoint(self, surroundings: Surroundings) -> HostedEndpoint | FormerEndpoint:
         """Make what is run and called; called once, within the daemon's loop."""
         ...

@@ -1,48 +1,59 @@
 """
-One hosted driver: its checkpoint, endpoint, engine, front door and slices, put together.
+One hosted driver: its checkpoint, endpoint, devices, slices, engine and front door, put together.
 
-Start order: checkpoint, CDI files, driver, sockets; the API server is not waited for. Stop order is
-the reverse, and the sockets drain first. Which drivers there are is :mod:`drakit_nodeplugin.app`'s
-business, what looks after claims beside the kubelet's calls :mod:`.maintenance`'s.
+Start order: checkpoint, CDI files, driver, sockets; nothing waits for the API server. Stop order is
+the reverse, and the sockets drain first. The endpoint reports to the device manager, which never
+calls it; the manager notifies the publisher. What people must know becomes log lines, Events of the
+Node, and metrics. :mod:`.drivers` decides which drivers there are, :mod:`.maintenance` maintains
+claims between the kubelet's calls.
 
-It must not know how any of the parts does its work.
+It must not know how any of the parts works.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import replace
 
 from drakit.driver import DriverError
 from drakit_nodeplugin.claims.allocation import ParameterLimits
 from drakit_nodeplugin.claims.cdi_files import ClaimSpecs
-from drakit_nodeplugin.claims.checkpoint.records import STATES
 from drakit_nodeplugin.claims.checkpoint.store import Checkpoint, CheckpointError
 from drakit_nodeplugin.claims.engine import ClaimEngine
 from drakit_nodeplugin.claims.events import AnnouncedClaims, ClaimAnnouncer
 from drakit_nodeplugin.claims.parts import EngineParts
 from drakit_nodeplugin.claims.source import ApiClaims
 from drakit_nodeplugin.config import ConfigError
+from drakit_nodeplugin.devices.hardware import HeldDevice
+from drakit_nodeplugin.devices.manager import DeviceManager
+from drakit_nodeplugin.devices.taints import UNHEALTHY
 from drakit_nodeplugin.endpoints.endpoint import Diagnostic, EndpointListener, Surroundings
+from drakit_nodeplugin.endpoints.former import for_engine
 from drakit_nodeplugin.endpoints.source import DriverSource
-from drakit_nodeplugin.host.driver_devices import HostedDevices
-from drakit_nodeplugin.host.environment import Environment
+from drakit_nodeplugin.endpoints.traits import DriverTraits
 from drakit_nodeplugin.host.instances import RunningInstances, new_owner
-from drakit_nodeplugin.host.maintenance import Upkeep
-from drakit_nodeplugin.host.node_events import NodeEvents
+from drakit_nodeplugin.host.maintenance import Maintenance
+from drakit_nodeplugin.host.node import Environment, NodeEvents
 from drakit_nodeplugin.kubelet.ownership import Ownership
 from drakit_nodeplugin.kubelet.server import DriverServer
 from drakit_nodeplugin.kubelet.sockets import SocketError, socket_paths
-from drakit_nodeplugin.metrics import MeteredClaims, MeteredSource
+from drakit_nodeplugin.metrics import DriverMetrics, MeteredClaims, MeteredSource
+from drakit_nodeplugin.slices.publisher import SlicePublisher
+from drakit_nodeplugin.slices.stored_slices import StoredSlice, published_taints
 
-__all__ = ("HostedDriver",)
+__all__ = ("HostedDevices", "HostedDriver")
 
 logger = logging.getLogger(__name__)
 
+UNPREPARING_ROUNDS = 5
+"""Seconds between two checks for devices that are still being unprepared; those that both find are
+tainted. A normal unprepare takes milliseconds, and is not worth a write."""
+
 
 class HostedDriver:
-    """A driver and all that serves it."""
+    """A driver and everything that serves it."""
 
     def __init__(self, driver: DriverSource, environment: Environment) -> None:
         """Raises :class:`SocketError` if no path of a socket fits."""
@@ -50,7 +61,7 @@ class HostedDriver:
         self.name = driver.name
         self._where = driver.where
         self._foreign = driver.foreign
-        self._looks = environment.looks
+        self._file_poller = environment.file_poller
         self._metrics = environment.metrics.for_driver(driver.name)
         self._ownership = Ownership(
             driver.name,
@@ -67,7 +78,7 @@ class HostedDriver:
         self._checkpoint = Checkpoint(
             config.drivers_directory / driver.name / "checkpoint.db",
             owner=new_owner(environment.instance_uid),
-            traces=specs.traces,
+            files=specs.uids,
         )
         self._checkpoint.on_transaction = self._metrics.transaction
         self._events = NodeEvents(environment.node.name, environment.session)
@@ -85,7 +96,7 @@ class HostedDriver:
         self._instances.on_change = self._devices.manager.wake
         self._endpoint = driver.endpoint(
             Surroundings(
-                listener=_Announcing(self._devices.manager, self._stopped),
+                listener=_ReportingStops(self._devices.manager, self._stopped),
                 node=environment.node.name,
                 primary=self._instances.primary,
                 remark=self._remark,
@@ -97,7 +108,7 @@ class HostedDriver:
             boot_id=environment.boot_id,
             checkpoint=self._checkpoint,
             source=MeteredSource(ApiClaims(environment.session), self._metrics),
-            devices=self._endpoint,
+            devices=for_engine(self._endpoint),
             inventories=self._devices.manager,
             specs=specs,
             instances=self._instances,
@@ -116,28 +127,27 @@ class HostedDriver:
             health=self._devices.manager if driver.traits.health else None,
             health_timeout_seconds=config.devices.health.timeout,
         )
-        self._upkeep = Upkeep(
+        self._maintenance = Maintenance(
             parts,
             engine=engine,
             announcer=announcer,
             events=self._events,
             environment=environment,
             metrics=self._metrics,
-            primary=self._instances.primary.is_set,
-            registered=self._registered,
+            responsible=lambda: self._instances.primary.is_set() and self._registered(),
         )
 
     async def start(self) -> None:
-        """Start all that the kubelet needs; raise :class:`ConfigError` if the driver refuses."""
+        """Start everything that the kubelet needs. Raises :class:`ConfigError` if that fails."""
         try:
             await self._checkpoint.open()
         except CheckpointError as error:
-            # It is served all the same: each claim gets this as its answer, which its user sees,
-            # and once the cause is gone the checkpoint opens by itself.
+            # The driver is served anyway: this is the error of each claim, which its user sees.
+            # Once the cause is gone, the checkpoint opens by itself.
             logger.error(
                 "checkpoint cannot be used", extra={"driver": self.name, "error": str(error)}
             )
-        await self._upkeep.begin()
+        await self._maintenance.begin()
         await self._devices.restore()
         try:
             await self._endpoint.start()
@@ -145,31 +155,31 @@ class HostedDriver:
             raise ConfigError(f"{self._where}: {error}") from error
         try:
             await self._server.start()
-            await self._instances.look()
+            await self._instances.check()
         except (OSError, SocketError) as error:
             raise ConfigError(f"driver {self.name}: {error}") from error
 
     def parts(self) -> Mapping[str, Callable[[], Awaitable[None]]]:
-        """Give what runs until the daemon stops, by name."""
-        looks = self._looks
+        """Return the parts that run until the daemon stops, by name."""
+        poller = self._file_poller
         return {
             f"{self.name} endpoint": self._endpoint.run,
-            f"{self.name} server": lambda: self._server.run(looks),
-            f"{self.name} instances": lambda: self._instances.run(looks),
+            f"{self.name} server": lambda: self._server.run(poller),
+            f"{self.name} instances": lambda: self._instances.run(poller),
             f"{self.name} Events of the node": self._events.run,
             **{f"{self.name} {name}": part for name, part in self._devices.parts().items()},
-            **{f"{self.name} {name}": part for name, part in self._upkeep.parts().items()},
+            **{f"{self.name} {name}": part for name, part in self._maintenance.parts().items()},
         }
 
     async def stop(self) -> None:
-        """Stop in reverse; each step is made whatever became of the ones before."""
+        """Stop in reverse order; a step that fails does not prevent the next."""
         steps = (
             lambda: asyncio.to_thread(self._ownership.leave_primary),
             self._server.stop,
             self._endpoint.close,
             self._checkpoint.close,
-            # Not before the driver has ended: what it still does is our work, and another instance
-            # must see that somebody is at it.
+            # Only after the driver has ended: until then it may be working, and another instance
+            # must see that this one is alive.
             lambda: asyncio.to_thread(self._ownership.release),
         )
         for step in steps:
@@ -179,12 +189,12 @@ class HostedDriver:
                 logger.exception("a step of the stop failed", extra={"driver": self.name})
 
     async def stop_serving(self) -> None:
-        """End what the kubelet calls; :meth:`stop` ends the rest."""
+        """Stop serving the kubelet; :meth:`stop` stops the rest."""
         await self._server.stop()
 
     async def idle(self) -> bool:
-        """Tell whether nothing is known of the driver any more, neither devices nor claims, and
-        no other instance serves it."""
+        """Return whether the driver has neither devices nor claims any more, and no other instance
+        serves it."""
         alone = self._instances.primary.is_set() and self._instances.alone()
         if not alone or self._devices.manager.known:
             return False
@@ -193,61 +203,60 @@ class HostedDriver:
         except CheckpointError:
             return False
 
-    # ------------------------------------------------------------ what probes and metrics ask
+    # ------------------------------------------------------------ probes and metrics
 
-    async def dead(self) -> str | None:
-        """Say why the process must be restarted: our own sockets do not answer, or the checkpoint
-        was damaged since the start, which only a start can set aside."""
+    async def liveness_problem(self) -> str | None:
+        """Return why the process must restart: our own sockets do not answer, or the checkpoint was
+        damaged since the start, and only a start can quarantine it."""
         return self._checkpoint.broken or await self._server.probe()
 
-    def unready(self) -> str | None:
-        """Say what keeps pods from getting devices."""
+    def readiness_problem(self) -> str | None:
+        """Return what prevents pods from getting devices."""
         if self._checkpoint.unusable is not None:
             return self._checkpoint.unusable
         reason = None if self._foreign else self._devices.manager.stop_reason
         if reason is not None:
             return f"the driver is stopped: {reason}"
-        return self._server.status.unready()
+        return self._server.status.readiness_problem()
 
     async def measure(self) -> None:
-        """Bring the gauges up to date."""
-        metrics = self._metrics
-        metrics.registered.set(self._server.status.unready() is None)
-        metrics.running.set(self._devices.manager.stop_reason is None)
-        metrics.blocked.set(self._endpoint.blocked is not None)
-        metrics.checkpoint_damaged.set(self._upkeep.damaged)
-        metrics.checkpoint_unusable.set(self._checkpoint.unusable is not None)
+        """Update the gauges."""
+        self._metrics.set(
+            driver_registered=self._server.status.readiness_problem() is None,
+            driver_running=self._devices.manager.stop_reason is None,
+            driver_blocked=self._endpoint.blocked is not None,
+            checkpoint_damaged=self._maintenance.damaged,
+            checkpoint_unusable=self._checkpoint.unusable is not None,
+        )
         await self._devices.measure()
         try:
-            counts = await self._checkpoint.states()
+            self._metrics.set_claims(await self._checkpoint.states())
         except CheckpointError:
-            return  # another gauge says so
-        for state in STATES:
-            metrics.entries(state, counts.get(state, 0))
+            return  # another gauge shows it
 
     def _remark(self, remark: Diagnostic) -> None:
         logger.warning(
             "endpoint needs attention",
             extra={"driver": self.name, "reason": remark.reason, "note": remark.note},
         )
-        self._announce(remark)
+        self._emit(remark)
 
     def _stopped(self, endpoint: str, reason: str) -> None:
-        """An endpoint is away; the log says so already."""
+        """An endpoint is unavailable; the log already has it."""
         which = "" if endpoint == self.name else f", {endpoint}"
         note = f"driver {self.name}{which} is stopped: {reason}; its devices get no new pods"
-        self._announce(Diagnostic(reason="EndpointStopped", note=note))
+        self._emit(Diagnostic(reason="EndpointStopped", note=note))
 
-    def _announce(self, remark: Diagnostic) -> None:
-        self._metrics.remarked(remark.reason)
-        self._events.tell(reason=remark.reason, action="Connect", note=remark.note)
+    def _emit(self, diagnostic: Diagnostic) -> None:
+        self._metrics.remarked(diagnostic.reason)
+        self._events.emit(reason=diagnostic.reason, action="Connect", note=diagnostic.note)
 
     def _registered(self) -> bool:
         return self._server.status.registered_at is not None
 
 
-class _Announcing:
-    """An :class:`.EndpointListener` that tells people of stops, and passes all on to another."""
+class _ReportingStops:
+    """An :class:`.EndpointListener` that reports stops to people, and forwards everything."""
 
     def __init__(self, listener: EndpointListener, on_stopped: Callable[[str, str], None]) -> None:
         self._listener = listener
@@ -258,3 +267,140 @@ class _Announcing:
     def stopped(self, endpoint: str, reason: str) -> None:
         self._listener.stopped(endpoint, reason)
         self._on_stopped(endpoint, reason)
+
+
+class HostedDevices:
+    """The devices of a hosted driver: manager, publisher, and the watch on pending unprepares."""
+
+    def __init__(
+        self,
+        driver: str,
+        *,
+        traits: DriverTraits,
+        checkpoint: Checkpoint,
+        environment: Environment,
+        events: NodeEvents,
+        metrics: DriverMetrics,
+        expected: Collection[str],
+        primary: asyncio.Event,
+        registered: Callable[[], bool],
+    ) -> None:
+        self._driver = driver
+        self._checkpoint = checkpoint
+        self._events = events
+        self._metrics = metrics
+        self._registered = registered
+        self._has_health = traits.health
+        self._unpreparing: frozenset[tuple[str, str]] = frozenset()
+        self._file_poller = environment.file_poller
+        self._watch = checkpoint.watch()
+        self.manager = DeviceManager(
+            driver,
+            node=environment.node.name,
+            endpoints=expected,
+            settings=environment.config.devices,
+            store=checkpoint,
+            primary=primary,
+            sources_ready=self._sources_ready,
+            on_left_out=self._left_out,
+        )
+        self._publisher = SlicePublisher(
+            source=self.manager,
+            session=environment.session,
+            node=environment.node.name,
+            primary=primary,
+            on_first_list=self.adopt,
+            on_pools=self.manager.observe_published,
+            on_left_out=self._left_out,
+            on_dropped=self._dropped,
+            on_write=metrics.wrote_slice,
+        )
+
+    async def restore(self) -> None:
+        """Restore the state of an earlier process, before anything is published."""
+        await self.manager.restore()
+        try:
+            held = await self._checkpoint.held_beside_unpreparing()
+        except CheckpointError:
+            return  # readiness reports it
+        # An unprepare that an earlier process began has been pending for at least a restart.
+        self._unpreparing = _unpreparing(held)
+        self.manager.set_unpreparing(held)
+
+    def adopt(self, slices: Collection[StoredSlice]) -> None:
+        """Adopt the taints of published slices after a restart; but not those of health if the
+        driver does not report it, because nothing would ever remove them."""
+        self.manager.adopt(
+            {
+                device: {
+                    (key, effect): added_at
+                    for (key, effect), added_at in taints.items()
+                    if self._has_health or key != UNHEALTHY
+                }
+                for device, taints in published_taints(slices).items()
+            }
+        )
+
+    def parts(self) -> Mapping[str, Callable[[], Awaitable[None]]]:
+        """Return the parts that run until the daemon stops, by name."""
+        return {
+            "devices": self.manager.run,
+            "slices": self._publisher.run,
+            "unpreparing": self._watch_unpreparing,
+        }
+
+    async def measure(self) -> None:
+        """Update the gauges."""
+        self._metrics.set(
+            slices_failing=self._publisher.last_error is not None,
+            slice_fields_dropped=bool(self._publisher.dropped),
+            devices_left_out=self.manager.left_out_count + len(self._publisher.left_out),
+        )
+        try:
+            allocated = await self._checkpoint.held_devices()
+        except CheckpointError:
+            return  # another gauge shows it
+        capacity = self.manager.capacity(allocated)
+        pools = capacity.pools.values()
+        self._metrics.set_devices(
+            healthy=sum(len(pool.healthy) for pool in pools),
+            unhealthy=sum(len(pool.unhealthy) for pool in pools),
+            allocated=sum(len(pool.allocated) for pool in pools),
+        )
+        self._metrics.set(pools_inactive=len(capacity.inactive))
+
+    def _sources_ready(self) -> bool:
+        """Return whether a missing device is really gone: nothing is removed before that."""
+        return self._publisher.listed and self._registered()
+
+    def _left_out(self, devices: Mapping[str, str]) -> None:
+        for name, problem in devices.items():
+            self._events.emit(
+                reason="DeviceLeftOut",
+                action="Publish",
+                note=f"driver {self._driver}: device {name} is not published: {problem}",
+            )
+
+    def _dropped(self, note: str) -> None:
+        self._events.emit(
+            reason="FieldsDropped", action="Publish", note=f"driver {self._driver}: {note}"
+        )
+
+    async def _watch_unpreparing(self) -> None:
+        while True:
+            await self._file_poller.until(
+                lambda: self._watch.changed() or bool(self._unpreparing), rounds=UNPREPARING_ROUNDS
+            )
+            try:
+                held = await self._checkpoint.held_beside_unpreparing()
+            except CheckpointError:
+                continue
+            before, self._unpreparing = self._unpreparing, _unpreparing(held)
+            lasting = before & self._unpreparing
+            self.manager.set_unpreparing(
+                [replace(d, unpreparing=(d.pool, d.device) in lasting) for d in held]
+            )
+
+
+def _unpreparing(held: Collection[HeldDevice]) -> frozenset[tuple[str, str]]:
+    return frozenset((each.pool, each.device) for each in held if each.unpreparing)

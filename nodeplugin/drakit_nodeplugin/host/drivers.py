@@ -1,35 +1,38 @@
 """
-The drivers that a process hosts: those of its configuration, and backends, which come and go.
+The drivers that a process hosts: those of its configuration, and those of backends.
 
-A driver of the configuration is started before anything runs, and ends the process if it cannot
-be. A backend's driver is started when its backend is first seen, or at once if an earlier process
-has known it; one that cannot be hosted is told to people and tried again. It stays, with or without
-its backend, until neither devices nor claims of it are left.
+A driver of the configuration starts before anything runs; if it cannot start, the process ends. A
+backend's driver starts when its backend appears. If it cannot start, it is reported and retried. It
+stays, with or without its backend, until none of its devices and claims is left. So after a restart
+it must be hosted at once: its claims are still to be unprepared, and its devices to be tainted. For
+that, a small record beside its checkpoint remembers it.
 
-What a hosted driver is made of is :mod:`.driver`'s, how backends are found
-:mod:`drakit_nodeplugin.endpoints`'s.
-
-It must not know how any of the parts does its work.
+:mod:`.driver` assembles one hosted driver; :mod:`drakit_nodeplugin.endpoints` finds backends. It
+must not know how any of the parts does its work.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import logging
+import os
+import secrets
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from drakit import tasks
+from drakit.layout import private_directory, private_file
+from drakit.resource.names import is_driver_name
 from drakit_nodeplugin.config import ConfigError, NodePluginConfig
 from drakit_nodeplugin.endpoints.endpoint import Diagnostic
 from drakit_nodeplugin.endpoints.errors import text_of
 from drakit_nodeplugin.endpoints.python.loading import load_drivers
 from drakit_nodeplugin.endpoints.source import DriverSource
 from drakit_nodeplugin.host.driver import HostedDriver
-from drakit_nodeplugin.host.environment import Environment
-from drakit_nodeplugin.host.known_backends import forget_driver, known_drivers, remember_driver
-from drakit_nodeplugin.host.node_events import NodeEvents
+from drakit_nodeplugin.host.node import Environment, NodeEvents
 from drakit_nodeplugin.kubelet.sockets import SocketError
 
 if TYPE_CHECKING:
@@ -39,23 +42,26 @@ __all__ = ("Hosting",)
 
 logger = logging.getLogger(__name__)
 
-AGAIN_SECONDS = 30.0
-"""Until a backend's driver that could not be hosted is tried again."""
+RETRY_SECONDS = 30.0
+"""Before a backend's driver that could not be hosted is retried."""
 
 IDLE_SECONDS = 60.0
-"""Between two looks for backends' drivers that nothing is left of; shorter where devices of a
+"""Between two checks for backends' drivers of which nothing is left; shorter if devices of a
 stopped driver stay for a shorter time."""
 
 MAX_BACKENDS = 64
-"""Drivers of backends on one node, each of which takes about a MiB and ten open files: more is a
-program that names itself anew without end."""
+"""Drivers of backends on one node, each of which takes about a MiB and ten open files: more can
+only be a program that keeps changing its name."""
+
+RECORD = "backend.json"
+RECORD_VERSION = 1
 
 
 class Hosting(Sequence[HostedDriver]):
     """All hosted drivers: a sequence of those that are served now."""
 
     def __init__(self, environment: Environment, *, config_file: Path) -> None:
-        """Raises :class:`ConfigError` if a driver of the configuration cannot be made."""
+        """Raises :class:`ConfigError` if a driver of the configuration cannot be created."""
         config = environment.config
         self._environment = environment
         self._data = config.drivers_directory
@@ -71,11 +77,11 @@ class Hosting(Sequence[HostedDriver]):
         self._hosting: set[str] = set()
         """Backends' drivers that are served, or about to be."""
         self._known: dict[str, asyncio.Task[HostedDriver | None]] = {}
-        """Those that were known before the start, while they are being started."""
+        """Those that an earlier process hosted, while they start."""
         self._wanted: asyncio.Queue[str] = asyncio.Queue()
         self._directory: BackendDirectory | None = None
         if config.backends.enabled:
-            # Only here: a node without backends has none of it in memory.
+            # Imported here: a node without backends does not load it.
             from drakit_nodeplugin.endpoints.allowlist import allow_list
             from drakit_nodeplugin.endpoints.backend.directory import BackendDirectory
             from drakit_nodeplugin.endpoints.host_paths import HostDevices
@@ -100,9 +106,9 @@ class Hosting(Sequence[HostedDriver]):
         return iter([*self._drivers])
 
     async def start(self) -> None:
-        """Start all that is known; raises :class:`ConfigError` if a driver of the configuration
-        refuses."""
-        # At once: one that takes its time must not keep the others from being served.
+        """Start all known drivers. Raises :class:`ConfigError` if a driver of the configuration
+        cannot start."""
+        # Concurrently: a slow driver must not delay the others.
         async with asyncio.TaskGroup() as group:
             for driver in self._drivers:
                 group.create_task(driver.start())
@@ -112,11 +118,11 @@ class Hosting(Sequence[HostedDriver]):
                         self._remark(Diagnostic(reason="BackendRefused", note=refusal))
                         continue
                     self._hosting.add(name)
-                    # Not waited for: nobody is to wait for a process that is not ours.
+                    # Not awaited: nothing may wait for a process that is not ours.
                     self._known[name] = asyncio.create_task(self._host(name, directory), name=name)
 
     def parts(self) -> Mapping[str, Callable[[], Awaitable[None]]]:
-        """Give what runs until the daemon stops, by name."""
+        """Return the parts that run until the daemon stops, by name."""
         parts: dict[str, Callable[[], Awaitable[None]]] = {}
         for driver in self._drivers:
             if driver.name in self._names:
@@ -130,7 +136,7 @@ class Hosting(Sequence[HostedDriver]):
         return parts
 
     async def stop(self) -> None:
-        """Stop all; raises nothing."""
+        """Stop all drivers; raises nothing."""
         for task in self._known.values():
             task.cancel()
         if self._known:
@@ -151,7 +157,8 @@ class Hosting(Sequence[HostedDriver]):
             self._wanted.put_nowait(name)
 
     async def _run(self, directory: BackendDirectory) -> None:
-        """Host what appears, until cancelled; the end of one part ends all, as for any driver."""
+        """Host the backends that appear, until cancelled; the end of one part ends all, as for any
+        driver."""
         async with asyncio.TaskGroup() as group:
             for name in self._known:
                 group.create_task(self._serve(name, directory, group))
@@ -161,7 +168,7 @@ class Hosting(Sequence[HostedDriver]):
                 if name in self._hosting:
                     continue
                 if self._taken(name) is not None:
-                    directory.forget(name)  # where it will be refused, with the reason
+                    directory.forget(name)  # the directory will refuse it, with the reason
                     continue
                 self._hosting.add(name)  # at once: it may appear again before it is served
                 group.create_task(self._serve(name, directory, group))
@@ -169,7 +176,7 @@ class Hosting(Sequence[HostedDriver]):
     async def _serve(
         self, name: str, directory: BackendDirectory, group: asyncio.TaskGroup
     ) -> None:
-        """Host a backend's driver, as soon as that can be done, and run its parts."""
+        """Host a backend's driver, as soon as that is possible, and run its parts."""
         if (known := self._known.get(name)) is not None:
             driver = await asyncio.shield(known)
             del self._known[name]
@@ -177,15 +184,15 @@ class Hosting(Sequence[HostedDriver]):
             driver = await self._host(name, directory)
         while driver is None:
             if (socket := directory.socket(name)) is not None:
-                directory.lost(socket)  # whoever is there by then may have another name
-            await asyncio.sleep(AGAIN_SECONDS)
+                directory.lost(socket)  # by then, its backend may have another name
+            await asyncio.sleep(RETRY_SECONDS)
             driver = await self._host(name, directory)
         life = tasks.run(driver.parts())
         self._lives[name] = group.create_task(life, name=name)
 
     async def _host(self, name: str, directory: BackendDirectory) -> HostedDriver | None:
-        """Start a backend's driver; None, after it was told why, if that cannot be done now."""
-        from drakit_nodeplugin.endpoints.backend.source import BackendSource
+        """Start a backend's driver. If that is impossible now, report why, and return None."""
+        from drakit_nodeplugin.endpoints.backend.hosted import BackendSource
 
         driver: HostedDriver | None = None
         try:
@@ -193,7 +200,7 @@ class Hosting(Sequence[HostedDriver]):
             await asyncio.to_thread(remember_driver, self._data, name, self._registrations)
             await driver.start()
         except Exception as error:
-            # Whatever it is: a name that a backend chose must not end what others need.
+            # Any error: a name that a backend chose must not stop other drivers.
             if not isinstance(error, ConfigError | SocketError | OSError):
                 logger.exception("backend's driver cannot be started", extra={"driver": name})
             note = f"backend {name} cannot be served: {text_of(error)}"
@@ -210,7 +217,7 @@ class Hosting(Sequence[HostedDriver]):
         return driver
 
     async def _forget_idle(self, directory: BackendDirectory) -> None:
-        """Give up drivers whose backends are gone, and of which nothing is left."""
+        """Stop hosting drivers whose backends are gone, and of which nothing is left."""
         grace = self._environment.config.devices.endpoint_stop_grace_period
         while True:
             await asyncio.sleep(max(min(IDLE_SECONDS, grace), 1.0))
@@ -225,7 +232,7 @@ class Hosting(Sequence[HostedDriver]):
         life.cancel()
         await asyncio.wait({life})
         await driver.stop_serving()
-        # Once nobody can call it any more: a claim may have come after the last look.
+        # Checked again when nobody can call it any more: a claim may have arrived meanwhile.
         idle = await driver.idle()
         await driver.stop()
         self._drivers.remove(driver)
@@ -246,13 +253,13 @@ class Hosting(Sequence[HostedDriver]):
             "backend needs attention", extra={"reason": remark.reason, "note": remark.note}
         )
         self._environment.metrics.remarks.labels("", remark.reason).inc()
-        self._events.tell(reason=remark.reason, action="Connect", note=remark.note)
+        self._events.emit(reason=remark.reason, action="Connect", note=remark.note)
 
 
 def _configured(
     config: NodePluginConfig, environment: Environment, *, file: Path
 ) -> Sequence[DriverSource]:
-    """Give the drivers of the configuration."""
+    """Return the drivers of the configuration."""
     sources: list[DriverSource] = [*load_drivers(config.drivers, file=file, node=environment.node)]
     if config.device_plugins.enabled:
         sources.append(_device_plugins(config, environment, file=file))
@@ -267,8 +274,8 @@ def _configured(
 def _device_plugins(
     config: NodePluginConfig, environment: Environment, *, file: Path
 ) -> DriverSource:
-    # Only here: a node without device plugins has none of it in memory.
-    from drakit_nodeplugin.endpoints.deviceplugin.source import DevicePluginsSource
+    # Imported here: a node without device plugins does not load it.
+    from drakit_nodeplugin.endpoints.deviceplugin.plugins import DevicePluginsSource
 
     return DevicePluginsSource(
         config.device_plugins.driver_name,
@@ -277,3 +284,89 @@ def _device_plugins(
         allowed=config.device_plugins.allowed,
         kubelet_resources=environment.podresources.device_manager,
     )
+
+
+# ------------------------------------------------------------ records of backends (blocking)
+
+
+def known_drivers(drivers: Path, registrations: Path) -> list[str]:
+    """
+    Return the drivers of backends that this node has hosted, from their data directories' parent.
+
+    A malformed record is quarantined and logged. If a record is unreadable now, or a later version
+    wrote it, the driver is still known by the name of its directory. Two releases of the chart
+    share the data directory, and each hosts only the backends of its own registration directory:
+    records of another one are skipped.
+    """
+    found: list[str] = []
+    for path in sorted(drivers.glob(f"*/{RECORD}")):
+        name = path.parent.name
+        try:
+            record = cast("dict[str, Any]", json.loads(path.read_bytes()))
+            if record["driver"] != name or not is_driver_name(name):
+                raise ValueError(f"it is no record of driver {name}")
+            if _is_foreign(record, registrations):
+                continue
+        except OSError as error:
+            logger.error(
+                "record of a backend cannot be read",
+                extra={"file": str(path), "error": str(error)},
+            )
+            if not is_driver_name(name):
+                continue
+        except (ValueError, KeyError, TypeError) as error:
+            quarantined = path.with_name(f"{RECORD}.unreadable")
+            logger.error(
+                "record of a backend is quarantined",
+                extra={"file": str(quarantined), "error": str(error)},
+            )
+            with contextlib.suppress(OSError):
+                path.replace(quarantined)
+                private_file(quarantined)
+            continue
+        found.append(name)
+    return found
+
+
+def remember_driver(drivers: Path, name: str, registrations: Path) -> None:
+    """Record that a driver must be hosted after a restart. Raises OSError."""
+    path = drivers / name / RECORD
+    private_directory(path.parent)
+    private_file(path)
+    if path.exists() and not _belongs_elsewhere(path, registrations):
+        return
+    # Two instances may do this at once, and in containers both have the same process ID.
+    temporary = path.with_name(f".{RECORD}.{secrets.token_hex(4)}")
+    try:
+        with temporary.open("w") as file:
+            private_file(temporary)
+            record = {"driver": name, "directory": str(registrations), "version": RECORD_VERSION}
+            json.dump(record, file)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def forget_driver(drivers: Path, name: str, registrations: Path) -> None:
+    """Delete the record: the driver is not hosted after a restart. Raises OSError."""
+    path = drivers / name / RECORD
+    if not _belongs_elsewhere(path, registrations):
+        path.unlink(missing_ok=True)
+
+
+def _is_foreign(record: dict[str, Any], registrations: Path) -> bool:
+    return record.get("directory", str(registrations)) != str(registrations)
+
+
+def _belongs_elsewhere(path: Path, registrations: Path) -> bool:
+    try:
+        return _is_foreign(json.loads(path.read_bytes()), registrations)
+    except (OSError, ValueError, AttributeError):
+        return False

@@ -1,9 +1,9 @@
 """
-The processes that serve one driver on this node: usually one, two while one replaces the other.
+The processes that serve one driver on this node: usually one, two during a rolling update.
 
-Implements what the engine asks of them, and tells which one does alone what two must not do at
-once: publish slices, collect stale claims. How a process shows that it lives is
-:mod:`.kubelet.ownership`'s.
+It tells the engine whether another process is still working, and elects the primary instance, which
+does alone what two must not do at once: publish slices, collect stale claims.
+:mod:`drakit_nodeplugin.kubelet.ownership` holds the locks that show that a process lives.
 
 It must not know what is decided by the answers.
 """
@@ -15,6 +15,7 @@ import logging
 import secrets
 from collections.abc import Callable
 
+from drakit.logs import ProblemLog
 from drakit_nodeplugin.file_poller import FilePoller
 from drakit_nodeplugin.kubelet.ownership import Ownership
 from drakit_nodeplugin.kubelet.sockets import SocketError
@@ -25,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 def new_owner(instance_uid: str) -> str:
-    """Name this process in the entries that it writes: a container that is restarted keeps its
+    """Return a name of this process for the entries that it writes: a restarted container keeps its
     pod's UID, but not the work of its predecessor."""
     return f"{instance_uid}/{secrets.token_hex(4)}"
 
@@ -38,17 +39,24 @@ class RunningInstances:
         self._ownership = ownership
         self._instance_uid = instance_uid
         self._alone = False
+        self._log = ProblemLog(
+            logger,
+            "other instances cannot be found",
+            recovered="other instances can be found again",
+            level=logging.ERROR,
+            facts={"driver": driver},
+        )
         self.primary = asyncio.Event()
-        """Set while this process is the driver's primary one."""
+        """Set while this process is the driver's primary instance."""
         self.on_change: Callable[[], None] = lambda: None
-        """Called after each change of that: an event cannot be waited for until it is cleared."""
+        """Called after each change of that: nothing can wait until an event is cleared."""
 
     def alone(self) -> bool:
-        """Tell whether no other process of the driver was seen at the last look."""
+        """Return whether the last check found no other process of the driver."""
         return self._alone
 
     async def works(self, owner: str) -> bool:
-        """Tell whether another process that wrote an entry is alive."""
+        """Return whether another process that wrote an entry is alive."""
         instance_uid, slash, _ = owner.rpartition("/")
         if not slash or instance_uid == self._instance_uid:
             # Ourselves, or our container before its restart: two cannot have one pod's lock.
@@ -56,15 +64,11 @@ class RunningInstances:
         try:
             return await asyncio.to_thread(self._ownership.alive, instance_uid)
         except (OSError, SocketError) as error:
-            # What cannot be found out must be taken for work that goes on.
-            logger.error(
-                "another instance cannot be looked for",
-                extra={"driver": self._driver, "error": str(error)},
-            )
-            return True
+            self._log.report(str(error))
+            return True  # if it is unknown, the other process may still be working
 
-    async def look(self) -> None:
-        """Look once; the sockets, and with them our own lock, must have been made before."""
+    async def check(self) -> None:
+        """Check once. The sockets, and with them our own lock, must exist before."""
         self._alone = not await asyncio.to_thread(self._ownership.others_alive)
         primary = await asyncio.to_thread(self._ownership.try_primary)
         if primary == self.primary.is_set():
@@ -79,20 +83,18 @@ class RunningInstances:
         )
         self.on_change()
 
-    async def run(self, looks: FilePoller) -> None:
-        """Look whenever something has changed; a look that fails is logged and another one made."""
+    async def run(self, poller: FilePoller) -> None:
+        """Check after each change until cancelled; a check that fails is logged and repeated."""
         while True:
-            await looks.until(self._changed)
+            await poller.until(self._changed)
             try:
-                await self.look()
+                await self.check()
+                self._log.report(None)
             except OSError as error:
-                logger.error(
-                    "instances cannot be looked for",
-                    extra={"driver": self._driver, "error": str(error)},
-                )
+                self._log.report(str(error))
 
     def _changed(self) -> bool:
-        """Tell whether a look would find something else than the last one. Blocks."""
+        """Return whether a check would find something new. Blocks."""
         return (
             self._ownership.others_alive() == self._alone
             or self._ownership.try_primary() != self.primary.is_set()

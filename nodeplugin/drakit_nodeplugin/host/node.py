@@ -1,7 +1,9 @@
 """
-The node that the plugin runs on: its name, its boot, and its labels as last read.
+The node that the plugin runs on, and what all drivers of the process share.
 
-What labels and boot are used for is others' business.
+The node is its name, its labels as last read, its boot ID, and the Events about it that concern no
+claim: devices left out, damage, dropped fields. Events of claims belong to
+:mod:`drakit_nodeplugin.claims.events`.
 
 It must not know drivers, claims or slices.
 """
@@ -11,24 +13,34 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
 from drakit.kube import ApiError, Session, resource_path
+from drakit.kube.events import EventRecorder
+from drakit.logs import ProblemLog
 from drakit.resource.raw import child
+from drakit_nodeplugin.config import NodePluginConfig
+from drakit_nodeplugin.file_poller import FilePoller
+from drakit_nodeplugin.kubelet.podresources import PodResources
+from drakit_nodeplugin.metrics import Metrics
 
-__all__ = ("PluginNode", "read_boot_id")
+__all__ = ("Environment", "NodeEvents", "PluginNode", "read_boot_id")
 
 logger = logging.getLogger(__name__)
 
 LABELS_SECONDS = 60.0
-"""Between two reads of the Node: labels change when people change them."""
+"""Between two reads of the Node: people change labels rarely."""
 
 RETRY_SECONDS = 5.0
 
+MAX_PENDING_EVENTS = 256
+"""Events that wait for the API server; further ones are only logged."""
+
 
 class PluginNode:
-    """A :class:`drakit.driver.Node` that is read anew again and again."""
+    """A :class:`drakit.driver.Node` whose labels are read periodically."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -47,23 +59,80 @@ class PluginNode:
     async def run(self, session: asyncio.Future[Session]) -> None:
         """Read the labels until cancelled."""
         api = await asyncio.shield(session)
+        log = ProblemLog(
+            logger,
+            "labels of the node cannot be read",
+            recovered="labels of the node can be read again",
+            facts={"node": self._name},
+        )
         while True:
             delay = LABELS_SECONDS
             try:
                 body = await api.get(resource_path("v1", "nodes", name=self._name))
                 self._labels = cast("dict[str, str]", dict(child(body, "metadata", "labels")))
+                log.report(None)
             except ApiError as error:
                 delay = RETRY_SECONDS
-                logger.warning(
-                    "labels of the node cannot be read",
-                    extra={"node": self._name, "error": str(error)},
-                )
+                log.report(str(error))
             await asyncio.sleep(delay)
 
 
 def read_boot_id(path: Path) -> str:
-    """Read what tells this boot from others; raise OSError or ValueError if there is nothing."""
+    """Read the ID of the current boot. Raises OSError, or ValueError if the file is empty."""
     boot_id = path.read_text().strip()
     if not boot_id:
         raise ValueError(f"{path} is empty")
     return boot_id
+
+
+class NodeEvents:
+    """Events about the Node; a caller does not wait for the API server."""
+
+    def __init__(self, node: str, session: asyncio.Future[Session]) -> None:
+        self._node = node
+        self._session = session
+        self._pending: asyncio.Queue[tuple[str, str, str]] = asyncio.Queue(MAX_PENDING_EVENTS)
+
+    def emit(self, *, reason: str, action: str, note: str) -> None:
+        """Emit a warning soon. Repeated notes are one Event with a count."""
+        try:
+            self._pending.put_nowait((reason, action, note))
+        except asyncio.QueueFull:
+            logger.warning("no Event is written", extra={"reason": reason, "note": note})
+
+    async def run(self) -> None:
+        """Write Events until cancelled."""
+        session = await asyncio.shield(self._session)
+        recorder = EventRecorder(
+            session, controller="drakit.dev/nodeplugin", instance=self._node, shared=False
+        )
+        while True:
+            reason, action, note = await self._pending.get()
+            await recorder.record(
+                {"apiVersion": "v1", "kind": "Node", "name": self._node},
+                reason=reason,
+                action=action,
+                note=note,
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Environment:
+    """What all drivers of the process share."""
+
+    config: NodePluginConfig
+    node: PluginNode
+    boot_id: str
+    instance_uid: str
+    session: asyncio.Future[Session]
+    """Done once the API server can be reached; nothing that the kubelet needs waits for it."""
+
+    podresources: PodResources
+    """The only client of the kubelet's podresources API, which limits all clients together."""
+
+    metrics: Metrics
+    file_poller: FilePoller = field(default_factory=FilePoller)
+    """Polls the kubelet's disk: sockets, locks and checkpoints."""
+
+    cdi_poller: FilePoller = field(default_factory=FilePoller)
+    """Polls the directory of CDI files, which is on another disk or on none."""

@@ -1,11 +1,13 @@
 """
-What the kubelet is told of the devices' health, and when: at once, at each change, and again.
+Device health for the kubelet: streams that send everything at once, then changes, then all again.
 
-The kubelet believes in a device's health for as long as it was told to, so all of it is told again
-at a third of that time. How messages look is said in :mod:`.healthservice`; what health a device
-has, by the source.
+The kubelet trusts a device's health for a timeout that each message carries, so all of it is sent
+again after a third of that time. A kubelet of 1.36 asks every plugin for the v1alpha1 stream,
+advertised or not, and logs an error every 5 s if it is missing: for a driver without health, that
+stream stays open and sends nothing, which changes no pod's status. Kubelets from 1.37 on ask only
+for what is advertised.
 
-It must not know gRPC, or how health is found out.
+The source decides which health a device has. It must not know how health is determined.
 """
 
 from __future__ import annotations
@@ -14,26 +16,30 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Coroutine, Generator, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
+
+import grpc.aio
 
 from drakit import logs
 from drakit_nodeplugin.devices.model import DeviceHealth, Revision
+from drakit_proto.kubelet.drahealth.v1alpha1 import health_pb2 as v1alpha1
+from drakit_proto.kubelet.drahealth.v1alpha1 import health_pb2_grpc as v1alpha1_grpc
 
-__all__ = ("HealthReports", "HealthSource", "StreamLog", "Subscription", "logged_stream", "shown")
+__all__ = ("HealthService", "HealthServicer", "HealthSource", "StreamLog", "Subscription")
 
 logger = logging.getLogger(__name__)
 
 PACE_SECONDS = 0.2
-"""From one look at the devices to the next: a driver whose devices flap by the thousand makes five
-messages a second of it."""
+"""Minimum time between two messages: a driver whose devices flap by the thousand causes five
+messages per second."""
 
 MAX_DEVICES = 500
-"""Of one message: with the longest names and texts less than 1 MiB, and the kubelet takes 4."""
+"""Per message: with the longest names and texts less than 1 MiB, and the kubelet accepts 4."""
 
 MAX_MESSAGE_BYTES = 1024
-"""What the kubelet would cut itself: it counts bytes, and cuts through characters."""
+"""The kubelet truncates at this length: it counts bytes, and splits characters."""
 
 CUT = "..."
 
@@ -45,12 +51,9 @@ MAX_LOGGED_CHARACTERS = 200
 
 GONE = "the driver does not list the device any more"
 
-_Told = Mapping[tuple[str, str], DeviceHealth]
-"""Health by pool and device."""
-
 
 class HealthSource(Protocol):
-    """Who knows the health of a driver's devices. Used in one event loop."""
+    """The health of a driver's devices. Used in one event loop."""
 
     @property
     def revision(self) -> Revision:
@@ -58,44 +61,120 @@ class HealthSource(Protocol):
         ...
 
     def health_states(self) -> Sequence[DeviceHealth]:
-        """Give the health of every device: at best the same object for as long as none of them
-        changed, and never an object that was given before and has changed since."""
+        """Return the health of every device: ideally the same object while none of them changes,
+        and never an object that was returned before and has changed since."""
         ...
 
 
-class HealthReports:
-    """The reports on one driver's devices, to any number of subscribers."""
+class HealthService:
+    """The health service of one driver, in both versions, for any number of streams."""
 
-    def __init__(self, source: HealthSource, *, driver: str, timeout_seconds: float) -> None:
-        """The timeout is how long the kubelet believes in what it was told."""
+    def __init__(self, source: HealthSource | None, *, driver: str, timeout_seconds: float) -> None:
+        """``source`` is None for a driver without health. The kubelet trusts a device's health for
+        the timeout."""
         self.timeout_seconds = max(1, math.ceil(timeout_seconds))
-        """In the whole seconds that a message can hold."""
+        """In whole seconds, as a message carries it."""
 
         self._source = source
         self._driver = driver
         self._ended = asyncio.Event()
 
+    @property
+    def versions(self) -> tuple[str, ...]:
+        """The services that the driver advertises to the kubelet."""
+        if self._source is None:
+            return ()
+        return ("v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth")
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        """Serve it. May be called again, for a server that replaces another one."""
+        v1alpha1_grpc.add_DRAResourceHealthServicer_to_server(
+            cast("Any", HealthServicer(self, v1alpha1, "v1alpha1.NodeWatchResources")), server
+        )
+        if self._source is None:
+            return
+        # Most drivers have no health, and should not pay for the memory of its messages.
+        from drakit_proto.kubelet.drahealth.v1 import health_pb2 as v1
+        from drakit_proto.kubelet.drahealth.v1 import health_pb2_grpc as v1_grpc
+
+        v1_grpc.add_DRAResourceHealthServicer_to_server(
+            cast("Any", HealthServicer(self, v1, "v1.NodeWatchResources")), server
+        )
+
     def end(self) -> None:
-        """End all subscriptions, those to come included."""
+        """End all streams, also future ones: they would delay the server's stop."""
         self._ended.set()
 
     @contextmanager
     def stream(self, method: str) -> Generator[Subscription]:
         """Subscribe for one stream, and log its start and end."""
-        with logged_stream(self._driver, method, ended=self._ended) as log:
+        log = StreamLog(self._driver, method)
+        began = time.monotonic()
+        log.info("health stream started")
+        reason = "the plugin ended it"
+        try:
             yield self.subscribe(log)
+        except Exception as error:
+            reason = f"it failed: {error}"
+            raise
+        except BaseException:  # a cancellation, or the generator is closed
+            if not self._ended.is_set():
+                reason = "the kubelet closed the stream"
+            raise
+        finally:
+            seconds = round(time.monotonic() - began, 1)
+            log.info("health stream ended", reason=reason, seconds=seconds)
 
     def subscribe(self, log: StreamLog) -> Subscription:
-        """Begin a subscription that logs its changes here."""
+        """Return a subscription that logs its changes here."""
         resend_seconds = self.timeout_seconds / 3
         return Subscription(self._source, resend_seconds=resend_seconds, ended=self._ended, log=log)
 
 
+class HealthServicer:
+    """The service in one version; only the module of its messages differs between the two."""
+
+    def __init__(self, service: HealthService, messages: Any, method: str) -> None:
+        self._service = service
+        self._messages = messages
+        self._method = method
+        self._statuses = {
+            "healthy": messages.HEALTHY,
+            "unhealthy": messages.UNHEALTHY,
+            "unknown": messages.UNKNOWN,
+        }
+
+    async def NodeWatchResources(
+        self, request: object, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[Any]:
+        # The first message may take long, and without metadata a client cannot tell that the
+        # stream is open.
+        await context.send_initial_metadata(())
+        # A cancellation (the kubelet hung up) must leave this function as one: grpc.aio leaks
+        # the call of a stream that swallows it (github.com/grpc/grpc/issues/43360).
+        with self._service.stream(self._method) as subscription:
+            while (part := await subscription.next()) is not None:
+                yield self._messages.NodeWatchResourcesResponse(
+                    devices=[self._message(health) for health in part]
+                )
+
+    def _message(self, health: DeviceHealth) -> Any:
+        return self._messages.DeviceHealth(
+            device=self._messages.DeviceIdentifier(
+                pool_name=health.pool, device_name=health.device
+            ),
+            health=self._statuses[health.status],
+            last_updated_time=health.changed_at,
+            health_check_timeout_seconds=self._service.timeout_seconds,
+            message=shown(health.message),
+        )
+
+
 class StreamLog:
     """
-    The log lines of one stream, under a request id of its own.
+    The log lines of one stream, under a request ID of its own.
 
-    The id is set for each line only: a stream is an asynchronous generator, which may be closed in
+    The ID is set for each line only: a stream is an asynchronous generator, which may be closed in
     a different context from the one that started it.
     """
 
@@ -127,33 +206,12 @@ def _in_words(health: DeviceHealth) -> str:
     return f"{health.status} ({message})" if message else health.status
 
 
-@contextmanager
-def logged_stream(driver: str, method: str, *, ended: asyncio.Event) -> Generator[StreamLog]:
-    """Log the start and the end of a stream; `ended` is set if the plugin ends it."""
-    log = StreamLog(driver, method)
-    began = time.monotonic()
-    log.info("health stream started")
-    reason = "the plugin ended it"
-    try:
-        yield log
-    except Exception as error:
-        reason = f"it failed: {error}"
-        raise
-    except BaseException:  # a cancellation, or the generator is closed
-        if not ended.is_set():
-            reason = "the kubelet closed the stream"
-        raise
-    finally:
-        seconds = round(time.monotonic() - began, 1)
-        log.info("health stream ended", reason=reason, seconds=seconds)
-
-
 class Subscription:
-    """What one subscriber was told, and what it is told next."""
+    """What one subscriber has received, and what it receives next."""
 
     def __init__(
         self,
-        source: HealthSource,
+        source: HealthSource | None,
         *,
         resend_seconds: float,
         ended: asyncio.Event,
@@ -163,61 +221,60 @@ class Subscription:
         self._log = log
         self._resend_seconds = resend_seconds
         self._ended = ended
-        self._told: _Told = {}
+        self._sent: Mapping[tuple[str, str], DeviceHealth] = {}
         self._states: Sequence[DeviceHealth] | None = None
         self._unsent: list[DeviceHealth] = []
         self._seen = 0
-        self._looked_at = -math.inf
+        self._polled_at = -math.inf
         self._resend_at = -math.inf
 
     async def next(self) -> Sequence[DeviceHealth] | None:
-        """Wait for the devices of the next message; None if there is to be none any more."""
+        """Wait for the devices of the next message; None once the streams have ended."""
+        source = self._source
+        if source is None:
+            await self._ended.wait()
+            return None
         while not self._unsent:
-            if await self._wait_ended(until=self._looked_at + PACE_SECONDS):
+            if await self._wait_ended(until=self._polled_at + PACE_SECONDS):
                 return None
-            changed = await self._wait_changed(until=self._resend_at)
-            self._look(resend=not changed)
+            changed = await _wait_first(
+                source.revision.after(self._seen), self._ended.wait(), until=self._resend_at
+            )
+            self._poll(source, resend=not changed)
         if self._ended.is_set():
             return None
         part, self._unsent = self._unsent[:MAX_DEVICES], self._unsent[MAX_DEVICES:]
         return part
 
-    def _look(self, *, resend: bool) -> None:
+    async def _wait_ended(self, *, until: float) -> bool:
+        """Wait for the end of all streams, but no longer than this. Return whether it came."""
+        if not self._ended.is_set():
+            await _wait_first(self._ended.wait(), until=until)
+        return self._ended.is_set()
+
+    def _poll(self, source: HealthSource, *, resend: bool) -> None:
         """Find what is to be sent: all devices, or those that have changed."""
-        now = self._looked_at = asyncio.get_running_loop().time()
-        self._seen = self._source.revision.number
-        before, states = self._states, self._source.health_states()
-        # A source that changes all the time must not hold it back.
+        now = self._polled_at = asyncio.get_running_loop().time()
+        self._seen = source.revision.number
+        before, states = self._states, source.health_states()
+        # A source that changes all the time must not delay it.
         resend = resend or now >= self._resend_at
         if resend:
             self._resend_at = now + self._resend_seconds
         elif states is before:
             return
-        told = {(state.pool, state.device): state for state in states}
-        changed = [state for key, state in told.items() if self._told.get(key) != state]
-        gone = [_gone(state) for key, state in self._told.items() if key not in told]
+        current = {(state.pool, state.device): state for state in states}
+        changed = [state for key, state in current.items() if self._sent.get(key) != state]
+        gone = [_gone(state) for key, state in self._sent.items() if key not in current]
         if changed or gone:
             self._log.changes([*changed, *gone])
-        self._unsent = [*(told.values() if resend else changed), *gone]
-        self._told, self._states = told, states
-
-    # ------------------------------------------------------------ waiting
-
-    async def _wait_ended(self, *, until: float) -> bool:
-        """Wait for the end, but not for longer than this. Say whether it has come."""
-        if not self._ended.is_set():
-            await _wait_first(self._ended.wait(), until=until)
-        return self._ended.is_set()
-
-    async def _wait_changed(self, *, until: float) -> bool:
-        """Wait for a change or the end, but not for longer than this. Say whether one came."""
-        changed = self._source.revision.after(self._seen)
-        return await _wait_first(changed, self._ended.wait(), until=until)
+        self._unsent = [*(current.values() if resend else changed), *gone]
+        self._sent, self._states = current, states
 
 
 def _gone(state: DeviceHealth) -> DeviceHealth:
-    """Say once of a device that is missing that nobody knows: it would keep its last health until
-    the kubelet believes in it no more."""
+    """Report a missing device as unknown, once: it would keep its last health until the kubelet's
+    timeout."""
     return DeviceHealth(
         pool=state.pool,
         device=state.device,
@@ -228,7 +285,7 @@ def _gone(state: DeviceHealth) -> DeviceHealth:
 
 
 async def _wait_first(*waits: Coroutine[Any, Any, object], until: float) -> bool:
-    """Wait until one of them has ended, or a time of the loop's clock has come, which is False."""
+    """Wait until one of them has ended, or until a time of the loop's clock, which is False."""
     left_seconds = max(0.0, until - asyncio.get_running_loop().time())
     tasks = [asyncio.ensure_future(wait) for wait in waits]
     try:
@@ -242,7 +299,7 @@ async def _wait_first(*waits: Coroutine[Any, Any, object], until: float) -> bool
 
 
 def shown(message: str) -> str:
-    """Make a text that can be sent, and that the kubelet does not cut."""
+    """Return a text that can be sent, and that the kubelet does not truncate."""
     data = message.encode(errors="backslashreplace")
     if len(data) > MAX_MESSAGE_BYTES:
         data = data[: MAX_MESSAGE_BYTES - len(CUT)]

@@ -1,13 +1,13 @@
 """
-Who owns sockets: a lock that its owner holds for life, and the removal of what the dead left.
+Ownership of sockets: each instance holds a lock while it lives, and removes stale sockets.
 
-A lock file in the driver's directory lists the sockets of one instance. Whoever can lock it knows
-that the instance is gone, however it ended. A socket is removed only if its owner is gone *and* it
-refuses connections; those of live instances and of other drivers are never touched.
+A lock file in the driver's directory lists the sockets of one instance. If another process can lock
+it, the instance is gone, however it ended. A socket is removed only if its owner is gone *and* it
+refuses connections; sockets of live instances and of other drivers are never touched.
 
-Beside them stands one lock for all instances of the driver: who holds it is the primary one, and
-does alone what two must not do at once. The locks go with their process, so a process that is
-killed leaves nothing that anybody has to wait for.
+One more lock is shared by all instances of the driver: its holder is the primary instance, which
+does alone what two must not do at once. The kernel releases the locks of a process that ends, so
+nobody waits for a killed one.
 
 All functions block, for at most `LOCK_SECONDS` each. It must not know gRPC, or what is served.
 """
@@ -27,26 +27,26 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from drakit.layout import private_directory
 from drakit_nodeplugin.kubelet.sockets import (
     MAX_PATH_BYTES,
     SocketError,
     SocketPaths,
 )
-from drakit_nodeplugin.private import private_directory
 
 __all__ = ("Ownership",)
 
 logger = logging.getLogger(__name__)
 
 LOCK_SECONDS = 5.0
-"""How long our own lock is waited for: another instance that cleans up holds it for a moment."""
+"""The wait for our own lock: another instance that cleans up holds it for a moment."""
 
 LIST_SECONDS = 60.0
-"""After that the directory is listed anew though it did not change: file systems keep the time of
-change with different care."""
+"""After this time the directory is listed again even if it did not change: not every file system
+keeps exact times."""
 
 TICK_NANOSECONDS = 50_000_000
-"""More than the longest tick of a kernel in use (10 ms)."""
+"""More than the longest tick of common kernels (10 ms)."""
 
 _UUID = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 _SHORT = r"[A-Za-z0-9_-]{11}"
@@ -54,16 +54,16 @@ _SHORT = r"[A-Za-z0-9_-]{11}"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Listed:
-    """The locks of other instances, as of one time of change of their directory."""
+    """The locks of other instances, at one modification time of their directory."""
 
     locks: tuple[Path, ...] = ()
     changed_at: int = 0
     until: float = 0.0
-    """By when they are listed anew though nothing has changed; monotonic."""
+    """When they are listed again even if nothing has changed; monotonic."""
 
 
 class Ownership:
-    """The lock of one instance, and its right to remove what belongs to nobody."""
+    """The lock of one instance, and its right to remove sockets without an owner."""
 
     def __init__(self, driver: str, paths: SocketPaths) -> None:
         self.driver = driver
@@ -73,12 +73,12 @@ class Ownership:
         self._primary_fd: int | None = None
         self._others = _Listed()
         self._changing = threading.Lock()
-        """Held while the primary lock changes hands: it is asked for in threads, and one of those
-        may outlive whoever waited for it, up to our release."""
+        """Held while the primary lock changes hands: threads take it, and a thread may outlive its
+        caller, up to our release."""
 
     def acquire(self) -> None:
         """
-        Make the directories, become the owner of our sockets, and remove what the dead left.
+        Create the directories, become the owner of our sockets, and remove stale ones.
 
         Raises :class:`SocketError`.
         """
@@ -87,7 +87,7 @@ class Ownership:
             # The kubelet's own directory, if it exists.
             self.paths.registration.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
             self._fd = self._lock_own()
-            # Written before the sockets exist: whatever ends us later, they can be found.
+            # Written before the sockets exist, so that they are found however this process ends.
             text = "".join(f"{path}\n" for path in self.paths.sockets)
             os.ftruncate(self._fd, 0)
             os.pwrite(self._fd, os.fsencode(text), 0)
@@ -114,8 +114,8 @@ class Ownership:
             self._fd = None
 
     def try_primary(self) -> bool:
-        """Tell whether this instance is the driver's primary one, or becomes it now; it stays so
-        until its release. Nothing is waited for."""
+        """Return whether this instance is the driver's primary one, or becomes it now. It
+        remains so until its release. Does not wait."""
         with self._changing:
             if self._fd is None:
                 return False
@@ -128,23 +128,23 @@ class Ownership:
             return self._primary_fd is not None
 
     def leave_primary(self) -> None:
-        """Let another instance be the primary one, before the sockets are drained."""
+        """Let another instance become the primary one, before the sockets drain."""
         with self._changing:
             if self._primary_fd is not None:
                 _unlock(self._primary, self._primary_fd)
                 self._primary_fd = None
 
     def others_alive(self) -> bool:
-        """Tell whether another instance of the driver lives: two serve it during an update."""
+        """Return whether another instance of the driver lives: two serve it during an update."""
         return any(_is_locked(lock) for lock in self._locks_of_others())
 
     def alive(self, instance_uid: str) -> bool:
-        """Tell whether an instance of the driver lives, by the UID that it was started with."""
+        """Return whether an instance of the driver lives, by the UID that it was started with."""
         return _is_locked(self.paths.lock_of(instance_uid))
 
     def _locks_of_others(self) -> tuple[Path, ...]:
-        """List the locks of other instances, dead or alive: anew only if the directory has changed,
-        as that costs as much as all else that is done for a driver every second."""
+        """Return the locks of other instances, dead or alive. The directory is listed only if it
+        has changed: that costs as much as everything else that is polled for a driver."""
         known, changed_at = self._others, os.stat(self.paths.data).st_mtime_ns
         if known.changed_at == changed_at and time.monotonic() < known.until:
             return known.locks
@@ -154,7 +154,7 @@ class Ownership:
             for name in os.listdir(self.paths.data)
             if name.startswith("instance-") and name.endswith(".lock") and name != own
         )
-        # A second change may have the same time as one that is this young.
+        # A second change within one tick would have the same time.
         settled = abs(time.time_ns() - changed_at) > TICK_NANOSECONDS
         until = time.monotonic() + LIST_SECONDS if settled else 0.0
         self._others = _Listed(locks=locks, changed_at=changed_at, until=until)
@@ -184,7 +184,7 @@ class Ownership:
                 continue
             try:
                 for path in _listed(lock):
-                    # What a file says is not enough to remove something elsewhere.
+                    # The content of a file is no permission to remove something elsewhere.
                     if path.parent in self.paths.directories:
                         self._remove_if_dead(path)
                 lock.unlink(missing_ok=True)
@@ -230,15 +230,15 @@ def _try_lock(path: Path, *, create: bool) -> int | None:
 
 
 def _unlock(path: Path, fd: int) -> None:
-    """Remove a file that we have locked, then let go: nobody can lock the name in between."""
+    """Remove a file that we have locked, then unlock it: nobody can lock the name in between."""
     with contextlib.suppress(FileNotFoundError):
         path.unlink()
     os.close(fd)
 
 
 def _is_locked(path: Path) -> bool:
-    """Tell whether somebody holds a lock. A look takes it for shared, so that two instances that
-    look at the same time do not see each other as the holder."""
+    """Return whether somebody holds a lock. The check takes a shared lock, so that two instances
+    that check at the same time do not mistake each other for the holder."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:
@@ -253,7 +253,7 @@ def _is_locked(path: Path) -> bool:
 
 
 def _is_at(path: Path, fd: int) -> bool:
-    """Tell whether a file that we opened is still the one at its path."""
+    """Return whether a file that we opened is still the one at its path."""
     try:
         return os.path.samestat(os.fstat(fd), os.stat(path))
     except FileNotFoundError:
@@ -268,7 +268,7 @@ def _listed(lock: Path) -> list[Path]:
 
 
 def _refuses_connections(path: Path) -> bool:
-    """Tell a socket without a listener. One that is only slow to accept is alive."""
+    """Return whether a socket has no listener. One that is only slow to accept is alive."""
     if len(os.fsencode(path)) > MAX_PATH_BYTES or not _is_socket(path):
         return False
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:

@@ -1,6 +1,6 @@
 """
-The kubelet's podresources API, version v1: which devices the containers of this node have, and of
-which resources the kubelet's own device manager has some or has given some out.
+The client of the kubelet's podresources API v1: the devices that containers have, and the resources
+of the kubelet's own device manager.
 
 A process has one client. The kubelet allows all clients together 100 calls per second in bursts of
 10, and rejects the rest. So the client makes one call of a kind at a time, and shares its answer
@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 import grpc
 import grpc.aio
 
+from drakit.logs import ProblemLog
 from drakit_nodeplugin.claims.kubeletview import ListedDevice, PodView
 
 if TYPE_CHECKING:
@@ -36,17 +37,17 @@ __all__ = ("DeviceManager", "PodList", "PodName", "PodResources", "PodResourcesE
 logger = logging.getLogger(__name__)
 
 ANSWER_SECONDS = 5.0
-"""The kubelet answers from memory; what takes longer is a kubelet that starts or hangs."""
+"""The kubelet answers from memory; a kubelet that takes longer is starting or hangs."""
 
 FRESH_SECONDS = 1.0
 """How long an answer is shared. All drivers check for stale claims at the same time, so one second
 merges their calls. It is shorter than the time between any two answers that must agree."""
 
 _MAX_BYTES = 16 * 1024 * 1024
-"""What the kubelet's own client takes for an answer; gRPC's default is 4 MiB."""
+"""The limit of the kubelet's own client; gRPC's default is 4 MiB."""
 
 _NO_POD = "drakit.dev-probe"
-"""A name that no pod has: it is asked for only to see whether the question is understood."""
+"""A name that no pod has: the call only shows whether the kubelet implements it."""
 
 AnswerT = TypeVar("AnswerT")
 
@@ -123,7 +124,15 @@ class PodResources:
         self._own_pod = own_pod
         self._timeout_seconds = timeout_seconds
         self._knows_claims = False
-        self._problems: dict[str, str] = {}
+        self._logs = {
+            source: ProblemLog(
+                logger,
+                "the kubelet's podresources cannot be used",
+                recovered="the kubelet's podresources can be used again",
+                facts={"source": source},
+            )
+            for source in ("claims", "pods", "resources")
+        }
         self._pods = _Shared(self._list, fresh_seconds=fresh_seconds)
         self._served = _Shared(self._allocatable, fresh_seconds=fresh_seconds)
         self._has_get = _Shared(self._get, fresh_seconds=fresh_seconds)
@@ -145,7 +154,7 @@ class PodResources:
                 f"needs Kubernetes 1.34, or the feature gates KubeletPodResourcesDynamicResources "
                 f"and KubeletPodResourcesGet"
             )
-        self._report("claims", problem)
+        self._logs["claims"].report(problem)
         if problem is not None:
             raise PodResourcesError(problem)
         return listed
@@ -193,7 +202,7 @@ class PodResources:
             pods=self._view(answer),
             asked_at=asked_at,
         )
-        self._report("pods", self.incomplete(listed))
+        self._logs["pods"].report(self.incomplete(listed))
         return listed
 
     async def _allocatable(self) -> frozenset[str]:
@@ -206,7 +215,7 @@ class PodResources:
                 )
             except grpc.aio.AioRpcError as error:
                 raise self._failed("resources", error) from None
-        self._report("resources", None)
+        self._logs["resources"].report(None)
         return frozenset(d.resource_name for d in answer.devices if d.device_ids)
 
     async def _get(self) -> bool:
@@ -254,27 +263,14 @@ class PodResources:
         async with grpc.aio.insecure_channel(target, options=options) as channel:
             yield podresources_pb2_grpc.PodResourcesListerStub(channel)
 
-    def _failed(self, what: str, error: grpc.aio.AioRpcError) -> PodResourcesError:
+    def _failed(self, source: str, error: grpc.aio.AioRpcError) -> PodResourcesError:
         code = error.code().name.lower().replace("_", " ")
         text = (
             f"the kubelet's podresources at {self._socket} cannot be read: {code} "
             f"({error.details()})"
         )
-        self._report(what, text)
+        self._logs[source].report(text)
         return PodResourcesError(text)
-
-    def _report(self, what: str, problem: str | None) -> None:
-        """Log a problem once, and its end."""
-        before = self._problems.pop(what, None)
-        facts = {"source": what}
-        if problem is not None:
-            self._problems[what] = problem
-            if problem != before:
-                logger.warning(
-                    "the kubelet's podresources cannot be used", extra=facts | {"error": problem}
-                )
-        elif before is not None:
-            logger.info("the kubelet's podresources can be used again", extra=facts)
 
 
 class _Shared(Generic[AnswerT]):

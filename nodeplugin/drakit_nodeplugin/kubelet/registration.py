@@ -1,8 +1,8 @@
 """
-Registration: what the kubelet is told of a driver, and what it said to that.
+Registration: answers the kubelet's GetInfo for a driver, and keeps its response.
 
-A kubelet that refuses a driver does not ask again until the socket is made anew; when that is due
-is decided here, done in :mod:`.server`. A kubelet that restarts asks again by itself.
+A kubelet that rejects a driver does not ask again until the socket is recreated. This module
+decides when that is due; :mod:`.server` does it. A kubelet that restarts asks again by itself.
 
 It must not know claims or devices.
 """
@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 import grpc.aio
 
+from drakit.backoff import Backoff
 from drakit_proto.kubelet.pluginregistration.v1 import registration_pb2, registration_pb2_grpc
 
 __all__ = ("Registration", "RegistrationStatus")
@@ -27,17 +28,17 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RegistrationStatus:
-    """What the kubelet said last."""
+    """The kubelet's last response."""
 
     state: Literal["never asked", "registered", "rejected"] = "never asked"
     reason: str | None = None
-    """Why it was rejected, in the kubelet's words."""
+    """Why the kubelet rejected it, in its own words."""
 
     registered_at: float | None = None
-    """Time of the last success, loop clock; kept over later rejections."""
+    """Time of the last success, loop clock; later rejections do not reset it."""
 
-    def unready(self) -> str | None:
-        """Say what keeps the kubelet from calling the driver; None if it is registered."""
+    def readiness_problem(self) -> str | None:
+        """Return what prevents the kubelet from calling the driver; None if it is registered."""
         match self.state:
             case "registered":
                 return None
@@ -48,7 +49,7 @@ class RegistrationStatus:
 
 
 class Registration(registration_pb2_grpc.RegistrationServicer):
-    """Answers the kubelet for one driver, and keeps what it was told."""
+    """The registration service of one driver."""
 
     def __init__(
         self,
@@ -56,14 +57,11 @@ class Registration(registration_pb2_grpc.RegistrationServicer):
         *,
         dra_socket: Path,
         versions: Sequence[str],
-        first_retry_seconds: float,
-        max_retry_seconds: float,
+        backoff: Backoff,
     ) -> None:
         self.status = RegistrationStatus()
         self._driver = driver
-        self._first_retry_seconds = first_retry_seconds
-        self._max_retry_seconds = max_retry_seconds
-        self._retry_seconds = first_retry_seconds
+        self._backoff = backoff
         self._retry_at: float | None = None
         self._info = registration_pb2.PluginInfo(
             type="DRAPlugin", name=driver, endpoint=str(dra_socket), supported_versions=versions
@@ -73,14 +71,14 @@ class Registration(registration_pb2_grpc.RegistrationServicer):
         registration_pb2_grpc.add_RegistrationServicer_to_server(self, server)
 
     def retry_due(self, now: float) -> bool:
-        """Whether the socket must be made anew now, so that the kubelet asks again. In any thread;
-        the time is the loop's."""
+        """Return whether the socket must be recreated now, so that the kubelet asks again. In any
+        thread; the time is the loop's."""
         retry_at = self._retry_at
         return retry_at is not None and now >= retry_at
 
-    def made_anew(self, *, lost: bool) -> None:
-        """Note that the socket is a new one. A lost socket took the registration with it; after a
-        rejection the reason stands until the kubelet has spoken again."""
+    def recreated(self, *, lost: bool) -> None:
+        """Note that the socket is a new one. A lost socket ends the registration; after a
+        rejection, its reason stays until the kubelet responds again."""
         self._retry_at = None
         if lost:
             self.status = RegistrationStatus(registered_at=self.status.registered_at)
@@ -106,7 +104,7 @@ class Registration(registration_pb2_grpc.RegistrationServicer):
     def _registered(self) -> None:
         now = asyncio.get_running_loop().time()
         self.status = RegistrationStatus(state="registered", registered_at=now)
-        self._retry_seconds = self._first_retry_seconds
+        self._backoff.succeeded()
         self._retry_at = None
         logger.info("the kubelet registered the driver", extra={"driver": self._driver})
 
@@ -114,13 +112,9 @@ class Registration(registration_pb2_grpc.RegistrationServicer):
         self.status = RegistrationStatus(
             state="rejected", reason=reason, registered_at=self.status.registered_at
         )
-        self._retry_at = asyncio.get_running_loop().time() + self._retry_seconds
+        retry_seconds = self._backoff.next_seconds()
+        self._retry_at = asyncio.get_running_loop().time() + retry_seconds
         logger.error(
-            "the kubelet rejected the driver; its registration socket will be made anew",
-            extra={
-                "driver": self._driver,
-                "error": reason,
-                "retry_seconds": self._retry_seconds,
-            },
+            "the kubelet rejected the driver; its registration socket will be recreated",
+            extra={"driver": self._driver, "error": reason, "retry_seconds": retry_seconds},
         )
-        self._retry_seconds = min(self._retry_seconds * 2, self._max_retry_seconds)

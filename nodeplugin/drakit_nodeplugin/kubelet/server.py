@@ -1,11 +1,12 @@
 """
-The front door of one driver, put together: its sockets, in their order, for as long as it lives.
+The front door of one driver: its gRPC servers, their start and stop order, and their probe.
 
-Start: DRA socket listens, then the registration socket appears, for the kubelet calls at once.
-Stop: the registration socket goes first (no new pods), calls and work in flight drain, then the
-DRA socket goes, then the lock. In between, a socket that got lost is made anew.
+Start: the DRA socket listens, then the registration socket appears, because the kubelet calls at
+once. Stop: the registration socket goes first (no new pods), calls and work in flight drain, then
+the DRA socket goes, then the lock. In between, a lost socket is recreated.
 
-It must not know what is done for claims.
+:mod:`.sockets` and :mod:`.ownership` handle the files; :mod:`.registration`, :mod:`.dra` and
+:mod:`.health` are the kubelet's three contracts. It must not know how claims are prepared.
 """
 
 from __future__ import annotations
@@ -18,43 +19,47 @@ from typing import Any
 
 import grpc.aio
 
+from drakit.backoff import Backoff
 from drakit_nodeplugin.claims.answers import ClaimService
 from drakit_nodeplugin.file_poller import FilePoller
 from drakit_nodeplugin.kubelet.calls import ClaimCalls
 from drakit_nodeplugin.kubelet.dra import SUPPORTED_VERSIONS, add_dra_services
-from drakit_nodeplugin.kubelet.health import HealthSource
-from drakit_nodeplugin.kubelet.healthservice import health_service
+from drakit_nodeplugin.kubelet.health import HealthService, HealthSource
 from drakit_nodeplugin.kubelet.ownership import Ownership
-from drakit_nodeplugin.kubelet.probe import probe_sockets
 from drakit_nodeplugin.kubelet.registration import Registration, RegistrationStatus
 from drakit_nodeplugin.kubelet.sockets import SocketError, SocketGuard
+from drakit_proto.kubelet.dra.v1 import dra_pb2, dra_pb2_grpc
+from drakit_proto.kubelet.pluginregistration.v1 import registration_pb2, registration_pb2_grpc
 
-__all__ = ("DriverServer",)
+__all__ = ("DriverServer", "local_channel")
 
 logger = logging.getLogger(__name__)
 
 ANSWER_SECONDS = 40.0
-"""After that a call is answered, whatever its work does: the kubelet hangs up at 45 s."""
+"""The time limit of a call's answer, whatever its work does: the kubelet hangs up at 45 s."""
 
 DRAIN_SECONDS = 40.0
 """How long a stop waits for calls and work in flight."""
 
 HEALTH_TIMEOUT_SECONDS = 30.0
-"""How long the kubelet believes in a device's health that it is told."""
+"""How long the kubelet trusts a device's health."""
 
 FIRST_RETRY_SECONDS = 1.0
 MAX_RETRY_SECONDS = 60.0
-"""Between two attempts to be registered, or to make a socket anew; doubling."""
+"""Between two attempts to register, or to recreate a socket; doubling."""
+
+PROBE_SECONDS = 1.0
+"""Per call of a probe: how long the kubelet waits for GetInfo."""
 
 _CUT_SECONDS = 1.0
-"""What calls get to end when only their server is replaced: their work goes on in any case."""
+"""The grace of calls whose server is only replaced: their work continues in any case."""
 
 _MAX_CALLS = 1024
-"""Calls at once on one socket; the kubelet makes a few per pod that starts or stops."""
+"""Concurrent calls on one socket; the kubelet makes a few per pod that starts or stops."""
 
 
 class _SocketServer:
-    """A gRPC server on a unix socket that can be made anew."""
+    """A gRPC server on a unix socket that can be recreated."""
 
     def __init__(self, path: Path, add_services: Callable[[grpc.aio.Server], None]) -> None:
         self.guard = SocketGuard(path)
@@ -72,20 +77,20 @@ class _SocketServer:
             await asyncio.to_thread(self.guard.remember)
         except (RuntimeError, OSError) as error:
             await self.stop(grace_seconds=0)
-            raise SocketError(f"socket {self._path} cannot be made: {error}") from error
+            raise SocketError(f"socket {self._path} cannot be created: {error}") from error
         await server.start()
 
     async def stop(self, *, grace_seconds: float) -> None:
-        """Take no more calls, let those under way end, remove the socket."""
+        """Accept no more calls, let calls in flight end, and remove the socket."""
         server, self._server = self._server, None
         if server is not None:
             await server.stop(grace_seconds)
 
-    async def make_anew(self) -> None:
+    async def recreate(self) -> None:
         """
-        Listen on a new socket of the same path.
+        Listen on a new socket at the same path.
 
-        The old server must have stopped before: in stopping, it removes whatever is at the path.
+        The old server must stop first: as it stops, it removes whatever is at the path.
         """
         await self.stop(grace_seconds=_CUT_SECONDS)
         await self.start()
@@ -107,26 +112,29 @@ class DriverServer:
         max_retry_seconds: float = MAX_RETRY_SECONDS,
     ) -> None:
         """
-        The ownership is acquired by `start`, and released by whoever made it, after `stop`.
+        `start` acquires the ownership; its creator releases it after `stop`.
 
-        Without a source of health the kubelet is told that there is none.
+        Without a source of health, the driver does not advertise a health service.
         """
         self.name = driver_name = ownership.driver
         self.paths = ownership.paths
         self._drain_seconds = drain_seconds
-        self._first_retry_seconds = first_retry_seconds
-        self._max_retry_seconds = max_retry_seconds
+        # Without jitter: there is one kubelet, which waits for nothing else.
+        self._retry = Backoff(
+            first_seconds=first_retry_seconds, limit_seconds=max_retry_seconds, jitter=0
+        )
         self._ownership = ownership
         self._calls = ClaimCalls(driver_name, claims, answer_seconds=answer_seconds)
-        self._health = health_service(
+        self._health = HealthService(
             health, driver=driver_name, timeout_seconds=health_timeout_seconds
         )
         self._registration = Registration(
             driver_name,
             dra_socket=self.paths.dra,
             versions=(*SUPPORTED_VERSIONS, *self._health.versions),
-            first_retry_seconds=first_retry_seconds,
-            max_retry_seconds=max_retry_seconds,
+            backoff=Backoff(
+                first_seconds=first_retry_seconds, limit_seconds=max_retry_seconds, jitter=0
+            ),
         )
         self._dra_server = _SocketServer(self.paths.dra, self._add_services)
         self._registration_server = _SocketServer(
@@ -135,7 +143,7 @@ class DriverServer:
 
     @property
     def status(self) -> RegistrationStatus:
-        """What the kubelet said to the registration."""
+        """The kubelet's last response to the registration."""
         return self._registration.status
 
     async def start(self) -> None:
@@ -148,18 +156,18 @@ class DriverServer:
             extra={"driver": self.name, "path": str(self.paths.registration)},
         )
 
-    async def run(self, looks: FilePoller) -> None:
-        """Look after the sockets until cancelled."""
+    async def run(self, poller: FilePoller) -> None:
+        """Recreate lost sockets until cancelled."""
         clock = asyncio.get_running_loop().time
-        retry_seconds = self._first_retry_seconds
         while True:
-            await looks.until(lambda: self._needs_care(clock()))
+            await poller.until(lambda: self._needs_care(clock()))
             try:
-                await self._look_after_sockets()
-                retry_seconds = self._first_retry_seconds
+                await self._recreate_sockets()
+                self._retry.succeeded()
             except (SocketError, OSError) as error:
+                retry_seconds = self._retry.next_seconds()
                 logger.error(
-                    "socket cannot be made anew",
+                    "socket cannot be recreated",
                     extra={
                         "driver": self.name,
                         "error": str(error),
@@ -167,20 +175,19 @@ class DriverServer:
                     },
                 )
                 await asyncio.sleep(retry_seconds)
-                retry_seconds = min(retry_seconds * 2, self._max_retry_seconds)
 
     async def stop(self) -> None:
         """
-        Leave the kubelet in good order. May be called at any time, and raises nothing.
+        Deregister, drain, and stop serving. May be called at any time, and raises nothing.
 
-        The driver may still be at work then; other instances see this one as alive until the
+        The driver may still be working afterwards. Other instances see this one as alive until the
         ownership is released, which removes what is left of the sockets.
         """
         until = asyncio.get_running_loop().time() + self._drain_seconds
         await self._step(self._registration_server.stop(grace_seconds=_CUT_SECONDS))
         self._health.end()
         await self._step(self._dra_server.stop(grace_seconds=self._drain_seconds))
-        # Work whose call the kubelet gave up is in no call's grace.
+        # Work whose call the kubelet abandoned has no call whose grace could cover it.
         left_seconds = until - asyncio.get_running_loop().time()
         await self._step(self._calls.in_flight.drain(timeout_seconds=left_seconds))
 
@@ -191,38 +198,70 @@ class DriverServer:
             logger.exception("a step of the stop failed", extra={"driver": self.name})
 
     async def probe(self) -> str | None:
-        """Say what the kubelet could not do at our sockets; None if they answer."""
-        return await probe_sockets(
-            self.name, registration=self.paths.registration, dra=self.paths.dra
-        )
+        """
+        Call our own sockets as the kubelet does; return what fails, or None.
+
+        A prepare of no claims must return no claims: it passes all of the front door, and nothing
+        of the engine.
+        """
+        registration, dra = self.paths.sockets
+        try:
+            async with local_channel(registration) as channel:
+                info = await registration_pb2_grpc.RegistrationStub(channel).GetInfo(
+                    registration_pb2.InfoRequest(), timeout=PROBE_SECONDS
+                )
+        except grpc.aio.AioRpcError as error:
+            return f"the registration socket {registration} gives no answer: {_in_words(error)}"
+        if info.name != self.name:
+            return f"the registration socket {registration} answers for driver {info.name!r}"
+        try:
+            async with local_channel(dra) as channel:
+                answer = await dra_pb2_grpc.DRAPluginStub(channel).NodePrepareResources(
+                    dra_pb2.NodePrepareResourcesRequest(), timeout=PROBE_SECONDS
+                )
+        except grpc.aio.AioRpcError as error:
+            return f"the DRA socket {dra} gives no answer: {_in_words(error)}"
+        if answer.claims:
+            return f"the DRA socket {dra} answers with claims that nobody asked for"
+        return None
 
     def _add_services(self, server: grpc.aio.Server) -> None:
         add_dra_services(server, self._calls)
         self._health.add_to(server)
 
     def _needs_care(self, now: float) -> bool:
-        """Tell whether there is something to do for a socket. Blocks."""
+        """Return whether a socket needs to be recreated. Blocks."""
         servers = (self._dra_server, self._registration_server)
         return self._registration.retry_due(now) or any(
             server.guard.lost() is not None for server in servers
         )
 
-    async def _look_after_sockets(self) -> None:
+    async def _recreate_sockets(self) -> None:
         if await self._lost(self._dra_server):
             # The kubelet's connection finds the new socket by itself.
-            await self._dra_server.make_anew()
-        if await self._lost(self._registration_server):
-            await self._registration_server.make_anew()
-            self._registration.made_anew(lost=True)
-        elif self._registration.retry_due(asyncio.get_running_loop().time()):
-            await self._registration_server.make_anew()
-            self._registration.made_anew(lost=False)
+            await self._dra_server.recreate()
+        lost = await self._lost(self._registration_server)
+        if lost or self._registration.retry_due(asyncio.get_running_loop().time()):
+            await self._registration_server.recreate()
+            self._registration.recreated(lost=lost)
 
     async def _lost(self, server: _SocketServer) -> bool:
         how = await asyncio.to_thread(server.guard.lost)
         if how is not None:
             logger.warning(
-                "socket is lost and is made anew",
+                "socket is lost and is recreated",
                 extra={"driver": self.name, "path": str(server.guard.path), "error": how},
             )
         return how is not None
+
+
+def local_channel(path: Path) -> grpc.aio.Channel:
+    """Connect to a unix socket. By default, Python's client sends the escaped path as authority,
+    which some servers reject; the kubelet sends "localhost"."""
+    return grpc.aio.insecure_channel(
+        f"unix:{path}", options=[("grpc.default_authority", "localhost")]
+    )
+
+
+def _in_words(error: grpc.aio.AioRpcError) -> str:
+    return f"{error.code().name.lower().replace('_', ' ')} ({error.details()})"

@@ -1,9 +1,9 @@
 """
-Where a driver's sockets are, and whether they are still ours.
+The paths of a driver's sockets, and a guard that notices their loss.
 
-Names carry the instance (the pod's UID), so that two instances of a rolling update, and a new one
-beside the remains of an old one, never share a path. Who owns the files is said in
-:mod:`.ownership`; who serves them, in :mod:`.server`.
+Names contain the instance (the pod's UID), so that two instances of a rolling update never share a
+path, nor does a new instance with the remains of an old one. :mod:`.ownership` decides who may
+remove the files; :mod:`.server` serves them.
 
 It must not know gRPC, or what is served.
 """
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from drakit.layout import driver_directory, home_directory
-from drakit_nodeplugin.endpoints.names import MAX_PATH_BYTES
+from drakit_nodeplugin.endpoints.host_paths import MAX_PATH_BYTES
 
 __all__ = ("MAX_PATH_BYTES", "SocketError", "SocketGuard", "SocketPaths", "socket_paths")
 
@@ -27,27 +27,27 @@ _PLAIN_UID = re.compile(r"[A-Za-z0-9-]{1,64}")
 
 
 class SocketError(Exception):
-    """A socket cannot be made. The text says which and what to do."""
+    """A socket cannot be created. The text names it and the remedy."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SocketPaths:
-    """The files of one instance of a driver, all of them absolute."""
+    """The files of one instance of a driver, as absolute paths."""
 
     home: Path
     """drakit's directory on the node, shared by all drivers."""
 
     data: Path
-    """Directory of the driver, shared by its instances."""
+    """The driver's directory, shared by its instances."""
 
     registration: Path
-    """The socket at which the kubelet notices the driver."""
+    """The socket by which the kubelet discovers the driver."""
 
     dra: Path
     """The socket that serves DRA and health."""
 
     lock: Path
-    """Held by the instance for as long as it lives; lists its sockets."""
+    """Held by the instance while it lives; lists its sockets."""
 
     @property
     def sockets(self) -> tuple[Path, Path]:
@@ -65,10 +65,10 @@ class SocketPaths:
 
 def socket_paths(driver: str, *, kubelet_root: Path, instance_uid: str) -> SocketPaths:
     """
-    Name the sockets of an instance; long names are replaced by hashes until the path fits.
+    Return the paths of an instance; hashes replace long names until the path fits.
 
-    The names of the registration socket are those of upstream's helper, so that people find what
-    they know. Raises :class:`SocketError`.
+    The registration socket is named as Kubernetes' own helper names it. Raises
+    :class:`SocketError`.
     """
     if not kubelet_root.is_absolute():
         raise SocketError(f"the kubelet root must be an absolute path, not {kubelet_root}")
@@ -116,7 +116,7 @@ class SocketGuard:
     """
     Notices that a socket's path does not lead to us any more.
 
-    The server itself does not: it goes on listening on a socket that nobody can reach.
+    The server itself does not: it keeps listening on a socket that nobody can reach.
     """
 
     def __init__(self, path: Path) -> None:
@@ -124,18 +124,18 @@ class SocketGuard:
         self._identity: tuple[int, int] | None = None
 
     def remember(self) -> None:
-        """Take what is there now for ours, and let root alone use it."""
+        """Remember the file that is there now as ours, and restrict it to root."""
         os.chmod(self.path, 0o600)
-        self._identity = self._look()
+        self._identity = self._identity_now()
 
     def lost(self) -> str | None:
-        """Say what became of our socket; None if it is in its place."""
-        found = self._look()
+        """Return what happened to our socket; None if it is in place."""
+        found = self._identity_now()
         if found is None:
             return "it was removed"
         return None if found == self._identity else "another file is in its place"
 
-    def _look(self) -> tuple[int, int] | None:
+    def _identity_now(self) -> tuple[int, int] | None:
         try:
             found = os.lstat(self.path)
         except FileNotFoundError:

@@ -1,7 +1,7 @@
 """
-Keeps Kopf running while we lead: an error that ends it begins it anew, with everything still known.
+Keeps Kopf running while we lead: restarts it after an error, without losing what is known.
 
-One odd event on a watch ends the whole of Kopf (any error but 410), so that is expected, not
+One malformed event on a watch ends all of Kopf (any error but 410), so an end is expected, not
 exceptional. Before each run everything is listed; the store and the queue outlive the runs.
 
 It must not know leases, or what is done with changes.
@@ -14,6 +14,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from drakit.backoff import Backoff
 from drakit.kube.errors import ApiError, GoneError
 from drakit_operator.watching.thread import KopfThread
 
@@ -27,14 +28,14 @@ class Pauses:
     """Seconds on the loop's clock."""
 
     first_seconds: float = 1.0
-    """Before Kopf is begun anew; doubled with each run that ended early."""
+    """Before Kopf restarts; doubled with each run that ended early."""
 
     longest_seconds: float = 30.0
     stop_seconds: float = 2.0
     """Longest wait for its end: less than what is left of a Lease that cannot be renewed (3 s)."""
 
     settled_seconds: float = 60.0
-    """A run of that length was a good one: the pauses begin anew with the first."""
+    """After a run of that length, the pauses start with the first again."""
 
 
 class Watcher:
@@ -62,15 +63,18 @@ class Watcher:
     async def run(self) -> None:
         """Run Kopf, and again, until cancelled."""
         clock = asyncio.get_running_loop().time
-        pause = self._pauses.first_seconds
+        backoff = Backoff(
+            first_seconds=self._pauses.first_seconds,
+            limit_seconds=self._pauses.longest_seconds,
+            jitter=0,  # only the leader runs Kopf
+        )
         while True:
             began = clock()
             await self._run_once()
             if clock() - began >= self._pauses.settled_seconds:
-                pause = self._pauses.first_seconds
+                backoff.succeeded()
             self._on_restart()
-            await asyncio.sleep(pause)
-            pause = min(pause * 2, self._pauses.longest_seconds)
+            await asyncio.sleep(backoff.next_seconds())
 
     async def _run_once(self) -> None:
         try:

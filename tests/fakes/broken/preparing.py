@@ -20,14 +20,13 @@ class Refuses(Tidy):
 
 
 class Misnamed(Driver[TidyConfig]):
-    """Nobody finds what says what containers get."""
+    """The name of its prepare is misspelt, so that containers get nothing."""
 
     name = "misnamed.example.com"
-    config_type = TidyConfig
-    node_paths: tuple[str, ...] = ()
+    edits = Edits()
 
     async def devices(self):
-        yield [Device(name="dark"), Device(name="lamp", node_paths=self.node_paths)]
+        yield [Device(name="dark"), Device(name="lamp", edits=self.edits)]
         await asyncio.Event().wait()
 
     def prepair(self, claim, device):
@@ -35,9 +34,9 @@ class Misnamed(Driver[TidyConfig]):
 
 
 class Nodes(Misnamed):
-    """The same, but devices say it themselves."""
+    """The same, but its devices carry edits."""
 
-    node_paths = ("/dev/null",)
+    edits = Edits.of_device_nodes("/dev/null")
 
 
 class RelativePath(Tidy):

@@ -15,7 +15,7 @@ class CapitalName(Tidy):
     """One device's name is no DNS label."""
 
     def listed(self):
-        return [*super().listed(), Device(name="Lamp-X", health=Health.ok())]
+        return [*super().listed(), Device(name="Lamp-X", health=Health.healthy())]
 
 
 class TooLongAttribute(Tidy):
@@ -24,7 +24,7 @@ class TooLongAttribute(Tidy):
     def listed(self):
         return [
             *super().listed(),
-            Device(name="long", attributes={"story": "x" * 65}, health=Health.ok()),
+            Device(name="long", attributes={"story": "x" * 65}, health=Health.healthy()),
         ]
 
 

@@ -49,7 +49,7 @@ class Panels(Tidy):
     def listed(self):
         amounts = {"panel": "4", "panel-left": "2", "panel-right": "2"}
         panels = [
-            Device(name=name, consumes={"panel": {"light": amount}}, health=Health.ok())
+            Device(name=name, consumes={"panel": {"light": amount}}, health=Health.healthy())
             for name, amount in amounts.items()
         ]
         return [*super().listed(), *panels]

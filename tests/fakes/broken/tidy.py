@@ -27,7 +27,6 @@ class Tidy(Driver[TidyConfig]):
     """Devices ``lamp-0`` and so on, and ``rail``."""
 
     name = "tidy.example.com"
-    config_type = TidyConfig
     reports_health = True
     seconds = 0.0
     """How long a prepare takes."""
@@ -45,14 +44,16 @@ class Tidy(Driver[TidyConfig]):
         light = Capacity(value="10", default="1", valid_range=CapacityRange(min="1", step="1"))
         return [
             *(
-                Device(name=f"lamp-{number}", attributes={"number": number}, health=Health.ok())
+                Device(
+                    name=f"lamp-{number}", attributes={"number": number}, health=Health.healthy()
+                )
                 for number in range(self.config.lamps)
             ),
             Device(
                 name="rail",
                 capacity={"light": light},
                 allow_multiple_allocations=True,
-                health=Health.ok(),
+                health=Health.healthy(),
             ),
         ]
 

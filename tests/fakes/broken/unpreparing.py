@@ -88,10 +88,9 @@ class UndoesAtStop(Tidy):
 
 
 class Unnamed(Driver[TidyConfig]):
-    """Nobody finds what would undo its work."""
+    """The name of its unprepare is misspelt, so that nothing undoes its work."""
 
     name = "unnamed.example.com"
-    config_type = TidyConfig
 
     async def devices(self):
         yield [Device(name="lamp")]

@@ -135,7 +135,7 @@ def test_slices_of_a_driver_that_left_the_values_can_be_tainted_and_deleted(rend
     assert delete == "object == null"
     assert listed == f'variables.slices.all(spec, spec.driver in ["{HostDevices.name}"])'
     assert update.startswith("(oldObject != null && object.spec.?devices.orValue([]).all(device, ")
-    condition = Condition(health=Health.bad("broken"), tainted=True, evicting=True)
+    condition = Condition(health=Health.unhealthy("broken"), tainted=True, evicting=True)
     for taint in taints((), condition, stopped=True, unpreparing=True):
         assert taint.key.startswith(DOMAIN)
         assert taint.effect != "None"

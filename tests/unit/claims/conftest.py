@@ -7,11 +7,11 @@ import pytest
 
 from drakit_nodeplugin.claims.allocation import ParameterLimits
 from drakit_nodeplugin.claims.cdi_files import ClaimSpecs
+from drakit_nodeplugin.claims.cdi_repair import SpecRestorer
 from drakit_nodeplugin.claims.checkpoint.store import Checkpoint
 from drakit_nodeplugin.claims.engine import ClaimEngine
 from drakit_nodeplugin.claims.parts import EngineParts
 from drakit_nodeplugin.claims.recovery import Recovery
-from drakit_nodeplugin.claims.restore import SpecRestorer
 from tests.fakes.claims import (
     DRIVER,
     NODE,

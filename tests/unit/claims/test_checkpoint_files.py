@@ -16,14 +16,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from drakit_nodeplugin.claims import aside
+from drakit_nodeplugin.claims.checkpoint import quarantine
 from drakit_nodeplugin.claims.checkpoint.inspect import InspectionError, inspect
 from drakit_nodeplugin.claims.checkpoint.records import StoredDevice
 from drakit_nodeplugin.claims.checkpoint.store import (
     Checkpoint,
     CheckpointError,
     CheckpointTooNewError,
-    Salvage,
 )
 from tests.fakes.checkpoints import PARTS, copy, fill, readable, reopen, stored_claim
 
@@ -79,14 +78,15 @@ def change(path, *statements):
         ),
     ],
 )
-async def test_only_a_damaged_row_is_lost_and_it_is_named(path, statement, told):
+async def test_only_a_damaged_row_is_lost_and_it_is_named(path, statement, told, caplog):
     stored = await fill(path, count=CLAIMS)
     change(path, statement)
     checkpoint = Checkpoint(path)
     await checkpoint.open()
 
-    assert checkpoint.damage.startswith(f"{told}; it was set aside as checkpoint.db.damaged-")
-    assert checkpoint.salvaged == Salvage(kept=CLAIMS - 1, lost=1, lost_uids=frozenset({"uid-007"}))
+    assert checkpoint.damage.startswith(f"{told}; it was quarantined as checkpoint.db.damaged-")
+    (record,) = [r for r in caplog.records if "quarantined" in r.message]
+    assert (record.kept, record.lost_claims) == (CLAIMS - 1, "uid-007")
     assert {c.uid: c for c in stored if c.uid != "uid-007"} == {
         c.uid: c async for page in checkpoint.pages() for c in page
     }
@@ -233,7 +233,7 @@ async def damaged(path, tmp_path, change, *, part=""):
 async def check(path, tmp_path, change, *, part=""):
     good, claims, damage = await damaged(path, tmp_path, change, part=part)
     assert good.items() <= claims.items()
-    if len(claims) < CLAIMS:
+    if len(claims) < CLAIMS and part != "-wal":  # SQLite reads a log up to damage
         assert damage is not None
     assert await reopen(path) == (claims, damage)  # until somebody has rebuilt the rest
     return claims, damage
@@ -286,39 +286,54 @@ async def test_a_file_that_was_emptied_is_new(path):
 
 
 @pytest.mark.parametrize("remains", [b"", None], ids=["emptied", "removed"])
-async def test_a_database_that_is_gone_is_damage_if_something_shows_that_there_was_one(
-    path, remains
-):
+async def test_a_database_that_is_gone_is_damage_if_there_are_cdi_files(path, remains):
     await fill(path)
     path.unlink()
     if remains is not None:
         path.write_bytes(remains)
-    for _ in range(2):  # until it is rebuilt, also after a restart
-        checkpoint = Checkpoint(path, traces=lambda: "7 CDI files of claims are there")
-        await checkpoint.open()
-        assert checkpoint.damage == ("it is missing or empty, but 7 CDI files of claims are there")
-        await checkpoint.close()
-    checkpoint = Checkpoint(path, traces=lambda: "7 CDI files of claims are there")
+    await told_until_rebuilt(path, {"uid-000", "uid-001"})
+
+
+async def test_rows_that_are_missing_are_damage_if_their_claims_have_cdi_files(path):
+    """As a damaged log leaves it: SQLite reads it up to the damage, and reports nothing."""
+    await fill(path, count=3)
+    await told_until_rebuilt(path, {"uid-000", "uid-002", "uid-003", "uid-004"})
+    assert set((await reopen(path))[0]) == {"uid-000", "uid-001", "uid-002"}
+
+
+async def told_until_rebuilt(path, files) -> None:
+    damage = "it has no entry for the CDI files of 2 claims"
+    checkpoint = Checkpoint(path, files=lambda: files)
+    await checkpoint.open()
+    assert checkpoint.damage == damage
+    await checkpoint.close()
+    assert (await reopen(path))[1] == damage
+    checkpoint = Checkpoint(path)
     await checkpoint.open()
     await checkpoint.rebuilt()
     await checkpoint.close()
-    await checkpoint_opens_without_damage(path)
+    assert (await reopen(path))[1] is None
 
 
-async def checkpoint_opens_without_damage(path) -> None:
-    checkpoint = Checkpoint(path, traces=lambda: "7 CDI files of claims are there")
-    await checkpoint.open()
-    assert checkpoint.damage is None
-    await checkpoint.close()
+async def test_cdi_files_that_have_entries_or_cannot_be_listed_are_no_damage(path):
+    def fail():
+        raise PermissionError("no")
+
+    await fill(path, count=3)
+    for files in (lambda: {"uid-000", "uid-002"}, fail):
+        checkpoint = Checkpoint(path, files=files)
+        await checkpoint.open()
+        assert checkpoint.damage is None
+        await checkpoint.close()
 
 
-async def test_text_instead_of_a_database_is_set_aside(path):
+async def test_text_instead_of_a_database_is_quarantined(path):
     await fill(path)
     text = b"no database at all, but a long text instead\n" * 200
     path.write_bytes(text)
     claims, damage = await reopen(path)
     assert claims == {}
-    assert damage.startswith("it is no SQLite database; it was set aside as ")
+    assert damage.startswith("it is no SQLite database; it was quarantined as ")
     assert path.with_name(damage.rpartition(" ")[2]).read_bytes() == text
 
 
@@ -343,23 +358,24 @@ async def test_bit_flips_in_the_files_beside_it(path, tmp_path, part, seed):
     await check(path, tmp_path, change, part=part)
 
 
-async def test_a_log_that_changed_in_its_middle_is_damage_although_sqlite_says_nothing(
-    path, tmp_path
-):
-    good, claims, damage = await damaged(
-        path, tmp_path, lambda data: flip(len(data) // 2)(data), part="-wal"
-    )
-    assert 0 < len(claims) < CLAIMS
-    assert claims == good
-    assert "transactions of its log cannot be read" in damage
-
-
-@pytest.mark.parametrize("offset", [0, 8, 9, 16, 30])
-async def test_a_log_whose_head_changed_is_damage_although_sqlite_says_nothing(
+@pytest.mark.parametrize("offset", [0, 8, 9, 16, 30, None], ids=lambda o: f"offset-{o}")
+async def test_of_a_damaged_log_what_is_readable_is_kept_and_cdi_files_show_the_rest(
     path, tmp_path, offset
 ):
-    _, _, damage = await damaged(path, tmp_path, flip(offset), part="-wal")
-    assert "transactions of its log cannot be read" in damage
+    good, claims, damage = await damaged(
+        path,
+        tmp_path,
+        lambda data: flip(len(data) // 2 if offset is None else offset)(data),
+        part="-wal",
+    )
+    assert claims == good
+    assert len(claims) < CLAIMS
+    assert damage is None, "SQLite says nothing"
+    checkpoint = Checkpoint(path, files=lambda: {f"uid-{n:03}" for n in range(CLAIMS)})
+    await checkpoint.open()
+    lost = CLAIMS - len(claims)
+    assert checkpoint.damage == f"it has no entry for the CDI files of {lost} claims"
+    await checkpoint.close()
 
 
 async def test_a_transaction_that_a_crash_cut_is_no_damage(path, tmp_path):
@@ -396,7 +412,7 @@ async def test_a_file_that_is_gone_while_its_log_is_there_is_damage(path, tmp_pa
         assert looked.problems == ("it is empty, but its log is not",)
     claims, damage = await reopen(crash)
     assert claims == {}
-    assert damage.startswith("it is empty, but its log is not; it was set aside as ")
+    assert damage.startswith("it is empty, but its log is not; it was quarantined as ")
     # SQLite would have removed it.
     assert crash.with_name(f"{damage.rpartition(' ')[2]}-wal").read_bytes() == log
 
@@ -442,7 +458,7 @@ async def test_a_later_version_that_cannot_be_used_is_refused_and_stays_as_it_is
 
 
 @pytest.mark.parametrize("log", ["DELETE", "WAL"])
-async def test_a_database_of_another_program_is_set_aside_as_it_is(path, log):
+async def test_a_database_of_another_program_is_quarantined_as_it_is(path, log):
     path.parent.mkdir()
     change(
         path,
@@ -455,17 +471,17 @@ async def test_a_database_of_another_program_is_set_aside_as_it_is(path, log):
     claims, damage = await reopen(path)
 
     assert claims == {}
-    assert damage.startswith("it is a database of another program; it was set aside as ")
+    assert damage.startswith("it is a database of another program; it was quarantined as ")
     (kept,) = path.parent.glob("checkpoint.db.foreign-*")
     assert kept.read_bytes() == before
 
 
-async def test_something_else_than_a_file_is_set_aside_as_it_is(path):
+async def test_something_else_than_a_file_is_quarantined_as_it_is(path):
     (path / "folder").mkdir(parents=True)
     (path / "folder" / "file").write_text("kept")
     claims, damage = await reopen(path)
     assert claims == {}
-    assert damage.startswith("it is no file; it was set aside as ")
+    assert damage.startswith("it is no file; it was quarantined as ")
     (kept,) = path.parent.glob("checkpoint.db.foreign-*")
     assert (kept / "folder" / "file").read_text() == "kept"
 
@@ -476,7 +492,7 @@ async def test_a_pipe_is_not_waited_for(path):
     assert (await reopen(path))[1].startswith("it is no file")
 
 
-# ---------------------------------------------------------------- what is set aside
+# ---------------------------------------------------------------- what is quarantined
 
 
 async def test_damage_is_told_until_somebody_says_that_it_is_made_up_for(path):
@@ -486,12 +502,10 @@ async def test_damage_is_told_until_somebody_says_that_it_is_made_up_for(path):
     checkpoint = Checkpoint(path)
     await checkpoint.open()
     assert checkpoint.damage == damage
-    assert checkpoint.salvaged.lost_uids == {"uid-001"}
 
     await checkpoint.rebuilt()
 
     assert checkpoint.damage is None
-    assert checkpoint.salvaged is None
     await checkpoint.close()
     assert (await reopen(path))[1] is None
 
@@ -502,7 +516,7 @@ async def test_five_damaged_files_are_kept_and_the_newest_of_them(path, monkeypa
     path.with_name("checkpoint.db.damaged-by-hand").write_text("never removed")
     for number in range(8):
         stamp = f"20260101T00000{number}Z"
-        monkeypatch.setattr(aside.time, "strftime", lambda *_, stamp=stamp: stamp)
+        monkeypatch.setattr(quarantine.time, "strftime", lambda *_, stamp=stamp: stamp)
         path.write_text(f"damaged {number}" * 99)
         path.with_name("checkpoint.db-wal").write_text("its log")
         await reopen(path)
@@ -517,7 +531,7 @@ async def test_five_damaged_files_are_kept_and_the_newest_of_them(path, monkeypa
 
 
 async def test_two_within_a_second_do_not_overwrite_each_other(path, monkeypatch):
-    monkeypatch.setattr(aside.time, "strftime", lambda *_: "20260101T000000Z")
+    monkeypatch.setattr(quarantine.time, "strftime", lambda *_: "20260101T000000Z")
     path.parent.mkdir()
     for text in ("first", "second"):
         path.write_text(text)
@@ -529,7 +543,7 @@ async def test_two_within_a_second_do_not_overwrite_each_other(path, monkeypatch
 POWER_CUT = """
 import asyncio, os, sys
 from pathlib import Path
-from drakit_nodeplugin.claims import aside
+from drakit_nodeplugin.claims.checkpoint import quarantine
 from drakit_nodeplugin.claims.checkpoint.store import Checkpoint
 
 steps = iter(range(int(sys.argv[2])))
@@ -541,7 +555,7 @@ def cut_before(step):
         return step(*args)
     return run
 
-Path.rename, aside._sync = cut_before(Path.rename), cut_before(aside._sync)
+Path.rename, quarantine._sync = cut_before(Path.rename), cut_before(quarantine._sync)
 asyncio.run(Checkpoint(Path(sys.argv[1])).open())
 """
 
@@ -552,7 +566,7 @@ def open_and_cut_power(path, step):
 
 
 @pytest.mark.parametrize("step", range(8))
-async def test_a_power_cut_at_any_step_of_setting_aside_loses_nothing(path, tmp_path, step):
+async def test_a_power_cut_at_any_step_of_a_quarantine_loses_nothing(path, tmp_path, step):
     crash = tmp_path / "crash" / "checkpoint.db"
     stored = await fill(path, count=CLAIMS, crash=crash)
     change_log = sqlite3.connect(crash)
@@ -632,7 +646,7 @@ async def test_a_file_that_is_removed_while_it_is_open_is_written_again(path):
     assert damage is None
 
 
-async def test_a_file_that_another_process_sets_aside_is_left_for_the_new_one(path):
+async def test_a_file_that_another_process_quarantines_is_left_for_the_new_one(path):
     stored = await fill(path, count=3)
     first = Checkpoint(path)
     await first.open()

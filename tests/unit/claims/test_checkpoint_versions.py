@@ -129,7 +129,7 @@ async def test_a_successor_that_takes_over_while_it_is_open_is_worked_beside(pat
     await checkpoint.close()
 
 
-async def test_a_damaged_file_of_a_successor_is_salvaged(path):
+async def test_a_damaged_file_of_a_successor_is_quarantined(path):
     stored = {claim.uid: claim for claim in await successor(path)}
     sql(path, "UPDATE bodies SET checksum = 1 WHERE id = 2")
     claims, damage = await reopen(path)

@@ -1,4 +1,4 @@
-"""CDI files without an entry: which of them go, when, and whose are never touched."""
+"""CDI files without an entry: which are removed, when, and which never."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from drakit_nodeplugin.claims.grace import Grace
-from drakit_nodeplugin.claims.kubeletview import KubeletClaims, PodView
-from drakit_nodeplugin.claims.orphans import OrphanedSpecs
+from drakit_nodeplugin.claims.cdi_repair import OrphanRemover
+from drakit_nodeplugin.claims.kubeletview import Grace, KubeletClaims, PodView
 from drakit_nodeplugin.claims.spectexts import SpecTexts
 from tests.fakes.claims import DRIVER, claim_body, reference
 
@@ -46,8 +45,8 @@ async def plugin(start, claims):
 
 
 @pytest.fixture
-def orphans(plugin, kubelet) -> OrphanedSpecs:
-    return OrphanedSpecs(
+def orphans(plugin, kubelet) -> OrphanRemover:
+    return OrphanRemover(
         driver=DRIVER,
         checkpoint=plugin.checkpoint,
         specs=plugin.specs,
@@ -64,88 +63,61 @@ def write(plugin, uid: str, *, kind: str = f"{DRIVER}/claim") -> None:
     (plugin.cdi / f"{DRIVER}-claim_{uid}.json").write_text(json.dumps(spec))
 
 
-def lose_entries(plugin) -> None:
-    """As an earlier life of the plugin has left it, which set its database aside."""
-    path = plugin.checkpoint.path
-    path.with_name(f"{path.name}.damaged-20260101T000000").touch()
+async def poll_for_a_grace(orphans) -> int:
+    """Poll twice, a grace period apart; return how many files were removed."""
+    first = await orphans.poll()
+    await asyncio.sleep(120)
+    return first + await orphans.poll()
 
 
-# ------------------------------------------------------------ at the start
+# ------------------------------------------------------------ when
 
 
-async def test_at_the_start_an_orphan_goes_at_once(plugin, orphans):
-    assert await orphans.clean() == 1
-    assert plugin.files() == {f"{DRIVER}-claim_kept.json"}
-
-
-async def test_at_the_start_it_goes_where_the_kubelet_cannot_be_asked(plugin, orphans, kubelet):
-    kubelet.lists(pods=PodView.UNKNOWN)
-    assert await orphans.clean() == 1
-
-
-async def test_at_the_start_the_file_of_a_used_claim_stays(plugin, orphans, kubelet):
-    kubelet.lists("lost")
-    assert await orphans.clean() == 0
-    assert ORPHAN in plugin.files()
-
-
-async def test_after_damage_the_start_removes_nothing(plugin, orphans):
-    lose_entries(plugin)
-    assert await orphans.clean() == 0
-    assert ORPHAN in plugin.files()
-
-
-async def test_where_there_is_no_orphan_the_start_waits_for_nobody(plugin, orphans, kubelet):
+async def test_where_there_is_no_orphan_the_kubelet_is_not_asked(plugin, orphans, kubelet):
     (plugin.cdi / ORPHAN).unlink()
-    assert await orphans.clean() == 0
+    assert await orphans.poll() == 0
     assert kubelet.asked == 0
 
 
-# ------------------------------------------------------------ later
-
-
 @pytest.mark.looptime
-async def test_later_it_takes_two_looks_a_grace_apart(plugin, orphans):
-    assert await orphans.look() == 0
+async def test_it_takes_two_polls_a_grace_period_apart(plugin, orphans):
+    assert await orphans.poll() == 0
     await asyncio.sleep(119)
-    assert await orphans.look() == 0
+    assert await orphans.poll() == 0
     await asyncio.sleep(1)
-    assert await orphans.look() == 1
+    assert await orphans.poll() == 1
     assert plugin.files() == {f"{DRIVER}-claim_kept.json"}
-    assert await orphans.look() == 0
+    assert await orphans.poll() == 0
 
 
 @pytest.mark.looptime
 async def test_a_file_that_the_kubelet_lists_stays_and_its_grace_begins_when_it_does_not(
     plugin, orphans, kubelet
 ):
-    await orphans.look()
+    await orphans.poll()
     kubelet.lists("lost")
     await asyncio.sleep(600)
-    assert await orphans.look() == 0
+    assert await orphans.poll() == 0
     kubelet.lists()
-    await orphans.look()
+    await orphans.poll()
     await asyncio.sleep(119)
-    assert await orphans.look() == 0
+    assert await orphans.poll() == 0
     await asyncio.sleep(1)
-    assert await orphans.look() == 1
+    assert await orphans.poll() == 1
 
 
 @pytest.mark.looptime
-async def test_after_damage_a_kubelet_that_has_not_read_its_pods_frees_no_file(
-    plugin, orphans, kubelet
-):
-    lose_entries(plugin)
+async def test_a_kubelet_that_has_not_read_its_pods_frees_no_file(plugin, orphans, kubelet):
     kubelet.lists(pods=PodView.PARTIAL)
     for _ in range(100):
         await asyncio.sleep(60)
-        assert await orphans.look() == 0
+        assert await orphans.poll() == 0
     kubelet.lists()
-    assert await orphans.look() == 0
+    assert await orphans.poll() == 0
     await asyncio.sleep(119)
-    assert await orphans.look() == 0
+    assert await orphans.poll() == 0
     await asyncio.sleep(1)
-    assert await orphans.look() == 1
+    assert await orphans.poll() == 1
 
 
 @pytest.mark.looptime
@@ -156,38 +128,39 @@ async def test_after_damage_a_kubelet_that_has_not_read_its_pods_frees_no_file(
         pytest.param(PodView.UNKNOWN, 3600, id="the-kubelet-gives-no-answer"),
     ],
 )
-async def test_after_damage_it_takes_long_unless_the_kubelet_answers(
-    plugin, orphans, kubelet, pods, seconds
-):
-    lose_entries(plugin)
+async def test_it_takes_long_unless_the_kubelet_answers(plugin, orphans, kubelet, pods, seconds):
     kubelet.lists(pods=pods)
-    await orphans.look()
+    await orphans.poll()
     await asyncio.sleep(seconds - 1)
-    assert await orphans.look() == 0
+    assert await orphans.poll() == 0
     await asyncio.sleep(1)
-    assert await orphans.look() == 1
+    assert await orphans.poll() == 1
 
 
 @pytest.mark.looptime
 async def test_a_file_whose_claim_is_prepared_in_between_stays(plugin, orphans, claims):
-    await orphans.look()
+    await orphans.poll()
     claims.store(claim_body("lost", "cam-1"))
     await plugin.prepare(reference("lost"))
     await asyncio.sleep(600)
-    assert await orphans.look() == 0
+    assert await orphans.poll() == 0
     assert ORPHAN in plugin.files()
 
 
+@pytest.mark.looptime
 async def test_a_claim_that_is_worked_on_is_left_alone(plugin, orphans):
     async with plugin.engine.locks.hold("lost"):
-        assert await orphans.clean() == 0
-    assert await orphans.clean() == 1
+        assert await poll_for_a_grace(orphans) == 0
+    assert await orphans.poll() == 1
 
 
+@pytest.mark.looptime
 async def test_an_entry_that_was_written_at_the_last_moment_keeps_its_file(
     plugin, orphans, kubelet, claims
 ):
     claims.store(claim_body("lost", "cam-1"))
+    await orphans.poll()
+    await asyncio.sleep(120)
     listed = kubelet.listed
 
     async def prepared_meanwhile():
@@ -195,13 +168,14 @@ async def test_an_entry_that_was_written_at_the_last_moment_keeps_its_file(
         return await listed()
 
     kubelet.listed = prepared_meanwhile
-    assert await orphans.clean() == 0
+    assert await orphans.poll() == 0
     assert ORPHAN in plugin.files()
 
 
 # ------------------------------------------------------------ whose file it is
 
 
+@pytest.mark.looptime
 @pytest.mark.parametrize(
     "name",
     [
@@ -214,10 +188,11 @@ async def test_an_entry_that_was_written_at_the_last_moment_keeps_its_file(
 )
 async def test_files_of_other_names_are_never_touched(plugin, orphans, name):
     (plugin.cdi / ORPHAN).rename(plugin.cdi / name)
-    assert await orphans.clean() == 0
+    assert await poll_for_a_grace(orphans) == 0
     assert name in plugin.files()
 
 
+@pytest.mark.looptime
 @pytest.mark.parametrize(
     "text",
     [
@@ -230,10 +205,11 @@ async def test_files_of_other_names_are_never_touched(plugin, orphans, name):
 )
 async def test_a_file_of_our_name_that_we_did_not_write_is_never_touched(plugin, orphans, text):
     (plugin.cdi / ORPHAN).write_text(text)
-    assert await orphans.clean() == 0
+    assert await poll_for_a_grace(orphans) == 0
     assert (plugin.cdi / ORPHAN).read_text() == text
 
 
+@pytest.mark.looptime
 @pytest.mark.parametrize(
     "text",
     [
@@ -244,4 +220,4 @@ async def test_a_file_of_our_name_that_we_did_not_write_is_never_touched(plugin,
 )
 async def test_a_damaged_file_of_our_name_goes(plugin, orphans, text):
     (plugin.cdi / ORPHAN).write_text(text)
-    assert await orphans.clean() == 1
+    assert await poll_for_a_grace(orphans) == 1

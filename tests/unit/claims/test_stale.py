@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from drakit.resource.claim import parse_claim
 from drakit_nodeplugin.claims.checkpoint.records import StoredClaim, StoredDevice
-from drakit_nodeplugin.claims.checkpoint.store import CheckpointError
+from drakit_nodeplugin.claims.checkpoint.store import Checkpoint, CheckpointError
 from drakit_nodeplugin.claims.errors import ClaimFetchError, NoAnswerError
-from drakit_nodeplugin.claims.grace import Grace
-from drakit_nodeplugin.claims.kubeletview import KubeletClaims, PodView
+from drakit_nodeplugin.claims.kubeletview import Grace, KubeletClaims, PodView
 from drakit_nodeplugin.claims.stale import StaleCollector, StaleReason, StaleTiming, judge
 from drakit_nodeplugin.endpoints.errors import EndpointStoppedError
 from tests.fakes.claims import DRIVER, NODE, FakeClaims, claim_body, reference
@@ -133,7 +132,7 @@ def test_an_entry_of_which_only_the_devices_were_rebuilt_is_judged_by_them():
     assert judge(rebuilt, found, driver=DRIVER, node=HERE) is None
 
 
-# ------------------------------------------------------------ looks
+# ------------------------------------------------------------ checks
 
 
 class Entries:
@@ -180,22 +179,20 @@ class Site:
         self.entries = Entries()
         self.claims = FakeClaims()
         self.kubelet = Kubelet()
-        self.primary = True
-        self.registered = True
+        self.responsible = True
         self.collected: list[tuple[str, StaleReason]] = []
         self.unprepared: list[str] = []
         self.away = False
-        self.looks_for_files = 0
+        self.orphan_polls = 0
         self.asked: list[str] = []
         self.collector = StaleCollector(
             driver=DRIVER,
             node=HERE,
-            entries=self.entries,
+            checkpoint=cast("Checkpoint", self.entries),
             source=self,
             kubelet=self.kubelet,
-            look_for_files=self.look_for_files,
-            primary=lambda: self.primary,
-            registered=lambda: self.registered,
+            responsible=lambda: self.responsible,
+            remove_orphans=self.remove_orphans,
             unprepare=lambda claim: self.unprepare(claim),
             on_collected=lambda reason: self.reasons.append(reason),
             timing=StaleTiming(**timing),
@@ -206,8 +203,8 @@ class Site:
         self.asked.append(reference.uid)
         return await self.claims.fetch(reference, timeout_seconds=timeout_seconds)
 
-    async def look_for_files(self) -> None:
-        self.looks_for_files += 1
+    async def remove_orphans(self) -> None:
+        self.orphan_polls += 1
 
     async def unprepare(self, claim: StoredClaim) -> bool:
         if self.away or self.entries.stored[claim.uid].generation != claim.generation:
@@ -216,10 +213,10 @@ class Site:
         del self.entries.stored[claim.uid]
         return True
 
-    async def looks(self, number: int, *, seconds: float = 60.0) -> None:
+    async def polls(self, number: int, *, seconds: float = 60.0) -> None:
         for _ in range(number):
             await asyncio.sleep(seconds)
-            await self.collector.look()
+            await self.collector.poll()
 
 
 @pytest.fixture
@@ -244,7 +241,7 @@ async def test_a_claim_that_is_gone_is_collected_a_grace_after_it_was_seen(site,
 @pytest.mark.parametrize("state", ["preparing", "prepared", "unpreparing"])
 async def test_entries_in_every_state_are_collected(site, state):
     site.entries.store(entry("a", "cam-0", state=state))
-    await site.looks(3)
+    await site.polls(3)
     assert site.unprepared == ["a"]
 
 
@@ -252,7 +249,7 @@ async def test_entries_in_every_state_are_collected(site, state):
 async def test_claims_in_order_are_never_collected(site):
     site.entries.store(*(entry(f"{n:02}", f"cam-{n}") for n in range(10)))
     site.claims.store(*(claim_body(f"{n:02}", f"cam-{n}") for n in range(10)))
-    await site.looks(100)
+    await site.polls(100)
     assert site.unprepared == []
     assert len(site.entries.stored) == 10
 
@@ -261,56 +258,56 @@ async def test_claims_in_order_are_never_collected(site):
 async def test_of_many_only_the_stale_ones_are_collected(site):
     site.entries.store(*(entry(f"{n:02}", f"cam-{n}") for n in range(10)))
     site.claims.store(*(claim_body(f"{n:02}", f"cam-{n}") for n in range(10) if n not in (3, 7)))
-    await site.looks(3)
+    await site.polls(3)
     assert sorted(site.unprepared) == ["03", "07"]
 
 
 @pytest.mark.looptime
-async def test_two_looks_within_the_grace_are_not_enough(site):
+async def test_two_checks_within_the_grace_are_not_enough(site):
     site.entries.store(entry("a", "cam-0"))
-    await site.looks(20, seconds=5)
+    await site.polls(20, seconds=5)
     assert site.unprepared == []
 
 
 @pytest.mark.looptime
 async def test_a_claim_that_is_back_in_between_begins_anew(site):
     site.entries.store(entry("a", "cam-0"))
-    await site.looks(2)
+    await site.polls(2)
     site.claims.store(claim_body("a", "cam-0"))
-    await site.looks(1)
+    await site.polls(1)
     site.claims.bodies.clear()
-    await site.looks(2)
+    await site.polls(2)
     assert site.unprepared == []
-    await site.looks(1)
+    await site.polls(1)
     assert site.unprepared == ["a"]
 
 
 @pytest.mark.looptime
 async def test_an_entry_that_was_written_in_between_begins_anew(site):
     site.entries.store(entry("a", "cam-0"))
-    await site.looks(2)
+    await site.polls(2)
     site.entries.store(entry("a", "cam-0", generation=2))
-    await site.looks(2)
+    await site.polls(2)
     assert site.unprepared == []
-    await site.looks(1)
+    await site.polls(1)
     assert site.unprepared == ["a"]
 
 
 @pytest.mark.looptime
 async def test_another_reason_begins_anew(site):
     site.entries.store(entry("a", "cam-0"))
-    await site.looks(2)
+    await site.polls(2)
     site.claims.store(claim_body("a", allocated=False))
-    await site.looks(2)
+    await site.polls(2)
     assert site.unprepared == []
-    await site.looks(1)
+    await site.polls(1)
     assert site.reasons == [StaleReason.DEALLOCATED]
 
 
 @pytest.mark.looptime
 async def test_an_entry_that_changes_at_the_last_moment_is_left(site):
     site.entries.store(entry("a", "cam-0"))
-    await site.looks(2)
+    await site.polls(2)
     listed = site.kubelet.listed
 
     async def prepared_meanwhile():
@@ -318,7 +315,7 @@ async def test_an_entry_that_changes_at_the_last_moment_is_left(site):
         return await listed()
 
     site.kubelet.listed = prepared_meanwhile
-    await site.looks(1)
+    await site.polls(1)
     assert site.unprepared == []
 
 
@@ -326,18 +323,18 @@ async def test_an_entry_that_changes_at_the_last_moment_is_left(site):
 async def test_an_api_server_without_an_answer_says_nothing(site):
     site.entries.store(entry("a", "cam-0"))
     site.claims.answers = False
-    await site.looks(100)
+    await site.polls(100)
     assert site.unprepared == []
 
 
 @pytest.mark.looptime
 async def test_a_look_without_an_answer_does_not_undo_what_another_saw(site):
     site.entries.store(entry("a", "cam-0"))
-    await site.looks(1)
+    await site.polls(1)
     site.claims.answers = False
-    await site.looks(1)
+    await site.polls(1)
     site.claims.answers = True
-    await site.looks(1)
+    await site.polls(1)
     assert site.unprepared == ["a"]
 
 
@@ -348,7 +345,7 @@ async def test_an_answer_that_says_nothing_of_the_claim_is_none(site):
 
     site.fetch = refuse
     site.entries.store(entry("a", "cam-0"))
-    await site.looks(100)
+    await site.polls(100)
     assert site.unprepared == []
 
 
@@ -362,7 +359,7 @@ async def test_an_api_server_that_is_away_is_not_asked_for_every_claim(site):
     site.fetch = none
     site.entries.page_size = 500
     site.entries.store(*(entry(f"{n:04}", f"cam-{n}") for n in range(2000)))
-    await site.looks(1)
+    await site.polls(1)
     assert len(site.asked) == 8
 
 
@@ -370,7 +367,7 @@ async def test_an_api_server_that_is_away_is_not_asked_for_every_claim(site):
 async def test_a_claim_that_the_kubelet_lists_is_never_collected(site):
     site.entries.store(entry("a", "cam-0"))
     site.kubelet.lists("a")
-    await site.looks(1000)
+    await site.polls(1000)
     assert site.unprepared == []
     assert site.asked == []
 
@@ -378,20 +375,20 @@ async def test_a_claim_that_the_kubelet_lists_is_never_collected(site):
 @pytest.mark.looptime
 async def test_the_grace_begins_when_the_kubelet_lists_a_claim_no_more(site):
     site.entries.store(entry("a", "cam-0"))
-    await site.looks(2)
+    await site.polls(2)
     site.kubelet.lists("a")
-    await site.looks(1)
+    await site.polls(1)
     site.kubelet.lists()
-    await site.looks(2)
+    await site.polls(2)
     assert site.unprepared == []
-    await site.looks(1)
+    await site.polls(1)
     assert site.unprepared == ["a"]
 
 
 @pytest.mark.looptime
 async def test_the_kubelet_has_the_last_word(site):
     site.entries.store(entry("a", "cam-0"))
-    await site.looks(2)
+    await site.polls(2)
     answers = [frozenset(), frozenset({"a"})]
     listed = site.kubelet.listed
 
@@ -400,7 +397,7 @@ async def test_the_kubelet_has_the_last_word(site):
         return await listed()
 
     site.kubelet.listed = change
-    await site.looks(1)
+    await site.polls(1)
     assert answers == []
     assert site.unprepared == []
 
@@ -412,7 +409,7 @@ async def test_a_replaced_claim_goes_while_the_new_one_of_its_name_is_used(site)
     )
     site.claims.store(claim_body("new", "cam-1", name="cam"))
     site.kubelet.lists("new")
-    await site.looks(3)
+    await site.polls(3)
     assert site.reasons == [StaleReason.REPLACED]
     assert set(site.entries.stored) == {"new"}
 
@@ -421,9 +418,9 @@ async def test_a_replaced_claim_goes_while_the_new_one_of_its_name_is_used(site)
 async def test_without_any_answer_of_the_kubelet_it_takes_an_hour(site):
     site.entries.store(entry("a", "cam-0"))
     site.kubelet.lists(pods=PodView.UNKNOWN)
-    await site.looks(60)
+    await site.polls(60)
     assert site.unprepared == []
-    await site.looks(1)
+    await site.polls(1)
     assert site.unprepared == ["a"]
 
 
@@ -432,7 +429,7 @@ C, P, U = PodView.COMPLETE, PodView.PARTIAL, PodView.UNKNOWN
 
 @pytest.mark.looptime
 @pytest.mark.parametrize(
-    ("views", "looks"),
+    ("views", "number_of_polls"),
     [
         pytest.param([C], 3, id="complete"),
         pytest.param([P], None, id="without-our-own-pod-never"),
@@ -446,20 +443,22 @@ C, P, U = PodView.COMPLETE, PodView.PARTIAL, PodView.UNKNOWN
         pytest.param([*[P] * 59, U], 120, id="a-list-without-our-own-pod-is-no-silence"),
     ],
 )
-async def test_the_check_that_collects_a_claim_depends_on_the_kubelets_list(site, views, looks):
+async def test_the_check_that_collects_a_claim_depends_on_the_kubelets_list(
+    site, views, number_of_polls
+):
     site.entries.store(entry("a", "cam-0"))
     for number in range(1, 201):
         site.kubelet.lists(pods=views[min(number, len(views)) - 1])
-        await site.looks(1)
+        await site.polls(1)
         if site.unprepared:
             break
-    assert (number if site.unprepared else None) == looks
+    assert (number if site.unprepared else None) == number_of_polls
 
 
 @pytest.mark.looptime
 async def test_a_kubelet_that_starts_while_the_api_server_is_asked_confirms_nothing(site):
     site.entries.store(entry("a", "cam-0"))
-    await site.looks(2)
+    await site.polls(2)
     views, listed = [C, P], site.kubelet.listed
 
     async def restart():
@@ -467,7 +466,7 @@ async def test_a_kubelet_that_starts_while_the_api_server_is_asked_confirms_noth
         return await listed()
 
     site.kubelet.listed = restart
-    await site.looks(1)
+    await site.polls(1)
     assert views == []
     assert site.unprepared == []
 
@@ -476,7 +475,7 @@ async def test_a_kubelet_that_starts_while_the_api_server_is_asked_confirms_noth
 async def test_a_kubelet_that_has_not_read_its_pods_costs_the_api_server_nothing(site):
     site.entries.store(entry("a", "cam-0"))
     site.kubelet.lists(pods=PodView.PARTIAL)
-    await site.looks(10)
+    await site.polls(10)
     assert site.asked == []
 
 
@@ -489,7 +488,7 @@ async def test_two_checks_of_one_answer_count_as_one(site):
         return answer
 
     site.kubelet.listed = cached
-    await site.looks(10)
+    await site.polls(10)
     assert site.unprepared == []
 
 
@@ -519,35 +518,33 @@ async def test_the_collectors_of_all_drivers_check_at_the_same_time():
 async def test_the_state_file_alone_can_keep_a_claim(site):
     site.entries.store(entry("a", "cam-0"))
     site.kubelet.lists("a", pods=PodView.UNKNOWN)
-    await site.looks(200)
+    await site.polls(200)
     assert site.unprepared == []
 
 
 @pytest.mark.looptime
-@pytest.mark.parametrize("lacking", ["primary", "registered"])
-async def test_who_may_not_collect_does_not_even_look(site, lacking):
+async def test_a_process_that_is_not_responsible_does_not_check(site):
     site.entries.store(entry("a", "cam-0"))
-    setattr(site, lacking, False)
-    await site.looks(100)
+    site.responsible = False
+    await site.polls(100)
     assert site.unprepared == []
     assert site.asked == []
-    assert site.looks_for_files == 0
-    setattr(site, lacking, True)
-    await site.looks(2)
+    assert site.orphan_polls == 0
+    site.responsible = True
+    await site.polls(2)
     assert site.unprepared == []
-    await site.looks(1)
+    await site.polls(1)
     assert site.unprepared == ["a"]
 
 
 @pytest.mark.looptime
-@pytest.mark.parametrize("lacking", ["primary", "registered"])
-async def test_who_may_not_collect_for_a_while_begins_anew(site, lacking):
+async def test_a_process_that_is_not_responsible_for_a_while_begins_again(site):
     site.entries.store(entry("a", "cam-0"))
-    await site.looks(2)
-    setattr(site, lacking, False)
-    await site.looks(1)
-    setattr(site, lacking, True)
-    await site.looks(2)
+    await site.polls(2)
+    site.responsible = False
+    await site.polls(1)
+    site.responsible = True
+    await site.polls(2)
     assert site.unprepared == []
 
 
@@ -555,22 +552,22 @@ async def test_who_may_not_collect_for_a_while_begins_anew(site, lacking):
 async def test_a_driver_that_is_away_is_asked_again_and_told_once(site, caplog):
     site.entries.store(entry("a", "cam-0"))
     site.away = True
-    await site.looks(10)
+    await site.polls(10)
     told = [r for r in caplog.records if r.message == "stale claim is not unprepared yet"]
     assert len(told) == 1
     site.away = False
-    await site.looks(1)
+    await site.polls(1)
     assert site.reasons == [StaleReason.GONE]
 
 
 @pytest.mark.looptime
-async def test_a_driver_that_hangs_does_not_stop_the_looks(site, looptime):
+async def test_a_driver_that_hangs_does_not_stop_the_checks(site, looptime):
     async def hang(claim):
         await asyncio.sleep(3600)
 
     site.unprepare = hang
     site.entries.store(entry("a", "cam-0"))
-    await site.looks(3)
+    await site.polls(3)
     assert looptime == 3 * 60 + 40
 
 
@@ -580,7 +577,7 @@ async def test_a_checkpoint_that_fails_ends_a_look_and_not_the_collector(site, c
     site.entries.broken = True
     running = asyncio.create_task(site.collector.run())
     await asyncio.sleep(61)
-    assert "stale claims cannot be looked for" in caplog.text
+    assert "check for stale claims failed" in caplog.text
     site.entries.broken = False
     await asyncio.sleep(181)
     assert site.unprepared == ["a"]
@@ -600,7 +597,7 @@ async def test_an_unprepare_whose_checkpoint_fails_is_tried_again(site):
 
     site.unprepare = fail_once
     site.entries.store(entry("a", "cam-0"))
-    await site.looks(4)
+    await site.polls(4)
     assert site.unprepared == ["a"]
 
 
@@ -619,7 +616,7 @@ async def test_few_claims_are_read_at_the_same_time(site):
     site.fetch = slow
     site.entries.page_size = 500
     site.entries.store(*(entry(f"{n:03}", f"cam-{n:03}") for n in range(200)))
-    await site.looks(1)
+    await site.polls(1)
     assert most == 8
 
 
@@ -628,7 +625,7 @@ async def test_reads_are_spread_over_time(looptime):
     site = Site(fetches_per_second=20)
     site.entries.store(*(entry(f"{n:03}", f"cam-{n:03}") for n in range(201)))
     site.claims.store(*(claim_body(f"{n:03}", f"cam-{n:03}") for n in range(201)))
-    await site.looks(1)
+    await site.polls(1)
     assert looptime == pytest.approx(60 + 10)
 
 
@@ -636,7 +633,7 @@ async def test_reads_are_spread_over_time(looptime):
 async def test_entries_in_order_leave_nothing_in_memory(site):
     site.entries.store(*(entry(f"{n:03}", f"cam-{n:03}") for n in range(50)))
     site.claims.store(*(claim_body(f"{n:03}", f"cam-{n:03}") for n in range(50)))
-    await site.looks(2)
+    await site.polls(2)
     assert site.collector._suspicions == {}
 
 
@@ -644,17 +641,17 @@ async def test_entries_in_order_leave_nothing_in_memory(site):
 async def test_what_was_suspected_and_is_unprepared_by_the_kubelet_is_forgotten(site):
     site.entries.store(entry("a", "cam-0"), entry("b", "cam-1"))
     site.claims.store(claim_body("b", "cam-1"))
-    await site.looks(1)
+    await site.polls(1)
     del site.entries.stored["a"]
-    await site.looks(1)
+    await site.polls(1)
     assert site.collector._suspicions == {}
 
 
 @pytest.mark.looptime
 async def test_without_entries_nobody_is_asked(site):
-    await site.looks(3)
+    await site.polls(3)
     assert site.kubelet.asked == 0
-    assert site.looks_for_files == 3
+    assert site.orphan_polls == 3
 
 
 # ------------------------------------------------------------ with the real engine
@@ -662,7 +659,7 @@ async def test_without_entries_nobody_is_asked(site):
 
 @pytest.fixture
 def collector_of():
-    """Make a collector of a plugin that needs no time between its two looks."""
+    """Make a collector of a plugin that needs no time between its two checks."""
 
     def make(plugin, kubelet: Kubelet) -> StaleCollector:
         async def no_files() -> None:
@@ -671,12 +668,11 @@ def collector_of():
         return StaleCollector(
             driver=DRIVER,
             node=HERE,
-            entries=plugin.checkpoint,
+            checkpoint=plugin.checkpoint,
             source=plugin.claims,
             kubelet=kubelet,
-            look_for_files=no_files,
-            primary=lambda: True,
-            registered=lambda: True,
+            responsible=lambda: True,
+            remove_orphans=no_files,
             unprepare=plugin.engine.collect,
             on_collected=lambda reason: None,
             timing=StaleTiming(grace=Grace(confirmed_seconds=0), fetches_per_second=10_000),
@@ -693,8 +689,8 @@ async def test_a_stale_claim_leaves_nothing_and_its_device_is_free(
     claims.store(claim_body("a", "cam-0"), claim_body("b", "cam-1"))
     await plugin.prepare(reference("a"), reference("b"))
     del claims.bodies["claim-a"]
-    assert await collector.look() == 0
-    assert await collector.look() == 1
+    assert await collector.poll() == 0
+    assert await collector.poll() == 1
     assert await plugin.states() == {"b": "prepared"}
     assert plugin.files() == {f"{DRIVER}-claim_b.json"}
     assert devices.prepared == {"cam-1": "b"}
@@ -711,10 +707,10 @@ async def test_a_stale_claim_that_is_prepared_again_in_between_is_not_collected(
     claims.store(claim_body("a", "cam-0"))
     await plugin.prepare(reference("a"))
     claims.store(claim_body("a", "cam-7"))
-    await collector.look()
+    await collector.poll()
     claims.store(claim_body("a", "cam-1"))
     await plugin.prepare(reference("a"))
-    assert await collector.look() == 0
+    assert await collector.poll() == 0
     assert devices.prepared == {"cam-1": "a"}
 
 
@@ -728,13 +724,13 @@ async def test_a_stale_claim_keeps_its_device_until_its_driver_is_back(
     claims.bodies.clear()
     devices.reason_away = lambda: EndpointStoppedError(driver=DRIVER, reason="it crashed")
     for _ in range(3):
-        assert await collector.look() == 0
+        assert await collector.poll() == 0
     assert await plugin.states() == {"a": "unpreparing"}
     assert plugin.files() == set()
     devices.reason_away = None
-    # Whoever looks first ends it.
+    # The first one to check ends it.
     await plugin.recovery.recover()
-    assert await collector.look() == 0
+    assert await collector.poll() == 0
     assert await plugin.states() == {}
     assert devices.prepared == {}
 
@@ -743,7 +739,7 @@ async def test_a_stale_claim_keeps_its_device_until_its_driver_is_back(
 async def test_a_list_that_becomes_incomplete_before_the_collection_ends_the_grace_period():
     site = Site()
     site.entries.store(entry("a", "cam-0"))
-    await site.looks(2)
+    await site.polls(2)
     listed = site.kubelet.listed
     lists = iter([PodView.COMPLETE, PodView.PARTIAL])
 
@@ -751,7 +747,7 @@ async def test_a_list_that_becomes_incomplete_before_the_collection_ends_the_gra
         return replace(await listed(), pods=next(lists, PodView.COMPLETE))
 
     site.kubelet.listed = restarting
-    await site.looks(2)
+    await site.polls(2)
     assert site.unprepared == []
 
 
@@ -760,11 +756,11 @@ async def test_a_list_that_becomes_incomplete_before_the_collection_ends_the_gra
 async def test_the_grace_period_starts_again_although_the_api_server_was_silent_too(pods):
     site = Site()
     site.entries.store(entry("a", "cam-0"))
-    await site.looks(1)
+    await site.polls(1)
     site.claims.answers = False
     site.kubelet.lists(pods=pods)
-    await site.looks(5)
+    await site.polls(5)
     site.claims.answers = True
     site.kubelet.lists()
-    await site.looks(1)
+    await site.polls(1)
     assert site.unprepared == []

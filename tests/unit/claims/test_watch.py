@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from drakit_nodeplugin.claims.watch import UNCHANGED_LOOKS, DatabaseWatch
+from drakit_nodeplugin.claims.checkpoint.watch import UNCHANGED_LOOKS, DatabaseWatch
 
 
 @pytest.fixture

@@ -146,7 +146,7 @@ async def test_a_damaged_endpoint_is_said_and_nothing_else_is_wrong(site):
     change(site, "UPDATE endpoints SET checksum = 1 WHERE name = 'net'")
     told = (
         f"{DRIVER}: the row of endpoint net: its checksum does not match; the node plugin drops "
-        f"it at its next start: the driver tells its devices again\n"
+        f"it at its next start: the driver reports its devices again\n"
     )
     code, out, error = await site.run_beside(*SHOW)
     assert (code, error) == (1, told)
@@ -222,13 +222,13 @@ async def test_of_a_damaged_database_the_readable_rows_are_shown_and_the_rest_is
     assert "uid-a" not in out
     assert error == (
         f"{DRIVER}: the row of claim uid-a: its checksum does not match\n"
-        f"{DRIVER}: the node plugin sets it aside at its next start, and salvages what is "
-        f"readable\n"
+        f"{DRIVER}: the node plugin quarantines it at its next start, and keeps the rows that "
+        f"are sound\n"
     )
     assert digest(site) == before
 
 
-async def test_a_database_that_was_set_aside_is_named(site):
+async def test_a_database_that_was_quarantined_is_named(site):
     await site.store(prepared("a"), prepared("b"))
     change(site, "UPDATE bodies SET checksum = 1 WHERE id = 1")
     checkpoint = Checkpoint(site.path())
@@ -236,10 +236,8 @@ async def test_a_database_that_was_set_aside_is_named(site):
     await checkpoint.close()
     code, out, error = await site.run_beside(*SHOW)
     assert code == 1
-    assert "\nset aside: checkpoint.db.damaged-" in out
-    assert (
-        "an earlier database was damaged, and is not rebuilt yet: the row of claim uid-a" in error
-    )
+    assert "\nquarantined: checkpoint.db.damaged-" in out
+    assert "entries were lost, and are not rebuilt yet: the row of claim uid-a" in error
 
 
 async def test_a_newer_database_is_not_read_and_not_changed(site):

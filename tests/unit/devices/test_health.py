@@ -23,9 +23,9 @@ from drakit_nodeplugin.devices.taints import (
 TIMING = HealthTiming(recovery_seconds=30.0, eviction_seconds=10.0)
 
 OK, BAD, BROKEN, NOBODY = (
-    Health.ok(),
-    Health.bad("too hot"),
-    Health.bad("off the bus", broken=True),
+    Health.healthy(),
+    Health.unhealthy("too hot"),
+    Health.unhealthy("off the bus", evict_pods=True),
     Health.unknown(),
 )
 

@@ -32,9 +32,9 @@ from tests.unit.devices.conftest import (
 
 pytestmark = pytest.mark.looptime
 
-OK = Health.ok()
-BAD = Health.bad("too hot")
-BROKEN = Health.bad("off the bus", broken=True)
+OK = Health.healthy()
+BAD = Health.unhealthy("too hot")
+BROKEN = Health.unhealthy("off the bus", evict_pods=True)
 NOBODY = Health.unknown("it does not answer")
 
 

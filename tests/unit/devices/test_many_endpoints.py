@@ -372,7 +372,7 @@ async def test_many_pools_that_come_at_once_are_a_slice_each_and_a_second(node: 
         assert cluster.writes() == ["POST"] * 50
         nodes = [path for _, path in cluster.link.asked if path.startswith(NODES)]
         assert len(nodes) == 1, "the Node is read once for all of them"
-        word = HealthReport(devices={DeviceKey(short(A), "dev-0"): Health.bad("too hot")})
+        word = HealthReport(devices={DeviceKey(short(A), "dev-0"): Health.unhealthy("too hot")})
         manager.reported(A, word)
         await pass_time(5)
         assert cluster.writes() == ["PUT"], "a change of one pool is no write of another"

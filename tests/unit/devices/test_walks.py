@@ -32,9 +32,9 @@ from tests.unit.devices.conftest import (
 )
 
 WORDS = {
-    "ok": Health.ok(),
-    "bad": Health.bad("too hot"),
-    "broken": Health.bad("off the bus", broken=True),
+    "ok": Health.healthy(),
+    "bad": Health.unhealthy("too hot"),
+    "broken": Health.unhealthy("off the bus", evict_pods=True),
     "unknown": Health.unknown(),
 }
 

@@ -75,9 +75,9 @@ async def test_the_driver_of_the_page_works(lamps, tmp_path):
 
     assert edits.env == {"LAMP_LIGHT__DESK": "/lamps/desk", "LAMP_BRIGHTNESS_LIGHT__DESK": "80"}
     assert edits.mounts[0].host_path == str(tmp_path / "desk")
-    assert lamps.health(Device(name="desk")) == Health.ok()
+    assert lamps.health(Device(name="desk")) == Health.healthy()
     (tmp_path / "desk").write_text("broken")
-    assert lamps.health(Device(name="desk")) == Health.bad("the filament of desk is broken")
+    assert lamps.health(Device(name="desk")) == Health.unhealthy("the filament of desk is broken")
     (tmp_path / "desk").unlink()
     with pytest.raises(Exception, match="lamp desk was unscrewed"):
         lamps.prepare(claim, desk)
@@ -91,6 +91,11 @@ async def test_the_partitions_of_the_page_are_devices_that_can_be_published(monk
     checked = check_inventory(inventory)
     assert (len(checked.devices), len(checked.counter_sets), checked.left_out) == (3, 1, {})
     assert [device.name for device in checked.fallback] == ["card-0"]
+
+
+def test_a_driver_of_the_page_needs_no_prepare(monkeypatch):
+    traits = load("sticks", {"driver": "sticks:Sticks"}, monkeypatch).traits
+    assert traits == DriverTraits(side_effects=False)
 
 
 async def test_the_driver_with_side_effects_of_the_page_keeps_its_contract(bays, tmp_path):

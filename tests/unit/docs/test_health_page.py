@@ -41,4 +41,4 @@ async def test_the_driver_of_the_page_tells_how_its_device_is():
     stream = kind(kind.config_type(), StaticNode(name="node-1")).devices()
     said = [(await anext(stream))[0].health for _ in range(2)]
     await stream.aclose()
-    assert said == [Health.ok(), Health.bad("it runs dry")]
+    assert said == [Health.healthy(), Health.unhealthy("it runs dry")]

@@ -1,8 +1,9 @@
-"""What a driver need not define: the larger grain calls the smaller; the rest does no harm."""
+"""The default methods: a batch calls prepare for each device; the rest does nothing."""
 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -16,7 +17,6 @@ from drakit import (
     Edits,
     Health,
 )
-from drakit.device import Inventory
 from drakit.driver import DriverConfig
 from tests.fakes.claims import NODE, reference
 from tests.fakes.node import StaticNode
@@ -24,8 +24,8 @@ from tests.fakes.node import StaticNode
 A, B = reference("uid-a"), reference("uid-b")
 
 
-def device(name: str, *, pool: str = "") -> AllocatedDevice:
-    return AllocatedDevice(name=name, pool=pool, request="main")
+def device(name: str) -> AllocatedDevice:
+    return AllocatedDevice(name=name, pool="", request="main")
 
 
 def claim(claim, *names: str) -> AllocatedClaim:
@@ -33,32 +33,31 @@ def claim(claim, *names: str) -> AllocatedClaim:
 
 
 class Plain(Driver[DriverConfig]):
-    """Defines nothing that it need not."""
+    """Defines only what it must."""
 
     name = "camera.example.com"
 
-    def __init__(self, inventory: Inventory | None = None) -> None:
+    def __init__(self) -> None:
         super().__init__(DriverConfig(), StaticNode(name=NODE))
-        self.inventory = inventory
 
     async def devices(self):
         yield []
 
 
 class Camera(Plain):
-    """Works on one device, and says in which order."""
+    """Works on one device, and records the order."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.said: list[str] = []
+        self.calls: list[str] = []
         self.failing: dict[str, BaseException] = {}
 
     async def prepare(self, claim, device):
-        self.said.append(f"begin {device.name}")
+        self.calls.append(f"begin {device.name}")
         await asyncio.sleep(0)
         if device.name in self.failing:
             raise self.failing[device.name]
-        self.said.append(f"end {device.name}")
+        self.calls.append(f"end {device.name}")
         return Edits(env={claim.uid: device.name})
 
     async def unprepare(self, claim, device):
@@ -77,61 +76,39 @@ class Direct(Plain):
         self.prepare(claim, device)
 
 
-# ------------------------------------------------------------ node paths
+# ------------------------------------------------------------ edits
 
 
-@pytest.mark.parametrize(
-    ("asked", "paths"),
-    [
-        pytest.param(device("cam-0"), ["/dev/video0", "/dev/media0"], id="all-its-paths"),
-        pytest.param(device("cam-0", pool="roof"), ["/dev/video7"], id="same-name-in-another-pool"),
-        pytest.param(device("cam-1"), [], id="a-device-without-paths"),
-        pytest.param(device("whole"), ["/dev/gpu"], id="published-instead-of-its-partitions"),
-    ],
-)
-async def test_a_container_gets_the_devices_node_paths(asked, paths):
-    inventory = Inventory(
-        devices=[
-            Device(name="cam-0", pool="roof", node_paths=("/dev/video7",)),
-            Device(name="cam-0", node_paths=("/dev/video0", "/dev/media0")),
-            Device(name="cam-1"),
-        ],
-        fallback=[Device(name="whole", node_paths=("/dev/gpu",))],
+async def test_a_container_gets_the_edits_that_the_device_carries():
+    carries = replace(device("cam-0"), edits=Edits.of_device_nodes("/dev/video0", "/dev/media0"))
+    edits = await Plain().prepare(A, carries)
+    assert edits == Edits(
+        device_nodes=(DeviceNode(path="/dev/video0"), DeviceNode(path="/dev/media0"))
     )
-    edits = await Plain(inventory).prepare(A, asked)
-    assert edits == Edits(device_nodes=tuple(DeviceNode(path=path) for path in paths))
 
 
-@pytest.mark.parametrize(
-    "inventory",
-    [
-        pytest.param(None, id="nothing-listed-yet"),
-        pytest.param(Inventory(devices=[Device(name="cam-1")]), id="unplugged"),
-        pytest.param(Inventory(devices=[Device(name="cam-0", pool="roof")]), id="another-pool"),
-    ],
-)
-async def test_a_device_that_is_not_listed_cannot_be_prepared(inventory):
+async def test_a_device_that_is_not_listed_cannot_be_prepared():
     with pytest.raises(DriverError, match=f"device cam-0 is not on node {NODE} any more; delete"):
-        await Plain(inventory).prepare(A, device("cam-0"))
+        await Plain().prepare(A, device("cam-0"))
 
 
-# ------------------------------------------------------------ the larger grain calls the smaller
+# ------------------------------------------------------------ a batch calls the other granularity
 
 
-async def test_a_claims_devices_are_prepared_side_by_side_and_answered_in_order():
+async def test_devices_are_prepared_side_by_side_and_answered_in_order():
     driver = Camera()
-    edits = await driver.prepare_claim(A, [device("cam-0"), device("cam-1")])
-    assert edits == [Edits(env={"uid-a": "cam-0"}), Edits(env={"uid-a": "cam-1"})]
-    assert driver.said == ["begin cam-0", "begin cam-1", "end cam-0", "end cam-1"]
+    edits = await driver.prepare_claims([claim(A, "cam-0", "cam-1")])
+    assert edits == {"uid-a": [Edits(env={"uid-a": "cam-0"}), Edits(env={"uid-a": "cam-1"})]}
+    assert driver.calls == ["begin cam-0", "begin cam-1", "end cam-0", "end cam-1"]
 
 
-@pytest.mark.parametrize("call", ["prepare_claim", "unprepare_claim"])
+@pytest.mark.parametrize("call", ["prepare_claims", "unprepare_claims"])
 async def test_a_device_that_fails_fails_its_claim_once_the_others_have_ended(call):
     driver = Camera()
     driver.failing = {name: DriverError(f"{name} is dirty") for name in ("cam-0", "cam-1")}
-    with pytest.raises(DriverError, match="cam-0 is dirty"):
-        await getattr(driver, call)(A, [device(f"cam-{number}") for number in range(3)])
-    assert driver.said[-1] == "end cam-2"
+    answers = await getattr(driver, call)([claim(A, *(f"cam-{number}" for number in range(3)))])
+    assert answers == {"uid-a": driver.failing["cam-0"]}
+    assert driver.calls[-1] == "end cam-2"
 
 
 async def test_a_claim_of_several_fails_alone():
@@ -163,27 +140,16 @@ async def test_giving_up_a_batch_gives_up_all_of_it():
     work.cancel()
     with pytest.raises(asyncio.CancelledError):
         await work
-    assert not any(said.startswith("end") for said in driver.said)
+    assert not any(call.startswith("end") for call in driver.calls)
 
 
 async def test_plain_functions_are_called_as_well():
     driver = Direct()
-    assert await driver.prepare_claim(A, [device("cam-0")]) == [Edits(env={"uid-a": "cam-0"})]
     answers = await driver.prepare_claims([claim(A, "cam-0"), claim(B, "broken")])
     assert answers["uid-a"] == [Edits(env={"uid-a": "cam-0"})]
     assert str(answers["uid-b"]) == "it is broken"
-    assert await driver.unprepare_claim(A, [device("cam-0")]) is None
     undone = await driver.unprepare_claims([claim(A, "cam-0"), claim(B, "broken")])
     assert (undone["uid-a"], str(undone["uid-b"])) == (None, "it is broken")
-
-
-async def test_a_claim_grain_of_the_drivers_own_serves_the_batch():
-    class PerClaim(Plain):
-        def prepare_claim(self, claim, devices):
-            return [Edits(env={"of": str(len(devices))}) for _ in devices]
-
-    answers = await PerClaim().prepare_claims([claim(A, "cam-0", "cam-1")])
-    assert answers == {"uid-a": [Edits(env={"of": "2"})] * 2}
 
 
 # ------------------------------------------------------------ the rest
@@ -192,7 +158,6 @@ async def test_a_claim_grain_of_the_drivers_own_serves_the_batch():
 async def test_what_is_not_defined_does_nothing_and_can_be_awaited():
     driver = Plain()
     assert await driver.unprepare(A, device("cam-0")) is None
-    assert await driver.unprepare_claim(A, [device("cam-0")]) is None
     assert await driver.unprepare_claims([claim(A, "cam-0")]) == {"uid-a": None}
     assert await driver.reset(device("cam-0")) is None
     assert await driver.check(A, device("cam-0")) is True

@@ -71,11 +71,6 @@ class Answer:
         return int
 
 
-class PerClaim(Camera):
-    def prepare_claim(self, claim, devices):
-        return [self.behaviour.prepare() for _ in devices]
-
-
 class PerBatch(Camera):
     async def prepare_claims(self, claims):
         results = {}
@@ -110,7 +105,7 @@ def raising(error: Exception) -> Callable[[], Any]:
     return fail
 
 
-@pytest.mark.parametrize("kind", [Camera, PerClaim, PerBatch])
+@pytest.mark.parametrize("kind", [Camera, PerBatch])
 @pytest.mark.parametrize("raised", [Refusal, Bug])
 async def test_the_text_of_what_a_driver_raises_is_made_in_its_thread(
     kind, raised, behaviour, listener, written
@@ -162,7 +157,7 @@ async def test_an_answer_is_looked_at_in_the_drivers_thread(endpoint, behaviour)
     assert set(watching.readers) <= {THREAD}
 
 
-@pytest.mark.parametrize("kind", [Camera, PerClaim, PerBatch])
+@pytest.mark.parametrize("kind", [Camera, PerBatch])
 async def test_edits_are_made_plain_in_the_drivers_thread(kind, behaviour, listener):
     class Lazy(Mapping[str, str]):
         def __getitem__(self, key: str) -> str:

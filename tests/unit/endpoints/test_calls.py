@@ -85,25 +85,6 @@ class PerDevice(Camera):
         await self.work(device)
 
 
-class PerClaim(Camera):
-    answer: Any = None
-
-    async def prepare_claim(
-        self, claim: ClaimReference, devices: Sequence[AllocatedDevice]
-    ) -> Sequence[Edits]:
-        self.asked.append([device.name for device in devices])
-        for device in devices:
-            await self.work(device)
-        return [edits(d.name) for d in devices] if self.answer is None else self.answer
-
-    async def unprepare_claim(
-        self, claim: ClaimReference, devices: Sequence[AllocatedDevice]
-    ) -> None:
-        self.asked.append([device.name for device in devices])
-        for device in devices:
-            await self.work(device)
-
-
 class PerBatch(Camera):
     def __init__(self) -> None:
         super().__init__()
@@ -143,10 +124,6 @@ class Resets(Camera):
 
 
 class ResetsPerDevice(Resets, PerDevice):
-    pass
-
-
-class ResetsPerClaim(Resets, PerClaim):
     pass
 
 
@@ -281,7 +258,7 @@ async def test_only_what_a_driver_did_not_mean_to_raise_is_logged(caplog):
     assert record.exception.endswith("KeyError: 'a bug'\n")
 
 
-@pytest.mark.parametrize("kind", [PerDevice, PerClaim, PerBatch])
+@pytest.mark.parametrize("kind", [PerDevice, PerBatch])
 @pytest.mark.parametrize("operation", ["prepare", "unprepare", "check"])
 async def test_a_driver_that_is_stopped_or_ends_meanwhile_is_said_to_be(kind, operation):
     _, caller, calls = reach(kind)
@@ -307,11 +284,11 @@ async def test_an_answer_that_is_no_edits_is_a_fault_of_the_driver(monkeypatch):
 
 
 @pytest.mark.parametrize("operation", ["prepare", "unprepare"])
-async def test_a_driver_of_claims_gets_all_devices_of_one_in_one_call(operation):
-    driver, caller, calls = reach(PerClaim)
+async def test_a_driver_of_batches_gets_all_devices_of_a_claim_in_one_call(operation):
+    driver, caller, calls = reach(PerBatch)
     answer = await getattr(calls, operation)(A, [device("cam-0"), device("cam-1")])
-    assert driver.asked == [["cam-0", "cam-1"]]
-    assert caller.calls == [(f"{operation}_claim", {("", "cam-0"), ("", "cam-1")})]
+    assert driver.asked == [["uid-a"]]
+    assert caller.calls == [(f"{operation}_claims", {("", "cam-0"), ("", "cam-1")})]
     if operation == "prepare":
         assert list(answer) == [edits("cam-0"), edits("cam-1")]
 
@@ -336,8 +313,8 @@ WRONG_EDITS = [
 
 @pytest.mark.parametrize(("answer", "text", "index"), WRONG_EDITS)
 async def test_an_answer_for_a_claim_is_one_edits_for_each_device(answer, text, index):
-    driver, _, calls = reach(PerClaim)
-    driver.answer = answer
+    driver, _, calls = reach(PerBatch)
+    driver.changes = {"uid-a": answer}
     error = await failure(calls.prepare(A, [device("cam-0"), device("cam-1")]))
     assert text in str(error)
     assert "driver camera.example.com" in str(error)
@@ -345,7 +322,7 @@ async def test_an_answer_for_a_claim_is_one_edits_for_each_device(answer, text, 
 
 
 async def test_a_failure_that_is_about_no_device_names_the_driver():
-    driver, _, calls = reach(PerClaim)
+    driver, _, calls = reach(PerBatch)
     driver.failing["cam-1"] = DriverError("the bus is gone")
     for operation in (calls.prepare, calls.unprepare):
         error = await failure(operation(A, [device("cam-0"), device("cam-1")]))
@@ -523,10 +500,6 @@ class ResetsSlowly(ResetsPerDevice):
         await super().reset(device)
 
 
-class ResetsClaimsSlowly(ResetsSlowly, ResetsPerClaim):
-    pass
-
-
 class ResetsBatchesSlowly(ResetsSlowly, ResetsPerBatch):
     pass
 
@@ -551,7 +524,7 @@ class BridgeCaller(DirectCaller):
         )
 
 
-@pytest.mark.parametrize("kind", [ResetsSlowly, ResetsClaimsSlowly, ResetsBatchesSlowly])
+@pytest.mark.parametrize("kind", [ResetsSlowly, ResetsBatchesSlowly])
 async def test_a_partition_waits_for_the_reset_of_its_whole_device(kind):
     """Also if their pool has a device with the name of another one's counter set."""
     driver = kind()
@@ -597,7 +570,6 @@ async def test_a_claim_that_waits_for_itself_is_given_up_for_itself():
     ("kind", "calls_made"),
     [
         pytest.param(ResetsPerDevice, 4, id="device"),
-        pytest.param(ResetsPerClaim, 1, id="claim"),
         pytest.param(ResetsPerBatch, 1, id="batch"),
     ],
 )
@@ -619,7 +591,7 @@ async def test_a_device_is_reset_in_the_call_that_undid_it_unless_others_may_use
         assert driver.ended.index(name) < driver.ended.index(f"reset {name}")
 
 
-@pytest.mark.parametrize("kind", [ResetsPerDevice, ResetsPerClaim, ResetsPerBatch])
+@pytest.mark.parametrize("kind", [ResetsPerDevice, ResetsPerBatch])
 async def test_a_device_whose_unprepare_failed_is_not_reset(kind):
     driver, _, calls = reach(kind)
     driver.failing["cam-0"] = DriverError("it is busy")
@@ -627,7 +599,7 @@ async def test_a_device_whose_unprepare_failed_is_not_reset(kind):
     assert driver.ended == ["cam-0"]
 
 
-@pytest.mark.parametrize("kind", [ResetsPerDevice, ResetsPerClaim, ResetsPerBatch])
+@pytest.mark.parametrize("kind", [ResetsPerDevice, ResetsPerBatch])
 @pytest.mark.parametrize(
     ("refusal", "text"),
     [
@@ -655,7 +627,7 @@ class Parameters(DeviceParameters):
     mode: str
 
 
-@pytest.mark.parametrize("kind", [PerDevice, PerClaim, PerBatch])
+@pytest.mark.parametrize("kind", [PerDevice, PerBatch])
 async def test_bad_parameters_fail_their_claim_and_name_the_device(kind, monkeypatch):
     monkeypatch.setattr(kind, "parameters_type", Parameters)
     driver, _, calls = reach(kind)
@@ -672,7 +644,7 @@ async def test_bad_parameters_fail_their_claim_and_name_the_device(kind, monkeyp
     assert {seen.name: seen.parameters for seen in driver.seen}["cam-2"] == Parameters(mode="fast")
 
 
-@pytest.mark.parametrize("kind", [PerDevice, PerClaim, PerBatch])
+@pytest.mark.parametrize("kind", [PerDevice, PerBatch])
 async def test_bad_parameters_do_not_keep_a_device_from_being_undone(kind, monkeypatch):
     monkeypatch.setattr(kind, "parameters_type", Parameters)
     driver, _, calls = reach(kind)
@@ -702,7 +674,7 @@ async def test_a_check_says_whether_all_is_in_order(answers, in_order, logged, m
             raise answer
         return answer
 
-    monkeypatch.setattr(PerClaim, "check", check, raising=False)
-    _, _, calls = reach(PerClaim)
+    monkeypatch.setattr(PerBatch, "check", check, raising=False)
+    _, _, calls = reach(PerBatch)
     assert await calls.check(A, [device("cam-0"), device("cam-1")]) is in_order
     assert len(caplog.records) == logged

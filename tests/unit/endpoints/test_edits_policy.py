@@ -9,8 +9,9 @@ import stat
 import pytest
 
 from drakit.device import DeviceNode, Edits, Hook, IntelRdt, Mount, NetDevice
-from drakit_nodeplugin.endpoints.edits_policy import AllowedEdits, EditsPolicy, HostNode
-from drakit_nodeplugin.endpoints.host_paths import HostDevices
+from drakit_nodeplugin.allowed import AllowedEndpoint
+from drakit_nodeplugin.endpoints.allowlist import Rights
+from drakit_nodeplugin.endpoints.host_paths import HostDevices, HostNode
 
 WHERE = 'backends.allowed["gpu.example.com"]'
 HOST = {
@@ -18,20 +19,24 @@ HOST = {
     "/dev/gpu1": HostNode(path="/dev/sda", device=("b", 8, 0)),
     "/dev/gpus/a": HostNode(path="/dev/gpu0", device=("c", 195, 0)),
 }
-ALLOWED = AllowedEdits(
+ALLOWED = AllowedEndpoint(
     devices=("/dev/gpu[0-9]*", "/dev/gpus/*"),
     mounts={"/opt/gpu": "ro", "/opt/gpu/state": "rw"},
-    hooks=frozenset({"/usr/bin/gpu-hook"}),
+    hooks=("/usr/bin/gpu-hook",),
     net_devices=("gpu*",),
-    additional_gids=frozenset({44}),
+    additional_gids=(44,),
     intel_rdt=True,
     cdi_devices=("gpu.example.com/card", "gpu.example.com/link=port*"),
 )
 
 
-def problem(allowed: AllowedEdits = ALLOWED, **edits) -> str | None:
-    policy = EditsPolicy(WHERE, allowed, find_node=lambda path: HOST.get(path, HostNode(path=path)))
-    return policy.problem(Edits(**edits))
+def problem(allowed: AllowedEndpoint = ALLOWED, **edits) -> str | None:
+    rights = Rights(
+        where=WHERE,
+        allowed=allowed,
+        find_node=lambda path: HOST.get(path, HostNode(path=path)),
+    )
+    return rights.edits_problem(Edits(**edits))
 
 
 def node(path: str, **fields) -> dict:
@@ -235,7 +240,7 @@ def test_each_field_of_edits_but_variables_is_refused_by_default():
     for field in dataclasses.fields(Edits):
         value = getattr(full, field.name)
         assert value, f"{field.name} is a new field: decide whether an allow list covers it"
-        if problem(AllowedEdits(), **{field.name: value}) is not None:
+        if problem(AllowedEndpoint(), **{field.name: value}) is not None:
             refused.add(field.name)
     assert refused == {field.name for field in dataclasses.fields(Edits)} - {"env"}
 

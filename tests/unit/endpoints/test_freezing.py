@@ -29,7 +29,7 @@ FULL = Device(
     topology=Topology(numa_node=1),
     consumes={"card": {"memory": "1"}},
     taints=(Taint(key="example.com/x", effect="NoSchedule"),),
-    health=Health.bad("it is dirty"),
+    health=Health.unhealthy("it is dirty"),
 )
 
 
@@ -184,7 +184,7 @@ async def test_a_dict_that_holds_itself_has_an_end():
         pytest.param(replace(FULL, health=Odd()), "its health is of type Odd", id="health"),
         pytest.param(replace(FULL, health=Nameless()), "of type Nameless", id="odd-type"),
         pytest.param(replace(FULL, taints=(Odd(),)), "taints is of type Odd", id="taint"),
-        pytest.param(replace(FULL, node_paths="/dev/x"), "are of type str", id="paths"),
+        pytest.param(replace(FULL, edits="/dev/x"), "its edits are of type str", id="edits"),
         pytest.param(replace(FULL, name=7), "its name is no text, but of type int", id="name"),
         pytest.param(replace(FULL, consumes={"c": Odd()}), "but of type Odd", id="consumed"),
     ],
@@ -331,14 +331,10 @@ async def test_a_driver_keeps_its_own_objects_for_itself(behaviour, listener):
     class Special(Device):
         pass
 
-    drivers: list[Camera] = []
-
     async def devices(driver):
-        drivers.append(driver)
         yield [Special(name="cam-0")]
         await asyncio.Event().wait()
 
     behaviour.devices = devices
     async with running(new_endpoint(lambda: Camera(behaviour), listener)):
         assert type((await listener.hear()).devices[0]) is Device
-        assert type(drivers[0].inventory.devices[0]) is Special

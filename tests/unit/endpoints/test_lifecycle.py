@@ -12,7 +12,7 @@ from drakit_nodeplugin.endpoints.lifecycle import Lifecycle
 
 CAM = Inventory(devices=(Device(name="cam-0"),))
 MIC = Inventory(devices=(Device(name="mic-0"),))
-SICK = HealthReport(devices={DeviceKey("", "cam-0"): Health.bad("the lens is dirty")})
+SICK = HealthReport(devices={DeviceKey("", "cam-0"): Health.unhealthy("the lens is dirty")})
 
 
 class FakeConnection:
@@ -23,18 +23,18 @@ class FakeConnection:
         self.seconds = seconds
         self.end = end
         ready = updates and isinstance(updates[0], Inventory)
-        self.away: str | None = None if ready else "it has not listed anything"
+        self.unavailable: str | None = None if ready else "it has not listed anything"
         self.closed = 0
 
-    async def updates(self):
+    async def inventories(self):
         for update in self.told:
             if isinstance(update, int | float):
                 await asyncio.sleep(update)
             else:
-                self.away = None
+                self.unavailable = None
                 yield update
         await asyncio.sleep(self.seconds)
-        self.away = "it is over"
+        self.unavailable = "it is over"
         if self.end is not None:
             raise self.end
 
@@ -103,10 +103,10 @@ async def test_what_a_connection_tells_is_passed_on_and_its_end_as_well():
         (16, CAM),
     ]
     assert [connection.closed for connection in source.made] == [1, 0]
-    assert lifecycle.away is None, "our own stop is none of the endpoint"
+    assert lifecycle.unavailable is None, "our own stop is none of the endpoint"
     await lifecycle.close()
     assert source.made[1].closed == 1
-    assert lifecycle.away == "the node plugin stops"
+    assert lifecycle.unavailable == "the node plugin stops"
 
 
 @pytest.mark.looptime
@@ -186,7 +186,7 @@ async def test_a_connection_that_cannot_be_made_is_a_stop_and_is_tried_again():
         (3, "it could not be started: ValueError: a bug"),
         (7, CAM),
     ]
-    assert lifecycle.away is None
+    assert lifecycle.unavailable is None
 
 
 @pytest.mark.looptime
@@ -194,10 +194,10 @@ async def test_at_the_first_start_a_configuration_that_is_refused_is_raised():
     listener = Listener()
     source = Source(DriverError("lens is no key"))
     lifecycle = Lifecycle("camera", source.connect, listener=listener)
-    assert lifecycle.away == "it is not started yet"
+    assert lifecycle.unavailable == "it is not started yet"
     with pytest.raises(DriverError, match="lens is no key"):
         await lifecycle.start()
-    assert (lifecycle.away, listener.told) == ("lens is no key", [])
+    assert (lifecycle.unavailable, listener.told) == ("lens is no key", [])
 
 
 @pytest.mark.looptime
@@ -219,19 +219,19 @@ async def test_a_new_connection_that_is_silent_does_not_hide_why_the_one_before_
     gone = ConnectionEndedError("the bus is gone")
     source = Source(FakeConnection(CAM, end=gone), FakeConnection(30, CAM, seconds=5))
     _, lifecycle = await live(source, seconds=5)
-    assert lifecycle.away == "it has not listed anything (before that: the bus is gone)"
+    assert lifecycle.unavailable == "it has not listed anything (before that: the bus is gone)"
 
     source = Source(FakeConnection(CAM, end=gone), FakeConnection(3, CAM, 1, seconds=1e6))
     _, lifecycle = await live(source, seconds=10)
-    source.made[1].away = "it is over"
-    assert lifecycle.away == "it is over", "what came before has passed"
+    source.made[1].unavailable = "it is over"
+    assert lifecycle.unavailable == "it is over", "what came before has passed"
 
 
 @pytest.mark.looptime
 async def test_while_an_endpoint_waits_to_be_connected_it_is_away_for_the_last_reason():
     source = Source(FakeConnection(CAM, end=ConnectionEndedError("the bus is gone")))
     _, lifecycle = await live(source, seconds=40)
-    assert lifecycle.away == "the bus is gone"
+    assert lifecycle.unavailable == "the bus is gone"
     assert lifecycle.connection is None
 
 

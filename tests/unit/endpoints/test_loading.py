@@ -11,7 +11,7 @@ from drakit.driver import DriverConfig
 from drakit_nodeplugin.config import ConfigError, DriverEntry, load_config
 from drakit_nodeplugin.endpoints.python import loading
 from drakit_nodeplugin.endpoints.python.loading import load_drivers
-from drakit_nodeplugin.endpoints.traits import DriverTraits
+from drakit_nodeplugin.endpoints.traits import DriverTraits, Granularity
 from tests.fakes.node import StaticNode
 
 FILE = Path("plugin.yaml")
@@ -24,7 +24,6 @@ class LensConfig(DriverConfig):
 
 class Lens(Driver[LensConfig]):
     name = "lens.example.com"
-    config_type = LensConfig
 
     async def devices(self):
         yield []
@@ -45,8 +44,12 @@ class NoName(Lens):
     name = None
 
 
-class OtherConfig(Lens):
+class OtherConfig(Driver):
+    name = "lens.example.com"
     config_type = dict
+
+    async def devices(self):
+        yield []
 
 
 class Untyped(Lens):
@@ -72,13 +75,6 @@ class UselessReset(Lens):
         raise NotImplementedError
 
 
-class PlainWithHealth(Lens):
-    plain_devices = True
-
-    def health(self, device):
-        raise NotImplementedError
-
-
 class BrokenConfig(DriverConfig):
     @field_validator("*", mode="before", check_fields=False)
     def _look(cls, value):
@@ -87,8 +83,11 @@ class BrokenConfig(DriverConfig):
     focal_length: int = 50
 
 
-class FailsToRead(Lens):
-    config_type = BrokenConfig
+class FailsToRead(Driver[BrokenConfig]):
+    name = "lens.example.com"
+
+    async def devices(self):
+        yield []
 
 
 class NameOfNothing(Lens):
@@ -104,14 +103,27 @@ class Checked(Lens):
         return True
 
 
+class Declared(Lens):
+    side_effects = True
+
+
 class Undone(Lens):
-    def unprepare_claim(self, claim, devices):
+    def unprepare(self, claim, device):
+        raise NotImplementedError
+
+
+class UndoneByBatch(Lens):
+    def unprepare_claims(self, claims):
         raise NotImplementedError
 
 
 class SetBack(Lens):
     def reset(self, device):
         raise NotImplementedError
+
+
+class Harmless(Undone):
+    side_effects = False
 
 
 class Listing(NoDevices):
@@ -147,8 +159,17 @@ def test_the_drivers_that_ship_are_found_by_name():
 @pytest.mark.parametrize(
     ("kind", "traits"),
     [
-        pytest.param("Lens", DriverTraits(side_effects=True, checks=False), id="default"),
-        pytest.param("Checked", DriverTraits(side_effects=False, checks=True), id="declared"),
+        pytest.param("Lens", DriverTraits(side_effects=False), id="nothing-to-undo"),
+        pytest.param("Undone", DriverTraits(side_effects=True), id="undone-by-device"),
+        pytest.param(
+            "UndoneByBatch",
+            DriverTraits(side_effects=True, unprepare_granularity=Granularity.BATCH),
+            id="undone-by-batch",
+        ),
+        pytest.param("SetBack", DriverTraits(side_effects=True, resets=True), id="reset"),
+        pytest.param("Declared", DriverTraits(side_effects=True), id="declared-with"),
+        pytest.param("Harmless", DriverTraits(side_effects=False), id="declared-without"),
+        pytest.param("Checked", DriverTraits(side_effects=False, checks=True), id="checked"),
     ],
 )
 def test_which_calls_a_driver_needs_is_known_of_its_class(kind, traits):
@@ -181,7 +202,6 @@ def test_which_calls_a_driver_needs_is_known_of_its_class(kind, traits):
                 ("Restless", "has health_period_seconds set to 0", "no-period"),
                 ("NoDevices", "does not define devices; this is a fault", "no-devices"),
                 ("UselessReset", "defines reset but has side_effects", "reset-without-effects"),
-                ("PlainWithHealth", "has plain_devices set", "plain-devices-with-health"),
                 ("NameOfNothing", "calls itself None, which is not a DNS", "chooses-no-name"),
             ]
         ),
@@ -233,6 +253,15 @@ def test_a_mistake_is_named_by_file_key_and_reason(entries, sentence):
         pytest.param("raise SystemExit(3)", "cannot be loaded: SystemExit: 3", id="exits"),
         pytest.param("(", "cannot be loaded: SyntaxError: ", id="is-no-python"),
         pytest.param("import no_such_thing", "cannot be loaded: No module named", id="lacks"),
+        pytest.param(
+            "from drakit import Driver, DriverConfig\n"
+            "class OneConfig(DriverConfig): ...\n"
+            "class TwoConfig(DriverConfig): ...\n"
+            "class Thing(Driver[OneConfig]): config_type = TwoConfig",
+            "cannot be loaded: TypeError: Thing: config_type is TwoConfig, but the type argument "
+            "of Driver is OneConfig; remove config_type",
+            id="contradicts-itself",
+        ),
     ],
 )
 def test_a_module_that_fails_as_it_is_imported_is_named(tmp_path, monkeypatch, text, sentence):
@@ -293,7 +322,9 @@ def test_flags_come_before_the_file(tmp_path):
     [
         pytest.param("Lens", True, id="nothing-undoes-its-prepare"),
         pytest.param("Checked", False, id="without-side-effects"),
-        pytest.param("Undone", False, id="undone-by-claim"),
+        pytest.param("Declared", True, id="nothing-undoes-what-it-declares"),
+        pytest.param("Undone", False, id="undone-by-device"),
+        pytest.param("UndoneByBatch", False, id="undone-by-batch"),
         pytest.param("SetBack", False, id="undone-by-reset"),
         pytest.param("Listing", False, id="without-a-prepare-of-its-own"),
     ],

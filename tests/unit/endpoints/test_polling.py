@@ -15,8 +15,8 @@ from drakit_nodeplugin.endpoints.python.health_polling import HealthPolling
 from tests.fakes.node import StaticNode
 from tests.unit.endpoints.camera import CLAIM, DEVICE, Behaviour, Camera, new_endpoint, running
 
-OK = Health.ok()
-DIRTY = Health.bad("the lens is dirty")
+OK = Health.healthy()
+DIRTY = Health.unhealthy("the lens is dirty")
 
 
 class Lens(Driver[DriverConfig]):
@@ -114,7 +114,7 @@ async def test_an_answer_is_made_plain_whatever_its_class_does():
     lab.replaced("a", "b")
     await asyncio.sleep(1)
     (_, _, sick), (_, _, worse) = lab.told
-    assert (type(sick), sick) == (Health, Health.bad("dirty"))
+    assert (type(sick), sick) == (Health, Health.unhealthy("dirty"))
     assert worse.status == "unknown"
     await lab.close()
 

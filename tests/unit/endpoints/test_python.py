@@ -291,7 +291,7 @@ async def test_a_driver_that_is_slow_to_list_its_devices_is_away_until_it_has(
     async def devices(driver):
         while not go.is_set():
             await asyncio.sleep(0.01)
-        yield [Device(name="cam-0", node_paths=("/dev/camera0",))]
+        yield [Device(name="cam-0", edits=Edits.of_device_nodes("/dev/camera0"))]
         await asyncio.Event().wait()
 
     behaviour.devices = devices

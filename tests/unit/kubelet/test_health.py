@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from drakit_nodeplugin.kubelet.health import GONE, HealthReports, StreamLog, shown
+from drakit_nodeplugin.kubelet.health import GONE, HealthService, StreamLog, shown
 from tests.fakes.health import FakeHealth, health
 
 WELL, ILL = health("cam-0"), health("cam-0", "unhealthy", "the lens is dirty")
@@ -19,7 +19,7 @@ def subscribe(source, *, timeout_seconds=30.0):
 
 
 def reports_of(source, *, timeout_seconds=30.0):
-    return HealthReports(source, driver="camera.example.com", timeout_seconds=timeout_seconds)
+    return HealthService(source, driver="camera.example.com", timeout_seconds=timeout_seconds)
 
 
 async def waits(subscription):

@@ -10,9 +10,9 @@ import grpc.aio
 import pytest
 
 from drakit import logs
+from tests.fakes.file_poller import with_poller
 from tests.fakes.health import FakeHealth, health
 from tests.fakes.kubelet import reference
-from tests.fakes.looks import with_looks
 
 WELL, ILL = health("cam-0"), health("cam-0", "unhealthy", "the lens is dirty")
 OTHER = health("cam-1", pool="node-1/front")
@@ -151,7 +151,7 @@ async def test_many_devices_with_long_texts_fit_into_the_kubelets_messages(serve
 
 async def test_a_socket_that_is_made_anew_tells_health_again(serve, kubelet):
     async with serve(health=FakeHealth(WELL)) as server:
-        running = asyncio.create_task(with_looks(server.run))
+        running = asyncio.create_task(with_poller(server.run))
         (path,) = kubelet.sockets()
         dra = await kubelet.register()
         async with await kubelet.follow_health(path) as told:

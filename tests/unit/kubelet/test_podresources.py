@@ -15,9 +15,8 @@ import pytest
 
 from drakit_nodeplugin.claims.checkpoint.records import StoredClaim
 from drakit_nodeplugin.claims.kubeletview import PodView, claim_uid
-from drakit_nodeplugin.kubelet.claimview import KubeletClaimView
+from drakit_nodeplugin.kubelet.claimview import KubeletClaimView, StateFileError, read_claim_uids
 from drakit_nodeplugin.kubelet.podresources import PodResources, PodResourcesError, own_pod
-from drakit_nodeplugin.kubelet.statefile import StateFileError, read_claim_uids
 from drakit_proto.kubelet.podresources.v1 import podresources_pb2
 from tests.fakes.podresources import OWN_POD, OWN_POD_ENVIRONMENT, FakePodResources
 

@@ -13,14 +13,14 @@ import grpc.aio
 import pytest
 
 from drakit_nodeplugin.claims.answers import PrepareAnswer
-from drakit_nodeplugin.kubelet.healthservice import SilentHealth
+from drakit_nodeplugin.kubelet.health import HealthService, HealthServicer
 from drakit_nodeplugin.kubelet.ownership import Ownership
-from drakit_nodeplugin.kubelet.probe import local_channel
-from drakit_nodeplugin.kubelet.server import DriverServer
+from drakit_nodeplugin.kubelet.server import DriverServer, local_channel
 from drakit_nodeplugin.kubelet.sockets import SocketError, socket_paths
 from drakit_proto.kubelet.dra.v1 import dra_pb2, dra_pb2_grpc
+from drakit_proto.kubelet.drahealth.v1alpha1 import health_pb2 as v1alpha1
+from tests.fakes.file_poller import with_poller
 from tests.fakes.kubelet import HeldClaims, device, reference
-from tests.fakes.looks import with_looks
 
 A, B = reference("a"), reference("b")
 
@@ -38,7 +38,7 @@ def files(root: Path) -> list[str]:
 
 async def test_a_kubelet_registers_the_driver_and_prepares(serve, kubelet):
     async with serve() as server:
-        assert server.status.unready() == "the kubelet has not registered the driver yet"
+        assert server.status.readiness_problem() == "the kubelet has not registered the driver yet"
         (path,) = kubelet.sockets()
         info = await kubelet.get_info(path)
         assert (info.type, info.name) == ("DRAPlugin", "camera.example.com")
@@ -46,7 +46,7 @@ async def test_a_kubelet_registers_the_driver_and_prepares(serve, kubelet):
         assert Path(info.endpoint).is_absolute()
         await kubelet.notify(path)
         assert server.status.state == "registered"
-        assert server.status.unready() is None
+        assert server.status.readiness_problem() is None
         answers = await kubelet.prepare(Path(info.endpoint), A)
         (got,) = answers["a"].devices
         assert list(got.request_names) == ["main"]
@@ -100,7 +100,7 @@ async def test_without_a_dra_socket_no_registration_appears(root, claims, kubele
     ownership = owned("camera.example.com", root)
     server = DriverServer(ownership, claims)
     server.paths.dra.mkdir(parents=True)
-    with pytest.raises(SocketError, match=r"dra-pod-1\.sock cannot be made"):
+    with pytest.raises(SocketError, match=r"dra-pod-1\.sock cannot be created"):
         await server.start()
     assert kubelet.sockets() == []
     await server.stop()
@@ -287,7 +287,8 @@ async def test_a_cancelled_health_stream_passes_the_cancellation_on():
         async def send_initial_metadata(self, _):
             pass
 
-    stream = SilentHealth("camera.example.com").NodeWatchResources(None, Context())
+    service = HealthService(None, driver="camera.example.com", timeout_seconds=30)
+    stream = HealthServicer(service, v1alpha1, "v1alpha1").NodeWatchResources(None, Context())
     reading = asyncio.create_task(anext(stream))
     await asyncio.sleep(0)
     reading.cancel()
@@ -297,12 +298,12 @@ async def test_a_cancelled_health_stream_passes_the_cancellation_on():
 
 async def test_a_rejection_is_told_and_the_socket_made_anew(serve, kubelet, caplog):
     async with serve(first_retry_seconds=0.05) as server:
-        running = asyncio.create_task(with_looks(server.run))
+        running = asyncio.create_task(with_poller(server.run))
         (path,) = kubelet.sockets()
         first = path.stat().st_ino, path.stat().st_ctime_ns
         await kubelet.notify(path, error="the driver is already registered")
         assert server.status.state == "rejected"
-        assert "the driver is already registered" in server.status.unready()
+        assert "the driver is already registered" in server.status.readiness_problem()
         assert "the driver is already registered" in caplog.records[-1].error
         await until(
             lambda: path.exists() and (path.stat().st_ino, path.stat().st_ctime_ns) != first
@@ -310,7 +311,7 @@ async def test_a_rejection_is_told_and_the_socket_made_anew(serve, kubelet, capl
         # The reason stands until the kubelet has spoken again.
         assert server.status.state == "rejected"
         await kubelet.register()
-        assert server.status.unready() is None
+        assert server.status.readiness_problem() is None
         running.cancel()
 
 
@@ -338,7 +339,7 @@ async def test_a_kubelet_that_restarts_registers_again(serve, kubelet):
 @pytest.mark.parametrize("which", ["registration", "dra"])
 async def test_a_removed_socket_is_made_anew(serve, kubelet, which):
     async with serve() as server:
-        running = asyncio.create_task(with_looks(server.run))
+        running = asyncio.create_task(with_poller(server.run))
         await kubelet.register()
         path = getattr(server.paths, which)
         await asyncio.to_thread(path.unlink)
@@ -355,7 +356,7 @@ async def test_a_replaced_socket_is_taken_back(serve, kubelet):
         path.unlink()
         with socket.socket(socket.AF_UNIX) as thief:
             thief.bind(str(path))
-            running = asyncio.create_task(with_looks(server.run))
+            running = asyncio.create_task(with_poller(server.run))
             await until(lambda: server.status.state == "never asked")
             await kubelet.register()
         assert server.status.state == "registered"
@@ -368,8 +369,8 @@ async def test_a_socket_that_cannot_be_made_anew_is_tried_again(serve, kubelet, 
         path = server.paths.registration
         path.unlink()
         path.mkdir()
-        running = asyncio.create_task(with_looks(server.run))
-        await until(lambda: "socket cannot be made anew" in caplog.messages)
+        running = asyncio.create_task(with_poller(server.run))
+        await until(lambda: "socket cannot be recreated" in caplog.messages)
         path.rmdir()
         await until(lambda: kubelet.sockets() == [path])
         await kubelet.register()
@@ -382,7 +383,7 @@ async def test_calls_in_flight_survive_the_loss_of_the_socket(serve, kubelet, cl
         dra = await kubelet.register()
         call = asyncio.create_task(kubelet.prepare(dra, A))
         await claims.until_begun("prepare a")
-        running = asyncio.create_task(with_looks(server.run))
+        running = asyncio.create_task(with_poller(server.run))
         await asyncio.to_thread(dra.unlink)
         await until(dra.exists)
         with pytest.raises(grpc.aio.AioRpcError):
@@ -441,7 +442,7 @@ async def test_only_root_can_use_the_sockets(serve):
 async def test_a_start_that_fails_can_be_stopped(serve, root):
     (root / "plugins_registry").mkdir()
     (root / "plugins_registry/camera.example.com-pod-1-reg.sock").mkdir()
-    with pytest.raises(SocketError, match=r"reg\.sock cannot be made"):
+    with pytest.raises(SocketError, match=r"reg\.sock cannot be created"):
         async with serve():
             raise AssertionError("it must not start")
     assert files(root) == []

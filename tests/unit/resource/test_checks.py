@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drakit import Device, Health, Version
+from drakit import Device, Edits, Health, Version
 from drakit.device import Capacity, CapacityRange, Taint, Topology
 from drakit.resource.device import device_problems
 
@@ -76,8 +76,8 @@ NO_VERSIONS = [
         pytest.param(
             Device(name="c", topology=Topology(pcie_root="pci10000:e1")), id="root-behind-a-bridge"
         ),
-        pytest.param(Device(name="c", health=Health.bad("lens is loose")), id="health"),
-        pytest.param(Device(name="c", node_paths=("/dev/a", "/dev/b")), id="paths"),
+        pytest.param(Device(name="c", health=Health.unhealthy("lens is loose")), id="health"),
+        pytest.param(Device(name="c", edits=Edits.of_device_nodes("/dev/a", "/dev/b")), id="edits"),
     ],
 )
 def test_what_the_api_takes_is_no_problem(device):
@@ -220,15 +220,34 @@ def test_what_the_api_takes_is_no_problem(device):
             Device(name="c", consumes={"s": {"m_1": "1"}}), "not a DNS label", id="counter-name"
         ),
         pytest.param(Device(name="c", consumes={"s": {"m": 1}}), "of type int", id="counter-type"),
-        pytest.param(Device(name="c", node_paths="/dev/a"), "not a tuple", id="path-as-text"),
-        pytest.param(Device(name="c", node_paths=("dev/a",)), "not an absolute", id="relative"),
-        pytest.param(Device(name="c", node_paths=("/dev/\0",)), "not an absolute", id="nul"),
+        pytest.param(Device(name="c", edits=("/dev/a",)), "of type tuple, not an Edits", id="path"),
+        pytest.param(
+            Device(name="c", edits=Edits(device_nodes="/dev/a")), "not a tuple", id="path-as-text"
+        ),
+        pytest.param(
+            Device(name="c", edits=Edits(device_nodes=("/dev/a",))),
+            "of type str, not a DeviceNode",
+            id="path-as-device-node",
+        ),
+        pytest.param(
+            Device(name="c", edits=Edits.of_device_nodes("dev/a")), "not an absolute", id="relative"
+        ),
+        pytest.param(
+            Device(name="c", edits=Edits.of_device_nodes("/dev/\0")), "not an absolute", id="nul"
+        ),
         pytest.param(Device(name="c", health="good"), "not a Health", id="health-as-text"),
         pytest.param({"name": "c"}, "of type dict, not a Device", id="no-device"),
     ],
 )
 def test_what_the_api_would_refuse_is_said_in_a_sentence(device, problem):
     assert problem in "; ".join(device_problems(device, node="node-1"))
+
+
+def test_a_list_that_is_too_long_is_counted_and_not_checked():
+    device = Device(name="c", attributes={"a": ("x" * 100,) * 30_000})
+    assert [problem[:33] for problem in device_problems(device)] == [
+        "its attributes have 30000 values "
+    ]
 
 
 def test_a_pool_is_as_long_as_the_nodes_name_lets_it():
@@ -356,7 +375,7 @@ class Unprintable:
         pytest.param(Device(name=Unprintable()), id="the-name"),
         pytest.param(Device(name="c", capacity={"m": Unprintable()}), id="an-amount"),
         pytest.param(Device(name="c", consumes={"s": Rude()}), id="counters"),
-        pytest.param(Device(name="c", node_paths=(Unprintable(),)), id="a-path"),
+        pytest.param(Device(name="c", edits=Edits.of_device_nodes(Unprintable())), id="a-path"),
         pytest.param(Unprintable(), id="all-of-it"),
     ],
 )

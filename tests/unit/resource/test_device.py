@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from drakit import Device, Version
+from drakit import Device, Edits, Version
 from drakit.device import Capacity, CapacityRange, CounterSet, Taint, Topology
 from drakit.resource.device import (
     counter_set_body,
@@ -40,7 +40,7 @@ FULL = Device(
     consumes={"card-0": {"memory": "8Gi", "engines": "2"}},
     allow_multiple_allocations=True,
     taints=(Taint(key="gpu.example.com/loose", effect="NoSchedule"),),
-    node_paths=("/dev/gpu0",),
+    edits=Edits.of_device_nodes("/dev/gpu0"),
 )
 
 

@@ -39,6 +39,7 @@ def load(*configs: dict[str, Any]) -> list[LoadedDriver]:
 
 
 def allocated(name: str, *, pool: str = "", request: str = "gpu", **facts: Any) -> AllocatedDevice:
+    facts.setdefault("parameters", SimulatedParameters())
     return AllocatedDevice(name=name, pool=pool, request=request, **facts)
 
 
@@ -58,7 +59,7 @@ def test_two_of_one_name_are_refused():
 def test_which_calls_it_needs():
     traits = traits_of(Simulated)
     assert traits.health
-    assert not any((traits.side_effects, traits.polls_health, traits.plain_devices))
+    assert not any((traits.side_effects, traits.polls_health))
     assert traits.parameters_type is SimulatedParameters
 
 
@@ -69,13 +70,13 @@ def test_which_calls_it_needs():
 async def test_devices_change_as_the_file_says(driver, file):
     async with aclosing(driver.devices()) as stream:
         first = await anext(stream)
-        assert {device.health for device in first.devices} == {Health.ok()}
+        assert {device.health for device in first.devices} == {Health.healthy()}
         change = asyncio.create_task(anext(stream))
         await asyncio.sleep(60)
         assert not change.done()
         file.write_text(json.dumps({"health": {"nic-0": {"status": "unhealthy"}}}))
         health = {device.name: device.health for device in (await change).devices}
-        assert health["nic-0"] == Health.bad("")
+        assert health["nic-0"] == Health.unhealthy("")
         change = asyncio.create_task(anext(stream))
         file.write_text("{}")
         assert await change == first

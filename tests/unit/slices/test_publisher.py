@@ -400,7 +400,7 @@ async def test_a_device_that_the_api_server_names_is_left_out(published: Publish
     assert published.devices() == {"a", "c"}
     assert "is not liked" in published.publisher.left_out["bad"]
     assert await published.settled(600) == []
-    published.source.says(pool("a", device("bad", health=Health.bad("too hot")), "c"))
+    published.source.says(pool("a", device("bad", health=Health.unhealthy("too hot")), "c"))
     assert await published.settled(600) == [], "health alone is no other device"
     assert published.left_out == [dict(published.publisher.left_out)], "it is reported once"
     published.source.says(pool("a", device("bad", attributes={"model": "y"}), "c"))

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from drakit.cdi import lint_spec
-from drakit.testing.conformance.classes import class_of, defines
+from drakit.driver import PREPARE_METHODS, overrides
+from drakit.testing.conformance.classes import class_of
 from drakit.testing.conformance.kit import ClaimUnderTest, Kit, PrepareResult, PublishedDevice
 from drakit.testing.conformance.rule import rule
 from drakit.testing.conformance.rules import steps
@@ -46,10 +47,10 @@ async def prepare(kit: Kit) -> None:
 
 
 async def _look_for_anything(kit: Kit, devices: Sequence[PublishedDevice]) -> None:
-    """Fail the rule if the driver leaves it to its devices what containers get, and they have
-    nothing. One that defines a prepare may want that."""
+    """Fail the rule if the driver has no prepare of its own, and its devices carry no edits. A
+    driver that defines a prepare may intend that."""
     kind = class_of(kit.target)
-    if kind is None or defines(kind, "prepare", "prepare_claim", "prepare_claims"):
+    if kind is None or overrides(kind, *PREPARE_METHODS):
         return
     for device in devices[:LOOKED_AT]:
         claim = kit.claim(device)
@@ -60,8 +61,8 @@ async def _look_for_anything(kit: Kit, devices: Sequence[PublishedDevice]) -> No
         if edits.keys() != {"env"} or not str(edits["env"]).startswith("['DRAKIT_DEVICE_"):
             return
     kit.fail(
-        "containers get nothing: the driver defines none of prepare, prepare_claim and "
-        "prepare_claims, and its devices have no node_paths; one of the two says what they get"
+        "containers get nothing: the driver defines none of prepare and prepare_claims, and its "
+        "devices have no edits; define one of the two, or give the devices edits"
     )
 
 

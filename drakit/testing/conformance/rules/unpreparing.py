@@ -10,8 +10,9 @@ import asyncio
 import contextlib
 from pathlib import Path
 
+from drakit.driver import PREPARE_METHODS, UNDO_METHODS, overrides
 from drakit.layout import driver_directory
-from drakit.testing.conformance.classes import class_of, defines
+from drakit.testing.conformance.classes import class_of
 from drakit.testing.conformance.kit import ClaimUnderTest, Kit
 from drakit.testing.conformance.rule import rule
 from drakit.testing.conformance.rules import steps
@@ -202,20 +203,19 @@ async def _with_parameters(kit: Kit) -> ClaimUnderTest:
 
 @rule(
     "unprepare-defined",
-    "a driver whose preparing has side effects says how they are undone",
-    why="What undoes a prepare is found by its name. A driver without such a method, or with one "
-    "whose name is misspelt, unprepares every claim with success, and what it did stays.",
+    "a driver that prepares defines how it is undone, or that there is nothing to undo",
+    why="The method that undoes a prepare is found by its name. A driver without such a method, or "
+    "with one whose name is misspelt, unprepares every claim with success, and its effects stay.",
     kinds=("python",),
 )
 async def unprepare_defined(kit: Kit) -> None:
     kind = class_of(kit.target)
-    if kind is None or not defines(kind, "prepare", "prepare_claim", "prepare_claims"):
+    if kind is None or not overrides(kind, *PREPARE_METHODS):
         kit.skip("the driver defines no prepare of its own, and the default one changes nothing")
     if not getattr(kind, "side_effects", True):
         kit.skip("the driver has side_effects = False, so that there is nothing to undo")
-    if not defines(kind, "unprepare", "unprepare_claim", "unprepare_claims", "reset"):
+    if not overrides(kind, *UNDO_METHODS):
         kit.fail(
-            "the driver has side effects, but defines none of unprepare, unprepare_claim, "
-            "unprepare_claims and reset; define unprepare, or set side_effects = False if prepare "
-            "only says what containers get"
+            "the driver prepares, but defines none of unprepare, unprepare_claims and reset; "
+            "define unprepare, or set side_effects = False if prepare only returns edits"
         )

@@ -1,10 +1,10 @@
 """
-What people do to a checkpoint by hand: look at it, and forget a claim.
+What people do to a checkpoint by hand: inspect it, and forget a claim.
 
-An inspection never writes: no salvage, and no other file while the daemon is down.
-Forgetting is one transaction like those of the daemon, which may be running: what it does for the
-claim at that moment is fenced by the missing row. Who may do so, and what is left to do, is
-:mod:`drakit.cli`'s business.
+An inspection never writes: it quarantines nothing, and creates no file while the daemon is down.
+Forgetting is one transaction like those of the daemon, which may be running: the missing row fences
+what the daemon does for the claim at that moment. :mod:`drakit.cli` decides who may do so, and does
+the rest.
 
 Functions block. It must not know CDI files, the kubelet, or how things are shown.
 """
@@ -13,33 +13,30 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from drakit_nodeplugin.claims.checkpoint import endpoint_rows as endpointrows
+from drakit_nodeplugin.claims.checkpoint import endpoint_rows, quarantine, rows, schema
 from drakit_nodeplugin.claims.checkpoint import open as opening
-from drakit_nodeplugin.claims.checkpoint import rows, schema, soundness
 from drakit_nodeplugin.claims.checkpoint.open import DATABASE_ERRORS
 from drakit_nodeplugin.claims.checkpoint.records import StoredClaim
-from drakit_nodeplugin.claims.checkpoint.salvage import salvage
 from drakit_nodeplugin.devices.endpoint_store import StoredEndpoint
 
 __all__ = ("Inspection", "InspectionError", "forget", "inspect")
 
 _PAGE = 500
 _ATTEMPTS = 3
-"""Looks at a database whose daemon starts at the same moment."""
+"""Reads of a database whose daemon starts at the same moment."""
 
 
 class InspectionError(Exception):
-    """A checkpoint cannot be looked at, or changed by hand; the text is a sentence."""
+    """A checkpoint cannot be inspected, or changed by hand; the text is a sentence."""
 
     def __init__(self, text: str, *, foreign: bool = False) -> None:
         super().__init__(text)
         self.foreign = foreign
-        """What is at the path is another program's."""
+        """What is at the path belongs to another program."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,44 +47,42 @@ class Inspection:
     """The schema version; None if it cannot be read."""
 
     claims: tuple[StoredClaim, ...]
-    """By UID. Of a damaged database those that are still readable."""
+    """By UID. Of a damaged database, those whose rows are sound."""
 
     endpoints: tuple[StoredEndpoint, ...] = ()
     """By name; without those whose rows are damaged."""
 
     problems: tuple[str, ...] = ()
-    """What is wrong with the database itself; the node plugin salvages it at its next start."""
+    """What is wrong with the database itself; the node plugin quarantines it at its next start."""
 
     dropped: tuple[str, ...] = ()
-    """Which rows of endpoints are damaged; the node plugin drops them at its next start."""
+    """Damaged rows of endpoints; the node plugin drops them at its next start."""
 
     damage: str | None = None
-    """Why an earlier database was set aside, if the rest of it is not rebuilt yet."""
+    """Why entries were lost that are not rebuilt yet."""
 
-    set_aside: tuple[str, ...] = ()
-    """Names of the files beside it that were set aside."""
+    quarantined: tuple[str, ...] = ()
+    """Names of the quarantined files beside it."""
 
 
 def inspect(path: Path) -> Inspection:
-    """Look at a checkpoint; raise :class:`InspectionError` where that is not possible."""
+    """Inspect a checkpoint; raise :class:`InspectionError` if that is not possible."""
     try:
-        aside = [
+        quarantined = [
             entry.name
             for kind in ("damaged", "foreign")
             for entry in path.parent.glob(f"{path.name}.{kind}-*")
             if not entry.name.endswith(("-wal", "-shm", "-journal"))
         ]
-        found = _look(path)
-    except schema.NewerVersionError as error:
+        found = _inspect(path)
+    except (OSError, schema.NewerVersionError, *DATABASE_ERRORS) as error:
         raise InspectionError(f"the checkpoint {path} cannot be read: {error}") from error
-    except (OSError, *DATABASE_ERRORS) as error:
-        raise InspectionError(f"the checkpoint {path} cannot be read: {error}") from error
-    return replace(found, set_aside=tuple(sorted(aside)))
+    return replace(found, quarantined=tuple(sorted(quarantined)))
 
 
 def forget(path: Path, claim: StoredClaim) -> None:
     """
-    Delete the row of a claim, if it is still the one that was looked at.
+    Delete the row of a claim, if it is still the one that was inspected.
 
     Raises :class:`InspectionError`; then nothing was changed.
     """
@@ -108,71 +103,66 @@ def forget(path: Path, claim: StoredClaim) -> None:
     if kept or moved:
         raise InspectionError(
             f"claim {claim} has changed in the checkpoint {path} meanwhile: the node plugin works "
-            f"on it; look again, and try again"
+            f"on it; inspect it again, and try again"
         )
 
 
-def _look(path: Path) -> Inspection:
+def _inspect(path: Path) -> Inspection:
     try:
         version = schema.recognize(path)
     except schema.UnfitError as error:
         if error.foreign:
             raise InspectionError(f"{path} is no checkpoint: {error}", foreign=True) from error
-        return _salvaged(path, None, str(error))
+        return _of_damaged(path, None, str(error))
     except DATABASE_ERRORS as error:
         if not opening.is_damage(error):
             raise
-        return _salvaged(path, None, str(error))
+        return _of_damaged(path, None, str(error))
     if version == 0:
         return Inspection(version=0, claims=())
     for _ in range(_ATTEMPTS):
         quiet = not schema.has_log(path)
-        found = _look_once(path, version)
-        # Without a log it was read as a file that nobody writes: was that so to the end?
+        found = _read(path, version)
+        # Without a log, it was read as a file that no process writes: was that so to the end?
         if not quiet or not schema.has_log(path):
             return found
     raise InspectionError(f"the checkpoint {path} is being opened and closed again and again")
 
 
-def _look_once(path: Path, version: int) -> Inspection:
+def _read(path: Path, version: int) -> Inspection:
     try:
         with closing(schema.connect_reading(path)) as connection:
             connection.execute("BEGIN")
-            return _read(connection, path, version)
+            if problems := list(schema.problems(connection)):
+                return _of_damaged(path, version, *problems)
+            return Inspection(
+                version=version,
+                claims=_claims(connection),
+                damage=opening.remembered_damage(connection),
+                endpoints=tuple(endpoint_rows.read(connection)),
+                dropped=tuple(endpoint_rows.damaged(connection).values()),
+            )
     except DATABASE_ERRORS as error:
         if not opening.is_damage(error):
             raise
-        return _salvaged(path, version, str(error))
+        return _of_damaged(path, version, str(error))
 
 
-def _read(connection: sqlite3.Connection, path: Path, version: int) -> Inspection:
-    if problems := list(soundness.problems(connection)):
-        return _salvaged(path, version, *problems)
-    damage, _ = opening.remembered_damage(connection)
-    return Inspection(
-        version=version,
-        claims=tuple(_rows(connection)),
-        damage=damage,
-        endpoints=tuple(endpointrows.read(connection)),
-        dropped=tuple(endpointrows.damaged(connection).values()),
-    )
-
-
-def _rows(connection: sqlite3.Connection) -> Iterator[StoredClaim]:
-    after = ""
-    while page := rows.page(connection, after=after, size=_PAGE):
-        yield from page
-        after = page[-1].uid
-
-
-def _salvaged(path: Path, version: int | None, *problems: str) -> Inspection:
-    """Read what is readable of a damaged database, into memory."""
+def _of_damaged(path: Path, version: int | None, *problems: str) -> Inspection:
+    """Copy the sound rows of a damaged database into memory, and read them there."""
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as memory:
         schema.create(memory)
-        salvage(path, memory)
+        quarantine.copy_rows(path, memory)
         return Inspection(
             version=version,
-            claims=tuple(_rows(memory)),
-            endpoints=tuple(endpointrows.read(memory)),
+            claims=_claims(memory),
+            endpoints=tuple(endpoint_rows.read(memory)),
             problems=problems,
         )
+
+
+def _claims(connection: sqlite3.Connection) -> tuple[StoredClaim, ...]:
+    found: list[StoredClaim] = []
+    while page := rows.page(connection, after=found[-1].uid if found else "", size=_PAGE):
+        found += page
+    return tuple(found)

@@ -1,36 +1,34 @@
 """
-How a checkpoint's database is opened, in whatever state its file is.
+Opening a checkpoint's database, in whatever state its file is.
 
-1. what a crash has cut of an earlier salvage is finished
+1. a quarantine that a crash interrupted is finished
 2. the file is recognized without a write: one that only later versions can use stays unchanged
 3. every row is checked
-4. what is damaged, or not ours, is set aside, and all rows that are still readable are salvaged
+4. a damaged or foreign file is quarantined, and its sound rows are copied (:mod:`.quarantine`)
+5. the CDI files are compared with the rows: an entry is written before its file and deleted after
+   it, so a file without an entry shows that rows were lost. SQLite reports no error if its log is
+   damaged, but reads it only up to the damage
 
-Only one process at a time does this for a folder. What is no damage (no space, no permission, a
-file system that is read-only) sets nothing aside: it would lose the claims. Nor does a damaged row
-of an endpoint, which is dropped. Functions block. It must not know asyncio, or what claims are for.
+Only one process at a time does this for a folder. Errors of the environment (no space, no
+permission, a read-only file system) quarantine nothing: that would lose the claims. A damaged row
+of an endpoint is only dropped. Functions block. It must not know asyncio, or what claims are for.
 """
 
 from __future__ import annotations
 
 import fcntl
-import json
 import logging
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Collection, Generator
 from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from drakit_nodeplugin.claims import aside
-from drakit_nodeplugin.claims.checkpoint import endpoint_rows as endpointrows
-from drakit_nodeplugin.claims.checkpoint import rows, schema, soundness
+from drakit.layout import private_directory, private_file
+from drakit_nodeplugin.claims.checkpoint import endpoint_rows, quarantine, rows, schema
 from drakit_nodeplugin.claims.checkpoint.records import DamagedRowError
-from drakit_nodeplugin.claims.checkpoint.salvage import Salvage, salvage
-from drakit_nodeplugin.claims.checkpoint.waltail import lost_transactions
-from drakit_nodeplugin.private import private_directory, private_file
 
 __all__ = (
     "DATABASE_ERRORS",
@@ -46,7 +44,7 @@ __all__ = (
 
 logger = logging.getLogger(__name__)
 
-_SURROUNDINGS = frozenset(
+_ENVIRONMENT = frozenset(
     {
         sqlite3.SQLITE_PERM,
         sqlite3.SQLITE_BUSY,
@@ -62,10 +60,10 @@ _SURROUNDINGS = frozenset(
         sqlite3.SQLITE_AUTH,
     }
 )
-"""Errors of disk, memory, permissions and other processes: they say nothing of the database."""
+"""Errors of disk, memory, permissions and other processes: the database itself may be sound."""
 
 DATABASE_ERRORS = (sqlite3.Error, DamagedRowError, UnicodeDecodeError)
-"""What reading a database raises; the last one where SQLite's message has damaged text in it."""
+"""What reading a database raises; the last one if SQLite's message contains damaged text."""
 
 
 class CheckpointError(Exception):
@@ -82,17 +80,15 @@ class Opened:
 
     connection: sqlite3.Connection
     opens: int
-    """How often it has been opened, this time included: another number later means that another
-    process has opened it since."""
+    """How often it has been opened, this time included: if the number changes later, another
+    process has opened it."""
 
     damage: str | None
-    """What was set aside, and why, until somebody says that the rest is rebuilt."""
-
-    salvaged: Salvage | None
+    """Why entries were lost, until :func:`forget_damage`."""
 
 
 def is_damage(error: Exception) -> bool:
-    """Tell an error that says that the database itself is damaged."""
+    """Return whether an error shows that the database itself is damaged."""
     code = getattr(error, "sqlite_errorcode", None)
     if code is None:  # a row's checksum, or text that is none
         return isinstance(error, DamagedRowError | UnicodeDecodeError | sqlite3.OperationalError)
@@ -102,58 +98,50 @@ def is_damage(error: Exception) -> bool:
     )
 
 
-def open_database(path: Path, *, traces: Callable[[], str | None]) -> Opened:
+def open_database(path: Path, *, files: Callable[[], Collection[str]]) -> Opened:
     """
     Open a database for a daemon; raise :class:`CheckpointError`.
 
-    `traces` is asked where there is none, or an empty one: what it answers is a sign that there was
-    one, and the new one counts as the rest of a damaged one then.
+    `files` returns the UIDs of the claims that have a CDI file; it may raise OSError.
     """
     try:
         private_directory(path.parent)
         with _only_one(path.parent):
             for file in path.parent.glob(f"{path.name}*"):  # including its log, and damaged ones
                 private_file(file)
-            aside.finish(path)
+            quarantine.finish(path)
             try:
-                return _open(path, traces)
+                return _open(path, files)
             except schema.UnfitError as error:
                 _replace(path, str(error), foreign=error.foreign)
             except DATABASE_ERRORS as error:
-                if _is_of_surroundings(error):
+                if _is_of_environment(error):
                     raise
                 _replace(path, str(error), foreign=False)
-            return _open(path, traces)
+            return _open(path, files)
     except schema.NewerVersionError as error:
         raise CheckpointTooNewError(f"the checkpoint {path} cannot be opened: {error}") from error
     except (OSError, schema.UnfitError, *DATABASE_ERRORS) as error:
         raise CheckpointError(
-            f"the checkpoint {path} cannot be opened: {error}; see to space and permissions of its "
-            f"folder"
+            f"the checkpoint {path} cannot be opened: {error}; check space and permissions of its "
+            f"directory"
         ) from error
 
 
-def forget_damage(connection: sqlite3.Connection) -> None:
-    """Take back what was remembered of damage, within the transaction of the caller."""
-    connection.execute("DELETE FROM meta WHERE name = 'damage'")
-
-
-def remembered_damage(connection: sqlite3.Connection) -> tuple[str | None, Salvage | None]:
-    """Give what is remembered of damage that is not made up for, and of what was salvaged then."""
+def remembered_damage(connection: sqlite3.Connection) -> str | None:
+    """Return why entries were lost that are not rebuilt yet."""
     row = connection.execute("SELECT value FROM meta WHERE name = 'damage'").fetchone()
-    if row is None:
-        return None, None
-    try:
-        facts = json.loads(row[0])
-        uids = frozenset(facts["lost_uids"])
-        return facts["damage"], Salvage(kept=facts["kept"], lost=facts["lost"], lost_uids=uids)
-    except (ValueError, TypeError, KeyError):
-        return "it was damaged", None
+    return None if row is None else str(row[0])
+
+
+def forget_damage(connection: sqlite3.Connection) -> None:
+    """Forget that entries were lost, within the caller's transaction."""
+    connection.execute("DELETE FROM meta WHERE name = 'damage'")
 
 
 def rewrite(connection: sqlite3.Connection, path: Path) -> None:
     """
-    Write a database whose file was removed again, from a connection that still has it open.
+    Restore a database file that was removed, from a connection that still has it open.
 
     Does nothing if there is a file again. Raises OSError, sqlite3.Error.
     """
@@ -166,28 +154,28 @@ def rewrite(connection: sqlite3.Connection, path: Path) -> None:
             path.with_name(path.name + suffix).unlink(missing_ok=True)
         connection.execute("VACUUM INTO ?", (str(path),))
         private_file(path)
-    logger.error("checkpoint was removed and is written again", extra={"path": str(path)})
+    logger.error("checkpoint file was removed and is restored", extra={"path": str(path)})
 
 
-def _open(path: Path, traces: Callable[[], str | None]) -> Opened:
+def _open(path: Path, files: Callable[[], Collection[str]]) -> Opened:
     version = schema.recognize(path)
     connection = schema.connect(path)
     try:
-        lost = lost_transactions(connection, path.with_name(f"{path.name}-wal"))
-        if lost:
-            raise schema.UnfitError(f"{lost} transactions of its log cannot be read")
         with rows.transaction(connection):
             _bring_up(connection, version)
-            if version == 0 and (trace := traces()) is not None:
-                nothing = Salvage(kept=0, lost=0, lost_uids=frozenset())
-                _remember(connection, f"it is missing or empty, but {trace}", nothing)
-                logger.error("checkpoint was lost", extra={"path": str(path), "reason": trace})
+            damage = remembered_damage(connection)
+            if damage is None and (lost := _without_entry(connection, files)):
+                damage = f"it has no entry for the CDI files of {len(lost)} claims"
+                _remember(connection, damage)
+                logger.error(
+                    "checkpoint lost entries",
+                    extra={"path": str(path), "reason": damage, "lost_claims": ", ".join(lost)},
+                )
             opens = rows.count_open(connection)
-            damage, salvaged = remembered_damage(connection)
     except BaseException:
         connection.close()
         raise
-    return Opened(connection=connection, opens=opens, damage=damage, salvaged=salvaged)
+    return Opened(connection=connection, opens=opens, damage=damage)
 
 
 def _bring_up(connection: sqlite3.Connection, version: int) -> None:
@@ -195,67 +183,69 @@ def _bring_up(connection: sqlite3.Connection, version: int) -> None:
     if version == 0:
         schema.create(connection)
         return
-    problem = next(soundness.problems(connection), None)
+    problem = next(schema.problems(connection), None)
     if problem is not None:
         raise schema.UnfitError(problem)
-    damaged = endpointrows.damaged(connection)
+    damaged = endpoint_rows.damaged(connection)
     for name, reason in damaged.items():
         logger.warning(
             "damaged row of an endpoint is dropped",
             extra={"endpoint": str(name), "reason": reason},
         )
-    endpointrows.forget(connection, damaged.keys())
+    endpoint_rows.forget(connection, damaged.keys())
+
+
+def _without_entry(
+    connection: sqlite3.Connection, files: Callable[[], Collection[str]]
+) -> list[str]:
+    """Return the claims that have a file and no entry. Within the caller's write transaction, no
+    other process can delete the entry of a file that is listed."""
+    try:
+        found = set(files())
+    except OSError:
+        return []
+    return sorted(found - rows.uids(connection, state=None, boot_id=None)) if found else []
 
 
 def _replace(path: Path, reason: str, *, foreign: bool) -> None:
-    name = aside.aside_name(path, foreign=foreign)
-    damage = f"{reason}; it was set aside as {name}"
+    """Quarantine the file at a path, and put a new database with its sound rows there."""
+    name = quarantine.free_name(path, foreign=foreign)
+    new = quarantine.new_path(path, name)
     with nullcontext() if foreign else _write_lock(path):
-        salvaged = _salvage(path, aside.salvaging_path(path, name), damage)
-        aside.put_in_place(path, name)
+        quarantine.drop_unfinished(path)
+        with closing(sqlite3.connect(new, isolation_level=None)) as connection:
+            connection.execute("PRAGMA synchronous = FULL")
+            with rows.transaction(connection):
+                schema.create(connection)
+                lost = quarantine.copy_rows(path, connection)
+                _remember(connection, f"{reason}; it was quarantined as {name}")
+            kept = rows.count(connection)
+        private_file(new)
+        quarantine.replace(path, name)
     logger.error(
-        "checkpoint is damaged and was set aside",
+        "checkpoint is damaged and was quarantined",
         extra={
             "path": str(path),
-            "aside": name,
+            "quarantined": name,
             "reason": reason,
-            "kept": salvaged.kept,
-            "lost": salvaged.lost,
-            "lost_claims": ", ".join(sorted(salvaged.lost_uids)),
+            "kept": kept,
+            "lost_claims": ", ".join(sorted(lost)),
         },
     )
 
 
-def _salvage(path: Path, new: Path, damage: str) -> Salvage:
-    aside.drop_unfinished(path)
-    with closing(sqlite3.connect(new, isolation_level=None)) as connection:
-        connection.execute("PRAGMA synchronous = FULL")
-        with rows.transaction(connection):
-            schema.create(connection)
-            salvaged = salvage(path, connection)
-            _remember(connection, damage, salvaged)
-    private_file(new)
-    return salvaged
+def _remember(connection: sqlite3.Connection, damage: str) -> None:
+    connection.execute("INSERT INTO meta VALUES ('damage', ?)", (damage,))
 
 
-def _remember(connection: sqlite3.Connection, damage: str, salvaged: Salvage) -> None:
-    facts = {
-        "damage": damage,
-        "kept": salvaged.kept,
-        "lost": salvaged.lost,
-        "lost_uids": sorted(salvaged.lost_uids),
-    }
-    connection.execute("INSERT INTO meta VALUES ('damage', ?)", (json.dumps(facts),))
-
-
-def _is_of_surroundings(error: Exception) -> bool:
+def _is_of_environment(error: Exception) -> bool:
     code = getattr(error, "sqlite_errorcode", None)
-    return code is not None and not is_damage(error) and code & 0xFF in _SURROUNDINGS
+    return code is not None and not is_damage(error) and code & 0xFF in _ENVIRONMENT
 
 
 @contextmanager
 def _only_one(folder: Path) -> Generator[None]:
-    """Lock a folder against other processes that open their checkpoint in it."""
+    """Lock a folder against other processes that open a checkpoint in it."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         until = time.monotonic() + schema.BUSY_SECONDS
@@ -277,9 +267,9 @@ def _only_one(folder: Path) -> Generator[None]:
 
 @contextmanager
 def _write_lock(path: Path) -> Generator[None]:
-    """Keep processes that still work on a damaged database from writing to it, if that goes."""
+    """Prevent other processes from writing to a damaged database, if its lock still works."""
     connection: sqlite3.Connection | None = None
-    # Nobody works on an empty file, and SQLite would remove the log beside it.
+    # No process uses an empty file, and SQLite would remove the log beside it.
     if path.is_file() and not schema.is_empty(path):
         with suppress(sqlite3.Error):
             connection = sqlite3.connect(path, timeout=schema.BUSY_SECONDS, isolation_level=None)

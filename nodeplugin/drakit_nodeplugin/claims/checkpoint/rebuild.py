@@ -1,25 +1,26 @@
 """
-What a damaged checkpoint held, put together again from what still knows of it.
+Rebuilds the entries that a damaged checkpoint has lost from the sources that still know of them.
 
     kubelet's podresources   which claims its containers use, with which devices, and with which
                              CDI devices of others
     CDI files                what those containers get
     API server               all the rest of a claim: requests, configs, admin access
 
-A claim that the kubelet names and the API server confirms is rebuilt in full. Without the API
-server's word its entry has devices and no digest: enough to refuse them to others and to unprepare
-the claim. A CDI file of a claim that nobody names is left to
-:mod:`drakit_nodeplugin.claims.orphans`.
+A claim that the kubelet lists and the API server confirms is rebuilt in full. Without the API
+server's confirmation, its entry has devices and no requests or configs: enough to refuse the
+devices to others and to unprepare the claim. The CDI file of a claim that no source names is left
+to :mod:`drakit_nodeplugin.claims.cdi_repair`.
 
-Nothing here keeps the daemon from starting. When it is called, and who waits for it, is not decided
-here. It must not know drivers, gRPC or HTTP.
+The kubelet's calls wait for a rebuild, but nothing here keeps the daemon from starting.
+:mod:`.open` decides that entries were lost. It must not know drivers, gRPC or HTTP.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from drakit.device import ClaimReference
@@ -39,16 +40,27 @@ from drakit_nodeplugin.claims.kubeletview import (
 from drakit_nodeplugin.claims.source import ClaimSource
 from drakit_nodeplugin.claims.spectexts import SpecTexts
 from drakit_nodeplugin.claims.waves import workers
+from drakit_nodeplugin.file_poller import FilePoller
 
 __all__ = ("Rebuilder", "Rebuilt")
 
 logger = logging.getLogger(__name__)
 
 REBUILD_SECONDS = 15.0
-"""For all of it: calls of the kubelet wait meanwhile, and have 45 s."""
+"""For one attempt: calls of the kubelet wait meanwhile, and have 45 s."""
 
 FETCH_SECONDS = 7.0
-"""For the API server's word on all claims: the kubelet may have taken 5 s before."""
+"""For the API server's answers on all claims: the kubelet may have taken 5 s before."""
+
+LABELS_SECONDS = 4.0
+"""For the node's labels, by which claims may select it."""
+
+AGAIN_SECONDS = 60.0
+"""Pause after an attempt for which the kubelet did not list all its pods."""
+
+ATTEMPTS = 10
+"""After this many attempts, a rebuild ends without an answer of the kubelet, because a site may
+deny access to it."""
 
 _PARALLEL = 8
 """Claims that are read at the same time."""
@@ -56,17 +68,17 @@ _PARALLEL = 8
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rebuilt:
-    """What became of the lost entries."""
+    """The outcome for the lost entries."""
 
     complete: tuple[str, ...] = ()
     """Claims (namespace/name) that are as they were."""
 
     incomplete: tuple[str, ...] = ()
-    """Claims of which devices are known, but not how they were asked for."""
+    """Claims whose devices are known, but not their requests and configs."""
 
     lost: tuple[str, ...] = ()
     """UIDs of claims that have a CDI file and no name, or whose entry could not be written; names
-    of claims whose UID nothing tells."""
+    of claims whose UID is unknown."""
 
     error: str | None = None
     """Why it ended early."""
@@ -78,13 +90,13 @@ class Rebuilt:
     """Whether it has listed only some of them, and will list the others later."""
 
     def __str__(self) -> str:
-        told = [
+        parts = [
             f"{_claims(self.complete)} rebuilt" if self.complete else "",
             f"{_claims(self.incomplete)} rebuilt without the API server" if self.incomplete else "",
             f"{_claims(self.lost)} lost" if self.lost else "",
             self.error or "",
         ]
-        return ", ".join(filter(None, told)) or "no claim was lost"
+        return ", ".join(filter(None, parts)) or "no claim was lost"
 
 
 def _claims(found: Collection[str]) -> str:
@@ -97,7 +109,7 @@ class _Listed:
 
     reference: ClaimReference
     devices: tuple[StoredDevice, ...]
-    """In the order of the allocation. Requests are not known, nor is admin access."""
+    """In the order of the allocation. Requests and admin access are unknown."""
 
 
 class Rebuilder:
@@ -125,14 +137,66 @@ class Rebuilder:
         self._specs = specs
         self._texts = texts
         self._kubelet = kubelet
+        self.damaged = False
+        """Whether entries were lost since the start."""
+
+    async def run(
+        self,
+        poller: FilePoller,
+        *,
+        rebuilt: asyncio.Event,
+        report: Callable[[str, str], None],
+    ) -> None:
+        """
+        Rebuild whenever entries were lost; then set the event for which claims wait.
+
+        `report` gets each damage once, with the outcome of the first attempt.
+        """
+        reported: str | None = None
+        attempts = 0
+        while True:
+            damage = self._checkpoint.damage
+            if damage is None:
+                rebuilt.clear()
+                # At any time: if a disk was full at the start, the checkpoint is opened later.
+                await poller.until(lambda: self._checkpoint.damage is not None)
+                continue
+            self.damaged = True
+            attempts = attempts + 1 if reported == damage else 1
+            outcome, final = await self._attempt(last=attempts >= ATTEMPTS)
+            # Waiting does not find what this attempt could not find: claims are answered now.
+            rebuilt.set()
+            if reported != damage:
+                reported = damage
+                report(damage, outcome)
+            if not final:
+                await asyncio.sleep(AGAIN_SECONDS)
+
+    async def _attempt(self, *, last: bool) -> tuple[str, bool]:
+        """Rebuild once; return the outcome, and whether no later attempt can find more."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LABELS_SECONDS):
+                while self._node.labels is None:  # noqa: ASYNC110  (nothing notifies of them)
+                    await asyncio.sleep(0.1)
+        try:
+            rebuilt = await self.rebuild()
+            final = rebuilt.final or (last and not rebuilt.partial)
+            if final:
+                await self._checkpoint.rebuilt()
+            return str(rebuilt), final
+        except CheckpointError as error:
+            return f"it could not be rebuilt: {error}", False
+        except Exception as error:
+            logger.exception("a rebuild failed", extra={"driver": self._driver})
+            return f"it could not be rebuilt: {type(error).__name__}", False
 
     async def rebuild(self) -> Rebuilt:
-        """Write what can be found out; entries that the checkpoint has stay as they are."""
+        """Write the entries that the sources know; existing entries stay as they are."""
         try:
             async with asyncio.timeout(REBUILD_SECONDS):
                 rebuilt = await self._rebuild()
         except TimeoutError:
-            rebuilt = Rebuilt(error=f"it was not done within {REBUILD_SECONDS:g} s")
+            rebuilt = Rebuilt(error=f"it took longer than {REBUILD_SECONDS:g} s")
         except (CheckpointError, OSError) as error:
             rebuilt = Rebuilt(error=str(error))
         logger.warning(
@@ -173,8 +237,7 @@ class Rebuilder:
         )
 
     async def _ask(self, references: Sequence[ClaimReference]) -> Mapping[str, StoredClaim]:
-        """Ask the API server what the claims are; one that says something else, or nothing, is
-        missing."""
+        """Read the claims from the API server; those without an answer that fits are left out."""
         answers: dict[str, StoredClaim] = {}
         line = iter(references)
 
@@ -227,20 +290,20 @@ class Rebuilder:
             devices=listed.devices,
             cdi_spec=text or None,
         )
-        # With other devices than the kubelet has, the claim was allocated anew since.
+        # With other devices than the kubelet lists, the claim was allocated again since.
         if wanted is None or device_keys(wanted.devices) != device_keys(listed.devices):
             return entry
-        told = {(d.pool, d.device, d.share_id): d.cdi_devices for d in listed.devices}
+        names = {(d.pool, d.device, d.share_id): d.cdi_devices for d in listed.devices}
         devices = tuple(
-            replace(d, cdi_devices=told[d.pool, d.device, d.share_id]) for d in wanted.devices
+            replace(d, cdi_devices=names[d.pool, d.device, d.share_id]) for d in wanted.devices
         )
         return replace(entry, rebuilt="confirmed", devices=devices, configs=wanted.configs)
 
     async def _write(self, entries: Sequence[StoredClaim]) -> list[StoredClaim]:
-        """Write the entries; give those that are in the checkpoint then."""
-        # Those that are known in full come first, and shares, as the kubelet knows them for what
-        # they are: of two claims with one device it is the other one that has it for admin access.
-        ordered = sorted(entries, key=_doubts)
+        """Write the entries; return those that are then in the checkpoint."""
+        # Confirmed claims come first, then shares, which the kubelet lists as such: of two claims
+        # with one device, the other one must have it for admin access.
+        ordered = sorted(entries, key=_uncertainty)
         outcome = await self._checkpoint.write(ordered)
         beside = [
             replace(
@@ -251,25 +314,23 @@ class Rebuilder:
             if entry.uid in outcome.held and entry.rebuilt == "listed"
         ]
         second = await self._checkpoint.write(beside)
-        # Somebody else has written these since we looked.
+        # Another process has written these in the meantime.
         known = await self._checkpoint.find([*outcome.fenced, *second.fenced])
         return [*outcome.written.values(), *second.written.values(), *known.values()]
 
 
-def _doubts(entry: StoredClaim) -> int:
-    """Say how little is known of how an entry has its devices."""
+def _uncertainty(entry: StoredClaim) -> int:
+    """Rank an entry by how little is known of its holds."""
     if entry.rebuilt == "confirmed":
         return 0
     return 1 if any(device.share_id is not None for device in entry.devices) else 2
 
 
 def _listed(driver: str, claims: KubeletClaims) -> dict[str, _Listed]:
-    """Give the claims of a driver that containers use, each device once, in order."""
+    """Return the claims of a driver that containers use, each device once, in order."""
     found: dict[str, _Listed] = {}
     for device in claims.devices:
-        uids = {claim_uid(name, driver=driver) for name in device.cdi_names} - {None}
-        for uid in uids:
-            assert uid is not None
+        for uid in {uid for n in device.cdi_names if (uid := claim_uid(n, driver=driver))}:
             reference = ClaimReference(namespace=device.namespace, name=device.claim, uid=uid)
             before = found.get(uid, _Listed(reference=reference, devices=()))
             stored = StoredDevice(

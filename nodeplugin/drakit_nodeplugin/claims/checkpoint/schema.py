@@ -13,7 +13,9 @@ fields from each row that it writes; the successor must cope with both. Any othe
 :data:`READABLE_FROM`.
 
 drakit recognizes a database without a write, so that one that it must not use stays unchanged.
-:mod:`.rows` and :mod:`.endpoint_rows` handle the rows' content, :mod:`.soundness` their soundness.
+:func:`problems` then checks every row: a claim stands in the database several times (head, body,
+devices, counters), so that queries are fast, and all must agree. :mod:`.rows` and
+:mod:`.endpoint_rows` read and write rows; :mod:`.open` decides what becomes of an unsound database.
 
 Functions block. It must not know asyncio, or what claims are for.
 """
@@ -23,9 +25,13 @@ from __future__ import annotations
 import sqlite3
 import stat
 import time
+from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 
-from drakit_nodeplugin.private import private_file
+from drakit.layout import private_file
+from drakit_nodeplugin.claims.checkpoint.holds import HeldAs, TakenFrom, counters_of, devices_of
+from drakit_nodeplugin.claims.checkpoint.records import DamagedRowError, load
 
 __all__ = (
     "READABLE_FROM",
@@ -37,6 +43,7 @@ __all__ = (
     "create",
     "has_log",
     "is_empty",
+    "problems",
     "readable_from",
     "recognize",
 )
@@ -195,6 +202,47 @@ def readable_from(connection: sqlite3.Connection) -> int:
     return version
 
 
+def problems(connection: sqlite3.Connection) -> Iterator[str]:
+    """
+    Yield the problems of a database; may also raise sqlite3.Error.
+
+    Rows of endpoints are not checked: a damaged one is only dropped (:mod:`.endpoint_rows`).
+    """
+    yield from _integrity(connection)
+    generation = 0
+    devices: dict[int, set[HeldAs]] = defaultdict(set)
+    for id_, *held in connection.execute("SELECT claim, pool, device, hold, amounts FROM devices"):
+        devices[id_].add(tuple(held))
+    counters: dict[int, set[TakenFrom]] = defaultdict(set)
+    for id_, *taken in connection.execute(
+        "SELECT claim, pool, counter_set, device, amounts FROM counters"
+    ):
+        counters[id_].add(tuple(taken))
+    # One row at a time: a join with the devices would repeat the body for each device.
+    heads = connection.execute(
+        "SELECT id, uid, state, boot_id, generation, checksum, body "
+        "FROM claims LEFT JOIN bodies USING (id) ORDER BY id"
+    )
+    for id_, uid, *head, expected, body in heads:
+        try:
+            claim = load(body, expected=expected)
+        except DamagedRowError as error:
+            yield f"the row of claim {uid}: {error}"
+            continue
+        generation = max(generation, claim.generation)
+        if [uid, *head] != [claim.uid, claim.state, claim.boot_id, claim.generation]:
+            yield f"the row of claim {uid}: its columns do not say what its body says"
+        if frozenset(devices.pop(id_, ())) != devices_of(claim):
+            yield f"the row of claim {uid}: its devices are not those of its body"
+        if frozenset(counters.pop(id_, ())) != counters_of(claim):
+            yield f"the row of claim {uid}: its counters are not those of its body"
+    for table, column in (("devices", "claim"), ("counters", "claim"), ("bodies", "id")):
+        query = f"SELECT 1 FROM {table} WHERE {column} NOT IN (SELECT id FROM claims)"  # noqa: S608
+        if connection.execute(query).fetchone():
+            yield f"there are {table} without a claim"
+    yield from _numbers(connection, generation)
+
+
 def _recognize(connection: sqlite3.Connection) -> int:
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     oldest = readable_from(connection)
@@ -230,3 +278,17 @@ def _size(path: Path) -> int:
         return path.stat().st_size
     except FileNotFoundError:
         return 0
+
+
+def _integrity(connection: sqlite3.Connection) -> Iterator[str]:
+    for (verdict,) in connection.execute("PRAGMA integrity_check(10)"):
+        # The first one has a heading before it.
+        yield from (line for line in verdict.splitlines() if line != "ok" and line[:3] != "***")
+
+
+def _numbers(connection: sqlite3.Connection, generation: int) -> Iterator[str]:
+    numbers = dict(connection.execute("SELECT name, value FROM meta"))
+    for name, least in (("generation", generation), ("opens", 0)):
+        value = numbers.get(name)
+        if not isinstance(value, int) or value < least:
+            yield f"its counter of {name} is {value!r}, but must be {least} or more"

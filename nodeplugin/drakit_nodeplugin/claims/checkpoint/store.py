@@ -29,14 +29,12 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from drakit_nodeplugin.claims.checkpoint import endpoint_rows as endpointrows
-from drakit_nodeplugin.claims.checkpoint import holds, rows, schema
+from drakit_nodeplugin.claims.checkpoint import endpoint_rows, holds, rows, schema
 from drakit_nodeplugin.claims.checkpoint import open as opening
 from drakit_nodeplugin.claims.checkpoint.open import CheckpointError, CheckpointTooNewError
 from drakit_nodeplugin.claims.checkpoint.records import State, StoredClaim
 from drakit_nodeplugin.claims.checkpoint.rows import Held, Outcome
-from drakit_nodeplugin.claims.checkpoint.salvage import Salvage
-from drakit_nodeplugin.claims.watch import DatabaseWatch
+from drakit_nodeplugin.claims.checkpoint.watch import DatabaseWatch
 from drakit_nodeplugin.devices.endpoint_store import StoredEndpoint
 from drakit_nodeplugin.devices.hardware import Hardware, HeldDevice
 
@@ -46,7 +44,6 @@ __all__ = (
     "CheckpointTooNewError",
     "Held",
     "Outcome",
-    "Salvage",
 )
 
 logger = logging.getLogger(__name__)
@@ -54,7 +51,7 @@ logger = logging.getLogger(__name__)
 REOPEN_SECONDS = 1.0
 """Between two attempts to use a checkpoint that could not be used, loop clock."""
 
-_RESTART = "the node plugin is restarted and sets it aside"
+_RESTART = "the node plugin restarts and quarantines it"
 _BUSY = f"{schema.BUSY_SECONDS:g} s"
 
 ResultT = TypeVar("ResultT")
@@ -73,18 +70,16 @@ class Checkpoint:
         path: Path,
         *,
         owner: str = "",
-        traces: Callable[[], str | None] = lambda: None,
+        files: Callable[[], Collection[str]] = tuple,
     ) -> None:
-        """`traces` is asked, in the writer's thread, where there is no database: it says what shows
-        that there was one, such as files of claims."""
-        self._traces = traces
+        """`files` returns the UIDs of the claims that have a CDI file: those without an entry show
+        that entries were lost. It is called in the writer's thread, and may raise OSError."""
+        self._files = files
         self.path = path
         self.owner = owner
         """Stands in every row that is written here."""
         self.damage: str | None = None
-        """Why an earlier database was set aside, until :meth:`rebuilt`; None if none was."""
-        self.salvaged: Salvage | None = None
-        """What could be read of that one."""
+        """Why entries were lost, until :meth:`rebuilt`; None if none were."""
         self.broken: str | None = None
         """Damage that was met since it was opened: nothing is written any more. Only opening it
         again, at a restart, can set it aside."""
@@ -103,10 +98,10 @@ class Checkpoint:
 
     async def open(self) -> None:
         """
-        Open the database; set a damaged one aside, with all that can be read of it in a new one.
+        Open the database; a damaged one is quarantined, and its sound rows are in a new one.
 
         Raises :class:`CheckpointTooNewError`, and :class:`CheckpointError` if there is no space or
-        no permission: those are no damage, and setting the file aside would lose the claims.
+        no permission: those are no damage, and a quarantine would lose the claims.
         """
         self._wanted = True
         self._next_attempt = float("-inf")
@@ -196,18 +191,18 @@ class Checkpoint:
 
     async def endpoints(self) -> list[StoredEndpoint]:
         """Give the endpoints, by name; one whose row is damaged is not among them."""
-        return await self._run(endpointrows.read)
+        return await self._run(endpoint_rows.read)
 
     async def write_endpoints(self, endpoints: Collection[StoredEndpoint]) -> None:
         """Write endpoints in one transaction, in place of what was stored of them."""
         if endpoints:
-            write = partial(endpointrows.write, endpoints=endpoints)
+            write = partial(endpoint_rows.write, endpoints=endpoints)
             await self._run(lambda database: self._transaction(database, write))
 
     async def forget_endpoints(self, names: Collection[str]) -> None:
         """Forget endpoints in one transaction; one that is not there is fine."""
         if names:
-            forget = partial(endpointrows.forget, names=names)
+            forget = partial(endpoint_rows.forget, names=names)
             await self._run(lambda database: self._transaction(database, forget))
 
     def watch(self) -> DatabaseWatch:
@@ -218,7 +213,7 @@ class Checkpoint:
         """Say that all was done to make up for the damage: it is not told again after a restart."""
         if self.damage is not None:
             await self._run(lambda database: self._transaction(database, opening.forget_damage))
-            self.damage = self.salvaged = None
+            self.damage = None
 
     async def _run(self, work: Callable[[sqlite3.Connection], ResultT]) -> ResultT:
         if self._closed or not self._wanted:
@@ -262,7 +257,7 @@ class Checkpoint:
 
     def _open(self) -> sqlite3.Connection:
         try:
-            opened = opening.open_database(self.path, traces=self._traces)
+            opened = opening.open_database(self.path, files=self._files)
         except CheckpointError as error:
             self.unusable = str(error)
             raise
@@ -271,12 +266,12 @@ class Checkpoint:
         self._opens = opened.opens
         self._file = _identity(self.path)
         self._connection = opened.connection
-        self.damage, self.salvaged = opened.damage, opened.salvaged
+        self.damage = opened.damage
         self.unusable = None
         return opened.connection
 
     def _find_again(self, connection: sqlite3.Connection) -> None:
-        """Another process has set the file aside, or somebody has removed it: use the new one."""
+        """Another process has quarantined the file, or somebody has removed it: use the new one."""
         try:
             opening.rewrite(connection, self.path)
         except (OSError, sqlite3.Error) as error:
@@ -301,7 +296,7 @@ class Checkpoint:
             return CheckpointError(f"{text}; another process has held it for {_BUSY}")
         if code == sqlite3.SQLITE_CONSTRAINT:
             return CheckpointError(text)
-        self.unusable = f"{text}; see to space and permissions of its folder"
+        self.unusable = f"{text}; check space and permissions of its directory"
         self._next_attempt = now + REOPEN_SECONDS
         if code != sqlite3.SQLITE_FULL:  # what is stored can still be read then
             self._disconnect()
@@ -338,7 +333,7 @@ class Checkpoint:
                 f"the checkpoint {self.path} takes no such entry: {error}"
             ) from error
         if self._file != _identity(self.path):
-            raise CheckpointError(f"the checkpoint {self.path} was set aside by another process")
+            raise CheckpointError(f"the checkpoint {self.path} was quarantined by another process")
         self.unusable = None
         if self.on_transaction is not None:
             self.on_transaction(time.perf_counter() - started)

@@ -1,11 +1,10 @@
 """
 The socket of a backend: a gRPC channel to it, its methods in bytes, and its failures in sentences.
 
-Answers stay bytes, as they are measured before they are read (:mod:`..wire`). Sentences stand
-behind words for the backend and have no numbers in them, so that the same cause gives the same
-text.
+Answers stay bytes, because they are counted before they are parsed (:mod:`..wire`). Sentences
+follow words for the backend. They contain no numbers, so that the same cause gives the same text.
 
-It must not know what methods are called for.
+It must not know the purpose of a method.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import asyncio
 import errno
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 from typing import TypeAlias
 from urllib.parse import quote
@@ -37,21 +36,21 @@ __all__ = (
 )
 
 INFO_SECONDS = 5.0
-"""What GetInfo may take."""
+"""The time limit of GetInfo."""
 
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
-"""gRPC's own default, which servers in any language have as well."""
+"""gRPC's own default, also that of servers in any language."""
 
 MAX_INFO_BYTES = 64 * 1024
 PROBE_SECONDS = 1.0
 
 _SERVICE = "/drakit.backend.v1.Backend/"
 _OPTIONS: Sequence[tuple[str, str | int]] = (
-    ("grpc.default_authority", "localhost"),  # by itself the escaped path, which some refuse
+    ("grpc.default_authority", "localhost"),  # some servers refuse the default, an escaped path
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    # Channels to one path would share their connection, and how long it is not tried again; but
-    # the socket may be another one by now.
+    # Channels to one path would share their connection and its backoff, although the socket may be
+    # another one by now.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_retries", 0),
 )
@@ -60,17 +59,21 @@ _PERMISSIONS = (
     "directories: the node plugin has no right to pass over permissions"
 )
 
-Stream: TypeAlias = "grpc.aio.UnaryStreamCall[bytes, bytes]"
 _Calling: TypeAlias = "grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]"
 _Streaming: TypeAlias = "grpc.aio.UnaryStreamMultiCallable[bytes, bytes]"
 
 
 class BackendFailedError(Exception):
-    """A call of a backend failed. The text is a sentence's end: "its backend" stands before it."""
+    """A call of a backend failed. The text is the end of a sentence, after "its backend"."""
 
     def __init__(self, text: str, *, code: grpc.StatusCode | None = None) -> None:
         super().__init__(text)
         self.code = code
+
+    @property
+    def may_be_lost(self) -> bool:
+        """Whether the end of the connection may be the cause."""
+        return self.code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 
 
 class BackendChannel:
@@ -95,21 +98,31 @@ class BackendChannel:
         try:
             return await calling(request, timeout=timeout_seconds, metadata=tuple(metadata))
         except grpc.aio.AioRpcError as error:
-            raise failed(error, method) from None
+            raise _failed(error, method) from None
         except asyncio.CancelledError:
             if cancelled_by_owner():
                 raise
-            # How gRPC tells that the other side cancelled it, or that the channel is closed.
-            text = f"cancelled {method}"
-            raise BackendFailedError(text, code=grpc.StatusCode.CANCELLED) from None
+            raise _cancelled(method) from None
 
-    def stream(self, method: str) -> Stream:
-        """Begin a stream of a method without parameters; its `read` raises AioRpcError."""
+    async def stream(self, method: str) -> AsyncGenerator[bytes]:
+        """Call a method without parameters, and yield its messages until it ends; raises
+        :class:`BackendFailedError`."""
         calling: _Streaming = self._channel.unary_stream(_SERVICE + method)
-        return calling(b"")
+        stream = calling(b"")
+        try:
+            while isinstance(raw := await stream.read(), bytes):
+                yield raw
+        except grpc.aio.AioRpcError as error:
+            raise _failed(error, method) from None
+        except asyncio.CancelledError:
+            if cancelled_by_owner():
+                raise
+            raise _cancelled(method) from None
+        finally:
+            stream.cancel()
 
     async def identify(self, *, node: str, version: str) -> str:
-        """Ask for the driver's name, whatever it is; raises :class:`BackendFailedError`."""
+        """Return the driver's name, unchecked; raises :class:`BackendFailedError`."""
         request = pb.GetInfoRequest(node_name=node, plugin_version=version)
         answer = await self.call(
             "GetInfo", request.SerializeToString(), timeout_seconds=INFO_SECONDS
@@ -122,12 +135,12 @@ class BackendChannel:
             raise BackendFailedError(f"answered GetInfo with {error}") from None
 
     async def close(self) -> None:
-        """End it, and all of its calls."""
+        """End the channel and all of its calls."""
         await self._channel.close()
 
 
 async def identify(path: Path, *, node: str, version: str) -> str:
-    """Connect only to ask for the driver's name; raises :class:`BackendFailedError`."""
+    """Connect, only to return the driver's name; raises :class:`BackendFailedError`."""
     channel = BackendChannel(path)
     try:
         return await channel.identify(node=node, version=version)
@@ -135,8 +148,13 @@ async def identify(path: Path, *, node: str, version: str) -> str:
         await channel.close()
 
 
-def failed(error: grpc.aio.AioRpcError, method: str) -> BackendFailedError:
-    """Make a sentence's end of a failed call."""
+def _cancelled(method: str) -> BackendFailedError:
+    """gRPC reports a call that the other side cancelled, or that had its channel closed, with
+    CancelledError."""
+    return BackendFailedError(f"cancelled {method}", code=grpc.StatusCode.CANCELLED)
+
+
+def _failed(error: grpc.aio.AioRpcError, method: str) -> BackendFailedError:
     code, details = error.code(), error.details() or ""
     match code:
         case grpc.StatusCode.UNIMPLEMENTED:
@@ -152,8 +170,8 @@ def failed(error: grpc.aio.AioRpcError, method: str) -> BackendFailedError:
 
 
 async def unreachable(path: Path) -> str | None:
-    """Say why one cannot connect to a socket, behind its path; None if one can. gRPC does not say
-    it well enough to tell people what to do."""
+    """Return why a connection to a socket fails, as the end of a sentence; None if it works. The
+    errors of gRPC do not suffice to name a remedy."""
     probe = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     probe.setblocking(False)
     try:
@@ -175,6 +193,6 @@ async def unreachable(path: Path) -> str | None:
 
 
 def shown(path: Path) -> str:
-    """Show a path that a vendor made."""
+    """Return a path that a vendor chose, in printable characters."""
     text = str(path)
     return text if text.isprintable() else ascii(text)

@@ -1,11 +1,11 @@
 """
-The calls of a backend for claims: what is asked, and which part of the answer is for which claim.
+The calls of a backend for claims: the requests, and which part of an answer is for which claim.
 
-To :mod:`drakit_nodeplugin.endpoints.calls` this is a driver whose methods go over a socket. An
-answer is measured before it is read, it is read claim by claim, and a part that cannot be read
-fails its claim alone.
+An answer is counted before it is parsed, claim by claim, and a part that cannot be parsed fails its
+claim alone. :mod:`drakit_nodeplugin.endpoints.batches` orders the calls and words the errors that
+concern all claims.
 
-It must not know how a backend is found, or how calls wait for each other.
+It must not know how a backend is found, or what it lists.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
-from itertools import chain
 from typing import Any, TypeAlias, TypeVar
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from drakit.device import AllocatedClaim, Edits
 from drakit.driver import DriverError
 from drakit.logs import request_id
+from drakit_nodeplugin.endpoints.allowlist import Rights
 from drakit_nodeplugin.endpoints.backend.channel import (
     MAX_MESSAGE_BYTES,
     BackendChannel,
@@ -32,16 +33,10 @@ from drakit_nodeplugin.endpoints.backend.convert import (
     edits_of,
     entries_of,
 )
-from drakit_nodeplugin.endpoints.backend.pacing import Turns
-from drakit_nodeplugin.endpoints.calls import CALL_SECONDS
-from drakit_nodeplugin.endpoints.python.bridge import CallOverdueError
-from drakit_nodeplugin.endpoints.wire import (
-    GarbageError,
-    TooManyFieldsError,
-    parse,
-    parts,
-    printable,
-)
+from drakit_nodeplugin.endpoints.batches import CALL_SECONDS
+from drakit_nodeplugin.endpoints.contract import ConnectionEndedError
+from drakit_nodeplugin.endpoints.errors import CallOverdueError, DeviceFailedError
+from drakit_nodeplugin.endpoints.wire import GarbageError, Turns, parse, parts, printable
 from drakit_proto.backend.v1 import backend_pb2 as pb
 
 __all__ = ("BackendClaims",)
@@ -49,108 +44,92 @@ __all__ = ("BackendClaims",)
 logger = logging.getLogger(__name__)
 
 DEADLINE_SECONDS = CALL_SECONDS - 1.0
-"""Of a call: so that the backend is told of its end before anybody here gives it up. It also bounds
-how long the claim of a deleted pod waits for a prepare that goes on."""
+"""The deadline of a call, shorter than the time after which its caller gives it up: so the backend
+learns of its end first. It also limits how long the claim of a deleted pod waits for a prepare."""
 
 MAX_CLAIM_BYTES = 512 * 1024
-"""Of the answer for one claim: several times what 32 devices with a hundred edits each take."""
+"""The answer for one claim: several times what 32 devices with a hundred edits each need."""
 
 REQUEST_ID = "drakit-request-id"
-"""Metadata of each call: the id that is on the node plugin's log lines about it."""
+"""Metadata of each call: the id on the node plugin's log lines about it."""
 
 LOST_SECONDS = 1.0
-"""How long its connection may still seem to live after a call that did not reach the backend."""
-
-MAX_UIDS = 16
-"""Times that the answer for one claim has its UID: once, but protobuf takes the last of several."""
-
-MAX_UID_BYTES = 1024
-
-MAX_FIELDS = 1000
-"""At the top of the answer for one claim: it has one for each device, and a few others."""
+"""How long a connection may seem to live after a call that did not reach the backend."""
 
 _CLAIMS = frozenset({1})
-"""The field of every answer that has the claims in it."""
-
-_UID = frozenset({1})
-"""The field of all of those that has the claim's UID in it."""
-
-_EDITS = frozenset({pb.PreparedClaim.EDITS_FIELD_NUMBER})
-
-MAX_FIELDS_OF_EDITS = 5 * MAX_EDITS
-"""In the edits of a device: no entry that counts as one has more, that of a mount with it."""
-
-_WITH_LISTS = frozenset(
-    {
-        pb.Edits.MOUNTS_FIELD_NUMBER,
-        pb.Edits.HOOKS_FIELD_NUMBER,
-        pb.Edits.INTEL_RDT_FIELD_NUMBER,
-    }
-)
-_LISTED = frozenset({1, 2, 3, 4})
-"""The fields of all of those that are no numbers."""
+"""The field of every answer that holds the claims."""
 
 ResultT = TypeVar("ResultT")
 _Reader: TypeAlias = Callable[[bytes, int, Turns], Awaitable[ResultT]]
-"""Makes a result of the answer for one claim, which has so many devices; raises GarbageError, and
-DriverError if the claim has failed."""
+"""Parses the answer for one claim with this many devices; raises GarbageError, and DriverError if
+the claim has failed."""
 
 
 class BackendClaims:
-    """Calls a backend about claims; one for each connection."""
+    """Calls a backend about claims; one for each connection. As :class:`.contract.Calls`."""
 
     def __init__(
-        self, driver: str, channel: BackendChannel, *, over: Callable[[float], Awaitable[None]]
+        self,
+        driver: str,
+        channel: BackendChannel,
+        *,
+        rights: Rights | None,
+        ended: Callable[[float], Awaitable[ConnectionEndedError | None]],
     ) -> None:
-        """`over` waits for the end of the connection, but no longer than so many seconds."""
+        """Without `rights`, any edit is permitted. `ended` waits for the end of the connection, at
+        most this many seconds, and returns it."""
         self._driver = driver
         self._channel = channel
-        self._over = over
+        self._rights = rights
+        self._ended = ended
         self._lacks: set[str] = set()
         """Optional methods that the backend does not implement."""
 
-    async def prepare_claims(
-        self, claims: Sequence[AllocatedClaim]
-    ) -> Mapping[str, Sequence[Edits] | Exception]:
-        """As :meth:`drakit.Driver.prepare_claims`; raises :class:`DriverError`."""
-        return await self._ask("PrepareClaims", claims, _prepared)
+    async def prepare(
+        self, batch: Sequence[AllocatedClaim]
+    ) -> Mapping[str, Sequence[Edits] | DeviceFailedError]:
+        """As :meth:`.contract.Calls.prepare`."""
+        answers = await self._ask("PrepareClaims", batch, _prepared)
+        if self._rights is None:
+            return answers
+        return await asyncio.to_thread(_permitted, answers, self._rights)
 
-    async def unprepare_claims(
-        self, claims: Sequence[AllocatedClaim]
-    ) -> Mapping[str, Exception | None]:
-        """As :meth:`drakit.Driver.unprepare_claims`; raises :class:`DriverError`."""
-        answers = await self._ask_if_it_can("UnprepareClaims", claims, _unprepared)
-        return {item.claim.uid: None for item in claims} if answers is None else answers
+    async def unprepare(
+        self, batch: Sequence[AllocatedClaim]
+    ) -> Mapping[str, DeviceFailedError | None]:
+        """As :meth:`.contract.Calls.unprepare`."""
+        answers = await self._ask_if_implemented("UnprepareClaims", batch, _unprepared)
+        return {item.claim.uid: None for item in batch} if answers is None else answers
 
-    async def check_claims(self, claims: Sequence[AllocatedClaim]) -> Mapping[str, bool]:
-        """Say of claims whether they are in order; raises :class:`DriverError`."""
-        answers = await self._ask_if_it_can("CheckClaims", claims, _in_order)
+    async def check(self, batch: Sequence[AllocatedClaim]) -> Mapping[str, bool]:
+        """As :meth:`.contract.Calls.check`."""
+        answers = await self._ask_if_implemented("CheckClaims", batch, _in_order)
         if answers is None:
-            return {item.claim.uid: True for item in claims}
+            return {item.claim.uid: True for item in batch}
         return {uid: answer is True for uid, answer in answers.items()}
 
-    async def _ask_if_it_can(
-        self, method: str, claims: Sequence[AllocatedClaim], read: _Reader[ResultT]
-    ) -> Mapping[str, ResultT | Exception] | None:
+    async def _ask_if_implemented(
+        self, method: str, batch: Sequence[AllocatedClaim], read: _Reader[ResultT]
+    ) -> Mapping[str, ResultT | DeviceFailedError] | None:
         """Call an optional method; None if the backend does not implement it."""
         if method not in self._lacks:
             try:
-                return await self._ask(method, claims, read)
+                return await self._ask(method, batch, read)
             except _NotImplementedError:
                 self._lacks.add(method)
         return None
 
     async def _ask(
-        self, method: str, claims: Sequence[AllocatedClaim], read: _Reader[ResultT]
-    ) -> Mapping[str, ResultT | Exception]:
-        """Call a method; gives what was answered by UID, for claims that were asked about."""
-        answers: dict[str, ResultT | Exception] = {}
-        for request, counts in _requests(claims):
+        self, method: str, batch: Sequence[AllocatedClaim], read: _Reader[ResultT]
+    ) -> Mapping[str, ResultT | DeviceFailedError]:
+        """Call a method; return the answers by UID, only for claims of the batch."""
+        answers: dict[str, ResultT | DeviceFailedError] = {}
+        for request, counts in _requests(batch):
             raw = await self._call(method, request)
             try:
                 answers |= await self._sort(raw, read, method=method, counts=counts)
             except GarbageError as error:
-                raise _fault(f"answered {method} with {error}") from None
+                raise DriverError(_fault(f"answered {method} with {error}")) from None
         return answers
 
     async def _call(self, method: str, request: bytes) -> bytes:
@@ -161,9 +140,8 @@ class BackendClaims:
         try:
             return await _to_its_end(calling)
         except BackendFailedError as error:
-            if error.code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
-                # Who waits for this call hears of the connection's end, if that is the cause.
-                await self._over(LOST_SECONDS)
+            if error.may_be_lost and (ended := await self._ended(LOST_SECONDS)) is not None:
+                raise ConnectionEndedError(ended.reason) from None
             if error.code is grpc.StatusCode.DEADLINE_EXCEEDED:
                 raise CallOverdueError from None
             if error.code is grpc.StatusCode.UNIMPLEMENTED:
@@ -172,44 +150,46 @@ class BackendClaims:
 
     async def _sort(
         self, raw: bytes, read: _Reader[ResultT], *, method: str, counts: Mapping[str, int]
-    ) -> Mapping[str, ResultT | Exception]:
-        """Put each part of an answer to its claim; raises :class:`GarbageError`."""
-        answers: dict[str, ResultT | Exception] = {}
+    ) -> Mapping[str, ResultT | DeviceFailedError]:
+        """Assign each part of an answer to its claim; raises :class:`GarbageError`."""
+        answers: dict[str, ResultT | DeviceFailedError] = {}
         turns = Turns()
-        strange = 0
-        for count, (_, part) in enumerate(parts(raw, _CLAIMS, limit=len(raw))):
-            if count > 2 * len(counts):
+        unknown = 0
+        for number, (_, part) in enumerate(parts(raw, _CLAIMS, limit=len(raw))):
+            if number > 2 * len(counts):
                 raise GarbageError("more claims than it was asked about")
             await turns.give_way()
             uid = _uid_of(part)
             if uid is None or uid not in counts:
-                strange += 1
-            elif uid in answers:
-                answers[uid] = _fault(f"answered {method} twice for this claim")
-            elif len(part) > MAX_CLAIM_BYTES:
-                size = MAX_CLAIM_BYTES // 1024
-                answers[uid] = _fault(f"answered {method} with more than {size} KiB for this claim")
-            else:
-                try:
-                    answers[uid] = await read(part, counts[uid], turns)
-                except GarbageError as error:
-                    answers[uid] = _fault(f"answered {method} with {error} for this claim")
-                except DriverError as error:
-                    # Without where it was raised: that would keep the message that was read.
-                    error.__context__ = None
-                    answers[uid] = error.with_traceback(None)
-        if strange:
+                unknown += 1
+                continue
+            try:
+                if uid in answers:
+                    raise DriverError(_fault(f"answered {method} twice for this claim"))
+                if len(part) > MAX_CLAIM_BYTES:
+                    raise GarbageError(f"more than {MAX_CLAIM_BYTES // 1024} KiB")
+                answers[uid] = await read(part, counts[uid], turns)
+            except GarbageError as error:
+                answers[uid] = self._failed(
+                    _fault(f"answered {method} with {error} for this claim")
+                )
+            except DriverError as error:
+                answers[uid] = self._failed(str(error))
+        if unknown:
             text = f"it answered {method} for claims that it was not asked about"
             logger.error("backend answers too much", extra={"driver": self._driver, "error": text})
         return answers
+
+    def _failed(self, text: str) -> DeviceFailedError:
+        return DeviceFailedError(f"driver {self._driver}: {text}")
 
 
 async def _to_its_end(calling: Coroutine[Any, Any, bytes]) -> bytes:
     """
     Wait for a call, even if nobody wants its answer any more.
 
-    A call that is cancelled is over here at once, while its handler may go on: it would prepare
-    what the next call has found not prepared. So it is not cancelled; its deadline bounds it.
+    A cancelled call ends here at once, while its handler may go on, and would prepare what the next
+    call has found unprepared. So the call is not cancelled; its deadline bounds it.
     """
     task = asyncio.create_task(calling)
     try:
@@ -226,69 +206,44 @@ class _NotImplementedError(DriverError):
     """The backend does not have a method."""
 
 
-def _requests(claims: Sequence[AllocatedClaim]) -> Iterator[tuple[bytes, Mapping[str, int]]]:
-    """Write the claims as one request, or as several where one would be too large, with the number
-    of each claim's devices; all requests have the same form."""
-    request = pb.PrepareClaimsRequest(claims=[claim_message(item) for item in claims])
-    if len(claims) > 1 and request.ByteSize() > MAX_MESSAGE_BYTES:
-        half = len(claims) // 2
-        yield from _requests(claims[:half])
-        yield from _requests(claims[half:])
+def _requests(batch: Sequence[AllocatedClaim]) -> Iterator[tuple[bytes, Mapping[str, int]]]:
+    """Yield the claims as one request, or as several if it would be too large, with the number of
+    each claim's devices. All requests have the same form."""
+    request = pb.PrepareClaimsRequest(claims=[claim_message(item) for item in batch])
+    if len(batch) > 1 and request.ByteSize() > MAX_MESSAGE_BYTES:
+        half = len(batch) // 2
+        yield from _requests(batch[:half])
+        yield from _requests(batch[half:])
     else:
-        yield request.SerializeToString(), {item.claim.uid: len(item.devices) for item in claims}
+        yield request.SerializeToString(), {item.claim.uid: len(item.devices) for item in batch}
 
 
 def _uid_of(part: bytes) -> str | None:
-    """Give the UID of an answer that has not been read yet; None if there is none."""
-    found: bytes | None = None
+    """
+    Return the UID of the answer for one claim, before the rest is parsed; None if it has none.
+
+    Every answer has it in the same field. :class:`pb.CheckedClaim` has no field of lists, so
+    protobuf skips those of the other answers.
+    """
     try:
-        for count, (_, uid) in enumerate(
-            parts(part, _UID, limit=MAX_UID_BYTES, max_unknown=MAX_FIELDS)
-        ):
-            if count == MAX_UIDS:
-                return None
-            found = uid
-    except TooManyFieldsError:
-        return _text(found)  # whose it is is said first, as a rule; it is refused once it is read
-    except GarbageError:
+        return pb.CheckedClaim.FromString(part).uid
+    except DecodeError:
         return None
-    return _text(found)
-
-
-def _text(raw: bytes | None) -> str | None:
-    return None if raw is None else raw.decode(errors="replace")
 
 
 async def _prepared(part: bytes, count: int, turns: Turns) -> Sequence[Edits]:
-    # Before it is read: a message in it of two bytes takes a hundred, and a thousand as an object.
-    for number, (_, edits) in enumerate(parts(part, _EDITS, limit=len(part))):
-        if number == count:
-            raise _fault("gave edits for more devices than a claim has")
-        try:
-            _measure(edits)
-        except TooManyFieldsError:
-            raise _too_many_edits() from None
-        await turns.give_way()
     answer = parse(pb.PreparedClaim, part)
     if answer.error:
         raise DriverError(printable(answer.error))
+    if len(answer.edits) > count:
+        raise DriverError(_fault("gave edits for more devices than a claim has"))
     converted: list[Edits] = []
     for edits in answer.edits:
         if entries_of(edits) > MAX_EDITS:
-            raise _too_many_edits()
+            raise DriverError(_fault(f"gave more than {MAX_EDITS:,} edits for a device"))
         converted.append(edits_of(edits))
         await turns.give_way()
     return converted
-
-
-def _measure(edits: bytes) -> None:
-    """Raise :class:`TooManyFieldsError` if there is more in it than in any that is converted."""
-    left = MAX_FIELDS_OF_EDITS
-    for _, inner in parts(edits, _WITH_LISTS, limit=len(edits), max_unknown=MAX_EDITS):
-        for _ in chain([inner], parts(inner, _LISTED, limit=len(inner), max_unknown=MAX_EDITS)):
-            left -= 1
-            if left < 0:
-                raise TooManyFieldsError
 
 
 async def _unprepared(part: bytes, count: int, turns: Turns) -> None:
@@ -301,9 +256,21 @@ async def _in_order(part: bytes, count: int, turns: Turns) -> bool:
     return parse(pb.CheckedClaim, part).in_order
 
 
-def _too_many_edits() -> DriverError:
-    return _fault(f"gave more than {MAX_EDITS:,} edits for a device")
+def _permitted(
+    answers: Mapping[str, Sequence[Edits] | DeviceFailedError], rights: Rights
+) -> Mapping[str, Sequence[Edits] | DeviceFailedError]:
+    """Replace edits that the allow list refuses by the reason. Blocks."""
+
+    def checked(answer: Sequence[Edits] | DeviceFailedError) -> Sequence[Edits] | DeviceFailedError:
+        if isinstance(answer, DeviceFailedError):
+            return answer
+        for index, edits in enumerate(answer):
+            if (problem := rights.edits_problem(edits)) is not None:
+                return DeviceFailedError(f"its backend {problem}", index=index)
+        return answer
+
+    return {uid: checked(answer) for uid, answer in answers.items()}
 
 
-def _fault(text: str) -> DriverError:
-    return DriverError(f"its backend {text}; this is a fault of the backend")
+def _fault(text: str) -> str:
+    return f"its backend {text}; this is a fault of the backend"

@@ -1,10 +1,10 @@
 """
 From a backend's messages to the library's plain values, and from claims to messages.
 
-Nothing is checked here but sizes: what the API or CDI would not take is found where devices of any
-driver are checked. A value that no message can say in our types (a taint without an effect, an
-attribute without a value) is made one that those checks name and refuse, so that it costs its own
-device alone. Collections that are refused anyway are not copied.
+Nothing is checked here but the number of edits: the values that the API or CDI refuses are found
+where devices of any driver are checked. A message without a value in our types (a taint without an
+effect, an attribute without a value) becomes one that those checks name and refuse, so that it
+costs its own device alone.
 
 It must not know gRPC, connections, or which values are allowed where.
 """
@@ -12,7 +12,7 @@ It must not know gRPC, connections, or which values are allowed where.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from sys import intern
 from typing import Any, cast
@@ -51,14 +51,8 @@ __all__ = (
     "health_of",
 )
 
-MAX_MEMBERS = 64
-"""Of a collection that is copied; the API takes at most 48 of anything in a device."""
-
-MAX_TOLD = 256
-"""Of a list that is too long: how many members it is said to have, at most."""
-
 MAX_EDITS = 1000
-"""Entries of the edits of one device: ten times what the largest drivers give."""
+"""Entries of the edits of one device: ten times what the largest drivers need."""
 
 MAX_HEALTH_MESSAGE = 1024
 """Characters."""
@@ -75,83 +69,39 @@ _NOTHING: dict[str, Any] = {}
 """Most mappings of most devices are empty; one for all of them saves memory."""
 
 
-class Missing:
-    """Stands for the value of an attribute that has none: whoever checks names its type."""
-
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        return "missing"
-
-
-class _Crowd(Mapping[str, Any]):
-    """Stands for a mapping that is too large to be of any use: only its size can be had."""
-
-    __slots__ = ("_size",)
-
-    # As a mapping it would equal one that is empty.
-    __eq__ = object.__eq__
-    __hash__ = object.__hash__  # pyright: ignore[reportAssignmentType]
-
-    def __init__(self, size: int) -> None:
-        self._size = size
-
-    def __len__(self) -> int:
-        return self._size
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(())
-
-    def __getitem__(self, key: str) -> Any:
-        raise KeyError(key)
-
-
-_MISSING = Missing()
-
-
 # ------------------------------------------------------------ devices
 
 
 def device_of(message: pb.Device) -> Device:
-    """Make a device; it may be one that the API would not take."""
-    crowded = len(message.attributes) + len(message.capacity) > MAX_MEMBERS
-    attributes: Mapping[str, AttributeValue] = _NOTHING
-    capacity: Mapping[str, str | Capacity] = _NOTHING
-    if crowded:
-        attributes = _Crowd(len(message.attributes) + len(message.capacity))
-    else:
-        if message.attributes:
-            attributes = {intern(k): _attribute(v) for k, v in message.attributes.items()}
-        if message.capacity:
-            capacity = {intern(k): _capacity(v) for k, v in message.capacity.items()}
+    """Make a device; it may be one that the API refuses."""
     return Device(
         name=message.name,
         pool=intern(message.pool),
-        attributes=attributes,
-        capacity=capacity,
+        attributes=_mapping(message.attributes, _attribute),
+        capacity=_mapping(message.capacity, _capacity),
         topology=_topology(message.topology) if message.HasField("topology") else _NO_TOPOLOGY,
         consumes=_mapping(message.consumes, _amounts),
         allow_multiple_allocations=message.allow_multiple_allocations,
-        taints=_some(message.taints, _taint),
+        taints=tuple([_taint(each) for each in message.taints]),
         health=health_of(message.health) if message.HasField("health") else None,
     )
 
 
 def counter_set_of(message: pb.CounterSet) -> CounterSet:
-    """Make a counter set; it may be one that the API would not take."""
+    """Make a counter set; it may be one that the API refuses."""
     return CounterSet(
         name=message.name, pool=intern(message.pool), counters=_mapping(message.counters, str)
     )
 
 
 def health_of(message: pb.Health) -> Health:
-    """Make a health; a status that is not known says that nobody can tell."""
+    """Make a health; an unknown status means that the health is unknown."""
     text = message.message[:MAX_HEALTH_MESSAGE]
     match message.status:
         case pb.HEALTH_STATUS_HEALTHY:
             return Health("healthy", text)
         case pb.HEALTH_STATUS_UNHEALTHY:
-            return Health.bad(text, broken=message.broken)
+            return Health.unhealthy(text, evict_pods=message.broken)
         case _:
             return Health.unknown(text)
 
@@ -167,15 +117,15 @@ def _attribute(message: pb.Attribute) -> AttributeValue:
         case "version":
             return Version(message.version)
         case "strings":
-            return _some(message.strings.values, str)
+            return tuple(message.strings.values)
         case "ints":
-            return _some(message.ints.values, int)
+            return tuple(message.ints.values)
         case "bools":
-            return _some(message.bools.values, bool)
+            return tuple(message.bools.values)
         case "versions":
-            return _some(message.versions.values, Version)
+            return tuple([Version(each) for each in message.versions.values])
         case _:
-            return cast("AttributeValue", _MISSING)
+            return cast("AttributeValue", None)
 
 
 def _capacity(message: pb.Capacity) -> str | Capacity:
@@ -185,7 +135,7 @@ def _capacity(message: pb.Capacity) -> str | Capacity:
     return Capacity(
         value=message.value,
         default=message.default or None,
-        valid_values=_some(message.valid_values, str),
+        valid_values=tuple(message.valid_values),
         valid_range=None
         if span is None
         else CapacityRange(min=span.min, max=span.max or None, step=span.step or None),
@@ -205,36 +155,23 @@ def _amounts(message: pb.CounterAmounts) -> Mapping[str, str]:
 
 
 def _taint(message: pb.Taint) -> Taint:
-    # One that is not known, of a later version, is refused as well: its meaning is.
+    # An unknown effect, of a later version, is refused as well: its meaning is unknown.
     effect = _EFFECTS.get(message.effect, str(message.effect))
     return Taint(key=message.key, value=message.value, effect=cast("TaintEffect", effect))
 
 
-def _mapping(given: Any, convert: Any) -> Mapping[str, Any]:
-    """Copy a map; one that is too large keeps its size alone."""
+def _mapping(given: Any, convert: Callable[[Any], Any]) -> Mapping[str, Any]:
     if not given:
         return _NOTHING
-    if len(given) > MAX_MEMBERS:
-        return _Crowd(len(given))
     return {intern(key): convert(value) for key, value in given.items()}
-
-
-def _some(given: Collection[Any], convert: Any) -> tuple[Any, ...]:
-    """Copy a list; of one that is too long the first stands for all, so that its length
-    says so."""
-    if not given:
-        return ()
-    if len(given) > MAX_MEMBERS:
-        return (convert(next(iter(given))),) * min(len(given), MAX_TOLD)
-    return tuple([convert(value) for value in given])
 
 
 # ------------------------------------------------------------ edits
 
 
 def entries_of(message: pb.Edits) -> int:
-    """Count what a container gets; more than :data:`MAX_EDITS` is not to be converted, and may be
-    more than it says."""
+    """Count the entries of a device's edits. A count above :data:`MAX_EDITS` may be too low; such
+    edits must not be converted."""
     count = (
         len(message.env)
         + len(message.mounts)
@@ -246,7 +183,7 @@ def entries_of(message: pb.Edits) -> int:
         + len(message.intel_rdt.schemata)
     )
     if count > MAX_EDITS:
-        return count  # to look into a message costs a thousand bytes, and there may be many
+        return count  # access to a message takes a thousand bytes, and there may be many
     return (
         count
         + sum(len(mount.options) for mount in message.mounts)
@@ -255,7 +192,7 @@ def entries_of(message: pb.Edits) -> int:
 
 
 def edits_of(message: pb.Edits) -> Edits:
-    """Make the edits of a device; they may be some that CDI does not allow."""
+    """Make the edits of a device; they may be some that CDI refuses."""
     return Edits(
         env=_env(message.env),
         device_nodes=tuple([_device_node(node) for node in message.device_nodes]),
@@ -274,7 +211,7 @@ def edits_of(message: pb.Edits) -> Edits:
 
 
 def _env(given: Mapping[str, str]) -> Mapping[str, str]:
-    # Maps of messages have no order, and the same edits are to be the same file.
+    # Maps of messages have no order, but the same edits must give the same file.
     return dict(sorted(given.items()))
 
 
@@ -325,7 +262,7 @@ def _intel_rdt(message: pb.IntelRdt) -> IntelRdt:
 
 
 def claim_message(item: AllocatedClaim) -> pb.Claim:
-    """Write a claim whose devices are in the driver's words."""
+    """Make the message of a claim; its pools are in the driver's words."""
     claim = item.claim
     return pb.Claim(
         namespace=claim.namespace,
@@ -349,5 +286,5 @@ def _allocated(device: AllocatedDevice) -> pb.AllocatedDevice:
 
 
 def _json(value: Mapping[str, Any]) -> str:
-    # In ASCII: users' texts can hold halves of characters, which no protobuf text can.
+    # In ASCII: a user's text can contain lone surrogates, which no protobuf text can.
     return json.dumps(value, separators=(",", ":"))

@@ -1,9 +1,9 @@
 """
-The registration directory: which backends there are, and which of them has which name.
+The registration directory: the backends on this node, and the driver that each of them serves.
 
-A backend registers by having its socket there. Each new one is asked who it is; of several with one
-name the first is used for as long as it lives. Files are the backends' own: none is ever removed.
-That a backend is connected to and called is :mod:`.endpoint`'s.
+A backend registers with its socket in this directory. Each new socket is asked for its driver's
+name. If several report the same name, the first keeps it while it lives. The files belong to the
+backends: the directory never removes one. Connections and calls are :mod:`.hosted`'s.
 
 It must not know devices, claims, or how a driver is hosted.
 """
@@ -13,7 +13,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from itertools import islice
 from pathlib import Path
@@ -21,6 +22,7 @@ from pathlib import Path
 import grpc
 
 from drakit.backoff import Backoff
+from drakit.resource.names import MAX_DRIVER_NAME, is_driver_name
 from drakit_nodeplugin.endpoints.allowlist import AllowList, Rights
 from drakit_nodeplugin.endpoints.backend.channel import (
     BackendFailedError,
@@ -28,45 +30,94 @@ from drakit_nodeplugin.endpoints.backend.channel import (
     shown,
     unreachable,
 )
-from drakit_nodeplugin.endpoints.backend.sockets import (
-    MAX_SOCKETS,
-    BackendSocket,
-    scan,
-)
 from drakit_nodeplugin.endpoints.endpoint import Diagnostic
-from drakit_nodeplugin.endpoints.names import MAX_DRIVER_NAME, MAX_PATH_BYTES, is_driver_name
-from drakit_nodeplugin.endpoints.socketfile import SocketFile
+from drakit_nodeplugin.endpoints.host_paths import MAX_PATH_BYTES, SocketFile, socket_file
 
-__all__ = ("BackendDirectory",)
+__all__ = ("BackendDirectory", "BackendSocket")
 
 logger = logging.getLogger(__name__)
 
+SUFFIX = ".sock"
+MAX_ENTRIES = 10_000
+"""Entries of the directory that a scan reads: others own it, and it may be full of other files."""
+
+MAX_SOCKETS = 512
+"""More drivers cannot be hosted. A known socket keeps its place, whatever appears later."""
+
 SCAN_SECONDS = 1.0
 AGAIN_SECONDS = (1.0, 60.0)
-"""First and longest delay before a socket that was refused, or fails, is looked at again."""
+"""First and longest delay before a socket that failed, or was refused, is asked again."""
 
 CONCURRENCY = 16
-"""Sockets that are asked at a time who they are."""
+"""Sockets that are asked for their name at the same time."""
 
 HANGING_CONCURRENCY = 4
-"""The same of those that gave no answer in time when they were asked last: each holds its place for
-all of that time, and others must not wait behind them."""
+"""The same for sockets whose last answer timed out: each occupies its slot for the whole timeout,
+and the others must not wait behind it."""
 
 PATIENCE = 3
-"""Failures in a row before people hear of them: a socket is there before anybody listens on it, and
+"""Failures in a row before they are reported: a socket exists before its backend listens on it, and
 before its permissions are set."""
 
 HANDOVER_SECONDS = 30.0
-"""How long a backend may be there beside the one whose name it has before people hear of it: so an
-update goes that begins the new one first."""
+"""How long a second backend may have the same name before it is reported: an update may start the
+new backend first."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BackendSocket:
+    """A file that should be a socket; a new file at the same path is another socket."""
+
+    path: Path
+    file: SocketFile
+
+    def is_in_place(self) -> bool:
+        """Return whether the file is still at its path. Blocks."""
+        try:
+            return socket_file(self.path) == self.file
+        except OSError:
+            return False
+
+
+def scan(directory: Path, *, known: Collection[str] = ()) -> Mapping[str, SocketFile]:
+    """
+    List the sockets by name, and make the directory if it is missing; raises OSError. Blocks.
+
+    `known` names come first. If there are more than :data:`MAX_SOCKETS`, one more is returned.
+    """
+    try:
+        return _scan(directory, known)
+    except FileNotFoundError:
+        directory.mkdir(mode=0o755, parents=True, exist_ok=True)
+        return _scan(directory, known)
+
+
+def _scan(directory: Path, known: Collection[str]) -> Mapping[str, SocketFile]:
+    with os.scandir(directory) as entries:
+        names = [
+            entry.name
+            for entry in islice(entries, MAX_ENTRIES)
+            if entry.name.endswith(SUFFIX) and not entry.name.startswith(".")
+        ]
+    # A directory has no order: a new file must not take the place of a known one.
+    names = [*known, *(name for name in names if name not in known)]
+    found: dict[str, SocketFile] = {}
+    for name in names:
+        try:
+            found[name] = socket_file(f"{directory}/{name}")
+        except FileNotFoundError:
+            continue  # removed meanwhile
+        if len(found) > MAX_SOCKETS:
+            break
+    return found
 
 
 class _RefusedError(Exception):
-    """A backend cannot be used; the text is a sentence's end."""
+    """A backend cannot be used; the text is the end of a sentence."""
 
-    def __init__(self, text: str, *, is_told: bool = True) -> None:
+    def __init__(self, text: str, *, is_reported: bool = True) -> None:
         super().__init__(text)
-        self.is_told = is_told
+        self.is_reported = is_reported
 
 
 class _Candidate:
@@ -75,20 +126,22 @@ class _Candidate:
     def __init__(self, socket: BackendSocket) -> None:
         self.socket = socket
         self.driver: str | None = None
-        """Whose socket it is; None as long as that is not known, or not allowed."""
+        """The driver that it serves; None while unknown or refused."""
         self.wanted: str | None = None
-        """The name that it would have if its holder were not."""
+        """The name that it reports, while another socket holds that name."""
         self.waits_since: float | None = None
-        """When it was first found to want one, by the loop's clock."""
+        """When it was first found to want that name, by the loop's clock."""
         self.hangs = False
-        """Whether it gave no answer when it was asked last."""
+        """Whether its last answer timed out."""
         self.note: str | None = None
-        """What people were told of it last; None once it was in order."""
+        """The last problem that was reported; None after success."""
         self.task: asyncio.Task[None] | None = None
         self.due_at = 0.0
-        self.backoff = _backoff()
+        self.backoff = Backoff(
+            first_seconds=AGAIN_SECONDS[0], limit_seconds=AGAIN_SECONDS[1], jitter=0
+        )
 
-    def look_soon(self) -> None:
+    def ask_soon(self) -> None:
         self.due_at = 0.0
         self.hangs = False
         self.backoff.succeeded()
@@ -114,11 +167,10 @@ class BackendDirectory:
         self.path = path
         self.node = node
         self.version = ""
-        """Of drakit; known as soon as a socket is."""
+        """The version of drakit; set before the first socket is known."""
         self._taken = taken
         self._remark = remark
         self._allowed = allowed
-        self._found: Mapping[str, SocketFile] = {}
         self._candidates: dict[str, _Candidate] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._holders: dict[str, _Candidate] = {}
@@ -128,32 +180,32 @@ class BackendDirectory:
         self._hanging_slots = asyncio.Semaphore(HANGING_CONCURRENCY)
         self._scanning = asyncio.Lock()
         self._problem: str | None = None
-        """What people were told of the directory itself."""
+        """The last problem of the directory itself that was reported."""
         self._hurry = asyncio.Event()
         self._news = asyncio.Event()
 
-    # ------------------------------------------------------------ what others ask
+    # ------------------------------------------------------------ queries
 
     def rights(self, driver: str) -> Rights | None:
         """Return the rights of a driver; None without an allow list, or without an entry in it."""
         return None if self._allowed is None else self._allowed.entries.get(driver)
 
     def socket(self, driver: str) -> BackendSocket | None:
-        """Give a driver's socket; None while there is none that said that it is."""
+        """Return a driver's socket; None while no socket has reported its name."""
         holder = self._holders.get(driver)
         return None if holder is None else holder.socket
 
     async def wait(self, driver: str, *, other_than: BackendSocket | None = None) -> BackendSocket:
-        """Wait for a driver's socket, or for another one than this."""
+        """Wait for a driver's socket that is not this one."""
         while (socket := self.socket(driver)) is None or socket == other_than:
             await self._news.wait()
         return socket
 
     async def at_start(self, driver: str) -> BackendSocket | None:
-        """Give a driver's socket as soon as it is known, or None once all that is there was looked
-        at; also before :meth:`run`."""
+        """Return a driver's socket as soon as it is known, or None once every socket was asked;
+        works before :meth:`run`."""
         if self._first is None:
-            self._first = asyncio.create_task(self._look_at_all(), name="first look at backends")
+            self._first = asyncio.create_task(self._ask_all(), name="first scan of backends")
         waiting = asyncio.create_task(self.wait(driver))
         try:
             await asyncio.wait({waiting, self._first}, return_when=asyncio.FIRST_COMPLETED)
@@ -162,28 +214,28 @@ class BackendDirectory:
         return self.socket(driver)
 
     def lost(self, socket: BackendSocket) -> None:
-        """A connection to a socket has ended: it is looked at again, and if there is nobody any
-        more, another one may have its name."""
+        """A connection to a socket has ended: the socket is asked again. If nobody answers, another
+        one may get its name."""
         candidate = self._candidates.get(socket.path.name)
         if candidate is not None and candidate.socket == socket:
             self._release(candidate)
-            candidate.look_soon()
+            candidate.ask_soon()
             self._hurry.set()
 
     def forget(self, driver: str) -> None:
-        """A driver is not hosted any more: it appears anew, if its backend is there again."""
+        """A driver is no longer hosted: it appears again with its backend."""
         self._appeared.discard(driver)
         self._hurry.set()
 
     # ------------------------------------------------------------ watching
 
     async def run(self, appeared: Callable[[str], None]) -> None:
-        """Watch until cancelled; `appeared` gets the name of each driver once, when a backend of it
-        is first there."""
+        """Watch until cancelled; `appeared` gets the name of each driver once, when its backend
+        first appears."""
         try:
             while True:
                 self._hurry.clear()
-                await self._look()
+                await self._scan()
                 for driver in [*self._holders]:
                     if driver not in self._appeared:
                         self._appeared.add(driver)
@@ -205,41 +257,39 @@ class BackendDirectory:
         if tasks:
             await asyncio.wait(tasks)
 
-    async def _look_at_all(self) -> None:
-        await self._look()
+    async def _ask_all(self) -> None:
+        await self._scan()
         if self._tasks:
             await asyncio.wait({*self._tasks})
 
-    async def _look(self) -> None:
-        """See what is there, and begin to look at what is due."""
+    async def _scan(self) -> None:
+        """Scan the directory, and ask the sockets that are due."""
         async with self._scanning:
             try:
                 found = await asyncio.to_thread(scan, self.path, known={*self._candidates})
                 self.version = self.version or await asyncio.to_thread(_version)
             except OSError as error:
-                self._tell_of_itself(
+                self._report(
                     f"cannot be read or made: {os.strerror(error.errno or 0)}; no new backend is "
                     f"found until it can"
                 )
                 return
-        self._tell_of_itself(
-            f"has more than {MAX_SOCKETS} sockets; the others are not looked at"
+        self._report(
+            f"has more than {MAX_SOCKETS} sockets; the others are ignored"
             if len(found) > MAX_SOCKETS
             else None
         )
-        if found != self._found:
-            self._compare(dict(islice(found.items(), MAX_SOCKETS)))
-            self._found = found
+        self._compare(dict(islice(found.items(), MAX_SOCKETS)))
         now = asyncio.get_running_loop().time()
         for candidate in self._candidates.values():
             if candidate.driver is None and candidate.task is None and candidate.due_at <= now:
                 candidate.due_at = now + candidate.backoff.next_seconds()
-                candidate.task = asyncio.create_task(self._look_at(candidate), name="look")
+                candidate.task = asyncio.create_task(self._ask(candidate), name="ask")
                 self._tasks.add(candidate.task)
                 candidate.task.add_done_callback(self._tasks.discard)
 
-    def _tell_of_itself(self, problem: str | None) -> None:
-        """Say what is wrong with the directory, if that was not said already."""
+    def _report(self, problem: str | None) -> None:
+        """Report a problem of the directory, if it is a new one."""
         if problem != self._problem:
             self._problem = problem
             if problem is not None:
@@ -254,10 +304,10 @@ class BackendDirectory:
             if before is not None and before.socket.file == file:
                 continue
             socket = BackendSocket(path=self.path / name, file=file)
-            anew = self._candidates[name] = _Candidate(socket)
+            candidate = self._candidates[name] = _Candidate(socket)
             if before is not None:
-                # Otherwise it is as if it were another file.
-                anew.note, anew.waits_since = before.note, before.waits_since
+                # Only these belong to the path, and not to the file.
+                candidate.note, candidate.waits_since = before.note, before.waits_since
                 self._drop(before)
 
     def _drop(self, candidate: _Candidate) -> None:
@@ -266,20 +316,20 @@ class BackendDirectory:
             candidate.task.cancel()
 
     def _release(self, candidate: _Candidate) -> None:
-        """Whose name becomes free may be the next one's."""
+        """Free the name of a candidate for the next one that wants it."""
         name, candidate.driver = candidate.driver, None
         if name is None:
             return
         del self._holders[name]
         for other in self._candidates.values():
             if other.wanted == name:
-                other.look_soon()
+                other.ask_soon()
         self._hurry.set()
 
     # ------------------------------------------------------------ one socket
 
-    async def _look_at(self, candidate: _Candidate) -> None:
-        """Find out whose socket it is."""
+    async def _ask(self, candidate: _Candidate) -> None:
+        """Ask a socket for its driver."""
         path = candidate.socket.path
         reason, note = "BackendRefused", None
         candidate.wanted = None
@@ -291,7 +341,7 @@ class BackendDirectory:
                 await self._check_rights(candidate.socket, driver, self._allowed)
             self._admit(candidate, driver)
         except _RefusedError as error:
-            if error.is_told:
+            if error.is_reported:
                 note = f"the backend at {shown(path)} is refused: {error}"
         except BackendFailedError as error:
             reason = "BackendUnreachable"
@@ -299,7 +349,7 @@ class BackendDirectory:
             if candidate.backoff.failures >= PATIENCE:
                 note = f"the backend's socket {shown(path)} {error}"
         except Exception:
-            logger.exception("backend cannot be looked at", extra={"path": shown(path)})
+            logger.exception("backend's socket cannot be checked", extra={"path": shown(path)})
         else:
             candidate.note = candidate.waits_since = None
             candidate.backoff.succeeded()
@@ -340,7 +390,7 @@ class BackendDirectory:
             raise _RefusedError(f"it {problem}")
         # The name may come from another socket that existed here briefly.
         if not await asyncio.to_thread(socket.is_in_place):
-            raise _RefusedError("it was replaced while it reported its name", is_told=False)
+            raise _RefusedError("it was replaced while it reported its name", is_reported=False)
 
     def _admit(self, candidate: _Candidate, driver: str) -> None:
         if (why := self._taken(driver)) is not None:
@@ -354,7 +404,7 @@ class BackendDirectory:
             raise _RefusedError(
                 f"it calls itself {driver}, which is the driver of the backend at "
                 f"{shown(holder.socket.path)}; stop one of the two",
-                is_told=now - candidate.waits_since >= HANDOVER_SECONDS,
+                is_reported=now - candidate.waits_since >= HANDOVER_SECONDS,
             )
         candidate.driver = driver
         self._holders[driver] = candidate
@@ -370,8 +420,3 @@ def _version() -> str:
         return version("drakit")
     except PackageNotFoundError:  # run from its sources
         return "unknown"
-
-
-def _backoff() -> Backoff:
-    first, longest = AGAIN_SECONDS
-    return Backoff(first_seconds=first, limit_seconds=longest, jitter=0)

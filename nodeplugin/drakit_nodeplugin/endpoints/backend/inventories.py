@@ -1,13 +1,13 @@
 """
-Inventories of what a backend lists, made a few devices at a time.
+What a backend reports: inventories from its list of devices, and health from the stream beside it.
 
-A backend says all of its devices at each change, and most are as they were: those stay the objects
-that they were, so that nobody looks at them again. Most are known by their bytes; others say the
-same in other bytes, as maps of messages have no order. Whether a device can be published is the
-device manager's question; what is refused here are messages that are none, and more devices than
-any node has.
+A backend lists all of its devices at each change, and most of them are unchanged: those keep their
+objects, so that nobody compares them again. Their bytes identify most of them; the others have the
+same content in other bytes, because maps of messages have no order. The device manager decides
+whether a device can be published; only messages that cannot be parsed, and more devices than any
+node has, are refused here.
 
-It must not know gRPC, or who takes the inventories.
+It must not know gRPC, or the receiver of the inventories.
 """
 
 from __future__ import annotations
@@ -19,62 +19,57 @@ from typing import Generic, TypeVar
 
 from google.protobuf.message import Message
 
-from drakit.device import CounterSet, Device, Inventory
+from drakit.device import CounterSet, Device, Health, Inventory
+from drakit.resource.limits import MAX_POOL_NAME_LENGTH
 from drakit_nodeplugin.endpoints.backend.convert import counter_set_of, device_of
-from drakit_nodeplugin.endpoints.backend.pacing import Turns
-from drakit_nodeplugin.endpoints.python.stream import MAX_DEVICES
-from drakit_nodeplugin.endpoints.wire import (
-    MAX_PART_BYTES,
-    MAX_UNKNOWN,
-    GarbageError,
-    parse,
-    parts,
-)
+from drakit_nodeplugin.endpoints.contract import DeviceKey
+from drakit_nodeplugin.endpoints.wire import MAX_PART_BYTES, GarbageError, Turns, parse, parts
 from drakit_proto.backend.v1 import backend_pb2 as pb
 
-__all__ = ("InventoryReader",)
+__all__ = ("MAX_DEVICES", "EarlyHealth", "InventoryReader")
+
+MAX_DEVICES = 16_384
+"""More than any node has; also of counter sets."""
 
 _DEVICES = pb.WatchDevicesResponse.DEVICES_FIELD_NUMBER
 _COUNTER_SETS = pb.WatchDevicesResponse.COUNTER_SETS_FIELD_NUMBER
 _FALLBACK = pb.WatchDevicesResponse.FALLBACK_FIELD_NUMBER
-MAX_FALLBACKS = 16
-"""Times that a message has the field: once, but protobuf allows to say it again, and adds it up."""
-
 _LISTED = frozenset({_DEVICES, _COUNTER_SETS, _FALLBACK})
 _OF_FALLBACK = frozenset({pb.Fallback.DEVICES_FIELD_NUMBER})
+
+MAX_EARLY = 1024
+"""Devices that are not listed, with a health; of more, the oldest are forgotten."""
+
+MAX_NAME = 63
 
 ThingT = TypeVar("ThingT", Device, CounterSet)
 MessageT = TypeVar("MessageT", bound=Message)
 
 
 class InventoryReader:
-    """Reads the inventories of one connection."""
+    """Makes the inventories of one connection, a few devices in a turn."""
 
     def __init__(self) -> None:
         self._devices: dict[bytes, Device] = {}
-        """By a digest of their messages; their bytes would take several times the memory."""
+        """By a digest of their bytes, which would take several times the memory."""
         self._counter_sets: dict[bytes, CounterSet] = {}
         self._before: Inventory | None = None
 
     async def read(self, raw: bytes, turns: Turns) -> Inventory | None:
-        """Give the inventory of a message, or None if it equals the one before. Raises
+        """Return the inventory of a message, or None if it equals the one before. Raises
         :class:`GarbageError`."""
         devices = _Things("devices", self._devices, pb.Device, device_of)
         fallback = _Things("devices", self._devices, pb.Device, device_of)
         sets = _Things("counter sets", self._counter_sets, pb.CounterSet, counter_set_of)
-        fallbacks = 0
+        has_fallback = False
         for number, part in parts(raw, _LISTED, limit=len(raw)):
             if number == _DEVICES:
                 devices.add(part)
             elif number == _COUNTER_SETS:
                 sets.add(part)
             else:
-                fallbacks += 1
-                if fallbacks > MAX_FALLBACKS:
-                    raise GarbageError("many fallbacks")
-                for _, device in parts(
-                    part, _OF_FALLBACK, max_unknown=MAX_UNKNOWN // MAX_FALLBACKS
-                ):
+                has_fallback = True
+                for _, device in parts(part, _OF_FALLBACK):
                     fallback.add(device)
                     await turns.give_way()
             await turns.give_way()
@@ -83,7 +78,7 @@ class InventoryReader:
         inventory = Inventory(
             devices=tuple(devices.listed),
             counter_sets=tuple(sets.listed),
-            fallback=tuple(fallback.listed) if fallbacks else None,
+            fallback=tuple(fallback.listed) if has_fallback else None,
         )
         before, self._before = self._before, inventory
         return None if before is not None and _same(inventory, before) else inventory
@@ -120,7 +115,7 @@ class _Things(Generic[MessageT, ThingT]):
         self.listed.append(thing)
 
     def _as_before(self, thing: ThingT) -> ThingT:
-        """Give the one of before that says the same, if there is one."""
+        """Return the equal one of the message before, if there is one."""
         if self._by_name is None:
             self._by_name = {(each.pool, each.name): each for each in self._before.values()}
         old = self._by_name.get((thing.pool, thing.name))
@@ -128,7 +123,7 @@ class _Things(Generic[MessageT, ThingT]):
 
 
 def _kinds(thing: Device | CounterSet) -> Mapping[str, object]:
-    """Give the types of its attributes' values: Python takes 1 and True for equal."""
+    """Return the types of its attributes' values: for Python, 1 equals True."""
     if isinstance(thing, CounterSet):
         return {}
     return {
@@ -138,7 +133,7 @@ def _kinds(thing: Device | CounterSet) -> Mapping[str, object]:
 
 
 def _same(one: Inventory, other: Inventory) -> bool:
-    """Compare by identity: what is as it was is the same object."""
+    """Compare by identity: an unchanged device is the same object."""
     if (one.fallback is None) != (other.fallback is None):
         return False
     pairs = (
@@ -147,3 +142,34 @@ def _same(one: Inventory, other: Inventory) -> bool:
         (one.fallback or (), other.fallback or ()),
     )
     return all(len(new) == len(old) and all(map(is_, new, old)) for new, old in pairs)
+
+
+class EarlyHealth:
+    """
+    The health of devices that are not listed yet, until they are.
+
+    A backend's two streams have no common order. The devices that are kept are bounded, because the
+    backend may never list them.
+    """
+
+    def __init__(self) -> None:
+        # Plain tuples are faster to make: each change may make thousands of them.
+        self._listed: set[tuple[str, str]] = set()
+        self._health: dict[DeviceKey, Health] = {}
+
+    def keep(self, key: DeviceKey, health: Health) -> bool:
+        """Keep the health of a device if it is not listed; return whether that is so."""
+        if key in self._listed:
+            return False
+        if len(key.name) <= MAX_NAME and len(key.pool) <= MAX_POOL_NAME_LENGTH:
+            self._health.pop(key, None)
+            self._health[key] = health
+            if len(self._health) > MAX_EARLY:
+                del self._health[next(iter(self._health))]
+        return True
+
+    def list(self, inventory: Inventory) -> Mapping[DeviceKey, Health]:
+        """Record the devices that are listed now, and return the health kept for them."""
+        devices = (*inventory.devices, *(inventory.fallback or ()))
+        self._listed = {(device.pool, device.name) for device in devices}
+        return {key: self._health.pop(key) for key in [*self._health] if key in self._listed}

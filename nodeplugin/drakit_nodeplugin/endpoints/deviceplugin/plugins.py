@@ -1,127 +1,177 @@
 """
-All device plugins of a node, as the one endpoint that a hosted driver has.
+All device plugins of a node, as a driver that can be hosted.
 
-Each resource has an endpoint and a pool of its own, which the listener knows by the resource's
-name. Here is decided who may register, and which resource a claim's device belongs to. Calls for
-one device wait for each other, whatever becomes of its plugin meanwhile.
+Each resource has a :class:`.DevicePlugin` and a pool of its own; the listener knows it by the
+resource's name. This module decides which resources may register and when they may be used, and
+routes the devices of a claim to their resources. Calls for one device never overlap, whatever
+happens to its plugin meanwhile.
 
-It must not know claims beyond their devices, slices, or how the kubelet is asked.
+It must not know claims beyond their devices, slices, or how the kubelet is called.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING
 
 import grpc
 
 from drakit import tasks
-from drakit.device import AllocatedDevice, ClaimReference, Edits
-from drakit.resource.pools import short_pool
-from drakit_nodeplugin.endpoints.allowlist import AllowList
-from drakit_nodeplugin.endpoints.calls import AnyDriver, DriverCalls
-from drakit_nodeplugin.endpoints.deviceplugin import kubeletresources
-from drakit_nodeplugin.endpoints.deviceplugin.allocating import Allocating
-from drakit_nodeplugin.endpoints.deviceplugin.connection import Registration
-from drakit_nodeplugin.endpoints.deviceplugin.endpoint import DevicePluginEndpoint
-from drakit_nodeplugin.endpoints.deviceplugin.kubeletresources import (
+from drakit.device import AllocatedClaim, Edits
+from drakit.driver import NoParameters
+from drakit_nodeplugin.endpoints.allowlist import AllowList, allow_list
+from drakit_nodeplugin.endpoints.batches import Batches
+from drakit_nodeplugin.endpoints.deviceplugin import kubelet_resources
+from drakit_nodeplugin.endpoints.deviceplugin.device_list import DeviceRoom, pool_of, resource_of
+from drakit_nodeplugin.endpoints.deviceplugin.diagnostics import Diagnostics
+from drakit_nodeplugin.endpoints.deviceplugin.kubelet_resources import (
     Bar,
     KubeletAnswer,
     KubeletResources,
 )
-from drakit_nodeplugin.endpoints.deviceplugin.kubeletsocket import KubeletSocket
-from drakit_nodeplugin.endpoints.deviceplugin.names import pool_of
-from drakit_nodeplugin.endpoints.deviceplugin.registration import RefusedError, RegistrationService
-from drakit_nodeplugin.endpoints.deviceplugin.remarks import Diagnostics
-from drakit_nodeplugin.endpoints.deviceplugin.room import Room
-from drakit_nodeplugin.endpoints.endpoint import Surroundings, WorkKey
-from drakit_nodeplugin.endpoints.errors import EndpointStoppedError
+from drakit_nodeplugin.endpoints.deviceplugin.plugin_connection import DevicePlugin
+from drakit_nodeplugin.endpoints.deviceplugin.plugin_registration import (
+    RefusedError,
+    Registration,
+    RegistrationService,
+    RegistrationSocket,
+)
+from drakit_nodeplugin.endpoints.endpoint import Surroundings
+from drakit_nodeplugin.endpoints.errors import DeviceFailedError, EndpointStoppedError
 from drakit_nodeplugin.endpoints.host_paths import HostDevices
-from drakit_nodeplugin.endpoints.python.bridge import Bridge
+from drakit_nodeplugin.endpoints.python.parameters import with_parameters
 from drakit_nodeplugin.endpoints.traits import DriverTraits
-from drakit_proto.kubelet.deviceplugin.v1beta1 import deviceplugin_pb2_grpc as pb_grpc
 
-__all__ = ("DevicePlugins",)
+if TYPE_CHECKING:
+    from drakit_nodeplugin.allowed import AllowedEndpoint
+
+__all__ = ("DevicePlugins", "DevicePluginsSource", "PluginUnavailableError")
 
 logger = logging.getLogger(__name__)
 
 MAX_RESOURCES = 256
-"""Of a node. Who is away is known until the node plugin ends, or until there is no room left."""
+"""Of a node. An unavailable resource is remembered until another one needs its place."""
 
 FORGET_SECONDS = 3600.0
-"""How long a plugin must have been away to make room for another one. Its devices are gone long
-before; if they are not, nothing but a sentence depends on that it is known."""
+"""How long a plugin must be unavailable before another one may take its place. Its devices are gone
+long before; if they are not, only an error sentence depends on it."""
 
-STOPPING = "the node plugin stops"
+TRAITS = DriverTraits(
+    # There is nothing to undo. But Allocate may change a device (reset it, load a program), and
+    # must not be called for a device that another claim still has: only the intent ensures that.
+    side_effects=True,
+    health=True,
+    parameters_type=NoParameters,
+)
+
+
+class PluginUnavailableError(EndpointStoppedError):
+    """The device plugin of a resource is unavailable."""
+
+    def __init__(self, *, driver: str, resource: str, reason: str) -> None:
+        super().__init__(driver=driver, reason=reason)
+        self.args = (
+            f"the device plugin of {resource} is unavailable: {reason}; check its pod on this "
+            f"node; once it has registered with the node plugin, the kubelet retries this pod",
+        )
+
+
+class DevicePluginsSource:
+    """A :class:`~drakit_nodeplugin.endpoints.source.DriverSource`: all device plugins together."""
+
+    traits = TRAITS
+    foreign = True
+
+    def __init__(
+        self,
+        name: str,
+        directory: Path,
+        *,
+        where: str,
+        kubelet_resources: Callable[[], Awaitable[KubeletAnswer]],
+        allowed: Mapping[str, AllowedEndpoint] | None = None,
+        devices: HostDevices | None = None,
+    ) -> None:
+        """
+        Plugins see `directory` as ``/var/lib/kubelet/device-plugins``. `kubelet_resources` returns
+        the resources of the kubelet's own device manager; it may raise, and until there is an
+        answer, no device plugin is used. Without `allowed`, any resource may register. `devices`
+        reads the host's device nodes; by default, where the chart mounts them.
+        """
+        self.name = name
+        self.where = where
+        self.expected: Collection[str] = ()
+        self._directory = directory
+        self._kubelet_resources = kubelet_resources
+        self._devices = devices or HostDevices.found()
+        self._allowed = allow_list("devicePlugins.allowed", allowed, devices=self._devices)
+
+    def endpoint(self, surroundings: Surroundings) -> DevicePlugins:
+        """Return what is run and called; called once, within the daemon's loop."""
+        return DevicePlugins(
+            self.name,
+            directory=self._directory,
+            kubelet_resources=self._kubelet_resources,
+            surroundings=surroundings,
+            devices=self._devices,
+            allowed=self._allowed,
+        )
 
 
 class DevicePlugins:
     """A :class:`~drakit_nodeplugin.endpoints.endpoint.HostedEndpoint` of many resources."""
+
+    traits = TRAITS
+    blocked: str | None = None
+    """It has no event loop of its own."""
 
     def __init__(
         self,
         driver: str,
         *,
         directory: Path,
-        traits: DriverTraits,
         kubelet_resources: Callable[[], Awaitable[KubeletAnswer]],
         surroundings: Surroundings,
         devices: HostDevices,
         allowed: AllowList | None,
     ) -> None:
-        self.traits = traits
         self._driver = driver
-        self._directory = directory
         self._surroundings = surroundings
+        self._devices = devices
         self._allowed = allowed
-        self._endpoints: dict[str, DevicePluginEndpoint] = {}
-        self._by_pool: dict[str, DevicePluginEndpoint] = {}
+        self._plugins: dict[str, DevicePlugin] = {}
+        """By resource."""
         self._tasks: asyncio.TaskGroup | None = None
         self._running: dict[str, asyncio.Task[None]] = {}
-        self._remarks = Diagnostics(surroundings.remark)
-        self._room = Room()
+        self._diagnostics = Diagnostics(surroundings.remark)
+        self._room = DeviceRoom()
         self._kubelet = KubeletResources(kubelet_resources)
-        self._news = asyncio.Event()
-        """A resource is new, or must not be used yet: the kubelet must be polled again."""
-        loop = asyncio.get_running_loop()
-        self._bridge = Bridge(driver, home=loop, there=loop)
-        self._allocating = Allocating(
-            driver, find=self._by_pool.get, devices=devices, remarks=self._remarks
-        )
-        self._calls = DriverCalls(
-            driver,
-            traits=traits,
-            node=surroundings.node,
-            caller=_Caller(self._bridge, self._allocating),
-        )
-        service = RegistrationService(directory, accept=self._accept, remarks=self._remarks)
-        self._socket = KubeletSocket(
+        self._poll_kubelet = asyncio.Event()
+        """A resource is new, or must not be used yet."""
+        calls = ClaimRouter(driver)
+        self._by_pool = calls.plugins
+        batches = Batches(driver, traits=TRAITS, node=surroundings.node, reach=lambda: calls)
+        self.prepare, self.unprepare, self.check = batches.prepare, batches.unprepare, batches.check
+        self._socket = RegistrationSocket(
             directory,
+            RegistrationService(directory, accept=self._accept, diagnostics=self._diagnostics),
             primary=surroundings.primary,
-            add_services=lambda server: pb_grpc.add_RegistrationServicer_to_server(service, server),
             on_lost=self._lost,
         )
 
-    # ------------------------------------------------------------ its life
-
-    @property
-    def blocked(self) -> str | None:
-        """It has no event loop of its own."""
-        return None
+    # ------------------------------------------------------------ life cycle
 
     async def start(self) -> None:
-        """There is nothing to be connected to before a plugin has registered."""
+        """There is nothing to connect to before a plugin has registered."""
 
     async def run(self) -> None:
         """Let plugins register and keep them connected, until cancelled."""
         async with asyncio.TaskGroup() as group:
             self._tasks = group
-            for endpoint in self._endpoints.values():
-                self._begin(endpoint)
             parts = {
                 "registration of device plugins": self._socket.run,
                 "the kubelet's resources": self._follow_kubelet,
@@ -133,20 +183,24 @@ class DevicePlugins:
         """End it; what is prepared stays prepared."""
         self._tasks = None
         await self._socket.stop()
-        self._bridge.end()
-        await asyncio.gather(*(endpoint.close() for endpoint in self._endpoints.values()))
-        self._bridge.close(STOPPING)
+        await asyncio.gather(*(plugin.close() for plugin in self._plugins.values()))
 
-    def _begin(self, endpoint: DevicePluginEndpoint) -> None:
-        if self._tasks is not None:
-            name = f"device plugin of {endpoint.resource}"
-            task = self._tasks.create_task(tasks.until_stopped(name, endpoint.run), name=name)
-            self._running[endpoint.resource] = task
+    def unavailable(self) -> EndpointStoppedError | None:
+        """Return why no device at all can be prepared now; None if one can."""
+        if not self._plugins:
+            reason = self._socket.problem or "no device plugin has registered yet"
+            return EndpointStoppedError(driver=self._driver, reason=reason)
+        reasons = {resource: plugin.unavailable for resource, plugin in self._plugins.items()}
+        if None in reasons.values():
+            return None
+        resource, reason = next(iter(reasons.items()))
+        text = f"no device plugin is available; that of {resource} is unavailable: {reason}"
+        return EndpointStoppedError(driver=self._driver, reason=text)
 
-    # ------------------------------------------------------------ who may register
+    # ------------------------------------------------------------ registration
 
     async def _accept(self, registration: Registration) -> None:
-        """Take a registration; raises :class:`RefusedError`."""
+        """Accept a registration; raises :class:`RefusedError`."""
         resource = registration.resource
         if self._allowed is not None and resource not in self._allowed.entries:
             raise RefusedError(
@@ -160,154 +214,156 @@ class DevicePlugins:
                 f"is in charge now; register again at its kubelet.sock",
                 code=grpc.StatusCode.UNAVAILABLE,
             )
-        endpoint = self._endpoints.get(resource)
+        plugin = self._plugins.get(resource)
         if bar is not None and bar.of_kubelet:
-            self._news.set()
-            if endpoint is not None:
-                # Once it is served no more, this registration holds, and not the one before it.
-                endpoint.bar(bar.text)
-                endpoint.register(registration)
+            self._poll_kubelet.set()
+            if plugin is not None:
+                # This registration is used once the kubelet does not serve the resource any more.
+                plugin.bar(bar.text)
+                plugin.register(registration)
             raise RefusedError(
                 bar.text,
                 code=grpc.StatusCode.FAILED_PRECONDITION,
                 reason="ResourceServedByKubelet",
             )
-        if endpoint is None:
-            endpoint = self._made(resource)
+        if plugin is None:
+            plugin = self._add(resource)
         # A connected plugin was cleared before, and stays in use while the kubelet does not answer.
-        if bar is not None and endpoint.connection is None:
+        if bar is not None and plugin.unavailable is not None:
             # It is accepted and need not register again, but is unused until it is cleared.
-            self._bar(endpoint, bar)
-            self._news.set()
-        elif endpoint.barred is not None:
-            endpoint.unbar()
-        endpoint.register(registration)
+            self._bar(plugin, bar)
+            self._poll_kubelet.set()
+        elif plugin.barred is not None:
+            plugin.unbar()
+        plugin.register(registration)
 
-    def _made(self, resource: str) -> DevicePluginEndpoint:
-        if len(self._endpoints) >= MAX_RESOURCES and not self._made_room():
+    def _add(self, resource: str) -> DevicePlugin:
+        if len(self._plugins) >= MAX_RESOURCES and not self._forget_one():
             raise RefusedError(
                 f"a further device plugin is refused: {MAX_RESOURCES} resources have been "
-                f"registered on this node, and no more are taken before some have been gone for an "
-                f"hour",
+                f"registered on this node, and no more are accepted before one has been gone for "
+                f"an hour",
                 code=grpc.StatusCode.RESOURCE_EXHAUSTED,
                 reason="TooManyResources",
             )
-        endpoint = DevicePluginEndpoint(
+        plugin = DevicePlugin(
             resource,
             listener=self._surroundings.listener,
-            remarks=self._remarks,
+            diagnostics=self._diagnostics,
             room=self._room,
             rights=None if self._allowed is None else self._allowed.entries[resource],
+            devices=self._devices,
         )
-        self._endpoints[resource] = self._by_pool[pool_of(resource)] = endpoint
-        self._news.set()
-        self._begin(endpoint)
-        return endpoint
+        self._plugins[resource] = self._by_pool[pool_of(resource)] = plugin
+        self._poll_kubelet.set()
+        if self._tasks is not None:
+            name = f"device plugin of {resource}"
+            task = self._tasks.create_task(tasks.until_stopped(name, plugin.run), name=name)
+            self._running[resource] = task
+        return plugin
 
-    def _made_room(self) -> bool:
-        """Forget who has been away for longest, if that is long enough."""
-        away = {
-            endpoint.away_since: endpoint
-            for endpoint in self._endpoints.values()
-            if endpoint.away_since is not None
+    def _forget_one(self) -> bool:
+        """Forget the resource that has been unavailable for longest, if that is long enough."""
+        unavailable = {
+            plugin.unavailable_since: plugin
+            for plugin in self._plugins.values()
+            if plugin.unavailable_since is not None
         }
         now = asyncio.get_running_loop().time()
-        if not away or now - (since := min(away)) < FORGET_SECONDS:
+        if not unavailable or now - (since := min(unavailable)) < FORGET_SECONDS:
             return False
-        gone = away[since]
-        del self._endpoints[gone.resource], self._by_pool[pool_of(gone.resource)]
+        gone = unavailable[since]
+        del self._plugins[gone.resource], self._by_pool[pool_of(gone.resource)]
         if (task := self._running.pop(gone.resource, None)) is not None:
             task.cancel()
         logger.info("device plugin is forgotten", extra={"endpoint": gone.resource})
         return True
 
     def _lost(self) -> None:
-        for endpoint in self._endpoints.values():
-            endpoint.forget("another instance of the node plugin has taken over")
+        for plugin in self._plugins.values():
+            plugin.forget("another instance of the node plugin has taken over")
 
     async def _follow_kubelet(self) -> None:
         while True:
             await self._kubelet.ask()
-            for endpoint in list(self._endpoints.values()):
-                bar = self._kubelet.bar(endpoint.resource)
+            for plugin in list(self._plugins.values()):
+                bar = self._kubelet.bar(plugin.resource)
                 if bar is None:
-                    if endpoint.barred is not None:
-                        endpoint.unbar()
-                elif bar.of_kubelet or endpoint.barred is not None:
-                    self._bar(endpoint, bar)
-            self._news.clear()
-            idle = self._kubelet.idle and not self._endpoints
+                    if plugin.barred is not None:
+                        plugin.unbar()
+                elif bar.of_kubelet or plugin.barred is not None:
+                    self._bar(plugin, bar)
+            self._poll_kubelet.clear()
+            idle = self._kubelet.idle and not self._plugins
             with suppress(TimeoutError):
                 async with asyncio.timeout(None if idle else self._kubelet.pause_seconds()):
-                    await self._news.wait()
-                await asyncio.sleep(kubeletresources.SETTLE_SECONDS)
+                    await self._poll_kubelet.wait()
+                await asyncio.sleep(kubelet_resources.SETTLE_SECONDS)
 
-    def _bar(self, endpoint: DevicePluginEndpoint, bar: Bar) -> None:
-        if bar.text == endpoint.barred:
+    def _bar(self, plugin: DevicePlugin, bar: Bar) -> None:
+        if bar.text == plugin.barred:
             return
         if bar.reason is not None:
-            self._remarks.say(bar.reason, bar.text)
-        endpoint.bar(bar.text)
+            self._diagnostics.report(bar.reason, bar.text)
+        plugin.bar(bar.text)
 
-    # ------------------------------------------------------------ what the engine calls
 
-    def away(self) -> EndpointStoppedError | None:
-        """Say why no device at all can be prepared now; None if one can."""
-        if not self._endpoints:
-            reason = self._socket.problem or "no device plugin has registered yet"
-            return EndpointStoppedError(driver=self._driver, reason=reason)
-        aways = {resource: endpoint.away for resource, endpoint in self._endpoints.items()}
-        if None in aways.values():
-            return None
-        resource, reason = next(iter(aways.items()))
-        text = f"no device plugin is there; that of {resource} is away: {reason}"
-        return EndpointStoppedError(driver=self._driver, reason=text)
+class ClaimRouter:
+    """The :class:`~drakit_nodeplugin.endpoints.contract.Calls` of all resources: a claim may have
+    devices of several."""
+
+    unavailable: str | None = None
+    """Each call reports which plugin is unavailable; an unprepare needs none."""
+
+    def __init__(self, driver: str) -> None:
+        self._driver = driver
+        self.plugins: dict[str, DevicePlugin] = {}
+        """By pool."""
 
     async def prepare(
-        self, claim: ClaimReference, devices: Sequence[AllocatedDevice]
-    ) -> Sequence[Edits]:
-        """Allocate the devices of a claim; raises DeviceFailedError, EndpointStoppedError."""
-        for device in devices:
-            pool = short_pool(self._surroundings.node, device.pool)
-            if (away := self._allocating.away(pool)) is not None:
-                raise away
-        return await self._calls.prepare(claim, devices)
-
-    async def unprepare(self, claim: ClaimReference, devices: Sequence[AllocatedDevice]) -> None:
-        """Wait until no call of these devices runs; there is nothing else to do, whether their
-        plugin is there or not."""
-        await self._calls.unprepare(claim, devices)
-
-    async def check(self, claim: ClaimReference, devices: Sequence[AllocatedDevice]) -> bool:
-        """A device plugin cannot be asked."""
-        return True
-
-
-class _Caller:
-    """How :class:`.DriverCalls` reaches the plugins: in the daemon's own loop, since what blocks is
-    in other processes, and each call for a device after the one before."""
-
-    def __init__(self, bridge: Bridge, allocating: Allocating) -> None:
-        self._bridge = bridge
-        self._allocating = cast("AnyDriver", allocating)
-
-    def away(self) -> None:
-        """Which plugin is away, the call itself says: an unprepare needs none."""
-
-    def busy(self, keys: Collection[WorkKey]) -> bool:
-        return self._bridge.busy(keys)
-
-    async def call(
-        self,
-        function: Callable[[AnyDriver], Any],
-        *,
-        what: str,
-        keys: Collection[WorkKey],
-        timeout_seconds: float,
-    ) -> Any:
-        return await self._bridge.call(
-            lambda: function(self._allocating),
-            what=what,
-            keys=keys,
-            timeout_seconds=timeout_seconds,
+        self, batch: Sequence[AllocatedClaim]
+    ) -> Mapping[str, Sequence[Edits] | DeviceFailedError]:
+        """Allocate the devices of one claim, its resources side by side."""
+        (item,) = batch
+        pools: dict[str, list[int]] = {}
+        for index, device in enumerate(item.devices):
+            with_parameters(device, NoParameters, driver=self._driver, index=index)
+            pools.setdefault(device.pool, []).append(index)
+        plugins = {pool: self._available(pool) for pool in pools}
+        results = await asyncio.gather(
+            *(
+                plugins[pool].prepare([item.devices[index] for index in indexes])
+                for pool, indexes in pools.items()
+            ),
+            return_exceptions=True,
         )
+        edits = [Edits()] * len(item.devices)
+        for indexes, result in zip(pools.values(), results, strict=True):
+            if isinstance(result, DeviceFailedError) and result.index is not None:
+                raise DeviceFailedError(str(result), index=indexes[result.index])
+            if isinstance(result, BaseException):
+                raise result
+            for index, each in zip(indexes, result, strict=True):
+                edits[index] = each
+        return {item.claim.uid: edits}
+
+    def _available(self, pool: str) -> DevicePlugin:
+        """Return the plugin of a pool; raises :class:`PluginUnavailableError`."""
+        plugin = self.plugins.get(pool)
+        reason = "it has not registered yet" if plugin is None else plugin.unavailable
+        if plugin is not None and reason is None:
+            return plugin
+        resource = resource_of(pool) if plugin is None else plugin.resource
+        raise PluginUnavailableError(
+            driver=self._driver, resource=resource or f"pool {pool}", reason=reason or ""
+        )
+
+    async def unprepare(
+        self, batch: Sequence[AllocatedClaim]
+    ) -> Mapping[str, DeviceFailedError | None]:
+        """There is nothing to call: the protocol has no end of an allocation."""
+        return {item.claim.uid: None for item in batch}
+
+    async def check(self, batch: Sequence[AllocatedClaim]) -> Mapping[str, bool]:
+        """The protocol has no call to check a device."""
+        return {item.claim.uid: True for item in batch}

@@ -20,7 +20,12 @@ from collections.abc import Callable, Collection, Hashable
 from contextvars import Context, copy_context
 from typing import Any
 
-from drakit_nodeplugin.endpoints.errors import traceback_of
+from drakit_nodeplugin.endpoints.errors import (
+    CallCancelledError,
+    CallNotBegunError,
+    CallOverdueError,
+    traceback_of,
+)
 
 __all__ = (
     "Bridge",
@@ -42,22 +47,6 @@ class BridgeClosedError(Exception):
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.reason = reason
-
-
-class CallOverdueError(Exception):
-    """A call gave no answer in its time."""
-
-
-class CallNotBegunError(CallOverdueError):
-    """A call stood in line for all of its time, behind one with a key of its own that does not
-    end."""
-
-
-class CallCancelledError(Exception):
-    """A call was cancelled in the other loop, and neither by us nor by the loop's end."""
-
-    def __init__(self) -> None:
-        super().__init__("it was cancelled, but not by its caller")
 
 
 _Loop = asyncio.AbstractEventLoop

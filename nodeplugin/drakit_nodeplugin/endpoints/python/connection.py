@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
-from drakit.device import Inventory
+from drakit.device import Device, Edits, Inventory
 from drakit.driver import Driver, DriverError
 from drakit_nodeplugin.endpoints.endpoint import ConnectionEndedError, Update
 from drakit_nodeplugin.endpoints.errors import text_of, traceback_of
@@ -39,7 +39,7 @@ __all__ = ("AnyDriver", "DriverThread")
 
 logger = logging.getLogger(__name__)
 
-AnyDriver = Driver[Any]
+AnyDriver = Driver[Any, Any]
 
 TAKE_SECONDS = 0.05
 """From one taking of news to the next: a driver that yields a thousand times a second must not keep
@@ -69,6 +69,7 @@ class DriverThread:
 
         # Written in the thread.
         self._mailbox = Mailbox()
+        self._published = _Published()
         self._has_listed = False
         self._main: asyncio.Task[None] | None = None
         # A daemon thread: a driver that hangs must not keep the process from ending.
@@ -106,7 +107,7 @@ class DriverThread:
         return where_is(self._thread.ident or 0, package=self._package)
 
     @property
-    def away(self) -> str | None:
+    def unavailable(self) -> str | None:
         """Why it cannot be called now; None while it can."""
         if self._over.done():
             return self._over.result().reason
@@ -116,7 +117,7 @@ class DriverThread:
             return "it has not said yet which devices it has"
         return self._started.result()[1].stop_reason
 
-    async def updates(self) -> AsyncIterator[Update]:
+    async def inventories(self) -> AsyncIterator[Update]:
         """Give what it tells, until it ends; raises :class:`ConnectionEndedError`."""
         while True:
             await self._mailbox.wait()
@@ -153,6 +154,10 @@ class DriverThread:
         return await bridge.call(
             lambda: function(driver), what=what, keys=keys, timeout_seconds=timeout_seconds
         )
+
+    def edits(self, pool: str, name: str) -> Edits | None:
+        """Return the edits that a device carries; None if it is not listed. For its thread."""
+        return self._published.edits(pool, name)
 
     def busy(self, keys: Collection[Hashable]) -> bool:
         """Tell whether it has not ended all calls with these keys, as :meth:`.Bridge.busy` does;
@@ -263,7 +268,7 @@ class DriverThread:
             polling = HealthPolling(self._name, driver, self._mailbox.report)
 
         def take(given: Inventory, ours: Inventory) -> None:
-            driver.inventory = given
+            self._published.replace(given)
             self._has_listed = True
             self._mailbox.replace(ours)
             if polling is not None:
@@ -282,6 +287,29 @@ class DriverThread:
                 part.cancel()
         for part in done:
             part.result()
+
+
+class _Published:
+    """The devices that a driver yielded last, with its own edits; used in its thread."""
+
+    def __init__(self) -> None:
+        self._inventory = Inventory(devices=())
+        self._by_key: dict[tuple[str, str], Device] | None = None
+
+    def replace(self, inventory: Inventory) -> None:
+        self._inventory, self._by_key = inventory, None
+
+    def edits(self, pool: str, name: str) -> Edits | None:
+        if self._by_key is None:
+            # Of several devices with one name the first, those of the fallback last.
+            listed = (*self._inventory.devices, *(self._inventory.fallback or ()))
+            self._by_key = {_key(device): device for device in reversed(listed)}
+        device = self._by_key.get((pool, name))
+        return None if device is None else device.edits
+
+
+def _key(device: Device) -> tuple[str, str]:
+    return str(device.pool), str(device.name)  # a vendor's name may be no text
 
 
 def _is_a_bug(error: BaseException) -> bool:

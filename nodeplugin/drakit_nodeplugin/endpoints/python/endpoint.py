@@ -64,7 +64,7 @@ class PythonEndpoint:
         self._thread: DriverThread | None = None
         self._lifecycle = Lifecycle(name, self._connect, listener=listener)
         self._watchdog = Watchdog(name, self._watched)
-        self._calls = DriverCalls(name, traits=traits, node=node, caller=self)
+        self._calls = DriverCalls(name, traits=traits, node=node, caller=self, edits=self._edits)
 
     async def start(self) -> None:
         """
@@ -113,13 +113,17 @@ class PythonEndpoint:
 
     def away(self) -> EndpointStoppedError | None:
         """Say what a call would raise because the driver is stopped; None if it can be called."""
-        reason = self._lifecycle.away
+        reason = self._lifecycle.unavailable
         return None if reason is None else EndpointStoppedError(driver=self.name, reason=reason)
 
     @property
     def blocked(self) -> str | None:
         """What the driver's event loop is blocked in; None while it answers."""
         return self._watchdog.blocked
+
+    def _edits(self, pool: str, name: str) -> Edits | None:
+        """Called in the driver's thread, and two of these never live at the same time."""
+        return None if self._thread is None else self._thread.edits(pool, name)
 
     def _watched(self) -> Watched | None:
         connection = self._lifecycle.connection
@@ -136,7 +140,7 @@ class PythonEndpoint:
         timeout_seconds: float,
     ) -> Any:
         """Call the driver as :meth:`.Bridge.call` does."""
-        connection, away = self._lifecycle.connection, self._lifecycle.away
+        connection, away = self._lifecycle.connection, self._lifecycle.unavailable
         if connection is None or away is not None:
             raise BridgeClosedError(away or "it is not started")
         return await connection.call(
@@ -145,7 +149,7 @@ class PythonEndpoint:
 
     def busy(self, keys: Collection[WorkKey]) -> bool:
         """Tell whether a call of these devices has not ended; False while the driver is away."""
-        connection, away = self._lifecycle.connection, self._lifecycle.away
+        connection, away = self._lifecycle.connection, self._lifecycle.unavailable
         return connection is not None and away is None and connection.busy(keys)
 
     async def prepare(

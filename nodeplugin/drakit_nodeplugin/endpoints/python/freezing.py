@@ -118,7 +118,7 @@ class Freezer:
         return _Known(shape, ours)
 
 
-_device_values = attrgetter(*(each.name for each in fields(Device)))
+_device_values = attrgetter(*(each.name for each in fields(Device) if each.compare))
 _set_values = attrgetter(*(each.name for each in fields(CounterSet)))
 
 

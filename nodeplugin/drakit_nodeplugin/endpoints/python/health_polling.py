@@ -66,7 +66,7 @@ class HealthPolling:
     """Polls the devices of one driver, in the loop in which it is made and used."""
 
     def __init__(
-        self, name: str, driver: Driver[Any], report: Callable[[DeviceKey, Health], None]
+        self, name: str, driver: Driver[Any, Any], report: Callable[[DeviceKey, Health], None]
     ) -> None:
         """`report` is told of each device's first health and of each change."""
         self._name = name

@@ -20,12 +20,21 @@ from typing import Any, cast
 
 from pydantic import ValidationError
 
-from drakit.driver import DeviceParameters, Driver, DriverConfig, Node
+from drakit.driver import (
+    PREPARE_METHODS,
+    UNDO_METHODS,
+    DeviceParameters,
+    Driver,
+    DriverConfig,
+    Node,
+    overrides,
+)
+from drakit.resource.names import MAX_DRIVER_NAME, is_driver_name
 from drakit.settings import describe
 from drakit_nodeplugin.config import ConfigError, DriverEntry
-from drakit_nodeplugin.endpoints.endpoint import HostedEndpoint, Surroundings
+from drakit_nodeplugin.endpoints.endpoint import Surroundings
 from drakit_nodeplugin.endpoints.errors import text_of
-from drakit_nodeplugin.endpoints.names import MAX_DRIVER_NAME, is_driver_name
+from drakit_nodeplugin.endpoints.former import FormerEndpoint
 from drakit_nodeplugin.endpoints.python.connection import AnyDriver
 from drakit_nodeplugin.endpoints.python.endpoint import PythonEndpoint
 from drakit_nodeplugin.endpoints.traits import DriverTraits, traits_of
@@ -61,7 +70,7 @@ class LoadedDriver:
         """Its one endpoint, which has its name."""
         return (self.name,)
 
-    def endpoint(self, surroundings: Surroundings) -> HostedEndpoint:
+    def endpoint(self, surroundings: Surroundings) -> FormerEndpoint:
         """Make what runs it."""
         return PythonEndpoint(
             self.name,
@@ -105,7 +114,7 @@ def load_drivers(entries: Sequence[DriverEntry], *, file: Path, node: Node) -> l
 
         if _never_undone(kind):
             logger.warning(
-                "driver has side effects, but nothing undoes them: set side_effects = False, or "
+                "driver defines prepare, but nothing that undoes it: set side_effects = False, or "
                 "define unprepare",
                 extra={"driver": name},
             )
@@ -136,9 +145,10 @@ def _fault_of(kind: type[AnyDriver]) -> str | None:
         return "has a config_type that is not derived from drakit.DriverConfig"
     if not (parameters is None or _derives(parameters, DeviceParameters)):
         return "has a parameters_type that is not derived from drakit.DeviceParameters"
-    for name in ("side_effects", "plain_devices", "reports_health"):
-        if not isinstance(getattr(kind, name), bool):
-            return f"has {name} set to {getattr(kind, name)!r}, which is neither True nor False"
+    for name in ("side_effects", "reports_health"):
+        value = getattr(kind, name, False)  # side_effects need not be set
+        if not isinstance(value, bool):
+            return f"has {name} set to {value!r}, which is neither True nor False"
     if isinstance(period, bool) or not isinstance(period, int | float) or not 0 < period < inf:
         return f"has health_period_seconds set to {period!r}, which is no number above 0"
     traits = traits_of(kind)
@@ -147,24 +157,17 @@ def _fault_of(kind: type[AnyDriver]) -> str | None:
             "defines reset but has side_effects set to False, so that it would never be called; "
             "drop one of the two"
         )
-    if traits.plain_devices and traits.health:
-        return (
-            "has plain_devices set, so that its devices have no health, but tells health as well; "
-            "drop one of the two"
-        )
     return None
 
 
 def _never_undone(kind: type[AnyDriver]) -> bool:
-    """Tell whether a driver prepares with side effects, and has nothing that undoes them, or not by
-    its name. A driver that leaves preparing to the default has none, whatever it says."""
-    prepares = ("prepare", "prepare_claim", "prepare_claims")
-    undoes = ("unprepare", "unprepare_claim", "unprepare_claims", "reset")
-    return kind.side_effects and _defines(kind, prepares) and not _defines(kind, undoes)
-
-
-def _defines(kind: type[AnyDriver], methods: Collection[str]) -> bool:
-    return any(getattr(kind, method) is not getattr(Driver, method) for method in methods)
+    """Return whether a driver prepares in its own way without a method that undoes it (or with one
+    whose name is misspelt), and does not declare that it has no side effects."""
+    return (
+        getattr(kind, "side_effects", True)
+        and overrides(kind, *PREPARE_METHODS)
+        and not overrides(kind, *UNDO_METHODS)
+    )
 
 
 def _kind_and_text(error: BaseException) -> str:

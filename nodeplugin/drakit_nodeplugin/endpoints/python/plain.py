@@ -57,6 +57,9 @@ _FIELDS: Mapping[type, tuple[str, ...]] = {
     )
 }
 
+_NO_EDITS = Device(name="").edits
+"""The edits of most devices: one and the same object."""
+
 _EMPTY: dict[Any, Any] = {}
 """Most mappings of most devices are empty; one for all of them saves memory."""
 
@@ -108,7 +111,7 @@ class _Copy:
 
     def of(self, value: object, depth: int) -> Any:
         kind = type(value)
-        if kind in _SCALARS:
+        if kind in _SCALARS or value is _NO_EDITS:
             return value
         if kind is dict:
             # In one step, as another thread of the driver may be changing it.

@@ -87,7 +87,7 @@ class _Allowance:
         return self._left >= 0
 
 
-def open_stream(driver: Driver[Any]) -> AsyncIterator[object]:
+def open_stream(driver: Driver[Any, Any]) -> AsyncIterator[object]:
     """Ask a driver for its stream; raises :class:`DriverError` if it has none."""
     stream = cast("object", driver.devices())
     if isinstance(stream, AsyncIterator):

@@ -1,23 +1,24 @@
-"""A directory of backends, one that is watched, and who listens to an endpoint of it."""
+"""A directory of backends, one that is watched, and a listener of an endpoint."""
 
 from __future__ import annotations
 
 import asyncio
 import shutil
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from drakit.device import AllocatedClaim, AllocatedDevice, ClaimReference
 from drakit_nodeplugin.endpoints import lifecycle
 from drakit_nodeplugin.endpoints.allowlist import AllowList
 from drakit_nodeplugin.endpoints.backend import connection
 from drakit_nodeplugin.endpoints.backend import directory as directory_module
 from drakit_nodeplugin.endpoints.backend.directory import BackendDirectory
-from drakit_nodeplugin.endpoints.backend.endpoint import BackendEndpoint
-from drakit_nodeplugin.endpoints.backend.source import BackendSource
+from drakit_nodeplugin.endpoints.backend.hosted import BackendEndpoint, BackendSource
 from drakit_nodeplugin.endpoints.endpoint import Diagnostic, Surroundings
 from tests.unit.endpoints.camera import NODE, running
 
@@ -25,43 +26,43 @@ DRIVER = "gpu.example.com"
 
 
 class Listener:
-    """What was told of an endpoint, in order."""
+    """What was reported of an endpoint, in order."""
 
     def __init__(self) -> None:
-        self.told: list[object] = []
+        self.reports: list[object] = []
         self._news = asyncio.Event()
-        self._heard = 0
+        self._taken = 0
 
-    def _tell(self, endpoint: str, what: object) -> None:
+    def _report(self, endpoint: str, what: object) -> None:
         assert endpoint == DRIVER
-        self.told.append(what)
+        self.reports.append(what)
         self._news.set()
 
-    replaced = reported = stopped = _tell
+    replaced = reported = stopped = _report
 
-    async def hear(self) -> object:
-        """Wait for what is told next."""
+    async def next(self) -> object:
+        """Wait for the next report."""
         async with asyncio.timeout(10):
-            while len(self.told) == self._heard:
+            while len(self.reports) == self._taken:
                 self._news.clear()
                 await self._news.wait()
-        self._heard += 1
-        return self.told[self._heard - 1]
+        self._taken += 1
+        return self.reports[self._taken - 1]
 
     async def names(self) -> list[str]:
         """Wait for the next inventory, and give the names of its devices."""
-        while isinstance(told := await self.hear(), str):
+        while isinstance(report := await self.next(), str):
             pass
-        return [each.name for each in told.devices]
+        return [each.name for each in report.devices]
 
     async def reason(self) -> str:
-        while not isinstance(told := await self.hear(), str):
+        while not isinstance(report := await self.next(), str):
             pass
-        return told
+        return report
 
 
 class Found:
-    """A directory that is watched, and what was told of it."""
+    """A directory that is watched, and what it reported."""
 
     def __init__(self, path: Path, allowed: AllowList | None = None) -> None:
         self.path = path
@@ -101,7 +102,7 @@ def sockets():
 
 @pytest.fixture
 def quick(monkeypatch) -> None:
-    """What is waited for between two tries takes hundredths of a second."""
+    """Delays between attempts are hundredths of a second."""
     monkeypatch.setattr(directory_module, "SCAN_SECONDS", 0.02)
     monkeypatch.setattr(directory_module, "AGAIN_SECONDS", (0.02, 0.05))
     monkeypatch.setattr(directory_module, "HANDOVER_SECONDS", 0.05)
@@ -123,6 +124,20 @@ async def found(sockets, quick) -> Found:
 @pytest.fixture
 async def listener() -> Listener:
     return Listener()
+
+
+Work = Callable[[Sequence[AllocatedClaim]], Mapping[str, asyncio.Future[Any]]]
+
+
+async def call(work: Work, claim: ClaimReference, devices: Sequence[AllocatedDevice]) -> Any:
+    """Call an endpoint for one claim."""
+    return await work([AllocatedClaim(claim=claim, devices=tuple(devices))])[claim.uid]
+
+
+async def call_both(work: Work, *items: tuple[Any, ...]) -> Sequence[Any | BaseException]:
+    """Call an endpoint for claims, each with its devices, in one batch; errors are results."""
+    batch = [AllocatedClaim(claim=claim, devices=tuple(devices)) for claim, *devices in items]
+    return await asyncio.gather(*work(batch).values(), return_exceptions=True)
 
 
 def new_endpoint(found: Found, listener: Listener) -> BackendEndpoint:

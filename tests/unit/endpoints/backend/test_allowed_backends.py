@@ -14,18 +14,19 @@ import pytest
 from drakit.device import AllocatedDevice, ClaimReference
 from drakit_nodeplugin.config import Backends
 from drakit_nodeplugin.endpoints.allowlist import AllowList, allow_list
-from drakit_nodeplugin.endpoints.backend.sockets import BackendSocket
+from drakit_nodeplugin.endpoints.backend.directory import BackendSocket
 from drakit_nodeplugin.endpoints.errors import DeviceFailedError
 from drakit_nodeplugin.endpoints.host_paths import HostDevices
 from drakit_proto.backend.v1 import backend_pb2 as pb
 from tests.fakes.backend import FakeBackend
-from tests.unit.endpoints.backend.conftest import DRIVER, Found, new_endpoint
+from tests.unit.endpoints.backend.conftest import DRIVER, Found, call, call_both, new_endpoint
 from tests.unit.endpoints.camera import NODE, running, until
 
 CLAIM = ClaimReference(namespace="lab", name="train", uid="uid-a")
 OTHER = ClaimReference(namespace="lab", name="infer", uid="uid-b")
 GPU = AllocatedDevice(name="gpu-0", pool=NODE, request="main")
 SECOND = AllocatedDevice(name="gpu-1", pool=NODE, request="main")
+THIRD = AllocatedDevice(name="gpu-2", pool=NODE, request="main")
 OWN = {"owner": {"uid": os.getuid()}}
 ENTRY = f'backends.allowed["{DRIVER}"]'
 
@@ -144,9 +145,9 @@ async def test_a_socket_that_is_replaced_while_it_is_connected_to_is_not_used(
 
     monkeypatch.setattr(BackendSocket, "is_in_place", is_in_place)
     async with served(sockets, listener) as (_, endpoint):
-        await until(lambda: endpoint.away() is None)
+        await until(lambda: endpoint.unavailable() is None)
         assert len(tried) > 2
-        assert listener.told[0] == (
+        assert listener.reports[0] == (
             "it could not be started: its socket was replaced while the node plugin connected to it"
         )
 
@@ -162,7 +163,7 @@ async def test_what_the_entry_names_is_given_to_containers(sockets, quick, liste
             device_nodes=[pb.DeviceNode(path="/dev/null")],
             mounts=[pb.Mount(host_path="/opt/gpu/lib", container_path="/gpu")],
         )
-        (edits,) = await endpoint.prepare(CLAIM, [GPU])
+        (edits,) = await call(endpoint.prepare, CLAIM, [GPU])
     assert edits.env == {"GPU": "1"}
     assert [node.path for node in edits.device_nodes] == ["/dev/null"]
     assert [mount.host_path for mount in edits.mounts] == ["/opt/gpu/lib"]
@@ -206,12 +207,8 @@ async def test_edits_outside_the_entry_fail_their_claim_alone(
     async with served(sockets, listener, devices=["/dev/null"]) as (backend, endpoint):
         backend.listed = None
         backend.prepare = gives(**edits)
-        bad, good = await asyncio.gather(
-            endpoint.prepare(CLAIM, [SECOND, GPU]),
-            endpoint.prepare(OTHER, [GPU]),
-            return_exceptions=True,
-        )
-        assert endpoint.away() is None
+        bad, good = await call_both(endpoint.prepare, (CLAIM, SECOND, GPU), (OTHER, THIRD))
+        assert endpoint.unavailable() is None
     assert len(good) == 1
     assert isinstance(bad, DeviceFailedError)
     assert str(bad) == (
@@ -225,5 +222,5 @@ async def test_without_a_list_everything_is_allowed(sockets, quick, endpoint, li
     async with FakeBackend(sockets / "gpu.sock") as backend:
         await listener.names()
         backend.prepare = gives(hooks=[pb.Hook(name="prestart", path="/bin/sh")])
-        (edits,) = await endpoint.prepare(CLAIM, [GPU])
+        (edits,) = await call(endpoint.prepare, CLAIM, [GPU])
     assert edits.hooks

@@ -14,7 +14,7 @@ from drakit_nodeplugin.endpoints.endpoint import DeviceKey, HealthReport
 from drakit_nodeplugin.endpoints.errors import DeviceFailedError, EndpointStoppedError
 from drakit_proto.backend.v1 import backend_pb2 as pb
 from tests.fakes.backend import FakeBackend, Refusal, device
-from tests.unit.endpoints.backend.conftest import DRIVER, new_endpoint
+from tests.unit.endpoints.backend.conftest import DRIVER, call, call_both, new_endpoint
 from tests.unit.endpoints.camera import NODE, running, until
 
 CLAIM = ClaimReference(namespace="lab", name="train", uid="uid-a")
@@ -36,31 +36,29 @@ async def served(backend, endpoint, listener):
     return endpoint
 
 
-async def test_a_backend_that_appears_is_told_once_and_what_it_lists_is_passed_on(
+async def test_a_backend_that_appears_is_reported_once_with_its_devices(
     backend, found, endpoint, listener
 ):
-    assert await listener.hear() == Inventory(devices=(Device(name="gpu-0"),))
+    assert await listener.next() == Inventory(devices=(Device(name="gpu-0"),))
     backend.say_devices(device("gpu-0"), device("gpu-1", pool="gpus"))
     assert await listener.names() == ["gpu-0", "gpu-1"]
     assert (found.appeared, found.remarks) == ([DRIVER], [])
-    assert endpoint.away() is None
+    assert endpoint.unavailable() is None
     info = backend.called("GetInfo")[0]
     assert (info.node_name, bool(info.plugin_version)) == (NODE, True)
 
 
-async def test_an_inventory_that_equals_the_one_before_is_not_told(served, backend, listener):
+async def test_an_inventory_that_equals_the_one_before_is_not_reported(served, backend, listener):
     backend.say_devices(device("gpu-0"))
     await asyncio.sleep(0.1)
     backend.say_devices(device("gpu-1"))
     assert await listener.names() == ["gpu-1"]
 
 
-async def test_the_claims_of_a_pod_are_one_call_and_get_what_the_backend_says(served, backend):
+async def test_the_claims_of_a_pod_are_one_call_with_an_answer_each(served, backend):
     with request_scope("k7f3"):
-        async with asyncio.TaskGroup() as group:
-            first = group.create_task(served.prepare(CLAIM, [GPU]))
-            other = group.create_task(served.prepare(OTHER, [SECOND]))
-    assert [dict(edits.env) for edits in (*first.result(), *other.result())] == [
+        first, other = await call_both(served.prepare, (CLAIM, GPU), (OTHER, SECOND))
+    assert [dict(edits.env) for edits in (*first, *other)] == [
         {"GPU": "gpu-0"},
         {"GPU": "gpu-1"},
     ]
@@ -75,9 +73,9 @@ async def test_the_claims_of_a_pod_are_one_call_and_get_what_the_backend_says(se
     assert backend.metadata[-1]["drakit-request-id"] == "k7f3"
 
 
-async def test_parameters_come_one_by_one_and_put_together(served, backend):
+async def test_parameters_are_sent_one_by_one_and_merged(served, backend):
     configs = ({"mode": "a", "size": 1}, {"mode": "\ud800"})
-    await served.prepare(CLAIM, [replace(GPU, configs=configs)])
+    await call(served.prepare, CLAIM, [replace(GPU, configs=configs)])
     (request,) = backend.called("prepare")
     (asked,) = request.claims[0].devices
     assert list(asked.configs) == ['{"mode":"a","size":1}', '{"mode":"\\ud800"}']
@@ -95,9 +93,7 @@ async def test_one_claim_that_fails_does_not_fail_the_others(served, backend):
         )
 
     backend.prepare = prepare
-    first, other = await asyncio.gather(
-        served.prepare(CLAIM, [GPU]), served.prepare(OTHER, [SECOND]), return_exceptions=True
-    )
+    first, other = await call_both(served.prepare, (CLAIM, GPU), (OTHER, SECOND))
     assert len(first) == 1
     assert isinstance(other, DeviceFailedError)
     assert str(other) == "driver gpu.example.com: the fan is ?stuck"
@@ -106,8 +102,8 @@ async def test_one_claim_that_fails_does_not_fail_the_others(served, backend):
 async def test_methods_that_a_backend_lacks_are_asked_for_once_and_are_success(served, backend):
     backend.unprepare = backend.check = None
     for _ in range(2):
-        await served.unprepare(CLAIM, [GPU])
-        assert await served.check(CLAIM, [GPU]) is True
+        await call(served.unprepare, CLAIM, [GPU])
+        assert await call(served.check, CLAIM, [GPU]) is True
     assert len(backend.called("unprepare")) == len(backend.called("check")) == 1
 
 
@@ -119,22 +115,22 @@ async def test_checks_of_several_claims_are_one_call(served, backend):
         return pb.CheckClaimsResponse(claims=claims)
 
     backend.check = check
-    answers = await asyncio.gather(served.check(CLAIM, [GPU]), served.check(OTHER, [SECOND]))
+    answers = await call_both(served.check, (CLAIM, GPU), (OTHER, SECOND))
     assert answers == [True, False]
     assert len(backend.called("check")) == 1
 
 
-async def test_unprepare_says_why_it_failed(served, backend):
+async def test_unprepare_fails_with_the_reason_of_the_backend(served, backend):
     async def unprepare(request):
         claims = [pb.UnpreparedClaim(uid=each.uid, error="busy") for each in request.claims]
         return pb.UnprepareClaimsResponse(claims=claims)
 
     backend.unprepare = unprepare
     with pytest.raises(DeviceFailedError, match=r"driver gpu.example.com: busy"):
-        await served.unprepare(CLAIM, [GPU])
+        await call(served.unprepare, CLAIM, [GPU])
 
 
-async def test_health_is_told_of_listed_devices_and_kept_for_those_that_are_listed_later(
+async def test_health_is_reported_for_listed_devices_and_kept_for_later_ones(
     served, backend, listener
 ):
     def health(name, status):
@@ -149,12 +145,12 @@ async def test_health_is_told_of_listed_devices_and_kept_for_those_that_are_list
             ]
         )
     )
-    assert await listener.hear() == HealthReport(
-        devices={DeviceKey("", "gpu-0"): Health.bad("hot")}
+    assert await listener.next() == HealthReport(
+        devices={DeviceKey("", "gpu-0"): Health.unhealthy("hot")}
     )
     backend.say_devices(device("gpu-0"), device("gpu-1"))
     assert await listener.names() == ["gpu-0", "gpu-1"]
-    assert await listener.hear() == HealthReport(
+    assert await listener.next() == HealthReport(
         devices={DeviceKey("", "gpu-1"): Health("healthy", "hot")}
     )
 
@@ -165,20 +161,20 @@ async def test_a_backend_without_health_is_not_asked_for_it_again(backend, endpo
     backend.say_devices(device("gpu-1"))
     await listener.names()
     assert len(backend.called("WatchHealth")) == 1
-    assert endpoint.away() is None
+    assert endpoint.unavailable() is None
 
 
-async def test_a_backend_that_dies_is_away_and_comes_back_at_a_new_socket_at_once(
+async def test_a_backend_that_died_is_connected_again_at_once_at_a_new_socket(
     slow_reconnect, served, backend, listener
 ):
     await backend.stop()
     assert await listener.reason() == "the connection to its backend was lost"
     with pytest.raises(EndpointStoppedError):
-        await served.prepare(CLAIM, [GPU])
+        await call(served.prepare, CLAIM, [GPU])
     backend.listed = pb.WatchDevicesResponse(devices=[device("gpu-9")])
     await backend.start()
     assert await listener.names() == ["gpu-9"]
-    assert served.away() is None
+    assert served.unavailable() is None
 
 
 async def test_a_stream_that_ends_is_called_again(served, backend, listener):
@@ -187,20 +183,18 @@ async def test_a_stream_that_ends_is_called_again(served, backend, listener):
     assert await listener.names() == ["gpu-0"]
 
 
-async def test_a_backend_that_is_there_at_the_start_has_listed_its_devices_when_it_is_over(
-    backend, found, listener
-):
+async def test_the_start_waits_for_the_devices_of_a_backend_that_is_there(backend, found, listener):
     async with running(new_endpoint(found, listener)) as endpoint:
-        await until(lambda: endpoint.away() is None)
+        await until(lambda: endpoint.unavailable() is None)
         assert await listener.names() == ["gpu-0"]
 
 
-async def test_without_a_backend_the_start_tells_nothing(found, listener):
+async def test_without_a_backend_the_start_reports_nothing(found, listener):
     endpoint = new_endpoint(found, listener)
     async with asyncio.timeout(1):
         await endpoint.start()
-    assert listener.told == []
-    assert str(endpoint.away()).startswith(
+    assert listener.reports == []
+    assert str(endpoint.unavailable()).startswith(
         "driver gpu.example.com is stopped: there is no backend of this name at "
     )
     await endpoint.close()
@@ -212,7 +206,7 @@ async def test_the_status_of_a_failed_call_is_shown_to_users(served, backend):
 
     backend.prepare = prepare
     with pytest.raises(DeviceFailedError) as caught:
-        await served.prepare(CLAIM, [GPU])
+        await call(served.prepare, CLAIM, [GPU])
     text = str(caught.value)
     assert text.startswith(f"driver {DRIVER}: its backend failed in PrepareClaims: no firmware x")
     assert text.endswith("(failed precondition)")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 from drakit.device import (
@@ -35,21 +33,17 @@ from drakit_nodeplugin.endpoints.backend.convert import (
     entries_of,
     health_of,
 )
-from drakit_nodeplugin.endpoints.backend.healthbook import MAX_EARLY, HealthBook
-from drakit_nodeplugin.endpoints.backend.inventories import InventoryReader
-from drakit_nodeplugin.endpoints.backend.pacing import Turns
-from drakit_nodeplugin.endpoints.endpoint import DeviceKey
-from drakit_nodeplugin.endpoints.wire import (
-    MAX_UNKNOWN,
-    GarbageError,
-    TooManyFieldsError,
-    parts,
-    printable,
+from drakit_nodeplugin.endpoints.backend.inventories import (
+    MAX_EARLY,
+    EarlyHealth,
+    InventoryReader,
 )
+from drakit_nodeplugin.endpoints.endpoint import DeviceKey
+from drakit_nodeplugin.endpoints.wire import Turns
 from drakit_proto.backend.v1 import backend_pb2 as pb
 
 
-def test_a_device_keeps_all_that_its_message_says():
+def test_a_device_has_every_field_of_its_message():
     message = pb.Device(
         name="gpu-0",
         pool="gpus",
@@ -101,7 +95,7 @@ def test_a_device_keeps_all_that_its_message_says():
         consumes={"memory": {"slices": "1"}},
         allow_multiple_allocations=True,
         taints=(Taint(key="a.example.com/x", value="y", effect="NoExecute"),),
-        health=Health.bad("hot", broken=True),
+        health=Health.unhealthy("hot", evict_pods=True),
     )
     assert type(device.attributes["bool"]) is bool
     sets = (counter_set_of(pb.CounterSet(name="memory", pool="gpus", counters={"slices": "7"})),)
@@ -116,12 +110,14 @@ def test_a_device_of_a_name_alone_is_one_with_all_defaults():
 @pytest.mark.parametrize(
     ("message", "health"),
     [
-        pytest.param(pb.Health(), Health.unknown(), id="nothing-said"),
+        pytest.param(pb.Health(), Health.unknown(), id="no-status"),
         pytest.param(pb.Health(status=9, message="?"), Health.unknown("?"), id="a-later-version"),
-        pytest.param(pb.Health(status=1), Health.ok(), id="healthy"),
-        pytest.param(pb.Health(status=1, broken=True), Health.ok(), id="broken-but-healthy"),
+        pytest.param(pb.Health(status=1), Health.healthy(), id="healthy"),
+        pytest.param(pb.Health(status=1, broken=True), Health.healthy(), id="broken-but-healthy"),
         pytest.param(
-            pb.Health(status=2, message="x" * 5000), Health.bad("x" * 1024), id="a-long-message"
+            pb.Health(status=2, message="x" * 5000),
+            Health.unhealthy("x" * 1024),
+            id="a-long-message",
         ),
     ],
 )
@@ -129,7 +125,7 @@ def test_health(message, health):
     assert health_of(message) == health
 
 
-def test_edits_keep_all_that_their_message_says():
+def test_edits_have_every_field_of_their_message():
     message = pb.Edits(
         env={"A": "1"},
         device_nodes=[
@@ -199,12 +195,12 @@ def attributes(**values):
 
 def listing(device: pb.Device, *, backwards: bool = False) -> bytes:
     """Say a device alone, with its attributes in one order or the other."""
-    said = b"".join(
+    fields = b"".join(
         pb.Device(attributes={name: value}).SerializeToString()
         for name, value in sorted(device.attributes.items(), reverse=backwards)
     )
     device.ClearField("attributes")
-    raw = device.SerializeToString() + said
+    raw = device.SerializeToString() + fields
     assert len(raw) < 0x80
     return b"\x0a" + bytes([len(raw)]) + raw
 
@@ -215,12 +211,12 @@ async def read_all(*raws: bytes) -> list[Inventory | None]:
 
 
 @pytest.mark.looptime
-async def test_a_device_that_is_said_in_another_order_is_as_it_was():
-    said = [
+async def test_a_device_with_its_fields_in_another_order_is_unchanged():
+    fields = [
         pb.Device(name="gpu-0", attributes=attributes(a=("int", 1), b=("string", "x")))
         for _ in range(2)
     ]
-    first, second = listing(said[0]), listing(said[1], backwards=True)
+    first, second = listing(fields[0]), listing(fields[1], backwards=True)
     assert first != second
     (inventory, again) = await read_all(first, second)
     assert [each.name for each in inventory.devices] == ["gpu-0"]
@@ -241,8 +237,8 @@ async def test_a_device_that_is_said_in_another_order_is_as_it_was():
     ],
 )
 async def test_a_value_that_becomes_one_of_another_type_is_a_change(old, new):
-    said = [pb.Device(name="gpu-0", attributes=attributes(a=value)) for value in (old, new)]
-    assert None not in await read_all(*map(listing, said))
+    fields = [pb.Device(name="gpu-0", attributes=attributes(a=value)) for value in (old, new)]
+    assert None not in await read_all(*map(listing, fields))
 
 
 @pytest.mark.looptime
@@ -289,55 +285,14 @@ def test_a_claim_is_written_with_all_that_its_devices_have():
     )
 
 
-def test_fields_of_a_later_version_are_passed_over():
-    # A number, eight bytes, four bytes, a text, and then the part that is known.
-    raw = b"\x50\x96\x01" + b"\x59" + bytes(8) + b"\x65" + bytes(4) + b"\x6a\x01x" + b"\x0a\x01a"
-    assert list(parts(raw, frozenset({1}))) == [(1, b"a")]
-
-
-def test_fields_without_end_are_not_passed_over():
-    numbers = b"\x78\x01"
-    assert list(parts(numbers * MAX_UNKNOWN, frozenset({1}))) == []
-    with pytest.raises(TooManyFieldsError):
-        list(parts(numbers * (MAX_UNKNOWN + 1), frozenset({1})))
-
-
-@pytest.mark.looptime
-async def test_the_turn_that_is_not_over_counts_as_work(monkeypatch):
-    loop = asyncio.get_running_loop()
-    now = loop.time()
-    turns = Turns()
-    monkeypatch.setattr(loop, "time", lambda: now + 2.0)
-    assert turns.worked_seconds == 2.0
-
-
-@pytest.mark.parametrize(
-    "raw",
-    [b"\x00", b"\x0b", b"\x0a", b"\x0a\x02x", b"\x59\x00", b"\xff" * 12, b"\x08"],
-    ids=lambda raw: raw.hex(),
-)
-def test_bytes_that_are_no_message_are_refused(raw):
-    with pytest.raises(GarbageError):
-        list(parts(raw, frozenset({1})))
-
-
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        pytest.param("", "it does not say why", id="nothing"),
-        pytest.param(" a\n\tb\x1b[0m ", "a b?[0m", id="lines-and-escapes"),
-        pytest.param("x" * 2000, "x" * 1000, id="without-end"),
-    ],
-)
-def test_texts_are_made_fit_for_a_message(text, shown):
-    assert printable(text) == shown
-
-
 def test_health_of_devices_that_are_never_listed_is_not_kept_without_end():
-    book = HealthBook()
+    early = EarlyHealth()
     for count in range(MAX_EARLY + 10):
-        book.tell(DeviceKey("", f"gpu-{count}"), Health.ok())
-    book.tell(DeviceKey("", "x" * 64), Health.ok())
-    book.list([Device(name=f"gpu-{count}") for count in range(MAX_EARLY + 10)])
-    assert len(book.take()) == MAX_EARLY
-    assert book.take() == {}
+        assert early.keep(DeviceKey("", f"gpu-{count}"), Health.healthy())
+    early.keep(DeviceKey("", "x" * 64), Health.healthy())
+    inventory = Inventory(
+        devices=tuple(Device(name=f"gpu-{count}") for count in range(MAX_EARLY + 10))
+    )
+    assert len(early.list(inventory)) == MAX_EARLY
+    assert early.list(inventory) == {}
+    assert not early.keep(DeviceKey("", "gpu-0"), Health.healthy())

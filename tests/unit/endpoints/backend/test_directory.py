@@ -1,4 +1,4 @@
-"""The registration directory: which backends are found, which refused, and what people hear."""
+"""The registration directory: which backends are found, which are refused, and what is reported."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from pathlib import Path
 import pytest
 
 from drakit_nodeplugin.endpoints.backend import directory as directory_module
-from drakit_nodeplugin.endpoints.backend import sockets as sockets_module
 from drakit_nodeplugin.endpoints.backend.channel import unreachable
-from drakit_nodeplugin.endpoints.backend.directory import BackendDirectory
-from drakit_nodeplugin.endpoints.backend.sockets import BackendSocket, scan
+from drakit_nodeplugin.endpoints.backend.directory import (
+    BackendDirectory,
+    BackendSocket,
+    scan,
+)
 from drakit_proto.backend.v1 import backend_pb2 as pb
 from tests.fakes.backend import FakeBackend
 from tests.unit.endpoints.backend.conftest import DRIVER, Found
@@ -43,7 +45,7 @@ async def test_the_directory_is_made(sockets, quick):
     assert found.remarks == []
 
 
-async def test_a_directory_that_cannot_be_made_is_told_once_and_tried_again(sockets, quick):
+async def test_a_directory_that_cannot_be_made_is_reported_once_and_retried(sockets, quick):
     (sockets / "file").touch()
     found = Found(sockets / "file")
     async with found.watched():
@@ -60,15 +62,14 @@ async def test_a_directory_that_cannot_be_made_is_told_once_and_tried_again(sock
     ]
 
 
-async def test_more_sockets_than_are_looked_at_are_told(watched, monkeypatch):
-    monkeypatch.setattr("drakit_nodeplugin.endpoints.backend.sockets.MAX_SOCKETS", 2)
+async def test_more_sockets_than_the_limit_are_reported(watched, monkeypatch):
     monkeypatch.setattr("drakit_nodeplugin.endpoints.backend.directory.MAX_SOCKETS", 2)
     for name in "abcd":
         (watched.path / f"{name}.sock").touch()
     await until(lambda: len(watched.remarks) == 3)
     assert (
-        "the registration directory of backends, DIR, has more than 2 sockets; the others are not "
-        "looked at" in watched.notes
+        "the registration directory of backends, DIR, has more than 2 sockets; the others are "
+        "ignored" in watched.notes
     )
 
 
@@ -142,7 +143,7 @@ async def test_a_version_that_is_not_known_is_no_failure(watched, monkeypatch):
 
 @pytest.mark.parametrize("limit", ["MAX_SOCKETS", "MAX_ENTRIES"])
 def test_what_is_known_keeps_its_place_whatever_comes(tmp_path, monkeypatch, limit):
-    monkeypatch.setattr(sockets_module, limit, 3)
+    monkeypatch.setattr(directory_module, limit, 3)
     names = [f"{count}.sock" for count in range(20)]
     for name in names:
         (tmp_path / name).touch()
@@ -197,7 +198,7 @@ async def test_a_name_that_cannot_be_published_is_refused(watched, name):
     assert watched.appeared == []
 
 
-async def test_what_is_no_socket_is_told_and_other_files_are_passed_over(watched):
+async def test_a_file_that_is_no_socket_is_reported_and_other_files_are_ignored(watched):
     (watched.path / "file.sock").touch()
     (watched.path / ".hidden.sock").touch()
     (watched.path / "notes.txt").touch()
@@ -210,7 +211,7 @@ async def test_what_is_no_socket_is_told_and_other_files_are_passed_over(watched
     ]
 
 
-async def test_a_path_that_is_too_long_is_told(watched):
+async def test_a_path_that_is_too_long_is_reported(watched):
     short = watched.path / "s.sock"
     async with FakeBackend(short):
         short.rename(watched.path / f"{'x' * 100}.sock")
@@ -228,7 +229,7 @@ async def test_names_of_files_may_hold_anything(watched):
         path.rename(backend.path)
 
 
-async def test_a_socket_without_anybody_is_told_when_it_stays_so(watched):
+async def test_a_socket_without_a_listener_is_reported_when_it_stays_so(watched):
     path = watched.path / "gpu.sock"
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
@@ -244,14 +245,14 @@ async def test_a_socket_without_anybody_is_told_when_it_stays_so(watched):
         await until(lambda: watched.appeared == [DRIVER])
 
 
-async def test_a_socket_of_another_kind_is_told(watched):
+async def test_a_socket_of_another_kind_is_reported(watched):
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as other:
         other.bind(str(watched.path / "gpu.sock"))
         await until(lambda: watched.remarks)
     assert watched.notes == ["the backend's socket DIR/gpu.sock is no stream socket"]
 
 
-async def test_a_socket_that_may_not_be_written_is_told_with_the_remedy(sockets):
+async def test_a_socket_that_may_not_be_written_is_reported_with_the_remedy(sockets):
     sockets.chmod(0o755)
     async with FakeBackend(sockets / "gpu.sock") as backend:
         backend.path.chmod(0o600)
@@ -278,7 +279,7 @@ def unprivileged(path: Path) -> Iterator[None]:
         os.seteuid(0)
 
 
-async def test_permissions_that_are_mended_are_seen_at_once(watched):
+async def test_repaired_permissions_are_noticed_at_once(watched):
     async with FakeBackend(watched.path / "gpu.sock") as backend:
         await until(lambda: watched.appeared == [DRIVER])
         before = watched.directory.socket(DRIVER)
@@ -286,7 +287,7 @@ async def test_permissions_that_are_mended_are_seen_at_once(watched):
         await until(lambda: watched.directory.socket(DRIVER) not in (None, before))
 
 
-async def test_a_server_that_is_no_backend_is_told(watched):
+async def test_a_server_that_is_no_backend_is_reported(watched):
     import grpc.aio
 
     server = grpc.aio.server()
@@ -297,7 +298,7 @@ async def test_a_server_that_is_no_backend_is_told(watched):
     await server.stop(None)
 
 
-async def test_a_backend_that_does_not_say_who_it_is_is_told(watched, monkeypatch):
+async def test_a_backend_that_reports_no_name_is_reported(watched, monkeypatch):
     monkeypatch.setattr("drakit_nodeplugin.endpoints.backend.channel.INFO_SECONDS", 0.05)
 
     async def info(request):
@@ -319,7 +320,7 @@ async def test_a_driver_that_was_forgotten_appears_again(watched):
         await until(lambda: watched.appeared == [DRIVER, DRIVER])
 
 
-async def test_before_it_runs_all_that_is_there_is_looked_at_once(sockets):
+async def test_before_it_runs_every_socket_is_asked_once(sockets):
     directory = BackendDirectory(
         sockets, node=NODE, taken=lambda name: None, remark=lambda remark: None
     )

@@ -14,10 +14,11 @@ import pytest
 from drakit.device import AllocatedDevice, ClaimReference
 from drakit.resource.inventory import check_inventory
 from drakit_nodeplugin.endpoints.backend import claimcalls, connection
-from drakit_nodeplugin.endpoints.backend.endpoint import EARLY_AT_ONCE, BackendEndpoint
+from drakit_nodeplugin.endpoints.backend.hosted import EARLY_AT_ONCE, BackendEndpoint
 from drakit_nodeplugin.endpoints.errors import DeviceFailedError, EndpointStoppedError
 from drakit_proto.backend.v1 import backend_pb2 as pb
 from tests.fakes.backend import FakeBackend, Refusal, device
+from tests.unit.endpoints.backend.conftest import call, call_both
 from tests.unit.endpoints.camera import NODE, until
 
 CLAIM = ClaimReference(namespace="lab", name="train", uid="uid-a")
@@ -96,12 +97,12 @@ def part(raw: bytes, number: int = 1) -> bytes:
         ),
         pytest.param(
             b"\x78\x01" * 2_000_000,
-            "its backend sent a message with too many fields that are not known as its devices",
+            "its backend sent a message with more than 40,000 fields as its devices",
             id="numbers-without-end",
         ),
         pytest.param(
             b"\x1a\x00" * 2_000_000,
-            "its backend sent many fallbacks as its devices",
+            "its backend sent a message with more than 40,000 fields as its devices",
             id="fallbacks-without-end",
         ),
     ],
@@ -117,7 +118,7 @@ async def test_a_message_that_is_no_inventory_ends_the_connection(
 async def test_random_bytes_never_become_more_than_a_reason(served, backend, listener):
     chance = random.Random(6)
     for _ in range(20):
-        await until(lambda: backend.streams and served.away() is None)
+        await until(lambda: backend.streams and served.unavailable() is None)
         backend.say(chance.randbytes(chance.randrange(1, 400)))
         await asyncio.sleep(0.02)
     backend.listed = pb.WatchDevicesResponse(devices=[device("gpu-7")])
@@ -138,8 +139,8 @@ async def test_a_flood_ends_the_connection(served, backend, listener):
     for count in range(1000):
         backend.say_devices(device(f"gpu-{count % 2}"))
     assert await listener.reason() == (
-        f"its backend sent more than 100 messages of its devices a second; it must wait for a "
-        f"change before it says them again; {FAULT}"
+        f"its backend sent more than 100 messages of its devices a second; it must send "
+        f"them again only after a change; {FAULT}"
     )
 
 
@@ -149,7 +150,7 @@ async def test_a_short_burst_is_taken_and_its_last_message_counts(served, backen
     names = await listener.names()
     while names != ["gpu-149"]:
         names = await listener.names()
-    assert len(listener.told) < 20
+    assert len(listener.reports) < 20
 
 
 async def test_a_device_that_cannot_be_published_costs_itself_alone(served, backend, listener):
@@ -164,14 +165,14 @@ async def test_a_device_that_cannot_be_published_costs_itself_alone(served, back
         device("Big Name"),
     )
     await listener.names()
-    checked = check_inventory(listener.told[-1])
+    checked = check_inventory(listener.reports[-1])
     assert [each.name for each in checked.devices] == ["good"]
     assert checked.left_out == {
         "tainted": "taint 'gpu.example.com/lost' has the effect 'unspecified', which is none of "
         "None, NoSchedule, NoExecute",
         "later": "taint 'gpu.example.com/lost' has the effect '77', which is none of None, "
         "NoSchedule, NoExecute",
-        "empty": "attribute 'model' is of type Missing, which is neither text, an integer, a "
+        "empty": "attribute 'model' is of type NoneType, which is neither text, an integer, a "
         "boolean nor a Version",
         "crowd": "it has 100 attributes and capacities (those of its topology included), 32 are "
         "allowed",
@@ -186,7 +187,7 @@ async def test_garbage_of_health_leaves_the_devices_alone(served, backend, liste
     await until(lambda: "backend's stream of health ended" in caplog.text)
     backend.say_devices(device("gpu-1"))
     assert await listener.names() == ["gpu-1"]
-    assert served.away() is None
+    assert served.unavailable() is None
 
 
 async def test_health_with_numbers_without_end_leaves_the_devices_alone(
@@ -194,8 +195,8 @@ async def test_health_with_numbers_without_end_leaves_the_devices_alone(
 ):
     await until(lambda: backend.healths)
     backend.say_health(b"\x78\x01" * 2_000_000)
-    await until(lambda: "too many fields that are not known as the health of" in problems(caplog))
-    assert served.away() is None
+    await until(lambda: "more than 40,000 fields as the health of" in problems(caplog))
+    assert served.unavailable() is None
 
 
 async def test_health_that_cannot_be_read_is_asked_for_again(
@@ -208,7 +209,7 @@ async def test_health_that_cannot_be_read_is_asked_for_again(
     await until(lambda: backend.healths)
     backend.say_health(pb.WatchHealthResponse(devices=[pb.DeviceHealth(name="gpu-0")]))
     await until(lambda: "reading it failed (RuntimeError)" in problems(caplog))
-    assert served.away() is None
+    assert served.unavailable() is None
     await until(lambda: len(backend.called("WatchHealth")) > 1)
 
 
@@ -221,7 +222,7 @@ async def test_another_name_after_a_restart_is_another_driver(served, backend, f
     backend.driver = "nic.example.com"
     await backend.start()
     await until(lambda: "nic.example.com" in found.appeared)
-    assert served.away() is not None
+    assert served.unavailable() is not None
     assert found.directory.socket("gpu.example.com") is None
 
 
@@ -232,7 +233,7 @@ async def test_another_name_on_the_same_socket_is_another_driver(served, backend
     backend.info = info
     backend.say(None)
     await until(lambda: "nic.example.com" in found.appeared)
-    assert served.away() is not None
+    assert served.unavailable() is not None
 
 
 # ------------------------------------------------------------ its calls
@@ -277,7 +278,7 @@ async def test_another_name_on_the_same_socket_is_another_driver(served, backend
         pytest.param(
             prepared(pb.PreparedClaim(uid="uid-b", edits=[pb.Edits()])).SerializeToString()
             + part(b"\x0a\x05uid-a" + b"\x12\x00" * 200_000),
-            [None, "gave edits for more devices than a claim has"],
+            [None, "with a message with more than 40,000 fields for this claim"],
             id="edits-of-devices-without-end",
         ),
         pytest.param(
@@ -290,15 +291,15 @@ async def test_another_name_on_the_same_socket_is_another_driver(served, backend
         ),
         pytest.param(
             # What would be garbage if it were read: but it is too much to be read.
-            part(b"\x0a\x05uid-a" + part(b"\x1a\x00" * 200_000 + b"\x0a\x01\xff", 2))
+            part(b"\x0a\x05uid-a" + part(b"\x1a\x00" * 200_000 + b"\x42\x01\xff", 2))
             + prepared(pb.PreparedClaim(uid="uid-b", edits=[pb.Edits()])).SerializeToString(),
-            [None, "gave more than 1,000 edits for a device"],
+            [None, "with a message with more than 40,000 fields for this claim"],
             id="mounts-without-end",
         ),
         pytest.param(
-            part(b"\x0a\x05uid-a" + part(part(b"\x1a\x00" * 9000, 4) * 5 + b"\x0a\x01\xff", 2))
+            part(b"\x0a\x05uid-a" + part(part(b"\x1a\x00" * 9000, 4) * 5 + b"\x42\x01\xff", 2))
             + prepared(pb.PreparedClaim(uid="uid-b", edits=[pb.Edits()])).SerializeToString(),
-            [None, "gave more than 1,000 edits for a device"],
+            [None, "with a message with more than 40,000 fields for this claim"],
             id="arguments-of-hooks-without-end",
         ),
         pytest.param(
@@ -323,12 +324,12 @@ async def test_another_name_on_the_same_socket_is_another_driver(served, backend
         pytest.param(
             part(b"\x0a\x05uid-a" * 10_000)
             + prepared(pb.PreparedClaim(uid="uid-b", edits=[pb.Edits()])).SerializeToString(),
-            [None, "nothing for this claim"],
+            [None, "0 Edits for 1 devices of a claim"],
             id="uids-without-end",
         ),
         pytest.param(
             b"\x78\x01" * 1_000_000,
-            ["answered PrepareClaims with a message with too many fields that are not known"] * 2,
+            ["answered PrepareClaims with a message with more than 40,000 fields"] * 2,
             id="numbers-without-end",
         ),
         pytest.param(
@@ -360,16 +361,14 @@ async def test_another_name_on_the_same_socket_is_another_driver(served, backend
         ),
     ],
 )
-async def test_an_answer_that_is_none_fails_the_claims_that_it_concerns(
+async def test_an_unusable_answer_fails_the_claims_that_it_concerns(
     served, backend, answer, errors
 ):
     async def prepare(request):
         return answer
 
     backend.prepare = prepare
-    results = await asyncio.gather(
-        served.prepare(OTHER, [SECOND]), served.prepare(CLAIM, [GPU]), return_exceptions=True
-    )
+    results = await call_both(served.prepare, (OTHER, SECOND), (CLAIM, GPU))
     for result, error in zip(results, errors, strict=True):
         if error is None:
             assert not isinstance(result, BaseException), result
@@ -377,7 +376,7 @@ async def test_an_answer_that_is_none_fails_the_claims_that_it_concerns(
             assert isinstance(result, DeviceFailedError)
             assert str(result).startswith(DRIVER)
             assert error in str(result)
-    assert served.away() is None
+    assert served.unavailable() is None
 
 
 async def test_a_backend_that_dies_in_a_call_fails_it_as_stopped_and_the_next_one_works(
@@ -390,7 +389,7 @@ async def test_a_backend_that_dies_in_a_call_fails_it_as_stopped_and_the_next_on
         await asyncio.sleep(60)
 
     usual, backend.prepare = backend.prepare, prepare
-    calling = asyncio.create_task(served.prepare(CLAIM, [GPU]))
+    calling = asyncio.create_task(call(served.prepare, CLAIM, [GPU]))
     await begun.wait()
     await backend.stop()
     with pytest.raises(EndpointStoppedError) as caught:
@@ -401,11 +400,11 @@ async def test_a_backend_that_dies_in_a_call_fails_it_as_stopped_and_the_next_on
     )
     backend.prepare = usual
     await backend.start()
-    await until(lambda: served.away() is None)
-    assert len(await served.prepare(CLAIM, [GPU])) == 1
+    await until(lambda: served.unavailable() is None)
+    assert len(await call(served.prepare, CLAIM, [GPU])) == 1
 
 
-async def test_a_backend_that_says_that_it_is_unavailable_is_not_taken_for_dead(
+async def test_a_backend_that_answers_unavailable_is_not_taken_for_dead(
     served, backend, monkeypatch
 ):
     monkeypatch.setattr(claimcalls, "LOST_SECONDS", 0.05)
@@ -415,13 +414,13 @@ async def test_a_backend_that_says_that_it_is_unavailable_is_not_taken_for_dead(
 
     backend.prepare = prepare
     with pytest.raises(DeviceFailedError) as caught:
-        await served.prepare(CLAIM, [GPU])
+        await call(served.prepare, CLAIM, [GPU])
     assert str(caught.value) == (
         f"{DRIVER}: its backend failed in PrepareClaims: the bus is busy (unavailable)"
     )
 
 
-async def test_a_late_answer_is_nobodys(served, backend, monkeypatch):
+async def test_a_late_answer_is_ignored(served, backend, monkeypatch):
     monkeypatch.setattr(claimcalls, "DEADLINE_SECONDS", 0.1)
 
     async def prepare(request):
@@ -430,25 +429,25 @@ async def test_a_late_answer_is_nobodys(served, backend, monkeypatch):
 
     usual, backend.prepare = backend.prepare, prepare
     with pytest.raises(DeviceFailedError) as caught:
-        await served.prepare(CLAIM, [GPU])
+        await call(served.prepare, CLAIM, [GPU])
     assert str(caught.value) == f"{DRIVER} gave no answer to prepare_claims within 300 s"
     backend.prepare = usual
-    (edits,) = await served.prepare(CLAIM, [GPU])
+    (edits,) = await call(served.prepare, CLAIM, [GPU])
     assert edits.env == {"GPU": "gpu-0"}
 
 
-async def test_a_backend_without_prepare_says_so(served, backend):
+async def test_a_backend_without_prepare_fails_its_claims(served, backend):
     backend.prepare = None
     with pytest.raises(DeviceFailedError, match="its backend does not implement PrepareClaims"):
-        await served.prepare(CLAIM, [GPU])
+        await call(served.prepare, CLAIM, [GPU])
 
 
-async def test_a_check_that_fails_is_no(served, backend):
+async def test_a_failed_check_is_not_in_order(served, backend):
     async def check(request):
         raise Refusal(grpc.StatusCode.INTERNAL, "a bug")
 
     backend.check = check
-    assert await served.check(CLAIM, [GPU]) is False
+    assert await call(served.check, CLAIM, [GPU]) is False
 
 
 @asynccontextmanager
@@ -467,7 +466,7 @@ async def given_up(
         steps.append("prepare ends")
 
     async def prepare(request):
-        # As a handler that does not hear of it that its call was cancelled.
+        # Like a handler that does not notice the end of its call.
         task = asyncio.create_task(work())
         tasks.add(task)
         await asyncio.shield(task)
@@ -479,7 +478,7 @@ async def given_up(
         return pb.UnprepareClaimsResponse(claims=claims)
 
     backend.prepare, backend.unprepare = prepare, unprepare
-    calling = asyncio.create_task(served.prepare(CLAIM, [GPU]))
+    calling = asyncio.create_task(call(served.prepare, CLAIM, [GPU]))
     await until(lambda: steps)
     calling.cancel()
     await asyncio.wait({calling})
@@ -492,8 +491,8 @@ async def given_up(
 
 async def test_what_follows_a_call_that_was_given_up_waits_for_its_end(served, backend):
     async with given_up(served, backend) as (steps, go_on):
-        unpreparing = asyncio.create_task(served.unprepare(CLAIM, [GPU]))
-        await served.unprepare(OTHER, [SECOND])
+        unpreparing = asyncio.create_task(call(served.unprepare, CLAIM, [GPU]))
+        await call(served.unprepare, OTHER, [SECOND])
         assert steps == ["prepare begins", "unprepare"], "another device does not wait"
         assert not unpreparing.done()
         go_on.set()
@@ -506,7 +505,7 @@ async def test_what_follows_a_call_that_was_given_up_waits_no_longer_than_its_de
 ):
     monkeypatch.setattr(claimcalls, "DEADLINE_SECONDS", 0.2)
     async with asyncio.timeout(5), given_up(served, backend) as (steps, _):
-        await served.unprepare(CLAIM, [GPU])
+        await call(served.unprepare, CLAIM, [GPU])
         assert steps == ["prepare begins", "unprepare"]
 
 
@@ -514,13 +513,13 @@ async def test_a_call_that_was_given_up_does_not_hold_the_end_of_its_connection(
     served, backend, listener
 ):
     async with asyncio.timeout(5), given_up(served, backend) as (steps, _):
-        unpreparing = asyncio.create_task(served.unprepare(CLAIM, [GPU]))
+        unpreparing = asyncio.create_task(call(served.unprepare, CLAIM, [GPU]))
         backend.say(None)
         await listener.reason()
         with pytest.raises(EndpointStoppedError):
             await unpreparing
         await listener.names()
-        await served.unprepare(CLAIM, [GPU])
+        await call(served.unprepare, CLAIM, [GPU])
         assert steps == ["prepare begins", "unprepare"]
 
 
@@ -574,11 +573,11 @@ async def test_twelve_thousand_devices_do_not_keep_the_loop(served, backend, lis
     watching = asyncio.create_task(watch())
     backend.say(first)
     assert len(await listener.names()) == 12_000
-    before = listener.told[-1]
+    before = listener.reports[-1]
     backend.say(second)
     assert len(await listener.names()) == 12_000
     watching.cancel()
-    after = listener.told[-1]
+    after = listener.reports[-1]
     kept = sum(old is new for old, new in zip(before.devices, after.devices, strict=True))
     assert kept == 11_999, "what did not change is as it was"
     # Of this thread's own time, and but for one in a hundred: a collection of garbage may be in it.

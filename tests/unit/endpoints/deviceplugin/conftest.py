@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,12 +13,15 @@ from pathlib import Path
 import pytest
 
 from drakit import AllocatedDevice, ClaimReference
-from drakit.device import Edits, Inventory
+from drakit.device import AllocatedClaim, Edits, Inventory
 from drakit_nodeplugin.allowed import AllowedEndpoint
 from drakit_nodeplugin.endpoints import lifecycle
-from drakit_nodeplugin.endpoints.deviceplugin import endpoint, kubeletresources, kubeletsocket
-from drakit_nodeplugin.endpoints.deviceplugin.plugins import DevicePlugins
-from drakit_nodeplugin.endpoints.deviceplugin.source import DevicePluginsSource
+from drakit_nodeplugin.endpoints.deviceplugin import (
+    kubelet_resources,
+    plugin_connection,
+    plugin_registration,
+)
+from drakit_nodeplugin.endpoints.deviceplugin.plugins import DevicePlugins, DevicePluginsSource
 from drakit_nodeplugin.endpoints.endpoint import Diagnostic, Surroundings
 from drakit_nodeplugin.endpoints.host_paths import HostDevices
 
@@ -89,11 +92,18 @@ class World:
 
     async def prepare(self, *names: str, request: str = "main", **options: str) -> list[Edits]:
         """Prepare a claim with devices of one request."""
-        return list(
-            await self.plugins.prepare(
-                claim(), [device(name, request=request, **options) for name in names]
-            )
-        )
+        devices = [device(name, request=request, **options) for name in names]
+        return await self.prepare_devices(devices)
+
+    async def prepare_devices(self, devices: Sequence[AllocatedDevice]) -> list[Edits]:
+        """Prepare a claim."""
+        item = AllocatedClaim(claim=claim(), devices=tuple(devices))
+        return list(await self.plugins.prepare([item])[item.claim.uid])
+
+    async def unprepare_devices(self, devices: Sequence[AllocatedDevice]) -> None:
+        """Unprepare a claim."""
+        item = AllocatedClaim(claim=claim(), devices=tuple(devices))
+        await self.plugins.unprepare([item])[item.claim.uid]
 
     def source(self) -> DevicePluginsSource:
         return DevicePluginsSource(
@@ -142,9 +152,9 @@ async def until(condition: Callable[[], object]) -> None:
 def short_delays(monkeypatch) -> None:
     """What takes a second takes a fiftieth of it."""
     monkeypatch.setattr(lifecycle, "RECONNECT_SECONDS", (0.01, 0.02))
-    monkeypatch.setattr(kubeletsocket, "LOOK_SECONDS", 0.02)
-    monkeypatch.setattr(endpoint, "REPLACE_SECONDS", 0.02)
-    monkeypatch.setattr(kubeletresources, "SETTLE_SECONDS", 0.02)
+    monkeypatch.setattr(plugin_registration, "POLL_SECONDS", 0.02)
+    monkeypatch.setattr(plugin_connection, "REPLACE_SECONDS", 0.02)
+    monkeypatch.setattr(kubelet_resources, "SETTLE_SECONDS", 0.02)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import grpc.aio
 import pytest
 
 from drakit_nodeplugin.config import DevicePlugins
-from drakit_nodeplugin.endpoints.deviceplugin.connection import PluginConnection
+from drakit_nodeplugin.endpoints.deviceplugin.plugin_client import PluginClient
 from drakit_nodeplugin.endpoints.errors import DeviceFailedError
 from drakit_proto.kubelet.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
 from tests.fakes.deviceplugin import FakeDevicePlugin
@@ -98,14 +98,14 @@ async def test_a_socket_that_is_replaced_while_it_is_connected_to_is_not_used(
         socket.rename(directory / "aside")
         (directory / "aside").rename(socket)
 
-    async def ask_options(connection: PluginConnection) -> None:
+    async def ask_options(connection: PluginClient) -> None:
         if not replaced:
             replaced.append(connection.registration.socket)
             await asyncio.to_thread(replace, replaced[0])
         await usual(connection)
 
-    usual = PluginConnection._ask_options
-    monkeypatch.setattr(PluginConnection, "_ask_options", ask_options)
+    usual = PluginClient._read_options
+    monkeypatch.setattr(PluginClient, "_read_options", ask_options)
     async with world_with(directory, thing=OWN) as world, FakeDevicePlugin(directory):
         await world.until_listed("thing-0", "thing-1")
         assert world.stops() == [

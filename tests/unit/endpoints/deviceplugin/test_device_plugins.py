@@ -16,16 +16,16 @@ import pytest
 from drakit.device import Edits
 from drakit_nodeplugin.endpoints import lifecycle
 from drakit_nodeplugin.endpoints.deviceplugin import (
-    connection,
-    endpoint,
+    plugin_client,
+    plugin_connection,
+    plugin_registration,
     plugins,
-    registration,
 )
-from drakit_nodeplugin.endpoints.deviceplugin.names import pool_of
+from drakit_nodeplugin.endpoints.deviceplugin.device_list import pool_of
 from drakit_nodeplugin.endpoints.errors import DeviceFailedError, EndpointStoppedError
 from drakit_proto.kubelet.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
 from tests.fakes.deviceplugin import FakeDevicePlugin, listed, register
-from tests.unit.endpoints.deviceplugin.conftest import THING, World, claim, device, until
+from tests.unit.endpoints.deviceplugin.conftest import THING, World, device, until
 
 pytestmark = pytest.mark.usefixtures("short_delays")
 
@@ -48,7 +48,7 @@ async def test_a_plugin_that_registers_is_listed(world, plugin):
     ]
     assert inventory.devices[0].attributes == {"resource": THING, "id": "thing-0"}
     assert world.remarks == []
-    assert world.plugins.away() is None
+    assert world.plugins.unavailable() is None
 
 
 async def test_health_comes_and_goes_with_the_list(world, plugin):
@@ -62,7 +62,7 @@ async def test_health_comes_and_goes_with_the_list(world, plugin):
 async def test_a_plugin_without_devices_is_there(world, directory):
     async with FakeDevicePlugin(directory, devices=()):
         await until(lambda: world.told.get(THING))
-        assert world.plugins.away() is None
+        assert world.plugins.unavailable() is None
 
 
 async def test_an_old_plugin_without_options_is_taken(world, directory):
@@ -99,9 +99,11 @@ async def test_bad_devices_are_left_out_alone(world, directory):
 async def test_a_plugin_that_dies_is_stopped_and_returns_by_registering(world, plugin):
     await plugin.stop()
     assert await world.until_stopped()
-    with pytest.raises(EndpointStoppedError, match=r"vendor\.example/thing is away: .*registered"):
+    with pytest.raises(
+        EndpointStoppedError, match=r"vendor\.example/thing is unavailable: .*registered"
+    ):
         await world.prepare("thing-0")
-    assert world.plugins.away() is not None
+    assert world.plugins.unavailable() is not None
     await plugin.start("thing-2.sock")
     await plugin.register()
     await world.until_listed("thing-0", "thing-1")
@@ -135,7 +137,7 @@ async def test_a_second_process_takes_the_place_of_the_first(world, plugin, dire
 async def test_one_that_registers_again_and_cannot_be_reached_keeps_its_connection(
     world, plugin, monkeypatch
 ):
-    monkeypatch.setattr(connection, "CONNECT_SECONDS", 0.1)
+    monkeypatch.setattr(plugin_client, "CONNECT_SECONDS", 0.1)
     await plugin.register(endpoint="nothing.sock")
     await asyncio.sleep(0.3)
     assert world.stops() == []
@@ -145,7 +147,7 @@ async def test_one_that_registers_again_and_cannot_be_reached_keeps_its_connecti
 async def test_a_plugin_that_registers_without_end_is_connected_now_and_then(
     world, plugin, monkeypatch
 ):
-    monkeypatch.setattr("drakit_nodeplugin.endpoints.deviceplugin.endpoint.REPLACE_SECONDS", 0.3)
+    monkeypatch.setattr(plugin_connection, "REPLACE_SECONDS", 0.3)
     for _ in range(20):
         await plugin.register()
     assert len(world.told[THING]) <= 3
@@ -156,7 +158,7 @@ async def test_a_plugin_that_registers_without_end_is_connected_now_and_then(
 async def test_one_that_registers_again_and_lists_later_is_taken_when_the_first_ends(
     world, plugin, directory, monkeypatch
 ):
-    monkeypatch.setattr("drakit_nodeplugin.endpoints.deviceplugin.endpoint.CONNECT_SECONDS", 0.05)
+    monkeypatch.setattr(plugin_connection, "CONNECT_SECONDS", 0.05)
     async with FakeDevicePlugin(directory, endpoint="other.sock", devices=None) as other:
         await until(lambda: other.streams == 1)
         await until(lambda: other.streams == 0)
@@ -206,7 +208,7 @@ async def test_a_new_process_at_the_same_path_is_connected_and_not_the_old_one(
 async def test_a_plugin_that_listens_late_is_found_without_registering_again(
     world, directory, monkeypatch
 ):
-    monkeypatch.setattr(connection, "CONNECT_SECONDS", 0.1)
+    monkeypatch.setattr(plugin_client, "CONNECT_SECONDS", 0.1)
     plugin = FakeDevicePlugin(directory)
     await plugin.register()
     await world.until_stopped()
@@ -231,8 +233,7 @@ async def test_a_slow_successor_is_taken_once_its_predecessor_has_ended(
 ):
     during = when == "while-it-is-waited-for"
     seconds = 0.3 if during else 0.05
-    monkeypatch.setattr(endpoint, "CONNECT_SECONDS", seconds)
-    monkeypatch.setattr(endpoint, "LIST_SECONDS", 0.05)
+    monkeypatch.setattr(plugin_connection, "CONNECT_SECONDS", seconds)
     async with FakeDevicePlugin(directory, endpoint="other.sock", devices=None) as new:
         await until(lambda: new.streams == 1)
         if not during:
@@ -304,7 +305,7 @@ async def test_what_may_not_be_used_while_its_list_is_awaited_is_not_used_after_
         await world.until_listed("old")
     async with FakeDevicePlugin(directory, devices=None) as plugin:
         await until(lambda: plugin.streams == 1)
-        getattr(world.plugins._endpoints[THING], cause)("it may not be used")
+        getattr(world.plugins._plugins[THING], cause)("it may not be used")
         await until(lambda: plugin.streams == 0)
         await plugin.list("thing-0")
         assert "it may not be used" in await world.until_stopped()
@@ -317,7 +318,7 @@ async def test_what_may_not_be_used_while_its_list_is_awaited_is_not_used_after_
 
 
 async def test_a_plugin_that_listens_nowhere_is_told(world, directory, monkeypatch):
-    monkeypatch.setattr(connection, "CONNECT_SECONDS", 0.1)
+    monkeypatch.setattr(plugin_client, "CONNECT_SECONDS", 0.1)
     await FakeDevicePlugin(directory).register()
     assert "thing.sock, and does not answer there" in await world.until_stopped()
 
@@ -435,7 +436,7 @@ async def test_resources_are_bounded(world, directory, monkeypatch):
         FakeDevicePlugin(directory, resource="a.example/a", endpoint="a.sock"),
         FakeDevicePlugin(directory, resource="a.example/b", endpoint="b.sock"),
     ):
-        with pytest.raises(grpc.aio.AioRpcError, match="no more are taken"):
+        with pytest.raises(grpc.aio.AioRpcError, match="no more are accepted"):
             await FakeDevicePlugin(directory, resource="a.example/c").register()
 
 
@@ -451,7 +452,7 @@ async def test_who_has_been_away_for_long_makes_room(world, plugin, directory, m
             await world.until_listed("thing-0", "thing-1", resource="a.example/c")
             with pytest.raises(EndpointStoppedError, match="it has not registered yet"):
                 await world.prepare("thing-0")
-            with pytest.raises(grpc.aio.AioRpcError, match="no more are taken"):
+            with pytest.raises(grpc.aio.AioRpcError, match="no more are accepted"):
                 await plugin.register()
             await other.stop()
             await world.until_stopped("a.example/a")
@@ -476,15 +477,16 @@ async def test_the_devices_of_all_resources_are_bounded(world, plugin, directory
         assert world.reasons() == ["DevicePluginStopped"]
 
 
-async def test_a_flood_of_registrations_is_slowed_down(world, plugin, directory, monkeypatch):
-    monkeypatch.setattr(registration, "MAX_AT_ONCE", 20.0)
-    monkeypatch.setattr(registration, "MAX_A_SECOND", 1.0)
+async def test_a_flood_of_registrations_is_slowed_down(directory, monkeypatch):
+    monkeypatch.setattr(plugin_registration, "MAX_BURST", 20.0)
+    monkeypatch.setattr(plugin_registration, "MAX_PER_SECOND", 1.0)
     request = pb.RegisterRequest(version="v1beta1", resource_name=THING, endpoint="thing.sock")
-    results = await asyncio.gather(
-        *(register(directory, request) for _ in range(60)), return_exceptions=True
-    )
-    assert sum(isinstance(result, grpc.aio.AioRpcError) for result in results) >= 20
-    await world.until_listed("thing-0", "thing-1")
+    async with World(directory).running() as world, FakeDevicePlugin(directory):
+        results = await asyncio.gather(
+            *(register(directory, request) for _ in range(60)), return_exceptions=True
+        )
+        assert sum(isinstance(result, grpc.aio.AioRpcError) for result in results) >= 20
+        await world.until_listed("thing-0", "thing-1")
 
 
 # ------------------------------------------------------------ allocating
@@ -505,8 +507,7 @@ async def test_each_request_and_each_resource_is_a_call_of_its_own(world, plugin
     async with other:
         await until(lambda: world.health("other.example/Big_One"))
         (name,) = world.health("other.example/Big_One")
-        edits = await world.plugins.prepare(
-            claim(),
+        edits = await world.prepare_devices(
             [
                 device("thing-0", request="a"),
                 device(name, request="b", pool=pool_of("other.example/Big_One")),
@@ -611,9 +612,9 @@ async def test_a_failing_pre_start_is_a_sentence(world, directory):
 
 
 async def test_a_call_that_is_not_answered_is_a_sentence(world, plugin, monkeypatch):
-    monkeypatch.setattr(connection, "ALLOCATE_SECONDS", 0.1)
+    monkeypatch.setattr(plugin_client, "ALLOCATE_SECONDS", 0.1)
     plugin.allow.clear()
-    with pytest.raises(DeviceFailedError, match="gave no answer to Allocate within 0 s"):
+    with pytest.raises(DeviceFailedError, match="did not answer Allocate within 0 s"):
         await world.prepare("thing-0")
     plugin.allow.set()
     assert await world.prepare("thing-0")
@@ -628,7 +629,7 @@ async def test_one_request_of_two_that_fails_fails_the_claim(world, plugin):
     plugin.answer = answer
     devices = [device("thing-0", request="a"), device("thing-1", request="b")]
     with pytest.raises(DeviceFailedError) as raised:
-        await world.plugins.prepare(claim(), devices)
+        await world.prepare_devices(devices)
     assert raised.value.index == 1
 
 
@@ -640,19 +641,21 @@ async def test_a_device_that_is_not_listed_is_a_sentence(world, plugin):
 
 
 async def test_a_resource_that_never_registered_is_a_sentence(world, plugin):
-    with pytest.raises(EndpointStoppedError, match=r"of a\.b/C is away: it has not registered"):
-        await world.plugins.prepare(claim(), [device("c", pool="x--yc.a.b")])
+    with pytest.raises(
+        EndpointStoppedError, match=r"of a\.b/C is unavailable: it has not registered"
+    ):
+        await world.prepare_devices([device("c", pool="x--yc.a.b")])
 
 
 async def test_admin_access_is_refused(world, plugin):
     with pytest.raises(DeviceFailedError, match="adminAccess"):
-        await world.plugins.prepare(claim(), [device("thing-0", admin_access=True)])
+        await world.prepare_devices([device("thing-0", admin_access=True)])
     assert plugin.allocated == []
 
 
 async def test_parameters_are_refused(world, plugin):
     with pytest.raises(DeviceFailedError, match="takes no opaque parameters"):
-        await world.plugins.prepare(claim(), [device("thing-0", configs=({"speed": 3},))])
+        await world.prepare_devices([device("thing-0", configs=({"speed": 3},))])
     assert plugin.allocated == []
 
 
@@ -661,7 +664,7 @@ async def test_a_plugin_that_dies_in_a_call_fails_it_alone(world, plugin):
     call = asyncio.create_task(world.prepare("thing-0"))
     await until(lambda: plugin.allocated)
     await plugin.stop()
-    with pytest.raises(DeviceFailedError, match="went away during Allocate"):
+    with pytest.raises(DeviceFailedError, match="ended during Allocate"):
         await call
     await world.until_stopped()
 
@@ -680,14 +683,14 @@ async def test_an_unprepare_waits_for_a_call_and_needs_no_plugin(world, plugin):
     plugin.allow.clear()
     call = asyncio.create_task(world.prepare("thing-0"))
     await until(lambda: plugin.allocated)
-    undo = asyncio.create_task(world.plugins.unprepare(claim(), [device("thing-0")]))
+    undo = asyncio.create_task(world.unprepare_devices([device("thing-0")]))
     await asyncio.sleep(0.05)
     assert not undo.done()
     call.cancel()
     await undo
     await plugin.stop()
     await world.until_stopped()
-    await world.plugins.unprepare(claim(), [device("thing-0"), device("c", pool="c.a.b")])
+    await world.unprepare_devices([device("thing-0"), device("c", pool="c.a.b")])
 
 
 async def test_calls_of_one_device_do_not_overlap(world, plugin):
@@ -729,7 +732,7 @@ async def test_a_bad_plugin_is_stopped_and_others_are_not(world, plugin, directo
         assert text in await world.until_stopped()
         assert world.reasons() == ["DevicePluginStopped"]
         assert world.health("good.example/g") == {"g": "healthy"}
-        await world.plugins.prepare(claim(), [device("g", pool="g.good.example")])
+        await world.prepare_devices([device("g", pool="g.good.example")])
 
 
 async def test_sentences_are_not_told_without_end(world, directory):
@@ -774,6 +777,6 @@ async def test_fifty_plugins_at_once(world, directory):
     for plugin in many:
         await world.until_listed("d", resource=plugin.resource)
     devices = [device("d", pool=f"r{n}.v.example", request=f"r{n}") for n in range(50)]
-    edits = await world.plugins.prepare(claim(), devices)
+    edits = await world.prepare_devices(devices)
     assert [each.env for each in edits] == [{"THINGS": "d"}] * 50
     await asyncio.gather(*(plugin.stop() for plugin in many))

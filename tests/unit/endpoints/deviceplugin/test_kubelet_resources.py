@@ -8,8 +8,8 @@ import grpc
 import grpc.aio
 import pytest
 
-from drakit_nodeplugin.endpoints.deviceplugin import kubeletresources
-from drakit_nodeplugin.endpoints.deviceplugin.kubeletresources import KubeletResources
+from drakit_nodeplugin.endpoints.deviceplugin import kubelet_resources
+from drakit_nodeplugin.endpoints.deviceplugin.kubelet_resources import KubeletResources
 from drakit_nodeplugin.endpoints.errors import EndpointStoppedError
 from tests.fakes.deviceplugin import FakeDevicePlugin
 from tests.unit.endpoints.deviceplugin.conftest import THING, Answer, World, until
@@ -124,8 +124,8 @@ async def test_a_silent_kubelet_is_polled_with_backoff():
 def fast(short_delays, monkeypatch) -> None:
     """Shorten minutes to fractions of a second."""
     # Twice this time without an answer restarts the wait: a busy machine must be faster than that.
-    monkeypatch.setattr(kubeletresources, "PERIOD_SECONDS", 0.15)
-    monkeypatch.setattr(kubeletresources, "CLEAR_SECONDS", 0.4)
+    monkeypatch.setattr(kubelet_resources, "PERIOD_SECONDS", 0.15)
+    monkeypatch.setattr(kubelet_resources, "CLEAR_SECONDS", 0.4)
 
 
 async def test_a_resource_of_the_kubelet_is_refused(world, directory):

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drakit.resource.names import is_dns_label, is_dns_subdomain
-from drakit_nodeplugin.endpoints.deviceplugin.names import (
+from drakit_nodeplugin.endpoints.deviceplugin.device_list import (
     MAX_POOL,
     device_id,
     device_name,

@@ -1,0 +1,320 @@
+"""
+From a batch of claims to calls of a connection: one for each claim, or one for the batch.
+
+A call waits until no earlier call for one of its devices or counter sets runs, and has a time limit
+from its beginning on. A call that was given up holds its devices until it has really ended, because
+its clean-up may undo something, and the next call must find it undone. What a connection does wrong
+becomes a sentence here; what an error leads to is the engine's decision.
+
+It must not know how a connection works, its life cycle, slices, gRPC or the kubelet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextvars import Context, copy_context
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from drakit.device import AllocatedClaim, Edits
+from drakit.resource.pools import short_pool
+from drakit.tasks import cancelled_by_owner
+from drakit_nodeplugin.endpoints.contract import (
+    Calls,
+    ConnectionEndedError,
+    CounterSetKey,
+    DeviceKey,
+    WorkKey,
+)
+from drakit_nodeplugin.endpoints.errors import (
+    CallCancelledError,
+    CallNotBegunError,
+    CallOverdueError,
+    DeviceFailedError,
+    EndpointStoppedError,
+    failure_of,
+    unusable_answer,
+)
+from drakit_nodeplugin.endpoints.traits import DriverTraits, Granularity
+
+__all__ = ("CALL_SECONDS", "Batches")
+
+logger = logging.getLogger(__name__)
+
+CALL_SECONDS = 300.0
+"""After which a call is given up, from its beginning. It may wait as long for an earlier call for
+its devices. The kubelet gets its answer long before that, and asks again."""
+
+_Future = asyncio.Future[Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Operation:
+    """What is done with a batch."""
+
+    what: str
+    """For error sentences."""
+    call: Callable[[Calls, Sequence[AllocatedClaim]], Awaitable[Mapping[str, Any]]]
+    per_batch: bool
+    """Whether the claims of a batch are one call."""
+
+
+class _Work:
+    """One call: waiting, running, or cleaning up after it was given up."""
+
+    __slots__ = ("ahead", "claims", "context", "is_begun", "keys", "operation", "task", "timer")
+
+    def __init__(
+        self,
+        operation: _Operation,
+        claims: dict[_Future, AllocatedClaim],
+        keys: frozenset[WorkKey],
+    ) -> None:
+        self.operation = operation
+        self.claims = claims
+        """By the future of the caller; claims that were given up are not in it."""
+        self.keys = keys
+        self.ahead = 0
+        """In how many lines it is not the first."""
+        self.context: Context | None = None
+        """Of the caller, if it could not begin at once."""
+        self.timer: asyncio.TimerHandle | None = None
+        self.task: asyncio.Task[None] | None = None
+        self.is_begun = False
+
+
+class Batches:
+    """The calls of one driver. Used in the daemon's loop alone."""
+
+    def __init__(
+        self,
+        driver: str,
+        *,
+        traits: DriverTraits,
+        node: str,
+        reach: Callable[[], Calls | EndpointStoppedError],
+    ) -> None:
+        """`node` is the node's name, after which pools are named in the API. `reach` returns what
+        can be called now."""
+        self._driver = driver
+        self._node = node
+        self._reach = reach
+        prepares = traits.prepare_granularity is Granularity.BATCH
+        unprepares = traits.unprepare_granularity is Granularity.BATCH
+        self._prepare = _operation("prepare", lambda calls: calls.prepare, per_batch=prepares)
+        self._unprepare = _operation(
+            "unprepare", lambda calls: calls.unprepare, per_batch=unprepares
+        )
+        self._check = _operation("check", lambda calls: calls.check, per_batch=prepares)
+        # A call stands in the lines of its keys until it has ended, and begins when it is the first
+        # in all of them. It enters all of them at once: so the call that came first of all those
+        # that have not ended is the first everywhere, and none waits forever.
+        self._lines: dict[WorkKey, list[_Work]] = {}
+
+    def prepare(
+        self, batch: Sequence[AllocatedClaim]
+    ) -> Mapping[str, asyncio.Future[Sequence[Edits]]]:
+        """As :meth:`.HostedEndpoint.prepare`."""
+        return self._begin(self._prepare, batch)
+
+    def unprepare(self, batch: Sequence[AllocatedClaim]) -> Mapping[str, asyncio.Future[None]]:
+        """As :meth:`.HostedEndpoint.unprepare`."""
+        return self._begin(self._unprepare, batch)
+
+    def check(self, batch: Sequence[AllocatedClaim]) -> Mapping[str, asyncio.Future[bool]]:
+        """As :meth:`.HostedEndpoint.check`."""
+        return self._begin(self._check, batch)
+
+    # ------------------------------------------------------------ order
+
+    def _begin(self, operation: _Operation, batch: Sequence[AllocatedClaim]) -> dict[str, _Future]:
+        loop = asyncio.get_running_loop()
+        futures: dict[str, _Future] = {}
+        together: dict[_Future, AllocatedClaim] = {}
+        together_keys: set[WorkKey] = set()
+        apart: list[_Work] = []
+        for given in batch:
+            future: _Future = loop.create_future()
+            futures[given.claim.uid] = future
+            item, keys = self._in_drivers_words(given)
+            if operation.per_batch and self._lines.keys().isdisjoint(keys):
+                together[future] = item
+                together_keys |= keys
+            else:
+                # Of a batch it must wait for a device: the others must not wait with it.
+                apart.append(_Work(operation, {future: item}, keys))
+        works = apart
+        if together:
+            # These first: a call that waits may need a device of theirs, too, and would hold it.
+            works = [_Work(operation, together, frozenset(together_keys)), *apart]
+        for work in works:
+            for future in work.claims:
+                future.add_done_callback(partial(self._claim_done, work))
+            self._enter(work)
+        return futures
+
+    def _in_drivers_words(self, given: AllocatedClaim) -> tuple[AllocatedClaim, frozenset[WorkKey]]:
+        devices = [
+            replace(device, pool=short_pool(self._node, device.pool)) for device in given.devices
+        ]
+        keys: set[WorkKey] = set()
+        for device in devices:
+            keys.add(DeviceKey(device.pool, device.name))
+            keys.update([CounterSetKey(device.pool, name) for name in device.consumes])
+        return replace(given, devices=tuple(devices)), frozenset(keys)
+
+    def _enter(self, work: _Work) -> None:
+        for key in work.keys:
+            line = self._lines.setdefault(key, [])
+            work.ahead += bool(line)
+            line.append(work)
+        if work.ahead:
+            work.context = copy_context()
+            work.timer = asyncio.get_running_loop().call_later(
+                CALL_SECONDS, self._give_up, work, CallNotBegunError()
+            )
+        else:
+            self._start(work)
+
+    def _start(self, work: _Work) -> None:
+        loop = asyncio.get_running_loop()
+        if work.timer is not None:
+            work.timer.cancel()
+        work.timer = loop.call_later(CALL_SECONDS, self._give_up, work, CallOverdueError())
+        work.task = loop.create_task(self._run(work), context=work.context)
+
+    def _leave(self, work: _Work) -> None:
+        """A call has ended, or does not want to begin: the next in its lines may begin."""
+        if work.timer is not None:
+            work.timer.cancel()
+        for key in work.keys:
+            line = self._lines[key]
+            first = line[0] is work
+            line.remove(work)
+            if not line:
+                del self._lines[key]
+            elif first:
+                following = line[0]
+                following.ahead -= 1
+                if not following.ahead:
+                    self._start(following)
+
+    # ------------------------------------------------------------ giving up
+
+    def _claim_done(self, work: _Work, future: _Future) -> None:
+        work.claims.pop(future, None)
+        if future.cancelled() and not work.claims:
+            self._abandon(work)
+
+    def _give_up(self, work: _Work, error: CallOverdueError) -> None:
+        """A call had its time."""
+        self._fail(work, self._failure(error, work))
+        self._abandon(work)
+
+    def _abandon(self, work: _Work) -> None:
+        """Nobody waits for a call any more; it leaves its lines once it has ended."""
+        if work.task is None:
+            self._leave(work)
+        elif work.is_begun and not work.task.cancelling():  # a second time would cut its clean-up
+            work.task.cancel()
+
+    # ------------------------------------------------------------ one call
+
+    async def _run(self, work: _Work) -> None:
+        work.is_begun = True
+        try:
+            await self._call(work)
+        except asyncio.CancelledError:
+            if cancelled_by_owner():
+                raise
+            self._fail(work, self._failure(CallCancelledError(), work))
+        except Exception as error:
+            failure = self._failure(error, work)
+            if cancelled_by_owner() and isinstance(failure, DeviceFailedError):
+                facts = {"driver": self._driver, "call": work.operation.what}
+                logger.error(
+                    "call failed after it was given up", extra=facts | {"error": str(failure)}
+                )
+            self._fail(work, failure)
+        finally:
+            self._leave(work)
+
+    async def _call(self, work: _Work) -> None:
+        due = {future: item for future, item in work.claims.items() if not future.done()}
+        if not due:
+            return
+        calls = self._reach()
+        if isinstance(calls, EndpointStoppedError):
+            raise calls
+        answers = dict(await work.operation.call(calls, list(due.values())))
+        for future, item in due.items():
+            answer = self._read(work.operation, item, answers)
+            if future.done():
+                continue
+            if isinstance(answer, Exception):
+                future.set_exception(answer)
+            else:
+                future.set_result(answer)
+        if answers:
+            what = work.operation.what
+            text = f"it answered {what} for claims that it was not asked for"
+            logger.error("driver answers too much", extra={"driver": self._driver, "error": text})
+
+    def _read(self, operation: _Operation, item: AllocatedClaim, answers: dict[str, Any]) -> Any:
+        """Return what was answered for a claim, or a DeviceFailedError."""
+        uid, what = item.claim.uid, operation.what
+        if operation is self._check:
+            return answers.pop(uid, False) is True
+        if uid not in answers:
+            return unusable_answer("nothing for this claim", driver=self._driver, what=what)
+        answer = answers.pop(uid)
+        if operation is not self._prepare or isinstance(answer, Exception):
+            return answer
+        if len(answer) != len(item.devices):
+            count = f"{len(answer)} Edits for {len(item.devices)} devices of a claim"
+            return unusable_answer(count, driver=self._driver, what=what)
+        return answer
+
+    def _fail(self, work: _Work, error: Exception) -> None:
+        """Answer all claims that have no answer yet."""
+        for future, item in work.claims.items():
+            if future.done():
+                continue
+            if work.operation is self._check and not isinstance(error, EndpointStoppedError):
+                # A driver that fails to check does not know that all is well.
+                facts = {"driver": self._driver, "claim_uid": item.claim.uid, "error": str(error)}
+                logger.warning("driver cannot check a claim", extra=facts)
+                future.set_result(False)
+            else:
+                future.set_exception(error)
+
+    def _failure(self, error: Exception, work: _Work) -> Exception:
+        if isinstance(error, EndpointStoppedError):
+            return error
+        if isinstance(error, ConnectionEndedError):
+            return EndpointStoppedError(driver=self._driver, reason=error.reason)
+        counts = [len(item.devices) for item in work.claims.values()]
+        about_one = counts == [1] and not work.operation.per_batch
+        return failure_of(
+            error,
+            driver=self._driver,
+            what=work.operation.what,
+            index=0 if about_one and isinstance(error, CallOverdueError) else None,
+            call_seconds=CALL_SECONDS,
+        )
+
+
+def _operation(
+    what: str,
+    method: Callable[[Calls], Callable[[Sequence[AllocatedClaim]], Awaitable[Mapping[str, Any]]]],
+    *,
+    per_batch: bool,
+) -> _Operation:
+    return _Operation(
+        what=f"{what}_claims" if per_batch else what,
+        call=lambda calls, batch: method(calls)(batch),
+        per_batch=per_batch,
+    )

@@ -1,0 +1,361 @@
+"""
+The devices of a device plugin: its messages of ListAndWatch, as inventories with names that
+Kubernetes accepts.
+
+A device that cannot be published is left out, alone and with a sentence. All else is pure: the
+connection owns the stream, and reports what is left out.
+
+The name of a device is a DNS label, its ID is any text. An ID that is a label stays as it is.
+Otherwise, the characters that a label cannot hold are escaped, so that people can still read it:
+
+    video-0         video-0
+    0000:01:00.0    0000--k01--k00--p0
+    GPU-8f4c        x--ygpu-8--nf4c
+
+An escape is ``--`` and a letter of :data:`_LETTERS`, or ``--`` and two hexadecimal digits for each
+byte in UTF-8. ``--y`` begins capital letters, and ``--n`` ends them. A name that would begin with
+an escape has an ``x`` before it. An ID whose name would be too long becomes a readable beginning,
+``--j`` and a hash; the list of present devices has its ID. No two IDs have the same name.
+
+It must not know connections, claims, or who is notified of an inventory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from drakit.device import AttributeValue, Device, Health, Inventory, Topology
+from drakit.resource.limits import MAX_STRING_BYTES
+from drakit.resource.names import is_dns_label, is_dns_subdomain
+from drakit_nodeplugin.endpoints.wire import parse, parts
+from drakit_proto.kubelet.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
+
+__all__ = (
+    "MAX_DEVICE_ID",
+    "DeviceRoom",
+    "ListedDevices",
+    "TooManyDevicesError",
+    "device_id",
+    "device_name",
+    "devices_in",
+    "list_devices",
+    "pool_of",
+    "resource_name_problem",
+    "resource_of",
+)
+
+MAX_DEVICES = 16_384
+"""Of all device plugins of a node together: as many as a driver may have."""
+
+MAX_DEVICE_BYTES = 4 * 1024
+"""Of a device in a list: ten times the size of a long ID and many NUMA nodes."""
+
+MAX_LEFT_OUT = 5
+"""Sentences about a list: the first ones show the cause."""
+
+MAX_SHOWN = 64
+"""Characters of a plugin's text in a sentence."""
+
+HEALTHY = "Healthy"
+
+MAX_DEVICE_ID = 256
+"""Characters of an ID; the kubelet documents 63 and enforces nothing."""
+
+MAX_NAME = 63
+MAX_POOL = 160
+"""Characters of a pool's name: those of a node go before it, and 253 is the limit of both."""
+
+_LETTERS = {".": "p", ":": "k", "/": "s", "_": "u", " ": "w", "-": "h"}
+_TEXTS = {letter: text for text, letter in _LETTERS.items()}
+_UPPER, _LOWER, _HASH = "y", "n", "j"
+
+_HASH_CHARACTERS = 26
+"""130 bits in base32."""
+
+_PLAIN = re.compile(r"[a-z0-9]")
+_ESCAPE = re.compile(r"--([g-z]|[0-9a-f]{2})")
+_NAME_PART = re.compile(r"[A-Za-z0-9](?:[-A-Za-z0-9_.]*[A-Za-z0-9])?")
+_QUOTA_PREFIX = "requests."
+"""What Kubernetes puts before an extended resource's name in quotas; it is checked with it."""
+
+
+# ------------------------------------------------------------ lists
+
+
+class TooManyDevicesError(Exception):
+    """A device plugin lists more devices than can be published."""
+
+    def __init__(self, *, others: int = 0) -> None:
+        text = f"it listed more than {MAX_DEVICES:,} devices"
+        if others:
+            text += f", together with the {others:,} of other device plugins on this node"
+        super().__init__(text)
+
+
+class DeviceRoom:
+    """The room for devices that all device plugins of a node share."""
+
+    def __init__(self) -> None:
+        self._taken: dict[str, int] = {}
+
+        self.reading = asyncio.Lock()
+        """Held while a large message is parsed: several at once would add up in memory."""
+
+    def take(self, resource: str, devices: int) -> None:
+        """Set the number of a resource's devices; raises :class:`TooManyDevicesError`."""
+        others = sum(self._taken.values()) - self._taken.get(resource, 0)
+        if others + devices > MAX_DEVICES:
+            raise TooManyDevicesError(others=others)
+        self._taken[resource] = devices
+
+    def release(self, resource: str) -> None:
+        """A resource has no devices any more."""
+        self._taken.pop(resource, None)
+
+
+class ListedDevice(NamedTuple):
+    """A device as the plugin lists it."""
+
+    identity: str
+    health: str
+    numa_nodes: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ListedDevices:
+    """The devices of a device plugin that can be published."""
+
+    inventory: Inventory = field(default_factory=lambda: Inventory(devices=()))
+
+    listed: Mapping[str, ListedDevice] = field(default_factory=dict[str, ListedDevice], repr=False)
+    """The plugin's own words, by the devices' names."""
+
+    left_out: tuple[str, ...] = ()
+    """Sentences about what is left out, each once; only the first of many."""
+
+
+def devices_in(raw: bytes) -> Iterator[pb.Device]:
+    """Parse the devices of a ListAndWatchResponse one by one, because 4 MiB can hold two million of
+    them; raises :class:`~drakit_nodeplugin.endpoints.wire.GarbageError`."""
+    for _, part in parts(raw, frozenset({1}), limit=MAX_DEVICE_BYTES):
+        yield parse(pb.Device, part)
+
+
+def list_devices(
+    devices: Iterable[pb.Device], *, resource: str, before: ListedDevices | None
+) -> ListedDevices:
+    """
+    Return the devices that can be published; an unchanged device is the same object as `before`.
+
+    It takes no more devices from an iterator than can be published. Raises
+    :class:`TooManyDevicesError`.
+    """
+    pool = pool_of(resource)
+    old = before or ListedDevices()
+    known = {device.name: device for device in old.inventory.devices}
+    made: dict[str, Device] = {}
+    listed: dict[str, ListedDevice] = {}
+    problems: dict[str, None] = {}
+    for count, given in enumerate(devices):
+        if count == MAX_DEVICES:
+            raise TooManyDevicesError
+        identity = given.ID
+        if problem := _problem(identity):
+            problems[f"the device plugin of {resource} lists a device {problem}"] = None
+            continue
+        name = device_name(identity)
+        if name in listed:
+            # As in the kubelet, the last device with an ID counts.
+            problems[
+                f"the device plugin of {resource} lists the device ID {_shown(identity)} more than "
+                f"once; what it says of it last counts"
+            ] = None
+        nodes = tuple(sorted({node.ID for node in given.topology.nodes}))
+        listed[name] = ListedDevice(identity, given.health, nodes)
+        if name in known and old.listed[name] == listed[name]:
+            made[name] = known[name]
+        else:
+            made[name] = _device(name, listed[name], pool=pool, resource=resource)
+    return ListedDevices(
+        inventory=Inventory(devices=tuple(made.values())),
+        listed=listed,
+        left_out=tuple(problems)[:MAX_LEFT_OUT],
+    )
+
+
+def _problem(identity: str) -> str | None:
+    if not identity:
+        return "without an ID; it is left out"
+    if len(identity) > MAX_DEVICE_ID:
+        return (
+            f"whose ID is longer than {MAX_DEVICE_ID} characters ({_shown(identity)}); it is left "
+            f"out"
+        )
+    return None
+
+
+def _device(name: str, listed: ListedDevice, *, pool: str, resource: str) -> Device:
+    # Some plugins list -1 for a device without a NUMA node.
+    nodes = tuple(node for node in listed.numa_nodes if 0 <= node < 2**31)
+    texts = {"resource": resource, "id": listed.identity}
+    if len(nodes) > 1:
+        texts["numaNodes"] = ",".join(map(str, nodes))
+    attributes: dict[str, AttributeValue] = {
+        attribute: text
+        for attribute, text in texts.items()
+        if text.isprintable() and len(text.encode()) <= MAX_STRING_BYTES
+    }
+    return Device(
+        name=name,
+        pool=pool,
+        attributes=attributes,
+        topology=Topology(numa_node=nodes[0]) if len(nodes) == 1 else Topology(),
+        health=_health(listed.health, resource),
+    )
+
+
+def _health(word: str, resource: str) -> Health:
+    if word == HEALTHY:
+        return Health.healthy()
+    shown = "Unhealthy" if word == "Unhealthy" else f"{_shown(word)}, which is not Healthy"
+    return Health.unhealthy(f"the device plugin of {resource} says that it is {shown}")
+
+
+def _shown(text: str) -> str:
+    return repr(text[:MAX_SHOWN]) + ("..." if len(text) > MAX_SHOWN else "")
+
+
+# ------------------------------------------------------------ names of devices
+
+
+def device_name(device_id: str) -> str:
+    """Return the name of the device with this ID: a DNS label that never changes."""
+    if is_dns_label(device_id) and "--" not in device_id:
+        return device_id
+    escaped = _escaped(device_id)
+    return escaped if len(escaped) <= MAX_NAME else _hashed(device_id)
+
+
+def device_id(name: str) -> str | None:
+    """Return the ID with this name; None if the name holds its hash, or cannot be one."""
+    if not is_dns_label(name):
+        return None
+    if "--" not in name:
+        return name
+    text = _unescaped(name.removeprefix("x") if name.startswith("x--") else name)
+    return text if text is not None and device_name(text) == name else None
+
+
+def _escaped(text: str) -> str:
+    parts: list[str] = []
+    upper = False
+    for index, character in enumerate(text):
+        lower = character.lower()
+        letter = _PLAIN.fullmatch(lower) is not None and character.isascii()
+        if letter and not character.isdigit() and (character != lower) != upper:
+            upper = not upper
+            parts.append(f"--{_UPPER if upper else _LOWER}")
+        if letter:
+            parts.append(lower)
+        elif character == "-" and index > 0 and _stays(text[index + 1 :], upper=upper):
+            parts.append(character)
+        elif character in _LETTERS:
+            parts.append(f"--{_LETTERS[character]}")
+        else:
+            parts += [f"--{byte:02x}" for byte in character.encode("utf-8", "surrogatepass")]
+    escaped = "".join(parts)
+    if escaped.startswith("--"):
+        return f"x{escaped}"
+    # The text itself begins with this x.
+    return f"x--{_LOWER}{escaped}" if escaped.startswith("x--") else escaped
+
+
+def _stays(rest: str, *, upper: bool) -> bool:
+    """Return whether a hyphen is not escaped: no escape follows, and it is not the last."""
+    following = rest[:1]
+    if not following or not following.isascii() or not _PLAIN.fullmatch(following.lower()):
+        return False
+    return following.isdigit() or following.isupper() == upper
+
+
+def _unescaped(name: str) -> str | None:
+    content = bytearray()
+    upper, at = False, 0
+    while at < len(name):
+        escape = _ESCAPE.match(name, at)
+        if escape is None:
+            if name.startswith("--", at):
+                return None
+            content += (name[at].upper() if upper else name[at]).encode()
+            at += 1
+            continue
+        code, at = escape[1], escape.end()
+        if len(code) == 2:
+            content.append(int(code, 16))
+        elif code in (_UPPER, _LOWER):
+            upper = code == _UPPER
+        elif code in _TEXTS:
+            content += _TEXTS[code].encode()
+        else:
+            return None
+    try:
+        return content.decode("utf-8", "surrogatepass")
+    except UnicodeDecodeError:
+        return None
+
+
+def _hashed(text: str) -> str:
+    digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
+    code = base64.b32encode(digest).decode().lower()[:_HASH_CHARACTERS]
+    slug = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+    slug = slug[: MAX_NAME - len(code) - 3].rstrip("-") or "x"
+    return f"{slug}--{_HASH}{code}"
+
+
+# ------------------------------------------------------------ names of resources and pools
+
+
+def resource_name_problem(name: str) -> str | None:
+    """Return why this is not a name of an extended resource, by the kubelet's rules, or cannot be
+    an attribute; None if it is one."""
+    domain, slash, part = name.partition("/")
+    if not slash:
+        return "it must have a domain and '/' before it, as in vendor.example/thing"
+    if domain.endswith("kubernetes.io"):
+        return "domains that end in kubernetes.io are Kubernetes' own"
+    if domain.startswith(_QUOTA_PREFIX):
+        return f"a domain that begins with '{_QUOTA_PREFIX}' is for quotas"
+    if not is_dns_subdomain(_QUOTA_PREFIX + domain):
+        return "what stands before '/' must be a DNS subdomain of at most 244 characters"
+    if len(part) > MAX_NAME or not _NAME_PART.fullmatch(part):
+        return (
+            "what stands behind '/' must be of at most 63 letters, digits, '-', '_' and '.', and "
+            "begin and end with a letter or digit"
+        )
+    if len(name) > MAX_STRING_BYTES:
+        return (
+            f"it must have at most {MAX_STRING_BYTES} characters with its domain: it is an "
+            f"attribute of its devices, by which classes choose them"
+        )
+    return None
+
+
+def pool_of(resource: str) -> str:
+    """Return the pool of a resource: ``thing.vendor.example`` for ``vendor.example/thing``."""
+    domain, _, part = resource.partition("/")
+    pool = f"{device_name(part)}.{domain}"
+    return pool if len(pool) <= MAX_POOL else _hashed(resource)
+
+
+def resource_of(pool: str) -> str | None:
+    """Return the resource with this pool; None if its name holds a hash, or cannot be one."""
+    label, _, domain = pool.partition(".")
+    part = device_id(label)
+    resource = f"{domain}/{part}"
+    return resource if domain and part is not None and pool_of(resource) == pool else None

@@ -1,0 +1,139 @@
+"""
+The newest value of a stream, and the health that was reported since: one cell, read with one pace.
+
+A source may write as often as it likes, from the loop in which the cell was made or from another
+thread: a value that was not taken yet is replaced, and the reader is woken once for each time that
+it takes. So a source that never rests costs the daemon no more than the reader's pace. This is the
+only pace between a source of devices and the device manager.
+
+It must not know what a value is, where it comes from, or what is done with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from typing import Generic, TypeVar
+
+from drakit.device import Health, Inventory
+from drakit_nodeplugin.endpoints.contract import DeviceKey, HealthReport, Update
+
+__all__ = ("LatestValue", "pace_of", "updates_of")
+
+PACE_SECONDS = 0.1
+"""From one taking to the next. The first value is taken at once."""
+
+PACE_SECONDS_A_DEVICE = 20e-6
+"""And this for each device of an inventory: several times what the manager needs to compare it."""
+
+ValueT = TypeVar("ValueT")
+
+
+def pace_of(inventory: Inventory) -> float:
+    """Return how many seconds must pass before the next inventory is taken."""
+    return PACE_SECONDS + PACE_SECONDS_A_DEVICE * len(inventory.devices)
+
+
+class LatestValue(Generic[ValueT]):
+    """
+    A cell from a source to the loop in which it was made.
+
+    It needs no lock: each step is one operation of CPython (`deque`, and `dict` with plain keys),
+    which another thread sees completely or not at all.
+    """
+
+    def __init__(self, pace: Callable[[ValueT], float] = lambda _: PACE_SECONDS) -> None:
+        """`pace` returns the seconds from the taking of this value to the next taking."""
+        self._home = asyncio.get_running_loop()
+        self._pace = pace
+        self._news = asyncio.Event()
+        self._woken = False
+        self._value: deque[ValueT] = deque(maxlen=1)
+        self._health: dict[DeviceKey, Health] = {}
+        self._next_at = -math.inf
+        self._over: Exception | None = None
+        self._ended = asyncio.Event()
+
+    # ------------------------------------------------------------ for the source, in any thread
+
+    def replace(self, value: ValueT) -> None:
+        """Write the newest value."""
+        self._value.append(value)
+        self._wake()
+
+    def report(self, key: DeviceKey, health: Health) -> None:
+        """Write the health of a device of the newest value."""
+        self._health[key] = health
+        self._wake()
+
+    def _wake(self) -> None:
+        if not self._woken:
+            self._woken = True
+            with suppress(RuntimeError):  # the daemon's loop is closed: there is no reader any more
+                self._home.call_soon_threadsafe(self._news.set)
+
+    # ------------------------------------------------------------ for the reader's loop
+
+    def end(self, error: Exception) -> None:
+        """The source has ended: the reader gets this error instead of what it has not taken. Only
+        the first end counts."""
+        if self._over is None:
+            self._over = error
+            self._ended.set()
+            self._news.set()
+
+    @property
+    def over(self) -> Exception | None:
+        """How the source ended; None while it lives."""
+        return self._over
+
+    async def wait(self) -> None:
+        """Wait until there is something to take, or the source has ended."""
+        await self._news.wait()
+
+    def hold(self, seconds: float) -> None:
+        """Take nothing more for at least this long, because reading the last value was work."""
+        self._next_at = max(self._next_at, self._home.time() + seconds)
+
+    async def next(self) -> tuple[ValueT | None, dict[DeviceKey, Health]]:
+        """
+        Wait for news and take all of it: the newest value, None if there is no new one, and the
+        health reported since.
+
+        Raises the error with which the source has ended.
+        """
+        while True:
+            await self._news.wait()
+            if self._over is None and (pause := self._next_at - self._home.time()) > 0:
+                # A moment later there may be a newer one.
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(pause):
+                        await self._ended.wait()
+            if self._over is not None:
+                raise self._over
+            self._news.clear()
+            self._woken = False  # before the rest: what is written from now on wakes again
+            # Health before the value: so the devices of each report are in a value that was taken
+            # earlier, or is now. The other way round, one written between the two would be missed.
+            health = dict(self._health.popitem() for _ in range(len(self._health)))
+            value = self._value.popleft() if self._value else None
+            if value is None and not health:
+                continue
+            pace = PACE_SECONDS if value is None else self._pace(value)
+            self._next_at = self._home.time() + pace
+            return value, health
+
+
+async def updates_of(latest: LatestValue[Inventory]) -> AsyncIterator[Update]:
+    """Give a cell's inventories and health as updates, until its source ends; raises how."""
+    while True:
+        inventory, health = await latest.next()
+        if inventory is not None:
+            yield inventory
+            if latest.over is not None:
+                raise latest.over
+        if health:
+            yield HealthReport(devices=health)

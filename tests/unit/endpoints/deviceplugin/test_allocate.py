@@ -1,0 +1,249 @@
+"""From an answer to Allocate to edits, and what becomes of paths on the host."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import stat
+
+import pytest
+
+from drakit.cdi import build_spec
+from drakit.device import DeviceNode, Mount
+from drakit_nodeplugin.endpoints.deviceplugin.allocate import (
+    BadAnswerError,
+    allocate_answer,
+    edits_of,
+    host_paths,
+    lost_annotations,
+)
+from drakit_nodeplugin.endpoints.host_paths import HostDevices, TooManyNodesError
+from drakit_proto.kubelet.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
+
+
+def answer(**fields):
+    return pb.ContainerAllocateResponse(**fields)
+
+
+def node(container, host="", permissions="rw"):
+    return pb.DeviceSpec(container_path=container, host_path=host, permissions=permissions)
+
+
+@pytest.mark.parametrize(
+    ("given", "made"),
+    [
+        pytest.param(
+            node("/dev/a", "/dev/b", "rw"),
+            DeviceNode(path="/dev/a", host_path="/dev/b", permissions="rw"),
+            id="another-path",
+        ),
+        pytest.param(
+            node("/dev/a"),
+            DeviceNode(path="/dev/a", host_path="/dev/a", permissions="rw"),
+            id="no-host-path",
+        ),
+        pytest.param(
+            node("/dev/a", "/dev/a", ""),
+            DeviceNode(path="/dev/a", host_path="/dev/a"),
+            id="no-permissions-are-all",
+        ),
+        pytest.param(
+            node("/dev/../dev//a", "/dev/./a", "rrw"),
+            DeviceNode(path="/dev/a", host_path="/dev/a", permissions="rw"),
+            id="odd-but-clear",
+        ),
+    ],
+)
+def test_a_device_node_is_as_the_plugin_says(given, made):
+    assert edits_of(answer(devices=[given]), {}).device_nodes == (made,)
+
+
+@pytest.mark.parametrize("read_only", [True, False], ids=["read-only", "writable"])
+def test_a_mount_is_made_as_for_the_kubelet(read_only):
+    mount = pb.Mount(container_path="/opt/lib", host_path="/usr/lib", read_only=read_only)
+    options = ("rbind", "rprivate", "ro" if read_only else "rw")
+    assert edits_of(answer(mounts=[mount]), {}).mounts == (
+        Mount(host_path="/usr/lib", container_path="/opt/lib", options=options),
+    )
+
+
+def test_of_one_path_the_first_counts():
+    edits = edits_of(
+        answer(
+            devices=[node("/dev/a", "/dev/1"), node("/dev/a", "/dev/2")],
+            mounts=[
+                pb.Mount(container_path="/a", host_path="/1"),
+                pb.Mount(container_path="/a", host_path="/2"),
+            ],
+            cdi_devices=[pb.CDIDevice(name="v.example/c=d")] * 2,
+        ),
+        {},
+    )
+    assert [each.host_path for each in edits.device_nodes] == ["/dev/1"]
+    assert [each.host_path for each in edits.mounts] == ["/1"]
+    assert edits.cdi_devices == ("v.example/c=d",)
+
+
+def test_what_comes_out_can_be_written():
+    edits = edits_of(answer(envs={"A": "=b"}, devices=[node("/dev/a", "/dev/b", "mwr")]), {})
+    assert build_spec("v.example/c", [("d", edits)])
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        pytest.param(answer(envs={"": "x"}), id="env-without-a-name"),
+        pytest.param(answer(envs={"a": "\0"}), id="null-byte"),
+        pytest.param(answer(devices=[node("dev/a")]), id="relative-path"),
+        pytest.param(answer(devices=[node("/dev/a", "/dev/a", "x")]), id="permission"),
+        pytest.param(answer(mounts=[pb.Mount(container_path="/a")]), id="mount-of-nothing"),
+        pytest.param(answer(cdi_devices=[pb.CDIDevice(name="v.example/c")]), id="cdi-name"),
+        pytest.param(answer(annotations={"cdi.k8s.io/x": "v.example/c"}), id="cdi-annotation"),
+    ],
+)
+def test_what_cdi_does_not_allow_is_refused(wrong):
+    with pytest.raises(BadAnswerError, match="no CDI spec can hold"):
+        edits_of(wrong, {})
+
+
+def test_an_answer_without_end_is_refused():
+    with pytest.raises(BadAnswerError, match="more than 256"):
+        host_paths(answer(envs={str(number): "" for number in range(257)}))
+    with pytest.raises(BadAnswerError, match="more than 256"):
+        host_paths(answer(annotations={"cdi.k8s.io/x": ",".join(map(str, range(257)))}))
+
+
+def test_directories_with_many_device_nodes_are_refused():
+    nodes = {"/dev/x": [(str(number), f"/dev/x/{number}") for number in range(200)]}
+    twice = [node("/dev/a", "/dev/x"), node("/dev/b", "/dev/x")]
+    with pytest.raises(BadAnswerError, match="more than 256 device nodes"):
+        edits_of(answer(devices=twice), nodes)
+
+
+def test_annotations_may_name_cdi_devices():
+    given = answer(
+        cdi_devices=[pb.CDIDevice(name="v.example/c=a")],
+        annotations={"cdi.k8s.io/v-plugin_1": "v.example/c=b,v.example/c=a"},
+    )
+    assert edits_of(given, {}).cdi_devices == ("v.example/c=a", "v.example/c=b")
+    assert not lost_annotations(given)
+    assert lost_annotations(answer(annotations={"cdi.k8s.io/x": "v.example/c=b", "other": ""}))
+
+
+# ------------------------------------------------------------ what is counted before it is parsed
+
+
+def answered(answer):
+    return pb.AllocateResponse(container_responses=[answer]).SerializeToString()
+
+
+def test_an_answer_is_as_it_was_given():
+    answer = pb.ContainerAllocateResponse(
+        envs={"A": "b"},
+        mounts=[{"host_path": "/a"}],
+        devices=[{"host_path": "/b"}],
+        annotations={"c": "d"},
+        cdi_devices=[{"name": "e"}],
+    )
+    assert allocate_answer(answered(answer)) == answer
+
+
+@pytest.mark.parametrize(
+    ("raw", "text"),
+    [
+        pytest.param(b"\x0a\x00" * 500_000, "more than 1 container_response", id="answers"),
+        pytest.param(
+            answered(pb.ContainerAllocateResponse(mounts=itertools.repeat(pb.Mount(), 2001))),
+            "more than 2000 entries",
+            id="mounts",
+        ),
+        pytest.param(
+            answered(pb.ContainerAllocateResponse(envs={"A": "x" * 140_000})),
+            "more than 128 KiB",
+            id="environment",
+        ),
+        pytest.param(b"", "no container_response", id="nothing"),
+        pytest.param(b"\x0a\x02\x0a\x05", "no protobuf message", id="garbage"),
+    ],
+)
+def test_an_answer_without_end_is_not_read(raw, text):
+    with pytest.raises(BadAnswerError, match=text):
+        allocate_answer(raw)
+
+
+# ------------------------------------------------------------ paths on the host
+
+
+@pytest.fixture
+def host(tmp_path, monkeypatch):
+    """A directory as the host's /dev, in which ordinary files count as device nodes."""
+    monkeypatch.setattr(stat, "S_ISCHR", stat.S_ISREG)
+    (tmp_path / "snd").mkdir()
+    for name in ("video0", "snd/pcm", "snd/timer"):
+        (tmp_path / name).touch()
+    return HostDevices(root=tmp_path)
+
+
+def test_a_node_is_itself(host):
+    assert host.nodes("/dev/video0") == [("", "/dev/video0")]
+
+
+@pytest.mark.parametrize(
+    "target", ["video0", "/dev/video0", "./snd/../video0", "../dev/video0", "second"]
+)
+def test_a_link_is_followed(host, target):
+    (host.root / "second").symlink_to("video0")
+    (host.root / "camera").symlink_to(target)
+    assert host.nodes("/dev/camera") == [("", "/dev/video0")]
+
+
+def test_a_link_in_the_middle_is_followed(host):
+    (host.root / "by-id").symlink_to("snd")
+    assert host.nodes("/dev/by-id/pcm") == [("", "/dev/snd/pcm")]
+
+
+@pytest.mark.parametrize("target", ["/proc/kcore", "../proc/kcore"])
+def test_a_link_out_of_dev_is_followed_once(host, target):
+    (host.root / "core").symlink_to(target)
+    assert host.nodes("/dev/core") == [("", "/proc/kcore")]
+
+
+def test_a_link_to_itself_stays(host):
+    (host.root / "camera").symlink_to("camera")
+    assert host.nodes("/dev/camera") == [("", "/dev/camera")]
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/dev/gone", "/var/run/x", "relative", "/", "", "/dev/a\0b", f"/dev/{'x' * 300}"],
+    ids=["gone", "elsewhere", "relative", "root", "empty", "null-byte", "long"],
+)
+def test_what_is_not_seen_stays(host, path):
+    assert host.nodes(path) == [("", path)]
+
+
+def test_a_directory_is_all_nodes_in_it(host):
+    (host.root / "snd" / "by-path").mkdir()
+    (host.root / "snd" / "by-path" / "deep").touch()
+    (host.root / "snd" / "pts").mkdir()
+    (host.root / "snd" / "pts" / "0").touch()
+    nodes = {"/dev/snd": host.nodes("/dev/snd")}
+    given = pb.DeviceSpec(container_path="/dev/sound/", host_path="/dev/snd", permissions="r")
+    edits = edits_of(pb.ContainerAllocateResponse(devices=[given]), nodes)
+    assert [(each.path, each.host_path) for each in edits.device_nodes] == [
+        ("/dev/sound/by-path/deep", "/dev/snd/by-path/deep"),
+        ("/dev/sound/pcm", "/dev/snd/pcm"),
+        ("/dev/sound/timer", "/dev/snd/timer"),
+    ]
+
+
+def test_a_directory_without_end_is_refused(host):
+    for number in range(300):
+        (host.root / "snd" / str(number)).touch()
+    with pytest.raises(TooManyNodesError, match="/dev/snd has more than 256"):
+        host.nodes("/dev/snd")
+
+
+def test_a_directory_that_goes_meanwhile_is_no_error(host):
+    os.rename(host.root / "snd", host.root / "was")
+    assert host.nodes("/dev/snd") == [("", "/dev/snd")]
