@@ -58,7 +58,7 @@ class PoolPublisher:
         """Why desired devices are not published, by name."""
 
         self._context = context
-        self._facts = {"driver": context.source.driver, "pool": name}
+        self._facts = {"driver": context.manager.driver, "pool": name}
         self._changed = asyncio.Event()
         self._changed.set()
         self._not_before = 0.0
@@ -139,7 +139,7 @@ class PoolPublisher:
 
     async def _round(self) -> bool:
         """Write what differs; return whether the pool is neither desired nor published."""
-        publication = self._context.source.publication()
+        publication = self._context.manager.publication()
         pool = publication.pools.get(self.name)
         self._again_at = None
         if self.name in publication.held or (pool is None and not publication.complete):
@@ -218,7 +218,7 @@ class PoolPublisher:
             # Somebody may have replaced the Node.
             uid = await context.owner.uid(again=True)
         return PoolIdentity(
-            driver=context.source.driver, node=context.node, node_uid=uid, pool=self.name
+            driver=context.manager.driver, node=context.node, node_uid=uid, pool=self.name
         )
 
     def _foreign(self, stored: Collection[StoredSlice]) -> set[str]:
