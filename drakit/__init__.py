@@ -1,8 +1,10 @@
 """
 drakit: Kubernetes Dynamic Resource Allocation for device vendors, in Python.
 
-This is the vendor's whole vocabulary. Names are loaded when first used, so that importing the
-package costs neither pydantic nor anything of Kubernetes or gRPC.
+Public are the names here, those in :mod:`drakit.testing`, and the entry points ``drakit.drivers``
+and ``pytest11``. All other modules are internal and may change in any release. Names are loaded
+when first used, so that importing the package loads neither pydantic nor anything of Kubernetes or
+gRPC.
 """
 
 from __future__ import annotations

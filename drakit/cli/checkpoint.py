@@ -26,38 +26,39 @@ if TYPE_CHECKING:
 __all__ = ("show", "verify")
 
 SETTLE_SECONDS = 2.5
-"""Before CDI files are looked at again: a running node plugin mends them within 2 s, and writes
-those of a new claim a moment after its row."""
+"""Until CDI files are checked again: a running node plugin restores them within 2 s, and writes the
+file of a new claim a moment after its row."""
 
 _HEAD = ("CLAIM", "UID", "STATE", "DEVICES", "BOOT", "OWNER", "CDI FILE")
 _ENDPOINTS_HEAD = ("ENDPOINT", "STATE", "SINCE", "POOLS")
 
 
 def show(options: argparse.Namespace) -> int:
-    """Print claims and endpoints; 1 if a database is damaged."""
+    """Print claims and endpoints; return 1 if a database is damaged."""
     place = find_place(options)
     found = list(read_checkpoints(place, options.driver))
     if options.json:
         print(json.dumps({"checkpoints": [_as_json(item) for item in found]}, indent=2))
     else:
         print("\n\n".join(_as_text(item) for item in found) or _nothing(place))
-    wrong = [f"{c.driver}: {text}" for c in found for text in _of_database(c)]
-    _complain(wrong)
-    return 1 if wrong else 0
+    problems = [f"{c.driver}: {text}" for c in found for text in _database_problems(c)]
+    for problem in problems:
+        print(visible(problem), file=sys.stderr)
+    return 1 if problems else 0
 
 
 def verify(options: argparse.Namespace) -> int:
-    """Print what is wrong; 1 if something is."""
+    """Print the problems; return 1 if there are any."""
     place = find_place(options)
     found = list(read_checkpoints(place, options.driver))
-    first = {text for item in found for text in _of_files(item, place)}
+    first = {text for item in found for text in _file_problems(item, place)}
     if first:
         time.sleep(SETTLE_SECONDS)
         found = list(read_checkpoints(place, options.driver))
     problems = {
         item.driver: [
-            *_of_database(item),
-            *(text for text in _of_files(item, place) if text in first),
+            *_database_problems(item),
+            *(text for text in _file_problems(item, place) if text in first),
         ]
         for item in found
     }
@@ -79,39 +80,34 @@ def _nothing(place: NodePluginConfig) -> str:
     return f"no driver has a checkpoint in {place.drivers_directory}"
 
 
-def _of_database(checkpoint: Checkpoint) -> list[str]:
-    told = list(checkpoint.inspection.problems)
-    if told:
-        told.append(
+def _database_problems(checkpoint: Checkpoint) -> list[str]:
+    found = list(checkpoint.inspection.problems)
+    if found:
+        found.append(
             "the node plugin quarantines it at its next start, and keeps the rows that are sound"
         )
-    told += [
+    found += [
         f"{text}; the node plugin drops it at its next start: the driver reports its devices again"
         for text in checkpoint.inspection.dropped
     ]
     if (damage := checkpoint.inspection.damage) is not None:
-        told.append(f"entries were lost, and are not rebuilt yet: {damage}")
-    return told
+        found.append(f"entries were lost, and are not rebuilt yet: {damage}")
+    return found
 
 
-def _of_files(checkpoint: Checkpoint, place: NodePluginConfig) -> list[str]:
-    wrong = {"missing": "is missing", "differs": "is not the one that was prepared"}
-    told = [
+def _file_problems(checkpoint: Checkpoint, place: NodePluginConfig) -> list[str]:
+    wrong = {"missing": "is missing", "differs": "differs from the prepared one"}
+    found = [
         f"claim {entry.claim} ({entry.claim.uid}): its CDI file "
         f"{spec_path(place, checkpoint.driver, entry.claim.uid)} {wrong[entry.cdi]}"
         for entry in checkpoint.entries
         if entry.cdi in wrong
     ]
-    return told + [f"CDI file {path} is of no claim that is known" for path in checkpoint.orphans]
+    return found + [f"CDI file {path} belongs to no known claim" for path in checkpoint.orphans]
 
 
 def _count(number: int, word: str) -> str:
     return f"{number} {word}{'' if number == 1 else 's'}"
-
-
-def _complain(texts: list[str]) -> None:
-    for text in texts:
-        print(visible(text), file=sys.stderr)
 
 
 def _as_text(checkpoint: Checkpoint) -> str:

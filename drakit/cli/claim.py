@@ -1,9 +1,9 @@
 """
-``drakit node claim forget``: a claim's devices are released by hand.
+``drakit node claim forget``: release a claim's devices by hand.
 
-For what nothing else releases: a driver that never comes back, a claim that cannot be unprepared.
-The driver is not asked, so the command says what it was not asked to do. It must not know how a
-checkpoint is stored.
+For claims that nothing else releases: their driver never returns, or fails to unprepare them. The
+driver is not called, and the command reports what was not done. It must not know how a checkpoint
+is stored.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ("forget",)
 
 
 def forget(options: argparse.Namespace) -> int:
-    """Remove a claim's row and CDI file; 1 if it is not known, or refused."""
+    """Remove a claim's row and CDI file; raise CommandError if it is unknown or in use."""
     place = find_place(options)
     uid: str = options.uid
     found = list(read_checkpoints(place, options.driver))
@@ -41,7 +41,7 @@ def forget(options: argparse.Namespace) -> int:
         raise CommandError(f"no checkpoint in {place.drivers_directory} contains claim {uid}")
     for path in orphans:
         _remove(path)
-        print(f"removed {path}; no checkpoint knows its claim")
+        print(f"removed {path}; no checkpoint contains its claim")
     return 0
 
 
@@ -85,7 +85,7 @@ def _refuse_used(place: NodePluginConfig, checkpoint: Checkpoint, entry: Entry) 
         raise CommandError(
             f"claim {claim} ({claim.uid}) is prepared, and the kubelet lists a container that "
             f"uses it; delete its pod, and it is unprepared; nothing was changed; --force forgets "
-            f"it all the same"
+            f"it anyway"
         )
     if unknown is not None:
         raise CommandError(
@@ -95,7 +95,7 @@ def _refuse_used(place: NodePluginConfig, checkpoint: Checkpoint, entry: Entry) 
 
 
 def _remove(path: Path) -> bool:
-    """Remove a file; say whether it was there."""
+    """Remove a file; return whether it existed."""
     try:
         path.unlink()
     except FileNotFoundError:

@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import sys
 import textwrap
+import xml.etree.ElementTree as ElementTree
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -18,7 +19,6 @@ import yaml
 
 from drakit.cli.errors import UsageError
 from drakit.testing.conformance.errors import TargetError
-from drakit.testing.conformance.junit import junit_xml
 from drakit.testing.conformance.rule import Rule, rules
 from drakit.testing.conformance.runner import Outcome, Report, RuleResult, run
 from drakit.testing.conformance.targets import parse_target
@@ -27,6 +27,8 @@ __all__ = ("conformance", "print_result")
 
 WIDTH = 96
 """Columns of explanations."""
+
+_ELEMENTS = {Outcome.FAILED: "failure", Outcome.BROKEN: "error", Outcome.SKIPPED: "skipped"}
 
 
 def conformance(options: argparse.Namespace) -> int:
@@ -48,7 +50,7 @@ def conformance(options: argparse.Namespace) -> int:
         raise UsageError(str(error)) from error
     report = asyncio.run(run(target, only=chosen, on_result=print_result))
     if options.junit is not None:
-        _write(options.junit, junit_xml(report, target=target.name))
+        _write(options.junit, _junit_xml(report, target=target.name))
     _print_summary(report)
     return 0 if report.good else 1
 
@@ -143,4 +145,38 @@ def _indented(text: str) -> str:
         subsequent_indent=" " * 11,
         break_long_words=False,
         break_on_hyphens=False,
+    )
+
+
+# ------------------------------------------------------------ JUnit XML, for CI systems
+
+
+def _junit_xml(report: Report, *, target: str) -> str:
+    """Give a test suite with a test case per rule."""
+    suite = ElementTree.Element(
+        "testsuite",
+        name=f"drakit conformance {_printable(target)}",
+        tests=str(len(report.results)),
+        failures=str(report.count(Outcome.FAILED)),
+        errors=str(report.count(Outcome.BROKEN)),
+        skipped=str(report.count(Outcome.SKIPPED)),
+    )
+    for result in report.results:
+        case = ElementTree.SubElement(
+            suite,
+            "testcase",
+            classname="drakit.conformance",
+            name=result.rule.id,
+            time=f"{result.seconds:.3f}",
+        )
+        if (element := _ELEMENTS.get(result.outcome)) is not None:
+            told = ElementTree.SubElement(case, element, message=_printable(result.text))
+            told.text = _printable(f"{result.rule.why}\n\n{result.log}".strip())
+    return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True)
+
+
+def _printable(text: str) -> str:
+    """What XML cannot hold, a log may well have."""
+    return "".join(
+        c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text
     )

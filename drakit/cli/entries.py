@@ -1,7 +1,7 @@
 """
-What the commands know of each entry of a checkpoint: the row, its boot, its owner, its CDI file.
+Reads each entry of a checkpoint for the commands: the row, its boot, its owner, its CDI file.
 
-Everything is read, nothing written. It must not know how it is shown.
+It writes nothing. It must not know how the entries are shown.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """
 ``drakit new``: the project of a driver, which works as it is written.
 
-What is in the files is said in ``templates/``; here is which there are, how the names in them
-follow from the project's, and how they come to disk: all of them or none, and never over anything.
+``templates/`` has the content of the files. Here is which files there are, how the names in them
+follow from the project's name, and how they are written: all or none, and never over another file.
 
-It must not know the driver contract: the project's own tests say whether its driver keeps it.
+It must not know the driver contract: the project's own tests check it.
 """
 
 from __future__ import annotations
@@ -56,16 +56,16 @@ FILES: Mapping[str, str] = {
 _TAKEN = frozenset(
     {"drakit", "hostdev", "simulated"} | {"cdi", "conformance", "new", "node", "version"}
 )
-"""Names of drivers, packages and commands that drakit itself has."""
+"""Names of drakit's own drivers, packages and commands."""
 
 _NOT_PACKAGES = frozenset(
     {"drakit_drivers", "drakit_nodeplugin", "drakit_operator", "drakit_proto"}
     | {"google", "grpc", "pydantic", "pytest", "ruff", "tests", "yaml"}
 )
-"""Packages that a driver or its tests import, and that one of ours would hide."""
+"""Packages that a driver or its tests import, and that the project's package would hide."""
 
 _NOT_TEXTS = frozenset({"false", "n", "no", "null", "off", "on", "true", "y", "yes"})
-"""Words that are no texts in YAML."""
+"""Words that YAML does not read as text."""
 
 _COMPONENT = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
 _IMAGE = re.compile(
@@ -80,16 +80,16 @@ class _Template(string.Template):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Project:
-    """The names in a project; the fields are what templates can say."""
+    """The names in a project; templates can use the fields."""
 
     name: str
-    """Of the project, its entry point, its release and its namespace: ``rack-lamps``."""
+    """The name of the project, its entry point, its release and its namespace: ``rack-lamps``."""
 
     driver: str
     """The driver's name: ``lamps.example.com``."""
 
     image: str
-    """The image's repository as the chart is told it, without the component: ``…/rack-lamps``."""
+    """The image's repository in the chart's values, without the component: ``…/rack-lamps``."""
 
     package: str
     """``rack_lamps``."""
@@ -98,21 +98,21 @@ class Project:
     """``RackLampsDriver``."""
 
     prefix: str
-    """Of the variables that a container gets: ``RACK_LAMPS``."""
+    """The prefix of a container's variables: ``RACK_LAMPS``."""
 
     directory: str
-    """Where the devices of the example are, on a node."""
+    """The directory of the example's devices on a node."""
 
     version: str
     base: str
     """The node plugin's image."""
 
     requirement: str
-    """What pip installs as drakit."""
+    """The requirement by which pip installs drakit."""
 
 
 def new(options: argparse.Namespace) -> int:
-    """Write the project, and say what comes next."""
+    """Write the project, and print the next steps."""
     project = project_of(
         options.name, driver=options.driver, image=options.image, drakit=version("drakit")
     )
@@ -127,14 +127,14 @@ def new(options: argparse.Namespace) -> int:
         f"  python3 -m venv .venv\n"
         f"  .venv/bin/pip install CHECKOUT --editable '.[dev]'\n"
         f"  .venv/bin/pytest\n"
-        f"\nThen replace what is marked REPLACE: in src/{project.package}/driver.py first, then\n"
+        f"\nThen replace the parts marked REPLACE: in src/{project.package}/driver.py first, then\n"
         f"in values.yaml, deviceclass.yaml, pod.yaml and the tests, which follow it. README.md\n"
         f"has the image, the installation and a pod with a device."
     )
     if _is_example(project.driver):
         print(
-            "\nexample.com is not yours, and a driver's name can never be changed once a cluster\n"
-            "has it: before you publish it, write the project anew with --driver and a domain of\n"
+            "\nexample.com is not yours, and a driver's name is immutable once a cluster has it:\n"
+            "before you publish the driver, write the project again with --driver and a domain of\n"
             "yours."
         )
     return 0
@@ -145,7 +145,7 @@ def new(options: argparse.Namespace) -> int:
 
 def project_of(name: str, *, driver: str | None, image: str | None, drakit: str) -> Project:
     """
-    Give the names in a project; raise UsageError if one of them cannot be.
+    Return the names in a project; raise UsageError if one of them is malformed.
 
     :param drakit: the version of drakit for which the project is written.
     """
@@ -164,10 +164,10 @@ def project_of(name: str, *, driver: str | None, image: str | None, drakit: str)
         driver=driver,
         image=image,
         package=name.replace("-", "_"),
-        # With its suffix it has the name of nothing that it imports.
+        # With its suffix it differs from all names that the module imports.
         class_name=f"{camel}Driver",
         prefix=name.replace("-", "_").upper(),
-        # A driver's name has a dot in it, so that no directory of the host's own is meant.
+        # A driver's name contains a dot, so that it is no directory of the host's own.
         directory=f"/var/lib/{driver}",
         version=PROJECT_VERSION,
         base=f"{image[: image.rfind('/') + 1]}drakit-nodeplugin:{'.'.join(map(str, release))}",
@@ -225,14 +225,14 @@ def _image_problem(image: str) -> str | None:
 
 
 def _release(drakit: str) -> tuple[int, ...]:
-    """The release that a version is, or will be: 0.1.0 of 0.1.0.dev0."""
+    """Return the release of a version, also of a development version: 0.1.0 of 0.1.0.dev0."""
     numbers = re.match(r"\d+(?:\.\d+)*", drakit)
     found = [int(number) for number in numbers[0].split(".")] if numbers else []
     return tuple([*found, 0, 0, 0][:3])
 
 
 def _next(release: tuple[int, ...]) -> str:
-    """The first version that may break what works with a release: before 1.0 any minor one."""
+    """Return the next version with breaking changes: before 1.0 any minor version."""
     return f"{release[0] + 1}" if release[0] else f"0.{release[1] + 1}"
 
 
@@ -240,7 +240,7 @@ def _next(release: tuple[int, ...]) -> str:
 
 
 def render(project: Project) -> Mapping[str, str]:
-    """Give the project's files, by their paths in its folder."""
+    """Return the project's files, by their paths in its folder."""
     words = asdict(project)
     words["class"] = words["class_name"]
     templates = files("drakit.cli") / "templates"
@@ -253,7 +253,7 @@ def render(project: Project) -> Mapping[str, str]:
 
 
 def _write(folder: Path, texts: Mapping[str, str]) -> None:
-    """Write files into a folder, which is made; all of them or none, and none over another one."""
+    """Create a folder and write files into it; all or none, and none over another file."""
     if in_the_way := _in_the_way(folder, list(texts)):
         raise CommandError(
             f"{folder} has {', '.join(in_the_way)} already, and nothing is overwritten; name "
@@ -280,7 +280,7 @@ def _write(folder: Path, texts: Mapping[str, str]) -> None:
 
 
 def _in_the_way(folder: Path, names: list[str]) -> list[str]:
-    """Say which files are there, and what is there instead of a folder."""
+    """Return the existing files, and files in place of folders."""
     if os.path.lexists(folder) and not folder.is_dir():
         raise CommandError(f"{folder} is no folder; name another one with --directory")
     found: set[str] = set()

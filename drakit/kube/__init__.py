@@ -1,17 +1,17 @@
 """
 One session to the Kubernetes API: configuration, requests, lists, watches, queue, lease, events.
 
-Objects are plain dictionaries, as the server sent them; what a claim or a slice is, is known in
-:mod:`drakit.resource`. Reflector, queue, lease and events are opt-in modules of their own.
+Objects are plain dictionaries, as the server sent them; :mod:`drakit.resource` knows claims and
+slices. Reflector, queue, lease and events are optional modules of their own.
 
 It must not know drivers, devices, or which daemon uses it. Only :mod:`.lean` may import the client
-library, which never loads its models: they cost 30 MiB on every node.
+library, and never loads its models: they cost 30 MiB on every node.
 """
 
 from __future__ import annotations
 
 # isort: split
-from drakit.kube import aiohttp_import as aiohttp_import  # before all that imports aiohttp
+from drakit.kube import aiohttp_import as aiohttp_import  # before everything that imports aiohttp
 
 # isort: split
 from drakit.kube.config import ConfigError

@@ -1,15 +1,14 @@
 """
 Imports aiohttp without the certificates of all public authorities in memory.
 
-aiohttp makes two TLS contexts when it is imported, each with the whole bundle of the system: a MiB
-on every node, for servers that the daemons never ask. Where the system also has its certificates
-in a directory by their hashes (Debian does), the contexts get that instead: OpenSSL reads from it
-the one that it needs, when it needs it. A vendor's driver in our process that uses aiohttp finds
-them there, and an authority of one's own, too, if it was added with ``update-ca-certificates``; not
-one that was written into the bundle alone. Elsewhere, or where the environment names other
-certificates, nothing is changed.
+At import, aiohttp creates two TLS contexts, each with the whole bundle of the system: a MiB on
+every node, for servers that the daemons never call. If the system also has a directory of its
+certificates by their hashes (Debian does), the contexts get that instead: OpenSSL reads a
+certificate from it when it needs one. A vendor's driver in our process that uses aiohttp finds them
+there, also a private authority that ``update-ca-certificates`` has added, but not one that only the
+bundle contains. On other systems, or if the environment names other certificates, nothing changes.
 
-It must be imported before aiohttp itself, and must not know what is asked of which server.
+It must be imported before aiohttp itself, and must not know the requests.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _HASHED = re.compile(r"[0-9a-f]{8}\.[0-9]+")
 
 
 def hashed_directory() -> str | None:
-    """Give the system's directory of certificates by their hashes, if it is what counts."""
+    """Return the system's directory of certificates by their hashes, if it is in effect."""
     paths = ssl.get_default_verify_paths()
     chosen = {paths.openssl_cafile_env, paths.openssl_capath_env} & os.environ.keys()
     if not paths.capath or chosen:
@@ -41,7 +40,7 @@ def hashed_directory() -> str | None:
 
 @contextmanager
 def _directories_alone(directory: str) -> Generator[None]:
-    """Let contexts that are made meanwhile read certificates when they are needed."""
+    """Let new contexts read certificates when they are needed."""
     original = ssl.SSLContext.set_default_verify_paths
 
     def set_default_verify_paths(self: ssl.SSLContext) -> None:

@@ -1,8 +1,8 @@
 """
-Which API server, and with which credentials, now and when they are replaced.
+The API server's address, and credentials that are refreshed.
 
-A pod's token is replaced every hour or so in its file, an exec plugin's when it expires; both may
-be revoked at any time, which only the API server's 401 tells.
+The file of a pod's token is replaced about every hour, an exec plugin's token when it expires. Both
+may be revoked at any time, which only the API server's 401 shows.
 
 It must not know requests. Tokens are never logged and never part of an error's text.
 """
@@ -23,13 +23,13 @@ __all__ = ("ConfigError", "Credentials", "ServiceAccount", "find_cluster")
 logger: logging.Logger = logging.getLogger(__name__)
 
 REFRESH_SECONDS = 30.0
-"""How old credentials get before their source is asked; the kubelet replaces a token when a fifth
-of its life is left, at least two minutes before its end."""
+"""The maximum age of credentials; the kubelet replaces a token when a fifth of its life is left, at
+least two minutes before its end."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServiceAccount:
-    """Where the kubelet puts a pod's credentials."""
+    """The files of a pod's credentials."""
 
     folder: Path = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
@@ -47,7 +47,7 @@ class ServiceAccount:
 
 
 class Credentials:
-    """The Authorization header's value, asked for anew when it is old or was refused."""
+    """The Authorization header's value, read again when it is old or was rejected."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Credentials:
         *,
         refresh_seconds: float = REFRESH_SECONDS,
     ) -> None:
-        """``fetch`` asks the source; its argument says that the last answer was refused."""
+        """``fetch`` asks the source; its argument is whether the last value was rejected."""
         self._fetch = fetch
         self._refresh_seconds = refresh_seconds
         self._value: str | None = None
@@ -65,14 +65,14 @@ class Credentials:
     async def current(self) -> str | None:
         if self._is_old():
             async with self._lock:
-                if self._is_old():  # nobody has asked while we waited
+                if self._is_old():  # no other request has asked meanwhile
                     await self._ask(refused=False)
         return self._value
 
     async def replace(self, refused: str | None) -> bool:
         """After a 401: ask the source at once. Return whether there is another value to try."""
         async with self._lock:
-            if self._value == refused:  # else another request has already replaced it
+            if self._value == refused:  # otherwise another request has replaced it
                 await self._ask(refused=True)
             return self._value != refused
 
@@ -84,12 +84,12 @@ class Credentials:
         try:
             self._value = await self._fetch(refused)
         except Exception as error:
-            # The old token is better than none; without one, the server's 401 will say so.
+            # The old token is better than none; without one, the server answers 401.
             logger.warning(
                 "credentials cannot be read again, going on with the old ones",
                 extra={"error": type(error).__name__},
             )
-        # Also after a failure: a source that is away is not asked on each request.
+        # Also after a failure: an unavailable source is not asked on each request.
         self._fetched_at = asyncio.get_running_loop().time()
 
 
@@ -99,7 +99,7 @@ async def find_cluster(
     environ: Mapping[str, str] = os.environ,
     account: ServiceAccount | None = None,
 ) -> tuple[ClusterAccess, Credentials]:
-    """Use the kubeconfig that is given, else the pod's service account, else the user's."""
+    """Use the given kubeconfig, else the pod's service account, else the user's kubeconfig."""
     account = account or ServiceAccount()
     if kubeconfig is None and await asyncio.to_thread(account.usable, environ):
         access = await load_in_cluster(account.token, account.ca, environ)

@@ -33,10 +33,10 @@ class VersionNotServedError(Exception):
 
 
 class Reader(Protocol):
-    """What is needed of a session."""
+    """The request that is needed of a session."""
 
     async def get(self, path: str, *, timeout_seconds: float | None = None) -> dict[str, Any]:
-        """Get what is at a path; ApiError if that fails."""
+        """Get an object. Raises ApiError."""
         ...
 
 
@@ -44,9 +44,9 @@ async def served_version(
     session: Reader, group: str, known: Sequence[str], *, timeout_seconds: float | None = None
 ) -> str:
     """
-    Give the first of the known versions in which a group is served (``v1``, without the group).
+    Return the first of the known versions that the API server serves (``v1``, without the group).
 
-    VersionNotServedError if there is none; ApiError if the API server does not answer.
+    Raises VersionNotServedError if it serves none, ApiError if it does not answer.
     """
     try:
         answer = await session.get(f"/apis/{group}", timeout_seconds=timeout_seconds)

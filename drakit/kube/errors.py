@@ -1,19 +1,19 @@
 """
-What can go wrong with a request to the API server, one class for each thing a caller would do.
+Errors of requests to the API server: one class for each reaction of a caller.
 
     ApiError                    any answer that is not a success
-      UnauthorizedError         401: our token is not accepted, also after it was read anew
-      ForbiddenError            403: the sentence names the missing verb, or who else refused
+      UnauthorizedError         401: the server rejects our token, even after it was read again
+      ForbiddenError            403: the text names the missing verb, or what else denied it
       NotFoundError             404
-      AlreadyExistsError        409: an object of this name is there
+      AlreadyExistsError        409: an object of this name exists
       ConflictError             409: the object has changed since it was read; read again
       GoneError                 410: the resource version is too old; list again
-      InvalidError              422: the server will never take this object
+      InvalidError              422: the server will never accept this object
       TooManyRequestsError      429: ask again after ``retry_after_seconds``
       UnavailableError          no answer (connection, timeout), or 5xx; ask again later
         UnreadableError         a response that is too large, or that cannot be parsed as JSON
 
-It must not know sessions or the HTTP library. No text holds a token: headers are never shown.
+It must not know sessions or the HTTP library. No text contains a token: headers are never shown.
 """
 
 from __future__ import annotations

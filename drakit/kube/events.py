@@ -1,11 +1,11 @@
 """
-Kubernetes Events: sentences for people, at the object that they are about.
+Kubernetes Events: deduplicated notes for people about an object.
 
-The same sentence about the same object is one Event that counts (``series``), also after a restart
-and from another replica: its name is made of what it says. Events are a courtesy: a write that
-fails is logged, and never the caller's trouble; an object that causes many is cut short.
+The same note about the same object is one Event with a count (``series``), also after a restart and
+from another replica: its name is a digest of its content. The rate of Events about one object is
+limited.
 
-It must not know why something is said.
+It must not know why an Event is emitted.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from drakit.kube.errors import AlreadyExistsError, ApiError, NotFoundError
 from drakit.kube.paths import resource_path
+from drakit.rate_limiter import RateLimiter
 
 __all__ = ("EventRecorder", "EventTimings", "Events")
 
@@ -36,7 +37,7 @@ Value = TypeVar("Value")
 
 
 class Events(Protocol):
-    """What a recorder needs of a session."""
+    """The requests that a recorder needs of a session."""
 
     async def get(self, path: str, *, timeout_seconds: float | None = None) -> dict[str, Any]: ...
     async def create(
@@ -49,44 +50,38 @@ class Events(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EventTimings:
-    """Seconds, loop clock, and numbers that bound what is written and kept."""
+    """Seconds on the loop's clock, and limits of what is written and kept."""
 
     same_seconds: float = 600.0
-    """How long a sentence is remembered; after that the server is asked whether it is there."""
+    """How long a note is remembered; after that the server decides whether the Event exists."""
 
     count_seconds: float = 30.0
-    """Between two writes of a count: who repeats himself each second need not be quoted so."""
+    """Between two writes of a count: a note that repeats each second needs no write each second."""
 
     burst: int = 10
-    """New sentences about one object before it is cut short."""
+    """New notes about one object before their rate is limited."""
 
     refill_seconds: float = 60.0
-    """After so long an object may have one more."""
+    """The pause after which an object may have one more."""
 
     request_seconds: float = 5.0
-    """For a write; the caller waits for it."""
+    """Time limit of a write; the caller waits for it."""
 
     capacity: int = 2048
-    """Sentences, and objects, that are remembered; the oldest are forgotten first."""
+    """Notes and objects that are remembered; the least recently used are forgotten first."""
 
 
 @dataclass(slots=True)
 class _Series:
     path: str
-    said_at: float
+    emitted_at: float
     written_at: float
     count: int = 1
 
 
 @dataclass(slots=True)
-class _Bucket:
-    tokens: float
-    filled_at: float
-
-
-@dataclass(slots=True)
 class _Bounded(Generic[Value]):
-    """A mapping that forgets what was not used for longest."""
+    """A mapping that forgets the least recently used items."""
 
     capacity: int
     items: OrderedDict[tuple[str, ...], Value] = field(
@@ -107,7 +102,7 @@ class _Bounded(Generic[Value]):
 
 
 class EventRecorder:
-    """Says things about objects, in the name of one controller."""
+    """Emits Events about objects, in the name of one controller."""
 
     def __init__(
         self,
@@ -129,7 +124,7 @@ class EventRecorder:
         self._author = (controller,) if shared else (controller, self._instance)
         self._timings = timings or EventTimings()
         self._series: _Bounded[_Series] = _Bounded(self._timings.capacity)
-        self._buckets: _Bounded[_Bucket] = _Bounded(self._timings.capacity)
+        self._limiters: _Bounded[RateLimiter] = _Bounded(self._timings.capacity)
 
     async def record(
         self,
@@ -140,7 +135,7 @@ class EventRecorder:
         note: str,
         type: Literal["Normal", "Warning"] = "Warning",
     ) -> None:
-        """Say something as :meth:`write` does; what the API server refuses is only logged."""
+        """Emit an Event as :meth:`write` does, but only log an error of the API server."""
         try:
             await self.write(regarding, reason=reason, action=action, note=note, type=type)
         except ApiError as error:
@@ -157,46 +152,46 @@ class EventRecorder:
         type: Literal["Normal", "Warning"] = "Warning",
     ) -> None:
         """
-        Say ``note`` about an object; raises :class:`ApiError` if it could not be written.
+        Emit an Event about an object. Raises :class:`ApiError` if it could not be written.
 
         ``regarding`` is the object, or a reference to it (kind, apiVersion, name, namespace, uid);
-        objects out of a list need their kind and apiVersion added. ``reason`` is one of few words
-        in CamelCase, ``action`` what was attempted. The same cause must have the same note.
+        objects of a list need their kind and apiVersion added. ``reason`` is one of a few words in
+        CamelCase, ``action`` what was attempted. The same cause must have the same note.
         """
         reference = _reference(regarding)
-        said = (reference.get("uid") or reference["name"], reference["kind"], type, reason, note)
+        key = (reference.get("uid") or reference["name"], reference["kind"], type, reason, note)
         now = asyncio.get_running_loop().time()
-        series = self._series.get(said)
-        if series is not None and now < series.said_at + self._timings.same_seconds:
+        series = self._series.get(key)
+        if series is not None and now < series.emitted_at + self._timings.same_seconds:
             await self._repeat(series, now)
-        elif self._may_say_more(said[:2], now):
+        elif self._within_rate(key[:2]):
             event = self._event(reference, type=type, reason=reason, action=action, note=note)
-            await self._say(said, event, now)
+            await self._emit(key, event, now)
         else:
             logger.info("too many events about one object", extra=_facts(reference, reason))
 
-    async def _say(self, said: tuple[str, ...], event: dict[str, Any], now: float) -> None:
+    async def _emit(self, key: tuple[str, ...], event: dict[str, Any], now: float) -> None:
         metadata, seconds = event["metadata"], self._timings.request_seconds
         namespace = metadata["namespace"]
         path = resource_path(_API_VERSION, "events", namespace=namespace, name=metadata["name"])
-        series = _Series(path, said_at=now, written_at=now)
-        self._series.put(said, series)  # before the write: the same may be said during it
+        series = _Series(path, emitted_at=now, written_at=now)
+        self._series.put(key, series)  # before the write: the note may repeat during it
         try:
             collection = resource_path(_API_VERSION, "events", namespace=namespace)
             try:
                 await self._session.create(collection, event, timeout_seconds=seconds)
-            except AlreadyExistsError:  # we have said so before we were restarted, or long ago
+            except AlreadyExistsError:  # from before a restart, or long ago
                 there = await self._session.get(path, timeout_seconds=seconds)
                 counted: dict[str, Any] = there.get("series") or {}
                 series.count = int(counted.get("count") or 1) + 1
                 await self._write_count(series, now)
         except BaseException:
-            self._series.items.pop(said, None)  # it was not said: the next attempt may
+            self._series.items.pop(key, None)  # not emitted: the next attempt may succeed
             raise
 
     async def _repeat(self, series: _Series, now: float) -> None:
         series.count += 1
-        series.said_at = now
+        series.emitted_at = now
         if now >= series.written_at + self._timings.count_seconds:
             await self._write_count(series, now)
 
@@ -208,26 +203,22 @@ class EventRecorder:
                 series.path, body, timeout_seconds=self._timings.request_seconds
             )
         except NotFoundError:
-            # The server has forgotten it (after an hour, by default): the next time it is new.
-            series.said_at = -self._timings.same_seconds
+            # The server has deleted it (after an hour, by default): the next one is new.
+            series.emitted_at = -self._timings.same_seconds
 
-    def _may_say_more(self, about: tuple[str, ...], now: float) -> bool:
-        bucket = self._buckets.get(about)
-        if bucket is None:
-            bucket = _Bucket(tokens=self._timings.burst, filled_at=now)
-            self._buckets.put(about, bucket)
-        refill = (now - bucket.filled_at) / self._timings.refill_seconds
-        bucket.tokens = min(self._timings.burst, bucket.tokens + refill)
-        bucket.filled_at = now
-        if bucket.tokens < 1:
-            return False
-        bucket.tokens -= 1
-        return True
+    def _within_rate(self, about: tuple[str, ...]) -> bool:
+        limiter = self._limiters.get(about)
+        if limiter is None:
+            limiter = RateLimiter(
+                burst=self._timings.burst, per_second=1 / self._timings.refill_seconds
+            )
+            self._limiters.put(about, limiter)
+        return limiter.take()
 
     def _event(
         self, reference: Mapping[str, str], *, type: str, reason: str, action: str, note: str
     ) -> dict[str, Any]:
-        # Everything that makes two Events different, so that the same cause finds the same name.
+        # Everything that distinguishes two Events, so that the same cause has the same name.
         about = (reference["kind"], reference.get("uid", ""), type, reason, note)
         parts = (*self._author, *about)
         digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
@@ -236,7 +227,7 @@ class EventRecorder:
             "kind": "Event",
             "metadata": {
                 "name": f"{reference['name'][:_MAX_OBJECT_NAME_CHARACTERS].rstrip('.-')}.{digest}",
-                # Events about what has no namespace live in "default".
+                # Events about objects without a namespace belong to "default".
                 "namespace": reference.get("namespace") or "default",
             },
             "eventTime": _timestamp(),
@@ -251,7 +242,7 @@ class EventRecorder:
 
 
 def _reference(regarding: Mapping[str, Any]) -> dict[str, str]:
-    """Make an object reference of an object or of a reference."""
+    """Return an object reference for an object or a reference."""
     metadata: Mapping[str, Any] = regarding.get("metadata") or regarding
     found = {
         "apiVersion": regarding.get("apiVersion"),

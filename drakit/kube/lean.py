@@ -1,13 +1,13 @@
 """
-The only door to kubernetes-asyncio, which is used for what is tedious to write: the rules of
-in-cluster and kubeconfig files, exec plugins, OIDC, TLS settings and proxies.
+The only importer of kubernetes-asyncio, for what is tedious to write: the rules of in-cluster and
+kubeconfig files, exec plugins, OIDC, TLS settings and proxies.
 
-Importing any of its modules the usual way imports all of its models: 32 MiB more on every node, and
-up to two seconds. So its packages are registered as empty ones that only know their folder, and the
-few modules that we need are imported below them. This leans on the library's private layout: if
-that has changed, it is imported as usual, and one log line says so.
+The usual import of any of its modules imports all of its models: 32 MiB more on every node, and up
+to two seconds. So its packages are registered as empty ones that only know their folder, and the
+few modules that we need are imported below them. This relies on the library's private layout: if
+that changes, the library is imported as usual, and one log line reports it.
 
-It must not know requests, errors and objects. All that is untyped in the library ends here.
+It must not know requests, errors and objects. Everything untyped in the library ends here.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ _import_lock = threading.Lock()
 
 
 class ConfigError(Exception):
-    """There is no usable way to the API server; the text says where it was looked for."""
+    """There is no usable configuration of the API server; the text names the places."""
 
 
 @dataclass(kw_only=True)
 class ClusterAccess:
-    """Where the API server is and how it is reached, as one configuration said."""
+    """The API server's address and credentials, from one configuration."""
 
     server: str
     authorization: str | None
@@ -196,7 +196,7 @@ def _has_endless_token(loader: Any) -> bool:
 
 
 def _reason(error: Exception) -> str:
-    # YAML errors quote the file, tokens and all: only their type is told.
+    # YAML errors quote the file with its tokens: only their type is reported.
     if type(error).__name__ == "ConfigException" or isinstance(error, OSError):
         return str(error)
     return f"it cannot be read ({type(error).__name__})"

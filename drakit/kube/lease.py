@@ -2,12 +2,12 @@
 Leader election with a Lease: at most one of several processes does the work.
 
 The holder renews its Lease; a candidate takes it over once it has seen no renewal for the Lease's
-duration. Both measure with the loop's clock from what they did and saw themselves: times in the
-Lease are for people, since the clocks of two nodes differ. The holder stops its work well before
-any candidate may begin: it has ``lease - renew_deadline`` seconds for it.
+duration. Both measure what they did and saw themselves with the loop's clock: times in the Lease
+are for people, because the clocks of two nodes differ. The holder stops its work well before any
+candidate may start: it has ``lease - renew_deadline`` seconds for that.
 
-It does not fence: a process that is frozen for longer than the lease finds out when it wakes.
-Whoever writes what must not be written twice asks ``is_leader`` right before.
+There is no fencing: a process that is frozen for longer than the lease notices when it wakes.
+Check ``is_leader`` immediately before a write that must not happen twice.
 
 It must not know what the work is.
 """
@@ -24,6 +24,7 @@ from typing import Any, Protocol
 
 from drakit.kube.errors import AlreadyExistsError, ApiError, ConflictError, NotFoundError
 from drakit.kube.paths import resource_path
+from drakit.logs import ProblemLog
 
 __all__ = ("LeaseElection", "LeaseTimings", "WorkNotStoppedError")
 
@@ -31,22 +32,22 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 _API_VERSION = "coordination.k8s.io/v1"
 _RELEASE_TIMEOUT_SECONDS = 2.0
-"""Releasing saves the others the wait; it is not worth to hold up our own end for long."""
+"""A release saves the others the wait, but must not delay our own end for long."""
 
 _STOP_TIMEOUT_SECONDS = 30.0
-"""How long the work may take to stop while the Lease is still ours; Kubernetes waits as long."""
+"""The time limit of the work's stop while the Lease is still ours, as in Kubernetes."""
 
 
 class WorkNotStoppedError(Exception):
-    """The leader's work did not end when it was cancelled: only the process's end can stop it."""
+    """The leader's work did not end when it was cancelled; only the end of the process stops it."""
 
 
 class _LostError(Exception):
-    """Somebody else holds the Lease."""
+    """Another candidate holds the Lease."""
 
 
 class Leases(Protocol):
-    """What an election needs of a session."""
+    """The requests that an election needs of a session."""
 
     async def get(self, path: str, *, timeout_seconds: float | None = None) -> dict[str, Any]: ...
     async def create(
@@ -62,13 +63,13 @@ class LeaseTimings:
     """Seconds; a candidate leads at most ``lease + 2 * retry`` after the holder's last renewal."""
 
     lease_seconds: int = 8
-    """How long a Lease holds after its last renewal."""
+    """The duration of a Lease after its last renewal."""
 
     renew_deadline_seconds: float = 5.0
-    """After so long without a renewal the holder stops its work; the rest is for stopping."""
+    """After this time without a renewal the holder stops its work; the rest is for the stop."""
 
     retry_seconds: float = 1.0
-    """Between two renewals, and between two looks of a candidate."""
+    """Between two renewals, and between two checks of a candidate."""
 
     def __post_init__(self) -> None:
         if not self.retry_seconds < self.renew_deadline_seconds < self.lease_seconds:
@@ -90,8 +91,8 @@ class LeaseElection:
         identity: str,
         timings: LeaseTimings | None = None,
     ) -> None:
-        """``identity`` is for people (the pod's name); each candidate adds something of its own, as
-        a container that is restarted in its pod is another candidate."""
+        """``identity`` is for people (the pod's name); each candidate adds a random part, because a
+        restarted container of the pod is another candidate."""
         self._session = session
         self._collection = resource_path(_API_VERSION, "leases", namespace=namespace)
         self._path = resource_path(_API_VERSION, "leases", namespace=namespace, name=name)
@@ -99,11 +100,12 @@ class LeaseElection:
         self._timings = timings or LeaseTimings()
         self.identity: str = f"{identity}_{secrets.token_hex(4)}"
         self.holder: str | None = None
-        """Who holds the Lease, as last seen; "" if nobody does, None before the first look."""
+        """The last known holder of the Lease; "" if it has none, None before the first read."""
         self._lease: dict[str, Any] | None = None
         self._seen: tuple[Any, ...] = ()
         self._seen_at = 0.0
-        self._complaint = ""
+        # What prevents us from leading may last, such as a missing permission.
+        self._log = ProblemLog(logger, "cannot take the lease")
         self._renewed_at: float | None = None
         """When the last successful renewal was sent; None if we do not hold the Lease."""
 
@@ -121,8 +123,8 @@ class LeaseElection:
         Take part in the election until cancelled.
 
         ``on_started`` is the leader's work: it runs in a task that is cancelled when the Lease may
-        be lost, and again when we lead again. ``on_stopped`` is called each time it has ended. If
-        the work ends of itself, or fails, the Lease is released and so does this.
+        be lost, and runs again when we lead again. ``on_stopped`` is called each time it has ended.
+        If the work ends by itself, or fails, the Lease is released and the election ends.
         """
         while True:
             await self._acquire()
@@ -141,7 +143,7 @@ class LeaseElection:
         while True:
             try:
                 async with asyncio.timeout(self._timings.renew_deadline_seconds):
-                    await self._look()
+                    await self._read()
                     if self._free():
                         await self._write()
                         if self.is_leader:
@@ -149,7 +151,7 @@ class LeaseElection:
             except (ConflictError, AlreadyExistsError):
                 pass  # another candidate was faster
             except (ApiError, TimeoutError) as error:
-                self._complain(error)
+                self._log.report(str(error))
             await asyncio.sleep(self._timings.retry_seconds)
 
     async def _lead(self, on_started: Callable[[], Awaitable[None]]) -> bool:
@@ -172,8 +174,8 @@ class LeaseElection:
         return ended
 
     async def _stop(self, working: asyncio.Task[None], renewing: asyncio.Task[None]) -> None:
-        # The work is stopped first, under a lease that is renewed as long as it can be: then it may
-        # take its time. If the lease can no more be renewed, the lease's end is the limit.
+        # The work stops first, while the lease is still renewed, so that it may take its time. If
+        # the lease cannot be renewed any more, its end is the limit.
         working.cancel()
         began, timings = _now(), self._timings
         while not working.done():
@@ -186,7 +188,7 @@ class LeaseElection:
         renewing.cancel()
         await asyncio.wait({renewing})
         if not working.done():
-            self._renewed_at = None  # not to be released: it is still in use
+            self._renewed_at = None  # it must not be released: it is still in use
             raise WorkNotStoppedError(
                 "the leader's work did not end when it was cancelled, and its lease ends; this "
                 "process must end before another one leads"
@@ -220,20 +222,20 @@ class LeaseElection:
                 logger.debug("cannot renew the lease", extra={"error": str(error)})
                 await asyncio.sleep(self._timings.retry_seconds)
             try:
-                await self._look()
+                await self._read()
             except ApiError:
                 await asyncio.sleep(self._timings.retry_seconds)
             if self.holder not in (self.identity, ""):
                 raise _LostError
 
-    async def _look(self) -> None:
-        """Read the Lease, and note when it was last seen to change."""
+    async def _read(self) -> None:
+        """Read the Lease, and note the time if it has changed."""
         timeout = self._timings.renew_deadline_seconds
         try:
             self._lease = await self._session.get(self._path, timeout_seconds=timeout)
         except NotFoundError:
-            # If it was deleted by hand, its holder goes on until its next renewal: it counts as
-            # the holder for as long as if the Lease were still there.
+            # If somebody deleted it, its holder continues until its next renewal. So it counts as
+            # the holder as if the Lease still existed.
             self._lease, self.holder = None, self.holder or ""
             return
         spec = self._spec()
@@ -245,13 +247,13 @@ class LeaseElection:
     def _free(self) -> bool:
         if not self.holder or self.holder == self.identity:
             return True
-        # The holder's own duration counts: it may be of another version than we are.
+        # The holder's own duration counts: its version may differ from ours.
         lease_seconds = self._spec().get("leaseDurationSeconds") or self._timings.lease_seconds
         return _now() >= self._seen_at + lease_seconds
 
     async def _write(self) -> None:
-        """Take or renew the Lease; nothing but what we last saw is overwritten."""
-        sent_at = _now()  # what others see is later, so we are the first to think it has expired
+        """Take or renew the Lease; overwrite only the version that we last read."""
+        sent_at = _now()  # others see it later, so for us it expires first
         old, now = self._spec(), _timestamp()
         ours = old.get("holderIdentity") == self.identity
         transitions = int(old.get("leaseTransitions") or 0)
@@ -267,10 +269,10 @@ class LeaseElection:
         self._renewed_at = sent_at
 
     async def _release(self) -> None:
-        """Give the Lease up, so that the next holder need not wait for its end."""
+        """Release the Lease, so that the next holder need not wait for its end."""
         held, self._renewed_at = self._renewed_at, None
         if held is None or self._spec().get("holderIdentity") != self.identity:
-            return  # what we last saw is somebody else's
+            return  # another candidate had it at the last read
         spec = self._spec() | {
             "holderIdentity": "",
             "leaseDurationSeconds": 1,
@@ -281,7 +283,7 @@ class LeaseElection:
                 await self._put(spec, timeout_seconds=_RELEASE_TIMEOUT_SECONDS)
                 self.holder = ""
         except (ApiError, TimeoutError) as error:
-            # Conflict: somebody else has it already. Else it ends by itself.
+            # Conflict: another candidate already has it. Otherwise it expires by itself.
             logger.info("the lease was not released", extra={"error": str(error)})
 
     async def _put(self, spec: Mapping[str, Any], *, timeout_seconds: float) -> dict[str, Any]:
@@ -297,12 +299,6 @@ class LeaseElection:
             )
         body = {**self._lease, "spec": spec}
         return await self._session.replace(self._path, body, timeout_seconds=timeout_seconds)
-
-    def _complain(self, error: Exception) -> None:
-        """Warn once of what keeps us from leading: it may be for ever (a missing permission)."""
-        level = logging.DEBUG if str(error) == self._complaint else logging.WARNING
-        self._complaint = str(error)
-        logger.log(level, "cannot take the lease", extra={"error": str(error)})
 
     def _spec(self) -> dict[str, Any]:
         return (self._lease or {}).get("spec") or {}

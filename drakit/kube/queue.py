@@ -1,8 +1,8 @@
 """
-A work queue of keys: many changes of one object are one piece of work; failures wait their turn.
+A work queue of keys: many changes of one object are one piece of work; failures are retried later.
 
-A key that is worked on is not given to another worker; if it is added meanwhile, it comes again
-afterwards. Time is the loop's. The work itself, and what a key means, is the workers' business.
+While a worker has a key, no other worker gets it; if the key is added meanwhile, it is queued again
+afterwards. Time is the loop's. The workers decide what a key means.
 
 It must not know Kubernetes. It belongs to one loop; from elsewhere use ``call_soon_threadsafe``.
 """
@@ -23,7 +23,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 class QueueFullError(Exception):
-    """There are more keys than the queue holds; the one that was added is not in it."""
+    """The queue is full; the key was not added."""
 
     def __init__(self, capacity: int) -> None:
         super().__init__(f"the work queue is full ({capacity} keys)")
@@ -59,28 +59,28 @@ class WorkQueue(Generic[Key]):
         retry_seconds: float = 0.5,
         retry_limit_seconds: float = 300.0,
     ) -> None:
-        """``capacity`` bounds all keys: waiting, ready and worked on."""
+        """``capacity`` limits all keys: waiting, ready and in progress."""
         self._capacity = capacity
         self._retry_seconds = retry_seconds
         self._retry_limit_seconds = retry_limit_seconds
-        self._ready: dict[Key, float] = {}  # in order; the value is when it became so
+        self._ready: dict[Key, float] = {}  # in order; the value is the time since when
         self._waiting: dict[Key, _Waiting] = {}
         self._working: set[Key] = set()
-        self._again: set[Key] = set()  # added while they were worked on
+        self._again: set[Key] = set()  # added while they were in progress
         self._backoffs: dict[Key, Backoff] = {}
         self._getters: deque[asyncio.Future[None]] = deque()
 
     def __len__(self) -> int:
-        """How many keys are ready or waiting."""
+        """The number of keys that are ready or waiting."""
         return len(self._ready) + len(self._waiting) + len(self._again)
 
     def add(self, key: Key) -> None:
-        """Have a key worked on soon; QueueFullError if there is no room for another."""
+        """Queue a key. Raises QueueFullError if there is no room for another."""
         self._check_room(key)
         self._make_ready(key)
 
     def add_after(self, key: Key, seconds: float) -> None:
-        """Have a key worked on in some time, or before if it is added otherwise."""
+        """Queue a key after some time, or before if it is added otherwise."""
         if seconds <= 0:
             self.add(key)
             return
@@ -96,7 +96,7 @@ class WorkQueue(Generic[Key]):
         self._waiting[key] = _Waiting(due, loop.call_at(due, self.add, key))
 
     def retry(self, key: Key) -> float:
-        """Have a key worked on again after a failure; return in how many seconds."""
+        """Queue a key again after a failure; return the delay in seconds."""
         backoff = self._backoffs.get(key)
         if backoff is None:
             backoff = self._backoffs[key] = Backoff(
@@ -107,7 +107,7 @@ class WorkQueue(Generic[Key]):
         return seconds
 
     def forget(self, key: Key) -> None:
-        """Forget a key's failures. Needed after success, and when its object is gone."""
+        """Reset a key's failures. Needed after success, and when its object is gone."""
         self._backoffs.pop(key, None)
 
     def failures(self, key: Key) -> int:
@@ -115,14 +115,14 @@ class WorkQueue(Generic[Key]):
         return backoff.failures if backoff else 0
 
     async def get(self) -> Key:
-        """Wait for a key; nobody else gets it until :meth:`done`."""
+        """Wait for a key; no other worker gets it until :meth:`done`."""
         while not self._ready:
             getter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._getters.append(getter)
             try:
                 await getter
             except asyncio.CancelledError:
-                # We may have been woken and cancelled in one go: the key is for somebody else.
+                # Woken and cancelled at the same time: the key is for another worker.
                 if getter.done() and not getter.cancelled() and self._ready:
                     self._wake_getter()
                 raise
@@ -132,20 +132,20 @@ class WorkQueue(Generic[Key]):
         return key
 
     def done(self, key: Key) -> None:
-        """Say that the work on a key has ended, however it did."""
+        """End the work on a key, with or without success."""
         self._working.discard(key)
         if key in self._again:
             self._again.discard(key)
-            self._make_ready(key)  # it had its room: other keys may wait and be worked on, too
+            self._make_ready(key)  # it already had its room
 
     def oldest_seconds(self) -> float:
-        """How long the first ready key has been waiting for a worker; for health checks."""
+        """Seconds that the first ready key has been waiting for a worker; for health checks."""
         if not self._ready:
             return 0.0
         return asyncio.get_running_loop().time() - next(iter(self._ready.values()))
 
     def close(self) -> None:
-        """Forget everything, timers included. Workers are cancelled by their owner."""
+        """Drop all keys and timers. The owner of the workers cancels them."""
         for waiting in self._waiting.values():
             waiting.timer.cancel()
         for keys in (self._ready, self._waiting, self._again, self._backoffs):

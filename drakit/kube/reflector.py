@@ -1,11 +1,11 @@
 """
-A collection, followed for ever: everything that is there, then every change, whatever happens.
+Follows a collection without end: all its objects, then every change, despite errors.
 
-A watch that ends is resumed at the last version that was seen (bookmarks included); one that cannot
-be resumed (410) begins with a new list. Errors are waited out, for longer and longer. What the
-objects mean, and how much of them is kept, is the consumer's business.
+A watch that ends is resumed at the last version (bookmarks included); one that cannot be resumed
+(410) starts with a new list. Errors are retried with backoff. The consumer decides what the objects
+mean, and how much of them it keeps.
 
-It must not know kinds, nor who else watches.
+It must not know kinds, or other watchers.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ __all__ = ("Applied", "Change", "Collection", "Deleted", "Reflector", "Replaced"
 logger: logging.Logger = logging.getLogger(__name__)
 
 HEALTHY_SECONDS = 5.0
-"""A watch that lasted this long, or brought anything, is resumed at once when it ends: servers end
-watches every few minutes. One that ends before is a failure, or it would be asked in a hot loop."""
+"""A watch that lasted this long, or received anything, is resumed at once when it ends: servers end
+watches every few minutes. One that ends before is a failure: otherwise it would be a hot loop."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Replaced:
-    """All there is: what the consumer knows and is not in it has been deleted meanwhile."""
+    """All objects: those that the consumer knows and that are missing here have been deleted."""
 
     items: list[dict[str, Any]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Applied:
-    """An object is new, or has changed. It may be told twice."""
+    """An object is new, or has changed. It may be repeated."""
 
     object: dict[str, Any]
 
@@ -56,7 +56,7 @@ Change = Replaced | Applied | Deleted
 
 
 class Collection(Protocol):
-    """What the reflector needs of a session."""
+    """The requests that the reflector needs of a session."""
 
     async def list(
         self, path: str, *, params: Mapping[str, str] | None = None
@@ -87,18 +87,18 @@ class Reflector:
         self._heard_at: float | None = None
         self._skipped = SkippedLog()
         self.synced: bool = False
-        """Whether everything has been listed once."""
+        """Whether the collection has been listed once."""
         self.last_error: ApiError | None = None
-        """Why it is not watching at the moment; None if it is, or is about to begin."""
+        """Why it is not watching at the moment; None if it is, or is about to start."""
 
     def silent_seconds(self) -> float:
-        """Seconds since the server last told anything, bookmarks included; for health checks."""
+        """Seconds since the server last sent anything, bookmarks included; for health checks."""
         if self._heard_at is None:
             return float("inf")
         return asyncio.get_running_loop().time() - self._heard_at
 
     async def changes(self) -> AsyncGenerator[Change]:
-        """Give :class:`Replaced` first and after each gap, else one change after the other."""
+        """Yield :class:`Replaced` first and after each gap, otherwise one change at a time."""
         while True:
             try:
                 if self._version is None:
@@ -118,7 +118,7 @@ class Reflector:
                 await self._wait(error)
 
     async def _watched(self) -> AsyncGenerator[Change]:
-        """One watch; ends in order if it may be resumed at once, else raises why not."""
+        """One watch. Returns if it may be resumed at once, otherwise raises the reason."""
         assert self._version is not None
         loop = asyncio.get_running_loop()
         began, events = loop.time(), 0
@@ -160,7 +160,7 @@ class Reflector:
         seconds = self._backoff.next_seconds()
         if isinstance(error, TooManyRequestsError | UnavailableError):
             seconds = max(seconds, min(error.retry_after_seconds or 0, 60))
-        # The first failure of a watch is everyday: a server restarts, a balancer cuts an idle
+        # A single failure of a watch is normal: a server restarts, a balancer cuts an idle
         # connection. It is worth a warning when the next attempt fails too.
         level = logging.WARNING if self._backoff.failures == 2 else logging.DEBUG
         logger.log(

@@ -5,7 +5,7 @@ One stream, from its first byte to its end or first error; :mod:`.reflector` sta
 object that is too large or nested too deeply affects only its own event, which then contains only
 the metadata at the start of its line.
 
-It must not know connections and timeouts: the chunks are handed in.
+It must not know connections and timeouts: the caller passes the chunks.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _NAMED = re.compile(rb'"(name|namespace|uid|resourceVersion)":"([^"\\]*)"')
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WatchEvent:
-    """One change. Of a bookmark's object only ``metadata.resourceVersion`` means anything."""
+    """One change. A bookmark's object has only a meaningful ``metadata.resourceVersion``."""
 
     type: EventType
     object: dict[str, Any]
@@ -42,7 +42,7 @@ class WatchEvent:
 
 
 async def read_events(chunks: AsyncIterable[bytes], *, path: str) -> AsyncGenerator[WatchEvent]:
-    """Give each event; an ERROR event is raised as the error that it carries (410: GoneError)."""
+    """Yield each event; raise an ERROR event as the error that it contains (410: GoneError)."""
     async for line, whole in _lines(chunks):
         try:
             event = orjson.loads(line) if whole else None

@@ -1,12 +1,12 @@
 """
-What tests of drivers are made of: a kubelet, an API server, and the rules of the contract::
+Tests of drivers: a fake kubelet, a fake API server, and the rules of the driver contract::
 
     from drakit.testing import conformance_tests
 
     test_conformance = conformance_tests("my_pkg:MyDriver", config={"directory": "{root}/cameras"})
 
-Names are loaded when first used. It needs ``drakit[testing]``, and must not be imported by anything
-that runs on a node.
+The names here are public; the modules below are internal. Names are loaded when first used. It
+needs ``drakit[testing]``, and must not be imported by anything that runs on a node.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """
-An API server in memory, over real HTTP, for tests of everything that talks to Kubernetes.
+An API server in memory, over real HTTP, for tests of all code that uses the Kubernetes API.
 
     async with FakeApiServer() as server:
         server.store("/apis/resource.k8s.io/v1/namespaces/lab/resourceclaims/cam", {"spec": {}})
@@ -7,17 +7,16 @@ An API server in memory, over real HTTP, for tests of everything that talks to K
         ...
         assert ("POST", "/api/v1/namespaces/lab/events") in server.requests
 
-What it does as the real one: resource versions, ``AlreadyExists`` and ``Conflict``, delete
-preconditions, finalizers, generations, writes without a change that write nothing, ``status`` apart
-from the rest, dry runs, equality selectors, pages that expire, watches with history, bookmarks and
-410, lists of metadata alone.
-What it does not: schemas, defaults, admission, authorisation; server-side apply is a merge that
-replaces lists and knows no field owners.
+Like the real one it has resource versions, ``AlreadyExists`` and ``Conflict``, delete
+preconditions, finalizers, generations, no-op writes, a separate ``status``, dry runs, equality
+selectors, pages that expire, watches with history, bookmarks and 410, and lists of metadata.
+It has no schemas, defaults, admission and authorisation; server-side apply is a merge that replaces
+lists and has no field owners.
 
 Kinds are not registered: any path of the usual shape works; ``served`` restricts a group to the
-versions that a cluster serves. To see what happens when a server
-misbehaves: ``fail``, ``delay``, ``token``, ``expire_history``, ``expire_pages``, ``drop_watches``,
-``end_watches_at_once``, ``send_to_watches`` and ``verbatim``.
+versions that a cluster serves. To let the server misbehave: ``fail``, ``delay``, ``token``,
+``expire_history``, ``expire_pages``, ``drop_watches``, ``end_watches_at_once``,
+``send_to_watches`` and ``verbatim``.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ __all__ = ("FakeApiServer", "Fault")
 
 @dataclass
 class Fault:
-    """What happens to matching requests instead of, or before, an answer."""
+    """A fault of matching requests, instead of an answer or before it."""
 
     method: str
     path: str
@@ -64,7 +63,7 @@ class FakeApiServer:
     end_watches_at_once: bool = False  # watches are accepted, and end without an event
     served: dict[str, list[str]] = field(
         default_factory=dict[str, list[str]]
-    )  # versions by group; else any is
+    )  # versions by group; any version of other groups
     requests: list[tuple[str, str]] = field(
         default_factory=list[tuple[str, str]]
     )  # (method or WATCH, path)
@@ -94,10 +93,10 @@ class FakeApiServer:
         self.drop_watches()
         await self._runner.cleanup()
 
-    # ------------------------------------------------------------ what tests do with it
+    # ------------------------------------------------------------ for tests
 
     def write_kubeconfig(self, folder: Path, *, token: str | None = None) -> Path:
-        """Write a kubeconfig that leads here (with ``token``, or the one that is asked for)."""
+        """Write a kubeconfig of this server, with ``token`` or the required one."""
         token = token or self.token
         named = {
             "apiVersion": "v1",
@@ -112,7 +111,7 @@ class FakeApiServer:
         return path
 
     def store(self, path: str, obj: Object) -> Object:
-        """Put an object at its path, status included, as if somebody else had written it."""
+        """Put an object at its path, status included, as another client would."""
         target = ObjectPath.parse(path)
         if target.key not in self.cluster.objects:
             named = merge(obj, {"metadata": {"name": target.name}})

@@ -1,11 +1,11 @@
 """
-The objects of a cluster and their history, in memory: what an API server does with a request.
+The objects of a cluster and their history, in memory, as an API server's requests change them.
 
 There is no HTTP, so that tests on a virtual clock can use it alone; :mod:`.apiserver` serves it.
-What it does not: schemas, defaults, admission, authorisation; server-side apply is a merge that
-replaces lists and knows no field owners.
+There are no schemas, defaults, admission and authorisation; server-side apply is a merge that
+replaces lists and has no field owners.
 
-It must not know which kinds there are.
+It must not know kinds.
 """
 
 from __future__ import annotations

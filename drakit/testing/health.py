@@ -1,7 +1,7 @@
 """
-The kubelet's side of a health stream: what it makes of it, and for how long it believes it.
+The kubelet's side of a health stream: what the status of pods would show, and for how long.
 
-It must not know where the health comes from.
+It must not know the source of the health.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from drakit_proto.kubelet.drahealth.v1 import health_pb2_grpc as v1_grpc
 from drakit_proto.kubelet.drahealth.v1alpha1 import health_pb2 as v1alpha1
 from drakit_proto.kubelet.drahealth.v1alpha1 import health_pb2_grpc as v1alpha1_grpc
 
-__all__ = ("HealthSubscriber", "Told", "health_version")
+__all__ = ("HealthSubscriber", "Report", "health_version")
 
 _VERSIONS: Mapping[str, tuple[Any, Any]] = {
     "v1": (v1, v1_grpc),
     "v1alpha1": (v1alpha1, v1alpha1_grpc),
 }
 DEFAULT_TIMEOUT_SECONDS = 30
-"""How long a kubelet believes where it was not told."""
+"""How long a report holds for a kubelet, if the report has no time."""
 
 
 def health_version(supported: Iterable[str]) -> str | None:
@@ -37,20 +37,20 @@ def health_version(supported: Iterable[str]) -> str | None:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Told:
-    """What the kubelet knows of one device."""
+class Report:
+    """The kubelet's record of one device."""
 
     status: str
     message: str
     until: float
-    """Until when it believes so, loop clock."""
+    """Until when the report holds, loop clock."""
 
 
 class HealthSubscriber:
     """
-    Reads one stream: a device's health holds from its receipt for as long as the driver said.
+    Reads one stream: a report holds from its receipt for the time in it.
 
-    `async with` ends it. When the stream ends, all that was told is forgotten.
+    `async with` ends it. When the stream ends, all reports are dropped.
     """
 
     def __init__(self, channel: Any, *, version: str) -> None:
@@ -63,7 +63,7 @@ class HealthSubscriber:
         self.call: Any = stubs.DRAResourceHealthStub(channel).NodeWatchResources(
             self._messages.NodeWatchResourcesRequest()
         )
-        self._known: dict[tuple[str, str], Told] = {}
+        self._known: dict[tuple[str, str], Report] = {}
         self._news = asyncio.Event()
         self._reading = asyncio.create_task(self._read())
 
@@ -81,19 +81,19 @@ class HealthSubscriber:
         await asyncio.wait([self._reading])
 
     def status(self, device: str, *, pool: str = "node-1") -> str:
-        """Give what a pod's status would say of a device."""
-        told = self._known.get((pool, device))
-        if told is None or asyncio.get_running_loop().time() > told.until:
+        """Return the health of a device in a pod's status."""
+        report = self._known.get((pool, device))
+        if report is None or asyncio.get_running_loop().time() > report.until:
             return "Unknown"
-        return told.status
+        return report.status
 
     def message(self, device: str, *, pool: str = "node-1") -> str:
-        """Give the text beside it."""
-        told = self._known.get((pool, device))
-        return "" if told is None else told.message
+        """Return the message beside it."""
+        report = self._known.get((pool, device))
+        return "" if report is None else report.message
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Wait for messages, or the stream's end, until something is so."""
+        """Wait for messages, or the stream's end, until a condition holds."""
         async with asyncio.timeout(5):
             while not condition():
                 self._news.clear()
@@ -116,7 +116,7 @@ class HealthSubscriber:
             key = health.device.pool_name, health.device.device_name
             status = self._messages.HealthStatus.Name(health.health).capitalize()
             seconds = health.health_check_timeout_seconds
-            self._known[key] = Told(
+            self._known[key] = Report(
                 status=status,
                 message=health.message,
                 until=now + (seconds if seconds > 0 else DEFAULT_TIMEOUT_SECONDS),

@@ -1,12 +1,11 @@
 """
-The kubelet's side of drivers' sockets: it registers them, prepares and unprepares claims, and
-follows health.
+The kubelet's side of drivers' sockets: registration, prepare, unprepare and health.
 
     async with FakeKubelet(root) as kubelet:
         dra = await kubelet.register()
         answers = await kubelet.prepare(dra, claim)
 
-It must not know what is behind the sockets: it does what kubelets do, and judges nothing.
+It must not know what serves the sockets: it does what kubelets do, and judges nothing.
 """
 
 from __future__ import annotations
@@ -34,10 +33,10 @@ _VERSIONS: Mapping[str, tuple[Any, Any]] = {
 }
 
 GET_INFO_SECONDS = 1.0
-"""What a kubelet waits for GetInfo."""
+"""A kubelet's deadline for GetInfo."""
 
 NOTIFY_SECONDS = 5.0
-"""What a kubelet waits for its message that a driver is registered."""
+"""A kubelet's deadline for its message that a driver is registered."""
 
 
 class FakeKubelet:
@@ -64,7 +63,7 @@ class FakeKubelet:
             await channel.close()
 
     def sockets(self) -> list[Path]:
-        """Give what a kubelet sees: dot files and anything but sockets is ignored."""
+        """Return the sockets that a kubelet finds: it ignores dot files and other files."""
         if not self.registry.exists():
             return []
         found = self.registry.iterdir()
@@ -78,14 +77,14 @@ class FakeKubelet:
     # ------------------------------------------------------------ registration
 
     async def get_info(self, path: Path) -> registration_pb2.PluginInfo:
-        """Ask at a registration socket who is there, over a connection of its own."""
+        """Call GetInfo at a registration socket, over a connection of its own."""
         async with _connect(path) as channel:
             return await registration_pb2_grpc.RegistrationStub(channel).GetInfo(
                 registration_pb2.InfoRequest(), timeout=GET_INFO_SECONDS
             )
 
     async def notify(self, path: Path, *, error: str | None = None) -> None:
-        """Say at a registration socket that the driver is registered, or why it is not."""
+        """Notify a registration socket that the driver is registered, or why it is not."""
         async with _connect(path) as channel:
             await registration_pb2_grpc.RegistrationStub(channel).NotifyRegistrationStatus(
                 registration_pb2.RegistrationStatus(

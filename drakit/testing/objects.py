@@ -1,7 +1,7 @@
 """
-What requests to an API server are made of: paths, selectors, merge patches, refusals.
+Requests to an API server: paths, selectors, merge patches, errors.
 
-It must not know which objects there are, or HTTP.
+It must not know the stored objects, or HTTP.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ("Object", "ObjectKey", "ObjectPath", "StatusError", "merge", "selecte
 
 Object: TypeAlias = dict[str, Any]
 ObjectKey: TypeAlias = tuple[str, str, str]
-"""Collection, namespace or nothing, name."""
+"""Collection, namespace (may be empty), name."""
 
 
 class StatusError(Exception):
@@ -47,7 +47,7 @@ class StatusError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class ObjectPath:
-    """What a path names."""
+    """The parts of a path."""
 
     collection: str
     """Group, version and resource, as ``/apis/resource.k8s.io/v1/resourceclaims``."""
@@ -75,11 +75,11 @@ class ObjectPath:
 
     @property
     def key(self) -> ObjectKey:
-        """The object that is named."""
+        """The key of the object."""
         return self.collection, self.namespace or "", self.name or ""
 
     def holds(self, key: ObjectKey) -> bool:
-        """Whether an object is in the collection that is named."""
+        """Return whether an object is in the collection."""
         return key[0] == self.collection and self.namespace in (None, key[1])
 
 
@@ -97,7 +97,7 @@ def merge(target: Any, patch: Any) -> Any:
 
 
 def selected(obj: Object | None, params: Mapping[str, str]) -> bool:
-    """Whether an object matches the field and label selectors (equality only)."""
+    """Return whether an object matches the field and label selectors (equality only)."""
     if obj is None:
         return False
     for term in filter(None, params.get("fieldSelector", "").split(",")):

@@ -1,8 +1,8 @@
 """
-The pytest plugin of ``drakit[testing]``: what tests with a kubelet need, as fixtures.
+The pytest plugin of ``drakit[testing]``: fixtures for tests with a kubelet.
 
-It is loaded in every pytest session of an environment that has drakit: it must not import anything
-that costs. The rules of the contract are :mod:`.suite`'s, and need no plugin.
+Every pytest session in an environment with drakit loads it: it must not import anything expensive.
+The rules of the contract are in :mod:`.suite`, and need no plugin.
 """
 
 from __future__ import annotations

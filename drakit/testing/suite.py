@@ -1,8 +1,8 @@
 """
 The rules of the contract as tests of a vendor's own suite, one a rule.
 
-It must not know the rules, or plugins of pytest: the tests are plain functions, for asyncio is run
-in each of them.
+It must not know the rules, or plugins of pytest: the tests are plain functions that run asyncio
+themselves.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def conformance_tests(
     without: Collection[str] = (),
 ) -> Callable[[Rule], None]:
     """
-    Give a test function that holds a driver to the rules, a test a rule::
+    Return a test function that checks a driver against the rules, one test a rule::
 
         test_conformance = conformance_tests(
             "my_pkg:MyDriver",
@@ -41,9 +41,9 @@ def conformance_tests(
     `target` is what ``drakit conformance`` takes. `config` is the driver's configuration, with
     ``{root}`` for the folder of the node; `parameters` are opaque parameters for its claims.
     `setup` is called with that folder before the first start on each node and after each reboot; as
-    a text it is a line for the shell. `without` names rules that are not tested: say why beside it.
+    text it is a shell command. `without` names rules that are not tested: comment on the reason.
 
-    Raises ValueError if it names a rule that there is not, or the target cannot be one.
+    Raises ValueError if it names an unknown rule, or the target is malformed.
     """
     found = rules()
     if unknown := set(without) - {rule.id for rule in found}:
@@ -62,7 +62,7 @@ def conformance_tests(
     )
     def test_conformance(rule: Rule) -> None:
         nonlocal unusable
-        # A driver that does not start is waited for once, and not in each of the tests.
+        # The wait for a driver that does not start happens once, not in each test.
         if unusable is None:
             result = asyncio.run(check_rule(tested, rule))
             unusable = result if result.unusable else None

@@ -7,7 +7,8 @@ drivers, separate round trips would cost a few percent of a processor. So one th
 only those with something to do are woken.
 
 Checks that can hang together, because they use the same disk, belong to one poller; checks of
-another disk must not wait for them. It must not know what is checked, or what happens then.
+another disk must not wait for them. :class:`FileWatch` is the check for files whose time of change
+tells enough. It must not know what is checked, or what happens then.
 """
 
 from __future__ import annotations
@@ -15,14 +16,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import os
+import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from pathlib import Path
 
-__all__ = ("FilePoller",)
+__all__ = ("FilePoller", "FileWatch")
 
 PERIOD_SECONDS = 1.0
 """Between two rounds: half of the 2 s within which a CDI file must be restored, and how long slices
 wait after the instance that published them has ended."""
+
+UNCHANGED_POLLS = 60
+"""After this many polls without a change, a watch reports one anyway: some file systems do not
+maintain the time of change reliably."""
+
+_Stamp = tuple[int, int, int] | None
+"""Inode, time of the last change (ns) and size; None if the file does not exist."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,3 +87,38 @@ def _finds_something(check: Callable[[], bool]) -> bool:
     with contextlib.suppress(Exception):
         return check()
     return True
+
+
+class FileWatch:
+    """
+    Detects changes of files and directories by their time of change alone.
+
+    That costs less than opening them, and than handling a missed or overflowing inotify queue.
+    """
+
+    def __init__(self, *paths: Path, settled_seconds: float) -> None:
+        """A change is reported again until it is older than `settled_seconds`: a second change may
+        have the same time, or may be visible only later."""
+        self._paths = [os.fspath(path) for path in paths]
+        self._settled_nanoseconds = int(settled_seconds * 1e9)
+        self._seen: list[_Stamp] | None = None
+        self._unchanged = 0
+
+    def changed(self) -> bool:
+        """Return whether there may have been a change since the last call. Blocks."""
+        now = [_stamp(path) for path in self._paths]
+        self._unchanged += 1
+        if now == self._seen and self._unchanged <= UNCHANGED_POLLS:
+            return False
+        self._unchanged = 0
+        newest = max((stamp[1] for stamp in now if stamp is not None), default=0)
+        self._seen = None if time.time_ns() - newest < self._settled_nanoseconds else now
+        return True
+
+
+def _stamp(path: str) -> _Stamp:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size

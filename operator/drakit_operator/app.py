@@ -11,6 +11,7 @@ It must not know what is found about pods and claims.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 from collections.abc import Mapping, Sequence
@@ -20,6 +21,7 @@ from pathlib import Path
 from drakit import tasks
 from drakit.kube import ApiError, NotFoundError, Session, connect, resource_path
 from drakit.kube.lease import LeaseElection, LeaseTimings
+from drakit.logs import ProblemLog
 from drakit.probes import StatusServers
 from drakit_operator.config import Config
 from drakit_operator.metrics import Metrics
@@ -33,10 +35,10 @@ logger = logging.getLogger(__name__)
 USER_AGENT = "drakit-operator"
 
 CHECK_SECONDS = 10.0
-"""Pause between two looks whether the API server answers us, for readiness."""
+"""Pause between two checks whether the API server answers us, for readiness."""
 
 CHECK_LIMIT_SECONDS = 35.0
-"""Without an answer for so long we are not ready: three looks failed."""
+"""Without an answer for so long we are not ready: three checks failed."""
 
 STOP_SECONDS = 5.0
 """Longest stop: Kopf's end (2 s) and the release of the Lease (2 s), and some."""
@@ -140,21 +142,26 @@ class App:
         return await connect(self._kubeconfig, user_agent=USER_AGENT)
 
     async def _check_for_ever(self, session: Session) -> None:
-        """Ask for our Lease now and then: whether it is there or not, that is an answer."""
+        """Read our Lease periodically: even if it does not exist, that is an answer."""
         path = resource_path(
             "coordination.k8s.io/v1",
             "leases",
             namespace=self._identity.namespace,
             name=self._config.election.lease_name,
         )
+        log = ProblemLog(
+            logger,
+            "the API server does not answer us",
+            recovered="the API server answers us again",
+        )
         while True:
             try:
-                await session.get(path)
-            except NotFoundError:
-                self._answered_at = asyncio.get_running_loop().time()
+                with contextlib.suppress(NotFoundError):
+                    await session.get(path)
             except ApiError as error:
-                logger.warning("the API server does not answer us", extra={"error": str(error)})
+                log.report(str(error))
             else:
+                log.report(None)
                 self._answered_at = asyncio.get_running_loop().time()
             await asyncio.sleep(CHECK_SECONDS)
 

@@ -217,12 +217,12 @@ def test_programs_of_the_target_find_the_modules_beside_them(tmp_path, monkeypat
             PythonTarget(
                 reference="tests.fakes.broken.publishing:WrongCapacity", values={"root": "{root}"}
             ),
-            r"device lamp-0 is left out: .*'2 GB' is no amount.*; this was awaited in vain",
+            r"device lamp-0 is left out: .*'2 GB' is no amount.*; the kit waited in vain",
             id="all-devices-left-out",
         ),
         pytest.param(
             BackendTarget(line="echo the lamp is dark >&2; exit 3"),
-            "the target's program ended with exit code 3: the lamp is dark; this was",
+            "the target's program ended with exit code 3: the lamp is dark; the kit waited",
             id="the-program-ends",
         ),
         pytest.param(

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from drakit import Device, Inventory
-from drakit_nodeplugin.claims.checkpoint.watch import DatabaseWatch
 from drakit_nodeplugin.config import NodePluginConfig
 from drakit_nodeplugin.devices.hardware import HeldDevice
 from drakit_nodeplugin.endpoints.traits import DriverTraits
+from drakit_nodeplugin.file_poller import FileWatch
 from drakit_nodeplugin.host.driver import HostedDevices
 from drakit_nodeplugin.host.node import Environment, NodeEvents, PluginNode
 from drakit_nodeplugin.kubelet.podresources import PodResources
@@ -36,7 +36,7 @@ class Rows:
         ]
 
     def watch(self):
-        return DatabaseWatch(Path("/nowhere/checkpoint.db"))
+        return FileWatch(Path("/nowhere/checkpoint.db"), settled_seconds=10)
 
     async def held_devices(self):
         return {}

@@ -17,7 +17,7 @@ from drakit.httpserver import Answer, HttpServer
 from drakit.logs import TextFormatter
 from drakit.probes import StatusServers
 from drakit.settings import Listen
-from drakit.testing.conformance.complaints import unready
+from drakit.testing.conformance.node import unready
 
 _INTERFACES = Path("/proc/net/if_inet6")
 HAS_IPV6 = _INTERFACES.exists() and _INTERFACES.read_text() != ""

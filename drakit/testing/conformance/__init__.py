@@ -1,8 +1,9 @@
 """
-The conformance kit: the rules of the driver contract, and a node on which a driver is held to them.
+The conformance kit: the rules of the driver contract, and a node on which drivers are tested.
 
-What a rule demands is in :mod:`.rules`, a module a subject; the node is :mod:`.kit`, the kinds of
-drivers are :mod:`.targets`, and :mod:`.runner` puts the three together.
+:mod:`.rules` has the rules, one module a subject, :mod:`.kit` the node, :mod:`.targets` the kinds
+of drivers; :mod:`.runner` combines the three. The modules are internal, except for the names in
+:mod:`drakit.testing`.
 
 It must not know how results are shown: the command line and pytest do that.
 """

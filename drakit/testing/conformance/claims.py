@@ -1,25 +1,40 @@
 """
-What is in the API server of a kit: the ResourceSlices that were published, and claims that are
-allocated as a scheduler would have done it.
+The API server's content in a kit: published ResourceSlices, and claims that are allocated as a
+scheduler allocates them.
 
 It must not know the node plugin, or the kubelet.
 """
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from drakit.device import ClaimReference
 from drakit.testing.apiserver import FakeApiServer
+from drakit.testing.conformance.errors import ConformanceError
 from drakit.testing.conformance.facts import ClaimUnderTest, PublishedDevice
 
 __all__ = ("NAMESPACE", "Cluster", "default_share", "result_for")
 
 NAMESPACE = "lab"
+
+PUBLISH_SECONDS = 10.0
+"""From a registration until a device is published: the node plugin waits for nothing then."""
+
+SETTLE_SECONDS = 0.2
+"""How long the list of devices must stay the same if it differs from the last start's."""
+
+SETTLE_PROGRAM_SECONDS = 1.0
+"""The same for devices of a program, which may register one resource after another."""
+
+LIST_SECONDS = 2.0
+"""How long to wait for more devices: a driver may list them one after another."""
+
+POLL_SECONDS = 0.02
 
 _SLICES = "/apis/resource.k8s.io/v1/resourceslices"
 _CLAIMS = f"/apis/resource.k8s.io/v1/namespaces/{NAMESPACE}/resourceclaims"
@@ -33,12 +48,13 @@ class Cluster:
         self._api = api
         self._node = node
         self._numbers = itertools.count(1)
+        self._settled: frozenset[tuple[str, str]] = frozenset()
         api.store(f"/api/v1/nodes/{node}", {"metadata": {"uid": str(uuid.uuid4())}})
 
     # ------------------------------------------------------------ what is published
 
     def slices(self, driver: str) -> list[dict[str, Any]]:
-        """Give the ResourceSlices of a driver."""
+        """Return the ResourceSlices of a driver."""
         return [body for body in self._api.objects(_SLICES) if body["spec"].get("driver") == driver]
 
     def slice_writes(self) -> int:
@@ -49,7 +65,7 @@ class Cluster:
         )
 
     def devices(self, driver: str) -> list[PublishedDevice]:
-        """Give the devices of a driver, from the newest generation of each pool."""
+        """Return the devices of a driver, from the newest generation of each pool."""
         slices = self.slices(driver)
         newest: dict[str, int] = {}
         for body in slices:
@@ -63,8 +79,34 @@ class Cluster:
         ]
         return sorted(found, key=lambda device: (device.pool, device.name))
 
+    async def until_published(self, driver: str, *, is_program: bool) -> None:
+        """Wait for devices of a driver that pods could get, until their list is complete. Raises
+        ConformanceError. `is_program`: the driver is a process of its own."""
+        if not await _within(PUBLISH_SECONDS, lambda: any(map(_usable, self.devices(driver)))):
+            raise ConformanceError(
+                f"{PUBLISH_SECONDS:g} s after its registration the driver has no published device "
+                f"that pods could get"
+            )
+        # Complete is a list as at the last start, or one that stays the same for a while.
+        loop = asyncio.get_running_loop()
+        settle = SETTLE_PROGRAM_SECONDS if is_program else SETTLE_SECONDS
+        now, since, until = self._names(driver), loop.time(), loop.time() + PUBLISH_SECONDS
+        while now != self._settled and loop.time() < min(since + settle, until):
+            await asyncio.sleep(POLL_SECONDS)
+            if (names := self._names(driver)) != now:
+                now, since = names, loop.time()
+        self._settled = now
+
+    async def until_listed(self, driver: str, *, at_least: int) -> list[PublishedDevice]:
+        """Wait a moment for this many devices, and return those that are published."""
+        await _within(LIST_SECONDS, lambda: len(self.devices(driver)) >= at_least)
+        return self.devices(driver)
+
+    def _names(self, driver: str) -> frozenset[tuple[str, str]]:
+        return frozenset((device.pool, device.name) for device in self.devices(driver))
+
     def events(self) -> list[str]:
-        """Give the notes of all Events."""
+        """Return the notes of all Events."""
         return [str(event.get("note", "")) for event in self._api.objects(_EVENTS)]
 
     # ------------------------------------------------------------ claims
@@ -78,7 +120,7 @@ class Cluster:
         configs: Sequence[Mapping[str, Any]],
         of: ClaimUnderTest | None = None,
     ) -> ClaimUnderTest:
-        """Store a claim with these results; `of` is one that is allocated anew."""
+        """Store a claim with these results; `of` is a claim that is allocated again."""
         number = next(self._numbers)
         reference = (
             of.reference
@@ -92,28 +134,23 @@ class Cluster:
         return ClaimUnderTest(reference=reference, devices=tuple(devices), body=stored)
 
     def delete_claim(self, claim: ClaimUnderTest) -> None:
-        """Delete a claim's object at once; nothing if it is gone."""
+        """Delete a claim's object at once, if it still exists."""
         path = f"{_CLAIMS}/{claim.reference.name}"
         if self._api.object(path) is not None:
             self._api.remove(path)
-
-    def as_stored(self, claim: ClaimUnderTest) -> ClaimUnderTest:
-        """Give a claim as it is in the API server now."""
-        body = self._api.object(f"{_CLAIMS}/{claim.reference.name}")
-        return claim if body is None else replace(claim, body=body)
 
 
 def result_for(
     device: PublishedDevice,
     *,
     driver: str,
-    request: str,
-    admin_access: bool,
-    share_id: str | None,
-    consumed: Mapping[str, str] | None,
+    request: str = "main",
+    admin_access: bool = False,
+    share_id: str | None = None,
+    consumed: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Give the allocation result that a scheduler makes for a device. One that several claims may
-    have is always allocated as a share."""
+    """Return the allocation result that a scheduler makes for a device. A device that several
+    claims may have is always allocated as a share."""
     result: dict[str, Any] = {
         "driver": driver,
         "pool": device.pool,
@@ -131,13 +168,26 @@ def result_for(
 
 
 def default_share(device: PublishedDevice) -> Mapping[str, str]:
-    """What a claim takes of a shared device if it asks for no amount."""
+    """Return the share of a claim that requests no amount."""
     taken: dict[str, str] = {}
     capacities: Mapping[str, Mapping[str, Any]] = device.body.get("capacity") or {}
     for name, capacity in capacities.items():
         policy: Mapping[str, Any] = capacity.get("requestPolicy") or {}
         taken[name] = str(policy.get("default") or capacity["value"])
     return taken
+
+
+async def _within(seconds: float, condition: Callable[[], bool]) -> bool:
+    """Wait until a condition holds, or the time is over; return whether it holds."""
+    loop = asyncio.get_running_loop()
+    until = loop.time() + seconds
+    while not (holds := condition()) and loop.time() < until:
+        await asyncio.sleep(POLL_SECONDS)
+    return holds
+
+
+def _usable(device: PublishedDevice) -> bool:
+    return not any(taint.get("key") == "drakit.dev/stopped" for taint in device.taints)
 
 
 def _published(body: Mapping[str, Any], *, pool: str) -> PublishedDevice:

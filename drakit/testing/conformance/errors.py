@@ -1,5 +1,5 @@
 """
-How a rule ends other than well: it failed, it cannot be shown, or the kit itself could not go on.
+How a rule ends if it does not pass: it fails, it does not apply, or the kit itself cannot go on.
 
 It must not know rules.
 """
@@ -10,19 +10,21 @@ __all__ = ("ConformanceError", "RuleFailedError", "RuleSkippedError", "TargetErr
 
 
 class ConformanceError(Exception):
-    """The kit could not do what it was asked for; the text is a sentence that says why.
+    """
+    The kit cannot go on; the text is a sentence with the reason.
 
-    While a rule is checked this fails the rule: a driver that does not come back after a reboot has
-    not kept what is promised of reboots. Before, it says that the driver could not be tested."""
+    While a rule is checked this fails the rule: a driver that does not recover from a reboot
+    violates the rule about reboots. Before that, the driver could not be tested.
+    """
 
 
 class RuleFailedError(ConformanceError):
-    """The driver does not keep the rule; the text says what was seen instead."""
+    """The driver violates the rule; the text describes what was observed instead."""
 
 
 class RuleSkippedError(Exception):
-    """This driver, or what it has here, cannot show the rule; the text says why."""
+    """The rule does not apply to this driver, or its devices here; the text is the reason."""
 
 
 class TargetError(ConformanceError):
-    """What is to be tested was named or configured in a way that cannot be."""
+    """The target's name or configuration is malformed."""

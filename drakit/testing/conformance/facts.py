@@ -1,14 +1,14 @@
 """
-What a kit tells rules: devices as published, claims as stored, answers as the kubelet gets them.
+What rules get from a kit: devices as published, claims as stored, answers as the kubelet gets them.
 
 It must not know where these come from.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from drakit.device import ClaimReference
 
@@ -18,12 +18,13 @@ __all__ = (
     "PrepareResult",
     "PreparedDevice",
     "PublishedDevice",
+    "merged",
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedDevice:
-    """A device as it stands in a ResourceSlice of the driver."""
+    """A device as published in a ResourceSlice of the driver."""
 
     name: str
     pool: str
@@ -38,7 +39,7 @@ class PublishedDevice:
     """As published: ``key``, ``value``, ``effect``, ``timeAdded``."""
 
     allow_multiple: bool = False
-    """Whether several claims may have it at a time (``allowMultipleAllocations``)."""
+    """Whether several claims may have it at the same time (``allowMultipleAllocations``)."""
 
     body: Mapping[str, Any] = field(default_factory=dict[str, Any], repr=False, compare=False)
     """All of it, as JSON."""
@@ -49,10 +50,10 @@ class ClaimUnderTest:
     """A claim that is allocated and stored in the API server."""
 
     reference: ClaimReference
-    """What the kubelet names it with."""
+    """The name that the kubelet uses."""
 
     devices: tuple[PublishedDevice, ...] = ()
-    """The devices it was allocated, in the order of its results."""
+    """The allocated devices, in the order of its results."""
 
     body: Mapping[str, Any] = field(default_factory=dict[str, Any], repr=False, compare=False)
     """The ResourceClaim as stored, as JSON."""
@@ -83,6 +84,23 @@ class PrepareResult:
 
     devices: tuple[PreparedDevice, ...] = ()
 
+    @classmethod
+    def of(cls, answer: Any) -> PrepareResult:
+        """Read it from a NodePrepareResourceResponse, of any version."""
+        return cls(
+            error=answer.error,
+            devices=tuple(
+                PreparedDevice(
+                    requests=tuple(device.request_names),
+                    pool=device.pool_name,
+                    name=device.device_name,
+                    cdi_ids=tuple(device.cdi_device_ids),
+                    share_id=device.share_id if device.HasField("share_id") else None,
+                )
+                for device in answer.devices
+            ),
+        )
+
     @property
     def cdi_ids(self) -> tuple[str, ...]:
         """The CDI names of all devices, in their order."""
@@ -91,9 +109,19 @@ class PrepareResult:
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceHealth:
-    """What the kubelet was told of one device, and would show in the status of pods."""
+    """The health of one device as the kubelet got it, and would show it in the status of pods."""
 
     status: str
     """``Healthy``, ``Unhealthy`` or ``Unknown``."""
 
     message: str = ""
+
+
+def merged(edits: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return CDI container edits as one: lists are put one after another."""
+    together: dict[str, Any] = {}
+    for each in edits:
+        for key, value in each.items():
+            both = isinstance(value, list) and isinstance(together.get(key), list)
+            together[key] = [*together[key], *cast("list[Any]", value)] if both else value
+    return together

@@ -1,7 +1,9 @@
 """
 A node: the kubelet's directories, the node plugin's process on them, and the target's own.
 
-It is started and stopped, and says when the driver can be used. It must not know claims or rules.
+It starts and stops them, waits until the driver can be used, and reads from the log why it cannot.
+
+It must not know claims or rules.
 """
 
 from __future__ import annotations
@@ -20,7 +22,6 @@ import aiohttp
 import grpc.aio
 import yaml
 
-from drakit.testing.conformance.complaints import last_line, left_out, refused, stopped, unready
 from drakit.testing.conformance.errors import ConformanceError
 from drakit.testing.conformance.podlist import OWN_POD
 from drakit.testing.conformance.programs import (
@@ -32,34 +33,43 @@ from drakit.testing.conformance.programs import (
 from drakit.testing.conformance.targets import Target
 from drakit.testing.kubelet import FakeKubelet
 
-__all__ = ("FakeNode",)
+__all__ = ("FakeNode", "unready")
 
 START_SECONDS = 30.0
 """How long a driver may take until it is registered and its devices can be used."""
 
 HOPELESS_SECONDS = 5.0
-"""How long the only thing that is heard may be that the driver is refused, or that all its devices
-are left out: it may take its time for the next ones."""
+"""How long to wait for a driver that is refused, or all of whose devices are left out: the next
+attempt may succeed."""
 
 HOPELESS_ENDS = 3
-"""After so many ends the target's program is not waited for any more."""
+"""After so many exits the kit gives up the target's program."""
 
 SETUP_SECONDS = 60.0
-"""How long the set-up of a target may take."""
+"""The time limit of a target's set-up."""
 
-LOOK_SECONDS = 0.05
-"""From one look to the next, while something is waited for."""
+POLL_SECONDS = 0.05
+"""Between two polls."""
 
 COMPLETE_SECONDS = 5.0
-"""After a restart: how long all devices are waited for that could be used before, once one of them
-can be. A driver may have lost one for good."""
+"""After a restart: how long to wait for all earlier devices, once one of them can be used. A driver
+may have lost one for good."""
 
-SICK_SECONDS = 20.0
-"""How long one device is waited for that is well: a driver may have none that is. Device plugins
-that use Kubernetes' stub register again 10 s after a restart."""
+UNHEALTHY_SECONDS = 20.0
+"""How long to wait for a healthy device: a driver may have none. Plugins with Kubernetes' stub
+register again 10 s after a restart."""
 
-# Health is told at once: a rule about it should not take a minute.
+# Short periods: a rule about health should not take a minute.
 _HEALTH = {"recoveryPeriod": "500ms", "evictionDelay": "500ms", "timeout": "3s"}
+
+
+MAX_CHARACTERS = 1000
+"""Of a problem; longer ones come from the driver."""
+
+_LEFT_OUT = re.compile(r"device is left out .*?device=(?P<device>\S+) error=(?P<reason>.*)$", re.M)
+_REFUSED = re.compile(r"backend needs attention .*?reason=BackendRefused note=(?P<note>.*)$", re.M)
+_STOPPED = re.compile(r"^\S+ ERROR +endpoint stopped .*?reason=(?P<reason>.*)$", re.M)
+_UNREADY = re.compile(r"probe fails .*?probe=/readyz reason=(?P<reason>.*)$", re.M)
 
 
 class FakeNode:
@@ -85,7 +95,7 @@ class FakeNode:
         self._kubeconfig = kubeconfig
         self._boots = 0
         self._healthy = 0
-        self._begun = 0  # of the node plugin's log: what was said before is settled
+        self._begun = 0  # where the node plugin's log of this start begins
         self._environment = {**os.environ, "DRAKIT_ROOT": str(root)}
         self.plugin: Program = Program(
             "the node plugin",
@@ -143,7 +153,7 @@ class FakeNode:
         if self.program is not None:
             await self.program.kill()
         if self._waits_for is not None:
-            self._waits_for.unlink(missing_ok=True)  # what is left of it is no sign of life
+            self._waits_for.unlink(missing_ok=True)  # a stale socket is no sign of life
         await self._kubelet.close()
         for directory in (self.cdi, self.root / "run"):
             shutil.rmtree(directory, ignore_errors=True)
@@ -205,7 +215,7 @@ class FakeNode:
             waited = loop.time() - since
             if healthy < self._healthy and waited < COMPLETE_SECONDS:
                 return False
-            if healthy == 0 and waited < SICK_SECONDS:
+            if healthy == 0 and waited < UNHEALTHY_SECONDS:
                 return False
             self._healthy = healthy
             return healthy + gauges.get("unhealthy", 0) > 0
@@ -213,7 +223,7 @@ class FakeNode:
         await self._until("the driver has devices", usable)
 
     async def _registers(self) -> bool:
-        """Register the driver at the first socket that answers; those of the dead do not."""
+        """Register the driver at the first socket that answers; stale sockets do not."""
         for path in self._kubelet.sockets():
             try:
                 info = await self._kubelet.get_info(path)
@@ -226,8 +236,7 @@ class FakeNode:
         return False
 
     async def _gauges(self) -> Mapping[str, float]:
-        """Read what the node plugin says of the driver: states of devices by their names, the rest
-        by the metric's."""
+        """Read the driver's metrics: numbers of devices by state, the rest by the metric's name."""
         text = await self._get("metrics", "/metrics")
         found: dict[str, float] = {}
         mine = rf'^(\w+)\{{driver="{re.escape(self.driver or "")}"(?:,state="(\w+)")?\}} (\S+)$'
@@ -252,15 +261,15 @@ class FakeNode:
             return ""
 
     async def _until(self, what: str, look: Callable[[], Awaitable[bool]]) -> None:
-        """Wait until something is so; raise ConformanceError if it takes too long, or nothing is to
-        be hoped for."""
+        """Wait until a condition holds; raise ConformanceError if it takes too long or is
+        hopeless."""
         loop = asyncio.get_running_loop()
         hopeless_since, ends = inf, self._ends()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(START_SECONDS):
                 while not await look():
                     if not self.plugin.running:
-                        raise ConformanceError(self._told_at_end())
+                        raise ConformanceError(self._exit_sentence())
                     if not self._serves():
                         ends = self._ends()  # device plugins may end until there is a kubelet
                     if why := await self._hopeless():
@@ -270,10 +279,10 @@ class FakeNode:
                     ended = self._ends() - ends >= HOPELESS_ENDS
                     if ended or loop.time() - hopeless_since > HOPELESS_SECONDS:
                         why = self._complaint() if ended else why
-                        raise ConformanceError(f"{why}; this was awaited in vain: {what}")
-                    await asyncio.sleep(LOOK_SECONDS)
+                        raise ConformanceError(f"{why}; the kit waited in vain for this: {what}")
+                    await asyncio.sleep(POLL_SECONDS)
                 return
-        sentence = f"{START_SECONDS:g} s after the start this was still awaited: {what}"
+        sentence = f"{START_SECONDS:g} s after the start the kit still waits for this: {what}"
         if why := self._complaint():
             sentence += f"; {why}"
         else:
@@ -289,7 +298,7 @@ class FakeNode:
         return "node plugin serves" in self.plugin.text()[self._begun :]
 
     async def _hopeless(self) -> str | None:
-        """Say why the driver will not be usable, as far as can be seen now."""
+        """Return why the driver will not become usable, as far as is known now."""
         log = self.plugin.text()[self._begun :]
         if why := left_out(log):
             gauges = await self._gauges()
@@ -298,7 +307,7 @@ class FakeNode:
         return refused(log)
 
     def _complaint(self) -> str | None:
-        """Say what was last heard of the driver that is no good."""
+        """Return the latest problem of the driver."""
         program, log = self.program, self.plugin.text()[self._begun :]
         if program is not None and program.exit_code is not None:
             ended = f"the target's program ended with exit code {program.exit_code}"
@@ -306,8 +315,43 @@ class FakeNode:
             return f"{ended}: {line}" if line else ended
         return left_out(log) or refused(log) or stopped(log)
 
-    def _told_at_end(self) -> str:
-        """Say how the node plugin ended; what it refuses is its last line."""
+    def _exit_sentence(self) -> str:
+        """Describe how the node plugin ended: its last line has the reason."""
         line = last_line(self.plugin.text())
-        told = f": {line}" if line else ""
-        return f"the node plugin ended with exit code {self.plugin.exit_code}{told}"
+        reason = f": {line}" if line else ""
+        return f"the node plugin ended with exit code {self.plugin.exit_code}{reason}"
+
+
+# ------------------------------------------------------------ problems, from the log
+
+
+def left_out(log: str) -> str | None:
+    """Return which device was left out last, and why."""
+    found = [*_LEFT_OUT.finditer(log)]
+    if not found:
+        return None
+    return f"device {found[-1]['device']} is left out: {found[-1]['reason']}"[:MAX_CHARACTERS]
+
+
+def refused(log: str) -> str | None:
+    """Return why a backend was refused last."""
+    notes = [match["note"] for match in _REFUSED.finditer(log)]
+    return f"the backend is refused: {notes[-1]}"[:MAX_CHARACTERS] if notes else None
+
+
+def stopped(log: str) -> str | None:
+    """Return why the driver stopped last."""
+    reasons = [match["reason"] for match in _STOPPED.finditer(log)]
+    return f"the driver stopped: {reasons[-1]}"[:MAX_CHARACTERS] if reasons else None
+
+
+def unready(log: str) -> str | None:
+    """Return the latest reason why the node plugin was not ready."""
+    reasons = [match["reason"] for match in _UNREADY.finditer(log)]
+    return f"the node plugin is not ready: {reasons[-1]}"[:MAX_CHARACTERS] if reasons else None
+
+
+def last_line(text: str) -> str | None:
+    """Return the last line that is not empty."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1][:MAX_CHARACTERS] if lines else None

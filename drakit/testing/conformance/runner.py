@@ -47,7 +47,7 @@ class RuleResult:
     outcome: Outcome
 
     text: str = ""
-    """What was seen instead, or why it was not looked at; empty if the rule is kept."""
+    """What was observed instead, or why it was not checked; empty if the rule passes."""
 
     log: str = ""
     """The last that the node plugin and the target's own process have logged."""

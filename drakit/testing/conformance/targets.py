@@ -1,27 +1,29 @@
 """
-Targets: the kinds of drivers that the kit can test, and how the node plugin is told of each.
+Targets: the kinds of drivers that the kit can test, and how the node plugin hosts each.
 
 * a Python driver, as ``module:Class`` or the name of an entry point of group ``drakit.drivers``;
 * a gRPC backend, as ``backend:COMMAND``, which the kit starts, kills and starts again, or as
-  ``unix:/path/to.sock``, which runs already and goes on doing so;
+  ``unix:/path/to.sock``, which is already running and keeps running;
 * a device plugin, as ``device-plugin:COMMAND``.
 
-It must not know rules, or what is done with the node.
+It must not know rules, or the node's life cycle.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias, cast
 
 from drakit.testing.conformance.errors import TargetError
 from drakit.testing.conformance.programs import python_environment
-from drakit.testing.conformance.remapping import remapped
 
 __all__ = (
     "BackendSocketTarget",
@@ -32,11 +34,12 @@ __all__ = (
     "Setup",
     "Target",
     "parse_target",
+    "remapped",
 )
 
 Setup: TypeAlias = "Callable[[Path], object] | str"
-"""What is done before the first start on a node, and again after each reboot: a function that gets
-the kit's folder, or a line for the shell, which has it as ``$DRAKIT_ROOT``."""
+"""The set-up before the first start on a node and after each reboot: a function that gets the kit's
+folder, or a shell command, which has it as ``$DRAKIT_ROOT``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,12 +47,12 @@ class Command:
     """The target's own program."""
 
     line: str
-    """For the shell."""
+    """A shell command."""
 
     environment: Mapping[str, str]
 
     waits_for: Path | None = None
-    """A path that must be there before it is started."""
+    """A path that must exist before it is started."""
 
 
 class Target(Protocol):
@@ -62,7 +65,7 @@ class Target(Protocol):
 
     @property
     def name(self) -> str:
-        """What the target is called where results are shown."""
+        """The target's name in results."""
         ...
 
     @property
@@ -72,29 +75,29 @@ class Target(Protocol):
 
     @property
     def setup(self) -> Setup | None:
-        """What is done on the node before anything is started."""
+        """The set-up of the node."""
         ...
 
     @property
     def jobs(self) -> int:
-        """How many kits may test it at a time."""
+        """How many kits may test it at the same time."""
         ...
 
     @property
     def lives_on(self) -> bool:
-        """Whether it is the same one for all kits: what it holds must be given back."""
+        """Whether all kits share it: each must unprepare its claims."""
         ...
 
     def config(self, root: Path) -> Mapping[str, Any]:
-        """Give the keys of the node plugin's configuration that host it."""
+        """Return the keys of the node plugin's configuration that host it."""
         ...
 
     def place(self, root: Path) -> None:
-        """Make what must be on the node before the node plugin starts for the first time."""
+        """Create what must exist on the node before the node plugin starts for the first time."""
         ...
 
     def command(self, root: Path) -> Command | None:
-        """Give the target's own program; None if the node plugin runs its code, or it runs
+        """Return the target's own program; None if the node plugin runs its code, or it runs
         elsewhere."""
         ...
 
@@ -107,7 +110,7 @@ class _Common:
     lives_on: bool = False
 
     def place(self, root: Path) -> None:
-        """There is nothing to make."""
+        """There is nothing to create."""
 
     def command(self, root: Path) -> Command | None:
         """There is none."""
@@ -128,7 +131,7 @@ class PythonTarget(_Common):
 
     @property
     def name(self) -> str:
-        """As it was given."""
+        """The target as given."""
         return self.reference
 
     def config(self, root: Path) -> Mapping[str, Any]:
@@ -141,26 +144,26 @@ class BackendTarget(_Common):
     """A backend that the kit starts, with the registration directory in ``$DRAKIT_BACKENDS``."""
 
     line: str
-    """A line for the shell; ``{directory}`` is the registration directory, ``{root}`` the kit's
+    """A shell command; ``{directory}`` is the registration directory, ``{root}`` the kit's
     folder."""
 
     kind: Literal["backend"] = "backend"
 
     @property
     def name(self) -> str:
-        """As it was given."""
+        """The target as given."""
         return f"backend:{self.line}"
 
     def config(self, root: Path) -> Mapping[str, Any]:
-        """Look for backends."""
+        """Enable backends."""
         return {"backends": {"enabled": True, "directory": str(root / "backends")}}
 
     def place(self, root: Path) -> None:
-        """Make the registration directory."""
+        """Create the registration directory."""
         (root / "backends").mkdir(exist_ok=True)
 
     def command(self, root: Path) -> Command | None:
-        """Give the backend."""
+        """Return the backend."""
         directory = str(root / "backends")
         return Command(
             line=_filled(self.line, root=root, directory=directory),
@@ -170,7 +173,7 @@ class BackendTarget(_Common):
 
 @dataclass(frozen=True, kw_only=True)
 class BackendSocketTarget(_Common):
-    """A backend that runs already; it is the same one for all rules, one after another."""
+    """A backend that is already running; all rules use it, one after another."""
 
     socket: Path
     jobs: int = 1
@@ -179,19 +182,19 @@ class BackendSocketTarget(_Common):
 
     @property
     def name(self) -> str:
-        """As it was given."""
+        """The target as given."""
         return f"unix:{self.socket}"
 
     def config(self, root: Path) -> Mapping[str, Any]:
-        """Look for backends."""
+        """Enable backends."""
         return {"backends": {"enabled": True, "directory": str(root / "backends")}}
 
     def place(self, root: Path) -> None:
-        """Make the registration directory."""
+        """Create the registration directory."""
         (root / "backends").mkdir(exist_ok=True)
 
     def command(self, root: Path) -> Command | None:
-        """Give a relay: what is killed and started again is the way to the backend."""
+        """Return a relay: killing it cuts the way to the backend."""
         ends = (str(root / "backends" / "target.sock"), str(self.socket))
         return Command(
             line=shlex.join(
@@ -206,27 +209,27 @@ class DevicePluginTarget(_Common):
     """A device plugin that the kit starts, with its directory in ``$DRAKIT_DEVICE_PLUGINS``."""
 
     line: str
-    """A line for the shell; ``{directory}`` is what the plugin must take for
-    ``/var/lib/kubelet/device-plugins``, ``{root}`` the kit's folder. Where the kit may make mounts,
-    the plugin sees the directory at that path as well."""
+    """A shell command; ``{directory}`` is the plugin's ``/var/lib/kubelet/device-plugins``,
+    ``{root}`` the kit's folder. Where the kit can mount, the plugin finds the directory at that
+    path as well."""
 
     kind: Literal["device-plugin"] = "device-plugin"
 
     @property
     def name(self) -> str:
-        """As it was given."""
+        """The target as given."""
         return f"device-plugin:{self.line}"
 
     def config(self, root: Path) -> Mapping[str, Any]:
-        """Let device plugins register."""
+        """Enable device plugins."""
         return {"devicePlugins": {"enabled": True, "directory": str(root / "device-plugins")}}
 
     def place(self, root: Path) -> None:
-        """Make the directory."""
+        """Create the directory."""
         (root / "device-plugins").mkdir(exist_ok=True)
 
     def command(self, root: Path) -> Command | None:
-        """Give the plugin, which is started once it can register."""
+        """Return the plugin, which is started once it can register."""
         directory = root / "device-plugins"
         line = _filled(self.line, root=root, directory=str(directory))
         return Command(
@@ -236,6 +239,51 @@ class DevicePluginTarget(_Common):
         )
 
 
+# ------------------------------------------------------------ a device plugin's directory
+
+DEVICE_PLUGINS = "/var/lib/kubelet/device-plugins"
+
+PROBE_SECONDS = 5.0
+
+# A mount needs an existing directory, and the host must not change: a tmpfs covers the parent
+# directory, for the plugin alone.
+_SCRIPT = f"""set -e
+if [ ! -d {DEVICE_PLUGINS} ]; then
+  if [ -d /var/lib/kubelet ]; then cover=/var/lib/kubelet; else cover=/var/lib; fi
+  mount -t tmpfs drakit "$cover"
+  mkdir -p {DEVICE_PLUGINS}
+fi
+mount --bind "$1" {DEVICE_PLUGINS}
+exec sh -c "$2"
+"""
+
+
+def remapped(line: str, *, directory: str) -> str:
+    """Return a shell command that runs another one with the directory mounted at
+    ``/var/lib/kubelet/device-plugins``; the command itself where mounts are impossible."""
+    unshare = _unshare()
+    if unshare is None:
+        return line
+    return shlex.join(["exec", *unshare, "sh", "-c", _SCRIPT, "sh", directory, line])
+
+
+@cache
+def _unshare() -> tuple[str, ...] | None:
+    """Return the command for a new mount namespace; None if there is none here."""
+    flags = ["--mount"] if os.geteuid() == 0 else ["--mount", "--map-root-user"]
+    command = ("unshare", *flags)
+    try:
+        probe = subprocess.run(
+            [*command, "true"], capture_output=True, timeout=PROBE_SECONDS, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return command if probe.returncode == 0 else None
+
+
+# ------------------------------------------------------------ from text
+
+
 def parse_target(
     text: str,
     *,
@@ -243,7 +291,7 @@ def parse_target(
     parameters: Mapping[str, Any] | None = None,
     setup: Setup | None = None,
 ) -> Target:
-    """Read a target as it is typed; raise :class:`TargetError` if it cannot be one."""
+    """Parse a target as users type it; raise :class:`TargetError` if it is malformed."""
     form, colon, rest = text.partition(":")
     if form in ("backend", "unix", "device-plugin") and colon:
         if config:
@@ -252,7 +300,7 @@ def parse_target(
                 f"its command"
             )
         if not rest.strip():
-            raise TargetError(f"{text}: say what comes after the colon")
+            raise TargetError(f"{text}: the colon must be followed by a command or a path")
         match form:
             case "backend":
                 return BackendTarget(line=rest, parameters=parameters, setup=setup)
@@ -278,7 +326,7 @@ def _socket_target(
 
 
 def _filled(value: Any, *, root: Path, directory: str = "{directory}") -> Any:
-    """Put the kit's own paths into texts, however deep they are."""
+    """Insert the kit's own paths into nested texts."""
     if isinstance(value, str):
         return value.replace("{root}", str(root)).replace("{directory}", directory)
     if isinstance(value, Mapping):

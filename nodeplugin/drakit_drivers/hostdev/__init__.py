@@ -1,12 +1,13 @@
 """
 hostdev: devices of the host, declared in a config and found in sysfs, for pods without privileges.
 
-:mod:`.config` is what an admin writes; :mod:`.sysfs` and :mod:`.udev` read the host, :mod:`.disks`
-says which block devices are in use; :mod:`.selection` decides what is published under which name,
-:mod:`.attributes` what is said of it; :mod:`.driver` puts them together.
+:mod:`.config` is the admin's configuration. :mod:`.sysfs` and :mod:`.udev` read the host,
+:mod:`.disks` determines which block devices are in use, and :mod:`.host` combines them to a scan.
+:mod:`.selection` decides which devices are published under which names, :mod:`.attributes` makes
+their attributes. :mod:`.driver` publishes the devices and prepares them.
 
-It uses the vendor's vocabulary alone, as any driver outside this repository would: it must not
-know the node plugin, Kubernetes clients or gRPC.
+It uses only the public API, as any driver outside this repository would: it must not know the node
+plugin, Kubernetes clients or gRPC.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """
-What is said of a device: attributes that CEL selectors can ask for, and its size.
+The attributes of a device that CEL selectors can match, and its size.
 
 A string that the API would refuse (over 64 bytes) is left out: half a serial number would match
 the wrong device. Names are C identifiers; the standard ones carry Kubernetes' domain, so that
-devices of several drivers can be asked to be close to each other.
+claims can request devices of several drivers that are close to each other.
 
 It must not know how facts are found, or which devices are published.
 """
@@ -31,13 +31,13 @@ def attributes(device: HostDevice, *, policy: str) -> dict[str, AttributeValue]:
 
 
 def left_out(device: HostDevice, *, policy: str) -> tuple[str, ...]:
-    """Name the attributes that are too long to be published."""
+    """Return the names of attributes that are too long to be published."""
     facts = _facts(device, policy)
     return tuple(name for name, value in facts if value is not None and not _fits(value))
 
 
 def capacity(device: HostDevice) -> dict[str, str]:
-    """Give a block device's size in bytes, as a Kubernetes quantity."""
+    """Return a block device's size in bytes, as a Kubernetes quantity."""
     if device.block is None or not device.block.size_bytes:
         return {}
     return {"size": str(device.block.size_bytes)}

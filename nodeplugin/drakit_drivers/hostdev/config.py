@@ -1,8 +1,7 @@
 """
-What an admin writes: which devices of the host are published, and where the host is seen.
+The admin's configuration: which devices of the host are published, and where the host is mounted.
 
-Every refusal says which key, and what to write instead. Whether a path exists is looked at where
-the host is read (:mod:`.driver`, at start).
+Every error names the key and the remedy. Whether a path exists is checked at start (:mod:`.host`).
 
 It must not know the host: a config is checked without one.
 """
@@ -35,7 +34,7 @@ _PAST_THE_DISK_RULES = ("bsg", "nvme", "nvme-generic", "scsi_generic")
 
 
 def _parse_mode(value: Any) -> int:
-    # A number is refused: YAML reads 0660 as 432, and 660 as something that nobody means.
+    # A number is refused: YAML reads 0660 as 432, and 660 as an unintended mode.
     if not isinstance(value, str) or not re.fullmatch(r"0?[0-7]{3}", value):
         raise ValueError('must be octal digits in quotes, like "0660"')
     return int(value, 8)
@@ -175,10 +174,10 @@ class HostDevicesConfig(DriverConfig):
     """Where sysfs is mounted."""
 
     udev_root: AbsolutePath = Path("/run/udev")
-    """Where the host's udev database is seen; it may be missing."""
+    """Where the host's udev database is mounted; it may be missing."""
 
     dev_root: AbsolutePath = Path("/dev")
-    """Where the host's ``/dev`` is seen. Containers get ``/dev`` paths whatever it is."""
+    """Where the host's ``/dev`` is mounted. Containers get ``/dev`` paths in any case."""
 
     mountinfo: AbsolutePath = Path("/proc/1/mountinfo")
     """Mounts of the host. If it cannot be read, no block device is published at all."""

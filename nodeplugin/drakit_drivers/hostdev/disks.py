@@ -40,12 +40,12 @@ _ANONYMOUS = "0:"
 _ANSWERED_OTHERWISE = frozenset(
     ("btrfs", "9p", "virtiofs", "nfs", "nfs4", "fuse", "overlay", "tmpfs", "ramfs", "rootfs")
 )
-"""Anonymous file systems whose sources may stay riddles (``/dev/root``): sysfs has the devices of a
-btrfs, the others have none."""
+"""Anonymous file systems whose sources need not be resolved (``/dev/root``): sysfs has the devices
+of a btrfs, the others have none."""
 
 
 class UsageUnknownError(Exception):
-    """It cannot be said which block devices are in use; the text is the reason."""
+    """The block devices in use are unknown; the text is the reason."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -184,7 +184,7 @@ def _number(directory: Path) -> str | None:
 
 
 def read_usage(sysfs: Sysfs, *, dev_root: Path, mountinfo: Path, swaps: Path) -> DiskUsage:
-    """Look at the host's mounts and swap areas now."""
+    """Read the host's mounts and swap areas."""
     mounts = _parse(mountinfo, parse_mountinfo)
     swapped = _parse(swaps, parse_swaps)
     sources = _Sources(sysfs, dev_root)
@@ -254,7 +254,7 @@ class _Sources:
         self._dev_root = dev_root
 
     def numbers(self, path: str, *, what: str) -> tuple[str, ...]:
-        """Find them, or say that nobody knows."""
+        """Find them; raise if that is impossible."""
         found = self.find(path)
         if found is None:
             raise UsageUnknownError(f"{path} ({what}) is no device that can be found")

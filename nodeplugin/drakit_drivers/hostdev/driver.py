@@ -1,7 +1,7 @@
 """
-The driver: looks at the host every few seconds, and again for each claim.
+The driver: scans the host every few seconds, and again for each claim.
 
-A claim is prepared from a fresh look, never from the last scan: in between a stick may have been
+A claim is prepared from a new scan, never from the last one: in between a stick may have been
 replugged under another number, a disk mounted, or another disk plugged in under the same path. A
 disk's name contains its identity, so a lookup cannot return another disk under that name.
 
@@ -13,7 +13,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Collection, Iterator
+from dataclasses import dataclass
 from typing import ClassVar
 
 from drakit import (
@@ -27,10 +28,9 @@ from drakit import (
     Node,
     NoParameters,
 )
-from drakit_drivers.hostdev.attributes import attributes, capacity
+from drakit_drivers.hostdev.attributes import attributes, capacity, left_out
 from drakit_drivers.hostdev.config import HostDevicesConfig
-from drakit_drivers.hostdev.host import Host, Look
-from drakit_drivers.hostdev.remarks import Diagnostic, remarks
+from drakit_drivers.hostdev.host import Host, Scan
 from drakit_drivers.hostdev.selection import Published, Selection, policies_of_node
 
 __all__ = ("HostDevices",)
@@ -38,19 +38,28 @@ __all__ = ("HostDevices",)
 logger = logging.getLogger(__name__)
 
 _FIRST_LABELS_SECONDS = 0.1
-"""How often the node's labels are looked for at the start: they come with the API session."""
+"""How often to poll for the node's labels at the start: they come with the API session."""
 
 _LABELS_SECONDS = 1.0
-"""How often they are compared later: a policy that asks for them should not wait out a rescan."""
+"""How often to compare them later: a policy with a node selector should not wait for a rescan."""
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnostic:
+    """A log line. Equal diagnostics are one: a rescan without a change logs nothing."""
+
+    level: int
+    message: str
+    facts: tuple[tuple[str, str], ...]
 
 
 class HostDevices(Driver[HostDevicesConfig, NoParameters]):
     """
-    Publishes device nodes of the host as its config's policies say.
+    Publishes device nodes of the host according to its config's policies.
 
     A container gets the node at its path on the host, and environment variables with that path:
-    ``HOSTDEV_<REQUEST>__<DEVICE>`` for each device, and ``HOSTDEV_<REQUEST>``, which is all that
-    an application needs whose request asks for one device (of several it names one).
+    ``HOSTDEV_<REQUEST>__<DEVICE>`` for each device, and ``HOSTDEV_<REQUEST>``, which is enough for
+    an application that requests one device (of several it names one).
     """
 
     name: ClassVar[str] = "hostdev.drakit.dev"
@@ -60,7 +69,7 @@ class HostDevices(Driver[HostDevicesConfig, NoParameters]):
         super().__init__(config, node)
         self._host = Host(config)
         self._host.check()
-        self._told = frozenset[Diagnostic]()
+        self._reported = frozenset[Diagnostic]()
 
     async def devices(self) -> AsyncIterator[Collection[Device]]:
         last: list[Device] | None = None
@@ -68,9 +77,9 @@ class HostDevices(Driver[HostDevicesConfig, NoParameters]):
         while True:
             labels = self.node.labels
             policies = policies_of_node(self.config.enabled_policies, labels)
-            look = await asyncio.to_thread(self._host.look, policies)
-            self._tell(look)
-            current = [_described(published) for published in look.selection.devices.values()]
+            scan = await asyncio.to_thread(self._host.scan, policies)
+            self._report(scan)
+            current = [_described(published) for published in scan.selection.devices.values()]
             if current != last:
                 last = current
                 yield current
@@ -92,9 +101,9 @@ class HostDevices(Driver[HostDevicesConfig, NoParameters]):
         return Edits(env=_environment(device, path=host.path), device_nodes=(node,))
 
     def _find(self, name: str) -> Published:
-        """Find a device as a new scan of the host has it."""
+        """Find a device in a new scan of the host."""
         policies = policies_of_node(self.config.enabled_policies, self.node.labels)
-        selection = self._host.look(policies).selection
+        selection = self._host.scan(policies).selection
         if name in selection.devices:
             return selection.devices[name]
         if name in selection.refused:
@@ -113,10 +122,10 @@ class HostDevices(Driver[HostDevicesConfig, NoParameters]):
 
     async def _labels_known(self) -> None:
         """
-        Wait for the node's labels if a policy asks for them.
+        Wait for the node's labels if a policy has a node selector.
 
-        Publishing without those policies first would take their devices away for a moment at every
-        restart. Nothing is lost: without the API server nothing could be published.
+        Publishing without those policies first would remove their devices for a moment at every
+        restart. Waiting costs nothing: without the API server nothing could be published.
         """
         if any(policy.node_selector for policy in self.config.enabled_policies.values()):
             while self.node.labels is None:  # noqa: ASYNC110  (set from another thread)
@@ -128,11 +137,11 @@ class HostDevices(Driver[HostDevicesConfig, NoParameters]):
             await asyncio.sleep(min(left, _LABELS_SECONDS))
             left -= _LABELS_SECONDS
 
-    def _tell(self, look: Look) -> None:
-        now = frozenset(remarks(look))
-        for remark in now - self._told:
-            logger.log(remark.level, remark.message, extra=dict(remark.facts))
-        self._told = now
+    def _report(self, scan: Scan) -> None:
+        now = frozenset(_diagnostics(scan))
+        for diagnostic in now - self._reported:
+            logger.log(diagnostic.level, diagnostic.message, extra=dict(diagnostic.facts))
+        self._reported = now
 
 
 def _described(published: Published) -> Device:
@@ -154,7 +163,7 @@ def _disks_beside(name: str, selection: Selection) -> dict[str, str]:
 
 
 def _environment(device: AllocatedDevice[NoParameters], *, path: str) -> dict[str, str]:
-    # Of a subrequest the request's own name: which alternative it got is nothing to a program.
+    # The request's own name, without the subrequest's: a program works with any alternative.
     request = _variable(device.request.partition("/")[0])
     return {
         f"HOSTDEV_{request}": path,
@@ -164,3 +173,49 @@ def _environment(device: AllocatedDevice[NoParameters], *, path: str) -> dict[st
 
 def _variable(name: str) -> str:
     return re.sub(r"[^A-Z0-9]", "_", name.upper())
+
+
+# ------------------------------------------------------------ diagnostics
+
+
+def _diagnostics(scan: Scan) -> Iterator[Diagnostic]:
+    """Report devices, or attributes, that are not published."""
+    if scan.usage_unknown:
+        yield _diagnostic(
+            logging.WARNING, "no block device is published", reason=scan.usage_unknown
+        )
+    for place in scan.misplaced:
+        yield _diagnostic(
+            logging.WARNING,
+            "path is of another subsystem than its policy",
+            policy=place.policy,
+            path=place.path,
+            subsystem=place.subsystem,
+        )
+    for overlap in scan.selection.overlaps:
+        yield _diagnostic(
+            logging.WARNING,
+            "two policies match a device, the first has it",
+            path=overlap.path,
+            first=overlap.first,
+            second=overlap.second,
+        )
+    for name, refused in scan.selection.refused.items():
+        path, reason = refused.published.host.path, refused.reason
+        yield _diagnostic(
+            logging.INFO, "device is not published", device=name, path=path, reason=reason
+        )
+    for name, published in scan.selection.devices.items():
+        too_long = left_out(published.host, policy=published.policy_name)
+        if too_long:
+            yield _diagnostic(
+                # A path that no selector can match is worth more than a long product name.
+                logging.WARNING if "path" in too_long else logging.DEBUG,
+                "attributes are too long to be published",
+                device=name,
+                attributes=", ".join(too_long),
+            )
+
+
+def _diagnostic(level: int, message: str, **facts: str) -> Diagnostic:
+    return Diagnostic(level, message, tuple(facts.items()))

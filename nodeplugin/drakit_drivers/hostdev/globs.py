@@ -14,12 +14,12 @@ __all__ = ("check_glob", "has_wildcard", "matches")
 
 
 def has_wildcard(glob: str) -> bool:
-    """Tell a glob from the path of one device."""
+    """Return whether it is a glob, not the path of one device."""
     return any(sign in glob for sign in "*?[")
 
 
 def check_glob(glob: str) -> str:
-    """Refuse what can match no device, or would match other ones than its author meant."""
+    """Refuse globs that match no device, or others than intended."""
     if not glob.startswith("/dev/"):
         raise ValueError(f"{glob!r} must be an absolute path below /dev")
     if re.search(r"[\x00-\x1f\x7f]", glob):
@@ -52,7 +52,7 @@ def _check_brackets(part: str, glob: str) -> None:
 
 
 def matches(glob: str, path: str) -> bool:
-    """Say whether a path is meant; a ``*`` never crosses a ``/``."""
+    """Return whether a glob matches a path; a ``*`` never crosses a ``/``."""
     patterns = _compiled(glob)
     parts = path.split("/")
     return len(parts) == len(patterns) and all(

@@ -1,7 +1,7 @@
 """
-One look at the host: sysfs, its device nodes and its disks, put together for the selection.
+One scan of the host: sysfs, its device nodes and its disks, combined for the selection.
 
-It must not know claims, or what is said of a device.
+It must not know claims, or attributes of devices.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from drakit_drivers.hostdev.selection import Published, Selection, select
 from drakit_drivers.hostdev.sysfs import HostDevice, Sysfs
 from drakit_drivers.hostdev.udev import UdevDatabase
 
-__all__ = ("Host", "Look", "Misplaced")
+__all__ = ("Host", "Misplaced", "Scan")
 
 
 @dataclass(frozen=True, slots=True)
 class Misplaced:
-    """A path that a policy names, of a device that is in another subsystem than the policy says."""
+    """A path in a policy whose device is in another subsystem than the policy's."""
 
     policy: str
     path: str
@@ -40,24 +40,24 @@ class Misplaced:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Look:
-    """What was found."""
+class Scan:
+    """The result of a scan."""
 
     selection: Selection
     misplaced: tuple[Misplaced, ...]
     usage_unknown: str | None
-    """Why no block device is published, if that is so."""
+    """Why no block device is published; None if that is possible."""
 
 
 class Host:
-    """The host as a config lets us see it. Calls read files, and so block for a moment."""
+    """The host, at the paths of a config. Calls read files, and block for a moment."""
 
     def __init__(self, config: HostDevicesConfig) -> None:
         self._config = config
         self._sysfs = Sysfs(config.sys_root, UdevDatabase(config.udev_root))
 
     def check(self) -> None:
-        """Refuse a config that cannot be right on this host; what is merely missing is fine."""
+        """Refuse a config that is wrong on this host; missing devices are fine."""
         config = self._config
         for key, root in (("sysRoot", config.sys_root), ("devRoot", config.dev_root)):
             if not root.is_dir():
@@ -70,8 +70,8 @@ class Host:
                 if reason:
                     raise DriverError(f"policies.{name}.paths[{number}]: {path} {reason}")
 
-    def look(self, policies: Mapping[str, Policy]) -> Look:
-        """Find the devices of some policies, as they are now."""
+    def scan(self, policies: Mapping[str, Policy]) -> Scan:
+        """Find the present devices of these policies."""
         found = [
             host
             for subsystem in dict.fromkeys(policy.subsystem for policy in policies.values())
@@ -100,7 +100,7 @@ class Host:
                 allow_unstable_names=published.policy.allow_unstable_names,
             )
 
-        return Look(
+        return Scan(
             selection=select(policies, found, refuse=refuse),
             misplaced=tuple(self._misplaced(policies, found)),
             usage_unknown=usage if isinstance(usage, str) else None,

@@ -1,10 +1,10 @@
 """
 The kernel's text formats of mounts (``mountinfo``) and swap areas (``/proc/swaps``).
 
-A line that cannot be understood is an error: whoever asks must know whether a disk is in use, and
-a line left out could be the one that says so.
+A malformed line is an error: the caller must know whether a disk is in use, and a line that is left
+out could be the one that shows it.
 
-It must not know files, sysfs, or what the answer is used for.
+It must not know files, sysfs, or the use of the answer.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class MountEntry:
     """``MAJOR:MINOR`` of the file system; major 0 where it belongs to no single device."""
 
     root: str
-    """Which part of the file system is mounted."""
+    """The part of the file system that is mounted."""
 
     mount_point: str
     fs_type: str

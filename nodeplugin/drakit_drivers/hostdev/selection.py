@@ -40,7 +40,7 @@ class Published:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A device that a policy matches, and why it is not published all the same."""
+    """A device that a policy matches, and the reason why it is not published."""
 
     published: Published
     reason: str
@@ -57,7 +57,7 @@ class Overlap:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Selection:
-    """What a look at the host came to; all names of devices and refused devices differ."""
+    """The selected devices; all names of devices and refused devices differ."""
 
     devices: Mapping[str, Published]
     refused: Mapping[str, Refused]

@@ -4,7 +4,7 @@ Devices as sysfs shows them: number, path, driver, and the USB or PCI device tha
 Attributes may vanish or fail to be read at any moment (the device is being unplugged): what cannot
 be read is missing, never an error.
 
-It must not know policies, what may be published, or where the device nodes are seen from here.
+It must not know policies, what may be published, or where device nodes are mounted.
 """
 
 from __future__ import annotations
@@ -150,14 +150,14 @@ class Sysfs:
         self._udev = udev
 
     def devices(self, subsystem: str, *, wanted: Callable[[str], bool]) -> Iterator[HostDevice]:
-        """Find a subsystem's devices that have a node, by a look at each of their paths."""
+        """Find a subsystem's devices that have a node and a wanted path."""
         for entry in sorted(self._listing(subsystem) or ()):
             device = self.device(entry, wanted=wanted)
             if device:
                 yield device
 
     def device(self, entry: Path, *, wanted: Callable[[str], bool]) -> HostDevice | None:
-        """Read one device; None if it has no node, is not wanted, or is just going away."""
+        """Read one device; None if it has no node, is not wanted, or is being unplugged."""
         uevent = _uevent(entry)
         try:
             major, minor = int(uevent["MAJOR"]), int(uevent["MINOR"])
@@ -208,7 +208,7 @@ class Sysfs:
         return (active or "").split()
 
     def subsystem_of(self, kind: Literal["block", "char"], number: str) -> str | None:
-        """Say to which subsystem a device number belongs."""
+        """Return the subsystem of a device number."""
         return _link_name(self.root / "dev" / kind / number / "subsystem")
 
     def links(self, node_type: str, number: str) -> tuple[str, ...]:

@@ -1,10 +1,10 @@
 """
-The host's udev database: what its rules found out about a device (serial, stable links).
+The host's udev database: the results of its rules for a device (serial, stable links).
 
 Most hosts have it, minimal ones do not; only disks need it. It has one file per device,
 ``data/{b,c}MAJOR:MINOR``, with lines ``E:KEY=VALUE`` and ``S:LINK`` (below ``/dev``).
 
-It must not know sysfs, or what the properties are used for.
+It must not know sysfs, or the use of the properties.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ("UdevDatabase", "UdevEntry")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UdevEntry:
-    """What udev knows of one device."""
+    """The database's entry of one device."""
 
     properties: Mapping[str, str] = field(default_factory=dict[str, str])
     links: tuple[str, ...] = ()

@@ -1,13 +1,13 @@
 """
-simulated: devices that are not there, for whoever wants to see DRA's features without hardware.
+simulated: devices without hardware, which show DRA's features and what happens when devices fail.
 
-:mod:`.config` is what an admin writes, :mod:`.parameters` what a user may; :mod:`.gpus`,
-:mod:`.nics` and :mod:`.cpus` are the profiles, which :mod:`.inventory` puts together with what
-:mod:`.control` reads from a file (taints, health, devices that are gone); :mod:`.environment` says
-what a container got, :mod:`.driver` is the driver.
+:mod:`.config` is the admin's configuration, :mod:`.parameters` are the users' parameters.
+:mod:`.profiles` makes the devices, :mod:`.control` reads from a file how they fail (taints,
+health, missing devices), and :mod:`.inventory` combines the two. :mod:`.driver` publishes the
+devices and prepares them.
 
-It uses the vendor's vocabulary alone, as any driver outside this repository would: it must not
-know the node plugin, Kubernetes clients or gRPC.
+It uses only the public API, as any driver outside this repository would: it must not know the node
+plugin, Kubernetes clients or gRPC.
 """
 
 from __future__ import annotations

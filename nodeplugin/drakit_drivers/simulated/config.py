@@ -1,7 +1,7 @@
 """
-What an admin writes: which devices there seem to be, how many, and how they are called.
+The admin's configuration: which devices to simulate, how many, and under which names.
 
-It must not know what is published of them, or the node.
+It must not know what is published, or the node.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class GpuProfile(DriverConfig):
     """Begins their names: ``gpu-0``, and ``gpu-0-2g-1`` for a partition of two compute slices."""
 
     pool: Pool = ""
-    """The pool that they are in; empty: the one that has the node's name."""
+    """Their pool; empty: the pool that has the node's name."""
 
     model: Text = "Simulated G1"
     architecture: Text = "simulated"
@@ -81,7 +81,7 @@ class NicProfile(DriverConfig):
     """Begins their names: ``nic-0``."""
 
     pool: Pool = ""
-    """The pool that they are in; empty: the one that has the node's name."""
+    """Their pool; empty: the pool that has the node's name."""
 
     model: Text = "Simulated N1"
     bandwidth_gbps: int = Field(default=100, ge=1, le=10_000)
@@ -106,7 +106,7 @@ class CpuProfile(DriverConfig):
     """Begins their names: ``cpu-0``, or ``cpu-numa-0`` where they are shared by capacity."""
 
     pool: Pool = "cpus"
-    """The pool that they are in; empty: the one that has the node's name."""
+    """Their pool; empty: the pool that has the node's name."""
 
     grouping: Literal["capacity", "devices"] = "capacity"
     """``capacity``: a device per NUMA node, of which claims take a number of CPUs
@@ -129,7 +129,7 @@ class SimulatedConfig(DriverConfig):
     cpu: CpuProfile = CpuProfile()
 
     control_file: Annotated[Path, AfterValidator(_check_absolute)] | None = None
-    """JSON that says what becomes of devices; it may be missing, and is looked at five times a
+    """JSON that controls how devices fail; it may be missing. The driver polls it five times a
     second. The default is ``control.json`` in the driver's data directory below
     ``/var/lib/kubelet``."""
 

@@ -1,10 +1,10 @@
 """
-The control file: what becomes of devices, as somebody commands it who wants to see what follows.
+The control file: how devices fail, for users who want to see the consequences.
 
-A file that cannot be read or understood is reported once, and what it said before stays: it may be
-half written. A file that is missing commands nothing.
+A file that cannot be read or parsed is reported once, and its last valid content stays in effect:
+it may be half written. A missing file changes nothing.
 
-It must not know which devices there are.
+It must not know the devices.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ __all__ = ("Control", "ControlFile", "Stamp", "TaintCommand")
 
 logger = logging.getLogger(__name__)
 
-LOOK_SECONDS = 0.2
-"""From one look at the file to the next."""
+POLL_SECONDS = 0.2
+"""Between two polls of the file."""
 
 MAX_BYTES = 1024 * 1024
 
 Pattern = Annotated[str, Field(min_length=1, max_length=253)]
 Stamp = tuple[int, int, int]
-"""Tells one content of a file from the next: times and size change, or the file itself."""
+"""Distinguishes the contents of a file: times and size change, or the file itself."""
 
 
 class HealthCommand(DriverConfig):
-    """How a device is from now on."""
+    """The health of a device from now on."""
 
     status: Literal["healthy", "unhealthy", "unknown"]
     message: str = Field(default="", max_length=1024)
     broken: bool = False
-    """Pods that use it are evicted, if it stays so."""
+    """Pods that use it are evicted if it stays unhealthy."""
 
     def health(self) -> Health:
-        """Give it as the driver says it."""
+        """Return it as the driver reports it."""
         return Health(self.status, self.message, self.broken)
 
 
@@ -60,36 +60,36 @@ class TaintCommand(DriverConfig):
 
 class Control(DriverConfig):
     """
-    What the file says.
+    The content of the file.
 
-    Devices are named, or given as a pattern (``gpu-*``, ``*``). What is said of a GPU holds for its
+    Devices are given by name or pattern (``gpu-*``, ``*``). Entries for a GPU hold for its
     partitions, too.
     """
 
     health: dict[Pattern, HealthCommand] = Field(default_factory=dict)
-    """How devices are; of several that fit the last counts."""
+    """The health of devices; of several entries that match, the last one counts."""
 
     taints: dict[Pattern, tuple[TaintCommand, ...]] = Field(default_factory=dict)
-    """Taints of devices; of several that fit all count."""
+    """Taints of devices; all entries that match count."""
 
     missing: tuple[Pattern, ...] = ()
-    """Devices that are gone."""
+    """Devices that no longer exist."""
 
     stop: str = Field(default="", max_length=1024)
-    """Why the driver's stream ends. It begins anew once this is taken out."""
+    """Why the driver's stream ends. It starts again once this is removed."""
 
     fail_prepare: dict[Pattern, Annotated[str, Field(min_length=1, max_length=1024)]] = Field(
         default_factory=dict
     )
-    """Devices that cannot be prepared, and the text of the error."""
+    """Devices that cannot be prepared, with the text of the error."""
 
     def patterns(self) -> list[str]:
-        """All devices that are named, or given as a pattern."""
+        """All names and patterns of devices."""
         return [*self.health, *self.taints, *self.missing, *self.fail_prepare]
 
 
 def matches(pattern: str, names: Iterable[str]) -> bool:
-    """Say whether a pattern is for a device of one of these names: its own, or its GPU's."""
+    """Return whether a pattern matches a device by one of its names: its own, or its GPU's."""
     return any(fnmatchcase(name, pattern) for name in names)
 
 
@@ -103,26 +103,26 @@ class ControlFile:
         self._last = Control()
 
     async def follow(self) -> AsyncGenerator[Control, None]:
-        """Give what the file says, now and after each change, until it is closed."""
-        yield await asyncio.to_thread(self.look) or self._last
+        """Yield the content of the file, now and after each change, until it is closed."""
+        yield await asyncio.to_thread(self.poll) or self._last
         while True:
-            await asyncio.sleep(LOOK_SECONDS)
-            if control := await asyncio.to_thread(self.look):
+            await asyncio.sleep(POLL_SECONDS)
+            if control := await asyncio.to_thread(self.poll):
                 yield control
 
     @property
     def last(self) -> Control:
-        """What the file said when it could be understood last."""
+        """The last valid content of the file."""
         return self._last
 
-    def look(self) -> Control | None:
-        """Read the file; None if nothing has changed, or it cannot be understood."""
+    def poll(self) -> Control | None:
+        """Read the file; None if it has not changed, or is malformed."""
         stamp = _stamp(self._path)
         if stamp == self._seen:
-            # Not at the first look: whoever writes it may not have been done.
+            # Not at the first poll: it may have been half written.
             if self._bad:
                 logger.warning(
-                    "control file is not understood, what it said before stays",
+                    "control file is malformed, its last valid content stays in effect",
                     extra={"file": str(self._path), "reason": self._bad},
                 )
                 self._bad = None
@@ -147,7 +147,7 @@ def _stamp(path: Path) -> Stamp | None:
     except OSError:
         return None
     if not stat.S_ISREG(status.st_mode):
-        return None  # opening a pipe would wait for whoever writes to it
+        return None  # opening a pipe would wait for a writer
     return (status.st_mtime_ns, status.st_size, status.st_ino)
 
 

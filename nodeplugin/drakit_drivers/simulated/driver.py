@@ -1,18 +1,27 @@
 """
-The driver: says what the profiles have and the control file commands, and shows what a claim got.
+The driver: publishes the profiles' devices as the control file changes them, and prepares claims.
+
+All that a container gets is environment variables. ``SIMULATED_<REQUEST>`` has the name of a device
+of the request, which is enough for an application that requests one device.
+``SIMULATED_<REQUEST>__<DEVICE>`` describes each device as JSON. A share's variable ends in the ID
+of the share, and that of a device with admin access in ``ADMIN``: a container may have the device
+itself as well.
 
 It must not know how devices are made, or how the file is read.
 """
 
 from __future__ import annotations
 
+import json
 import logging
+import re
 from collections.abc import AsyncIterator
 from contextlib import aclosing
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from drakit import (
     AllocatedDevice,
+    Capacity,
     ClaimReference,
     Device,
     Driver,
@@ -23,17 +32,18 @@ from drakit import (
 )
 from drakit_drivers.simulated.config import DRIVER_NAME, SimulatedConfig
 from drakit_drivers.simulated.control import Control, ControlFile, matches
-from drakit_drivers.simulated.environment import environment
 from drakit_drivers.simulated.inventory import all_devices, commanded, names_of, without_device
-from drakit_drivers.simulated.parameters import SimulatedParameters
+from drakit_drivers.simulated.parameters import OUR_VARIABLES, SimulatedParameters
 
 __all__ = ("Simulated",)
+
+Allocated = AllocatedDevice[SimulatedParameters]
 
 logger = logging.getLogger(__name__)
 
 
 class Simulated(Driver[SimulatedConfig, SimulatedParameters]):
-    """Publishes GPUs, network interfaces and CPUs that are not there; see ``docs/simulated.md``."""
+    """Publishes simulated GPUs, network interfaces and CPUs; see ``docs/simulated.md``."""
 
     name: ClassVar[str] = DRIVER_NAME
     side_effects: ClassVar[bool] = False
@@ -53,17 +63,17 @@ class Simulated(Driver[SimulatedConfig, SimulatedParameters]):
         return config.driver_name
 
     async def devices(self) -> AsyncIterator[Inventory]:
-        said = False
+        has_listed = False
         async with aclosing(self._file.follow()) as controls:
             async for control in controls:
                 if not control.stop:
                     self._name_unknown(control)
                     yield commanded(self._all, control, driver=self.config.driver_name)
-                    said = True
-                elif said:
+                    has_listed = True
+                elif has_listed:
                     raise DriverError(control.stop)
-                # Started again meanwhile, we keep silent: after an end once more we would be
-                # waited for up to a minute once the command is taken back.
+                # Started again meanwhile, the driver stays silent: after another end the backoff
+                # would delay its next start by up to a minute.
 
     def prepare(self, claim: ClaimReference, device: AllocatedDevice[SimulatedParameters]) -> Edits:
         control = self._file.last
@@ -76,14 +86,69 @@ class Simulated(Driver[SimulatedConfig, SimulatedParameters]):
         for pattern, text in control.fail_prepare.items():
             if matches(pattern, names_of(found)):
                 raise DriverError(f"{where} cannot be prepared: {text}")
-        return Edits(env=environment(claim, device, found, driver=self.config.driver_name))
+        return Edits(env=_environment(claim, device, found, driver=self.config.driver_name))
 
     def _name_unknown(self, control: Control) -> None:
         if unknown := without_device(self._all, control):
             logger.warning(
-                "control file names devices that are not there", extra={"devices": unknown}
+                "control file names devices that do not exist", extra={"devices": unknown}
             )
 
 
 def _any(patterns: tuple[str, ...], device: Device) -> bool:
     return any(matches(pattern, names_of(device)) for pattern in patterns)
+
+
+# ------------------------------------------------------------ environment variables
+
+
+def _environment(
+    claim: ClaimReference, allocated: Allocated, device: Device, *, driver: str
+) -> dict[str, str]:
+    """Return the variables of one device of a claim, including those of the user."""
+    # The request's own name, without the subrequest's: the JSON has the allocated alternative.
+    request = OUR_VARIABLES + _variable(allocated.request.partition("/")[0])
+    parts = [request, _variable(device.name)]
+    if allocated.share_id:
+        parts.append(_variable(allocated.share_id))
+    if allocated.admin_access:
+        parts.append("ADMIN")
+    facts = _facts(claim, allocated, device, driver=driver)
+    text = json.dumps(facts, separators=(",", ":"))
+    return {**allocated.parameters.env, request: device.name, "__".join(parts): text}
+
+
+def _facts(
+    claim: ClaimReference, allocated: Allocated, device: Device, *, driver: str
+) -> dict[str, Any]:
+    facts: dict[str, Any] = {
+        "driver": driver,
+        "device": device.name,
+        "pool": device.pool,
+        "claim": str(claim),
+        "request": allocated.request,
+        "type": device.attributes.get("type"),
+        "parent": device.attributes.get("parent"),
+        "profile": device.attributes.get("profile"),
+        "numaNode": device.topology.numa_node,
+        "capacity": _capacity(allocated, device),
+        "shareID": allocated.share_id,
+        "adminAccess": allocated.admin_access or None,
+        "parameters": allocated.parameters.model_dump(
+            mode="json", by_alias=True, exclude_none=True
+        ),
+    }
+    return {key: value for key, value in facts.items() if value is not None}
+
+
+def _capacity(allocated: Allocated, device: Device) -> dict[str, str]:
+    """Return the claim's part of each capacity: its share, or all of it."""
+    whole = {
+        name: amount.value if isinstance(amount, Capacity) else amount
+        for name, amount in device.capacity.items()
+    }
+    return {**whole, **allocated.consumed_capacity}
+
+
+def _variable(name: str) -> str:
+    return re.sub(r"[^A-Z0-9]", "_", name.upper())

@@ -1,5 +1,5 @@
 """
-All that the driver says: the profiles' devices, as the control file would have them.
+The inventory: the profiles' devices, as the control file changes them.
 
 It must not know files, or how the profiles make their devices.
 """
@@ -12,15 +12,21 @@ from dataclasses import replace
 from drakit import Device, Health, Inventory, Taint
 from drakit_drivers.simulated.config import SimulatedConfig
 from drakit_drivers.simulated.control import Control, matches
-from drakit_drivers.simulated.cpus import cpus, single_cpus
-from drakit_drivers.simulated.gpus import counter_sets, gpus, whole_gpus
-from drakit_drivers.simulated.nics import nics, whole_nics
+from drakit_drivers.simulated.profiles import (
+    counter_sets,
+    cpus,
+    gpus,
+    nics,
+    single_cpus,
+    whole_gpus,
+    whole_nics,
+)
 
 __all__ = ("all_devices", "commanded", "names_of", "without_device")
 
 
 def all_devices(config: SimulatedConfig) -> Inventory:
-    """Put together what the profiles have; the fallback needs no optional feature of the API."""
+    """Combine the profiles' devices; the fallback needs no optional feature of the API."""
     numa = config.numa_nodes
     return Inventory(
         devices=(
@@ -39,7 +45,7 @@ def all_devices(config: SimulatedConfig) -> Inventory:
 
 def commanded(inventory: Inventory, control: Control, *, driver: str) -> Inventory:
     """
-    Give the inventory as the control file would have it.
+    Return the inventory as the control file changes it.
 
     :param driver: the domain of taints that have none.
     """
@@ -57,13 +63,13 @@ def commanded(inventory: Inventory, control: Control, *, driver: str) -> Invento
 
 
 def names_of(device: Device) -> tuple[str, ...]:
-    """Give the names under which a device is commanded: that of its GPU, and its own."""
+    """Return the names that match a device in the control file: that of its GPU, and its own."""
     parent = device.attributes.get("parent")
     return (parent, device.name) if isinstance(parent, str) else (device.name,)
 
 
 def without_device(inventory: Inventory, control: Control) -> list[str]:
-    """Name the patterns of the control file that are for no device."""
+    """Return the patterns of the control file that match no device."""
     names = {
         name
         for device in (*inventory.devices, *(inventory.fallback or ()))

@@ -1,8 +1,7 @@
 """
-What a user may write for simulated devices, in a claim or a DeviceClass.
+The opaque parameters of simulated devices, in a claim or a DeviceClass.
 
-Nothing is done with it but to show it to the container; it is typed so that one sees what becomes
-of a mistake.
+The driver only shows them to the container. They are typed to show the consequences of a mistake.
 
 It must not know claims or devices.
 """
@@ -18,7 +17,7 @@ from drakit import DeviceParameters
 __all__ = ("OUR_VARIABLES", "SimulatedParameters")
 
 OUR_VARIABLES = "SIMULATED_"
-"""What our own environment variables begin with."""
+"""The prefix of the driver's own environment variables."""
 
 Variable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=64)]
 
@@ -27,10 +26,10 @@ class SimulatedParameters(DeviceParameters):
     """Opaque parameters of simulated devices; all of them are optional."""
 
     sharing: Literal["exclusive", "timeSlicing"] = "exclusive"
-    """How the containers of a claim use a device that they have together."""
+    """How the containers of a claim share a device."""
 
     time_slice_milliseconds: int | None = Field(default=None, ge=1, le=1000)
-    """How long each has it, with ``timeSlicing``."""
+    """The length of a time slice, with ``timeSlicing``."""
 
     vlan: int | None = Field(default=None, ge=1, le=4094)
     """The VLAN that an interface is in."""

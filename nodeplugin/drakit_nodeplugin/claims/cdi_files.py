@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -66,14 +65,6 @@ class ClaimSpecs:
         """Give the UIDs of all claims that have a file. Blocks; raises OSError."""
         begin, end = len(self._prefix), -len(".json")
         return {name[begin:end] for name in self._directory.names(self._prefix)}
-
-    def changed_at(self) -> int | None:
-        """Give the time of the directory's last change, in nanoseconds of its file system's clock;
-        None if there is no directory. Blocks."""
-        try:
-            return os.stat(self._directory.path).st_mtime_ns
-        except OSError:
-            return None
 
     async def clean(self) -> None:
         """Remove what an earlier process left half-written. Raises OSError."""

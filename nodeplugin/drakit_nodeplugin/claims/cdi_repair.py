@@ -3,9 +3,8 @@ Keeps the CDI files of one driver in agreement with the checkpoint: restores los
 claims, and removes files that have no entry.
 
 **Lost files.** The running kubelet does not ask again for a claim that it holds as prepared, so a
-deleted file would be missed only when a container restarts. It must be back within 2 s. Polling the
-directory's time of change costs less than handling a missed or overflowing inotify queue; files
-and entries are compared only if it has changed.
+deleted file would be missed only when a container restarts. It must be back within 2 s: files and
+entries are compared whenever the directory has changed.
 
 **Orphans.** An entry is written before its file and deleted after it, so a file without an entry
 shows that entries were lost. Its containers may be running: the file is removed only after a grace
@@ -17,30 +16,27 @@ period without a sign of use. Files of other programs are never removed.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
-from drakit_nodeplugin.claims.cdi_files import ClaimSpecs
-from drakit_nodeplugin.claims.checkpoint.store import Checkpoint, CheckpointError
+from drakit_nodeplugin.claims.checkpoint.store import CheckpointError
 from drakit_nodeplugin.claims.kubeletview import Grace, KubeletView, PodView, Unclaimed
 from drakit_nodeplugin.claims.locks import KeyedLocks
+from drakit_nodeplugin.claims.parts import EngineParts
 from drakit_nodeplugin.claims.spectexts import SpecTexts
-from drakit_nodeplugin.file_poller import FilePoller
+from drakit_nodeplugin.file_poller import FilePoller, FileWatch
 
 __all__ = ("OrphanRemover", "SpecRestorer")
 
 logger = logging.getLogger(__name__)
 
-UNCHANGED_POLLS = 60
-"""After this many polls of an unchanged directory, files and entries are compared anyway: some file
-systems do not maintain the time of change reliably."""
-
 BATCH = 200
 """Files that are written at once: their texts are in memory then."""
 
-TICK_NANOSECONDS = 50_000_000
-"""More than the longest tick of a kernel in use (10 ms)."""
+TICK_SECONDS = 0.05
+"""Within which two changes may have the same time: more than the longest tick of a kernel in use
+(10 ms)."""
 
 
 class SpecRestorer:
@@ -48,24 +44,20 @@ class SpecRestorer:
 
     def __init__(
         self,
+        parts: EngineParts,
         *,
-        checkpoint: Checkpoint,
-        specs: ClaimSpecs,
-        boot_id: str,
+        directory: Path,
         locks: KeyedLocks,
         on_restored: Callable[[int], None] = lambda _: None,
     ) -> None:
-        self._checkpoint = checkpoint
-        self._specs = specs
-        self._boot_id = boot_id
+        self._checkpoint = parts.checkpoint
+        self._specs = parts.specs
+        self._boot_id = parts.boot_id
         self._locks = locks
         self._on_restored = on_restored
-        self._compared: int | None = None
-        """The directory's time of change when files and entries last agreed."""
-        self._changed_at: int | None = None
-        """The same at the last poll."""
-        self._unchanged = 0
+        self._watch = FileWatch(directory, settled_seconds=TICK_SECONDS)
         self._missing = False
+        """Whether the last comparison found a missing file, or failed."""
 
     async def restore(self) -> int:
         """
@@ -100,23 +92,12 @@ class SpecRestorer:
     async def run(self, poller: FilePoller) -> None:
         """Compare whenever the directory has changed; a failure is logged, and tried again."""
         while True:
-            await poller.until(self._due)
-            self._unchanged = 0
-            changed_at = self._changed_at
+            await poller.until(lambda: self._watch.changed() or self._missing)
+            self._missing = True
             try:
                 await self.restore()
             except (CheckpointError, OSError) as error:
                 logger.error("CDI files cannot be checked", extra={"error": str(error)})
-            else:
-                # Polled before the comparison: the next poll sees what changed during it.
-                agreed = not (self._missing or _just_now(changed_at))
-                self._compared = changed_at if agreed else None
-
-    def _due(self) -> bool:
-        """Poll the directory; return whether files and entries must be compared. Blocks."""
-        self._changed_at = self._specs.changed_at()
-        self._unchanged += 1
-        return self._changed_at != self._compared or self._unchanged > UNCHANGED_POLLS
 
 
 class OrphanRemover:
@@ -124,18 +105,16 @@ class OrphanRemover:
 
     def __init__(
         self,
+        parts: EngineParts,
         *,
-        driver: str,
-        checkpoint: Checkpoint,
-        specs: ClaimSpecs,
         texts: SpecTexts,
         locks: KeyedLocks,
         kubelet: KubeletView,
         grace: Grace,
     ) -> None:
-        self._driver = driver
-        self._checkpoint = checkpoint
-        self._specs = specs
+        self._driver = parts.driver
+        self._checkpoint = parts.checkpoint
+        self._specs = parts.specs
         self._texts = texts
         self._locks = locks
         self._kubelet = kubelet
@@ -192,8 +171,3 @@ def _free(locks: KeyedLocks, uids: Iterable[str]) -> Generator[list[str]]:
     finally:
         for uid in held:
             locks.release(uid)
-
-
-def _just_now(changed_at: int | None) -> bool:
-    """Return whether a second change may have the same time: kernels count it in ticks."""
-    return changed_at is not None and time.time_ns() - changed_at < TICK_NANOSECONDS

@@ -40,18 +40,17 @@ class ListedDevice:
     """A device that a container has by a claim, as the kubelet lists it."""
 
     namespace: str
-    """The claim's."""
+    """Namespace of the claim."""
 
     claim: str
-    """The claim's name."""
+    """Name of the claim."""
 
     driver: str
     pool: str
     device: str
     share_id: str | None
     cdi_names: tuple[str, ...]
-    """Qualified CDI names. The kubelet adds those of the driver's devices that stand before it in
-    the same claim."""
+    """Qualified CDI names, including those of the driver's devices that precede it in the claim."""
 
 
 class PodView(Enum):
@@ -132,11 +131,9 @@ class Unclaimed:
         """Return the state after another check that does not find it in use."""
         if claims.pods is not PodView.COMPLETE:
             return replace(self, confirmed_since=None)
-        return (
-            self
-            if self.confirmed_since is not None
-            else replace(self, confirmed_since=claims.asked_at)
-        )
+        if self.confirmed_since is None:
+            return replace(self, confirmed_since=claims.asked_at)
+        return self
 
     def due(self, claims: KubeletClaims, grace: Grace) -> bool:
         """Return, given one more check, whether the grace period is over."""

@@ -23,7 +23,7 @@ from drakit.rate_limiter import RateLimiter
 from drakit.resource.claim import Claim
 from drakit_nodeplugin.claims.allocation import allocated_results, device_keys
 from drakit_nodeplugin.claims.checkpoint.records import StoredClaim
-from drakit_nodeplugin.claims.checkpoint.store import Checkpoint, CheckpointError
+from drakit_nodeplugin.claims.checkpoint.store import CheckpointError
 from drakit_nodeplugin.claims.errors import (
     ClaimError,
     ClaimFetchError,
@@ -41,8 +41,7 @@ from drakit_nodeplugin.claims.kubeletview import (
     PodView,
     Unclaimed,
 )
-from drakit_nodeplugin.claims.parts import reference_of
-from drakit_nodeplugin.claims.source import ClaimSource
+from drakit_nodeplugin.claims.parts import EngineParts, reference_of
 from drakit_nodeplugin.claims.waves import workers
 
 __all__ = ("StaleCollector", "StaleReason", "StaleTiming", "judge")
@@ -61,15 +60,13 @@ class StaleReason(StrEnum):
     """Why the kubelet will not ask to unprepare a claim: label of a metric, and word in the log."""
 
     GONE = "gone"
-    """It was deleted."""
     REPLACED = "replaced"
     """Another claim has its name."""
     DEALLOCATED = "deallocated"
-    """It has no devices any more."""
     ELSEWHERE = "elsewhere"
-    """It is allocated, for another node."""
+    """It is allocated for another node."""
     REALLOCATED = "reallocated"
-    """It is allocated again, with other devices of the driver, or none."""
+    """It has other devices of the driver, or none."""
 
 
 _REASONS: Mapping[type[ClaimError], StaleReason] = {
@@ -142,11 +139,8 @@ class StaleCollector:
 
     def __init__(
         self,
+        parts: EngineParts,
         *,
-        driver: str,
-        node: Node,
-        checkpoint: Checkpoint,
-        source: ClaimSource,
         kubelet: KubeletView,
         responsible: Callable[[], bool],
         remove_orphans: Callable[[], Awaitable[object]],
@@ -160,10 +154,10 @@ class StaleCollector:
         `unprepare` gets an entry as it was read, and returns whether it is gone; it must leave an
         entry that has changed.
         """
-        self._driver = driver
-        self._node = node
-        self._checkpoint = checkpoint
-        self._source = source
+        self._driver = parts.driver
+        self._node = parts.node
+        self._checkpoint = parts.checkpoint
+        self._source = parts.source
         self._kubelet = kubelet
         self._responsible = responsible
         self._remove_orphans = remove_orphans
@@ -278,17 +272,14 @@ class StaleCollector:
         """Ask the kubelet; an incomplete list ends all grace periods, also of entries that this
         poll does not judge."""
         claims = await self._kubelet.listed()
-        match claims.pods:
-            case PodView.PARTIAL:
-                # A kubelet that has just started: earlier checks no longer count.
-                self._suspicions.clear()
-            case PodView.UNKNOWN:
-                self._suspicions = {
-                    uid: replace(each, unclaimed=each.unclaimed.again(claims))
-                    for uid, each in self._suspicions.items()
-                }
-            case PodView.COMPLETE:
-                pass
+        if claims.pods is PodView.PARTIAL:
+            # A kubelet that has just started: earlier checks no longer count.
+            self._suspicions.clear()
+        elif claims.pods is PodView.UNKNOWN:
+            self._suspicions = {
+                uid: replace(each, unclaimed=each.unclaimed.again(claims))
+                for uid, each in self._suspicions.items()
+            }
         return claims
 
     async def _collect(self, due: Sequence[StoredClaim]) -> int:

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import Context, copy_context
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal, cast
 
 from drakit.device import AllocatedClaim, Edits
 from drakit.resource.pools import short_pool
@@ -51,15 +51,8 @@ its devices. The kubelet gets its answer long before that, and asks again."""
 _Future = asyncio.Future[Any]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Operation:
-    """What is done with a batch."""
-
-    what: str
-    """For error sentences."""
-    call: Callable[[Calls, Sequence[AllocatedClaim]], Awaitable[Mapping[str, Any]]]
-    per_batch: bool
-    """Whether the claims of a batch are one call."""
+_Operation = Literal["prepare", "unprepare", "check"]
+"""The methods of :class:`.Calls`."""
 
 
 class _Work:
@@ -73,7 +66,7 @@ class _Work:
         claims: dict[_Future, AllocatedClaim],
         keys: frozenset[WorkKey],
     ) -> None:
-        self.operation = operation
+        self.operation: _Operation = operation
         self.claims = claims
         """By the future of the caller; claims that were given up are not in it."""
         self.keys = keys
@@ -102,13 +95,12 @@ class Batches:
         self._driver = driver
         self._node = node
         self._reach = reach
-        prepares = traits.prepare_granularity is Granularity.BATCH
-        unprepares = traits.unprepare_granularity is Granularity.BATCH
-        self._prepare = _operation("prepare", lambda calls: calls.prepare, per_batch=prepares)
-        self._unprepare = _operation(
-            "unprepare", lambda calls: calls.unprepare, per_batch=unprepares
-        )
-        self._check = _operation("check", lambda calls: calls.check, per_batch=prepares)
+        self._per_batch: dict[_Operation, bool] = {
+            "prepare": traits.prepare_granularity is Granularity.BATCH,
+            "unprepare": traits.unprepare_granularity is Granularity.BATCH,
+            "check": traits.prepare_granularity is Granularity.BATCH,
+        }
+        """Whether the claims of a batch are one call."""
         # A call stands in the lines of its keys until it has ended, and begins when it is the first
         # in all of them. It enters all of them at once: so the call that came first of all those
         # that have not ended is the first everywhere, and none waits forever.
@@ -118,15 +110,15 @@ class Batches:
         self, batch: Sequence[AllocatedClaim]
     ) -> Mapping[str, asyncio.Future[Sequence[Edits]]]:
         """As :meth:`.HostedEndpoint.prepare`."""
-        return self._begin(self._prepare, batch)
+        return self._begin("prepare", batch)
 
     def unprepare(self, batch: Sequence[AllocatedClaim]) -> Mapping[str, asyncio.Future[None]]:
         """As :meth:`.HostedEndpoint.unprepare`."""
-        return self._begin(self._unprepare, batch)
+        return self._begin("unprepare", batch)
 
     def check(self, batch: Sequence[AllocatedClaim]) -> Mapping[str, asyncio.Future[bool]]:
         """As :meth:`.HostedEndpoint.check`."""
-        return self._begin(self._check, batch)
+        return self._begin("check", batch)
 
     # ------------------------------------------------------------ order
 
@@ -140,7 +132,7 @@ class Batches:
             future: _Future = loop.create_future()
             futures[given.claim.uid] = future
             item, keys = self._in_drivers_words(given)
-            if operation.per_batch and self._lines.keys().isdisjoint(keys):
+            if self._per_batch[operation] and self._lines.keys().isdisjoint(keys):
                 together[future] = item
                 together_keys |= keys
             else:
@@ -234,7 +226,7 @@ class Batches:
         except Exception as error:
             failure = self._failure(error, work)
             if cancelled_by_owner() and isinstance(failure, DeviceFailedError):
-                facts = {"driver": self._driver, "call": work.operation.what}
+                facts = {"driver": self._driver, "call": self._what(work.operation)}
                 logger.error(
                     "call failed after it was given up", extra=facts | {"error": str(failure)}
                 )
@@ -249,7 +241,8 @@ class Batches:
         calls = self._reach()
         if isinstance(calls, EndpointStoppedError):
             raise calls
-        answers = dict(await work.operation.call(calls, list(due.values())))
+        call = getattr(calls, work.operation)
+        answers: dict[str, Any] = dict(await call(list(due.values())))
         for future, item in due.items():
             answer = self._read(work.operation, item, answers)
             if future.done():
@@ -259,23 +252,22 @@ class Batches:
             else:
                 future.set_result(answer)
         if answers:
-            what = work.operation.what
-            text = f"it answered {what} for claims that it was not asked for"
+            text = f"it answered {self._what(work.operation)} for claims that it was not asked for"
             logger.error("driver answers too much", extra={"driver": self._driver, "error": text})
 
     def _read(self, operation: _Operation, item: AllocatedClaim, answers: dict[str, Any]) -> Any:
         """Return what was answered for a claim, or a DeviceFailedError."""
-        uid, what = item.claim.uid, operation.what
-        if operation is self._check:
+        uid, what = item.claim.uid, self._what(operation)
+        if operation == "check":
             return answers.pop(uid, False) is True
         if uid not in answers:
             return unusable_answer("nothing for this claim", driver=self._driver, what=what)
         answer = answers.pop(uid)
-        if operation is not self._prepare or isinstance(answer, Exception):
-            return answer
-        if len(answer) != len(item.devices):
-            count = f"{len(answer)} Edits for {len(item.devices)} devices of a claim"
-            return unusable_answer(count, driver=self._driver, what=what)
+        if operation == "prepare" and not isinstance(answer, Exception):
+            edits = cast("Sequence[Edits]", answer)
+            if len(edits) != len(item.devices):
+                count = f"{len(edits)} Edits for {len(item.devices)} devices of a claim"
+                return unusable_answer(count, driver=self._driver, what=what)
         return answer
 
     def _fail(self, work: _Work, error: Exception) -> None:
@@ -283,7 +275,7 @@ class Batches:
         for future, item in work.claims.items():
             if future.done():
                 continue
-            if work.operation is self._check and not isinstance(error, EndpointStoppedError):
+            if work.operation == "check" and not isinstance(error, EndpointStoppedError):
                 # A driver that fails to check does not know that all is well.
                 facts = {"driver": self._driver, "claim_uid": item.claim.uid, "error": str(error)}
                 logger.warning("driver cannot check a claim", extra=facts)
@@ -296,25 +288,21 @@ class Batches:
             return error
         if isinstance(error, ConnectionEndedError):
             return EndpointStoppedError(driver=self._driver, reason=error.reason)
+        what = self._what(work.operation)
+        if not isinstance(error, CallOverdueError):
+            return failure_of(error, driver=self._driver, what=what)
+        if isinstance(error, CallNotBegunError):
+            text = (
+                f"driver {self._driver}: an earlier call for the device does not end, and {what} "
+                f"waited {CALL_SECONDS:.0f} s for it; if it stays so, restart the node plugin on "
+                f"this node"
+            )
+        else:
+            text = f"driver {self._driver} gave no answer to {what} within {CALL_SECONDS:.0f} s"
         counts = [len(item.devices) for item in work.claims.values()]
-        about_one = counts == [1] and not work.operation.per_batch
-        return failure_of(
-            error,
-            driver=self._driver,
-            what=work.operation.what,
-            index=0 if about_one and isinstance(error, CallOverdueError) else None,
-            call_seconds=CALL_SECONDS,
-        )
+        is_of_one_device = counts == [1] and not self._per_batch[work.operation]
+        return DeviceFailedError(text, index=0 if is_of_one_device else None)
 
-
-def _operation(
-    what: str,
-    method: Callable[[Calls], Callable[[Sequence[AllocatedClaim]], Awaitable[Mapping[str, Any]]]],
-    *,
-    per_batch: bool,
-) -> _Operation:
-    return _Operation(
-        what=f"{what}_claims" if per_batch else what,
-        call=lambda calls, batch: method(calls)(batch),
-        per_batch=per_batch,
-    )
+    def _what(self, operation: _Operation) -> str:
+        """Return the name of a call, for sentences."""
+        return f"{operation}_claims" if self._per_batch[operation] else operation

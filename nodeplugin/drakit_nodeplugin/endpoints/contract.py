@@ -11,12 +11,11 @@ It must not know how any kind of endpoint works.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
-from drakit.device import AllocatedClaim, AllocatedDevice, Edits, Health, Inventory
-from drakit.resource.pools import short_pool
+from drakit.device import AllocatedClaim, Edits, Health, Inventory
 from drakit_nodeplugin.endpoints.errors import DeviceFailedError
 
 __all__ = (
@@ -30,7 +29,6 @@ __all__ = (
     "Reports",
     "Update",
     "WorkKey",
-    "work_keys",
 )
 
 
@@ -75,16 +73,6 @@ class HealthReport:
 
 Update = Inventory | HealthReport
 """What a connection reports: all of its devices, or the health of some."""
-
-
-def work_keys(devices: Iterable[AllocatedDevice], *, node: str) -> frozenset[WorkKey]:
-    """Return the resources of a call for these devices. `node` is the name of the node."""
-    keys: set[WorkKey] = set()
-    for device in devices:
-        pool = short_pool(node, device.pool)
-        keys.add(DeviceKey(pool, device.name))
-        keys.update([CounterSetKey(pool, name) for name in device.consumes])
-    return frozenset(keys)
 
 
 class EndpointListener(Protocol):

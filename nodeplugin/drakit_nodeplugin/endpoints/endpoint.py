@@ -27,7 +27,6 @@ from drakit_nodeplugin.endpoints.contract import (
     HealthReport,
     Update,
     WorkKey,
-    work_keys,
 )
 from drakit_nodeplugin.endpoints.errors import EndpointStoppedError
 from drakit_nodeplugin.endpoints.lifecycle import Lifecycle
@@ -46,7 +45,6 @@ __all__ = (
     "Surroundings",
     "Update",
     "WorkKey",
-    "work_keys",
 )
 
 
@@ -161,7 +159,10 @@ class Endpoint:
         self.name = name
         self.traits = traits
         self._lifecycle = Lifecycle(name, connect, listener=listener, pause=pause)
-        self._batches = Batches(name, traits=traits, node=node, reach=self._reach)
+        batches = Batches(name, traits=traits, node=node, reach=self._reach)
+        self.prepare = batches.prepare
+        self.unprepare = batches.unprepare
+        self.check = batches.check
 
     # ------------------------------------------------------------ its life
 
@@ -188,22 +189,6 @@ class Endpoint:
         """As :meth:`HostedEndpoint.unavailable`."""
         reason = self._lifecycle.unavailable
         return None if reason is None else EndpointStoppedError(driver=self.name, reason=reason)
-
-    # ------------------------------------------------------------ calls
-
-    def prepare(
-        self, batch: Sequence[AllocatedClaim]
-    ) -> Mapping[str, asyncio.Future[Sequence[Edits]]]:
-        """As :meth:`HostedEndpoint.prepare`."""
-        return self._batches.prepare(batch)
-
-    def unprepare(self, batch: Sequence[AllocatedClaim]) -> Mapping[str, asyncio.Future[None]]:
-        """As :meth:`HostedEndpoint.unprepare`."""
-        return self._batches.unprepare(batch)
-
-    def check(self, batch: Sequence[AllocatedClaim]) -> Mapping[str, asyncio.Future[bool]]:
-        """As :meth:`HostedEndpoint.check`."""
-        return self._batches.check(batch)
 
     def _reach(self) -> Connection | EndpointStoppedError:
         connection, stopped = self._lifecycle.connection, self.unavailable()

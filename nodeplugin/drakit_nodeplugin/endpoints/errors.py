@@ -91,7 +91,6 @@ def failure_of(
     driver: str,
     what: str,
     index: int | None = None,
-    call_seconds: float,
 ) -> DeviceFailedError:
     """Return what a call raised as a sentence; `index` is the device that it is about."""
     if isinstance(error, DeviceFailedError):
@@ -100,13 +99,6 @@ def failure_of(
     if isinstance(error, DriverError):
         # About one device its words stand alone; otherwise they name the driver.
         text = text_of(error) if index is not None else f"{name}: {text_of(error)}"
-    elif isinstance(error, CallNotBegunError):
-        text = (
-            f"{name}: an earlier call for the device does not end, and {what} waited "
-            f"{call_seconds:.0f} s for it; if it stays so, restart the node plugin on this node"
-        )
-    elif isinstance(error, CallOverdueError):
-        text = f"{name} gave no answer to {what} within {call_seconds:.0f} s"
     else:
         facts = {"driver": driver, "call": what, "exception": traceback_of(error)}
         logger.error("driver failed", extra=facts)
@@ -154,7 +146,5 @@ def traceback_of(error: BaseException) -> str:
         text = str.__str__(text).encode("utf-8", "backslashreplace").decode()
     except Exception:
         return f"{kind_of(error)}, whose traceback cannot be shown"
-    if len(text) > MAX_TRACEBACK:
-        # The error itself is at the end, its first cause at the beginning.
-        text = f"{text[: MAX_TRACEBACK // 2]}\n...\n{text[-MAX_TRACEBACK // 2 :]}"
-    return text
+    # The error itself is at the end.
+    return text[-MAX_TRACEBACK:]

@@ -28,10 +28,6 @@ __all__ = (
     "socket_file",
 )
 
-MAX_PATH_BYTES = 107
-"""Bytes, not characters, of a unix socket's path on Linux: 108 with the closing NUL."""
-
-
 DEVICES = "/dev"
 MOUNTED = Path("/host/dev")
 """Where the chart mounts the host's ``/dev``."""
@@ -44,6 +40,10 @@ MAX_NODES = 256
 
 _LEFT_OUT = frozenset({"pts", "shm", "fd", "mqueue", "console", ".lxc", ".lxd-mounts", ".udev"})
 """Entries of a directory that runtimes omit as well."""
+
+
+MAX_PATH_BYTES = 107
+"""Bytes, not characters, of a unix socket's path on Linux: 108 with the closing NUL."""
 
 
 class TooManyNodesError(Exception):

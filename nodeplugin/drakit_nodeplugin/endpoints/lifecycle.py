@@ -1,9 +1,10 @@
 """
-The life cycle of an endpoint, of whatever kind: connected, followed, stopped, connected again.
+The life cycle of an endpoint of any kind: connect, follow the connection, report its end, connect
+again.
 
-What each connection tells is passed on as it comes; nothing is kept here, and what a connection had
-is not told once it is over. What devices become when their endpoint stops is decided by who
-listens.
+What a connection reports is passed on as it comes; nothing is kept here, and nothing is passed on
+after the connection has ended. What devices become when their endpoint stops is the listener's
+decision.
 
 It must not know what is at the other end of a connection, or what devices mean.
 """
@@ -35,28 +36,17 @@ RECONNECT_SECONDS = (1.0, 60.0)
 """First and longest delay before an endpoint is connected again; it doubles in between."""
 
 STEADY_SECONDS = 60.0
-"""How long a connection must have lived for the delay to begin anew. One that lists its devices and
-dies at once is no better than one that cannot be made."""
+"""How long a connection must have lived for the delay to start at its minimum again. One that lists
+its devices and ends at once is no better than one that cannot be made."""
 
 SILENT_SECONDS = 10.0
-"""How long a new connection may take to list its devices before that is told."""
+"""How long a new connection may take to list its devices before that is reported."""
 
 ConnectionT = TypeVar("ConnectionT", bound=Reports)
 
 
-class _NotTakenError(Exception):
-    """Who listens has failed with what a connection told."""
-
-    def __init__(self, error: Exception) -> None:
-        self.reason = (
-            f"the node plugin failed with what it told ({type(error).__name__}); the node plugin's "
-            f"log on this node says more"
-        )
-        super().__init__(self.reason)
-
-
 class Lifecycle(Generic[ConnectionT]):
-    """Keeps one endpoint connected, and tells of it."""
+    """Keeps one endpoint connected, and reports to its listener."""
 
     def __init__(
         self,
@@ -66,8 +56,8 @@ class Lifecycle(Generic[ConnectionT]):
         listener: EndpointListener,
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """`connect` makes the next connection; it raises if there is none to be had now. `pause` is
-        what happens before it: it takes so many seconds, or less where waiting is of no use."""
+        """`connect` makes the next connection; it raises if there is none now. `pause` is called
+        before each reconnect: it waits this many seconds, or less where waiting is of no use."""
         self._endpoint = endpoint
         self._connect = connect
         self._listener = listener
@@ -76,10 +66,10 @@ class Lifecycle(Generic[ConnectionT]):
             first_seconds=RECONNECT_SECONDS[0], limit_seconds=RECONNECT_SECONDS[1], jitter=0
         )
         self._reason: str | None = "it is not started yet"
-        self._before: str | None = None
-        """Why it stopped last; None once it has listed its devices since."""
-        self._told: str | None = None
-        """The reason that was told last; None once devices were."""
+        self._previous: str | None = None
+        """Why it stopped last; None after it has listed its devices again."""
+        self._reported: str | None = None
+        """The reason that was reported last; None after devices were."""
 
         self.connection: ConnectionT | None = None
         """The latest one; None while there is none."""
@@ -89,10 +79,10 @@ class Lifecycle(Generic[ConnectionT]):
         """Why the endpoint cannot be called now; None if it can."""
         if self._reason is not None or self.connection is None:
             return self._reason
-        away = self.connection.unavailable
-        # That a new connection says nothing yet is no cause: people look for what came before.
-        unexplained = away is not None and self._before not in (None, away)
-        return f"{away} (before that: {self._before})" if unexplained else away
+        reason = self.connection.unavailable
+        # That a new connection has listed nothing yet is no cause: people look for the one before.
+        unexplained = reason is not None and self._previous not in (None, reason)
+        return f"{reason} (before that: {self._previous})" if unexplained else reason
 
     async def start(self) -> None:
         """
@@ -106,12 +96,12 @@ class Lifecycle(Generic[ConnectionT]):
         except DriverError as error:
             self._reason = text_of(error)
             raise
-        if (away := self.unavailable) is not None and self._reason is None:
-            self._tell_stop(away)
+        if (reason := self.unavailable) is not None and self._reason is None:
+            self._report_stop(reason)
 
     async def run(self) -> None:
-        """Keep it connected until cancelled. Our own stop is none of the endpoint: nothing is told,
-        so that its devices stay as they are."""
+        """Keep it connected until cancelled. Our own stop is no stop of the endpoint: it is not
+        reported, so that its devices stay as they are."""
         while True:
             if self.connection is None:
                 await self._pause(self._backoff.next_seconds())
@@ -141,9 +131,9 @@ class Lifecycle(Generic[ConnectionT]):
             self._reason = None
 
     async def _follow(self, connection: ConnectionT) -> None:
-        """Pass on what one connection tells, until it is over."""
+        """Pass on the updates of one connection until it ends."""
         loop = asyncio.get_running_loop()
-        silent = loop.call_later(SILENT_SECONDS, self._tell_silence, connection)
+        silent = loop.call_later(SILENT_SECONDS, self._report_silence, connection)
         listed_at: float | None = None
         updates = connection.inventories()
         try:
@@ -151,10 +141,10 @@ class Lifecycle(Generic[ConnectionT]):
                 if isinstance(update, Inventory):
                     silent.cancel()
                     listed_at = loop.time() if listed_at is None else listed_at
-                    self._before = self._told = None
+                    self._previous = self._reported = None
                 self._pass_on(update)
-        except _NotTakenError as error:
-            update = ConnectionEndedError(error.reason)
+        except ConnectionEndedError as error:  # of `_pass_on`
+            update = error
         finally:
             silent.cancel()
         steady = listed_at is not None and loop.time() - listed_at >= STEADY_SECONDS
@@ -164,19 +154,22 @@ class Lifecycle(Generic[ConnectionT]):
         await connection.close()
 
     def _pass_on(self, update: Update) -> None:
-        """Tell who listens. What fails in that, an endpoint's words have caused: so it ends their
-        connection, and not the daemon, which serves others as well."""
+        """Pass an update to the listener. If that fails, the update is the cause: it ends this
+        connection, and not the daemon, which serves other endpoints as well."""
         try:
             if isinstance(update, Inventory):
                 self._listener.replaced(self._endpoint, update)
             else:
                 self._listener.reported(self._endpoint, update)
         except Exception as error:
-            logger.exception("endpoint's news cannot be taken", extra={"endpoint": self._endpoint})
-            raise _NotTakenError(error) from error
+            logger.exception("endpoint's update failed", extra={"endpoint": self._endpoint})
+            raise ConnectionEndedError(
+                f"the node plugin failed with what it reported ({type(error).__name__}); the node "
+                f"plugin's log on this node says more"
+            ) from error
 
     async def _next(self, updates: AsyncIterator[Update]) -> Update | ConnectionEndedError:
-        """Give the next update, or how the connection ended; our own stop is raised."""
+        """Return the next update, or how the connection ended; our own stop is raised."""
         try:
             return await anext(updates)
         except StopAsyncIteration:
@@ -192,24 +185,24 @@ class Lifecycle(Generic[ConnectionT]):
             return ConnectionEndedError(f"its stream failed: {_reason_of(error)}")
 
     def _stopped(self, reason: str) -> None:
-        self._reason = self._before = reason
+        self._reason = self._previous = reason
         logger.error("endpoint stopped", extra={"endpoint": self._endpoint, "reason": reason})
-        self._tell_stop(reason)
+        self._report_stop(reason)
 
-    def _tell_silence(self, connection: ConnectionT) -> None:
-        if connection.unavailable is not None and (away := self.unavailable) is not None:
-            logger.error("endpoint is silent", extra={"endpoint": self._endpoint, "reason": away})
-            self._tell_stop(away)
+    def _report_silence(self, connection: ConnectionT) -> None:
+        if connection.unavailable is not None and (reason := self.unavailable) is not None:
+            logger.error("endpoint is silent", extra={"endpoint": self._endpoint, "reason": reason})
+            self._report_stop(reason)
 
-    def _tell_stop(self, reason: str) -> None:
-        if reason != self._told:
+    def _report_stop(self, reason: str) -> None:
+        if reason != self._reported:
             try:
                 self._listener.stopped(self._endpoint, reason)
             except Exception:
                 facts = {"endpoint": self._endpoint}
-                logger.exception("endpoint's stop cannot be taken", extra=facts)
+                logger.exception("endpoint's stop could not be reported", extra=facts)
             else:
-                self._told = reason
+                self._reported = reason
 
 
 def _reason_of(error: Exception) -> str:

@@ -65,38 +65,18 @@ class Maintenance:
             unconfirmed_seconds=stale.unconfirmed_grace_period,
         )
         self._restorer = SpecRestorer(
-            checkpoint=parts.checkpoint,
-            specs=parts.specs,
-            boot_id=parts.boot_id,
+            parts,
+            directory=config.cdi_directory,
             locks=engine.locks,
             on_restored=metrics.restored,
         )
         self._recovery = Recovery(checkpoint=parts.checkpoint, engine=engine)
-        self._rebuilder = Rebuilder(
-            driver=parts.driver,
-            node=parts.node,
-            boot_id=parts.boot_id,
-            checkpoint=parts.checkpoint,
-            source=parts.source,
-            specs=parts.specs,
-            texts=texts,
-            kubelet=kubelet,
-            limits=parts.limits,
-        )
+        self._rebuilder = Rebuilder(parts, texts=texts, kubelet=kubelet)
         orphans = OrphanRemover(
-            driver=parts.driver,
-            checkpoint=parts.checkpoint,
-            specs=parts.specs,
-            texts=texts,
-            locks=engine.locks,
-            kubelet=kubelet,
-            grace=grace,
+            parts, texts=texts, locks=engine.locks, kubelet=kubelet, grace=grace
         )
         self._collector = StaleCollector(
-            driver=parts.driver,
-            node=parts.node,
-            checkpoint=parts.checkpoint,
-            source=parts.source,
+            parts,
             kubelet=kubelet,
             responsible=responsible,
             remove_orphans=orphans.poll,

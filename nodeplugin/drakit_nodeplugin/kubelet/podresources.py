@@ -186,16 +186,11 @@ class PodResources:
     # ------------------------------------------------------------ calls
 
     async def _list(self) -> PodList:
-        from drakit_proto.kubelet.podresources.v1 import podresources_pb2
+        from drakit_proto.kubelet.podresources.v1 import podresources_pb2 as pb
 
         asked_at = asyncio.get_running_loop().time()
-        async with self._stub() as stub:
-            try:
-                answer = await stub.List(
-                    podresources_pb2.ListPodResourcesRequest(), timeout=self._timeout_seconds
-                )
-            except grpc.aio.AioRpcError as error:
-                raise self._failed("pods", error) from None
+        async with self._stub("pods") as stub:
+            answer = await stub.List(pb.ListPodResourcesRequest(), timeout=self._timeout_seconds)
         listed = PodList(
             devices=tuple(_devices(answer)),
             resources=_resources(answer),
@@ -206,15 +201,12 @@ class PodResources:
         return listed
 
     async def _allocatable(self) -> frozenset[str]:
-        from drakit_proto.kubelet.podresources.v1 import podresources_pb2
+        from drakit_proto.kubelet.podresources.v1 import podresources_pb2 as pb
 
-        async with self._stub() as stub:
-            try:
-                answer = await stub.GetAllocatableResources(
-                    podresources_pb2.AllocatableResourcesRequest(), timeout=self._timeout_seconds
-                )
-            except grpc.aio.AioRpcError as error:
-                raise self._failed("resources", error) from None
+        async with self._stub("resources") as stub:
+            answer = await stub.GetAllocatableResources(
+                pb.AllocatableResourcesRequest(), timeout=self._timeout_seconds
+            )
         self._logs["resources"].report(None)
         return frozenset(d.resource_name for d in answer.devices if d.device_ids)
 
@@ -226,10 +218,10 @@ class PodResources:
         A kubelet without it responds that it is disabled or unknown, instead of "not found". Any
         other error, such as that of the rate limit, proves nothing about the kubelet's version.
         """
-        from drakit_proto.kubelet.podresources.v1 import podresources_pb2
+        from drakit_proto.kubelet.podresources.v1 import podresources_pb2 as pb
 
-        request = podresources_pb2.GetPodResourcesRequest(pod_name=_NO_POD, pod_namespace=_NO_POD)
-        async with self._stub() as stub:
+        request = pb.GetPodResourcesRequest(pod_name=_NO_POD, pod_namespace=_NO_POD)
+        async with self._stub("pods") as stub:
             try:
                 await stub.Get(request, timeout=self._timeout_seconds)
             except grpc.aio.AioRpcError as error:
@@ -238,7 +230,7 @@ class PodResources:
                 # Errors without a specific code arrive as UNKNOWN.
                 if error.code() in (grpc.StatusCode.UNKNOWN, grpc.StatusCode.UNIMPLEMENTED):
                     return False
-                raise self._failed("pods", error) from None
+                raise
         return True
 
     def _view(self, answer: ListPodResourcesResponse) -> PodView:
@@ -251,7 +243,8 @@ class PodResources:
         return PodView.COMPLETE if listed else PodView.PARTIAL
 
     @contextlib.asynccontextmanager
-    async def _stub(self) -> AsyncGenerator[PodResourcesListerAsyncStub]:
+    async def _stub(self, source: str) -> AsyncGenerator[PodResourcesListerAsyncStub]:
+        """Connect for one call. Its error is logged and raised as PodResourcesError."""
         # Not at the module's top: a node without claims never calls it, and saves the memory.
         from drakit_proto.kubelet.podresources.v1 import podresources_pb2_grpc
 
@@ -260,17 +253,17 @@ class PodResources:
             ("grpc.max_receive_message_length", _MAX_BYTES),
         ]
         target = f"unix:{self._socket}"
-        async with grpc.aio.insecure_channel(target, options=options) as channel:
-            yield podresources_pb2_grpc.PodResourcesListerStub(channel)
-
-    def _failed(self, source: str, error: grpc.aio.AioRpcError) -> PodResourcesError:
-        code = error.code().name.lower().replace("_", " ")
-        text = (
-            f"the kubelet's podresources at {self._socket} cannot be read: {code} "
-            f"({error.details()})"
-        )
-        self._logs[source].report(text)
-        return PodResourcesError(text)
+        try:
+            async with grpc.aio.insecure_channel(target, options=options) as channel:
+                yield podresources_pb2_grpc.PodResourcesListerStub(channel)
+        except grpc.aio.AioRpcError as error:
+            code = error.code().name.lower().replace("_", " ")
+            text = (
+                f"the kubelet's podresources at {self._socket} cannot be read: {code} "
+                f"({error.details()})"
+            )
+            self._logs[source].report(text)
+            raise PodResourcesError(text) from None
 
 
 class _Shared(Generic[AnswerT]):

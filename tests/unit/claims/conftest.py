@@ -52,12 +52,7 @@ class Plugin:
         )
         self.engine = ClaimEngine(self.parts)
         self.recovery = Recovery(checkpoint=self.checkpoint, engine=self.engine)
-        self.restorer = SpecRestorer(
-            checkpoint=self.checkpoint,
-            specs=self.specs,
-            boot_id=boot_id,
-            locks=self.engine.locks,
-        )
+        self.restorer = SpecRestorer(self.parts, directory=self.cdi, locks=self.engine.locks)
 
     async def prepare(self, *claims):
         return await prepare(self.engine, *claims)

@@ -9,7 +9,7 @@ import pytest
 
 from drakit import Edits
 from drakit_nodeplugin.claims.checkpoint.records import checksum, dump, load
-from drakit_nodeplugin.endpoints.python.plain import plain
+from drakit_nodeplugin.endpoints.python.snapshot import snapshot_of
 from tests.fakes.checkpoints import stored_claim, stored_device
 from tests.fakes.claims import DRIVER, claim_body, reference
 
@@ -114,5 +114,5 @@ def test_names_of_a_vendors_own_type_become_plain_texts():
     class Name(enum.StrEnum):
         GPU = "vendor.example/gpu=0"
 
-    (name,) = plain(Edits(cdi_devices=(Name.GPU,))).cdi_devices
+    (name,) = snapshot_of(Edits(cdi_devices=(Name.GPU,))).cdi_devices
     assert (type(name), name) == (str, GPU)

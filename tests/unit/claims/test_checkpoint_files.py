@@ -102,12 +102,12 @@ async def test_only_a_damaged_row_is_lost_and_it_is_named(path, statement, told,
     [
         pytest.param(
             "UPDATE claims SET state = 'unpreparing' WHERE id = 8",
-            "the row of claim uid-007: its columns do not say what its body says",
+            "the row of claim uid-007: its columns do not match its body",
             id="another-state",
         ),
         pytest.param(
             "UPDATE claims SET generation = 5 WHERE id = 8",
-            "the row of claim uid-007: its columns do not say what its body says",
+            "the row of claim uid-007: its columns do not match its body",
             id="another-generation",
         ),
         pytest.param(
@@ -258,7 +258,7 @@ async def test_a_page_of_zeros_costs_at_most_what_was_on_it(path, tmp_path, page
 @pytest.mark.parametrize(
     "length",
     [
-        1,
+        2,
         15,
         16,
         60,
@@ -279,9 +279,10 @@ async def test_a_file_that_was_cut(path, tmp_path, length):
     assert damage is not None
 
 
-async def test_a_file_that_was_emptied_is_new(path):
+@pytest.mark.parametrize("remains", [b"", b"S"], ids=["emptied", "one-byte"])
+async def test_a_file_that_was_emptied_is_new(path, remains):
     await fill(path)
-    path.write_bytes(b"")
+    path.write_bytes(remains)
     assert await reopen(path) == ({}, None)
 
 
@@ -333,7 +334,7 @@ async def test_text_instead_of_a_database_is_quarantined(path):
     path.write_bytes(text)
     claims, damage = await reopen(path)
     assert claims == {}
-    assert damage.startswith("it is no SQLite database; it was quarantined as ")
+    assert damage.startswith("file is not a database; it was quarantined as ")
     assert path.with_name(damage.rpartition(" ")[2]).read_bytes() == text
 
 

@@ -11,11 +11,11 @@ from drakit import DeviceNode, Driver, DriverError, Edits
 from drakit.driver import DriverConfig
 from drakit_nodeplugin.claims.engine import ClaimEngine
 from drakit_nodeplugin.claims.source import ApiClaims
-from drakit_nodeplugin.endpoints.calls import DriverCalls
 from drakit_nodeplugin.endpoints.errors import BadParametersError, EndpointStoppedError
+from drakit_nodeplugin.endpoints.former import for_engine
 from drakit_nodeplugin.endpoints.traits import traits_of
-from tests.fakes.caller import DirectCaller
 from tests.fakes.claims import DRIVER, NODE, claim_body, reference
+from tests.fakes.direct import DirectEndpoint
 from tests.fakes.node import StaticNode
 
 A, B, C = "uid-a", "uid-b", "uid-c"
@@ -367,7 +367,7 @@ class Batches(Driver[DriverConfig]):
 
 async def test_the_claims_of_a_pod_come_to_a_driver_of_batches_in_one_call(start, claims, devices):
     driver = Batches()
-    calls = DriverCalls(DRIVER, traits=traits_of(Batches), node=NODE, caller=DirectCaller(driver))
+    calls = for_engine(DirectEndpoint(driver, node=NODE))
     devices.traits = traits_of(Batches)
     devices.prepare, devices.unprepare = calls.prepare, calls.unprepare
     plugin = await start()

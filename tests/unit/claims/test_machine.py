@@ -37,12 +37,12 @@ from drakit import (
 )
 from drakit.driver import DriverConfig
 from drakit_nodeplugin.devices.hardware import PoolContent
-from drakit_nodeplugin.endpoints.calls import DriverCalls
 from drakit_nodeplugin.endpoints.errors import DeviceFailedError, EndpointStoppedError
-from drakit_nodeplugin.endpoints.python.bridge import Bridge
+from drakit_nodeplugin.endpoints.former import for_engine
 from drakit_nodeplugin.endpoints.traits import DriverTraits, traits_of
 from drakit_nodeplugin.kubelet.inflight import InFlight
 from tests.fakes.claims import DRIVER, NODE, FakeClaims, claim_body, reference
+from tests.fakes.direct import DirectEndpoint
 from tests.fakes.node import StaticNode
 from tests.unit.claims.conftest import Plugin
 
@@ -170,24 +170,13 @@ class Batches(Driver[DriverConfig]):
         return await super().unprepare_claims(claims)
 
 
-class Reached:
+class Reached(DirectEndpoint):
     """The world behind all that lies between an engine and a driver, but for its thread."""
 
-    def __init__(self, world: World, loop: asyncio.AbstractEventLoop) -> None:
-        self._driver = Batches(world)
-        self._bridge = Bridge(DRIVER, home=loop, there=loop)
-        self.away = world.away
-        self.traits = replace(traits_of(Batches), side_effects=world.traits.side_effects)
-        calls = DriverCalls(DRIVER, traits=self.traits, node=NODE, caller=self)
-        self.prepare, self.unprepare, self.check = calls.prepare, calls.unprepare, calls.check
-
-    def busy(self, keys) -> bool:
-        return self._bridge.busy(keys)
-
-    async def call(self, function, *, what, keys, timeout_seconds):
-        return await self._bridge.call(
-            lambda: function(self._driver), keys=keys, timeout_seconds=timeout_seconds
-        )
+    def __init__(self, world: World) -> None:
+        traits = replace(traits_of(Batches), side_effects=world.traits.side_effects)
+        super().__init__(Batches(world), node=NODE, traits=traits)
+        self.unavailable = world.away
 
 
 @dataclass(frozen=True)
@@ -230,7 +219,7 @@ class Engine(RuleBasedStateMachine):
             boot_id=f"boot-{self.boot}",
             owner=f"pod-{self.process}",
             claims=self.claims,
-            devices=Reached(self.world, self.loop) if self.batches else self.world,
+            devices=for_engine(Reached(self.world)) if self.batches else self.world,
         )
         self.plugin.inventories.pools = {NODE: INVENTORY}
         self.calls = InFlight(self.plugin.engine, driver=DRIVER)

@@ -47,9 +47,7 @@ async def plugin(start, claims):
 @pytest.fixture
 def orphans(plugin, kubelet) -> OrphanRemover:
     return OrphanRemover(
-        driver=DRIVER,
-        checkpoint=plugin.checkpoint,
-        specs=plugin.specs,
+        plugin.parts,
         texts=SpecTexts(DRIVER, plugin.cdi),
         locks=plugin.engine.locks,
         kubelet=kubelet,

@@ -6,7 +6,9 @@ import asyncio
 import os
 import time
 from collections.abc import Mapping
-from types import MappingProxyType
+from dataclasses import replace
+from types import MappingProxyType, SimpleNamespace
+from typing import cast
 
 import pytest
 
@@ -21,6 +23,7 @@ from drakit_nodeplugin.claims.kubeletview import (
     PodView,
     kubelet_claims,
 )
+from drakit_nodeplugin.claims.parts import EngineParts
 from drakit_nodeplugin.claims.spectexts import SpecTexts
 from tests.fakes.claims import DRIVER, NODE, claim_body, reference
 from tests.fakes.node import StaticNode
@@ -78,18 +81,23 @@ def lose(start, tmp_path):
     return lose
 
 
-def rebuilder(plugin, kubelet, claims, *, boot_id: str = "boot-1", checkpoint=None) -> Rebuilder:
-    return Rebuilder(
+def rebuilder(plugin, kubelet, claims) -> Rebuilder:
+    parts = replace(plugin.parts, source=claims)
+    return Rebuilder(parts, texts=SpecTexts(DRIVER, plugin.cdi), kubelet=kubelet)
+
+
+def rebuilder_of(kubelet, *, checkpoint, source, files) -> Rebuilder:
+    """A rebuilder with nothing but fakes: a thread must not meet a virtual clock."""
+    parts = SimpleNamespace(
         driver=DRIVER,
-        node=StaticNode(name=NODE, labels={"zone": "a"}),
-        boot_id=boot_id,
-        checkpoint=checkpoint or plugin.checkpoint,
-        source=claims,
-        specs=plugin.specs,
-        texts=SpecTexts(DRIVER, plugin.cdi),
-        kubelet=kubelet,
+        node=StaticNode(name=NODE),
+        boot_id="boot-1",
+        checkpoint=checkpoint,
+        source=source,
+        specs=files,
         limits=ParameterLimits(),
     )
+    return Rebuilder(cast("EngineParts", parts), texts=files, kubelet=kubelet)
 
 
 async def entries(plugin) -> dict[str, StoredClaim]:
@@ -120,7 +128,7 @@ async def test_what_kubelet_and_api_server_know_is_rebuilt_in_full(start, lose, 
     kubelet.uses("a", "cam-0", "cam-1")
     kubelet.uses("b", "cam-2", share="share-1")
     rebuilt = await rebuilder(plugin, kubelet, claims).rebuild()
-    assert rebuilt == Rebuilt(complete=("lab/claim-a", "lab/claim-b"), final=True)
+    assert rebuilt == Rebuilt(complete=("lab/claim-a", "lab/claim-b"), pods=PodView.COMPLETE)
     after = await entries(plugin)
     assert {uid: facts(claim) for uid, claim in after.items()} == {
         uid: facts(claim) for uid, claim in before.items()
@@ -230,7 +238,7 @@ async def test_without_the_api_servers_word_devices_are_held_and_the_claim_can_b
         claims.store(body)
     kubelet.uses("a", "cam-0")
     rebuilt = await rebuilder(plugin, kubelet, claims).rebuild()
-    assert rebuilt == Rebuilt(incomplete=("lab/claim-a",), final=True)
+    assert rebuilt == Rebuilt(incomplete=("lab/claim-a",), pods=PodView.COMPLETE)
     entry = (await entries(plugin))["a"]
     assert entry.rebuilt == "listed"
     assert entry.cdi_spec == text
@@ -280,7 +288,7 @@ async def test_a_file_from_before_the_reboot_is_not_taken_for_prepared(
     os.utime(file, (boot + seconds, boot + seconds))
     plugin = await lose(boot_id="boot-2")
     kubelet.uses("a", "cam-0")
-    await rebuilder(plugin, kubelet, claims, boot_id="boot-2").rebuild()
+    await rebuilder(plugin, kubelet, claims).rebuild()
     await plugin.prepare(reference("a"))
     assert devices.prepares == 2
 
@@ -310,7 +318,7 @@ async def test_a_file_whose_claim_nobody_names_is_told_and_kept(start, lose, cla
     await plugin.prepare(reference("a"))
     plugin = await lose()
     rebuilt = await rebuilder(plugin, kubelet, claims).rebuild()
-    assert rebuilt == Rebuilt(lost=("a",), final=True)
+    assert rebuilt == Rebuilt(lost=("a",), pods=PodView.COMPLETE)
     assert await entries(plugin) == {}
     assert len(plugin.files()) == 1
 
@@ -322,7 +330,7 @@ async def test_a_kubelet_that_cannot_be_asked_names_nothing(start, lose, claims,
     plugin = await lose()
     kubelet.uses("a", "cam-0")
     kubelet.pods = PodView.UNKNOWN
-    assert await rebuilder(plugin, kubelet, claims).rebuild() == Rebuilt(lost=("a",), final=False)
+    assert await rebuilder(plugin, kubelet, claims).rebuild() == Rebuilt(lost=("a",))
 
 
 async def test_a_kubelet_that_has_not_read_all_its_pods_names_what_it_has(
@@ -335,7 +343,7 @@ async def test_a_kubelet_that_has_not_read_all_its_pods_names_what_it_has(
     kubelet.uses("a", "cam-0")
     kubelet.pods = PodView.PARTIAL
     assert await rebuilder(plugin, kubelet, claims).rebuild() == Rebuilt(
-        complete=("lab/claim-a",), final=False, partial=True
+        complete=("lab/claim-a",), pods=PodView.PARTIAL
     )
 
 
@@ -343,14 +351,14 @@ async def test_a_foreign_file_is_not_a_lost_claim(lose, claims, kubelet):
     plugin = await lose()
     plugin.cdi.mkdir()
     (plugin.cdi / f"{DRIVER}-claim_x.json").write_text('{"kind": "other/claim", "devices": []}')
-    assert await rebuilder(plugin, kubelet, claims).rebuild() == Rebuilt(final=True)
+    assert await rebuilder(plugin, kubelet, claims).rebuild() == Rebuilt(pods=PodView.COMPLETE)
 
 
 async def test_a_listed_claim_without_our_cdi_names_is_told(lose, claims, kubelet):
     plugin = await lose()
     kubelet.uses("a", "cam-0", cdi=False)
     rebuilt = await rebuilder(plugin, kubelet, claims).rebuild()
-    assert rebuilt == Rebuilt(lost=("lab/claim-a",), final=True)
+    assert rebuilt == Rebuilt(lost=("lab/claim-a",), pods=PodView.COMPLETE)
 
 
 async def test_entries_that_were_saved_are_left_as_they_are(start, claims, kubelet):
@@ -360,7 +368,7 @@ async def test_entries_that_were_saved_are_left_as_they_are(start, claims, kubel
     before = await entries(plugin)
     claims.store(claim_body("a", "cam-7"))
     kubelet.uses("a", "cam-7")
-    assert await rebuilder(plugin, kubelet, claims).rebuild() == Rebuilt(final=True)
+    assert await rebuilder(plugin, kubelet, claims).rebuild() == Rebuilt(pods=PodView.COMPLETE)
     assert await entries(plugin) == before
 
 
@@ -390,7 +398,9 @@ async def test_of_two_claims_with_one_device_the_other_has_it_for_admin_access(
     kubelet.uses("a", "cam-0")
     kubelet.uses("b", "cam-0")
     rebuilt = await rebuilder(plugin, kubelet, claims).rebuild()
-    assert rebuilt == Rebuilt(complete=("lab/claim-b",), incomplete=("lab/claim-a",), final=True)
+    assert rebuilt == Rebuilt(
+        complete=("lab/claim-b",), incomplete=("lab/claim-a",), pods=PodView.COMPLETE
+    )
     after = await entries(plugin)
     assert [device.admin_access for device in after["a"].devices] == [True]
     assert [device.admin_access for device in after["b"].devices] == [False]
@@ -441,16 +451,8 @@ async def test_an_api_server_that_hangs_is_waited_for_only_so_long(looptime):
     kubelet = Kubelet()
     for number in range(100):
         kubelet.uses(f"{number:03}", f"cam-{number}")
-    rebuilt = await Rebuilder(
-        driver=DRIVER,
-        node=StaticNode(name=NODE),
-        boot_id="boot-1",
-        checkpoint=Checkpoint(),
-        source=Silent(),
-        specs=Files(),
-        texts=Files(),
-        kubelet=kubelet,
-        limits=ParameterLimits(),
+    rebuilt = await rebuilder_of(
+        kubelet, checkpoint=Checkpoint(), source=Silent(), files=Files()
     ).rebuild()
     assert len(rebuilt.incomplete) == len(stored) == 100
     assert looptime == rebuild.FETCH_SECONDS
@@ -466,7 +468,7 @@ async def test_a_checkpoint_that_fails_is_told_and_not_raised(start, claims, kub
 
     plugin.checkpoint.write = full
     rebuilt = await rebuilder(plugin, kubelet, claims).rebuild()
-    assert rebuilt == Rebuilt(error="no space", final=False)
+    assert rebuilt == Rebuilt(error="no space")
 
 
 @pytest.mark.looptime
@@ -476,17 +478,7 @@ async def test_a_kubelet_that_never_answers_ends_the_rebuild(start, claims, loop
             await asyncio.sleep(3600)
 
     files = type("Files", (), {})()
-    rebuilt = await Rebuilder(
-        driver=DRIVER,
-        node=StaticNode(name=NODE),
-        boot_id="boot-1",
-        checkpoint=files,
-        source=claims,
-        specs=files,
-        texts=files,
-        kubelet=Hanging(),
-        limits=ParameterLimits(),
-    ).rebuild()
+    rebuilt = await rebuilder_of(Hanging(), checkpoint=files, source=claims, files=files).rebuild()
     assert rebuilt.error == "it took longer than 15 s"
     assert looptime == rebuild.REBUILD_SECONDS
 

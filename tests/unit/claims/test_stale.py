@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from drakit.resource.claim import parse_claim
 from drakit_nodeplugin.claims.checkpoint.records import StoredClaim, StoredDevice
-from drakit_nodeplugin.claims.checkpoint.store import Checkpoint, CheckpointError
+from drakit_nodeplugin.claims.checkpoint.store import CheckpointError
 from drakit_nodeplugin.claims.errors import ClaimFetchError, NoAnswerError
 from drakit_nodeplugin.claims.kubeletview import Grace, KubeletClaims, PodView
+from drakit_nodeplugin.claims.parts import EngineParts
 from drakit_nodeplugin.claims.stale import StaleCollector, StaleReason, StaleTiming, judge
 from drakit_nodeplugin.endpoints.errors import EndpointStoppedError
 from tests.fakes.claims import DRIVER, NODE, FakeClaims, claim_body, reference
@@ -185,11 +187,9 @@ class Site:
         self.away = False
         self.orphan_polls = 0
         self.asked: list[str] = []
+        parts = SimpleNamespace(driver=DRIVER, node=HERE, checkpoint=self.entries, source=self)
         self.collector = StaleCollector(
-            driver=DRIVER,
-            node=HERE,
-            checkpoint=cast("Checkpoint", self.entries),
-            source=self,
+            cast("EngineParts", parts),
             kubelet=self.kubelet,
             responsible=lambda: self.responsible,
             remove_orphans=self.remove_orphans,
@@ -666,10 +666,7 @@ def collector_of():
             pass
 
         return StaleCollector(
-            driver=DRIVER,
-            node=HERE,
-            checkpoint=plugin.checkpoint,
-            source=plugin.claims,
+            plugin.parts,
             kubelet=kubelet,
             responsible=lambda: True,
             remove_orphans=no_files,

@@ -1,4 +1,4 @@
-"""Whether something was written into a checkpoint, by its files alone."""
+"""Writes to a checkpoint are detected by its files alone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from drakit_nodeplugin.claims.checkpoint.watch import UNCHANGED_LOOKS, DatabaseWatch
+from drakit_nodeplugin.claims.checkpoint.store import Checkpoint
+from drakit_nodeplugin.file_poller import UNCHANGED_POLLS
 
 
 @pytest.fixture
@@ -30,13 +31,13 @@ def age(path: Path) -> None:
 
 def test_what_was_written_long_ago_is_a_change_once(database):
     path, _ = database
-    watch = DatabaseWatch(path)
+    watch = Checkpoint(path).watch()
     assert [watch.changed() for _ in range(3)] == [True, False, False]
 
 
 def test_a_write_of_another_connection_is_a_change(database):
     path, connection = database
-    watch = DatabaseWatch(path)
+    watch = Checkpoint(path).watch()
     watch.changed()
     connection.execute("INSERT INTO claims VALUES ('a')")
     assert watch.changed()
@@ -47,7 +48,7 @@ def test_a_write_of_another_connection_is_a_change(database):
 
 def test_a_read_is_no_change(database):
     path, connection = database
-    watch = DatabaseWatch(path)
+    watch = Checkpoint(path).watch()
     watch.changed()
     assert connection.execute("SELECT * FROM claims").fetchall() == []
     assert not watch.changed()
@@ -55,19 +56,19 @@ def test_a_read_is_no_change(database):
 
 def test_a_database_that_is_gone_is_a_change_and_then_none(database):
     path, _ = database
-    watch = DatabaseWatch(path)
+    watch = Checkpoint(path).watch()
     watch.changed()
     path.unlink()
     assert watch.changed()
     assert not watch.changed()
 
 
-def test_without_a_change_it_is_looked_at_now_and_then_all_the_same(database):
+def test_without_a_change_one_is_reported_now_and_then_anyway(database):
     path, _ = database
-    watch = DatabaseWatch(path)
-    said = [watch.changed() for _ in range(2 * UNCHANGED_LOOKS + 3)]
-    assert [number for number, changed in enumerate(said) if changed] == [
+    watch = Checkpoint(path).watch()
+    reported = [watch.changed() for _ in range(2 * UNCHANGED_POLLS + 3)]
+    assert [number for number, changed in enumerate(reported) if changed] == [
         0,
-        UNCHANGED_LOOKS + 1,
-        2 * UNCHANGED_LOOKS + 2,
+        UNCHANGED_POLLS + 1,
+        2 * UNCHANGED_POLLS + 2,
     ]

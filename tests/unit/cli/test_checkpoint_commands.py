@@ -317,23 +317,23 @@ async def test_nothing_is_wrong(site):
         ),
         pytest.param(
             lambda site: site.spec("uid-a").write_text("{}"),
-            "claim lab/a (uid-a): its CDI file {site.cdi}/camera.example.com-claim_uid-a.json is "
-            "not the one that was prepared",
+            "claim lab/a (uid-a): its CDI file {site.cdi}/camera.example.com-claim_uid-a.json "
+            "differs from the prepared one",
             id="a-file-that-differs",
         ),
         pytest.param(
             lambda site: site.spec("uid-z").write_text("{}"),
-            "CDI file {site.cdi}/camera.example.com-claim_uid-z.json is of no claim that is known",
+            "CDI file {site.cdi}/camera.example.com-claim_uid-z.json belongs to no known claim",
             id="a-file-of-no-claim",
         ),
         pytest.param(
             lambda site: change(site, "UPDATE claims SET state = 'preparing' WHERE id = 1"),
-            "the row of claim uid-a: its columns do not say what its body says",
+            "the row of claim uid-a: its columns do not match its body",
             id="a-row-that-contradicts-itself",
         ),
         pytest.param(
             lambda site: site.path().write_text("no database"),
-            "it is no SQLite database",
+            "file is not a database",
             id="no-database",
         ),
     ],

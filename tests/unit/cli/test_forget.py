@@ -145,7 +145,7 @@ async def test_a_file_that_is_left_of_a_claim_that_nobody_knows_is_removed(site)
     await site.store(prepared("a"))
     site.spec("uid-z").write_text("{}")
     code, out, _ = await site.run_beside(*FORGET, "uid-z")
-    assert (code, out) == (0, f"removed {site.spec('uid-z')}; no checkpoint knows its claim\n")
+    assert (code, out) == (0, f"removed {site.spec('uid-z')}; no checkpoint contains its claim\n")
     assert not site.spec("uid-z").exists()
 
 

@@ -6,11 +6,13 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 
-from drakit import AllocatedDevice, ClaimReference, Device, Driver, Edits
+from drakit import AllocatedClaim, AllocatedDevice, ClaimReference, Device, Driver, Edits
 from drakit.device import Inventory
 from drakit.driver import DriverConfig
-from drakit_nodeplugin.endpoints.python.endpoint import PythonEndpoint
+from drakit_nodeplugin.endpoints.endpoint import Endpoint
+from drakit_nodeplugin.endpoints.python.connection import PythonConnector
 from drakit_nodeplugin.endpoints.traits import traits_of
 from tests.fakes.node import StaticNode
 
@@ -117,12 +119,27 @@ def is_inventory(what: object) -> bool:
     return isinstance(what, Inventory)
 
 
-def new_endpoint(make: Callable[[], Driver], listener: Listener, kind=Camera) -> PythonEndpoint:
-    return PythonEndpoint(Camera.name, make, traits=traits_of(kind), listener=listener, node=NODE)
+class OneByOne(Endpoint):
+    """An endpoint that is called for one claim at a time."""
+
+    def __init__(self, *arguments, **options) -> None:
+        super().__init__(*arguments, **options)
+        for operation in ("prepare", "unprepare", "check"):
+            setattr(self, operation, partial(self._only, getattr(self, operation)))
+
+    async def _only(self, begin, claim, devices):
+        futures = begin([AllocatedClaim(claim=claim, devices=tuple(devices))])
+        return await futures[claim.uid]
+
+
+def new_endpoint(make: Callable[[], Driver], listener: Listener, kind=Camera) -> OneByOne:
+    traits = traits_of(kind)
+    connect = PythonConnector(Camera.name, make, traits).connect
+    return OneByOne(Camera.name, connect, traits=traits, listener=listener, node=NODE)
 
 
 @asynccontextmanager
-async def running(endpoint: PythonEndpoint) -> AsyncIterator[PythonEndpoint]:
+async def running(endpoint: OneByOne) -> AsyncIterator[OneByOne]:
     """Start an endpoint, and have it run meanwhile."""
     await endpoint.start()
     task = asyncio.create_task(endpoint.run())

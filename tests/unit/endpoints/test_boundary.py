@@ -1,4 +1,4 @@
-"""What comes out of a driver's thread: plain values and plain texts, and no vendor's code."""
+"""What comes out of a driver's thread: snapshots and texts, and no vendor's code."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from drakit import ClaimReference, DriverError, Edits, logs
-from drakit_nodeplugin.endpoints import calls
+from drakit_nodeplugin.endpoints import batches
 from drakit_nodeplugin.endpoints.errors import DeviceFailedError, text_of, traceback_of
 from tests.unit.endpoints.camera import (
     CLAIM,
@@ -60,15 +60,7 @@ class Bug(Watched):
 
 
 class Answer:
-    """No answer at all, and one that watches who looks at its class."""
-
-    def __init__(self, watching: Watching) -> None:
-        self.watching = watching
-
-    @property
-    def __class__(self) -> Any:
-        self.watching.text()
-        return int
+    """No answer at all."""
 
 
 class PerBatch(Camera):
@@ -147,18 +139,16 @@ async def test_why_a_driver_ends_or_does_not_start_is_said_in_its_thread(
     assert set(watching.readers) == {THREAD}
 
 
-async def test_an_answer_is_looked_at_in_the_drivers_thread(endpoint, behaviour):
-    watching = Watching()
-    behaviour.prepare = lambda: Answer(watching)
+async def test_an_answer_of_a_wrong_type_is_named(endpoint, behaviour):
+    behaviour.prepare = Answer
     with pytest.raises(DeviceFailedError, match="with Answer, which is no Edits"):
         await endpoint.prepare(CLAIM, [DEVICE])
-    behaviour.check = lambda: Answer(watching)
+    behaviour.check = Answer
     assert await endpoint.check(CLAIM, [DEVICE]) is False
-    assert set(watching.readers) <= {THREAD}
 
 
 @pytest.mark.parametrize("kind", [Camera, PerBatch])
-async def test_edits_are_made_plain_in_the_drivers_thread(kind, behaviour, listener):
+async def test_edits_are_copied_in_the_drivers_thread(kind, behaviour, listener):
     class Lazy(Mapping[str, str]):
         def __getitem__(self, key: str) -> str:
             assert threading.current_thread().name == THREAD
@@ -181,7 +171,7 @@ async def test_edits_are_made_plain_in_the_drivers_thread(kind, behaviour, liste
 
 
 async def test_a_claim_whose_device_does_not_come_free_holds_up_no_other(listener, monkeypatch):
-    monkeypatch.setattr(calls, "CALL_SECONDS", 0.3)
+    monkeypatch.setattr(batches, "CALL_SECONDS", 0.3)
     go = threading.Event()
 
     async def answer(device):

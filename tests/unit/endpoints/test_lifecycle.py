@@ -256,7 +256,7 @@ class Failing(Listener):
         pytest.param("reported", [CAM, SICK], id="a-report-of-health"),
     ],
 )
-async def test_a_failure_of_who_listens_ends_the_connection_and_not_the_daemon(
+async def test_a_failure_of_the_listener_ends_the_connection_and_not_the_daemon(
     method, updates, caplog
 ):
     listener = Failing(method)
@@ -266,12 +266,12 @@ async def test_a_failure_of_who_listens_ends_the_connection_and_not_the_daemon(
     task = asyncio.create_task(lifecycle.run())
     await asyncio.wait({task}, timeout=100)
     reason = (
-        "the node plugin failed with what it told (TypeError); the node plugin's log on this node "
-        "says more"
+        "the node plugin failed with what it reported (TypeError); the node plugin's log on this "
+        "node says more"
     )
     assert listener.told[-2:] == [(0, reason), (1, CAM)]
     assert source.made[0].closed == 1
-    (record,) = [r for r in caplog.records if r.msg == "endpoint's news cannot be taken"]
+    (record,) = [r for r in caplog.records if r.msg == "endpoint's update failed"]
     assert isinstance(record.exc_info[1], TypeError)
     task.cancel()
     await asyncio.wait({task})

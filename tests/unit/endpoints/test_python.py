@@ -8,10 +8,9 @@ from contextlib import suppress
 import pytest
 
 from drakit import Device, DriverError, Edits, logs
-from drakit_nodeplugin.endpoints import calls
+from drakit_nodeplugin.endpoints import batches
 from drakit_nodeplugin.endpoints.errors import DeviceFailedError, EndpointStoppedError
 from drakit_nodeplugin.endpoints.python import connection as threads
-from drakit_nodeplugin.endpoints.python import endpoint as endpoints
 from tests.unit.endpoints.camera import (
     CLAIM,
     DEVICE,
@@ -32,7 +31,7 @@ async def test_a_driver_runs_in_a_thread_of_its_own(endpoint, behaviour, listene
 
 
 async def test_a_driver_that_hangs_is_cut_off(behaviour, listener, monkeypatch):
-    monkeypatch.setattr(calls, "CALL_SECONDS", 0.05)
+    monkeypatch.setattr(batches, "CALL_SECONDS", 0.05)
 
     async def hang() -> Edits:
         await asyncio.Event().wait()
@@ -45,7 +44,7 @@ async def test_a_driver_that_hangs_is_cut_off(behaviour, listener, monkeypatch):
 
 
 async def test_a_call_behind_one_that_does_not_end_says_so(behaviour, listener, monkeypatch):
-    monkeypatch.setattr(calls, "CALL_SECONDS", 0.05)
+    monkeypatch.setattr(batches, "CALL_SECONDS", 0.05)
     stubborn = threading.Event()
 
     async def swallow() -> Edits:
@@ -65,7 +64,7 @@ async def test_a_call_behind_one_that_does_not_end_says_so(behaviour, listener, 
 
 
 async def test_a_driver_that_blocks_hurts_only_its_own_calls(behaviour, listener, monkeypatch):
-    monkeypatch.setattr(calls, "CALL_SECONDS", 0.05)
+    monkeypatch.setattr(batches, "CALL_SECONDS", 0.05)
     begun, go = threading.Event(), threading.Event()
 
     def block() -> Edits:
@@ -122,7 +121,7 @@ async def test_a_call_that_ends_the_thread_stops_the_driver_and_not_the_daemon(
     waiting = asyncio.create_task(endpoint.prepare(CLAIM, [DEVICE]))
     behind = asyncio.create_task(endpoint.unprepare(CLAIM, [DEVICE]))
     for call in (waiting, behind):
-        with pytest.raises(EndpointStoppedError, match="it ended meanwhile"):
+        with pytest.raises(EndpointStoppedError, match=f"stopped: (it ended meanwhile|{reason})"):
             await call
     assert await listener.hear() == reason
     assert listener.inventories == [["cam-0"]]
@@ -149,17 +148,17 @@ async def test_who_asks_whether_the_driver_is_away_hears_what_a_call_would_raise
 ):
     endpoint = new_endpoint(lambda: Camera(behaviour), listener)
     assert (endpoint.traits.side_effects, endpoint.traits.checks) == (True, True)
-    assert endpoint.away().reason == "it is not started yet"
+    assert endpoint.unavailable().reason == "it is not started yet"
     await endpoint.start()
-    assert endpoint.away() is None
+    assert endpoint.unavailable() is None
 
     behaviour.end.set()
-    await until(endpoint.away)
+    await until(endpoint.unavailable)
     with pytest.raises(EndpointStoppedError) as raised:
         await endpoint.check(CLAIM, [DEVICE])
-    assert str(raised.value) == str(endpoint.away())
+    assert str(raised.value) == str(endpoint.unavailable())
     await endpoint.close()
-    assert endpoint.away().reason == "the node plugin stops"
+    assert endpoint.unavailable().reason == "the node plugin stops"
 
 
 @pytest.mark.parametrize(
@@ -255,7 +254,7 @@ async def test_our_own_stop_is_no_stop_of_the_driver(behaviour, listener):
 async def test_a_driver_that_starts_slowly_is_taken_once_it_is_there(
     behaviour, listener, monkeypatch, short_delays, caplog
 ):
-    monkeypatch.setattr(endpoints, "START_SECONDS", 0.05)
+    monkeypatch.setattr(threads, "START_SECONDS", 0.05)
     go = threading.Event()
     begun: list[threading.Thread] = []
 
@@ -285,7 +284,7 @@ async def test_a_driver_that_starts_slowly_is_taken_once_it_is_there(
 async def test_a_driver_that_is_slow_to_list_its_devices_is_away_until_it_has(
     behaviour, listener, monkeypatch
 ):
-    monkeypatch.setattr(endpoints, "LIST_SECONDS", 0.05)
+    monkeypatch.setattr(threads, "LIST_SECONDS", 0.05)
     go = threading.Event()
 
     async def devices(driver):
@@ -297,16 +296,16 @@ async def test_a_driver_that_is_slow_to_list_its_devices_is_away_until_it_has(
     behaviour.devices = devices
     async with running(new_endpoint(lambda: Camera(behaviour), listener)) as endpoint:
         assert await listener.hear() == "it has not said yet which devices it has"
-        assert endpoint.away().reason == "it has not said yet which devices it has"
+        assert endpoint.unavailable().reason == "it has not said yet which devices it has"
         go.set()
-        await until(lambda: endpoint.away() is None)
+        await until(lambda: endpoint.unavailable() is None)
         await until(lambda: listener.inventories)
 
 
 async def test_a_driver_that_hangs_in_its_start_does_not_hold_up_the_stop(
     behaviour, listener, monkeypatch
 ):
-    monkeypatch.setattr(endpoints, "START_SECONDS", 0.05)
+    monkeypatch.setattr(threads, "START_SECONDS", 0.05)
     monkeypatch.setattr(threads, "CLOSE_SECONDS", 0.05)
     go = threading.Event()
 

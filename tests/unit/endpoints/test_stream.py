@@ -8,8 +8,15 @@ import pytest
 
 from drakit import Device, DriverError
 from drakit.device import CounterSet, Inventory
+from drakit_nodeplugin.endpoints.latest_value import LatestValue
 from drakit_nodeplugin.endpoints.python import stream
-from drakit_nodeplugin.endpoints.python.stream import FloodError, normalised, read_inventories
+from drakit_nodeplugin.endpoints.python.snapshot import inventory_of
+from drakit_nodeplugin.endpoints.python.stream import (
+    FloodError,
+    UnreadableError,
+    read_inventories,
+    take_snapshots,
+)
 
 CAM = Device(name="cam-0")
 CARD = CounterSet(name="card", counters={"memory": "8Gi"})
@@ -35,12 +42,12 @@ class Special(Device):
     ],
 )
 def test_what_is_yielded_becomes_an_inventory_that_does_not_change(listed, inventory):
-    assert normalised(listed) == inventory
+    assert inventory_of(listed) == inventory
 
 
 def test_a_list_that_its_driver_changes_later_is_not_changed():
     listed = [CAM]
-    inventory = normalised(listed)
+    inventory = inventory_of(listed)
     listed.clear()
     assert inventory.devices == (CAM,)
 
@@ -73,11 +80,11 @@ def test_a_list_that_its_driver_changes_later_is_not_changed():
 )
 def test_what_is_no_inventory_is_refused_with_a_sentence(listed, sentence):
     with pytest.raises(DriverError, match=sentence):
-        normalised(listed)
+        inventory_of(listed)
 
 
 def test_as_many_devices_as_are_allowed_are_taken():
-    assert len(normalised([CAM] * 16_384).devices) == 16_384
+    assert len(inventory_of([CAM] * 16_384).devices) == 16_384
 
 
 async def read(generator) -> int:
@@ -91,7 +98,7 @@ async def read(generator) -> int:
             yield inventory
 
     try:
-        await read_inventories(counted(), lambda given, ours: None)
+        await read_inventories(counted(), LatestValue[Inventory]())
     finally:
         await generator.aclose()
     return yields
@@ -112,7 +119,10 @@ async def test_of_many_that_come_fast_the_last_is_taken_though_the_driver_then_w
     def take(given, ours):
         taken.append(ours.devices[0].name)
 
-    await read_inventories(generate(), take)
+    latest = LatestValue[Inventory](lambda _: stream.SNAPSHOT_SECONDS)
+    copying = asyncio.create_task(take_snapshots(latest, take))
+    await read_inventories(generate(), latest)
+    copying.cancel()
     assert taken[0] == "cam-0"
     assert len(taken) < 30
 
@@ -242,6 +252,17 @@ async def test_a_stream_that_blocks_instead_of_waiting_is_no_flood_and_lets_othe
     assert await read(generate()) == 10
     other.cancel()
     assert len(others) >= 9, "between two inventories it is their turn"
+
+
+async def test_what_cannot_be_copied_is_raised_at_once():
+    class Failing(dict):
+        def copy(self):
+            raise ValueError("the bus is gone")
+
+    latest = LatestValue[Inventory]()
+    latest.replace(inventory_of([Device(name="cam-0", attributes=Failing(n=1))]))
+    with pytest.raises(UnreadableError, match="ValueError: the bus is gone"):
+        await take_snapshots(latest, lambda given, ours: None)
 
 
 def test_a_driver_whose_devices_is_no_generator_hears_what_it_must_be():

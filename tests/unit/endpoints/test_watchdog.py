@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from drakit_nodeplugin.endpoints.python.watchdog import Watchdog, Watched, where_is
+from drakit_nodeplugin.endpoints.python.watchdog import Watchdog, where_is
 
 HERE = __name__.partition(".")[0]
 
@@ -43,11 +43,7 @@ class FakeLoop:
 class Lab:
     def __init__(self) -> None:
         self.loop = FakeLoop()
-        self.watched: Watched | None = self.new_watched()
-        self.dog = Watchdog("camera", lambda: self.watched)
-
-    def new_watched(self) -> Watched:
-        return Watched(loop=self.loop, thread=threading.get_ident(), package=HERE)
+        self.dog = Watchdog("camera", loop=self.loop, thread=threading.get_ident(), package=HERE)
 
 
 @asynccontextmanager
@@ -122,27 +118,11 @@ async def test_a_loop_that_is_slow_for_a_second_is_not_told_of(caplog):
 
 
 @pytest.mark.looptime
-@pytest.mark.parametrize("successor", [True, False])
-async def test_a_life_that_is_over_while_it_blocks_is_blocked_no_more(caplog, successor):
-    async with watching() as lab:
-        lab.loop.blocked = True
-        await asyncio.sleep(5)
-        lab.loop = FakeLoop()
-        lab.watched = lab.new_watched() if successor else None
-        await asyncio.sleep(5)
-        assert lab.dog.blocked is None
-        assert [level for level, _, _ in told(caplog)] == ["WARNING"]
-        assert lab.loop.asked == (5 if successor else 0)
-
-
-@pytest.mark.looptime
-async def test_a_loop_that_was_closed_a_moment_ago_is_none_that_blocks(caplog):
-    async with watching() as lab:
-        lab.loop.closed = True
-        await asyncio.sleep(20)
-        lab.loop.closed = False
-        await asyncio.sleep(1)
-        assert (told(caplog), lab.loop.asked) == ([], 1)
+async def test_a_loop_that_is_closed_is_watched_no_more(caplog):
+    lab = Lab()
+    lab.loop.closed = True
+    await lab.dog.run()
+    assert (told(caplog), lab.loop.asked) == ([], 0)
 
 
 async def test_the_call_is_named_with_the_drivers_own_frame_before_those_of_others():

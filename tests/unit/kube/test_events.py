@@ -203,7 +203,7 @@ async def test_what_is_remembered_is_bounded(objects):
     recorder = recorder_on(objects, capacity=5)
     for n in range(20):
         await say(recorder, regarding={**NODE, "uid": f"u-{n}"})
-    assert len(recorder._series.items) == len(recorder._buckets.items) == 5
+    assert len(recorder._series.items) == len(recorder._limiters.items) == 5
 
 
 async def test_the_limits_of_the_api_are_kept(objects):

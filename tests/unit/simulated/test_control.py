@@ -1,4 +1,4 @@
-"""The control file: when it is read, and what of it counts."""
+"""The control file: when it is read, and which of its content counts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def file(tmp_path) -> Path:
 
 
 def states(control: dict, **config) -> dict:
-    """Devices by name, as the control file would have them."""
+    """Devices by name, as the control file changes them."""
     inventory = all_devices(SimulatedConfig.model_validate(config))
     found = commanded(inventory, Control.model_validate(control), driver="sim.test")
     return {device.name: device for device in found.devices}
@@ -52,7 +52,7 @@ async def test_a_change_is_noticed_within_two_looks(file, looptime):
 
 def test_a_pipe_in_the_files_place_is_not_waited_for(file):
     os.mkfifo(file)
-    assert ControlFile(file).look() is None
+    assert ControlFile(file).poll() is None
 
 
 @pytest.mark.parametrize(
@@ -68,11 +68,11 @@ def test_a_pipe_in_the_files_place_is_not_waited_for(file):
 def test_a_bad_file_is_reported_once_and_the_last_good_one_stays(file, caplog, bad, reason):
     control = ControlFile(file)
     file.write_text(json.dumps(UNWELL))
-    assert control.look() is not None
+    assert control.poll() is not None
     caplog.clear()
     file.write_text(bad)
     for _ in range(3):
-        assert control.look() is None
+        assert control.poll() is None
     (record,) = [record for record in caplog.records if record.levelno == logging.WARNING]
     assert reason in record.__dict__["reason"]
     assert control.last == Control.model_validate(UNWELL)
@@ -81,27 +81,27 @@ def test_a_bad_file_is_reported_once_and_the_last_good_one_stays(file, caplog, b
 def test_a_file_that_was_only_half_written_is_not_reported(file, caplog):
     control = ControlFile(file)
     file.write_text('{"stop"')
-    assert control.look() is None
+    assert control.poll() is None
     file.write_text('{"stop": "maintenance"}')
-    assert control.look() == Control(stop="maintenance")
-    assert control.look() is None
+    assert control.poll() == Control(stop="maintenance")
+    assert control.poll() is None
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 def test_an_empty_file_commands_nothing(file):
     control = ControlFile(file)
     file.write_text(json.dumps(UNWELL))
-    control.look()
+    control.poll()
     file.write_text("\n")
-    assert control.look() == Control()
+    assert control.poll() == Control()
 
 
 def test_a_file_that_says_the_same_again_is_no_change(file):
     control = ControlFile(file)
     file.write_text(json.dumps(UNWELL))
-    assert control.look() is not None
+    assert control.poll() is not None
     file.write_text(json.dumps(UNWELL, indent=1))
-    assert control.look() is None
+    assert control.poll() is None
 
 
 # ------------------------------------------------------------ what counts

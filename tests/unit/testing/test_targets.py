@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from drakit.testing.conformance import remapping
+from drakit.testing.conformance import targets
 from drakit.testing.conformance.errors import TargetError
-from drakit.testing.conformance.remapping import remapped
 from drakit.testing.conformance.targets import (
     BackendTarget,
     DevicePluginTarget,
     PythonTarget,
     parse_target,
+    remapped,
 )
 
 ROOT = Path("/tmp/dk-x")
@@ -52,7 +52,7 @@ def test_a_device_plugin_is_started_when_it_can_register():
 
 
 def test_a_device_plugin_sees_the_directory_as_it_is_where_no_mounts_can_be_made(monkeypatch):
-    monkeypatch.setattr(remapping, "_unshare", lambda: None)
+    monkeypatch.setattr(targets, "_unshare", lambda: None)
     assert remapped("serve 'a b'", directory="/x") == "serve 'a b'"
 
 
@@ -61,7 +61,7 @@ def test_a_device_plugin_sees_the_directory_as_it_is_where_no_mounts_can_be_made
     [
         pytest.param("lamp Lamps", "lamp Lamps is no target; give module:Class", id="words"),
         pytest.param("", "is no target", id="nothing"),
-        pytest.param("backend:", "say what comes after the colon", id="no-command"),
+        pytest.param("backend:", "the colon must be followed by a command", id="no-command"),
         pytest.param("unix:/no/such.sock", "there is no socket; start the backend", id="no-socket"),
     ],
 )

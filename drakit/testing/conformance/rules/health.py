@@ -1,5 +1,5 @@
 """
-Health: what is shown in the status of pods of the devices that they have.
+Health: what the status of pods shows of their devices.
 
 It must not know taints.
 """
@@ -9,61 +9,62 @@ from __future__ import annotations
 import asyncio
 import time
 
-from drakit.testing.conformance.kit import DeviceHealth, Kit
+from drakit.testing.conformance.facts import DeviceHealth
+from drakit.testing.conformance.kit import Kit
 from drakit.testing.conformance.rule import rule
 from drakit.testing.health import health_version
 
 __all__ = ()
 
-TOLD_SECONDS = 5.0
-"""From the start to the first health of each device; one that must be looked at takes a while."""
+REPORT_SECONDS = 5.0
+"""From the start to the first health of each device; a driver that polls needs a while."""
 
 MESSAGE_BYTES = 1021
-"""The kubelet takes 1,024, and what is longer is cut to about as many."""
+"""The kubelet accepts 1,024, and the node plugin truncates longer messages to about as many."""
 
 
 @rule(
     "health",
-    "a driver that has health says of each device how it is",
+    "a driver that has health reports the health of each device",
     why="Since Kubernetes 1.37 the kubelet follows the health of devices and shows it in the "
-    "status of pods. Of a device of which it is told nothing it shows Unknown, for ever.",
+    "status of pods. For a device without any report it shows Unknown, forever.",
 )
 async def health(kit: Kit) -> None:
     devices = {(device.pool, device.name) for device in await kit.devices()}
     if not await _advertised(kit):
         kit.skip("the driver has no health")
-    said: dict[tuple[str, str], DeviceHealth] = {}
-    end = time.monotonic() + TOLD_SECONDS
-    while devices - said.keys() and (left := end - time.monotonic()) > 0:
-        told = await kit.health(within_seconds=left)
-        said |= {key: word for key, word in told.items() if _is_word(word)}
+    reported: dict[tuple[str, str], DeviceHealth] = {}
+    end = time.monotonic() + REPORT_SECONDS
+    while devices - reported.keys() and (left := end - time.monotonic()) > 0:
+        received = await kit.health(within_seconds=left)
+        reported |= {key: health for key, health in received.items() if _is_report(health)}
         await asyncio.sleep(0.1)
-    if not said:
-        if kit.target.kind == "python":  # a program need not say beforehand whether it has any
+    if not reported:
+        if kit.target.kind == "python":  # a program need not declare whether it has any
             kit.fail(
-                f"the driver says that it has health, but said nothing of any device for "
-                f"{TOLD_SECONDS:.0f} s; say how they are, or do not define health"
+                f"the driver declares that it has health, but reported the health of no device for "
+                f"{REPORT_SECONDS:.0f} s; report it, or do not define health"
             )
-        kit.skip("the driver tells no health")
-    if silent := devices - said.keys():
+        kit.skip("the driver reports no health")
+    if silent := devices - reported.keys():
         kit.fail(
             f"of {len(devices)} devices {len(silent)} have no health, first "
-            f"{sorted(silent)[0][1]}; say of each how it is, if only that it is unknown, and why"
+            f"{sorted(silent)[0][1]}; report the health of each, even if it is unknown, and why"
         )
-    for (_, name), word in said.items():
-        if len(word.message.encode()) >= MESSAGE_BYTES and word.message.endswith("..."):
+    for (_, name), health in reported.items():
+        if len(health.message.encode()) >= MESSAGE_BYTES and health.message.endswith("..."):
             kit.fail(
-                f"the message on device {name} was cut, as it has more than {MESSAGE_BYTES} bytes: "
-                f"{word.message[:80]!r}"
+                f"the message of device {name} has more than {MESSAGE_BYTES} bytes and was "
+                f"truncated: {health.message[:80]!r}"
             )
 
 
-def _is_word(word: DeviceHealth) -> bool:
-    """Tell what a driver has said from what is told because it has said nothing."""
-    return word.status != "Unknown" or bool(word.message)
+def _is_report(health: DeviceHealth) -> bool:
+    """Return whether the driver reported it: without any report the kubelet gets Unknown."""
+    return health.status != "Unknown" or bool(health.message)
 
 
 async def _advertised(kit: Kit) -> bool:
-    """Tell whether the driver registers with health."""
+    """Return whether the driver registers with health."""
     infos = [await kit.kubelet.get_info(path) for path in kit.kubelet.sockets()]
     return any(health_version(info.supported_versions) for info in infos if info.name == kit.driver)

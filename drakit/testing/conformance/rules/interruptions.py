@@ -1,5 +1,5 @@
 """
-Calls that are cut off: the kubelet hangs up, the pod is deleted, the node plugin crashes or stops.
+Interrupted calls: the kubelet hangs up, the pod is deleted, the node plugin crashes or stops.
 
 It must not know what is prepared.
 """
@@ -9,29 +9,30 @@ from __future__ import annotations
 import asyncio
 import time
 
-from drakit.testing.conformance.kit import Kit, PublishedDevice
+from drakit.testing.conformance.facts import PublishedDevice
+from drakit.testing.conformance.kit import Kit
 from drakit.testing.conformance.rule import rule
 from drakit.testing.conformance.rules import steps
 
 __all__ = ()
 
 UNPREPARE_SECONDS = 15.0
-"""What an unprepare may take that came in the middle of a prepare, beside the prepare's own time:
-the pod is deleted only then."""
+"""The time limit of an unprepare in the middle of a prepare, besides the prepare's own time: the
+pod terminates only then."""
 
 STOP_SECONDS = 10.0
-"""What a stop may take: a DaemonSet's update takes the devices away from the scheduler after 30 s,
+"""The time limit of a stop: during a DaemonSet's update the scheduler loses the devices after 30 s,
 and the new plugin must start as well."""
 
-COME_BACK_SECONDS = 10.0
+RECOVERY_SECONDS = 10.0
 """From the start of the driver's process to all of its devices."""
 
 
 @rule(
     "kubelet-hangs-up",
-    "a prepare whose caller hung up is answered when it is asked for again",
-    why="The kubelet gives up a call after 45 s, or when it is restarted, and calls again later. "
-    "It must find the work done or going on, not in its own way.",
+    "a prepare is answered again after its caller hung up",
+    why="The kubelet gives up a call after 45 s, or when it restarts, and calls again later. It "
+    "must then find the work done or in flight; a second call must not disturb the first.",
 )
 async def kubelet_hangs_up(kit: Kit) -> None:
     device, *_ = await steps.usable(kit)
@@ -44,15 +45,15 @@ async def kubelet_hangs_up(kit: Kit) -> None:
         again = await steps.must_prepare(kit, claim, when="asked again")
         if again != first or steps.edits_of(kit, claim) != edits:
             kit.fail("after the kubelet had hung up two answers for one claim were not the same")
-        await steps.must_unprepare(kit, claim, when="after a call that was cut off")
+        await steps.must_unprepare(kit, claim, when="after an interrupted call")
 
 
 @rule(
     "pod-deleted-meanwhile",
-    "a prepare that is given up leaves nothing",
-    why="A pod can be deleted while its claim is being prepared. The kubelet unprepares then, and "
-    "a Python driver's call is cancelled; a backend's goes on, and is followed by the unprepare. "
-    "What the call has begun must not keep the device from others.",
+    "an abandoned prepare leaves nothing behind",
+    why="A pod can be deleted while its claim is being prepared. The kubelet then calls "
+    "unprepare, and a Python driver's prepare is cancelled; a backend's prepare ends first, and "
+    "unprepare follows. What the call has begun must not keep the device from others.",
 )
 async def pod_deleted_meanwhile(kit: Kit) -> None:
     device, *_ = await steps.usable(kit)
@@ -62,11 +63,11 @@ async def pod_deleted_meanwhile(kit: Kit) -> None:
         async with steps.going_on(kit.prepare(claim)) as asked:
             await asyncio.sleep(seconds * part)
             began = time.monotonic()
-            await steps.must_unprepare(kit, claim, when="while its prepare was going on")
+            await steps.must_unprepare(kit, claim, when="while its prepare was in flight")
             if (took := time.monotonic() - began) > UNPREPARE_SECONDS + seconds:
                 kit.fail(
                     f"an unprepare in the middle of a prepare was answered after {took:.0f} s; the "
-                    f"pod is not gone before"
+                    f"pod terminates only then"
                 )
             await asked
         await steps.free_again(
@@ -76,9 +77,9 @@ async def pod_deleted_meanwhile(kit: Kit) -> None:
 
 @rule(
     "crash-in-prepare",
-    "a prepare that a crash has cut off is done again",
-    why="A node plugin that is killed in the middle of a prepare is started again, and the kubelet "
-    "asks again. What the first try has left is no reason to fail.",
+    "a prepare that a crash interrupted is repeated",
+    why="A node plugin that is killed in the middle of a prepare starts again, and the kubelet "
+    "calls again. What the first attempt left behind must not make the second one fail.",
 )
 async def crash_in_prepare(kit: Kit) -> None:
     device, *_ = await steps.usable(kit)
@@ -106,9 +107,9 @@ async def crash_in_prepare(kit: Kit) -> None:
 
 @rule(
     "stop",
-    "a stop is quick, and leaves what is prepared",
-    why="The node plugin is stopped and started at each update, while pods go on. Their containers "
-    "keep their devices, and may be made anew in the meantime.",
+    "a stop is quick, and keeps prepared claims",
+    why="The node plugin stops and starts at each update, while pods keep running. Their "
+    "containers keep their devices, and may restart in the meantime.",
 )
 async def stop(kit: Kit) -> None:
     device, *_ = await steps.usable(kit)
@@ -126,16 +127,16 @@ async def stop(kit: Kit) -> None:
     await kit.start()
     again = await steps.must_prepare(kit, claim, when="after a stop and a start")
     if again != first or steps.edits_of(kit, claim) != edits:
-        kit.fail("after a stop and a start a prepared claim was answered in another way")
+        kit.fail("after a stop and a start a prepared claim got a different answer")
     if missing := steps.missing_paths(edits):
         kit.fail(f"a start has taken {missing[0]} from a claim that is prepared")
 
 
 @rule(
     "process-killed",
-    "a driver whose process is killed comes back, and knows what was prepared",
-    why="Programs crash and are updated while pods run. What is prepared stays so; the devices "
-    "must come back under their names, and claims from before be unprepared.",
+    "a driver whose process is killed recovers, and knows the prepared claims",
+    why="Programs crash and are updated while pods run. Prepared claims stay prepared; the "
+    "devices must be published again under the same names, and earlier claims must be unprepared.",
     kinds=("backend", "device-plugin"),
 )
 async def process_killed(kit: Kit) -> None:
@@ -145,24 +146,24 @@ async def process_killed(kit: Kit) -> None:
     first = await steps.prepared(kit, claim)
     edits = steps.edits_of(kit, claim)
     await kit.kill_target()
-    again = await steps.must_prepare(kit, claim, when="while the driver's process was away")
+    again = await steps.must_prepare(kit, claim, when="while the driver's process was down")
     if again != first or steps.edits_of(kit, claim) != edits:
-        kit.fail("while the driver's process was away a prepared claim was answered otherwise")
+        kit.fail("while the driver's process was down a prepared claim got a different answer")
     await kit.start_target()
-    await steps.within(COME_BACK_SECONDS, lambda: not names - _usable_now(kit))
+    await steps.within(RECOVERY_SECONDS, lambda: not names - _usable_now(kit))
     if lost := names - _usable_now(kit):
-        kit.fail(f"device {sorted(lost)[0][1]} did not come back with the driver's process")
-    again = await steps.must_prepare(kit, claim, when="once the driver's process was back")
+        kit.fail(f"device {sorted(lost)[0][1]} is not available again with the driver's process")
+    again = await steps.must_prepare(kit, claim, when="once the driver's process was up again")
     if again != first or steps.edits_of(kit, claim) != edits:
-        kit.fail("once the driver's process was back a prepared claim was answered otherwise")
+        kit.fail("once the driver's process was up again a prepared claim got a different answer")
     if missing := steps.missing_paths(edits):
         kit.fail(f"the end of the driver's process has taken {missing[0]} from a prepared claim")
-    await steps.must_unprepare(kit, claim, when="once the driver's process was back")
-    await steps.free_again(kit, device, when="once the driver's process was back")
+    await steps.must_unprepare(kit, claim, when="once the driver's process was up again")
+    await steps.free_again(kit, device, when="once the driver's process was up again")
 
 
 def _usable_now(kit: Kit) -> set[tuple[str, str]]:
-    """Name the devices whose driver is there, by pool."""
+    """Return pool and name of the devices whose driver is available."""
     return {
         (body["spec"]["pool"]["name"], device["name"])
         for body in kit.slices()
@@ -172,7 +173,7 @@ def _usable_now(kit: Kit) -> set[tuple[str, str]]:
 
 
 async def _measure(kit: Kit, device: PublishedDevice) -> float:
-    """Give how long a prepare takes, in seconds; skips the rule if it does not go."""
+    """Return how many seconds a prepare takes; skip the rule if it fails."""
     claim = kit.claim(device)
     began = time.monotonic()
     await steps.prepared(kit, claim)

@@ -2,7 +2,7 @@
 Concurrent claims: pods start at the same time, no claim waits for another's device, and no claim
 gets hardware that another one has.
 
-It must not know what becomes of a claim alone.
+It must not know rules about a single claim.
 """
 
 from __future__ import annotations
@@ -15,17 +15,18 @@ from typing import Any
 
 from drakit.resource.quantity import quantity_units
 from drakit.testing.conformance.errors import ConformanceError
-from drakit.testing.conformance.kit import ClaimUnderTest, Kit, PrepareResult, PublishedDevice
+from drakit.testing.conformance.facts import ClaimUnderTest, PrepareResult, PublishedDevice
+from drakit.testing.conformance.kit import Kit
 from drakit.testing.conformance.rule import rule
 from drakit.testing.conformance.rules import steps
 
 __all__ = ()
 
 CLAIMS = 8
-"""Claims at a time."""
+"""Claims at the same time."""
 
 LONG_SECONDS = 0.2
-"""Below that it does not matter whether prepares wait for each other."""
+"""With shorter prepares it does not matter whether they wait for each other."""
 
 GET_INFO_SECONDS = 1.0
 """The kubelet's own deadline."""
@@ -33,9 +34,9 @@ GET_INFO_SECONDS = 1.0
 
 @rule(
     "side-by-side",
-    "claims of different devices are prepared side by side",
-    why="The kubelet starts pods in parallel, so calls for different claims overlap. What a driver "
-    "keeps of one call must not get into another.",
+    "claims of different devices are prepared concurrently",
+    why="The kubelet starts pods in parallel, so calls for different claims overlap. State of one "
+    "call must not leak into another.",
 )
 async def side_by_side(kit: Kit) -> None:
     devices = (await steps.usable(kit, at_least=2))[:CLAIMS]
@@ -47,20 +48,20 @@ async def side_by_side(kit: Kit) -> None:
         name = claim.devices[0].name if claim.devices else "a device"
         if answer.error:
             kit.fail(
-                f"of {len(claims)} claims that were prepared side by side that of {name} failed: "
-                f"{answer.error}"
+                f"of {len(claims)} claims that were prepared concurrently the claim of {name} "
+                f"failed: {answer.error}"
             )
         text = str(kit.spec(claim))
         if any(other.uid in text for other in claims if other is not claim):
             kit.fail(
-                f"of {len(claims)} claims that were prepared side by side that of {name} got what "
-                f"belongs to another one: {steps.edits_of(kit, claim)}"
+                f"of {len(claims)} claims that were prepared concurrently the claim of {name} got "
+                f"what belongs to another one: {steps.edits_of(kit, claim)}"
             )
     errors = await asyncio.gather(*(kit.unprepare(claim) for claim in claims))
     for claim, error in zip(claims, errors, strict=True):
         if error.get(claim.uid):
             kit.fail(
-                f"of {len(claims)} claims that were unprepared side by side one failed: "
+                f"of {len(claims)} claims that were unprepared concurrently one failed: "
                 f"{error[claim.uid]}"
             )
 
@@ -68,8 +69,8 @@ async def side_by_side(kit: Kit) -> None:
 @rule(
     "no-queue",
     "prepares of different devices do not wait for each other",
-    why="The kubelet waits 45 s for a call. Where prepares take long and wait for each other, the "
-    "pods of a node that starts do not get their devices in time.",
+    why="The kubelet waits 45 s for a call. If prepares take long and wait for each other, the "
+    "pods of a starting node do not get their devices in time.",
 )
 async def no_queue(kit: Kit) -> None:
     devices = (await steps.usable(kit, at_least=3))[: CLAIMS // 2]
@@ -83,21 +84,21 @@ async def no_queue(kit: Kit) -> None:
     began = time.monotonic()
     for answer in await _all(kit, [kit.claim(device) for device in devices]):
         if answer.error:
-            kit.skip(f"claims are not prepared side by side: {answer.error}")
+            kit.skip(f"claims are not prepared concurrently: {answer.error}")
     together, count = time.monotonic() - began, len(devices)
     if together > 0.75 * count * alone:
         kit.fail(
             f"one prepare takes {alone:.1f} s, and {count} of different devices at the same time "
-            f"take {together:.1f} s: each waits for the one before; they had to take little more "
-            f"than one"
+            f"take {together:.1f} s: each waits for the previous one; together they must take "
+            f"little more than one"
         )
 
 
 @rule(
     "get-info",
     "GetInfo is answered within a second while claims are prepared",
-    why="A kubelet that restarts asks each driver who it is, and waits 1 s. A driver that holds up "
-    "the process for longer is not registered, and its pods do not start.",
+    why="A kubelet that restarts calls GetInfo on each driver, and waits 1 s. A driver that "
+    "blocks the process for longer is not registered, and its pods do not start.",
 )
 async def get_info(kit: Kit) -> None:
     devices = (await steps.usable(kit))[:CLAIMS]

@@ -1,7 +1,7 @@
 """
-Opaque parameters and errors: users write anything, and read what a driver says to it.
+Opaque parameters and errors: users write anything, and read the driver's errors.
 
-It must not know which parameters a driver takes, but for those that the target was given.
+It must not know the parameters of a driver, except for the target's own.
 """
 
 from __future__ import annotations
@@ -11,14 +11,15 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from drakit.testing.conformance.errors import ConformanceError
-from drakit.testing.conformance.kit import ClaimUnderTest, Kit, PublishedDevice
+from drakit.testing.conformance.facts import ClaimUnderTest, PublishedDevice
+from drakit.testing.conformance.kit import Kit
 from drakit.testing.conformance.rule import rule
 from drakit.testing.conformance.rules import steps
 
 __all__ = ()
 
 DEEP = 200
-"""Levels of an object: within what an API server takes, and more than a parser of its own may."""
+"""Levels of an object: an API server accepts them, but a parser of the driver's own may not."""
 
 MAX_RAW = 10 * 1024
 """The API server's limit for one config; a claim can have :data:`MAX_CONFIGS`."""
@@ -26,17 +27,17 @@ MAX_RAW = 10 * 1024
 MAX_CONFIGS = 64
 
 KEYS = 6
-"""Of the target's own parameters, so many are replaced by what does not belong there."""
+"""So many of the target's own parameters are replaced by invalid values."""
 
 EVENT_CHARACTERS = 1024
-"""Of an Event's note, which the API server limits."""
+"""The API server's limit for an Event's note."""
 
 DENSE: Mapping[str, Any] = {"a": [[]] * ((MAX_RAW - 8) // 3)}
-"""One config with the largest possible number of values that take memory of their own."""
+"""One config with the largest possible number of values that use memory."""
 
 _PLAIN: Mapping[str, Mapping[str, Any]] = {
-    "that say nothing": {},
-    "with a key that nobody knows": {"no-such-key": 1},
+    "without keys": {},
+    "with an unknown key": {"no-such-key": 1},
     "with 500 keys": {f"key-{number}": number for number in range(500)},
     "with a long text": {"text": "x" * 9000},
     "with as many values as an API server accepts": DENSE,
@@ -58,7 +59,7 @@ _NO_SENTENCE = (
 
 
 def hostile(own: Mapping[str, Any] | None) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Give parameters that nobody should write, with words for each; `own` are those in order."""
+    """Yield invalid parameters, each with a description; `own` are valid ones."""
     yield from _PLAIN.items()
     nested: dict[str, Any] = {}
     for _ in range(DEEP):
@@ -71,9 +72,9 @@ def hostile(own: Mapping[str, Any] | None) -> Iterator[tuple[str, Mapping[str, A
 
 @rule(
     "hostile-parameters",
-    "opaque parameters of any kind are taken or refused, and harm nobody else",
+    "opaque parameters of any kind are accepted or refused, and harm nobody else",
     why="Anyone who may create a claim writes its opaque parameters, and neither the API server "
-    "nor the scheduler looks at them. A driver that they bring down takes all users' devices away.",
+    "nor the scheduler checks them. If they stop the driver, all users lose its devices.",
     seconds=120,
 )
 async def hostile_parameters(kit: Kit) -> None:
@@ -93,11 +94,11 @@ async def hostile_parameters(kit: Kit) -> None:
     )
     await steps.free_again(kit, device, when="after claims with parameters of all kinds")
     if names := steps.stopped(await kit.devices()):
-        kit.fail(f"claims with odd parameters have stopped the driver: {names[0]} is tainted")
+        kit.fail(f"claims with invalid parameters have stopped the driver: {names[0]} is tainted")
 
 
 async def _try(kit: Kit, claim: ClaimUnderTest, what: str) -> None:
-    """Prepare and unprepare a claim; only that both are answered matters."""
+    """Prepare and unprepare a claim; it matters only that both are answered."""
     try:
         await kit.prepare(claim)
         error = (await kit.unprepare(claim)).get(claim.uid)
@@ -109,10 +110,10 @@ async def _try(kit: Kit, claim: ClaimUnderTest, what: str) -> None:
 
 @rule(
     "error-sentences",
-    "an error is a sentence for the user, and the same at each try",
-    why="The text of an error ends in an Event of the pod, and the kubelet tries again for ever. "
-    "Events of the same text are counted; one with a time or a counter in it makes a new Event at "
-    "each try. Tracebacks say nothing to who reads them.",
+    "an error is a sentence for the user, and the same at each attempt",
+    why="The text of an error ends in an Event of the pod, and the kubelet retries forever. "
+    "Events with the same text are counted; a text with a time or a counter makes a new Event at "
+    "each attempt. A traceback means nothing to a user.",
 )
 async def error_sentences(kit: Kit) -> None:
     device, *_ = await steps.usable(kit)
@@ -131,11 +132,11 @@ async def error_sentences(kit: Kit) -> None:
         if left := (await kit.unprepare(claim)).get(claim.uid):
             kit.skip(f"a claim {what} cannot be unprepared (other rules are about it): {left}")
     if not refused:
-        kit.skip("the driver prepares all claims, so there is no error to look at")
+        kit.skip("the driver prepares all claims, so there is no error to check")
 
 
 def _bad(kit: Kit, device: PublishedDevice) -> Iterator[tuple[str, ClaimUnderTest]]:
-    """Store claims that a driver may refuse, each only when it is asked for."""
+    """Store claims that a driver may refuse, one after the other."""
     absent = {"pool": device.pool, "device": "no-such-device"}
     yield "for a device that does not exist", kit.claim(results=[absent])
     for what, config in hostile(kit.target.parameters):
@@ -145,7 +146,7 @@ def _bad(kit: Kit, device: PublishedDevice) -> Iterator[tuple[str, ClaimUnderTes
 def _check_sentence(kit: Kit, error: str, what: str) -> None:
     for pattern, name in _NO_SENTENCE:
         if pattern.search(error):
-            kit.fail(f"a claim {what} was answered with {name}, and no sentence: {error!r}")
+            kit.fail(f"a claim {what} was answered with {name} instead of a sentence: {error!r}")
     if len(error) > EVENT_CHARACTERS:
         kit.fail(
             f"a claim {what} was answered with {len(error)} characters; an Event has "

@@ -1,7 +1,7 @@
 """
-Preparing: what is answered for a claim, and that it is the same when the claim is asked for again.
+Preparing: the answer for a claim, which is the same when the claim is prepared again.
 
-It must not know what happens to calls that are cut off.
+It must not know interrupted calls.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from typing import Any
 
 from drakit.cdi import lint_spec
 from drakit.driver import PREPARE_METHODS, overrides
-from drakit.testing.conformance.classes import class_of
-from drakit.testing.conformance.kit import ClaimUnderTest, Kit, PrepareResult, PublishedDevice
+from drakit.testing.conformance.facts import ClaimUnderTest, PrepareResult, PublishedDevice
+from drakit.testing.conformance.kit import Kit
 from drakit.testing.conformance.rule import rule
 from drakit.testing.conformance.rules import steps
 
 __all__ = ()
 
-LOOKED_AT = 8
-"""Devices whose edits are looked at: enough for the kinds that a driver has."""
+CHECKED_DEVICES = 8
+"""Devices whose edits are checked: enough for the kinds that a driver has."""
 
 LOST_AT_REBOOT = ("/run/", "/var/run/", "/tmp/", "/dev/shm/")  # noqa: S108
-"""Where nothing outlives a reboot of a node."""
+"""Directories that a reboot of a node empties."""
 
 _ENV = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
 
@@ -34,30 +34,30 @@ _ENV = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
 @rule(
     "prepare",
     "a claim is prepared, with a CDI name for each of its devices",
-    why="The kubelet calls NodePrepareResources before it makes a pod's containers, and hands the "
-    "CDI names of the answer to the runtime. An error, or a device that is missing in the answer, "
-    "keeps the pod from starting. It waits 45 s for the answer.",
+    why="The kubelet calls NodePrepareResources before it creates a pod's containers, and passes "
+    "the CDI names of the answer to the runtime. An error, or a device that is missing in the "
+    "answer, keeps the pod from starting. The kubelet waits 45 s for the answer.",
 )
 async def prepare(kit: Kit) -> None:
     devices = await steps.usable(kit)
-    await _look_for_anything(kit, devices)
-    await _prepare_and_look(kit, devices[0])
+    await _expect_edits(kit, devices)
+    await _prepare_and_check(kit, devices[0])
     if len(devices) > 2:
-        await _prepare_and_look(kit, *devices[1:3])
+        await _prepare_and_check(kit, *devices[1:3])
 
 
-async def _look_for_anything(kit: Kit, devices: Sequence[PublishedDevice]) -> None:
+async def _expect_edits(kit: Kit, devices: Sequence[PublishedDevice]) -> None:
     """Fail the rule if the driver has no prepare of its own, and its devices carry no edits. A
     driver that defines a prepare may intend that."""
-    kind = class_of(kit.target)
+    kind = steps.class_of(kit.target)
     if kind is None or overrides(kind, *PREPARE_METHODS):
         return
-    for device in devices[:LOOKED_AT]:
+    for device in devices[:CHECKED_DEVICES]:
         claim = kit.claim(device)
         if (await steps.answer_of(kit, claim)).error:
             return
         edits = steps.edits_of(kit, claim)
-        await steps.must_unprepare(kit, claim, when="once it was looked at")
+        await steps.must_unprepare(kit, claim, when="after its edits were checked")
         if edits.keys() != {"env"} or not str(edits["env"]).startswith("['DRAKIT_DEVICE_"):
             return
     kit.fail(
@@ -66,7 +66,7 @@ async def _look_for_anything(kit: Kit, devices: Sequence[PublishedDevice]) -> No
     )
 
 
-async def _prepare_and_look(kit: Kit, *devices: PublishedDevice) -> None:
+async def _prepare_and_check(kit: Kit, *devices: PublishedDevice) -> None:
     claim = kit.claim(*devices)
     names = [device.name for device in devices]
     answer = await steps.must_prepare(kit, claim, when=f"with {', '.join(names)}")
@@ -86,22 +86,23 @@ async def _prepare_and_look(kit: Kit, *devices: PublishedDevice) -> None:
 
 @rule(
     "cdi-valid",
-    "what containers get is a valid CDI specification",
-    why="The container runtime reads the CDI file when it makes a container. One that it refuses "
-    "keeps the pod in CreateContainerError, where the kubelet never asks the driver again.",
+    "container edits are a valid CDI specification",
+    why="The container runtime reads the CDI file when it creates a container. A file that it "
+    "refuses keeps the pod in CreateContainerError, where the kubelet never calls the driver "
+    "again.",
 )
 async def cdi_valid(kit: Kit) -> None:
-    looked_at = 0
-    for device in (await steps.usable(kit))[:LOOKED_AT]:
+    checked = 0
+    for device in (await steps.usable(kit))[:CHECKED_DEVICES]:
         claim = kit.claim(device)
         answer = await steps.answer_of(kit, claim)
         if "CDI spec" in answer.error:
             kit.fail(f"no CDI file can be written for device {device.name}: {answer.error}")
         if answer.error:
             continue
-        looked_at += 1
+        checked += 1
         _check_spec(kit, claim, device)
-    if not looked_at:
+    if not checked:
         kit.skip("no claim can be prepared to begin with (rule prepare is about it)")
 
 
@@ -116,23 +117,23 @@ def _check_spec(kit: Kit, claim: ClaimUnderTest, device: PublishedDevice) -> Non
         if not _ENV.match(str(text)):
             kit.fail(
                 f"device {device.name} gives its containers the environment variable {text!r}, "
-                f"whose name a shell cannot use; take letters, digits and underscores"
+                f"whose name a shell cannot use; use letters, digits and underscores"
             )
 
 
 @rule(
     "host-paths",
-    "the paths of the host that containers get are there",
-    why="The runtime mounts what the CDI file names. A path that is not on the node keeps the pod "
-    "in CreateContainerError, where the kubelet never asks the driver again.",
+    "the host paths in container edits exist",
+    why="The runtime mounts what the CDI file names. A path that does not exist on the node keeps "
+    "the pod in CreateContainerError, where the kubelet never calls the driver again.",
 )
 async def host_paths(kit: Kit) -> None:
-    looked_at = 0
-    for device in (await steps.usable(kit))[:LOOKED_AT]:
+    checked = 0
+    for device in (await steps.usable(kit))[:CHECKED_DEVICES]:
         claim = kit.claim(device)
         if (await steps.answer_of(kit, claim)).error:
             continue
-        looked_at += 1
+        checked += 1
         edits = steps.edits_of(kit, claim)
         if missing := steps.missing_paths(edits):
             kit.fail(f"device {device.name} is prepared, but on the host there is no {missing[0]}")
@@ -142,16 +143,16 @@ async def host_paths(kit: Kit) -> None:
                     f"the {hook.get('hookName')} hook of device {device.name}, {hook.get('path')}, "
                     f"is not executable"
                 )
-    if not looked_at:
+    if not checked:
         kit.skip("no claim can be prepared to begin with (rule prepare is about it)")
 
 
 @rule(
     "prepare-again",
     "a claim that is prepared again gets the same result",
-    why="The kubelet forgets at its restart what is prepared, and a node that reboots all the "
-    "more: it asks again for the same claim, and the containers must get the same. What is there "
-    "already is no error.",
+    why="A kubelet that restarts forgets prepared claims, and so does a node that reboots: it "
+    "prepares the same claim again, and the containers must get the same. Effects that are in "
+    "place already are no error.",
 )
 async def prepare_again(kit: Kit) -> None:
     device, *_ = await steps.usable(kit)
@@ -189,9 +190,9 @@ def _same(
 
 @rule(
     "reboot",
-    "after a reboot a claim is made ready anew",
-    why="A pod outlives the reboot of its node: the kubelet prepares the same claim again. What "
-    "was in memory, in /run or set in the hardware is gone then, whatever is noted on disk.",
+    "a claim is prepared again after a reboot",
+    why="A pod outlives the reboot of its node: the kubelet prepares the same claim again. State "
+    "in memory, in /run and in the hardware is lost then, whatever is stored on disk.",
 )
 async def reboot(kit: Kit) -> None:
     device, *_ = await steps.usable(kit)
@@ -208,13 +209,13 @@ async def reboot(kit: Kit) -> None:
     if missing := steps.missing_paths(steps.edits_of(kit, claim)):
         kit.fail(
             f"after a reboot the claim was answered as prepared, but {missing[0]}, which the first "
-            f"prepare had made, was not made again"
+            f"prepare had created, was not created again"
         )
 
 
 async def _made(kit: Kit, claim: ClaimUnderTest) -> Sequence[Path]:
-    """Give the paths that preparing makes and a reboot takes away: those that unprepare removes and
-    that are where nothing outlives a reboot. The claim is prepared then."""
+    """Return the paths that prepare creates and a reboot removes: those that unprepare removes and
+    that are in directories that a reboot empties. Leaves the claim prepared."""
     paths = [Path(path) for path in steps.host_paths(steps.edits_of(kit, claim))]
     if (await kit.unprepare(claim)).get(claim.uid):
         return ()
@@ -224,8 +225,8 @@ async def _made(kit: Kit, claim: ClaimUnderTest) -> Sequence[Path]:
 
 
 def _lost_at_reboot(kit: Kit, path: Path) -> bool:
-    """Tell whether to remove a path in place of a reboot. The kit sees to its own folder; mounts,
-    and what is behind them, are never touched."""
+    """Return whether to remove a path in place of a reboot. The kit empties its own folder; mounts
+    and their content are never touched."""
     if not str(path).startswith(LOST_AT_REBOOT) or path.is_relative_to(kit.root):
         return False
     mounts = [line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()]
@@ -242,8 +243,8 @@ def _remove(path: Path) -> None:
 @rule(
     "partial-success",
     "a claim that cannot be prepared fails alone",
-    why="All claims of a pod come in one call, and each is answered for itself: the kubelet counts "
-    "on it that what succeeded stays prepared, and asks for the rest again.",
+    why="One call has all claims of a pod, and each claim has its own answer: the kubelet relies "
+    "on it that successful claims stay prepared, and calls again for the rest.",
 )
 async def partial_success(kit: Kit) -> None:
     devices = await steps.usable(kit)
@@ -255,7 +256,7 @@ async def partial_success(kit: Kit) -> None:
     await _beside(kit, good, bad, "a claim whose device does not exist")
     if len(devices) > 1:
         odd = kit.claim(devices[1], configs=[{"no-such-key": [1, {"a": None}]}])
-        await _beside(kit, good, odd, "a claim with parameters that nobody knows")
+        await _beside(kit, good, odd, "a claim with unknown parameters")
 
 
 async def _beside(kit: Kit, good: ClaimUnderTest, bad: ClaimUnderTest, what: str) -> None:
@@ -263,7 +264,7 @@ async def _beside(kit: Kit, good: ClaimUnderTest, bad: ClaimUnderTest, what: str
     if good.uid not in answers or bad.uid not in answers:
         kit.fail(f"beside {what} not all claims of the call were answered")
     if error := answers[good.uid].error:
-        kit.fail(f"beside {what} a claim in order was not prepared: {error}")
+        kit.fail(f"beside {what} a valid claim was not prepared: {error}")
     await steps.must_unprepare(kit, good, when=f"after it was prepared beside {what},")
     await kit.unprepare(bad)
 
@@ -271,7 +272,7 @@ async def _beside(kit: Kit, good: ClaimUnderTest, bad: ClaimUnderTest, what: str
 @rule(
     "together",
     "claims of different devices are prepared in one call",
-    why="The kubelet asks for all claims of a pod in one call, and takes a claim that is not in "
+    why="The kubelet prepares all claims of a pod in one call, and takes a claim that is not in "
     "the answer as failed.",
 )
 async def together(kit: Kit) -> None:
@@ -285,23 +286,23 @@ async def together(kit: Kit) -> None:
         if claim.uid not in answers or answers[claim.uid].error:
             said = answers[claim.uid].error if claim.uid in answers else "no answer for it"
             kit.fail(
-                f"of {len(claims)} claims that came together that of {device.name} was not "
+                f"of {len(claims)} claims in one call the claim of {device.name} was not "
                 f"prepared: {said}"
             )
     errors = await kit.unprepare(*claims)
     for claim, device in zip(claims, devices, strict=True):
         if errors.get(claim.uid) != "":
             kit.fail(
-                f"of {len(claims)} claims that came together that of {device.name} was not "
+                f"of {len(claims)} claims in one call the claim of {device.name} was not "
                 f"unprepared: {errors.get(claim.uid, 'no answer for it')}"
             )
 
 
 @rule(
     "device-again",
-    "a device's next claim gets nothing of the one before",
-    why="The scheduler gives a device to the next pod as soon as its claim is free. What is left "
-    "of the claim before would be another user's.",
+    "a device's next claim gets nothing of the previous one",
+    why="The scheduler gives a device to the next pod as soon as its claim is free. Anything left "
+    "of the previous claim would belong to another user.",
 )
 async def device_again(kit: Kit) -> None:
     device, *_ = await steps.usable(kit)
@@ -309,11 +310,11 @@ async def device_again(kit: Kit) -> None:
     await steps.prepared(kit, former)
     await steps.must_unprepare(kit, former, when="to begin with")
     claim = kit.claim(device)
-    await steps.must_prepare(kit, claim, when="once the claim before had been unprepared")
+    await steps.must_prepare(kit, claim, when="once the previous claim had been unprepared")
     if trace := _trace(kit.spec(claim), former):
         kit.fail(
-            f"what the containers of a device's second claim get names the first one: {trace}; it "
-            f"had to be about the second one alone"
+            f"the edits of a device's second claim name the first one: {trace}; they must be "
+            f"about the second one alone"
         )
     await kit.reboot()
     await steps.must_prepare(kit, claim, when="after a reboot of the node")
@@ -323,9 +324,10 @@ async def device_again(kit: Kit) -> None:
 
 @rule(
     "allocated-anew",
-    "a claim that was allocated anew gets its new device, and frees the old one",
-    why="A claim whose pod has gone is deallocated, and allocated again for the next pod, perhaps "
-    "with another device: its UID stays the same. What is remembered by UID alone is wrong then.",
+    "a claim that is allocated again gets its new device, and frees the old one",
+    why="A claim whose pod has ended is deallocated, and allocated again for the next pod, "
+    "perhaps with another device: its UID stays the same. A driver that remembers claims by UID "
+    "alone is wrong then.",
 )
 async def allocated_anew(kit: Kit) -> None:
     old, new, *_ = await steps.usable(kit, at_least=2)
@@ -337,7 +339,7 @@ async def allocated_anew(kit: Kit) -> None:
     await steps.prepared(kit, claim)
     before = _without_uid(kit, claim)
     claim = kit.reallocate(claim, new)
-    answer = await steps.must_prepare(kit, claim, when=f"allocated anew, with {new.name},")
+    answer = await steps.must_prepare(kit, claim, when=f"allocated again, with {new.name},")
     if names := [device.name for device in answer.devices if device.name != new.name]:
         kit.fail(f"a claim that has {new.name} now was answered with {names[0]}")
     if before != wanted and _without_uid(kit, claim) == before:
@@ -346,11 +348,11 @@ async def allocated_anew(kit: Kit) -> None:
             f"still get what {old.name} gives: {steps.edits_of(kit, claim)}"
         )
     await steps.free_again(kit, old, when="after its claim was allocated another device")
-    await steps.must_unprepare(kit, claim, when="after it was allocated anew")
+    await steps.must_unprepare(kit, claim, when="after it was allocated again")
 
 
 def _without_uid(kit: Kit, claim: ClaimUnderTest) -> str:
-    """Give a claim's edits, with another word for its UID."""
+    """Return a claim's edits, with a placeholder for its UID."""
     text = str(steps.edits_of(kit, claim))
     for uid in _spellings(claim.uid):
         text = text.replace(uid, "UID")
@@ -358,13 +360,13 @@ def _without_uid(kit: Kit, claim: ClaimUnderTest) -> str:
 
 
 def _spellings(uid: str) -> tuple[str, str]:
-    """Give a UID as it is, and as it stands in names of environment variables: containers that get
-    nothing else get such a variable."""
+    """Return a UID as it is, and as it is written in names of environment variables: containers
+    that get nothing else get such a variable."""
     return uid, re.sub(r"[^A-Z0-9]", "_", uid.upper())
 
 
 def _trace(value: Any, claim: ClaimUnderTest) -> str | None:
-    """Give the first text within a value that names a claim by its UID."""
+    """Return the first text within a value that contains a claim's UID."""
     if isinstance(value, str):
         return value if any(uid in value for uid in _spellings(claim.uid)) else None
     parts: list[Any] = []

@@ -1,5 +1,5 @@
 """
-What is published: devices that Kubernetes takes, under names that stay, by a stream that stays.
+Publishing: devices that Kubernetes accepts, under stable names, by a stream that stays open.
 
 It must not know how devices are prepared.
 """
@@ -11,31 +11,32 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from drakit.testing.conformance.kit import Kit, PublishedDevice
+from drakit.testing.conformance.facts import PublishedDevice
+from drakit.testing.conformance.kit import Kit
 from drakit.testing.conformance.rule import rule
 from drakit.testing.conformance.rules import steps
 
 __all__ = ()
 
-TOLD_SECONDS = 1.0
-"""From a device's publication to the Event that says which others are left out."""
+EVENT_SECONDS = 1.0
+"""From a device's publication to the Event about devices that are left out."""
 
 LISTED_SECONDS = 2.0
-"""From the start of the node plugin to the slices of what a driver lists then."""
+"""From the start of the node plugin to the slices of the devices that a driver lists then."""
 
 WATCHED_SECONDS = 3.0
-"""How long a stream is looked at; one that ended comes back after a second or two."""
+"""How long a stream is watched; one that ended is opened again after a second or two."""
 
 
 @rule(
     "devices-published",
     "all devices are published, and none is left out",
-    why="The API server refuses a ResourceSlice with a device that breaks a limit. Such a device "
-    "is left out alone, and no pod ever gets it.",
+    why="The API server refuses a ResourceSlice with a device that exceeds a limit. The node "
+    "plugin leaves out such a device, and no pod ever gets it.",
 )
 async def devices_published(kit: Kit) -> None:
     devices = await kit.devices()
-    await steps.within(TOLD_SECONDS, lambda: bool(_left_out(kit)))
+    await steps.within(EVENT_SECONDS, lambda: bool(_left_out(kit)))
     if left_out := _left_out(kit):
         kit.fail(f"{len(left_out)} devices are not published; the first: {left_out[0]}")
     keys = [(device.pool, device.name) for device in devices]
@@ -50,9 +51,9 @@ def _left_out(kit: Kit) -> list[str]:
 @rule(
     "names-stay",
     "devices have the same names and pools after a restart",
-    why="An allocation names its device by driver, pool and name, for as long as the claim lives. "
-    "A device that comes back under another name is another one: pods that were scheduled to the "
-    "old one do not start.",
+    why="An allocation names its device by driver, pool and name while the claim exists. Under "
+    "another name a device is another device: pods that were scheduled to the old one do not "
+    "start.",
 )
 async def names_stay(kit: Kit) -> None:
     before = await _settled(kit)
@@ -62,17 +63,17 @@ async def names_stay(kit: Kit) -> None:
         came = f"; new is {_first(later - names)}" if later - names else ""
         kit.fail(
             f"device {_first(lost)} is not published any more after a restart of the node plugin"
-            f"{came}; all had to be as before"
+            f"{came}; all names must stay the same"
         )
     if added := later - names:
-        kit.fail(f"device {_first(added)} was not there before a restart of the node plugin")
+        kit.fail(f"device {_first(added)} is new after a restart of the node plugin")
 
 
 @rule(
     "quiet-restart",
     "a restart without a change writes no ResourceSlice",
-    why="A ResourceSlice that changes is looked at by all schedulers, and every node restarts its "
-    "plugin at an update. Times, process ids and random values do not belong into attributes.",
+    why="All schedulers process a ResourceSlice that changes, and every node restarts its plugin "
+    "at an update. Times, process IDs and random values do not belong in attributes.",
 )
 async def quiet_restart(kit: Kit) -> None:
     before = await _settled(kit)
@@ -82,12 +83,12 @@ async def quiet_restart(kit: Kit) -> None:
         return
     kit.fail(
         f"a restart of the node plugin without a change led to {more} writes of ResourceSlices"
-        f"{_difference(before, after)}; there had to be none"
+        f"{_difference(before, after)}; there must be none"
     )
 
 
 def _difference(before: Sequence[PublishedDevice], after: Sequence[PublishedDevice]) -> str:
-    """Say what is the first difference, if one can be seen."""
+    """Describe the first difference, if there is one."""
     old = {(device.pool, device.name): device for device in before}
     for device in after:
         was = old.get((device.pool, device.name))
@@ -113,9 +114,9 @@ def _changed(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
 
 @rule(
     "stream-stays-open",
-    "the stream that lists the devices stays open",
-    why="A stream that ends says that the driver is gone: its devices are tainted for new pods and "
-    "are not prepared any more, and after a grace period they are not published any more.",
+    "the stream of devices stays open",
+    why="A stream that ends means that the driver is unavailable: its devices are tainted for new "
+    "pods and are not prepared any more, and after a grace period they are unpublished.",
 )
 async def stream_stays_open(kit: Kit) -> None:
     begun, end = len(kit.log()), time.monotonic() + WATCHED_SECONDS
@@ -124,16 +125,16 @@ async def stream_stays_open(kit: Kit) -> None:
             reasons = steps.stop_reasons(kit.log())
             kit.fail(
                 f"devices were tainted with {steps.STOPPED}, first {names[0]}: "
-                f"{reasons[-1] if reasons else 'their driver was away'}; the stream must stay open "
-                f"while nothing changes"
+                f"{reasons[-1] if reasons else 'their driver was unavailable'}; the stream must "
+                f"stay open while nothing changes"
             )
         await asyncio.sleep(0.05)
     if reasons := steps.stop_reasons(kit.log()[begun:]):
-        kit.fail(f"the driver stopped while nothing was asked of it: {reasons[0]}")
+        kit.fail(f"the driver stopped while it was idle: {reasons[0]}")
 
 
 async def _settled(kit: Kit) -> list[PublishedDevice]:
-    """Give the devices once the slices have stopped to change, as they may after a start."""
+    """Return the devices once the slices are stable: they may change after a start."""
     before = None
     for _ in range(20):
         now = (await kit.devices(), kit.slice_writes())
@@ -145,7 +146,7 @@ async def _settled(kit: Kit) -> list[PublishedDevice]:
 
 
 async def _restarted(kit: Kit) -> list[PublishedDevice]:
-    """Restart the node plugin, and give the devices once what is listed then is published."""
+    """Restart the node plugin, and return the devices that are published after it."""
     await kit.restart()
     await asyncio.sleep(LISTED_SECONDS)
     return await kit.devices()

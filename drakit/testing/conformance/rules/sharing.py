@@ -1,14 +1,15 @@
 """
-Devices that several claims have at a time: by shares of their capacity, or beside their holder.
+Devices with several claims at the same time: by shares of their capacity, or with admin access.
 
-It must not know what is in a share.
+It must not know the content of a share.
 """
 
 from __future__ import annotations
 
 from drakit.resource.quantity import quantity_units
 from drakit.testing.conformance.claims import default_share
-from drakit.testing.conformance.kit import Kit, PublishedDevice
+from drakit.testing.conformance.facts import PublishedDevice
+from drakit.testing.conformance.kit import Kit
 from drakit.testing.conformance.rule import rule
 from drakit.testing.conformance.rules import steps
 
@@ -19,7 +20,7 @@ __all__ = ()
     "admin-access",
     "a claim with admin access does not disturb the device's holder",
     why="Monitoring gets a device with adminAccess while a pod uses it. Such a claim is prepared "
-    "and unprepared beside the holder's, who must not notice.",
+    "and unprepared beside the holder's claim, which must not be affected.",
     kinds=("python", "backend"),  # a device plugin can only allocate: such claims are refused
 )
 async def admin_access(kit: Kit) -> None:
@@ -34,17 +35,17 @@ async def admin_access(kit: Kit) -> None:
         kit.fail(
             f"unpreparing a claim with admin access has taken {missing[0]} from the device's holder"
         )
-    again = await steps.must_prepare(kit, holder, when="after a claim with admin access had gone")
+    again = await steps.must_prepare(kit, holder, when="after a claim with admin access had ended")
     if again != first or steps.edits_of(kit, holder) != edits:
-        kit.fail("after a claim with admin access had gone the holder was answered in another way")
-    await steps.must_unprepare(kit, holder, when="after a claim with admin access had gone")
+        kit.fail("after a claim with admin access had ended the holder got a different answer")
+    await steps.must_unprepare(kit, holder, when="after a claim with admin access had ended")
 
 
 @rule(
     "shares",
     "shares of a device are prepared and unprepared one by one",
-    why="A device with allowMultipleAllocations is given to several claims at a time, each with a "
-    "share of its own. One pod's end is no reason to take the device from the others.",
+    why="A device with allowMultipleAllocations is allocated to several claims at the same time, "
+    "each with its own share. When one pod ends, the others must keep the device.",
 )
 async def shares(kit: Kit) -> None:
     devices = [
@@ -52,7 +53,7 @@ async def shares(kit: Kit) -> None:
     ]
     if not devices:
         kit.skip(
-            "no device has allowMultipleAllocations and room for two claims that ask for no amount"
+            "no device has allowMultipleAllocations and room for two claims that request no amount"
         )
     device = devices[0]
     one, other = kit.claim(device), kit.claim(device)
@@ -62,7 +63,7 @@ async def shares(kit: Kit) -> None:
     edits = steps.edits_of(kit, other)
     share = first.devices[0].share_id if first.devices else None
     if share is None:
-        kit.fail(f"the answer for a share of {device.name} does not say which share it is")
+        kit.fail(f"the answer for a share of {device.name} lacks the ID of the share")
     await steps.must_unprepare(kit, one, when="for one of two shares of a device")
     if missing := steps.missing_paths(edits):
         kit.fail(
@@ -71,14 +72,14 @@ async def shares(kit: Kit) -> None:
         )
     again = await steps.must_prepare(kit, other, when="after another share was unprepared")
     if again != first or steps.edits_of(kit, other) != edits:
-        kit.fail("after one share was unprepared the other was answered in another way")
+        kit.fail("after one share was unprepared the other got a different answer")
     await kit.reboot()
     await steps.must_prepare(kit, other, when="for a share, after a reboot of the node,")
     await steps.must_unprepare(kit, other, when="for the last share of a device")
 
 
 def _fits_twice(device: PublishedDevice) -> bool:
-    """Return whether two claims that ask for no amount can share a device."""
+    """Return whether two claims that request no amount can share a device."""
     taken = default_share(device)
     return all(
         2 * quantity_units(taken[n]) <= quantity_units(v) for n, v in device.capacity.items()

@@ -1,28 +1,36 @@
 """
-Steps that rules are made of: devices to try with, claims of them, and what must succeed.
+Steps of rules: devices to try, claims of them, and what must succeed.
 
-A rule begins with what another rule is about (a plain claim is prepared): where that does not go,
-it is skipped and says so, as a driver's one fault should be told once. From then on all that goes
-wrong fails it.
+A rule begins with what another rule is about (a plain claim is prepared). If that fails, the rule
+is skipped with the reason, because one fault of a driver should be reported once. From then on any
+problem fails the rule.
 
-It must not know single rules, or the kit from inside.
+It must not know single rules, or the kit's internals.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import re
+import sys
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from importlib import import_module
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from drakit.testing.conformance.kit import ClaimUnderTest, Kit, PrepareResult, PublishedDevice
+from drakit.testing.conformance.errors import ConformanceError
+from drakit.testing.conformance.facts import ClaimUnderTest, PrepareResult, PublishedDevice
+from drakit.testing.conformance.kit import Kit
+from drakit.testing.conformance.targets import PythonTarget, Target
 
 __all__ = (
     "STOPPED",
     "answer_of",
+    "class_of",
     "edits_of",
     "free_again",
     "going_on",
@@ -41,8 +49,11 @@ __all__ = (
 
 ResultT = TypeVar("ResultT")
 
+GROUP = "drakit.drivers"
+"""The entry points of drivers."""
+
 STOPPED = "drakit.dev/stopped"
-"""The taint of a device whose driver is away."""
+"""The taint of a device whose driver is unavailable."""
 
 _KEEPS_AWAY = ("NoSchedule", "NoExecute")
 _STOP = re.compile(r"^\S+ ERROR +endpoint stopped .*?reason=(?P<reason>.*)$", re.MULTILINE)
@@ -53,10 +64,10 @@ _STOP = re.compile(r"^\S+ ERROR +endpoint stopped .*?reason=(?P<reason>.*)$", re
 
 async def usable(kit: Kit, *, at_least: int = 1) -> list[PublishedDevice]:
     """
-    Give devices that claims can have at the same time, or skip the rule.
+    Return devices that claims can have at the same time, or skip the rule.
 
-    Left out are devices with taints, and of partitions of one piece of hardware all but one. They
-    are all of a kind: devices that a claim has alone, or else those that claims share.
+    Excludes devices with taints, and all but one of the partitions of one piece of hardware. They
+    are all of one kind: devices that a claim has alone, otherwise those that claims share.
     """
     found = _apart(untainted(await kit.devices(at_least=at_least)))
     alone = [device for device in found if not device.allow_multiple]
@@ -71,7 +82,7 @@ async def usable(kit: Kit, *, at_least: int = 1) -> list[PublishedDevice]:
 
 
 def untainted(devices: Sequence[PublishedDevice]) -> list[PublishedDevice]:
-    """Give the devices that a scheduler would give to new pods."""
+    """Return the devices that a scheduler would give to new pods."""
     return [
         device
         for device in devices
@@ -80,7 +91,7 @@ def untainted(devices: Sequence[PublishedDevice]) -> list[PublishedDevice]:
 
 
 def _apart(devices: Sequence[PublishedDevice]) -> list[PublishedDevice]:
-    """Leave out devices that may take what another one takes."""
+    """Leave out devices that consume from a counter set of another one."""
     taken: set[tuple[str, str]] = set()
     found: list[PublishedDevice] = []
     for device in devices:
@@ -93,20 +104,45 @@ def _apart(devices: Sequence[PublishedDevice]) -> list[PublishedDevice]:
 
 
 def stopped(devices: Sequence[PublishedDevice]) -> list[str]:
-    """Name the devices whose driver is away, as the scheduler sees it."""
+    """Name the devices whose driver is unavailable, as the scheduler sees it."""
     return [d.name for d in devices if any(taint.get("key") == STOPPED for taint in d.taints)]
 
 
 def stop_reasons(log: str) -> list[str]:
-    """Give from a part of the node plugin's log why the driver has stopped."""
+    """Return from a part of the node plugin's log why the driver has stopped."""
     return [match["reason"] for match in _STOP.finditer(log)]
+
+
+# ------------------------------------------------------------ the driver's class
+
+
+def class_of(target: Target) -> type[object] | None:
+    """Return the class of a Python driver; None for others. Raises ConformanceError if this process
+    cannot load it, although the node plugin could."""
+    if not isinstance(target, PythonTarget):
+        return None
+    try:
+        found = _loaded(target.reference)
+    except (Exception, SystemExit) as error:
+        raise ConformanceError(f"{target.reference} cannot be loaded: {error}") from error
+    return cast("type[object]", found) if isinstance(found, type) else None
+
+
+def _loaded(reference: str) -> object:
+    module, colon, attribute = reference.partition(":")
+    if not colon:
+        return next(p for p in entry_points(group=GROUP) if p.name == reference).load()
+    # As the node plugin finds it: a driver that is being written is not installed.
+    if (here := os.getcwd()) not in sys.path:
+        sys.path.insert(0, here)
+    return getattr(import_module(module), attribute)
 
 
 # ------------------------------------------------------------ claims
 
 
 async def answer_of(kit: Kit, claim: ClaimUnderTest) -> PrepareResult:
-    """Prepare one claim; give what is answered for it."""
+    """Prepare one claim; return its answer."""
     answers = await kit.prepare(claim)
     if claim.uid not in answers:
         kit.fail("the answer to a prepare did not name its claim; the kubelet takes that as failed")
@@ -114,8 +150,8 @@ async def answer_of(kit: Kit, claim: ClaimUnderTest) -> PrepareResult:
 
 
 async def prepared(kit: Kit, claim: ClaimUnderTest) -> PrepareResult:
-    """Prepare a plain claim to begin with; skip the rule if that does not go, or names paths that
-    are not there even then: what follows would be blamed for them."""
+    """Prepare a plain claim to begin with; skip the rule if that fails, or names paths that do not
+    exist: the rule is not about them."""
     answer = await answer_of(kit, claim)
     if answer.error:
         kit.skip(
@@ -135,7 +171,7 @@ def skip_if_missing(kit: Kit, claim: ClaimUnderTest) -> None:
 
 
 async def must_prepare(kit: Kit, claim: ClaimUnderTest, *, when: str) -> PrepareResult:
-    """Prepare a claim; fail the rule if that does not go."""
+    """Prepare a claim; fail the rule if that fails."""
     answer = await answer_of(kit, claim)
     if answer.error:
         kit.fail(f"{when} a claim must be prepared, but the answer was: {answer.error}")
@@ -143,7 +179,7 @@ async def must_prepare(kit: Kit, claim: ClaimUnderTest, *, when: str) -> Prepare
 
 
 async def must_unprepare(kit: Kit, claim: ClaimUnderTest, *, when: str) -> None:
-    """Unprepare a claim; fail the rule if that does not go."""
+    """Unprepare a claim; fail the rule if that fails."""
     error = (await kit.unprepare(claim)).get(claim.uid)
     if error is None:
         kit.fail(f"{when} the answer to an unprepare did not name its claim")
@@ -155,7 +191,7 @@ async def must_unprepare(kit: Kit, claim: ClaimUnderTest, *, when: str) -> None:
 async def going_on(
     work: Coroutine[Any, Any, ResultT],
 ) -> AsyncGenerator[asyncio.Task[ResultT]]:
-    """Let a work go on beside the rule; what has not ended with it is cancelled."""
+    """Run work beside the rule; cancel it if it has not ended with the rule."""
     task = asyncio.create_task(work)
     try:
         yield task
@@ -163,7 +199,7 @@ async def going_on(
         task.cancel()
         await asyncio.wait([task])
         if not task.cancelled():
-            task.exception()  # looked at, so that nobody complains of it
+            task.exception()  # retrieved, so that asyncio does not log it
 
 
 async def free_again(kit: Kit, *devices: PublishedDevice, when: str) -> None:
@@ -177,7 +213,7 @@ async def free_again(kit: Kit, *devices: PublishedDevice, when: str) -> None:
 
 
 def edits_of(kit: Kit, claim: ClaimUnderTest) -> dict[str, Any]:
-    """Give the CDI edits of all devices of a claim, those without an order in one of ours."""
+    """Return the CDI edits of all devices of a claim, those without an order sorted."""
     edits = kit.edits(claim)
     if "env" in edits:
         edits["env"] = sorted(edits["env"], key=str)
@@ -185,7 +221,7 @@ def edits_of(kit: Kit, claim: ClaimUnderTest) -> dict[str, Any]:
 
 
 def host_paths(edits: Mapping[str, Any]) -> dict[str, str]:
-    """Give the paths of the host that CDI edits name, and what each is for."""
+    """Return the host paths that CDI edits name, and the purpose of each."""
     found: dict[str, str] = {}
     for mount in edits.get("mounts") or ():
         path = str(mount.get("hostPath", ""))
@@ -201,7 +237,7 @@ def host_paths(edits: Mapping[str, Any]) -> dict[str, str]:
 
 
 def missing_paths(edits: Mapping[str, Any]) -> list[str]:
-    """Say which paths of the host that CDI edits name are not there."""
+    """Return the host paths in CDI edits that do not exist."""
     return [
         f"{path} ({what})" for path, what in host_paths(edits).items() if not Path(path).exists()
     ]
@@ -211,7 +247,7 @@ def missing_paths(edits: Mapping[str, Any]) -> list[str]:
 
 
 async def within(seconds: float, condition: Callable[[], bool], *, every: float = 0.05) -> bool:
-    """Look until something is so, or the time is over; give whether it is."""
+    """Poll until a condition holds, or the time is over; return whether it holds."""
     end = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > end:

@@ -1,7 +1,7 @@
 """
-Unpreparing: it always goes, whatever has become of the claim, the driver and the node since.
+Unpreparing: it always succeeds, whatever has happened to the claim, the driver and the node since.
 
-It must not know what containers got.
+It must not know container edits.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from pathlib import Path
 
 from drakit.driver import PREPARE_METHODS, UNDO_METHODS, overrides
 from drakit.layout import driver_directory
-from drakit.testing.conformance.classes import class_of
-from drakit.testing.conformance.kit import ClaimUnderTest, Kit
+from drakit.testing.conformance.facts import ClaimUnderTest
+from drakit.testing.conformance.kit import Kit
 from drakit.testing.conformance.rule import rule
 from drakit.testing.conformance.rules import steps
 
@@ -23,31 +23,31 @@ __all__ = ()
 @rule(
     "unprepare",
     "a claim is unprepared, and its device is free",
-    why="The kubelet calls NodeUnprepareResources once all containers of a pod have ended. As long "
-    "as that fails the pod hangs in Terminating, and its devices are nobody else's.",
+    why="The kubelet calls NodeUnprepareResources once all containers of a pod have ended. While "
+    "that fails, the pod hangs in Terminating, and no other pod gets its devices.",
 )
 async def unprepare(kit: Kit) -> None:
     device, *_ = await steps.usable(kit)
     claim = kit.claim(device)
-    for _ in range(2):  # a pod that is made anew uses the same claim
+    for _ in range(2):  # a pod that is created again uses the same claim
         await steps.prepared(kit, claim)
         await steps.must_unprepare(kit, claim, when="once its pod had ended")
         if kit.spec(claim) is not None:
-            kit.fail("the claim is unprepared, but its CDI file is still there")
-    await steps.free_again(kit, device, when="after the claim before was unprepared")
+            kit.fail("the claim is unprepared, but its CDI file still exists")
+    await steps.free_again(kit, device, when="after the previous claim was unprepared")
 
 
 @rule(
     "unprepare-again",
     "unpreparing a claim again is no error",
-    why="The kubelet repeats an unprepare until it has the answer, and asks all drivers of a claim "
-    "again if one of them failed. That there is nothing to undo is success.",
+    why="The kubelet repeats an unprepare until it has the answer, and calls all drivers of a "
+    "claim again if one of them failed. Nothing to undo counts as success.",
 )
 async def unprepare_again(kit: Kit) -> None:
     device, *_ = await steps.usable(kit)
     claim = kit.claim(device)
     await steps.prepared(kit, claim)
-    # The driver undoes its part, then the node plugin fails in its own: so both are asked again.
+    # The driver undoes its part, then the node plugin fails in its own: so both are called again.
     obstacles = [_obstruct(path) for path in kit.cdi.glob(f"*{claim.uid}*.json")]
     error = (await kit.unprepare(claim)).get(claim.uid)
     for path in obstacles:
@@ -61,10 +61,10 @@ async def unprepare_again(kit: Kit) -> None:
 
 
 def _obstruct(path: Path) -> Path:
-    """Put something in a file's place that cannot be removed as a file."""
+    """Replace a file by something that cannot be removed as a file."""
     while path.is_file():
         path.unlink()
-        # The node plugin puts missing files in place again, perhaps at this moment.
+        # The node plugin restores missing files, perhaps at this moment.
         with contextlib.suppress(FileExistsError):
             path.mkdir()
     (path / "obstacle").touch()
@@ -74,8 +74,8 @@ def _obstruct(path: Path) -> Path:
 @rule(
     "unprepare-not-prepared",
     "unpreparing a claim that was never prepared is no error",
-    why="A pod can be deleted before its claim was prepared, or while it is: the kubelet "
-    "unprepares what it may have asked for, and waits with the pod until that is done.",
+    why="A pod can be deleted before or while its claim is prepared: the kubelet unprepares "
+    "whatever it may have prepared, and the pod terminates only after that.",
 )
 async def unprepare_not_prepared(kit: Kit) -> None:
     device, *_ = await steps.usable(kit)
@@ -87,16 +87,16 @@ async def unprepare_not_prepared(kit: Kit) -> None:
             await asyncio.sleep(0.001)
             await steps.must_unprepare(kit, claim, when="while its prepare was about to begin")
             await asked
-        # It may have been unprepared first, and prepared then: as by a pod that is still there.
+        # It may have been unprepared first and prepared then, as by a pod that still exists.
         await steps.must_unprepare(kit, claim, when="after prepare and unprepare at the same time")
-    await steps.free_again(kit, device, when="after claims that were given up at once")
+    await steps.free_again(kit, device, when="after claims that were abandoned at once")
 
 
 @rule(
     "unprepare-after-restart",
-    "a claim is unprepared by another process than prepared it",
-    why="Node plugins are updated and crash while pods run. What a driver needs to undo its work "
-    "it must find again, on disk or in the names of the claim and its devices.",
+    "a claim is unprepared by another process than the one that prepared it",
+    why="Node plugins are updated and crash while pods run. A driver must find all that it needs "
+    "to undo its work on disk, or in the names of the claim and its devices.",
 )
 async def unprepare_after_restart(kit: Kit) -> None:
     device, *_ = await steps.usable(kit)
@@ -115,9 +115,9 @@ async def unprepare_after_restart(kit: Kit) -> None:
 
 @rule(
     "force-delete",
-    "a claim whose object is gone is unprepared",
-    why="`kubectl delete --force` takes pod and claim from the API server at once. The kubelet "
-    "unprepares later, from its own notes: the claim's object cannot be read any more.",
+    "a claim whose object no longer exists is unprepared",
+    why="`kubectl delete --force` removes pod and claim from the API server at once. The kubelet "
+    "unprepares later, from its own checkpoint: nobody can read the claim's object any more.",
 )
 async def force_delete(kit: Kit) -> None:
     device, *_ = await steps.usable(kit)
@@ -127,15 +127,17 @@ async def force_delete(kit: Kit) -> None:
     await kit.restart()
     await steps.must_unprepare(kit, claim, when="after the claim's object was deleted")
     if kit.spec(claim) is not None:
-        kit.fail("the claim, whose object is gone, is unprepared, but its CDI file is still there")
+        kit.fail(
+            "the claim, whose object no longer exists, is unprepared, but its CDI file still exists"
+        )
     await steps.free_again(kit, device, when="after its claim was deleted by force")
 
 
 @rule(
     "unprepare-after-failure",
-    "a claim whose prepare failed is unprepared, and leaves nothing",
-    why="The kubelet unprepares whatever it has asked to prepare, also where the prepare failed "
-    "halfway. What that has left must not keep the device from the next pod.",
+    "a claim whose prepare failed is unprepared, and leaves nothing behind",
+    why="The kubelet unprepares whatever it has tried to prepare, also if the prepare failed "
+    "halfway. What the prepare left behind must not keep the device from the next pod.",
 )
 async def unprepare_after_failure(kit: Kit) -> None:
     device, *_ = await steps.usable(kit)
@@ -147,7 +149,7 @@ async def unprepare_after_failure(kit: Kit) -> None:
     refused = 0
     for what, claim in (
         ("for a device that does not exist", kit.claim(results=[absent])),
-        ("with parameters that nobody knows", kit.claim(device, configs=odd)),
+        ("with unknown parameters", kit.claim(device, configs=odd)),
     ):
         refused += bool((await steps.answer_of(kit, claim)).error)
         await steps.must_unprepare(kit, claim, when=f"after a prepare {what}")
@@ -160,7 +162,7 @@ async def unprepare_after_failure(kit: Kit) -> None:
     "unprepare-after-reboot",
     "a claim that was prepared before a reboot is unprepared after it",
     why="A pod that is deleted while its node is down is unprepared after the reboot, without a "
-    "prepare in between: nothing is there any more of what the prepare had made.",
+    "prepare in between: the effects of the prepare no longer exist.",
 )
 async def unprepare_after_reboot(kit: Kit) -> None:
     device, *_ = await steps.usable(kit)
@@ -174,8 +176,8 @@ async def unprepare_after_reboot(kit: Kit) -> None:
 @rule(
     "unprepare-without-parameters",
     "a claim is unprepared without its opaque parameters",
-    why="At unprepare the kubelet knows a claim's name and UID. Where the claim's object is gone, "
-    "and the node plugin's own notes were lost as well, nobody knows its parameters any more.",
+    why="At unprepare the kubelet knows a claim's name and UID. If the claim's object no longer "
+    "exists, and the node plugin's checkpoint was lost as well, its parameters are unknown.",
 )
 async def unprepare_without_parameters(kit: Kit) -> None:
     device, *_ = await steps.usable(kit)
@@ -194,7 +196,7 @@ async def unprepare_without_parameters(kit: Kit) -> None:
 
 
 async def _with_parameters(kit: Kit) -> ClaimUnderTest:
-    """Store a claim with the target's parameters, or with an object that says nothing."""
+    """Store a claim with the target's parameters, or with an empty object."""
     device, *_ = await steps.usable(kit)
     if kit.target.parameters is not None:
         return kit.claim(device)
@@ -209,7 +211,7 @@ async def _with_parameters(kit: Kit) -> ClaimUnderTest:
     kinds=("python",),
 )
 async def unprepare_defined(kit: Kit) -> None:
-    kind = class_of(kit.target)
+    kind = steps.class_of(kit.target)
     if kind is None or not overrides(kind, *PREPARE_METHODS):
         kit.skip("the driver defines no prepare of its own, and the default one changes nothing")
     if not getattr(kind, "side_effects", True):

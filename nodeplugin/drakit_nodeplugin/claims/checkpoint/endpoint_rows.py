@@ -1,10 +1,11 @@
 """
-The rows of endpoints in a checkpoint: their names, so that what had begun can be finished.
+The rows of endpoints in a checkpoint: the names of their devices, so that a restart can finish what
+had begun.
 
-Each is read and written alone, and by its name: unlike claims they have one writer, and nothing
-depends on an order. A row that is damaged is passed over: an endpoint tells its devices again when
-it returns, so that nothing is lost that anybody needs. What the rows are for is the device
-manager's business (:mod:`drakit_nodeplugin.devices.endpoint_store`).
+Each row is read and written alone, by its name: unlike claims, endpoints have one writer, and
+nothing depends on an order. A damaged row is ignored: an endpoint reports its devices again when it
+returns. The device manager decides what the rows are for
+(:mod:`drakit_nodeplugin.devices.endpoint_store`).
 
 Functions block. It must not know claims, asyncio, or what becomes of an endpoint.
 """
@@ -14,7 +15,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import fields
-from typing import Any, cast
+from typing import Any
 
 import orjson
 
@@ -30,13 +31,13 @@ _WRITE = "INSERT OR REPLACE INTO endpoints VALUES (?, ?, ?)"
 
 
 def read(connection: sqlite3.Connection) -> list[StoredEndpoint]:
-    """Give the endpoints by name; without those whose rows are damaged."""
+    """Return the endpoints by name; without those whose rows are damaged."""
     found = _rows(connection)
     return sorted((e for _, e in found if isinstance(e, StoredEndpoint)), key=lambda e: e.name)
 
 
 def damaged(connection: sqlite3.Connection) -> Mapping[object, str]:
-    """Say which rows are damaged: a sentence for each, by what stands there for its name."""
+    """Return a sentence for each damaged row, by the stored name."""
     return {
         name: f"the row of endpoint {name}: {error}"
         for name, error in _rows(connection)
@@ -46,7 +47,7 @@ def damaged(connection: sqlite3.Connection) -> Mapping[object, str]:
 
 def write(connection: sqlite3.Connection, endpoints: Iterable[StoredEndpoint]) -> None:
     """
-    Write endpoints in place of what was stored of them, within the transaction of the caller.
+    Write endpoints over their rows, within the caller's transaction.
 
     Raises ValueError for a name that is no JSON.
     """
@@ -55,8 +56,7 @@ def write(connection: sqlite3.Connection, endpoints: Iterable[StoredEndpoint]) -
 
 
 def forget(connection: sqlite3.Connection, names: Collection[object]) -> None:
-    """Delete rows by what stands there for their names, within the transaction of the caller; one
-    that is not there is fine."""
+    """Delete rows by their stored names, within the caller's transaction; a missing one is fine."""
     connection.executemany("DELETE FROM endpoints WHERE name = ?", [(name,) for name in names])
 
 
@@ -68,14 +68,12 @@ def load(name: object, expected: object, body: object) -> StoredEndpoint:
         stored: dict[str, Any] = orjson.loads(body)
         # A later version may have added fields.
         known = {name: value for name, value in stored.items() if name in _FIELDS}
-        known["pools"] = {pool: _names(names) for pool, names in known["pools"].items()}
+        known["pools"] = {pool: tuple(names) for pool, names in known["pools"].items()}
         endpoint = StoredEndpoint(**known)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise DamagedRowError(f"it cannot be read: {error}") from error
     if endpoint.name != name:
         raise DamagedRowError("it has another endpoint's content")
-    if not _is_time(endpoint.stopped_at) or not isinstance(endpoint.removing, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise DamagedRowError("it cannot be read: its fields are of other types")
     return endpoint
 
 
@@ -93,16 +91,5 @@ def _dump(endpoint: StoredEndpoint) -> bytes:
     try:
         return orjson.dumps(endpoint, default=dict)
     except (TypeError, ValueError) as error:
-        # Of what the device manager lets pass, nothing; an endpoint's name is not checked.
+        # The device manager checks everything but an endpoint's name.
         raise ValueError(f"endpoint {endpoint.name!r} is no JSON: {error}") from error
-
-
-def _names(names: object) -> tuple[str, ...]:
-    found = cast("list[object]", names) if isinstance(names, list) else None
-    if found is None or not all(isinstance(name, str) for name in found):
-        raise TypeError("names of devices are no list of texts")
-    return tuple(cast("list[str]", found))
-
-
-def _is_time(value: object) -> bool:
-    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))

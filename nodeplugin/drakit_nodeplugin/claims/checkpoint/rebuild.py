@@ -20,15 +20,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
-from drakit.device import ClaimReference
-from drakit.driver import Node
-from drakit_nodeplugin.claims.allocation import ParameterLimits, device_keys, wanted_claim
-from drakit_nodeplugin.claims.cdi_files import ClaimSpecs
+from drakit_nodeplugin.claims.allocation import device_keys, wanted_claim
 from drakit_nodeplugin.claims.checkpoint.records import StoredClaim, StoredDevice
-from drakit_nodeplugin.claims.checkpoint.store import Checkpoint, CheckpointError
+from drakit_nodeplugin.claims.checkpoint.store import CheckpointError
 from drakit_nodeplugin.claims.errors import ClaimError
 from drakit_nodeplugin.claims.kubeletview import (
     KubeletClaims,
@@ -37,7 +34,7 @@ from drakit_nodeplugin.claims.kubeletview import (
     claim_uid,
     names_of_others,
 )
-from drakit_nodeplugin.claims.source import ClaimSource
+from drakit_nodeplugin.claims.parts import EngineParts, reference_of
 from drakit_nodeplugin.claims.spectexts import SpecTexts
 from drakit_nodeplugin.claims.waves import workers
 from drakit_nodeplugin.file_poller import FilePoller
@@ -83,11 +80,8 @@ class Rebuilt:
     error: str | None = None
     """Why it ended early."""
 
-    final: bool = False
-    """Whether the kubelet has listed all its pods: if not, a later attempt may find more."""
-
-    partial: bool = False
-    """Whether it has listed only some of them, and will list the others later."""
+    pods: PodView = PodView.UNKNOWN
+    """How many of its pods the kubelet has listed: if not all, a later attempt may find more."""
 
     def __str__(self) -> str:
         parts = [
@@ -103,38 +97,13 @@ def _claims(found: Collection[str]) -> str:
     return f"{len(found)} claim{'' if len(found) == 1 else 's'}"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Listed:
-    """A claim as the kubelet lists it."""
-
-    reference: ClaimReference
-    devices: tuple[StoredDevice, ...]
-    """In the order of the allocation. Requests and admin access are unknown."""
-
-
 class Rebuilder:
     """Rebuilds the entries of one driver."""
 
-    def __init__(
-        self,
-        *,
-        driver: str,
-        node: Node,
-        boot_id: str,
-        checkpoint: Checkpoint,
-        source: ClaimSource,
-        specs: ClaimSpecs,
-        texts: SpecTexts,
-        kubelet: KubeletView,
-        limits: ParameterLimits,
-    ) -> None:
-        self._driver = driver
-        self._limits = limits
-        self._node = node
-        self._boot_id = boot_id
-        self._checkpoint = checkpoint
-        self._source = source
-        self._specs = specs
+    def __init__(self, parts: EngineParts, *, texts: SpecTexts, kubelet: KubeletView) -> None:
+        self._parts = parts
+        self._driver = parts.driver
+        self._checkpoint = parts.checkpoint
         self._texts = texts
         self._kubelet = kubelet
         self.damaged = False
@@ -176,11 +145,11 @@ class Rebuilder:
         """Rebuild once; return the outcome, and whether no later attempt can find more."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LABELS_SECONDS):
-                while self._node.labels is None:  # noqa: ASYNC110  (nothing notifies of them)
+                while self._parts.node.labels is None:  # noqa: ASYNC110  (nothing notifies of them)
                     await asyncio.sleep(0.1)
         try:
             rebuilt = await self.rebuild()
-            final = rebuilt.final or (last and not rebuilt.partial)
+            final = rebuilt.pods is PodView.COMPLETE or (last and rebuilt.pods is PodView.UNKNOWN)
             if final:
                 await self._checkpoint.rebuilt()
             return str(rebuilt), final
@@ -214,16 +183,14 @@ class Rebuilder:
     async def _rebuild(self) -> Rebuilt:
         claims = await self._kubelet.listed()
         known = await self._checkpoint.uids()
-        files = await self._specs.present() - known
+        files = await self._parts.specs.present() - known
         listed = {
-            uid: claim for uid, claim in _listed(self._driver, claims).items() if uid not in known
+            entry.uid: replace(entry, cdi_spec=await self._texts.read(entry.uid) or None)
+            for entry in _listed(claims, driver=self._driver, boot_id=self._parts.boot_id)
+            if entry.uid not in known
         }
-        wanted = await self._ask([claim.reference for claim in listed.values()])
-        entries: list[StoredClaim] = []
-        for uid, claim in listed.items():
-            text = await self._texts.read(uid)
-            entries.append(self._entry(claim, wanted.get(uid), text))
-        written = await self._write(entries)
+        confirmed = await self._confirm(listed.values())
+        written = await self._write([*(listed | confirmed).values()])
         unnamed = {uid for uid in files - listed.keys() if await self._texts.read(uid) is not None}
         return Rebuilt(
             complete=tuple(str(entry) for entry in written if entry.rebuilt != "listed"),
@@ -232,72 +199,53 @@ class Rebuilder:
                 *sorted(unnamed | listed.keys() - {entry.uid for entry in written}),
                 *(f"{namespace}/{name}" for namespace, name in sorted(claims.unnamed)),
             ),
-            final=claims.pods is PodView.COMPLETE,
-            partial=claims.pods is PodView.PARTIAL,
+            pods=claims.pods,
         )
 
-    async def _ask(self, references: Sequence[ClaimReference]) -> Mapping[str, StoredClaim]:
-        """Read the claims from the API server; those without an answer that fits are left out."""
-        answers: dict[str, StoredClaim] = {}
-        line = iter(references)
+    async def _confirm(self, listed: Collection[StoredClaim]) -> dict[str, StoredClaim]:
+        """Read the claims from the API server; return the entries that it confirms."""
+        confirmed: dict[str, StoredClaim] = {}
+        line = iter(listed)
 
-        async def ask() -> None:
-            for reference in line:
+        async def confirm() -> None:
+            for entry in line:
                 try:
-                    answers[reference.uid] = await self._wanted(reference)
+                    wanted = await self._wanted(entry)
                 except ClaimError as error:
                     logger.warning(
                         "claim cannot be rebuilt from the API server",
                         extra={
-                            "claim": str(reference),
-                            "claim_uid": reference.uid,
+                            "claim": str(entry),
+                            "claim_uid": entry.uid,
                             "error": str(error),
                         },
                     )
+                    continue
+                # With other devices than the kubelet lists, the claim was allocated again since.
+                if device_keys(wanted.devices) == device_keys(entry.devices):
+                    confirmed[entry.uid] = _confirmed(entry, wanted)
 
         try:
             async with asyncio.timeout(FETCH_SECONDS):
-                await workers(ask, parallel=_PARALLEL, items=len(references))
+                await workers(confirm, parallel=_PARALLEL, items=len(listed))
         except TimeoutError:
             logger.warning(
                 "not all claims could be read for the rebuild", extra={"driver": self._driver}
             )
-        return answers
+        return confirmed
 
-    async def _wanted(self, reference: ClaimReference) -> StoredClaim:
+    async def _wanted(self, entry: StoredClaim) -> StoredClaim:
         """Read and check a claim; no reference to it remains, because it can take 20 MiB."""
+        reference = reference_of(entry)
         return wanted_claim(
-            await self._source.fetch(reference, timeout_seconds=FETCH_SECONDS),
+            await self._parts.source.fetch(reference, timeout_seconds=FETCH_SECONDS),
             reference=reference,
             driver=self._driver,
-            node=self._node.name,
-            labels=self._node.labels,
-            boot_id=self._boot_id,
-            limits=self._limits,
+            node=self._parts.node.name,
+            labels=self._parts.node.labels,
+            boot_id=self._parts.boot_id,
+            limits=self._parts.limits,
         )
-
-    def _entry(self, listed: _Listed, wanted: StoredClaim | None, text: str | None) -> StoredClaim:
-        entry = StoredClaim(
-            uid=listed.reference.uid,
-            namespace=listed.reference.namespace,
-            name=listed.reference.name,
-            state="prepared",
-            # No source reports whether it was prepared in this boot: the kubelet's list and the
-            # CDI directory can outlive a reboot. Its containers may be running, so the entry counts
-            # as of this boot; the driver still prepares it again when the kubelet asks.
-            boot_id=self._boot_id,
-            rebuilt="listed",
-            devices=listed.devices,
-            cdi_spec=text or None,
-        )
-        # With other devices than the kubelet lists, the claim was allocated again since.
-        if wanted is None or device_keys(wanted.devices) != device_keys(listed.devices):
-            return entry
-        names = {(d.pool, d.device, d.share_id): d.cdi_devices for d in listed.devices}
-        devices = tuple(
-            replace(d, cdi_devices=names[d.pool, d.device, d.share_id]) for d in wanted.devices
-        )
-        return replace(entry, rebuilt="confirmed", devices=devices, configs=wanted.configs)
 
     async def _write(self, entries: Sequence[StoredClaim]) -> list[StoredClaim]:
         """Write the entries; return those that are then in the checkpoint."""
@@ -326,20 +274,41 @@ def _uncertainty(entry: StoredClaim) -> int:
     return 1 if any(device.share_id is not None for device in entry.devices) else 2
 
 
-def _listed(driver: str, claims: KubeletClaims) -> dict[str, _Listed]:
-    """Return the claims of a driver that containers use, each device once, in order."""
-    found: dict[str, _Listed] = {}
+def _confirmed(entry: StoredClaim, wanted: StoredClaim) -> StoredClaim:
+    """Complete an entry with what the API server knows; only the kubelet knows the CDI names."""
+    names = {(d.pool, d.device, d.share_id): d.cdi_devices for d in entry.devices}
+    devices = tuple(
+        replace(d, cdi_devices=names[d.pool, d.device, d.share_id]) for d in wanted.devices
+    )
+    return replace(entry, rebuilt="confirmed", devices=devices, configs=wanted.configs)
+
+
+def _listed(claims: KubeletClaims, *, driver: str, boot_id: str) -> list[StoredClaim]:
+    """Return the claims of a driver that containers use, each device once, in the order of the
+    allocation. Requests and admin access are unknown."""
+    found: dict[str, StoredClaim] = {}
     for device in claims.devices:
+        stored = StoredDevice(
+            pool=device.pool,
+            device=device.device,
+            request="",
+            share_id=device.share_id,
+            cdi_devices=names_of_others(device),
+        )
         for uid in {uid for n in device.cdi_names if (uid := claim_uid(n, driver=driver))}:
-            reference = ClaimReference(namespace=device.namespace, name=device.claim, uid=uid)
-            before = found.get(uid, _Listed(reference=reference, devices=()))
-            stored = StoredDevice(
-                pool=device.pool,
-                device=device.device,
-                request="",
-                share_id=device.share_id,
-                cdi_devices=names_of_others(device),
+            entry = found.get(uid) or StoredClaim(
+                uid=uid,
+                namespace=device.namespace,
+                name=device.claim,
+                state="prepared",
+                # No source reports whether it was prepared in this boot: the kubelet's list and
+                # the CDI directory can outlive a reboot. Its containers may be running, so the
+                # entry counts as of this boot; the driver still prepares it again when the
+                # kubelet asks.
+                boot_id=boot_id,
+                rebuilt="listed",
+                devices=(),
             )
-            if stored not in before.devices:  # several containers may use the claim
-                found[uid] = replace(before, devices=(*before.devices, stored))
-    return found
+            if stored not in entry.devices:  # several containers may use the claim
+                found[uid] = replace(entry, devices=(*entry.devices, stored))
+    return list(found.values())

@@ -64,12 +64,12 @@ class StoredDevice:
     inventory does not make it another device."""
 
     cdi_devices: tuple[str, ...] = field(default=(), compare=False)
-    """Qualified names of CDI devices of others that its container gets as well. Its driver has said
-    so when it was prepared: two devices are not different for that."""
+    """Qualified names of other CDI devices that its container gets as well, as its driver returned
+    them. They do not take part in comparisons."""
 
     @property
     def hold(self) -> Hold:
-        """How it is held: admin access holds nothing, also where it has a share."""
+        """How it is held: admin access holds nothing, even of a share."""
         if self.admin_access:
             return "admin"
         return "exclusive" if self.share_id is None else "share"
@@ -84,28 +84,28 @@ class StoredClaim:
     name: str
     state: State
     boot_id: str
-    """The boot in which it was prepared: what is not on disk is gone after another one."""
+    """The boot in which it was prepared: what is not on disk is gone after the next one."""
 
     devices: tuple[StoredDevice, ...]
     configs: tuple[str, ...] = ()
     """The opaque parameters with which it was prepared: its driver may need them to unprepare it.
     Each is stored once, regardless of its devices, and as text, because parsed objects take far
-    more memory. The lowest precedence comes first. Keys are sorted, so that equal parameters are
-    equal."""
+    more memory. The lowest precedence comes first. Keys are sorted, so that equal parameters have
+    equal texts."""
 
     cdi_spec: str | None = None
     """The text of the claim's CDI file once it is prepared, so that a lost file needs no driver."""
 
     side_effects: bool = True
-    """Whether its driver, as it was then, has done something that it must undo."""
+    """Whether its driver has side effects to undo, as of its preparation."""
 
     rebuilt: Rebuilt | None = None
     """Set if the entry was rebuilt after damage: its containers may be running, but the driver must
     prepare it again when the kubelet asks."""
 
     generation: int = 0
-    """Set anew by the checkpoint at each write, and never given twice: who writes must know that
-    which is stored, so that the late end of an old work changes nothing. 0: there is no entry."""
+    """Set by the checkpoint at each write, and never used twice. A writer must know the stored one,
+    so that the late end of old work changes nothing. 0: there is no entry."""
 
     owner: str = ""
     """The process that wrote the entry last; while it lives, others leave its work alone."""

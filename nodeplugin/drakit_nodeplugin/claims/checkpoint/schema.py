@@ -1,5 +1,5 @@
 """
-The schema of a checkpoint's database: how a database is created and recognized.
+The schema of a checkpoint's database: how a database is created, recognized and checked.
 
 A database carries two versions:
 
@@ -12,10 +12,9 @@ and row fields with a default. The older version leaves added tables unchanged, 
 fields from each row that it writes; the successor must cope with both. Any other change raises
 :data:`READABLE_FROM`.
 
-drakit recognizes a database without a write, so that one that it must not use stays unchanged.
-:func:`problems` then checks every row: a claim stands in the database several times (head, body,
-devices, counters), so that queries are fast, and all must agree. :mod:`.rows` and
-:mod:`.endpoint_rows` read and write rows; :mod:`.open` decides what becomes of an unsound database.
+A claim is stored several times in the database (head, body, devices, counters), so that queries are
+fast; all must agree. :mod:`.rows` and :mod:`.endpoint_rows` read and write rows; :mod:`.open`
+decides what becomes of an unsound database.
 
 Functions block. It must not know asyncio, or what claims are for.
 """
@@ -56,13 +55,10 @@ READABLE_FROM = 1
 value changes its meaning or is removed, and when a state or a hold is added."""
 
 _APPLICATION_ID = 0x44524B54
-"""``DRKT``: tells our databases from those of other programs (SQLite's ``application_id``)."""
+"""``DRKT``: distinguishes our databases from those of other programs (``application_id``)."""
 
 BUSY_SECONDS = 5.0
-"""How long a writer waits for the process of a rolling update that holds the database."""
-
-_HEADER_BYTES = 100
-_MAGIC = b"SQLite format 3\0"
+"""How long a writer waits for the other process of a rolling update."""
 
 # These texts identify a database: any change, even of a blank, changes the schema. The columns of a
 # primary key come first: otherwise SQLite 3.40 reports NULL in columns without any.
@@ -109,7 +105,7 @@ class UnfitError(Exception):
     def __init__(self, reason: str, *, foreign: bool = False) -> None:
         super().__init__(reason)
         self.foreign = foreign
-        """Something of somebody else, and not damage of ours."""
+        """It belongs to another program."""
 
 
 def connect(path: Path) -> sqlite3.Connection:
@@ -129,10 +125,10 @@ def connect(path: Path) -> sqlite3.Connection:
 
 
 def connect_reading(path: Path) -> sqlite3.Connection:
-    """Open a database so that neither it nor its log is changed, also beside a writer."""
+    """Open a database without changing it or its log, also beside a writer."""
     mode = "mode=ro"
     if not has_log(path):
-        # Nobody has it open: SQLite would make its two files beside it, and leave them.
+        # No process has it open: SQLite would create its two files beside it, and leave them.
         mode += "&immutable=1"
     return sqlite3.connect(
         f"{path.absolute().as_uri()}?{mode}", uri=True, timeout=BUSY_SECONDS, isolation_level=None
@@ -140,18 +136,19 @@ def connect_reading(path: Path) -> sqlite3.Connection:
 
 
 def has_log(path: Path) -> bool:
-    """Tell whether a database has a log: somebody has it open, or was killed."""
+    """Return whether a database has a log: a process has it open, or was killed."""
     return _size(path.with_name(f"{path.name}-wal")) > 0
 
 
 def is_empty(path: Path) -> bool:
-    """Tell whether SQLite takes a file for an empty database: then it removes the log beside it."""
+    """Return whether SQLite takes a file for an empty database, and removes the log beside it."""
     return _size(path) <= 1
 
 
 def recognize(path: Path) -> int:
     """
-    Return the version of the database at a path, without a write; 0 is a new database.
+    Return the version of the database at a path; 0 is a new database. Changes nothing, so that a
+    database that this version must not use stays as it is.
 
     Raises :class:`NewerVersionError`, :class:`UnfitError`, sqlite3.Error, OSError.
     """
@@ -163,16 +160,7 @@ def recognize(path: Path) -> int:
     if is_empty(path):
         if has_log(path):
             raise UnfitError("it is empty, but its log is not")
-        if not _size(path):
-            return 0
-    with path.open("rb") as file:
-        header = file.read(_HEADER_BYTES)
-    if header.startswith(_MAGIC) and len(header) == _HEADER_BYTES:
-        # The log overrides the header, but reading it would create a file beside the database.
-        readable_from, application = header[60:64], header[68:72]
-        _check_usable(int.from_bytes(readable_from, signed=True), int.from_bytes(application))
-    elif not has_log(path):
-        raise UnfitError("it is no SQLite database")
+        return 0
     connection = connect_reading(path)
     try:
         return _recognize(connection)
@@ -180,17 +168,16 @@ def recognize(path: Path) -> int:
         connection.close()
 
 
-def create(connection: sqlite3.Connection, *, generation: int = 0) -> None:
+def create(connection: sqlite3.Connection) -> None:
     """
     Create the schema within the caller's transaction.
 
-    Generations begin above `generation`, and above the milliseconds of the clock: where a database
-    was lost, work that knows a generation of it must not meet the same number again.
+    Generations begin at the milliseconds of the clock: if a database was lost, work that knows one
+    of its generations must not meet the same number again.
     """
     for statement in _STATEMENTS:
         connection.execute(statement)
-    first = max(generation, time.time_ns() // 1_000_000)
-    meta = [("version", VERSION), ("generation", first), ("opens", 0)]
+    meta = [("version", VERSION), ("generation", time.time_ns() // 1_000_000), ("opens", 0)]
     connection.executemany("INSERT INTO meta VALUES (?, ?)", meta)
     connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
     connection.execute(f"PRAGMA user_version = {READABLE_FROM}")
@@ -231,7 +218,7 @@ def problems(connection: sqlite3.Connection) -> Iterator[str]:
             continue
         generation = max(generation, claim.generation)
         if [uid, *head] != [claim.uid, claim.state, claim.boot_id, claim.generation]:
-            yield f"the row of claim {uid}: its columns do not say what its body says"
+            yield f"the row of claim {uid}: its columns do not match its body"
         if frozenset(devices.pop(id_, ())) != devices_of(claim):
             yield f"the row of claim {uid}: its devices are not those of its body"
         if frozenset(counters.pop(id_, ())) != counters_of(claim):
@@ -282,7 +269,7 @@ def _size(path: Path) -> int:
 
 def _integrity(connection: sqlite3.Connection) -> Iterator[str]:
     for (verdict,) in connection.execute("PRAGMA integrity_check(10)"):
-        # The first one has a heading before it.
+        # The first one follows a heading.
         yield from (line for line in verdict.splitlines() if line != "ok" and line[:3] != "***")
 
 

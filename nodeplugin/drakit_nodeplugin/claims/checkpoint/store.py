@@ -34,9 +34,9 @@ from drakit_nodeplugin.claims.checkpoint import open as opening
 from drakit_nodeplugin.claims.checkpoint.open import CheckpointError, CheckpointTooNewError
 from drakit_nodeplugin.claims.checkpoint.records import State, StoredClaim
 from drakit_nodeplugin.claims.checkpoint.rows import Held, Outcome
-from drakit_nodeplugin.claims.checkpoint.watch import DatabaseWatch
 from drakit_nodeplugin.devices.endpoint_store import StoredEndpoint
 from drakit_nodeplugin.devices.hardware import Hardware, HeldDevice
+from drakit_nodeplugin.file_poller import FileWatch
 
 __all__ = (
     "Checkpoint",
@@ -50,6 +50,9 @@ logger = logging.getLogger(__name__)
 
 REOPEN_SECONDS = 1.0
 """Between two attempts to use a checkpoint that could not be used, loop clock."""
+
+WRITTEN_SECONDS = 10.0
+"""A reader sees a write only once it is flushed, which takes a slow disk seconds."""
 
 _RESTART = "the node plugin restarts and quarantines it"
 _BUSY = f"{schema.BUSY_SECONDS:g} s"
@@ -205,9 +208,10 @@ class Checkpoint:
             forget = partial(endpoint_rows.forget, names=names)
             await self._run(lambda database: self._transaction(database, forget))
 
-    def watch(self) -> DatabaseWatch:
-        """Give what tells whether something was written, by whatever process."""
-        return DatabaseWatch(self.path)
+    def watch(self) -> FileWatch:
+        """Return a watch for writes by any process: every write changes a file of the database."""
+        log = self.path.with_name(f"{self.path.name}-wal")
+        return FileWatch(self.path, log, settled_seconds=WRITTEN_SECONDS)
 
     async def rebuilt(self) -> None:
         """Say that all was done to make up for the damage: it is not told again after a restart."""

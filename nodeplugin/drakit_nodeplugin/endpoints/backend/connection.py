@@ -22,16 +22,13 @@ import grpc
 
 from drakit.backoff import Backoff
 from drakit.device import Inventory
+from drakit.logs import ProblemLog
 from drakit.rate_limiter import RateLimiter
 from drakit_nodeplugin.endpoints.allowlist import Rights
 from drakit_nodeplugin.endpoints.backend.channel import BackendChannel, BackendFailedError
 from drakit_nodeplugin.endpoints.backend.claimcalls import BackendClaims
 from drakit_nodeplugin.endpoints.backend.convert import health_of
-from drakit_nodeplugin.endpoints.backend.inventories import (
-    MAX_DEVICES,
-    EarlyHealth,
-    InventoryReader,
-)
+from drakit_nodeplugin.endpoints.backend.inventories import EarlyHealth, InventoryReader
 from drakit_nodeplugin.endpoints.contract import (
     ConnectionEndedError,
     DeviceKey,
@@ -39,6 +36,7 @@ from drakit_nodeplugin.endpoints.contract import (
     Update,
 )
 from drakit_nodeplugin.endpoints.latest_value import LatestValue
+from drakit_nodeplugin.endpoints.unchanged import MAX_DEVICES
 from drakit_nodeplugin.endpoints.wire import GarbageError, Turns, parse, parts
 from drakit_proto.backend.v1 import backend_pb2 as pb
 
@@ -206,16 +204,16 @@ class BackendConnection:
         """Receive messages of health while the connection lives; failures end nothing else."""
         first, longest = HEALTH_AGAIN_SECONDS
         backoff = Backoff(first_seconds=first, limit_seconds=longest, jitter=0)
-        reported: str | None = None
+        problems = ProblemLog(
+            logger, "backend's stream of health ended", facts={"driver": self._driver}
+        )
         while not self._over.done():
             began_at = self._loop.time()
             problem = await self._health_problem()
             if problem is None:
                 return
-            if problem != reported and not self._over.done():
-                reported = problem
-                facts = {"driver": self._driver, "error": problem}
-                logger.warning("backend's stream of health ended", extra=facts)
+            if not self._over.done():
+                problems.report(problem)
             if self._loop.time() - began_at > STEADY_SECONDS:
                 backoff.succeeded()
             await asyncio.sleep(backoff.next_seconds())

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from hashlib import blake2b
-from operator import is_
 from typing import Generic, TypeVar
 
 from google.protobuf.message import Message
@@ -23,13 +22,11 @@ from drakit.device import CounterSet, Device, Health, Inventory
 from drakit.resource.limits import MAX_POOL_NAME_LENGTH
 from drakit_nodeplugin.endpoints.backend.convert import counter_set_of, device_of
 from drakit_nodeplugin.endpoints.contract import DeviceKey
+from drakit_nodeplugin.endpoints.unchanged import MAX_DEVICES, is_unchanged, same_inventory
 from drakit_nodeplugin.endpoints.wire import MAX_PART_BYTES, GarbageError, Turns, parse, parts
 from drakit_proto.backend.v1 import backend_pb2 as pb
 
-__all__ = ("MAX_DEVICES", "EarlyHealth", "InventoryReader")
-
-MAX_DEVICES = 16_384
-"""More than any node has; also of counter sets."""
+__all__ = ("EarlyHealth", "InventoryReader")
 
 _DEVICES = pb.WatchDevicesResponse.DEVICES_FIELD_NUMBER
 _COUNTER_SETS = pb.WatchDevicesResponse.COUNTER_SETS_FIELD_NUMBER
@@ -81,7 +78,7 @@ class InventoryReader:
             fallback=tuple(fallback.listed) if has_fallback else None,
         )
         before, self._before = self._before, inventory
-        return None if before is not None and _same(inventory, before) else inventory
+        return None if before is not None and same_inventory(inventory, before) else inventory
 
 
 class _Things(Generic[MessageT, ThingT]):
@@ -119,29 +116,7 @@ class _Things(Generic[MessageT, ThingT]):
         if self._by_name is None:
             self._by_name = {(each.pool, each.name): each for each in self._before.values()}
         old = self._by_name.get((thing.pool, thing.name))
-        return thing if old is None or _kinds(old) != _kinds(thing) or old != thing else old
-
-
-def _kinds(thing: Device | CounterSet) -> Mapping[str, object]:
-    """Return the types of its attributes' values: for Python, 1 equals True."""
-    if isinstance(thing, CounterSet):
-        return {}
-    return {
-        name: [*map(type, value)] if isinstance(value, tuple) else type(value)
-        for name, value in thing.attributes.items()
-    }
-
-
-def _same(one: Inventory, other: Inventory) -> bool:
-    """Compare by identity: an unchanged device is the same object."""
-    if (one.fallback is None) != (other.fallback is None):
-        return False
-    pairs = (
-        (one.devices, other.devices),
-        (one.counter_sets, other.counter_sets),
-        (one.fallback or (), other.fallback or ()),
-    )
-    return all(len(new) == len(old) and all(map(is_, new, old)) for new, old in pairs)
+        return thing if old is None or not is_unchanged(thing, old) else old
 
 
 class EarlyHealth:

@@ -17,20 +17,18 @@ from __future__ import annotations
 import asyncio
 import posixpath
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import islice
-from typing import Protocol
 
 from drakit.cdi import InvalidEditsError, build_spec
 from drakit.device import AllocatedDevice, DeviceNode, Edits, Mount
 from drakit_nodeplugin.endpoints.allowlist import Rights
 from drakit_nodeplugin.endpoints.deviceplugin.diagnostics import Diagnostics
+from drakit_nodeplugin.endpoints.deviceplugin.plugin_client import PluginClient, PluginFailedError
 from drakit_nodeplugin.endpoints.errors import DeviceFailedError
-from drakit_nodeplugin.endpoints.host_paths import MAX_NODES, HostDevices, TooManyNodesError
-from drakit_nodeplugin.endpoints.wire import GarbageError, parse, parts
+from drakit_nodeplugin.endpoints.host_paths import HostDevices, TooManyNodesError
+from drakit_nodeplugin.endpoints.wire import GarbageError, parse
 from drakit_proto.kubelet.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
 
 __all__ = (
-    "MAX_ANSWER_BYTES",
     "Allocator",
     "BadAnswerError",
     "allocate_answer",
@@ -42,14 +40,7 @@ __all__ = (
 MAX_ANSWER_BYTES = 1024 * 1024
 """Of an answer to Allocate: it is kept in the checkpoint and in a CDI file."""
 
-MAX_PART_BYTES = 128 * 1024
-"""Of one part of an answer: the limit of Linux for an environment variable, the largest part."""
-
-MAX_PARTS = 2000
-"""Environment variables, mounts, device nodes, annotations and CDI devices of an answer, together:
-more than anybody can use, and few enough to be parsed."""
-
-MAX_PARTS_OF_A_KIND = 256
+MAX_PARTS = 256
 """Environment variables, mounts, device nodes and CDI devices of one answer, each; with the device
 nodes in directories that it names."""
 
@@ -63,30 +54,12 @@ NodesOf = Mapping[str, Sequence[tuple[str, str]]]
 """The device nodes of each host path: their paths below it, and their own paths."""
 
 
+_Converted = tuple[Edits, bool]
+"""The edits of an answer, and whether it has annotations that a container cannot get."""
+
+
 class BadAnswerError(Exception):
     """An answer that cannot be used. The text is the end of a sentence, behind "answered ..."."""
-
-
-class PluginFailedError(Exception):
-    """A call of a device plugin failed. The text is a sentence that names the plugin."""
-
-
-class AllocatingPlugin(Protocol):
-    """A device plugin that can be called; its calls raise :class:`PluginFailedError`."""
-
-    pre_start_required: bool
-
-    def identity_in_plugin(self, device: str) -> str | None:
-        """Return the plugin's ID of a device; None if the plugin does not list the device."""
-        ...
-
-    async def allocate(self, ids: Sequence[str]) -> pb.ContainerAllocateResponse:
-        """Allocate devices for a container."""
-        ...
-
-    async def pre_start(self, ids: Sequence[str]) -> None:
-        """Initialize devices for a container."""
-        ...
 
 
 class Allocator:
@@ -104,54 +77,34 @@ class Allocator:
         self._rights = rights
         self._devices = devices
         self._diagnostics = diagnostics
+        self._answers: list[tuple[bytes, asyncio.Future[_Converted]]] = []
+        """Answers that wait for their conversion."""
+        self._converting: asyncio.Task[None] | None = None
 
-    async def prepare(
-        self, plugin: AllocatingPlugin, devices: Sequence[AllocatedDevice]
-    ) -> Sequence[Edits]:
-        """Allocate the devices of a claim, its requests side by side; return the edits of each
-        device. Raises :class:`DeviceFailedError`."""
-        requests: dict[str, list[int]] = {}
-        for index, device in enumerate(devices):
-            requests.setdefault(device.request, []).append(index)
-        results = await asyncio.gather(
-            *(self._allocate(plugin, devices, indexes) for indexes in requests.values()),
-            return_exceptions=True,
-        )
-        edits = [Edits()] * len(devices)
-        for indexes, result in zip(requests.values(), results, strict=True):
-            if isinstance(result, BaseException):
-                raise result
-            edits[indexes[0]] = result
-        return edits
-
-    async def _allocate(
-        self, plugin: AllocatingPlugin, devices: Sequence[AllocatedDevice], indexes: Sequence[int]
-    ) -> Edits:
-        first = indexes[0]
-        ids = [self._identity(plugin, devices[index], index) for index in indexes]
+    async def allocate(self, client: PluginClient, devices: Sequence[AllocatedDevice]) -> Edits:
+        """Allocate the devices of one request. Raises :class:`DeviceFailedError`."""
+        ids = [self._identity(client, device, index) for index, device in enumerate(devices)]
         try:
-            answer = await plugin.allocate(ids)
-            if plugin.pre_start_required:
+            answer = await client.allocate(ids)
+            if client.pre_start_required:
                 # The kubelet calls it before each start of a container. Nobody notifies us of one.
-                await plugin.pre_start(ids)
+                await client.pre_start(ids)
         except PluginFailedError as error:
-            raise DeviceFailedError(str(error), index=first) from None
-        if lost_annotations(answer):
+            raise DeviceFailedError(str(error), index=0) from None
+        converted: asyncio.Future[_Converted] = asyncio.get_running_loop().create_future()
+        self._answers.append((answer, converted))
+        if self._converting is None:
+            self._converting = asyncio.create_task(self._convert())
+        edits, annotations_lost = await converted
+        if annotations_lost:
             note = (
                 f"{self._plugin} answers Allocate with annotations that name no CDI devices; a "
                 f"container cannot get them by a claim; they are left out, and all else works"
             )
             self._diagnostics.report("AnnotationsUnsupported", note, once=True)
-        try:
-            edits, problem = await asyncio.to_thread(self._edits, answer)
-        except (BadAnswerError, TooManyNodesError) as error:
-            text = f"{self._plugin} answered Allocate {error}; this is a fault of the device plugin"
-            raise DeviceFailedError(text, index=first) from None
-        if problem is not None:
-            raise DeviceFailedError(f"{self._plugin} {problem}", index=first)
         return edits
 
-    def _identity(self, plugin: AllocatingPlugin, device: AllocatedDevice, index: int) -> str:
+    def _identity(self, client: PluginClient, device: AllocatedDevice, index: int) -> str:
         if device.admin_access:
             # The kubelet never allocates a device that is in use, and plugins may rely on it.
             text = (
@@ -159,7 +112,7 @@ class Allocator:
                 f"adminAccess cannot have it"
             )
             raise DeviceFailedError(text, index=index)
-        identity = plugin.identity_in_plugin(device.name)
+        identity = client.identity_in_plugin(device.name)
         if identity is None:
             text = (
                 f"{self._plugin} does not list it any more; delete the pod so that another device "
@@ -168,45 +121,65 @@ class Allocator:
             raise DeviceFailedError(text, index=index)
         return identity
 
-    def _edits(self, answer: pb.ContainerAllocateResponse) -> tuple[Edits, str | None]:
-        """Return the edits, and the problem if the allow list refuses one of them. Blocks."""
-        nodes: dict[str, list[tuple[str, str]]] = {}
-        found = 0
-        for path in host_paths(answer):
-            nodes[path] = self._devices.nodes(path)
-            found += len(nodes[path])
-            if found > MAX_NODES:
-                raise TooManyNodesError(f"{path}, with what is named before it,")
-        edits = edits_of(answer, nodes, restricted=self._rights is not None)
-        return edits, None if self._rights is None else self._rights.edits_problem(edits)
+    async def _convert(self) -> None:
+        """Convert all answers in a thread; those that arrive meanwhile share the next hand-over,
+        which costs more than a conversion."""
+        while self._answers:
+            batch, self._answers = self._answers, []
+            outcomes = await asyncio.to_thread(self._outcomes, [answer for answer, _ in batch])
+            for (_, converted), outcome in zip(batch, outcomes, strict=True):
+                if converted.done():
+                    continue
+                if isinstance(outcome, Exception):
+                    converted.set_exception(outcome)
+                else:
+                    converted.set_result(outcome)
+        self._converting = None
+
+    def _outcomes(self, answers: Sequence[bytes]) -> Sequence[_Converted | Exception]:
+        return [self._outcome(answer) for answer in answers]
+
+    def _outcome(self, raw: bytes) -> _Converted | Exception:
+        """Return the edits, or why the claim fails. Blocks."""
+        try:
+            answer = allocate_answer(raw)
+            nodes = {path: self._devices.nodes(path) for path in host_paths(answer)}
+            edits = edits_of(answer, nodes, restricted=self._rights is not None)
+            problem = None if self._rights is None else self._rights.edits_problem(edits)
+        except (BadAnswerError, TooManyNodesError) as error:
+            problem = f"answered Allocate {error}; this is a fault of the device plugin"
+        except Exception as error:
+            return error
+        else:
+            if problem is None:
+                return edits, lost_annotations(answer)
+        return DeviceFailedError(f"{self._plugin} {problem}", index=0)
 
 
 # ------------------------------------------------------------ an answer
 
 
 def allocate_answer(raw: bytes) -> pb.ContainerAllocateResponse:
-    """Parse the answer for the one container in an AllocateResponse, after its parts are counted
-    and measured; raises :class:`BadAnswerError`."""
+    """Parse the answer for the one container in an AllocateResponse; raises
+    :class:`BadAnswerError`."""
+    if len(raw) > MAX_ANSWER_BYTES:
+        raise BadAnswerError(f"with more than {MAX_ANSWER_BYTES // 1024} KiB")
     try:
-        answers = list(islice(parts(raw, frozenset({1}), limit=MAX_ANSWER_BYTES), 2))
-        if len(answers) != 1:
-            number = "more than 1 container_response" if answers else "no container_response"
-            raise BadAnswerError(f"with {number} for 1 request")
-        ((_, answer),) = answers
-        all_parts = parts(answer, frozenset(range(1, 6)), limit=MAX_PART_BYTES)
-        if sum(1 for _ in islice(all_parts, MAX_PARTS + 1)) > MAX_PARTS:
-            raise BadAnswerError(f"with more than {MAX_PARTS} entries")
-        return parse(pb.ContainerAllocateResponse, answer)
+        answers = parse(pb.AllocateResponse, raw).container_responses
     except GarbageError as error:
         raise BadAnswerError(f"with {error}") from None
+    if len(answers) != 1:
+        number = "more than 1 container_response" if answers else "no container_response"
+        raise BadAnswerError(f"with {number} for 1 request")
+    return answers[0]
 
 
 def host_paths(answer: pb.ContainerAllocateResponse) -> list[str]:
     """Return the host paths of an answer's device nodes, each once. Raises
     :class:`BadAnswerError`."""
     kinds = (answer.envs, answer.mounts, answer.devices, cdi_names(answer))
-    if any(len(kind) > MAX_PARTS_OF_A_KIND for kind in kinds):
-        raise BadAnswerError(f"with more than {MAX_PARTS_OF_A_KIND} entries of one kind")
+    if any(len(kind) > MAX_PARTS for kind in kinds):
+        raise BadAnswerError(f"with more than {MAX_PARTS} entries of one kind")
     return list(dict.fromkeys(_host_path(device) for device in answer.devices))
 
 
@@ -251,8 +224,8 @@ def _device_nodes(devices: Iterable[pb.DeviceSpec], nodes_of: NodesOf) -> tuple[
             path = f"{container.rstrip('/')}/{below}" if below else container
             node = DeviceNode(path=path, host_path=real, permissions=_permissions(device))
             nodes.setdefault(path, node)
-        if len(nodes) > MAX_PARTS_OF_A_KIND:
-            text = f"with more than {MAX_PARTS_OF_A_KIND} device nodes, with those in directories"
+        if len(nodes) > MAX_PARTS:
+            text = f"with more than {MAX_PARTS} device nodes, with those in directories"
             raise BadAnswerError(text)
     return tuple(nodes.values())
 

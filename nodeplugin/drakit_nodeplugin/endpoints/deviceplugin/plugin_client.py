@@ -21,14 +21,9 @@ import grpc.aio
 from google.protobuf.message import Message
 
 from drakit.device import Inventory
+from drakit.rate_limiter import RateLimiter
 from drakit.tasks import cancelled_by_owner
 from drakit_nodeplugin.endpoints.contract import ConnectionEndedError
-from drakit_nodeplugin.endpoints.deviceplugin.allocate import (
-    MAX_ANSWER_BYTES,
-    BadAnswerError,
-    PluginFailedError,
-    allocate_answer,
-)
 from drakit_nodeplugin.endpoints.deviceplugin.device_list import (
     DeviceRoom,
     ListedDevices,
@@ -38,7 +33,7 @@ from drakit_nodeplugin.endpoints.deviceplugin.device_list import (
 )
 from drakit_nodeplugin.endpoints.deviceplugin.plugin_registration import Registration
 from drakit_nodeplugin.endpoints.host_paths import SocketFile, socket_file
-from drakit_nodeplugin.endpoints.rawstream import FloodError, LatestMessages
+from drakit_nodeplugin.endpoints.latest_value import LatestValue
 from drakit_nodeplugin.endpoints.wire import GarbageError, parse
 from drakit_proto.kubelet.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
 
@@ -48,7 +43,7 @@ if TYPE_CHECKING:
     from drakit_nodeplugin.endpoints.allowlist import Rights
     from drakit_nodeplugin.endpoints.deviceplugin.diagnostics import Diagnostics
 
-__all__ = ("CONNECT_SECONDS", "PluginClient")
+__all__ = ("CONNECT_SECONDS", "PluginClient", "PluginFailedError")
 
 logger = logging.getLogger(__name__)
 
@@ -72,6 +67,13 @@ IN_LOOP_BYTES = 16 * 1024
 """Of a message that is parsed in the daemon's loop: some 250 devices, and some 2.5 ms. Larger ones
 are parsed in a thread."""
 
+MAX_PER_SECOND = 100.0
+"""Lists that may come all the time. A plugin that sends more is cut off, because receiving alone
+costs time of this loop."""
+
+MAX_BURST = 200.0
+"""Lists that may come at once, as when a bus is plugged in."""
+
 MAX_TEXT = 500
 """Characters of a plugin's own error."""
 
@@ -86,6 +88,17 @@ _OPTIONS = [
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_retries", 0),
 ]
+
+
+class FloodError(Exception):
+    """More messages came than anybody could need. The text names the rate."""
+
+    def __init__(self) -> None:
+        super().__init__(f"it sent more than {MAX_PER_SECOND:.0f} messages a second")
+
+
+class PluginFailedError(Exception):
+    """A call of a device plugin failed. The text is a sentence that names the plugin."""
 
 
 class PluginClient:
@@ -110,7 +123,9 @@ class PluginClient:
             f"unix:{quote(str(registration.socket))}", options=_OPTIONS
         )
         self._options_call: Any = None
-        self._messages: LatestMessages | None = None
+        self._latest = LatestValue[bytes]()
+        """The last list that was received."""
+        self._receiving: asyncio.Task[None] | None = None
         self._listed: ListedDevices | None = None
         self._first: Inventory | None = None
         self._over: ConnectionEndedError | None = None
@@ -129,8 +144,7 @@ class PluginClient:
                 raise ConnectionEndedError(text, disorderly=True)
         if self._over is not None:
             raise self._over
-        call = self._channel.unary_stream(f"{_METHOD}ListAndWatch")
-        self._messages = LatestMessages(aiter(call(b"")))
+        self._receiving = asyncio.create_task(self._receive())
 
     async def _owned_socket(self, rights: Rights) -> SocketFile:
         """Wait for its socket, which it may create after it has registered, and check the owner."""
@@ -184,10 +198,9 @@ class PluginClient:
     async def read_first(self, *, seconds: float) -> bool:
         """Read its first list, and keep it for `next`; return whether it came in time. Raises
         :class:`ConnectionEndedError`."""
-        assert self._messages is not None
         try:
             async with asyncio.timeout(seconds):
-                await self._messages.wait()
+                await self._latest.wait()
         except TimeoutError:
             return False
         self._first = await self.next()  # without the timeout, which could lose the list
@@ -198,9 +211,9 @@ class PluginClient:
         first, self._first = self._first, None
         if first is not None:
             return first
-        assert self._messages is not None
         try:
-            listed = await self._parse(await self._messages.next())
+            raw, _ = await self._latest.next()
+            listed = await self._parse(raw or b"")
             if self._over is not None:
                 raise self._over
             self._room.take(self.registration.resource, len(listed.listed))
@@ -215,6 +228,23 @@ class PluginClient:
         for sentence in listed.left_out:
             self._diagnostics.report("DeviceLeftOut", sentence, once=True)
         return listed.inventory
+
+    async def _receive(self) -> None:
+        """Receive lists as they come; one that nobody takes is never parsed."""
+        limiter = RateLimiter(burst=MAX_BURST, per_second=MAX_PER_SECOND)
+        try:
+            async for message in self._channel.unary_stream(f"{_METHOD}ListAndWatch")(b""):
+                if not limiter.take():
+                    raise FloodError
+                self._latest.replace(message)
+        except asyncio.CancelledError:
+            if cancelled_by_owner():
+                raise
+            self._latest.end(ConnectionEndedError("its connection was closed"))
+        except Exception as error:
+            self._latest.end(error)
+        else:
+            self._latest.end(ConnectionEndedError("its stream ended"))
 
     async def _parse(self, raw: bytes) -> ListedDevices:
         resource, before = self.registration.resource, self._listed
@@ -232,8 +262,9 @@ class PluginClient:
         self._over = self._over or error
         if self._options_call is not None:
             self._options_call.cancel()
-        if self._messages is not None:
-            self._messages.end(self._over)
+        self._latest.end(self._over)
+        if self._receiving is not None:
+            self._receiving.cancel()
 
     async def close(self, *, grace_seconds: float | None = None) -> None:
         """End it; calls in flight have the grace, and fail then."""
@@ -254,22 +285,13 @@ class PluginClient:
         listed = None if self._listed is None else self._listed.listed.get(device)
         return None if listed is None else listed.identity
 
-    async def allocate(self, ids: Sequence[str]) -> pb.ContainerAllocateResponse:
-        """Allocate devices for a container; raises :class:`PluginFailedError`."""
+    async def allocate(self, ids: Sequence[str]) -> bytes:
+        """Allocate devices for a container, and return the AllocateResponse; raises
+        :class:`PluginFailedError`."""
         request = pb.AllocateRequest(
             container_requests=[pb.ContainerAllocateRequest(devices_ids=ids)]
         )
-        raw = await self._call("Allocate", request, seconds=ALLOCATE_SECONDS)
-        try:
-            if len(raw) > MAX_ANSWER_BYTES:
-                raise BadAnswerError(f"with more than {MAX_ANSWER_BYTES // 1024} KiB")
-            if len(raw) <= IN_LOOP_BYTES:
-                return allocate_answer(raw)
-            async with self._room.reading:
-                return await asyncio.to_thread(allocate_answer, raw)
-        except BadAnswerError as error:
-            text = f"{self._plugin} answered Allocate {error}; this is a fault of the device plugin"
-            raise PluginFailedError(text) from None
+        return await self._call("Allocate", request, seconds=ALLOCATE_SECONDS)
 
     async def pre_start(self, ids: Sequence[str]) -> None:
         """Initialize devices for a container; raises :class:`PluginFailedError`."""
@@ -314,8 +336,6 @@ def _ended(error: Exception) -> ConnectionEndedError:
     match error:
         case ConnectionEndedError():
             return error
-        case StopAsyncIteration():
-            return ConnectionEndedError("its stream ended")
         case grpc.aio.AioRpcError() if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
             # gRPC's own words name the size.
             text = f"its list is larger than {MAX_BYTES >> 20} MiB, or it has no resources left"
@@ -329,8 +349,6 @@ def _ended(error: Exception) -> ConnectionEndedError:
         case FloodError() | TooManyDevicesError():
             text = f"{error}; this is a fault of the device plugin"
             return ConnectionEndedError(text, disorderly=True)
-        case ConnectionError():
-            return ConnectionEndedError(str(error))
         case _:
             logger.error("device plugin's list cannot be parsed", exc_info=error)
             return ConnectionEndedError(f"its list cannot be parsed ({type(error).__name__})")

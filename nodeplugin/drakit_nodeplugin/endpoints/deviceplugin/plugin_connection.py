@@ -199,11 +199,11 @@ class DevicePlugin:
             return f"{reason}, and it has not registered since"
         return reason
 
-    async def prepare(self, devices: Sequence[AllocatedDevice]) -> Sequence[Edits]:
-        """Allocate devices of a claim, while it is not unavailable; return the edits of each.
-        Raises :class:`.DeviceFailedError`."""
+    async def allocate(self, devices: Sequence[AllocatedDevice]) -> Edits:
+        """Allocate the devices of one request, unless it is unavailable. Raises
+        :class:`.DeviceFailedError`."""
         assert self._connection is not None
-        return await self._allocator.prepare(self._connection.client, devices)
+        return await self._allocator.allocate(self._connection.client, devices)
 
     # ------------------------------------------------------------ life cycle
 

@@ -23,7 +23,7 @@ import grpc
 from drakit import tasks
 from drakit.device import AllocatedClaim, Edits
 from drakit.driver import NoParameters
-from drakit_nodeplugin.endpoints.allowlist import AllowList, allow_list
+from drakit_nodeplugin.endpoints.allowlist import allow_list
 from drakit_nodeplugin.endpoints.batches import Batches
 from drakit_nodeplugin.endpoints.deviceplugin import kubelet_resources
 from drakit_nodeplugin.endpoints.deviceplugin.device_list import DeviceRoom, pool_of, resource_of
@@ -105,21 +105,14 @@ class DevicePluginsSource:
         self.name = name
         self.where = where
         self.expected: Collection[str] = ()
-        self._directory = directory
-        self._kubelet_resources = kubelet_resources
-        self._devices = devices or HostDevices.found()
-        self._allowed = allow_list("devicePlugins.allowed", allowed, devices=self._devices)
+        self.directory = directory
+        self.kubelet_resources = kubelet_resources
+        self.devices = devices or HostDevices.found()
+        self.allowed = allow_list("devicePlugins.allowed", allowed, devices=self.devices)
 
     def endpoint(self, surroundings: Surroundings) -> DevicePlugins:
         """Return what is run and called; called once, within the daemon's loop."""
-        return DevicePlugins(
-            self.name,
-            directory=self._directory,
-            kubelet_resources=self._kubelet_resources,
-            surroundings=surroundings,
-            devices=self._devices,
-            allowed=self._allowed,
-        )
+        return DevicePlugins(self, surroundings)
 
 
 class DevicePlugins:
@@ -129,27 +122,18 @@ class DevicePlugins:
     blocked: str | None = None
     """It has no event loop of its own."""
 
-    def __init__(
-        self,
-        driver: str,
-        *,
-        directory: Path,
-        kubelet_resources: Callable[[], Awaitable[KubeletAnswer]],
-        surroundings: Surroundings,
-        devices: HostDevices,
-        allowed: AllowList | None,
-    ) -> None:
-        self._driver = driver
+    def __init__(self, source: DevicePluginsSource, surroundings: Surroundings) -> None:
+        self._driver = driver = source.name
         self._surroundings = surroundings
-        self._devices = devices
-        self._allowed = allowed
+        self._devices = source.devices
+        self._allowed = source.allowed
         self._plugins: dict[str, DevicePlugin] = {}
         """By resource."""
         self._tasks: asyncio.TaskGroup | None = None
         self._running: dict[str, asyncio.Task[None]] = {}
         self._diagnostics = Diagnostics(surroundings.remark)
         self._room = DeviceRoom()
-        self._kubelet = KubeletResources(kubelet_resources)
+        self._kubelet = KubeletResources(source.kubelet_resources)
         self._poll_kubelet = asyncio.Event()
         """A resource is new, or must not be used yet."""
         calls = ClaimRouter(driver)
@@ -157,8 +141,10 @@ class DevicePlugins:
         batches = Batches(driver, traits=TRAITS, node=surroundings.node, reach=lambda: calls)
         self.prepare, self.unprepare, self.check = batches.prepare, batches.unprepare, batches.check
         self._socket = RegistrationSocket(
-            directory,
-            RegistrationService(directory, accept=self._accept, diagnostics=self._diagnostics),
+            source.directory,
+            RegistrationService(
+                source.directory, accept=self._accept, diagnostics=self._diagnostics
+            ),
             primary=surroundings.primary,
             on_lost=self._lost,
         )
@@ -310,10 +296,8 @@ class DevicePlugins:
 
 class ClaimRouter:
     """The :class:`~drakit_nodeplugin.endpoints.contract.Calls` of all resources: a claim may have
-    devices of several."""
-
-    unavailable: str | None = None
-    """Each call reports which plugin is unavailable; an unprepare needs none."""
+    devices of several. A prepare fails if the plugin of one is unavailable; an unprepare needs no
+    plugin."""
 
     def __init__(self, driver: str) -> None:
         self._driver = driver
@@ -323,28 +307,25 @@ class ClaimRouter:
     async def prepare(
         self, batch: Sequence[AllocatedClaim]
     ) -> Mapping[str, Sequence[Edits] | DeviceFailedError]:
-        """Allocate the devices of one claim, its resources side by side."""
+        """Allocate the devices of one claim, its requests side by side."""
         (item,) = batch
-        pools: dict[str, list[int]] = {}
+        requests: dict[tuple[str, str], list[int]] = {}
         for index, device in enumerate(item.devices):
             with_parameters(device, NoParameters, driver=self._driver, index=index)
-            pools.setdefault(device.pool, []).append(index)
-        plugins = {pool: self._available(pool) for pool in pools}
-        results = await asyncio.gather(
-            *(
-                plugins[pool].prepare([item.devices[index] for index in indexes])
-                for pool, indexes in pools.items()
-            ),
-            return_exceptions=True,
-        )
+            requests.setdefault((device.pool, device.request), []).append(index)
+        plugins = [self._available(pool) for pool, _ in requests]
+        calls = [
+            plugin.allocate([item.devices[index] for index in indexes])
+            for plugin, indexes in zip(plugins, requests.values(), strict=True)
+        ]
+        results = await asyncio.gather(*calls, return_exceptions=True)
         edits = [Edits()] * len(item.devices)
-        for indexes, result in zip(pools.values(), results, strict=True):
+        for indexes, result in zip(requests.values(), results, strict=True):
             if isinstance(result, DeviceFailedError) and result.index is not None:
                 raise DeviceFailedError(str(result), index=indexes[result.index])
             if isinstance(result, BaseException):
                 raise result
-            for index, each in zip(indexes, result, strict=True):
-                edits[index] = each
+            edits[indexes[0]] = result
         return {item.claim.uid: edits}
 
     def _available(self, pool: str) -> DevicePlugin:

@@ -2,52 +2,34 @@
 Calls from one event loop into another, which runs in a thread of its own.
 
 Waking a loop of another thread costs more than the call that it is woken for. So calls that begin
-in one turn of the home loop wake the other loop once, and answers that are ready together wake the
-home loop once. Calls that have a key in common never overlap, and that includes what a cancelled
-call still does: its `finally` may undo something, and the next call must find it undone.
+in one turn of the home loop wake the other loop once, and results that are ready together wake the
+home loop once. A call that is cancelled is cancelled there as well, and ends here only after it has
+ended there.
 
-What is called, and what an end of the other loop means, is said by :mod:`.connection` and
-:mod:`.endpoint`. It must not know drivers, devices or claims.
+The order of calls and their time limits are :mod:`drakit_nodeplugin.endpoints.batches`'s. It must
+not know drivers, devices or claims.
 """
 
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 from collections import deque
-from collections.abc import Callable, Collection, Hashable
+from collections.abc import Awaitable, Callable
 from contextvars import Context, copy_context
-from typing import Any
+from typing import Any, TypeVar
 
-from drakit_nodeplugin.endpoints.errors import (
-    CallCancelledError,
-    CallNotBegunError,
-    CallOverdueError,
-    traceback_of,
-)
+from drakit_nodeplugin.endpoints.contract import ConnectionEndedError
+from drakit_nodeplugin.endpoints.errors import CallCancelledError
 
-__all__ = (
-    "Bridge",
-    "BridgeClosedError",
-    "CallCancelledError",
-    "CallNotBegunError",
-    "CallOverdueError",
-)
+__all__ = ("Bridge",)
 
 logger = logging.getLogger(__name__)
 
-CLOSING = "it ended meanwhile"
-"""Why calls fail while the other loop ends, before its thread can say more."""
+ENDING = "it ended meanwhile"
+"""Why calls fail while the other loop ends, before its thread can report more."""
 
-
-class BridgeClosedError(Exception):
-    """The other loop has ended, or is about to."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
-
+ResultT = TypeVar("ResultT")
 
 _Loop = asyncio.AbstractEventLoop
 _Outcome = tuple[Any, Exception | None]
@@ -57,55 +39,27 @@ class _Call:
     """One call. Each field is written in one of the loops alone, and read in both."""
 
     __slots__ = (
-        "ahead",
         "answer",
-        "began_at",
         "context",
         "function",
-        "given_up",
-        "keys",
+        "has_begun",
+        "is_cancelled",
         "outcome",
+        "settled",
         "task",
-        "timeout_seconds",
-        "timer",
-        "waits",
-        "what",
     )
 
-    def __init__(
-        self,
-        function: Callable[[], Any],
-        what: str,
-        keys: Collection[Hashable],
-        timeout_seconds: float,
-        home: _Loop,
-    ) -> None:
+    def __init__(self, function: Callable[[], Awaitable[Any]], home: _Loop) -> None:
         # Written at home.
         self.function = function
-        self.what = what
-        self.keys = keys if len(keys) < 2 else dict.fromkeys(keys)
-        """Each of them once, whatever was given."""
-
         self.context: Context = copy_context()
-        self.timeout_seconds = timeout_seconds
         self.answer: asyncio.Future[_Outcome] = home.create_future()
-        self.timer: asyncio.TimerHandle | None = None
-        self.given_up = False
+        self.settled: _Outcome | None = None
         # Written there.
-        self.ahead = 0
-        """In how many lines it is not the first."""
-
-        self.task: asyncio.Task[Any] | None = None
-        self.began_at: float | None = None
-        """By the loops' clock: both have the same."""
-
-        self.waits = False
-        self.outcome: _Outcome = (None, None)
-
-    async def run(self) -> Any:
-        """Call the function there, which may be a plain one."""
-        value = self.function()
-        return await value if inspect.isawaitable(value) else value
+        self.outcome: _Outcome | None = None
+        self.task: asyncio.Task[None] | None = None
+        self.has_begun = False
+        self.is_cancelled = False
 
 
 _Handler = Callable[[_Call], None]
@@ -119,19 +73,19 @@ class _Mailbox:
         self._receiver = receiver
         self._lost = lost
         self._letters: deque[tuple[_Handler, _Call]] = deque()
-        self._due = False
+        self._is_due = False
 
     def put(self, handler: _Handler, call: _Call) -> None:
         """Have the handler called with it in the receiver's loop; called in the sender's."""
         self._letters.append((handler, call))
-        if not self._due:
-            self._due = True
+        if not self._is_due:
+            self._is_due = True
             # Not at once: writing to the other loop gives up the interpreter lock, and the other
             # thread would begin and answer the first call while the others are still to be sent.
             self._sender.call_soon(self._send)
 
     def _send(self) -> None:
-        self._due = False
+        self._is_due = False
         try:
             self._receiver.call_soon_threadsafe(self.deliver)
         except RuntimeError:  # the receiver was closed a moment ago
@@ -139,7 +93,7 @@ class _Mailbox:
                 self._lost(self._letters.popleft()[1])
 
     def deliver(self) -> None:
-        """Call all handlers; called in the receiver's loop, or when the sender has ended."""
+        """Call all handlers; called in the receiver's loop, or after the sender has ended."""
         while self._letters:
             handler, call = self._letters.popleft()
             handler(call)
@@ -148,9 +102,7 @@ class _Mailbox:
 class Bridge:
     """Calls from the loop `home` into the loop `there`, which may be in another thread."""
 
-    def __init__(self, name: str, *, home: _Loop, there: _Loop) -> None:
-        """The name is for log lines."""
-        self._name = name
+    def __init__(self, *, home: _Loop, there: _Loop) -> None:
         self._home = home
         self._there = there
         self._calls = _Mailbox(sender=home, receiver=there, lost=self._stopped)
@@ -158,10 +110,7 @@ class Bridge:
         # Written at home.
         self._open: set[_Call] = set()
         self._closed: str | None = None
-        # Written there. A call stands in the lines of its keys until it has ended, and begins when
-        # it is the first in all of them. It comes into all of them at once: so whichever came first
-        # of all those that have not ended is the first everywhere, and none waits forever.
-        self._lines: dict[Hashable, list[_Call]] = {}
+        # Written there.
         self._ending = False
 
     # ------------------------------------------------------------ at home
@@ -170,177 +119,105 @@ class Bridge:
     def stop_reason(self) -> str | None:
         """Why nothing can be called any more; None while it can."""
         if self._closed is None and (self._ending or self._there.is_closed()):
-            return CLOSING
+            return ENDING
         return self._closed
 
-    async def call(
-        self,
-        function: Callable[[], Any],
-        *,
-        keys: Collection[Hashable],
-        timeout_seconds: float,
-        what: str = "",
-    ) -> Any:
+    async def call(self, function: Callable[[], Awaitable[ResultT]]) -> ResultT:
         """
-        Call a plain or async function in the other loop, once all earlier calls that have one of
-        its keys have ended there. One without keys waits for none. `what` is for log lines.
+        Call an async function in the other loop, in the caller's context.
 
-        It runs in the caller's context. What it raises is raised here, but for
-        :class:`BridgeClosedError` if its loop has ended, :class:`CallOverdueError` if it did not
-        answer within the timeout, counted from its begin, and :class:`CallNotBegunError` if it
-        could not even begin within another one. If the caller is cancelled, so is the function;
-        that is not waited for here, but by the next call of its keys.
+        What it raises is raised here, but for :class:`ConnectionEndedError` if its loop has ended,
+        and :class:`CallCancelledError` if it was cancelled, but not from here. If the caller is
+        cancelled, so is the function, and its end is waited for; a second cancellation ends the
+        wait.
         """
         if (reason := self.stop_reason) is not None:
-            raise BridgeClosedError(reason)
-        call = _Call(function, what, keys, timeout_seconds, self._home)
-        call.timer = self._home.call_later(timeout_seconds, self._look_at, call)
+            raise ConnectionEndedError(reason)
+        call = _Call(function, self._home)
         self._open.add(call)
         self._calls.put(self._arrive, call)
         try:
             value, error = await call.answer
         except asyncio.CancelledError:
-            self._give_up(call)
-            raise
+            error = await self._cancel(call)
+            if error is None or isinstance(error, ConnectionEndedError | CallCancelledError):
+                raise
+            raise error from None
         finally:
-            call.timer.cancel()
             self._open.discard(call)
         if error is not None:
             raise error
         return value
 
-    def busy(self, keys: Collection[Hashable]) -> bool:
-        """
-        Tell whether a call that was made by now has one of the keys, and has not ended there.
-
-        One that is about to end may still count.
-        """
-        wanted = set(keys)
-        # Only looked up, which is one step of CPython's own: a call that is not open any more is in
-        # its lines until it has ended, or never begins.
-        return any(key in self._lines for key in wanted) or any(
-            not wanted.isdisjoint(call.keys) for call in self._open
-        )
+    async def _cancel(self, call: _Call) -> Exception | None:
+        """Cancel a call there, and return what it raised once it has ended."""
+        if call.settled is None:
+            call.answer = self._home.create_future()
+            self._calls.put(self._leave, call)
+            await call.answer
+        assert call.settled is not None
+        return call.settled[1]
 
     def close(self, reason: str) -> None:
         """The other loop has ended: what it did not answer any more fails with the reason."""
         self._closed = reason
         self._answers.deliver()
         for call in self._open:
-            self._fail(call, BridgeClosedError(reason))
+            self._settle(call, (None, ConnectionEndedError(reason)))
 
     def _answered(self, call: _Call) -> None:
-        if not call.answer.done():
-            call.answer.set_result(call.outcome)
+        assert call.outcome is not None
+        self._settle(call, call.outcome)
 
     def _stopped(self, call: _Call) -> None:
-        self._fail(call, BridgeClosedError(CLOSING))
+        self._settle(call, (None, ConnectionEndedError(ENDING)))
 
-    def _fail(self, call: _Call, error: Exception) -> None:
-        if not call.answer.done():
-            call.answer.set_result((None, error))
-
-    def _give_up(self, call: _Call) -> None:
-        if not call.given_up:  # cancelled once: a second time would cut its tail
-            call.given_up = True
-            self._calls.put(self._leave, call)
-
-    def _look_at(self, call: _Call) -> None:
-        """A call has had its time, if it began when it was made."""
-        began_at = call.began_at
-        if began_at is not None:
-            left = began_at + call.timeout_seconds - self._home.time()
-            if left > 0:
-                call.timer = self._home.call_later(left, self._look_at, call)
-                return
-        self._give_up(call)
-        self._fail(call, CallNotBegunError() if call.waits else CallOverdueError())
+    def _settle(self, call: _Call, outcome: _Outcome) -> None:
+        if call.settled is None:
+            call.settled = outcome
+            if not call.answer.done():  # cancelled, but its caller has not resumed yet
+                call.answer.set_result(outcome)
 
     # ------------------------------------------------------------ there
 
     def end(self) -> None:
         """The loop is about to end and will cancel its tasks: begin nothing any more."""
         self._ending = True
-        standing = {call for line in self._lines.values() for call in line if call.waits}
-        for call in standing:
-            call.waits = False
-            self._answer(call, (None, BridgeClosedError(CLOSING)))
-        lines = self._lines.items()
-        self._lines = {key: rest for key, line in lines if (rest := line[:1]) and rest[0].task}
 
     def _arrive(self, call: _Call) -> None:
-        if call.given_up:
-            return
         if self._ending:
-            self._answer(call, (None, BridgeClosedError(CLOSING)))
-            return
-        for key in call.keys:
-            line = self._lines.get(key)
-            if line is None:
-                self._lines[key] = [call]
-            else:
-                line.append(call)
-                call.ahead += 1
-        if call.ahead:
-            call.waits = True
+            self._answer(call, (None, ConnectionEndedError(ENDING)))
         else:
-            self._begin(call)
+            call.task = self._there.create_task(self._run(call), context=call.context)
 
-    def _step_out(self, call: _Call) -> None:
-        """A call has ended, or does not want to begin: whoever is the first now may begin."""
-        for key in call.keys:
-            line = self._lines[key]
-            first = line[0] is call
-            line.remove(call)
-            if not line:
-                del self._lines[key]
-            elif first:
-                following = line[0]
-                following.ahead -= 1
-                if not following.ahead:
-                    self._begin(following)
-
-    def _begin(self, call: _Call) -> None:
-        call.began_at = self._there.time()
-        call.waits = False
-        call.task = self._there.create_task(call.run(), context=call.context)
-        call.task.add_done_callback(lambda task: self._ended(call, task))
-
-    def _ended(self, call: _Call, task: asyncio.Task[Any]) -> None:
-        outcome = self._outcome(task)  # before others begin: it may be the loop's end
-        call.task = None
-        self._step_out(call)
+    async def _run(self, call: _Call) -> None:
+        call.has_begun = True
+        outcome: _Outcome
+        try:
+            if call.is_cancelled:
+                raise asyncio.CancelledError
+            outcome = await call.function(), None
+        except asyncio.CancelledError:
+            ended = ConnectionEndedError(ENDING) if self._ending else CallCancelledError()
+            outcome = None, ended
+        except Exception as error:
+            outcome = None, error
+        except BaseException:  # SystemExit is on its way through the loop, and ends it
+            self.end()
+            self._answer(call, (None, ConnectionEndedError(ENDING)))
+            raise
         self._answer(call, outcome)
 
-    def _outcome(self, task: asyncio.Task[Any]) -> _Outcome:
-        if task.cancelled():
-            return None, BridgeClosedError(CLOSING) if self._ending else CallCancelledError()
-        error = task.exception()
-        if error is None:
-            return task.result(), None
-        if isinstance(error, Exception):
-            return None, error
-        self.end()  # SystemExit is on its way through the loop, and ends it
-        return None, BridgeClosedError(CLOSING)
-
     def _answer(self, call: _Call, outcome: _Outcome) -> None:
-        error = outcome[1]
-        if not call.given_up:
+        if call.outcome is None:
             call.outcome = outcome
             self._answers.put(self._answered, call)
-        elif not (error is None or isinstance(error, BridgeClosedError | CallCancelledError)):
-            call.context.run(self._log_late, call.what, error)
-
-    def _log_late(self, what: str, error: Exception) -> None:
-        facts = {"endpoint": self._name, "call": what, "exception": traceback_of(error)}
-        logger.error("call failed after it was given up", extra=facts)
 
     def _leave(self, call: _Call) -> None:
-        if call.task is not None:
+        """The caller gives up. A task that has not begun would end without a word."""
+        call.is_cancelled = True
+        if call.task is not None and call.has_begun and not call.task.cancelling():
             call.task.cancel()
-        elif call.waits:
-            call.waits = False
-            self._step_out(call)
 
 
 def _forget(call: _Call) -> None:

@@ -22,8 +22,8 @@ from typing import Any, TypeGuard
 from drakit.device import Device, Health, Inventory
 from drakit.driver import Driver, DriverError
 from drakit_nodeplugin.endpoints.endpoint import DeviceKey
-from drakit_nodeplugin.endpoints.errors import text_of, traceback_of
-from drakit_nodeplugin.endpoints.python.plain import name_of_type, plain
+from drakit_nodeplugin.endpoints.errors import kind_of, text_of, traceback_of
+from drakit_nodeplugin.endpoints.python.snapshot import snapshot_of
 
 __all__ = ("HealthPolling",)
 
@@ -87,7 +87,7 @@ class HealthPolling:
     def replaced(self, given: Inventory, ours: Inventory) -> None:
         """There are these devices now, those of the fallback as well; new ones are asked at once.
 
-        The driver is asked for its own objects, by keys of the plain ones."""
+        The driver is asked for its own objects, by keys of the snapshots."""
         devices = *given.devices, *(given.fallback or ())
         same = len(devices) == len(self._devices) and all(map(operator.is_, devices, self._devices))
         if same:
@@ -196,7 +196,7 @@ class HealthPolling:
         if isinstance(error, DriverError):
             return Health.unknown(text_of(error)[:MAX_MESSAGE])
         if error is not None:  # SystemExit is on its way through the loop, and logged there
-            kind = name_of_type(type(error))
+            kind = kind_of(error)
             text = f"{kind}: {text_of(error)}"
             if isinstance(error, Exception):
                 self._log_once(kind, "driver fails to tell health", error)
@@ -204,8 +204,8 @@ class HealthPolling:
         answer = task.result()
         with suppress(Exception):  # its class may be the vendor's own, and raise when it is read
             if _is_health(answer):
-                return plain(answer)
-        text = f"the driver answered {name_of_type(type(answer))}, which is no Health that there is"
+                return snapshot_of(answer)
+        text = f"the driver answered {kind_of(answer)}, which is no Health that there is"
         self._log_once("answer", text, None)
         return Health.unknown(text)
 

@@ -32,11 +32,10 @@ from drakit.driver import (
 from drakit.resource.names import MAX_DRIVER_NAME, is_driver_name
 from drakit.settings import describe
 from drakit_nodeplugin.config import ConfigError, DriverEntry
-from drakit_nodeplugin.endpoints.endpoint import Surroundings
+from drakit_nodeplugin.endpoints.endpoint import Endpoint, Surroundings
 from drakit_nodeplugin.endpoints.errors import text_of
-from drakit_nodeplugin.endpoints.former import FormerEndpoint
-from drakit_nodeplugin.endpoints.python.connection import AnyDriver
-from drakit_nodeplugin.endpoints.python.endpoint import PythonEndpoint
+from drakit_nodeplugin.endpoints.python.connection import PythonConnector
+from drakit_nodeplugin.endpoints.python.driver_calls import AnyDriver
 from drakit_nodeplugin.endpoints.traits import DriverTraits, traits_of
 
 __all__ = ("LoadedDriver", "load_drivers")
@@ -70,11 +69,11 @@ class LoadedDriver:
         """Its one endpoint, which has its name."""
         return (self.name,)
 
-    def endpoint(self, surroundings: Surroundings) -> FormerEndpoint:
+    def endpoint(self, surroundings: Surroundings) -> Endpoint:
         """Make what runs it."""
-        return PythonEndpoint(
+        return Endpoint(
             self.name,
-            self.make,
+            PythonConnector(self.name, self.make, self.traits).connect,
             traits=self.traits,
             listener=surroundings.listener,
             node=surroundings.node,

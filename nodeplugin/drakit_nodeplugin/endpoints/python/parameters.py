@@ -3,7 +3,7 @@ Opaque parameters: what users wrote in claims and DeviceClasses, as an object of
 
 The type is vendor code (validators, defaults), so all of this runs in the driver's thread. Which
 configs are meant for a device was decided before; what an error leads to is
-:mod:`drakit_nodeplugin.endpoints.calls`'s.
+:mod:`.driver_calls`'s.
 
 It must not know claims, event loops, or how a driver is run.
 """
@@ -21,8 +21,7 @@ from pydantic.alias_generators import to_camel
 
 from drakit.device import AllocatedDevice
 from drakit.driver import DeviceParameters, NoParameters
-from drakit_nodeplugin.endpoints.errors import BadParametersError, traceback_of
-from drakit_nodeplugin.endpoints.python.plain import name_of_type
+from drakit_nodeplugin.endpoints.errors import BadParametersError, kind_of, traceback_of
 
 __all__ = ("merged", "with_parameters")
 
@@ -89,7 +88,7 @@ def _sentence(error: Exception, kind: type[DeviceParameters], *, driver: str) ->
     logger.error("driver failed", extra=facts)
     return (
         f"the opaque parameters cannot be checked, because driver {driver} failed in it with "
-        f"{name_of_type(type(error))}; the node plugin's log on this node says more"
+        f"{kind_of(error)}; the node plugin's log on this node says more"
     )
 
 

@@ -1,9 +1,9 @@
 """
 The end of a driver's event loop: what still runs in it is cancelled, and what does not end is left.
 
-As :func:`asyncio.run` does it, but for two things. Each step has its time, for a vendor's task that
-swallows its cancellation must not keep the driver from being started again. And tasks that nobody
-ended are named: they are leaks, and the log is where their author looks.
+As :func:`asyncio.run` does it, but each step has its time, because a vendor's task that swallows
+its cancellation must not keep the driver from being started again. And tasks that the driver left
+behind are named: they are leaks, and the log is where their author looks.
 
 It must not know what the tasks do.
 """
@@ -13,14 +13,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
 
 from drakit_nodeplugin.endpoints.errors import traceback_of
 
-__all__ = ("wind_up",)
+__all__ = ("end_loop",)
 
 logger = logging.getLogger(__name__)
 
@@ -33,19 +33,19 @@ TASKS_SECONDS = 5.0
 MAX_NAMED = 10
 """Tasks that a log line names."""
 
-MAX_ATTEMPTS = 100
-"""How often a task may throw the loop over (SystemExit) while it ends."""
+MAX_EXITS = 10
+"""How often tasks may raise SystemExit through the loop while one step of its end runs."""
 
 _Task = asyncio.Task[Any]
 
 _OURS = str(Path(__file__).parent)
 
 _left: set[_Task] = set()
-"""Tasks that did not end. They are kept: thrown away they would run their clean-up in whichever
-thread the garbage is collected in, which may be that of the daemon's loop."""
+"""Tasks that did not end. They are kept: as garbage they would run their clean-up in whichever
+thread collects it, which may be that of the daemon's loop."""
 
 
-def wind_up(
+def end_loop(
     loop: asyncio.AbstractEventLoop,
     *,
     stream: AsyncIterator[object] | None,
@@ -53,27 +53,30 @@ def wind_up(
     driver: str,
 ) -> None:
     """End all that runs in a loop, and close it; called in its thread, and raises nothing."""
+    steps = (
+        _end_calls(),
+        _close(getattr(stream, "aclose", None), driver),
+        _end_leaked_tasks(driver),
+        _close(loop.shutdown_asyncgens, driver),
+    )
+    for step in steps:
+        _run(loop, step, driver)
+    loop.close()
+    # Not in this thread: it would wait for a job that hangs.
+    ending = threading.Thread(target=executor.shutdown, name=f"{driver}-end", daemon=True)
     try:
-        _run(loop, _end_calls(), driver)
-        _run(loop, _close(getattr(stream, "aclose", None), driver), driver)
-        _run(loop, _end_leaked(driver), driver)
-        _run(loop, _close(loop.shutdown_asyncgens, driver), driver)
-        loop.close()
-        # Not in this thread: it would wait for a job that hangs.
-        ending = threading.Thread(target=executor.shutdown, name=f"{driver}-end", daemon=True)
         ending.start()
-        ending.join(TASKS_SECONDS)
-        if ending.is_alive():
-            logger.error("driver's threads do not end and are left", extra={"driver": driver})
-    except Exception as error:
-        facts = {"driver": driver, "exception": traceback_of(error)}
-        logger.error("driver's loop does not end well", extra=facts)
+    except RuntimeError:  # the process may have no more threads
+        return
+    ending.join(TASKS_SECONDS)
+    if ending.is_alive():
+        logger.error("driver's threads do not end and are left", extra={"driver": driver})
 
 
 def _run(loop: asyncio.AbstractEventLoop, step: Coroutine[Any, Any, None], driver: str) -> None:
-    """Run one step, whatever other tasks throw through the loop meanwhile."""
+    """Run one step, whatever other tasks raise through the loop meanwhile."""
     task = loop.create_task(step)
-    for _ in range(MAX_ATTEMPTS):
+    for _ in range(MAX_EXITS):
         try:
             return loop.run_until_complete(task)
         except BaseException as error:
@@ -86,26 +89,25 @@ def _run(loop: asyncio.AbstractEventLoop, step: Coroutine[Any, Any, None], drive
 
 async def _end_calls() -> None:
     """End the tasks that we began: the driver's calls among them, with what those began."""
-    calls = {task for task in _others() if _is_ours(task)}
+    calls = {task for task in _other_tasks() if _is_ours(task)}
     for call in calls:
-        if not call.cancelling():  # a second time would cut the tail of one that was given up
+        if not call.cancelling():  # a second time would cut the clean-up of one that was given up
             call.cancel()
-    await _wait(calls, CALLS_SECONDS)
+    if calls:
+        await asyncio.wait(calls, timeout=CALLS_SECONDS)
 
 
-async def _end_leaked(driver: str) -> None:
-    leaked = _others()
+async def _end_leaked_tasks(driver: str) -> None:
+    leaked = _other_tasks()
     if not leaked:
         return
-    facts = {"driver": driver, "count": len(leaked), "tasks": _names(leaked)}
-    logger.warning("driver left tasks behind", extra=facts)
+    logger.warning("driver left tasks behind", extra={"driver": driver, **_facts_of(leaked)})
     for task in leaked:
         task.cancel()
-    await _wait(leaked, TASKS_SECONDS)
-    left = _others()
-    if left:
+    await asyncio.wait(leaked, timeout=TASKS_SECONDS)
+    if left := _other_tasks():
         _left.update(left)
-        facts = {"driver": driver, "count": len(left), "tasks": _names(left)}
+        facts = {"driver": driver, **_facts_of(left)}
         logger.error("driver's tasks do not end and are left", extra=facts)
 
 
@@ -114,20 +116,14 @@ async def _close(close: Callable[[], Awaitable[object]] | None, driver: str) -> 
     if close is None:
         return
     closing = asyncio.ensure_future(close())
-    await _wait({closing}, TASKS_SECONDS)
+    await asyncio.wait({closing}, timeout=TASKS_SECONDS)
     if closing.done() and not closing.cancelled() and (error := closing.exception()) is not None:
         facts = {"driver": driver, "exception": traceback_of(error)}
         logger.error("driver fails to end its stream", extra=facts)
 
 
-async def _wait(tasks: Collection[asyncio.Future[Any]], seconds: float) -> None:
-    if tasks:
-        await asyncio.wait(tasks, timeout=seconds)
-
-
-def _others() -> set[_Task]:
-    here = asyncio.current_task()
-    return {task for task in asyncio.all_tasks() if task is not here}
+def _other_tasks() -> set[_Task]:
+    return asyncio.all_tasks() - {asyncio.current_task()}
 
 
 def _is_ours(task: _Task) -> bool:
@@ -135,9 +131,10 @@ def _is_ours(task: _Task) -> bool:
     return code is not None and code.co_filename.startswith(_OURS)
 
 
-def _names(tasks: Collection[_Task]) -> str:
+def _facts_of(tasks: set[_Task]) -> dict[str, object]:
     names = sorted(
         f"{task.get_name()} ({getattr(task.get_coro(), '__qualname__', 'unknown')})"
         for task in tasks
     )
-    return ", ".join(names[:MAX_NAMED]) + (", ..." if len(names) > MAX_NAMED else "")
+    more = ", ..." if len(names) > MAX_NAMED else ""
+    return {"count": len(names), "tasks": ", ".join(names[:MAX_NAMED]) + more}

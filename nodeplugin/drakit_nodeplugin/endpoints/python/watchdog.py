@@ -13,19 +13,18 @@ import asyncio
 import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import chain, count
 
-__all__ = ("Watchdog", "Watched", "where_is")
+__all__ = ("Watchdog", "where_is")
 
 logger = logging.getLogger(__name__)
 
 PERIOD_SECONDS = 1.0
-"""Between two looks."""
+"""Between two checks."""
 
-TELL_SECONDS = (2, 10, 60, 300)
-"""How long a loop must have been blocked to be told of in the log; after the last, each time that
-it has lasted so long again."""
+LOG_SECONDS = (2, 10, 60, 300)
+"""How long a loop must have been blocked to be logged; after the last, each time that it has lasted
+as long again."""
 
 INNERMOST = 3
 """Frames that are named besides the driver's own."""
@@ -33,90 +32,71 @@ INNERMOST = 3
 _OURS = frozenset({"drakit", "drakit_nodeplugin"})
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Watched:
-    """A thread that runs an event loop."""
-
-    loop: asyncio.AbstractEventLoop
-    thread: int
-    """Its identifier."""
-    package: str
-    """The package of the driver's class: a call of it says most."""
-
-
-class _Ping:
-    """A sign of life that was asked for."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self.answered_at: float | None = None
-        """By the loops' clock: all have the same."""
-
-    def answer(self) -> None:
-        """Called in the loop that is watched."""
-        self.answered_at = self._loop.time()
-
-
 class Watchdog:
-    """Watches the loop of one driver, whichever it has at the moment."""
+    """Watches one event loop, which runs in a thread of its own."""
 
-    def __init__(self, driver: str, watched: Callable[[], Watched | None]) -> None:
-        """`watched` gives the present loop; None while there is none."""
+    def __init__(
+        self, driver: str, *, loop: asyncio.AbstractEventLoop, thread: int, package: str
+    ) -> None:
+        """`thread` is the thread's identifier. `package` is that of the driver's class: a call in
+        it explains most."""
         self._driver = driver
-        self._watched = watched
+        self._loop = loop
+        self._thread = thread
+        self.package = package
+        self._answered_at: float | None = None
+        """By the loops' clock: all have the same."""
         self.blocked: str | None = None
         """What the driver's loop is blocked in; None while it answers."""
 
     async def run(self) -> None:
-        """Watch until cancelled."""
+        """Watch until cancelled, or until the loop is closed."""
         while True:
-            watched = self._watched()
-            if watched is None:
-                await asyncio.sleep(PERIOD_SECONDS)
-            else:
-                await self._ask(watched)
+            self._answered_at = None
+            asked_at = asyncio.get_running_loop().time()
+            try:
+                self._loop.call_soon_threadsafe(self._answer)
+            except RuntimeError:
+                return
+            await self._wait(asked_at)
 
-    async def _ask(self, watched: Watched) -> None:
-        """Ask once, and wait for the answer however long it takes."""
-        asked_at = asyncio.get_running_loop().time()
-        ping = _Ping(watched.loop)
-        try:
-            watched.loop.call_soon_threadsafe(ping.answer)
-        except RuntimeError:
-            await asyncio.sleep(PERIOD_SECONDS)  # closed a moment ago
-            return
+    def _answer(self) -> None:
+        """Called in the loop that is watched."""
+        self._answered_at = self._loop.time()
+
+    async def _wait(self, asked_at: float) -> None:
+        """Wait for an answer, however long it takes."""
         waited = 0.0
-        due = _tell_at()
-        tell_at = next(due)
+        due = _log_after()
+        log_after = next(due)
         while True:
             await asyncio.sleep(PERIOD_SECONDS)
-            if ping.answered_at is not None or self._watched() is not watched:
+            if (answered_at := self._answered_at) is not None:
                 break
             # Not by the clock: when all of the process stood still, that was not the driver.
             waited += PERIOD_SECONDS
-            if waited >= tell_at:
-                tell_at = next(due)
-                self._tell(watched, waited)
+            if waited >= log_after:
+                log_after = next(due)
+                self._log_blocked(waited)
         if self.blocked is not None:
             self.blocked = None
-            if ping.answered_at is not None:
-                facts = {"driver": self._driver, "seconds": round(ping.answered_at - asked_at, 1)}
-                logger.info("driver answers again", extra=facts)
+            facts = {"driver": self._driver, "seconds": round(answered_at - asked_at, 1)}
+            logger.info("driver answers again", extra=facts)
 
-    def _tell(self, watched: Watched, seconds: float) -> None:
-        where = where_is(watched.thread, package=watched.package)
+    def _log_blocked(self, seconds: float) -> None:
+        where = where_is(self._thread, package=self.package)
         self.blocked = f"its event loop is blocked in {where}"
         facts = {"driver": self._driver, "seconds": seconds, "where": where}
         logger.warning("driver blocks its event loop", extra=facts)
 
 
-def _tell_at() -> Iterator[int]:
-    last = TELL_SECONDS[-1]
-    return chain(TELL_SECONDS, count(2 * last, last))
+def _log_after() -> Iterator[int]:
+    last = LOG_SECONDS[-1]
+    return chain(LOG_SECONDS, count(2 * last, last))
 
 
 def where_is(thread: int, *, package: str) -> str:
-    """Say what a thread is doing: the driver's innermost call, then those that it has made."""
+    """Return what a thread is doing: the driver's innermost call, then those that it has made."""
     frame = sys._current_frames().get(thread)  # pyright: ignore[reportPrivateUsage] - documented
     calls: list[tuple[str, str]] = []
     while frame is not None:

@@ -1,4 +1,4 @@
-"""A node plugin with the device plugin adapter alone, and who listens to it."""
+"""A node plugin with the device plugin adapter alone, and its listener."""
 
 from __future__ import annotations
 
@@ -39,31 +39,31 @@ class Answer:
 
 
 class World:
-    """What surrounds the adapter, and what was told of each resource, in order."""
+    """What surrounds the adapter, and the reports on each resource, in order."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.primary = asyncio.Event()
         self.primary.set()
-        self.remarks: list[Diagnostic] = []
+        self.diagnostics: list[Diagnostic] = []
         self.kubelet: dict[str, bool] | Exception = {}
-        """What the kubelet itself serves (True), or its pods only still have (False); or why that
-        cannot be had."""
+        """Resources that the kubelet serves (True), or whose devices its pods only still hold
+        (False); or the error of its answer."""
         self.unknown: str | None = None
         """Why the kubelet may have other resources."""
-        self.told: dict[str, list[Inventory | str]] = {}
+        self.reports: dict[str, list[Inventory | str]] = {}
         self.devices = HostDevices(root=directory / "dev")
         self.allowed: Mapping[str, AllowedEndpoint] | None = None
         self.plugins: DevicePlugins
 
     def replaced(self, endpoint, inventory) -> None:
-        self.told.setdefault(endpoint, []).append(inventory)
+        self.reports.setdefault(endpoint, []).append(inventory)
 
     def reported(self, endpoint, report) -> None:
         raise AssertionError("health comes with the devices")
 
     def stopped(self, endpoint, reason) -> None:
-        self.told.setdefault(endpoint, []).append(reason)
+        self.reports.setdefault(endpoint, []).append(reason)
 
     async def resources(self) -> Answer:
         if isinstance(self.kubelet, Exception):
@@ -71,23 +71,23 @@ class World:
         return Answer(self.kubelet, unknown=self.unknown)
 
     def health(self, resource: str = THING) -> dict[str, str]:
-        """Devices as they were told last; none while the endpoint is stopped."""
-        last = self.told.get(resource, [""])[-1]
+        """Devices as they were last reported; none while the endpoint is stopped."""
+        last = self.reports.get(resource, [""])[-1]
         if isinstance(last, str):
             return {}
         return {d.name: d.health.status for d in last.devices if d.health is not None}
 
     def stops(self, resource: str = THING) -> list[str]:
-        return [told for told in self.told.get(resource, []) if isinstance(told, str)]
+        return [each for each in self.reports.get(resource, []) if isinstance(each, str)]
 
     def reasons(self) -> list[str]:
-        return [remark.reason for remark in self.remarks]
+        return [diagnostic.reason for diagnostic in self.diagnostics]
 
     async def until_listed(self, *names: str, resource: str = THING) -> None:
         await until(lambda: set(self.health(resource)) == set(names))
 
     async def until_stopped(self, resource: str = THING) -> str:
-        await until(lambda: isinstance(self.told.get(resource, [None])[-1], str))
+        await until(lambda: isinstance(self.reports.get(resource, [None])[-1], str))
         return self.stops(resource)[-1]
 
     async def prepare(self, *names: str, request: str = "main", **options: str) -> list[Edits]:
@@ -118,7 +118,7 @@ class World:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[World]:
         surroundings = Surroundings(
-            listener=self, node=NODE, primary=self.primary, remark=self.remarks.append
+            listener=self, node=NODE, primary=self.primary, remark=self.diagnostics.append
         )
         self.plugins = self.source().endpoint(surroundings)
         await self.plugins.start()

@@ -54,17 +54,17 @@ async def test_a_resource_that_is_not_on_the_list_is_refused(directory, entries)
         f"the device plugin of {THING} is refused: devicePlugins.allowed has no entry for {THING}; "
         f"add one, or remove the program"
     )
-    assert [(each.reason, each.note) for each in world.remarks] == [
+    assert [(each.reason, each.note) for each in world.diagnostics] == [
         ("RegistrationRefused", caught.value.details())
     ]
-    assert world.told == {}
+    assert world.reports == {}
 
 
 async def test_a_socket_of_another_owner_is_not_called(directory):
     other = {"owner": {"uid": os.getuid() + 1}}
     async with world_with(directory, thing=other, other=OWN) as world:
         async with FakeDevicePlugin(directory) as plugin:
-            await until(lambda: world.remarks)
+            await until(lambda: world.diagnostics)
             async with FakeDevicePlugin(directory, resource=OTHER, endpoint="other.sock"):
                 await world.until_listed("thing-0", "thing-1", resource=OTHER)
             assert plugin.streams == 0
@@ -74,7 +74,7 @@ async def test_a_socket_of_another_owner_is_not_called(directory):
         f"{os.getuid() + 1}; change the socket's owner, or correct owner in {ENTRY}"
     )
     assert stop == f"it could not be started: {text}"
-    assert [(each.reason, each.note) for each in world.remarks] == [
+    assert [(each.reason, each.note) for each in world.diagnostics] == [
         ("RegistrationRefused", f"the device plugin of {THING} is refused: {text}")
     ]
 
@@ -86,7 +86,7 @@ async def test_a_plugin_on_the_list_may_listen_only_after_it_has_registered(dire
         await plugin.start()
         await world.until_listed("thing-0", "thing-1")
         await plugin.stop()
-    assert world.remarks == []
+    assert world.diagnostics == []
 
 
 async def test_a_socket_that_is_replaced_while_it_is_connected_to_is_not_used(

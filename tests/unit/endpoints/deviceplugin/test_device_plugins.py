@@ -41,13 +41,13 @@ async def plugin(world, directory):
 
 
 async def test_a_plugin_that_registers_is_listed(world, plugin):
-    (inventory,) = world.told[THING]
+    (inventory,) = world.reports[THING]
     assert [(d.name, d.pool) for d in inventory.devices] == [
         ("thing-0", "thing.vendor.example"),
         ("thing-1", "thing.vendor.example"),
     ]
     assert inventory.devices[0].attributes == {"resource": THING, "id": "thing-0"}
-    assert world.remarks == []
+    assert world.diagnostics == []
     assert world.plugins.unavailable() is None
 
 
@@ -61,7 +61,7 @@ async def test_health_comes_and_goes_with_the_list(world, plugin):
 
 async def test_a_plugin_without_devices_is_there(world, directory):
     async with FakeDevicePlugin(directory, devices=()):
-        await until(lambda: world.told.get(THING))
+        await until(lambda: world.reports.get(THING))
         assert world.plugins.unavailable() is None
 
 
@@ -117,7 +117,7 @@ async def test_a_stream_that_ends_is_a_stop(world, plugin):
 
 async def test_a_plugin_that_registers_again_is_not_stopped(world, plugin, directory):
     await plugin.register()
-    await until(lambda: len(world.told[THING]) == 2)
+    await until(lambda: len(world.reports[THING]) == 2)
     await until(lambda: plugin.streams == 1)
     assert world.stops() == []
     assert await world.prepare("thing-0")
@@ -150,8 +150,8 @@ async def test_a_plugin_that_registers_without_end_is_connected_now_and_then(
     monkeypatch.setattr(plugin_connection, "REPLACE_SECONDS", 0.3)
     for _ in range(20):
         await plugin.register()
-    assert len(world.told[THING]) <= 3
-    await until(lambda: len(world.told[THING]) == 3)
+    assert len(world.reports[THING]) <= 3
+    await until(lambda: len(world.reports[THING]) == 3)
     assert world.stops() == []
 
 
@@ -289,7 +289,7 @@ async def test_one_that_registers_while_its_first_list_is_awaited_is_replaced_af
         await until(lambda: plugin.streams == 1)
         await plugin.register()
         await plugin.list("thing-0")
-        await until(lambda: len(world.told.get(THING, [])) == 2)
+        await until(lambda: len(world.reports.get(THING, [])) == 2)
         assert world.stops() == []
 
 
@@ -313,11 +313,11 @@ async def test_what_may_not_be_used_while_its_list_is_awaited_is_not_used_after_
         assert plugin.streams == 0
         assert world.health() == {}
     if replaces:
-        assert first.streams == 0
+        await until(lambda: first.streams == 0)
         await first.stop()
 
 
-async def test_a_plugin_that_listens_nowhere_is_told(world, directory, monkeypatch):
+async def test_a_plugin_that_listens_nowhere_is_reported(world, directory, monkeypatch):
     monkeypatch.setattr(plugin_client, "CONNECT_SECONDS", 0.1)
     await FakeDevicePlugin(directory).register()
     assert "thing.sock, and does not answer there" in await world.until_stopped()
@@ -364,7 +364,7 @@ async def test_the_socket_of_another_instance_is_not_removed(directory, short_de
             )
             async with FakeDevicePlugin(directory):
                 await second.until_listed("thing-0", "thing-1")
-        assert first.told == {}
+        assert first.reports == {}
 
 
 async def test_only_sockets_are_removed_at_the_beginning(directory, short_delays):
@@ -378,7 +378,7 @@ async def test_only_sockets_are_removed_at_the_beginning(directory, short_delays
         }
 
 
-async def test_the_registration_socket_is_seen_by_who_watches_for_created_files(
+async def test_the_registration_socket_is_seen_by_programs_that_watch_for_created_files(
     directory, short_delays
 ):
     seen = created_in(directory)
@@ -401,7 +401,7 @@ def created_in(directory):
     return names
 
 
-async def test_a_registration_socket_that_was_removed_is_made_anew(world, plugin, directory):
+async def test_a_registration_socket_that_was_removed_is_created_again(world, plugin, directory):
     (directory / "kubelet.sock").unlink()
     await until((directory / "kubelet.sock").exists)
     await plugin.register()
@@ -427,7 +427,7 @@ async def test_a_wrong_registration_is_refused(world, directory, changes, text):
         await FakeDevicePlugin(directory).register(**changes)
     assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert world.reasons() == ["RegistrationRefused"]
-    assert world.told == {}
+    assert world.reports == {}
 
 
 async def test_resources_are_bounded(world, directory, monkeypatch):
@@ -440,7 +440,9 @@ async def test_resources_are_bounded(world, directory, monkeypatch):
             await FakeDevicePlugin(directory, resource="a.example/c").register()
 
 
-async def test_who_has_been_away_for_long_makes_room(world, plugin, directory, monkeypatch):
+async def test_a_plugin_that_has_been_unavailable_for_long_makes_room(
+    world, plugin, directory, monkeypatch
+):
     monkeypatch.setattr(plugins, "MAX_RESOURCES", 2)
     monkeypatch.setattr(plugins, "FORGET_SECONDS", 0.1)
     async with FakeDevicePlugin(directory, resource="a.example/a", endpoint="a.sock") as other:
@@ -526,7 +528,7 @@ async def test_pre_start_is_called_where_it_is_wanted(world, directory):
         assert plugin.pre_started == [["thing-1", "thing-0"]]
 
 
-async def test_annotations_are_told_once(world, plugin):
+async def test_annotations_are_reported_once(world, plugin):
     plugin.answer = lambda ids: pb.ContainerAllocateResponse(annotations={"a": "b"})
     assert await world.prepare("thing-0") == [Edits()]
     await world.prepare("thing-1")
@@ -537,7 +539,7 @@ async def test_annotations_that_name_cdi_devices_are_given_as_those(world, plugi
     annotations = {"cdi.k8s.io/v-plugin_1": "v.example/c=b"}
     plugin.answer = lambda ids: pb.ContainerAllocateResponse(annotations=annotations)
     assert await world.prepare("thing-0") == [Edits(cdi_devices=("v.example/c=b",))]
-    assert world.remarks == []
+    assert world.diagnostics == []
 
 
 async def test_directories_that_are_full_together_are_a_sentence(world, plugin, monkeypatch):
@@ -549,7 +551,7 @@ async def test_directories_that_are_full_together_are_a_sentence(world, plugin, 
             path.touch()
     nodes = [{"container_path": f"/dev/{folder}"} for folder in ("a", "b")]
     plugin.answer = lambda ids: pb.ContainerAllocateResponse(devices=nodes)
-    with pytest.raises(DeviceFailedError, match=r"/dev/b, .* more than 256 device nodes"):
+    with pytest.raises(DeviceFailedError, match="more than 256 device nodes"):
         await world.prepare("thing-0")
 
 
@@ -674,7 +676,7 @@ async def test_a_call_outlives_another_registration(world, plugin):
     call = asyncio.create_task(world.prepare("thing-0"))
     await until(lambda: plugin.allocated)
     await plugin.register()
-    await until(lambda: len(world.told[THING]) == 2)
+    await until(lambda: len(world.reports[THING]) == 2)
     plugin.allow.set()
     assert await call == [Edits(env={"THINGS": "thing-0"})]
 
@@ -735,14 +737,16 @@ async def test_a_bad_plugin_is_stopped_and_others_are_not(world, plugin, directo
         await world.prepare_devices([device("g", pool="g.good.example")])
 
 
-async def test_sentences_are_not_told_without_end(world, directory):
+async def test_diagnostics_are_limited(world, directory):
     for number in range(120):
         with pytest.raises(grpc.aio.AioRpcError):
             await FakeDevicePlugin(directory).register(resource_name=f"thing-{number}")
         with pytest.raises(grpc.aio.AioRpcError):
             await FakeDevicePlugin(directory).register(resource_name="thing")
-    assert 40 <= len(world.remarks) <= 60
-    assert [remark.note for remark in world.remarks].count(world.remarks[1].note) == 1
+    assert 40 <= len(world.diagnostics) <= 60
+    assert [diagnostic.note for diagnostic in world.diagnostics].count(
+        world.diagnostics[1].note
+    ) == 1
 
 
 @pytest.mark.parametrize("moment", ["listening-nowhere", "listing-nothing", "in-a-call"])

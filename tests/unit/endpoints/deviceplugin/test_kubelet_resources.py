@@ -159,8 +159,8 @@ async def test_a_resource_that_the_kubelet_gives_up_is_stopped_until_its_pods_ar
         world.kubelet = {THING: True}
         await world.until_stopped()
         world.kubelet = {THING: False}
-        await until(lambda: len(world.remarks) == 2)
-        assert "delete these pods" in world.remarks[-1].note
+        await until(lambda: len(world.diagnostics) == 2)
+        assert "delete these pods" in world.diagnostics[-1].note
         assert world.health() == {}
         with pytest.raises(EndpointStoppedError, match="delete these pods"):
             await world.prepare("thing-0")
@@ -219,10 +219,10 @@ async def test_a_plugin_that_registers_while_nothing_is_known_of_the_kubelet_wai
     else:
         world.unknown = "it lacks our pod"
     async with world.running(), FakeDevicePlugin(directory):
-        await until(lambda: world.remarks)
+        await until(lambda: world.diagnostics)
         assert world.reasons() == ["KubeletResourcesUnknown"]
         await asyncio.sleep(0.2)
-        assert world.told == {}
+        assert world.reports == {}
         with pytest.raises(EndpointStoppedError, match="cannot determine whether the kubelet"):
             await world.prepare("thing-0")
         world.kubelet, world.unknown = {}, None
@@ -244,9 +244,9 @@ async def test_a_kubelet_that_stops_answering_stops_no_plugin(directory, fast):
         world.kubelet = SILENT
         await asyncio.sleep(0.2)
         await plugin.register()
-        await until(lambda: len(world.told[THING]) == 2)
+        await until(lambda: len(world.reports[THING]) == 2)
         assert world.stops() == []
-        assert world.remarks == []
+        assert world.diagnostics == []
 
 
 async def test_without_plugins_the_kubelet_is_asked_no_more_once_its_answers_agree(directory, fast):

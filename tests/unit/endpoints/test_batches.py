@@ -1,11 +1,16 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import looptime
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from drakit import (
     AllocatedClaim,
@@ -15,24 +20,17 @@ from drakit import (
     Driver,
     DriverError,
     Edits,
+    logs,
 )
 from drakit.driver import DriverConfig
-from drakit_nodeplugin.endpoints.calls import DriverCalls
-from drakit_nodeplugin.endpoints.endpoint import DeviceKey
+from drakit_nodeplugin.endpoints.contract import ConnectionEndedError
 from drakit_nodeplugin.endpoints.errors import (
     BadParametersError,
     DeviceFailedError,
     EndpointStoppedError,
 )
-from drakit_nodeplugin.endpoints.python.bridge import (
-    Bridge,
-    BridgeClosedError,
-    CallNotBegunError,
-    CallOverdueError,
-)
-from drakit_nodeplugin.endpoints.traits import traits_of
-from tests.fakes.caller import DirectCaller
 from tests.fakes.claims import NODE, reference
+from tests.fakes.direct import DirectEndpoint
 from tests.fakes.node import StaticNode
 
 A, B, C, D = map(reference, ("uid-a", "uid-b", "uid-c", "uid-d"))
@@ -58,18 +56,30 @@ class Camera(Driver[DriverConfig]):
         self.failing: dict[str, Exception] = {}
         self.held: dict[str, asyncio.Event] = {}
         self.seen: list[AllocatedDevice] = []
+        self.request_ids: list[str] = []
+        self.seconds = self.tail = 0.0
+        self.seconds_of: dict[str, float] = {}
+        """By claim UID, for drivers that are called for devices."""
+        self.clean_up_fails: Exception | None = None
 
     async def devices(self):
         yield []
 
-    async def work(self, device: AllocatedDevice) -> None:
+    async def work(self, device: AllocatedDevice, claim: ClaimReference | None = None) -> None:
         self.seen.append(device)
+        self.request_ids.append(logs.request_id.get())
         try:
             if device.name in self.held:
                 await self.held[device.name].wait()
-            await asyncio.sleep(0)
+            uid = "" if claim is None else claim.uid
+            await asyncio.sleep(self.seconds_of.get(uid, self.seconds))
             if device.name in self.failing:
                 raise self.failing[device.name]
+        except asyncio.CancelledError:
+            await asyncio.sleep(self.tail)
+            if self.clean_up_fails is not None:
+                raise self.clean_up_fails from None
+            raise
         finally:
             self.ended.append(device.name)
 
@@ -77,7 +87,7 @@ class Camera(Driver[DriverConfig]):
 class PerDevice(Camera):
     async def prepare(self, claim: ClaimReference, device: AllocatedDevice) -> Edits:
         self.asked.append(device.name)
-        await self.work(device)
+        await self.work(device, claim)
         return edits(device.name)
 
     async def unprepare(self, claim: ClaimReference, device: AllocatedDevice) -> None:
@@ -131,11 +141,31 @@ class ResetsPerBatch(Resets, PerBatch):
     pass
 
 
-def reach(kind: type[Camera]) -> tuple[Any, DirectCaller, DriverCalls]:
+class Calls:
+    """An endpoint that is called for one claim at a time, those of one turn as a batch."""
+
+    def __init__(self, endpoint: DirectEndpoint) -> None:
+        self.endpoint = endpoint
+
+    async def prepare(self, claim, devices):
+        return await self.begin("prepare", (claim, devices))[0]
+
+    async def unprepare(self, claim, devices):
+        return await self.begin("unprepare", (claim, devices))[0]
+
+    async def check(self, claim, devices):
+        return await self.begin("check", (claim, devices))[0]
+
+    def begin(self, operation: str, *claims: Any) -> list[asyncio.Future]:
+        """Begin a batch."""
+        batch = [AllocatedClaim(claim=claim, devices=tuple(devices)) for claim, devices in claims]
+        return [*getattr(self.endpoint, operation)(batch).values()]
+
+
+def reach(kind: type[Camera]) -> tuple[Any, DirectEndpoint, Calls]:
     driver = kind()
-    caller = DirectCaller(driver)
-    calls = DriverCalls(Camera.name, traits=traits_of(kind), node=NODE, caller=caller)
-    return driver, caller, calls
+    endpoint = DirectEndpoint(driver, node=NODE)
+    return driver, endpoint, Calls(endpoint)
 
 
 async def turns(number: int = 5) -> None:
@@ -160,7 +190,7 @@ async def test_devices_are_prepared_side_by_side_each_with_a_call_of_its_own():
     assert driver.asked == ["cam-0", "cam-1"]
     driver.held["cam-0"].set()
     assert await work == [edits("cam-0"), edits("cam-1")]
-    assert caller.calls == [("prepare", {("", "cam-0")}), ("prepare", {("", "cam-1")})]
+    assert caller.calls == [("prepare", ["uid-a"])]
 
 
 @pytest.mark.parametrize("operation", ["prepare", "unprepare"])
@@ -185,17 +215,15 @@ async def test_a_claim_that_is_given_up_gives_up_all_of_its_devices():
     work.cancel()
     with pytest.raises(asyncio.CancelledError):
         await work
+    await turns()
     assert sorted(driver.ended) == ["cam-0", "cam-1"]
 
 
 async def test_a_pool_is_named_in_the_drivers_words():
-    driver, caller, calls = reach(PerDevice)
+    driver, _, calls = reach(PerDevice)
     pools = [NODE, f"{NODE}/gpus", "other"]
     await calls.prepare(A, [device("cam-0", pool=pool) for pool in pools])
     assert [seen.pool for seen in driver.seen] == ["", "gpus", "other"]
-    assert [keys for _, keys in caller.calls] == [
-        {DeviceKey(pool, "cam-0")} for pool in ("", "gpus", "other")
-    ]
 
 
 # ------------------------------------------------------------ what a driver does wrong
@@ -224,23 +252,10 @@ class Unspeakable(Exception):
         pytest.param(DriverError(), "DriverError, which has no text", id="an-empty-text"),
         pytest.param(DriverError("x" * 1_000_000), "x" * 2000, id="a-text-without-end"),
         pytest.param(DriverError("/dev/\udcff"), "/dev/\\udcff", id="a-text-that-is-no-utf-8"),
-        pytest.param(
-            CallOverdueError(),
-            "driver camera.example.com gave no answer to prepare within 300 s",
-            id="hangs",
-        ),
-        pytest.param(
-            CallNotBegunError(),
-            "driver camera.example.com: an earlier call for the device does not end, and prepare "
-            "waited 300 s for it; if it stays so, restart the node plugin on this node",
-            id="hangs-in-an-earlier-call",
-        ),
     ],
 )
 async def test_what_is_raised_becomes_a_sentence(raised, text):
-    driver, caller, calls = reach(PerDevice)
-    if isinstance(raised, CallOverdueError):
-        caller.failure = raised
+    driver, _, calls = reach(PerDevice)
     driver.failing["cam-0"] = raised
     error = await failure(calls.prepare(A, [device("cam-0")]))
     assert (str(error), error.index) == (text, 0)
@@ -262,7 +277,7 @@ async def test_only_what_a_driver_did_not_mean_to_raise_is_logged(caplog):
 @pytest.mark.parametrize("operation", ["prepare", "unprepare", "check"])
 async def test_a_driver_that_is_stopped_or_ends_meanwhile_is_said_to_be(kind, operation):
     _, caller, calls = reach(kind)
-    caller.failure = BridgeClosedError("it ended meanwhile")
+    caller.failure = ConnectionEndedError("it ended meanwhile")
     with pytest.raises(EndpointStoppedError, match="is stopped: it ended meanwhile"):
         await getattr(calls, operation)(A, [device("cam-0")])
     caller.stopped = EndpointStoppedError(driver=Camera.name, reason="its stream ended")
@@ -278,19 +293,6 @@ async def test_an_answer_that_is_no_edits_is_a_fault_of_the_driver(monkeypatch):
         "driver camera.example.com answered prepare with NoneType, which is no Edits; this is a "
         "fault of the driver"
     )
-
-
-# ------------------------------------------------------------ one claim
-
-
-@pytest.mark.parametrize("operation", ["prepare", "unprepare"])
-async def test_a_driver_of_batches_gets_all_devices_of_a_claim_in_one_call(operation):
-    driver, caller, calls = reach(PerBatch)
-    answer = await getattr(calls, operation)(A, [device("cam-0"), device("cam-1")])
-    assert driver.asked == [["uid-a"]]
-    assert caller.calls == [(f"{operation}_claims", {("", "cam-0"), ("", "cam-1")})]
-    if operation == "prepare":
-        assert list(answer) == [edits("cam-0"), edits("cam-1")]
 
 
 class Broken(Sequence):
@@ -329,27 +331,32 @@ async def test_a_failure_that_is_about_no_device_names_the_driver():
         assert (str(error), error.index) == (f"driver {Camera.name}: the bus is gone", None)
 
 
-# ------------------------------------------------------------ claims that come together
+# ------------------------------------------------------------ batches
 
 
 @pytest.mark.parametrize("operation", ["prepare", "unprepare"])
-async def test_claims_of_one_turn_are_one_call_and_those_of_another_are_another(operation):
+async def test_a_batch_is_one_call_if_the_driver_takes_batches(operation):
     driver, caller, calls = reach(PerBatch)
-    ask = getattr(calls, operation)
-    first, second = await asyncio.gather(
-        ask(A, [device("cam-0"), device("cam-1")]), ask(B, [device("cam-2")])
-    )
-    await ask(C, [device("cam-3")])
+    works = calls.begin(operation, (A, [device("cam-0"), device("cam-1")]), (B, [device("cam-2")]))
+    first, second = await asyncio.gather(*works)
+    await getattr(calls, operation)(C, [device("cam-3")])
     assert driver.asked == [["uid-a", "uid-b"], ["uid-c"]]
-    assert caller.calls[0] == (
-        f"{operation}_claims",
-        {("", "cam-0"), ("", "cam-1"), ("", "cam-2")},
-    )
+    assert caller.calls == [(operation, ["uid-a", "uid-b"]), (operation, ["uid-c"])]
     if operation == "prepare":
         assert (list(first), list(second)) == (
             [edits("cam-0"), edits("cam-1")],
             [edits("cam-2")],
         )
+
+
+async def test_claims_of_a_batch_end_at_different_times_if_the_driver_takes_devices():
+    driver, caller, calls = reach(PerDevice)
+    driver.held["cam-0"] = asyncio.Event()
+    slow, fast = calls.begin("prepare", (A, [device("cam-0")]), (B, [device("cam-1")]))
+    assert await fast == [edits("cam-1")]
+    assert (slow.done(), len(caller.calls)) == (False, 2)
+    driver.held["cam-0"].set()
+    assert await slow == [edits("cam-0")]
 
 
 @pytest.mark.parametrize(
@@ -368,8 +375,7 @@ async def test_a_claim_of_a_batch_fails_alone(answer, text):
     driver, _, calls = reach(PerBatch)
     driver.changes = {"uid-b": answer}
     fine, failed = await asyncio.gather(
-        calls.prepare(A, [device("cam-0")]),
-        calls.prepare(B, [device("cam-1")]),
+        *calls.begin("prepare", (A, [device("cam-0")]), (B, [device("cam-1")])),
         return_exceptions=True,
     )
     assert list(fine) == [edits("cam-0")]
@@ -389,8 +395,7 @@ async def test_a_claim_of_a_batch_stays_to_be_undone_alone(answer, text):
     driver, _, calls = reach(ResetsPerBatch)
     driver.changes = {"uid-b": answer}
     fine, failed = await asyncio.gather(
-        calls.unprepare(A, [device("cam-0")]),
-        calls.unprepare(B, [device("cam-1")]),
+        *calls.begin("unprepare", (A, [device("cam-0")]), (B, [device("cam-1")])),
         return_exceptions=True,
     )
     assert fine is None
@@ -415,8 +420,7 @@ async def test_what_is_about_the_batch_fails_all_of_its_claims(
     else:
         driver.failing["cam-0"] = raised
     errors = await asyncio.gather(
-        getattr(calls, operation)(A, [device("cam-0")]),
-        getattr(calls, operation)(B, [device("cam-1")]),
+        *calls.begin(operation, (A, [device("cam-0")]), (B, [device("cam-1")])),
         return_exceptions=True,
     )
     assert [text in str(error) for error in errors] == [True, True]
@@ -432,8 +436,7 @@ async def test_an_answer_for_a_claim_that_was_not_asked_for_is_told_in_the_log(c
 async def test_a_claim_that_is_given_up_does_not_cancel_what_another_waits_for():
     driver, _, calls = reach(PerBatch)
     driver.held["cam-0"] = asyncio.Event()
-    first = asyncio.create_task(calls.prepare(A, [device("cam-0")]))
-    second = asyncio.create_task(calls.prepare(B, [device("cam-1")]))
+    first, second = calls.begin("prepare", (A, [device("cam-0")]), (B, [device("cam-1")]))
     await turns()
     first.cancel()
     await turns()
@@ -445,10 +448,7 @@ async def test_a_claim_that_is_given_up_does_not_cancel_what_another_waits_for()
 async def test_a_batch_that_all_have_given_up_is_cancelled():
     driver, _, calls = reach(PerBatch)
     driver.held["cam-0"] = asyncio.Event()
-    works = [
-        asyncio.create_task(calls.prepare(A, [device("cam-0")])),
-        asyncio.create_task(calls.prepare(B, [device("cam-1")])),
-    ]
+    works = calls.begin("prepare", (A, [device("cam-0")]), (B, [device("cam-1")]))
     await turns()
     for work in works:
         work.cancel()
@@ -458,38 +458,257 @@ async def test_a_batch_that_all_have_given_up_is_cancelled():
 
 async def test_a_claim_that_is_given_up_before_its_batch_begins_is_not_in_it():
     driver, caller, calls = reach(PerBatch)
-    works = [
-        asyncio.create_task(calls.prepare(claim, [device(f"cam-{number}")]))
-        for number, claim in enumerate((A, B))
-    ]
-    asyncio.get_running_loop().call_soon(works[0].cancel)
-    await asyncio.wait(works)
+    first, second = calls.begin("prepare", (A, [device("cam-0")]), (B, [device("cam-1")]))
+    first.cancel()
+    await second
     assert driver.asked == [["uid-b"]]
-    assert caller.calls == [("prepare_claims", {("", "cam-1")})]
+    assert caller.calls == [("prepare", ["uid-b"])]
+
+
+@pytest.mark.parametrize("kind", [PerDevice, PerBatch])
+async def test_a_batch_that_is_given_up_before_it_begins_frees_its_devices(kind):
+    driver, _, calls = reach(kind)
+    for work in calls.begin("prepare", (A, [device("cam-0")]), (B, [device("cam-1")])):
+        work.cancel()
+    await turns()
+    assert driver.asked == []
+    await calls.unprepare(A, [device("cam-0"), device("cam-1")])
 
 
 @pytest.mark.parametrize("operation", ["prepare", "unprepare"])
-async def test_a_claim_that_would_have_to_wait_is_called_for_itself_after_the_others(operation):
-    driver, caller, calls = reach(PerBatch)
-    caller.busy_keys = {DeviceKey("", "cam-0"), DeviceKey("", "cam-3")}
-    driver.held["cam-0"] = asyncio.Event()
-    ask = getattr(calls, operation)
-    works = [
-        asyncio.create_task(ask(claim, [device(name) for name in names]))
-        for claim, names in (
-            (A, ["cam-0"]),
-            (B, ["cam-1"]),
-            (C, ["cam-2", "cam-3"]),
-            (D, ["cam-4"]),
-        )
-    ]
+async def test_a_claim_that_has_to_wait_is_called_for_itself_after_the_others(operation):
+    driver, _, calls = reach(PerBatch)
+    for name in ("cam-0", "cam-3"):
+        driver.held[name] = asyncio.Event()
+    busy = calls.begin("prepare", (A, [device("cam-0")]))
+    busy += calls.begin("prepare", (A, [device("cam-3")]))
+    await turns()
+    names = (A, ["cam-0"]), (B, ["cam-1"]), (C, ["cam-2", "cam-3"]), (D, ["cam-4"])
+    works = calls.begin(operation, *((claim, [*map(device, each)]) for claim, each in names))
     await turns(10)
-    assert driver.asked == [["uid-b", "uid-d"], ["uid-a"], ["uid-c"]]
-    assert [work.done() for work in works] == [False, True, True, True]
-    driver.held["cam-0"].set()
-    await asyncio.gather(*works)
+    assert driver.asked[2:] == [["uid-b", "uid-d"]]
+    assert [work.done() for work in works] == [False, True, False, True]
+    for name in ("cam-3", "cam-0"):
+        driver.held[name].set()
+        await turns(10)
+    await asyncio.gather(*works, *busy)
+    assert driver.asked[3:] == [["uid-c"], ["uid-a"]]
     if operation == "prepare":
         assert list(works[0].result()) == [edits("cam-0")]
+
+
+async def test_a_claim_that_waits_for_itself_is_given_up_for_itself():
+    driver, _, calls = reach(PerBatch)
+    driver.held["cam-0"] = asyncio.Event()
+    calls.begin("prepare", (A, [device("cam-0")]))
+    await turns()
+    waiting, other = calls.begin("unprepare", (A, [device("cam-0")]), (B, [device("cam-1")]))
+    waiting.cancel()
+    assert await other is None
+    driver.held["cam-0"].set()
+    await turns(10)
+    assert driver.asked == [["uid-a"], ["uid-b"]]
+
+
+# ------------------------------------------------------------ order and time limits
+
+
+@pytest.mark.looptime
+async def test_calls_for_one_device_run_one_after_the_other_in_their_order(looptime):
+    driver, _, calls = reach(PerDevice)
+    driver.seconds = 10
+    works = [work for each in (A, B, C) for work in calls.begin("prepare", (each, [device("a")]))]
+    (other,) = calls.begin("prepare", (D, [device("b")]))
+    await other
+    assert looptime == 10
+    await asyncio.gather(*works)
+    assert looptime == 30
+    assert [uids for _, uids in calls.endpoint.calls] == [
+        ["uid-a"],
+        ["uid-d"],
+        ["uid-b"],
+        ["uid-c"],
+    ]
+
+
+@pytest.mark.looptime
+async def test_a_call_that_was_given_up_holds_its_devices_until_its_clean_up_has_ended(looptime):
+    driver, _, calls = reach(PerDevice)
+    driver.seconds, driver.tail = 100, 20
+    (first,) = calls.begin("prepare", (A, [device("a")]))
+    (second,) = calls.begin("unprepare", (A, [device("a")]))
+    await asyncio.sleep(10)
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    assert looptime == 10, "its caller does not wait"
+    driver.seconds = 1
+    await second
+    assert looptime == 31
+
+
+@pytest.mark.looptime
+async def test_a_call_without_an_answer_is_given_up_and_the_next_waits_for_its_clean_up(looptime):
+    driver, _, calls = reach(PerDevice)
+    driver.seconds, driver.tail = 1000, 20
+    (hanging,) = calls.begin("prepare", (A, [device("a")]))
+    (behind,) = calls.begin("unprepare", (A, [device("a")]))
+    error = await failure(hanging)
+    assert looptime == 300
+    assert (str(error), error.index) == (
+        "driver camera.example.com gave no answer to prepare within 300 s",
+        0,
+    )
+    error = await failure(behind)
+    assert (str(error), error.index) == (
+        "driver camera.example.com: an earlier call for the device does not end, and unprepare "
+        "waited 300 s for it; if it stays so, restart the node plugin on this node",
+        0,
+    )
+    assert looptime == 300
+    driver.seconds = 0
+    await calls.unprepare(A, [device("a")])
+    assert looptime == 320
+
+
+@pytest.mark.looptime
+async def test_the_time_of_a_call_begins_when_it_begins(looptime):
+    driver, _, calls = reach(PerDevice)
+    driver.seconds = 200
+    calls.begin("prepare", (A, [device("a")]))
+    (second,) = calls.begin("prepare", (B, [device("a")]))
+    await asyncio.sleep(1)
+    driver.seconds = 299
+    await second
+    assert looptime == 499
+
+
+@pytest.mark.looptime
+async def test_a_call_for_several_devices_waits_for_each_and_holds_up_those_after_it(looptime):
+    driver, _, calls = reach(PerDevice)
+    driver.seconds_of = {"A": 10, "B": 20, "C": 5, "D": 1}
+    a, b = device("a"), device("b")
+    for claim, devices in (("A", [a]), ("B", [b]), ("C", [a, b]), ("D", [a])):
+        calls.begin("prepare", (reference(claim), devices))
+    (last,) = calls.begin("prepare", (reference("E"), [b]))
+    await last
+    assert looptime == 25
+    begun = [uids[0] for _, uids in calls.endpoint.calls]
+    assert (begun[:3], sorted(begun[3:])) == (["A", "B", "C"], ["D", "E"])
+
+
+@pytest.mark.looptime
+async def test_what_a_call_raises_after_it_was_given_up_is_logged(caplog):
+    driver, _, calls = reach(PerBatch)
+    driver.seconds = 10
+    driver.clean_up_fails = ValueError("cannot undo it")
+    (call,) = calls.begin("prepare", (A, [device("a")]))
+    await asyncio.sleep(1)
+    call.cancel()
+    await asyncio.sleep(1)
+    bug, late = [record for record in caplog.records if record.name.startswith("drakit")]
+    assert bug.exception.endswith("cannot undo it\n")
+    assert (late.levelno, late.msg) == (logging.ERROR, "call failed after it was given up")
+    assert late.error.endswith("ValueError: cannot undo it")
+
+
+async def test_a_cancellation_that_the_driver_makes_itself_is_no_cancellation_of_its_caller():
+    driver, _, calls = reach(PerDevice)
+    driver.failing["cam-0"] = asyncio.CancelledError()
+    error = await failure(calls.prepare(A, [device("cam-0")]))
+    assert str(error).endswith("it was cancelled, but not by its caller")
+
+
+async def test_a_call_runs_in_the_context_of_its_caller_even_if_it_had_to_wait():
+    driver, _, calls = reach(PerDevice)
+    driver.held["cam-0"] = asyncio.Event()
+    for number in range(3):
+        with logs.request_scope(f"request-{number}"):
+            calls.begin("prepare", (A, [device("cam-0")]))
+    driver.held["cam-0"].set()
+    await calls.unprepare(A, [device("cam-0")])
+    assert driver.request_ids == ["request-0", "request-1", "request-2", "-"]
+
+
+@given(data=st.data())
+@settings(max_examples=150, deadline=None)
+def test_calls_that_have_a_device_in_common_never_overlap_keep_their_order_and_all_end(data):
+    """Any sequence of batches, pauses and cancellations, in a loop of its own."""
+    kind = data.draw(st.sampled_from([PerDevice, PerBatch]))
+    claim = st.tuples(
+        st.sets(st.sampled_from("abcd"), min_size=1, max_size=3),
+        st.sampled_from([0, 0, 1, 7, 400]),
+        st.sampled_from([0, 3]),
+    )
+    steps = data.draw(
+        st.lists(
+            st.one_of(
+                st.tuples(st.just("batch"), st.lists(claim, min_size=1, max_size=3)),
+                st.tuples(st.just("pause"), st.sampled_from([0, 1, 2])),
+                st.tuples(st.just("cancel"), st.integers(0, 30)),
+            ),
+            max_size=30,
+        )
+    )
+
+    async def play() -> None:
+        _, endpoint, calls = reach(kind)
+        begun: list[tuple[int, set[str]]] = []
+        batch_of: dict[str, int] = {}
+        works: list[asyncio.Future] = []
+        keys: list[set[str]] = []
+        running: list[set[str]] = []
+        seconds: dict[str, tuple[float, float]] = {}
+
+        async def work(batch: Sequence[AllocatedClaim]) -> Mapping[str, Any]:
+            uids = [item.claim.uid for item in batch]
+            held = {device.name for item in batch for device in item.devices}
+            assert not [other for other in running if other & held]
+            running.append(held)
+            begun.extend((batch_of[uid], keys[int(uid)]) for uid in uids)
+            try:
+                await asyncio.sleep(max(seconds[uid][0] for uid in uids))
+            except asyncio.CancelledError:
+                await asyncio.sleep(max(seconds[uid][1] for uid in uids))
+                raise
+            finally:
+                running.remove(held)
+            return {item.claim.uid: [edits("x")] * len(item.devices) for item in batch}
+
+        endpoint._driver_calls.prepare = work
+        for number, step in enumerate(steps):
+            match step:
+                case ("batch", claims):
+                    batch = []
+                    for names, duration, tail in claims:
+                        uid = str(len(keys))
+                        keys.append(names)
+                        batch_of[uid] = number
+                        seconds[uid] = duration, tail
+                        batch.append((reference(uid), [*map(device, sorted(names))]))
+                    works += calls.begin("prepare", *batch)
+                case ("pause", duration):
+                    await asyncio.sleep(duration)
+                case ("cancel", index) if index < len(works):
+                    works[index].cancel()
+        if works:
+            await asyncio.wait(works)
+        for each in works:
+            assert each.cancelled() or isinstance(each.exception(), DeviceFailedError | None)
+
+        await asyncio.sleep(10)
+        assert running == []
+        for (earlier, some), (later, others) in itertools.combinations(begun, 2):
+            if some & others:
+                # Claims of one batch may overtake one of them that has to wait.
+                assert earlier <= later
+        keys.append(set("abcd"))
+        seconds[str(len(keys) - 1)] = 0, 0
+        batch_of[str(len(keys) - 1)] = len(steps)
+        await calls.prepare(reference(str(len(keys) - 1)), [*map(device, "abcd")])
+
+    with asyncio.Runner(loop_factory=looptime.new_event_loop) as runner:
+        runner.run(play())
 
 
 class ResetsSlowly(ResetsPerDevice):
@@ -504,32 +723,11 @@ class ResetsBatchesSlowly(ResetsSlowly, ResetsPerBatch):
     pass
 
 
-class BridgeCaller(DirectCaller):
-    """Calls a driver over a bridge, whose queues serialize calls."""
-
-    def __init__(self, driver: Any) -> None:
-        super().__init__(driver)
-        loop = asyncio.get_running_loop()
-        self._bridge = Bridge("bridge", home=loop, there=loop)
-
-    def busy(self, keys: Any) -> bool:
-        return self._bridge.busy(keys)
-
-    async def call(self, function, *, what, keys, timeout_seconds):
-        work = super().call
-        return await self._bridge.call(
-            lambda: work(function, what=what, keys=keys, timeout_seconds=timeout_seconds),
-            keys=keys,
-            timeout_seconds=timeout_seconds,
-        )
-
-
 @pytest.mark.parametrize("kind", [ResetsSlowly, ResetsBatchesSlowly])
 async def test_a_partition_waits_for_the_reset_of_its_whole_device(kind):
     """Also if their pool has a device with the name of another one's counter set."""
-    driver = kind()
+    driver, _, calls = reach(kind)
     driver.held["reset"] = asyncio.Event()
-    calls = DriverCalls(Camera.name, traits=traits_of(kind), node=NODE, caller=BridgeCaller(driver))
     whole = device("gpu-0", consumes={"card-0": {"memory": "40Gi"}})
     part = device("gpu-0-half", consumes={"card-0": {"memory": "20Gi"}})
     others = [
@@ -549,33 +747,17 @@ async def test_a_partition_waits_for_the_reset_of_its_whole_device(kind):
     assert driver.ended[-2:] == ["reset gpu-0", "gpu-0-half"]
 
 
-async def test_a_claim_that_waits_for_itself_is_given_up_for_itself():
-    driver, caller, calls = reach(PerBatch)
-    caller.busy_keys = {DeviceKey("", "cam-0")}
-    driver.held["cam-0"] = driver.held["cam-1"] = asyncio.Event()
-    busy = asyncio.create_task(calls.prepare(A, [device("cam-0")]))
-    other = asyncio.create_task(calls.prepare(B, [device("cam-1")]))
-    await turns()
-    busy.cancel()
-    await turns()
-    assert (busy.cancelled(), driver.ended) == (True, ["cam-0"])
-    driver.held["cam-1"].set()
-    assert list(await other) == [edits("cam-1")]
-
-
 # ------------------------------------------------------------ reset
 
 
 @pytest.mark.parametrize(
-    ("kind", "calls_made"),
+    "kind",
     [
-        pytest.param(ResetsPerDevice, 4, id="device"),
-        pytest.param(ResetsPerBatch, 1, id="batch"),
+        pytest.param(ResetsPerDevice, id="device"),
+        pytest.param(ResetsPerBatch, id="batch"),
     ],
 )
-async def test_a_device_is_reset_in_the_call_that_undid_it_unless_others_may_use_it(
-    kind, calls_made
-):
+async def test_a_device_is_reset_in_the_call_that_undid_it_unless_others_may_use_it(kind):
     driver, caller, calls = reach(kind)
     devices = [
         device("cam-0"),
@@ -584,7 +766,7 @@ async def test_a_device_is_reset_in_the_call_that_undid_it_unless_others_may_use
         device("cam-3"),
     ]
     await calls.unprepare(A, devices)
-    assert len(caller.calls) == calls_made
+    assert len(caller.calls) == 1
     resets = [done for done in driver.ended if done.startswith("reset")]
     assert sorted(resets) == ["reset cam-0", "reset cam-3"]
     for name in ("cam-0", "cam-3"):
@@ -674,7 +856,7 @@ async def test_a_check_says_whether_all_is_in_order(answers, in_order, logged, m
             raise answer
         return answer
 
-    monkeypatch.setattr(PerBatch, "check", check, raising=False)
-    _, _, calls = reach(PerBatch)
+    monkeypatch.setattr(PerDevice, "check", check, raising=False)
+    _, _, calls = reach(PerDevice)
     assert await calls.check(A, [device("cam-0"), device("cam-1")]) is in_order
     assert len(caplog.records) == logged

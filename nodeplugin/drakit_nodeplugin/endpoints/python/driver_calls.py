@@ -1,0 +1,279 @@
+"""
+From a batch of claims to the methods of a Python driver, in the driver's loop.
+
+Vendor code runs here and nowhere else, and that includes reading its answers and making the texts
+of what it raises. What comes back is a snapshot, or a sentence. Order and time limits are
+:mod:`drakit_nodeplugin.endpoints.batches`'s.
+
+It must not know threads, slices, gRPC or the kubelet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar, cast
+
+from drakit.device import AllocatedClaim, AllocatedDevice, Device, Edits, Inventory
+from drakit.driver import Driver
+from drakit_nodeplugin.endpoints.errors import (
+    DeviceFailedError,
+    failure_of,
+    kind_of,
+    unusable_answer,
+)
+from drakit_nodeplugin.endpoints.python.parameters import with_parameters
+from drakit_nodeplugin.endpoints.python.snapshot import key_of, snapshot_of
+from drakit_nodeplugin.endpoints.traits import DriverTraits, Granularity
+
+__all__ = ("AnyDriver", "DriverCalls")
+
+AnyDriver = Driver[Any, Any]
+ValueT = TypeVar("ValueT")
+
+
+class DriverCalls:
+    """Calls one driver; raises DeviceFailedError, and no other."""
+
+    def __init__(self, name: str, driver: AnyDriver, traits: DriverTraits) -> None:
+        self._name = name
+        self._driver = driver
+        self._traits = traits
+        self._inventory = Inventory(devices=())
+        self._by_key: dict[tuple[str, str] | None, Device] | None = None
+
+    def published(self, inventory: Inventory) -> None:
+        """The driver's own devices, whose edits it is given back."""
+        self._inventory, self._by_key = inventory, None
+
+    # ------------------------------------------------------------ preparing
+
+    async def prepare(
+        self, batch: Sequence[AllocatedClaim]
+    ) -> Mapping[str, Sequence[Edits] | DeviceFailedError]:
+        """As :meth:`.Calls.prepare`."""
+        if self._traits.prepare_granularity is Granularity.BATCH:
+            return await self._prepare_claims(batch)
+        return await self._by_claim(batch, self._prepare_claim)
+
+    async def _prepare_claim(self, item: AllocatedClaim) -> Sequence[Edits]:
+        return await _side_by_side(
+            [self._prepare_device(item, device, i) for i, device in enumerate(item.devices)]
+        )
+
+    async def _prepare_device(
+        self, item: AllocatedClaim, device: AllocatedDevice, index: int
+    ) -> Edits:
+        def prepare() -> object:
+            return self._driver.prepare(item.claim, self._checked(device, index))
+
+        answer = await self._answer(prepare, what="prepare", index=index)
+        return self._edits(answer, what="prepare", index=index)
+
+    async def _prepare_claims(
+        self, batch: Sequence[AllocatedClaim]
+    ) -> Mapping[str, Sequence[Edits] | DeviceFailedError]:
+        what = "prepare_claims"
+        results: dict[str, Sequence[Edits] | DeviceFailedError] = {}
+        due: list[AllocatedClaim] = []
+        for item in batch:
+            try:
+                due.append(replace(item, devices=self._all_checked(item.devices)))
+            except DeviceFailedError as error:
+                results[item.claim.uid] = error.alone()
+        if due:
+            answer = await self._answer(lambda: self._driver.prepare_claims(due), what=what)
+            for uid, each in self._claims(answer, what=what).items():
+                results[uid] = self._all_edits(each, what=what)
+        return results
+
+    def _all_edits(self, answer: object, *, what: str) -> Sequence[Edits] | DeviceFailedError:
+        """Return what was answered for a claim as edits, or why it is none."""
+        if isinstance(answer, Exception):
+            return self._failure(answer, what=what)
+        if not isinstance(answer, Sequence):
+            return self._unusable(f"{kind_of(answer)}, which is no sequence of Edits", what=what)
+        try:
+            edits = tuple(cast("Sequence[object]", answer))
+            return tuple([self._edits(each, what=what, index=i) for i, each in enumerate(edits)])
+        except Exception as error:  # a sequence of the vendor's own
+            return self._failure(error, what=what)
+
+    def _edits(self, answer: object, *, what: str, index: int) -> Edits:
+        if not isinstance(answer, Edits):
+            raise self._unusable(f"{kind_of(answer)}, which is no Edits", what=what, index=index)
+        try:
+            return snapshot_of(answer)
+        except Exception as error:
+            failure = self._failure(error, what=what, index=index)
+        raise failure
+
+    # ------------------------------------------------------------ unpreparing
+
+    async def unprepare(
+        self, batch: Sequence[AllocatedClaim]
+    ) -> Mapping[str, DeviceFailedError | None]:
+        """As :meth:`.Calls.unprepare`."""
+        if self._traits.unprepare_granularity is Granularity.BATCH:
+            return await self._unprepare_claims(batch)
+        return await self._by_claim(batch, self._unprepare_claim)
+
+    async def _unprepare_claim(self, item: AllocatedClaim) -> None:
+        await _side_by_side(
+            [self._unprepare_device(item, device, i) for i, device in enumerate(item.devices)]
+        )
+
+    async def _unprepare_device(
+        self, item: AllocatedClaim, device: AllocatedDevice, index: int
+    ) -> None:
+        known = self._checked(device, index, lenient=True)
+
+        def unprepare() -> object:
+            return self._driver.unprepare(item.claim, known)
+
+        await self._answer(unprepare, what="unprepare", index=index)
+        await self._reset(known, index)
+
+    async def _unprepare_claims(
+        self, batch: Sequence[AllocatedClaim]
+    ) -> Mapping[str, DeviceFailedError | None]:
+        what = "unprepare_claims"
+        due = {
+            item.claim.uid: replace(item, devices=self._all_checked(item.devices, lenient=True))
+            for item in batch
+        }
+        answer = await self._answer(
+            lambda: self._driver.unprepare_claims(list(due.values())), what=what
+        )
+        results: dict[str, DeviceFailedError | None] = {}
+        undone: list[AllocatedClaim] = []
+        for uid, each in self._claims(answer, what=what).items():
+            if each is None and uid in due and self._traits.resets:
+                undone.append(due[uid])
+            elif isinstance(each, Exception):
+                results[uid] = self._failure(each, what=what)
+            elif each is not None:
+                text = f"{kind_of(each)} for a claim, which is neither None nor why"
+                results[uid] = self._unusable(text, what=what)
+            else:
+                results[uid] = None
+        return {**results, **await self._by_claim(undone, self._reset_claim)}
+
+    async def _reset_claim(self, item: AllocatedClaim) -> None:
+        await _side_by_side([self._reset(device, i) for i, device in enumerate(item.devices)])
+
+    async def _reset(self, device: AllocatedDevice, index: int) -> None:
+        """Reset a device if the driver wants that, but not if others may be using it."""
+        if self._traits.resets and device.share_id is None and not device.admin_access:
+            await self._answer(lambda: self._driver.reset(device), what="reset", index=index)
+
+    # ------------------------------------------------------------ checking
+
+    async def check(self, batch: Sequence[AllocatedClaim]) -> Mapping[str, bool]:
+        """As :meth:`.Calls.check`."""
+        answers = await _side_by_side([self._check_claim(item) for item in batch])
+        return {item.claim.uid: each for item, each in zip(batch, answers, strict=True)}
+
+    async def _check_claim(self, item: AllocatedClaim) -> bool:
+        return all(
+            await _side_by_side(
+                [self._check_device(item, device, i) for i, device in enumerate(item.devices)]
+            )
+        )
+
+    async def _check_device(
+        self, item: AllocatedClaim, device: AllocatedDevice, index: int
+    ) -> bool:
+        def check() -> object:
+            return self._driver.check(item.claim, self._checked(device, index))
+
+        answer = await self._answer(check, what="check", index=index)
+        if isinstance(answer, bool):
+            return answer
+        raise self._unusable(f"{kind_of(answer)}, which is no bool", what="check")
+
+    # ------------------------------------------------------------ what a driver gets
+
+    def _checked(
+        self, device: AllocatedDevice, index: int, *, lenient: bool = False
+    ) -> AllocatedDevice:
+        return with_parameters(
+            replace(device, edits=self._published_edits(device)),
+            self._traits.parameters_type,
+            driver=self._name,
+            index=index,
+            lenient=lenient,
+        )
+
+    def _published_edits(self, device: AllocatedDevice) -> Edits | None:
+        """Return the edits that a device carries; None if it is not listed."""
+        if self._by_key is None:
+            # Of several devices with one name the first, those of the fallback last.
+            listed = (*self._inventory.devices, *(self._inventory.fallback or ()))
+            self._by_key = {key_of(each): each for each in reversed(listed)}
+        published = self._by_key.get((device.pool, device.name))
+        return None if published is None else published.edits
+
+    def _all_checked(
+        self, devices: Sequence[AllocatedDevice], *, lenient: bool = False
+    ) -> tuple[AllocatedDevice, ...]:
+        return tuple([self._checked(each, i, lenient=lenient) for i, each in enumerate(devices)])
+
+    # ------------------------------------------------------------ what a driver answers
+
+    async def _answer(
+        self, call: Callable[[], object], *, what: str, index: int | None = None
+    ) -> object:
+        """Call a method, which may be a plain or an async one."""
+        try:
+            answer = call()
+            return (
+                await cast("Awaitable[object]", answer) if inspect.isawaitable(answer) else answer
+            )
+        except Exception as error:
+            failure = self._failure(error, what=what, index=index)
+        raise failure
+
+    def _claims(self, answer: object, *, what: str) -> Mapping[str, object]:
+        if not isinstance(answer, Mapping):
+            raise self._unusable(f"{kind_of(answer)}, which is no mapping of claims", what=what)
+        return dict(cast("Mapping[str, object]", answer))
+
+    def _failure(
+        self, error: Exception, *, what: str, index: int | None = None
+    ) -> DeviceFailedError:
+        return failure_of(error, driver=self._name, what=what, index=index).alone()
+
+    def _unusable(self, answer: str, *, what: str, index: int | None = None) -> DeviceFailedError:
+        return unusable_answer(answer, driver=self._name, what=what, index=index)
+
+    async def _by_claim(
+        self,
+        batch: Sequence[AllocatedClaim],
+        call: Callable[[AllocatedClaim], Coroutine[Any, Any, ValueT]],
+    ) -> Mapping[str, ValueT | DeviceFailedError]:
+        """Call for each claim; one that fails does so alone."""
+
+        async def settled(item: AllocatedClaim) -> ValueT | DeviceFailedError:
+            try:
+                return await call(item)
+            except DeviceFailedError as error:
+                return error.alone()
+
+        answers = await _side_by_side([settled(item) for item in batch])
+        return {item.claim.uid: each for item, each in zip(batch, answers, strict=True)}
+
+
+async def _side_by_side(works: Sequence[Coroutine[Any, Any, ValueT]]) -> Sequence[ValueT]:
+    """Run works side by side; what one raises is raised once all have ended."""
+    if len(works) == 1:
+        return [await works[0]]
+    results = await asyncio.gather(*works, return_exceptions=True)
+    values: list[ValueT] = []
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+        values.append(result)
+    return values

@@ -1,0 +1,265 @@
+"""
+Snapshots of what a driver hands over: copies that are nobody's but ours.
+
+Devices and edits are frozen, but what they hold is the vendor's: mappings that change later, texts
+that are enums, mappings that read hardware. So it is copied to Python's own types, in the driver's
+thread, before anybody else looks at it. A value of any other type becomes an
+:class:`UnsupportedValue`, so that the check which refuses the device can name the type.
+
+It must not know threads, floods, or which values are allowed where.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import fields
+from functools import lru_cache
+from itertools import islice
+from operator import is_
+from typing import Any, Generic, TypeVar, cast
+
+from drakit.device import (
+    Capacity,
+    CapacityRange,
+    CounterSet,
+    Device,
+    DeviceNode,
+    Edits,
+    Health,
+    Hook,
+    IntelRdt,
+    Inventory,
+    Mount,
+    NetDevice,
+    Taint,
+    Topology,
+    Version,
+)
+from drakit.driver import DriverError
+from drakit_nodeplugin.endpoints.errors import kind_of
+from drakit_nodeplugin.endpoints.unchanged import MAX_DEVICES, is_unchanged
+
+__all__ = ("InventorySnapshots", "UnsupportedValue", "inventory_of", "key_of", "snapshot_of")
+
+MAX_DEPTH = 8
+"""A value below it is unsupported: a dict may hold itself. Allowed values have half of it."""
+
+STEP_DEVICES = 64
+"""Between two looks at the clock."""
+
+STEP_SECONDS = 0.002
+"""How long it works without a pause: the daemon's loop, and the driver's own calls, wait for the
+interpreter meanwhile."""
+
+PAUSE_SECONDS = 0.001
+"""Long enough for another thread to be given the interpreter."""
+
+ThingT = TypeVar("ThingT", Device, CounterSet)
+
+_SCALARS: frozenset[type] = frozenset({type(None), bool, int, str, float})
+
+_FIELDS: Mapping[type, tuple[str, ...]] = {
+    kind: tuple(field.name for field in fields(kind))
+    for kind in (
+        *(Device, Capacity, CapacityRange, CounterSet, Taint, Topology, Health, Version),
+        *(Edits, DeviceNode, Mount, Hook, NetDevice, IntelRdt),
+    )
+}
+
+_NO_EDITS = Device(name="").edits
+"""The edits of most devices: one and the same object."""
+
+_EMPTY: dict[Any, Any] = {}
+"""Most mappings of most devices are empty; one for all of them saves memory."""
+
+
+# ------------------------------------------------------------ one value
+
+
+class UnsupportedValue:
+    """Stands for a value of a type that is allowed nowhere; each such type has a class of its
+    name, which is what error texts show."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}>"
+
+
+@lru_cache(maxsize=1000)
+def _unsupported(name: str) -> UnsupportedValue:
+    return type(name, (UnsupportedValue,), {"__slots__": ()})()
+
+
+def snapshot_of(value: Any, depth: int = 0) -> Any:
+    """Return a copy of a value; the value itself if it cannot change. Raises whatever a vendor's
+    own class raises when it is read."""
+    kind = cast("type[Any]", type(value))
+    if kind in _SCALARS or value is _NO_EDITS:
+        return value
+    if kind in _FIELDS and depth < MAX_DEPTH:
+        return _copy_of_fields(value, kind, depth)
+    if isinstance(value, str):  # an enum, for example
+        return str.__str__(value)
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        return float(value)
+    if depth < MAX_DEPTH:
+        if isinstance(value, tuple):
+            return _copy_of_tuple(cast("tuple[Any, ...]", value), depth)
+        if isinstance(value, list):
+            return [snapshot_of(each, depth + 1) for each in cast("list[Any]", value)]
+        if isinstance(value, Mapping):
+            return _copy_of_mapping(cast("Mapping[Any, Any]", value), depth)
+        for base in kind.__mro__:
+            if base in _FIELDS:
+                return _copy_of_fields(value, base, depth)
+    return _unsupported(kind_of(value))
+
+
+def _copy_of_tuple(value: tuple[Any, ...], depth: int) -> tuple[Any, ...]:
+    copies = tuple([snapshot_of(each, depth + 1) for each in value])
+    return value if type(value) is tuple and all(map(is_, copies, value)) else copies
+
+
+def _copy_of_mapping(value: Mapping[Any, Any], depth: int) -> dict[Any, Any]:
+    # A dict in one step, as another thread of the driver may be changing it.
+    copy = value.copy() if isinstance(value, dict) else dict(value.items())
+    if not copy:
+        return _EMPTY
+    if {str}.issuperset(map(type, copy)) and _SCALARS.issuperset(map(type, copy.values())):
+        return copy
+    return {_copy_of_key(key): snapshot_of(each, depth + 1) for key, each in copy.items()}
+
+
+def _copy_of_key(key: object) -> object:
+    copy = snapshot_of(key, MAX_DEPTH)
+    return copy if type(copy) in _SCALARS else _unsupported(kind_of(key))
+
+
+def _copy_of_fields(value: Any, kind: type[Any], depth: int) -> Any:
+    names = _FIELDS[kind]
+    given = [getattr(value, name) for name in names]
+    copies = [snapshot_of(each, depth + 1) for each in given]
+    if type(value) is kind and all(map(is_, copies, given)):
+        return value
+    return kind(**dict(zip(names, copies, strict=True)))
+
+
+# ------------------------------------------------------------ what a driver yields
+
+
+def inventory_of(listed: object) -> Inventory:
+    """Return what was yielded as an inventory with tuples of the driver's objects; raises
+    DriverError if it is none."""
+    if not isinstance(listed, Inventory):
+        return Inventory(devices=_all_of(listed, Device, "devices"))
+    fallback = listed.fallback
+    return Inventory(
+        devices=_all_of(listed.devices, Device, "devices"),
+        counter_sets=_all_of(listed.counter_sets, CounterSet, "counter sets"),
+        fallback=None if fallback is None else _all_of(fallback, Device, "devices"),
+    )
+
+
+def _all_of(listed: object, kind: type[ThingT], plural: str) -> tuple[ThingT, ...]:
+    if not isinstance(listed, Iterable):
+        raise DriverError(
+            f"it listed {kind_of(listed)}, which is no collection of {plural}; this is a "
+            f"fault of the driver"
+        )
+    # A generator may have no end.
+    things = tuple(islice(cast("Iterable[Any]", listed), MAX_DEVICES + 1))
+    if len(things) > MAX_DEVICES:
+        raise DriverError(
+            f"it listed more than {MAX_DEVICES:,} {plural}, which no node can publish; this is a "
+            f"fault of the driver"
+        )
+    if set(map(type, things)) - {kind}:  # fast, as it is done at each yield
+        for thing in things:
+            if not isinstance(thing, kind):
+                raise DriverError(
+                    f"it listed {kind_of(thing)}, which is no {kind.__name__}; this is a "
+                    f"fault of the driver"
+                )
+    return things
+
+
+class InventorySnapshots:
+    """Makes the snapshots of one life of a driver, in its loop. An unchanged device keeps the
+    identity that it had in the snapshot before."""
+
+    def __init__(self) -> None:
+        self._devices = _Known[Device]()
+        self._fallback = _Known[Device]()
+        self._counter_sets = _Known[CounterSet]()
+
+    async def of(self, given: Inventory) -> Inventory:
+        """Return the snapshot of an inventory; raises what :func:`snapshot_of` does."""
+        steps = _Steps()
+        devices = await self._devices.snapshots(given.devices, steps)
+        sets = await self._counter_sets.snapshots(given.counter_sets, steps)
+        fallback = None
+        if given.fallback is not None:
+            fallback = await self._fallback.snapshots(given.fallback, steps)
+        return Inventory(devices=devices, counter_sets=sets, fallback=fallback)
+
+
+class _Known(Generic[ThingT]):
+    """The last snapshots of one collection."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, str], ThingT] = {}
+        """By pool and name; of those with one name the first."""
+
+    async def snapshots(self, given: Collection[ThingT], steps: _Steps) -> tuple[ThingT, ...]:
+        things = tuple(given)
+        ours: list[ThingT] = []
+        known: dict[tuple[str, str], ThingT] = {}
+        for start in range(0, len(things), STEP_DEVICES):
+            for thing in things[start : start + STEP_DEVICES]:
+                key = key_of(thing)
+                one = self._snapshot(thing, None if key is None else self._known.get(key))
+                ours.append(one)
+                if key is not None:
+                    known.setdefault(key, one)
+            await steps.give_way()
+        self._known = known
+        return tuple(ours)
+
+    def _snapshot(self, thing: ThingT, old: ThingT | None) -> ThingT:
+        if old is not None and _is_unchanged(thing, old):
+            return old
+        copy = cast("ThingT", snapshot_of(thing))
+        # Enums and mappings of the vendor's own can be compared only now.
+        return old if old is not None and _is_unchanged(copy, old) else copy
+
+
+def _is_unchanged(new: ThingT, old: ThingT) -> bool:
+    try:
+        return is_unchanged(new, old)
+    except Exception:  # a value of a wrong type: it is copied, and refused by a check
+        return False
+
+
+def key_of(thing: Device | CounterSet) -> tuple[str, str] | None:
+    """Return pool and name as plain texts; None if a vendor's are none."""
+    pool, name = cast("object", thing.pool), cast("object", thing.name)
+    if isinstance(pool, str) and isinstance(name, str):
+        return str.__str__(pool), str.__str__(name)
+    return None
+
+
+class _Steps:
+    """Gives way to others from time to time."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._began_at = self._loop.time()
+
+    async def give_way(self) -> None:
+        if self._loop.time() - self._began_at > STEP_SECONDS:
+            await asyncio.sleep(PAUSE_SECONDS)
+            self._began_at = self._loop.time()

@@ -1,0 +1,76 @@
+"""An endpoint without a thread: its driver is called in the test's own loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from drakit import Driver, Edits
+from drakit.device import AllocatedClaim
+from drakit_nodeplugin.endpoints.batches import Batches
+from drakit_nodeplugin.endpoints.errors import DeviceFailedError, EndpointStoppedError
+from drakit_nodeplugin.endpoints.python.driver_calls import DriverCalls
+from drakit_nodeplugin.endpoints.traits import DriverTraits, traits_of
+
+
+class DirectEndpoint:
+    """Calls a driver as an endpoint does, and keeps what it called: its :class:`.Calls`."""
+
+    def __init__(self, driver: Driver[Any, Any], *, node: str, traits: DriverTraits | None = None):
+        self.driver = driver
+        self.traits = traits or traits_of(type(driver))
+        self.calls: list[tuple[str, list[str]]] = []
+        """Each call, with the UIDs of its claims."""
+        self.stopped: EndpointStoppedError | None = None
+        self.failure: Exception | None = None
+        """Raised instead of calling, as a connection may."""
+        self._driver_calls = DriverCalls(
+            driver.name, driver, self.traits, edits=lambda pool, name: None
+        )
+        self._batches = Batches(
+            driver.name,
+            traits=self.traits,
+            node=node,
+            reach=lambda: self.unavailable() or _Calls(self),
+        )
+
+    def unavailable(self) -> EndpointStoppedError | None:
+        return self.stopped
+
+    def prepare(
+        self, batch: Sequence[AllocatedClaim]
+    ) -> Mapping[str, asyncio.Future[Sequence[Edits]]]:
+        return self._batches.prepare(batch)
+
+    def unprepare(self, batch: Sequence[AllocatedClaim]) -> Mapping[str, asyncio.Future[None]]:
+        return self._batches.unprepare(batch)
+
+    def check(self, batch: Sequence[AllocatedClaim]) -> Mapping[str, asyncio.Future[bool]]:
+        return self._batches.check(batch)
+
+
+class _Calls:
+    def __init__(self, endpoint: DirectEndpoint) -> None:
+        self._endpoint = endpoint
+
+    async def prepare(
+        self, batch: Sequence[AllocatedClaim]
+    ) -> Mapping[str, Sequence[Edits] | DeviceFailedError]:
+        self._keep("prepare", batch)
+        return await self._endpoint._driver_calls.prepare(batch)
+
+    async def unprepare(
+        self, batch: Sequence[AllocatedClaim]
+    ) -> Mapping[str, DeviceFailedError | None]:
+        self._keep("unprepare", batch)
+        return await self._endpoint._driver_calls.unprepare(batch)
+
+    async def check(self, batch: Sequence[AllocatedClaim]) -> Mapping[str, bool]:
+        self._keep("check", batch)
+        return await self._endpoint._driver_calls.check(batch)
+
+    def _keep(self, what: str, batch: Sequence[AllocatedClaim]) -> None:
+        self._endpoint.calls.append((what, [item.claim.uid for item in batch]))
+        if self._endpoint.failure is not None:
+            raise self._endpoint.failure
