@@ -4,7 +4,7 @@ The endpoints of a driver together: which there are, how long they are awaited, 
 Some are expected, some were stored, others just appear. If two endpoints have a pool of one name,
 the available one has it. The state of each is :mod:`.endpoint_state`'s.
 
-It must not know the store, or who asks.
+It must not know the store, or the callers.
 """
 
 from __future__ import annotations

@@ -153,11 +153,11 @@ class PoolPublisher:
         self._settled = True
         self._not_before = asyncio.get_running_loop().time() + PACE_SECONDS
         if self._writer.refused:
-            self._look_again(self._writer.retry_at)
+            self._check_again(self._writer.retry_at)
         self.last_error = self._writer.error
         return pool is None
 
-    def _look_again(self, at: float) -> None:
+    def _check_again(self, at: float) -> None:
         self._again_at = at if self._again_at is None else min(at, self._again_at)
 
     async def _plan(self, pool: DesiredPool) -> Plan:
@@ -169,7 +169,7 @@ class PoolPublisher:
         left = dict(writer.refused)
         foreign = self._foreign(stored)
         if foreign and now < self._undo_not_before:
-            self._look_again(self._undo_not_before)
+            self._check_again(self._undo_not_before)
             left |= {name: known.content for name in foreign if (known := writer.known.get(name))}
             stored = [
                 each
