@@ -1,9 +1,9 @@
 """
-Devices and counter sets in the form of a ResourceSlice (``resource.k8s.io/v1``).
+Devices and counter sets in the form of a ResourceSlice (``resource.k8s.io/v1``), and whether two of
+them mean the same.
 
-What is written here is in order: limits are checked in :mod:`.checks` and :mod:`.inventory`, before
-anything is written. How devices are spread over slices is the node plugin's business, other
-versions of the API are :mod:`.versions`'.
+Limits are checked before, in :mod:`.checks` and :mod:`.inventory`. How devices are spread over
+slices is the node plugin's business, other versions of the API are :mod:`.versions`'.
 
 It must not know clients, pools, or where devices come from.
 """
@@ -14,29 +14,21 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from drakit.device import AttributeValue, Capacity, CounterSet, Device, Version
-from drakit.resource.checks import device_problems
-from drakit.resource.comparison import same_counter_sets, same_device
-from drakit.resource.names import is_dns_label, is_dns_subdomain
-from drakit.resource.raw import Object
+from drakit.resource.quantity import same_quantity
+from drakit.resource.raw import Object, child, children
 from drakit.resource.topology import TOPOLOGY_FIELDS
 
-__all__ = (
-    "counter_set_body",
-    "device_body",
-    "device_problems",
-    "is_dns_label",
-    "is_dns_subdomain",
-    "same_counter_sets",
-    "same_device",
-)
+__all__ = ("counter_set_body", "device_body", "same_counter_sets", "same_device")
+
+_BY_MEANING = ("attributes", "capacity", "taints", "consumesCounters")
 
 
 def device_body(device: Device, *, taints: Sequence[Object] = ()) -> dict[str, Any]:
     """
     Write a device as ``ResourceSlice.spec.devices[]``.
 
-    The taints are all that it is to have, as JSON: those of its driver have a time as well, and the
-    node plugin adds its own.
+    `taints` are all taints that it gets, as JSON: those of its driver with a time, and those of the
+    node plugin.
     """
     body: dict[str, Any] = {"name": device.name}
     if attributes := _attributes_body(device):
@@ -104,3 +96,87 @@ def _capacity_body(amount: str | Capacity) -> dict[str, Any]:
 
 def _counters_body(counters: Mapping[str, str]) -> dict[str, Any]:
     return {name: {"value": amount} for name, amount in counters.items()}
+
+
+# ---------------------------------------------------------------- comparison
+
+
+def same_device(ours: Object, stored: Object) -> bool:
+    """
+    Return whether two devices of slices mean the same: ours, and the one at the API server.
+
+    Taints are not compared. Quantities are compared by value, absent and empty fields are the same,
+    the order of counters means nothing.
+    """
+    if ours == stored:
+        return True
+    return (
+        _same_rest(ours, stored, besides=_BY_MEANING)
+        and (ours.get("attributes") or {}) == (stored.get("attributes") or {})
+        and _same_capacities(child(ours, "capacity"), child(stored, "capacity"))
+        and _same_consumption(
+            children(ours, "consumesCounters"), children(stored, "consumesCounters")
+        )
+    )
+
+
+def same_counter_sets(ours: Sequence[Object], stored: Sequence[Object]) -> bool:
+    """Compare ``sharedCounters`` of two slices by meaning."""
+    return _same_sets(ours, stored, name="name")
+
+
+def _same_rest(ours: Object, stored: Object, *, besides: Sequence[str]) -> bool:
+    keys = {key for each in (ours, stored) for key, value in each.items() if value}
+    return all(ours.get(key) == stored.get(key) for key in keys.difference(besides))
+
+
+def _same_consumption(ours: Sequence[Object], stored: Sequence[Object]) -> bool:
+    return _same_sets(ours, stored, name="counterSet")
+
+
+def _same_sets(ours: Sequence[Object], stored: Sequence[Object], *, name: str) -> bool:
+    mine = {each.get(name): each for each in ours}
+    theirs = {each.get(name): each for each in stored}
+    return (
+        len(ours) == len(stored)
+        and mine.keys() == theirs.keys()
+        and all(
+            _same_rest(mine[key], theirs[key], besides=("counters",))
+            and _same_counters(child(mine[key], "counters"), child(theirs[key], "counters"))
+            for key in mine
+        )
+    )
+
+
+def _same_counters(mine: Object, theirs: Object) -> bool:
+    return mine.keys() == theirs.keys() and all(
+        same_quantity(mine[name].get("value"), theirs[name].get("value")) for name in mine
+    )
+
+
+def _same_capacities(mine: Object, theirs: Object) -> bool:
+    return mine.keys() == theirs.keys() and all(
+        _same_capacity(mine[name], theirs[name]) for name in mine
+    )
+
+
+def _same_capacity(mine: Object, theirs: Object) -> bool:
+    return (
+        _same_rest(mine, theirs, besides=("value", "requestPolicy"))
+        and same_quantity(mine.get("value"), theirs.get("value"))
+        and _same_policy(child(mine, "requestPolicy"), child(theirs, "requestPolicy"))
+    )
+
+
+def _same_policy(mine: Object, theirs: Object) -> bool:
+    values: list[Any] = mine.get("validValues") or []
+    others: list[Any] = theirs.get("validValues") or []
+    span, other = child(mine, "validRange"), child(theirs, "validRange")
+    return (
+        _same_rest(mine, theirs, besides=("default", "validValues", "validRange"))
+        and same_quantity(mine.get("default"), theirs.get("default"))
+        and len(values) == len(others)
+        and all(same_quantity(one, two) for one, two in zip(values, others, strict=True))
+        and span.keys() == other.keys()
+        and all(same_quantity(span[key], other[key]) for key in span)
+    )

@@ -5,7 +5,7 @@ A device that the API server would refuse, that has another's name, or that cons
 counters is left out and named, and the rest is kept. A driver lists all of its devices at each
 change: a device that is the same object as before is not checked again.
 
-It must not know clients, clocks, or who asks.
+It must not know clients, clocks, or the callers.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class _Check:
     def devices(
         self, given: Collection[object], *, known: _Pools, prefix: str = ""
     ) -> tuple[Device, ...]:
-        """Give the devices that are in order; put those of good values into `known`."""
+        """Return the valid devices; add those with valid values of their own to `known`."""
         kept: list[Device] = []
         for each in given:
             device, problems = self._sound(each)

@@ -4,7 +4,7 @@ The endpoints of a driver together: which there are, how long they are awaited, 
 Some are expected, some were stored, others just appear. If two endpoints have a pool of one name,
 the available one has it. The state of each is :mod:`.endpoint_state`'s.
 
-It must not know the store, or who asks.
+It must not know the store, or the callers.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ class EndpointRegistry:
         """`expected` are the configured endpoints. If there are none, the number of endpoints is
         unknown."""
         self._expected = frozenset(expected)
-        self.open_ended = not self._expected
-        """Whether the number of endpoints is unknown."""
+        self._open_ended = not self._expected
         self._settings = settings
         self._make = make
         self._now = now
-        self._graces: Graces | None = None
         self._unknown_until = 0.0
         """Until when endpoints with unknown pools may appear, if their number is unknown."""
-        self._states: dict[str, EndpointState] = {}
+        self.graces = self._begin_graces(known=False)
+        """The grace periods."""
+        self._states = {name: make(name) for name in self._expected}
 
     def __iter__(self) -> Iterator[EndpointState]:
         """Iterate over a snapshot: the caller may forget endpoints meanwhile."""
@@ -65,21 +65,9 @@ class EndpointRegistry:
 
     # ------------------------------------------------------------ which there are
 
-    @property
-    def graces(self) -> Graces:
-        """The grace periods."""
-        return self._graces or self.begin()
-
-    def begin(self) -> Graces:
-        """Begin the grace period of the plugin's start, once."""
-        if self._graces is None:
-            self._graces = self._begun()
-            for name in self._expected:
-                self.get(name)
-        return self._graces
-
-    def _begun(self, *, known: bool = False) -> Graces:
-        """Begin to wait; `known`: the store has the pools of unavailable endpoints."""
+    def _begin_graces(self, *, known: bool) -> Graces:
+        """Begin the grace period of a start; `known`: the store has the pools of unavailable
+        endpoints."""
         now, settings = self._now(), self._settings
         graces = Graces(
             start_until=now + settings.start_grace_period,
@@ -99,17 +87,17 @@ class EndpointRegistry:
             needed = state.life.listed or state.name in self._expected
             waiting = state.phase is Phase.AWAITED and state.reason is SILENT
             if needed and state.phase is not Phase.PRESENT and not waiting:
-                return f"endpoint {state.name}: {state.reason}" if self.open_ended else state.reason
+                return (
+                    f"endpoint {state.name}: {state.reason}" if self._open_ended else state.reason
+                )
         return None
 
     def find(self, name: str) -> EndpointState | None:
         """Return an endpoint, if there is one of that name."""
-        self.begin()
         return self._states.get(name)
 
     def get(self, name: str) -> EndpointState:
         """Return an endpoint; a new one is not available yet."""
-        self.begin()
         if name not in self._states:
             self._states[name] = self._make(name)
         return self._states[name]
@@ -124,7 +112,7 @@ class EndpointRegistry:
     def accounted(self) -> bool:
         """Return whether the pools of all endpoints are known."""
         graces, now = self.graces, self._now()
-        if self.open_ended and now < self._unknown_until:
+        if self._open_ended and now < self._unknown_until:
             return False
         return all(accounted(state.life, graces, now=now) for state in self._states.values())
 
@@ -132,7 +120,7 @@ class EndpointRegistry:
         """Yield the ends of all grace periods."""
         graces = self.graces
         yield graces.start_until
-        if self.open_ended:
+        if self._open_ended:
             yield self._unknown_until
         for state in self._states.values():
             if (end := phase_ends(state.life, graces)) is not None:
@@ -145,9 +133,9 @@ class EndpointRegistry:
     ) -> None:
         """Begin with the endpoints that an earlier process, or another instance, has stored. An
         endpoint that has listed its devices meanwhile knows better."""
-        if self.open_ended:
+        if self._open_ended:
             # The time counts from when this instance is primary: these endpoints connect to that.
-            self._graces = self._begun(known=bool(rows))
+            self.graces = self._begin_graces(known=bool(rows))
         graces = self.graces
         for name, row in rows.items():
             state = self.get(name)

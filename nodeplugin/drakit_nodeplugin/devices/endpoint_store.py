@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from drakit.backoff import Backoff
+from drakit.logs import ProblemLog
 
 __all__ = ("EndpointStore", "EndpointWriter", "StoredEndpoint")
 
@@ -84,14 +85,19 @@ class EndpointWriter:
         `on_loaded` receives the rows of others: at the start, and when this instance becomes the
         primary one. `on_written` is called whenever the store is up to date.
         """
-        self._driver = driver
         self._store = store
         self._primary = primary
         self._rows = rows
         self._on_loaded = on_loaded
         self._on_written = on_written
         self._wanted = asyncio.Event()
-        self._logged: str | None = None
+        facts = {"driver": driver}
+        self._unreadable = ProblemLog(
+            logger, "stored endpoints cannot be read, trying again", facts=facts
+        )
+        self._unwritable = ProblemLog(
+            logger, "endpoints cannot be stored, trying again", facts=facts
+        )
         self._stored: dict[str, StoredEndpoint] = {}
         self._loaded = False
         self._current = False
@@ -129,8 +135,8 @@ class EndpointWriter:
             return True
         try:
             await self._read()
-        except Exception as error:
-            self._failed("stored endpoints cannot be read, trying again", error)
+        except Exception as error:  # the store belongs to another layer, whose errors are unknown
+            self._unreadable.report(str(error))
             return False
         return True
 
@@ -153,12 +159,12 @@ class EndpointWriter:
                     await self._read()
                 await self._write()
             except Exception as error:
-                self._failed("endpoints cannot be stored, trying again", error)
+                self._unwritable.report(str(error))
                 self._wanted.set()
                 await asyncio.sleep(backoff.next_seconds())
                 continue
             backoff.succeeded()
-            self._logged = None
+            self._unwritable.report(None)
             await asyncio.sleep(PACE_SECONDS)
 
     async def _read(self) -> None:
@@ -181,9 +187,3 @@ class EndpointWriter:
             for name in gone:
                 del self._stored[name]
         self._on_written()
-
-    def _failed(self, message: str, error: Exception) -> None:
-        # Any error: the store belongs to another layer, whose errors are unknown here.
-        if self._logged != str(error):
-            self._logged = str(error)
-            logger.warning(message, extra={"driver": self._driver, "error": self._logged})

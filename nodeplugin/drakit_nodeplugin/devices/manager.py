@@ -75,6 +75,7 @@ class DeviceManager:
         """Advances when the publication or the health of devices changes."""
 
         self._node = node
+        self._open_ended = not endpoints
         self._sources_ready = sources_ready
         self._on_left_out = on_left_out
         self._wall_clock = wall_clock
@@ -135,7 +136,7 @@ class DeviceManager:
         None for a driver with an unknown number of endpoints, such as a driver of device plugins:
         their devices consume only their names.
         """
-        if self._endpoints.open_ended:
+        if self._open_ended:
             return None
         return Hardware(
             pools={
@@ -157,14 +158,8 @@ class DeviceManager:
         return any(state.pools or state.phase is not stopped for state in self._endpoints)
 
     @property
-    def left_out(self) -> Mapping[str, str]:
-        """Why parts of inventories cannot be published; the first 100 of each endpoint."""
-        return {name: why for state in self._endpoints for name, why in state.left_out.items()}
-
-    @property
     def left_out_count(self) -> int:
-        """The number of devices that cannot be published, with or without a reason in
-        `left_out`."""
+        """The number of devices that cannot be published."""
         states = self._endpoints
         return sum(state.checked.left_out_count + len(state.refused) for state in states)
 
@@ -279,12 +274,10 @@ class DeviceManager:
 
     async def restore(self) -> None:
         """Read the store, before anything runs; if that fails, it is tried again later."""
-        self._endpoints.begin()
         await self._writer.load()
 
     async def run(self) -> None:
         """Follow the time, and write to the store, until cancelled."""
-        self._endpoints.begin()
         async with asyncio.TaskGroup() as group:
             group.create_task(self._writer.run())
             group.create_task(self._follow_time())
@@ -392,7 +385,7 @@ class DeviceManager:
             node=self._node,
             timing=self._timing,
             moment=self._moment(),
-            open_ended=self._endpoints.open_ended,
+            open_ended=self._open_ended,
         )
 
     def _is_deleted(self, state: EndpointState) -> bool:

@@ -107,16 +107,6 @@ class PoolCapacity:
     allocated: frozenset[str]
     """Devices that the checkpoint holds for claims, healthy or not."""
 
-    @property
-    def capacity(self) -> int:
-        """The number of all devices."""
-        return len(self.healthy) + len(self.unhealthy)
-
-    @property
-    def allocatable(self) -> int:
-        """The number of devices that pods can use."""
-        return len(self.healthy)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Capacity:

@@ -9,7 +9,7 @@ Decides the taints of a device: from reported health, with hysteresis, to the ta
 A driver may set 12 taints and the API allows 16: the node plugin adds at most four. The state of a
 pool's devices is kept in :mod:`.pool_state`.
 
-It must not know the API's JSON, clocks, endpoints, or who reports health.
+It must not know the API's JSON, clocks, endpoints, or the source of health reports.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Condition:
     """The last report."""
 
     tainted: bool = False
-    """Whether new pods are kept away."""
+    """Whether new pods must not get it."""
 
     evicting: bool = False
     """Whether running pods are evicted as well. It ends with the taint, not before, so that work

@@ -308,7 +308,7 @@ class HostedDevices:
             on_left_out=self._left_out,
         )
         self._publisher = SlicePublisher(
-            source=self.manager,
+            manager=self.manager,
             session=environment.session,
             node=environment.node.name,
             primary=primary,

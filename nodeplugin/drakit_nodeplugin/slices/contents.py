@@ -16,8 +16,7 @@ from enum import IntEnum
 from typing import Any
 
 from drakit.device import CounterSet
-from drakit.resource.comparison import same_counter_sets, same_device
-from drakit.resource.device import counter_set_body, device_body
+from drakit.resource.device import counter_set_body, device_body, same_counter_sets, same_device
 from drakit.resource.features import Feature, without
 from drakit.resource.raw import Object, children, text
 from drakit_nodeplugin.devices.model import DesiredDevice, DesiredPool, StampedTaint
@@ -147,9 +146,7 @@ def compare(stored: StoredSlice, wanted: SliceContent) -> Difference:
             return Difference.CONTENT
     difference = Difference.NONE
     for name, device in wanted.devices.items():
-        if device.device is not None and not same_device(
-            device_body(device.device), _bare(devices[name])
-        ):
+        if device.device is not None and not same_device(device_body(device.device), devices[name]):
             return Difference.CONTENT
         if {_key(taint) for taint in device.taints} != _comparable(devices[name], device):
             difference = Difference.TAINTS

@@ -166,7 +166,7 @@ class _HeldSlices:
         self.identity = identity
         named = {slice_index(identity, each.name): each for each in stored}
         ours = {index: each for index, each in named.items() if index is not None}
-        # A slice that somebody else has changed says nothing about the pool.
+        # A slice that somebody else has changed does not describe the pool.
         telling = [each for each in ours.values() if each.name not in left] or [*ours.values()]
         self.generation = max((each.generation for each in telling), default=0)
         self.next_generation = 1 + max((each.generation for each in stored), default=0)

@@ -58,7 +58,7 @@ class PoolPublisher:
         """Why desired devices are not published, by name."""
 
         self._context = context
-        self._facts = {"driver": context.source.driver, "pool": name}
+        self._facts = {"driver": context.manager.driver, "pool": name}
         self._changed = asyncio.Event()
         self._changed.set()
         self._not_before = 0.0
@@ -139,7 +139,7 @@ class PoolPublisher:
 
     async def _round(self) -> bool:
         """Write what differs; return whether the pool is neither desired nor published."""
-        publication = self._context.source.publication()
+        publication = self._context.manager.publication()
         pool = publication.pools.get(self.name)
         self._again_at = None
         if self.name in publication.held or (pool is None and not publication.complete):
@@ -153,11 +153,11 @@ class PoolPublisher:
         self._settled = True
         self._not_before = asyncio.get_running_loop().time() + PACE_SECONDS
         if self._writer.refused:
-            self._look_again(self._writer.retry_at)
+            self._check_again(self._writer.retry_at)
         self.last_error = self._writer.error
         return pool is None
 
-    def _look_again(self, at: float) -> None:
+    def _check_again(self, at: float) -> None:
         self._again_at = at if self._again_at is None else min(at, self._again_at)
 
     async def _plan(self, pool: DesiredPool) -> Plan:
@@ -169,7 +169,7 @@ class PoolPublisher:
         left = dict(writer.refused)
         foreign = self._foreign(stored)
         if foreign and now < self._undo_not_before:
-            self._look_again(self._undo_not_before)
+            self._check_again(self._undo_not_before)
             left |= {name: known.content for name in foreign if (known := writer.known.get(name))}
             stored = [
                 each
@@ -218,7 +218,7 @@ class PoolPublisher:
             # Somebody may have replaced the Node.
             uid = await context.owner.uid(again=True)
         return PoolIdentity(
-            driver=context.source.driver, node=context.node, node_uid=uid, pool=self.name
+            driver=context.manager.driver, node=context.node, node_uid=uid, pool=self.name
         )
 
     def _foreign(self, stored: Collection[StoredSlice]) -> set[str]:

@@ -18,13 +18,14 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 from drakit.backoff import Backoff
 from drakit.kube import AlreadyExistsError, ConflictError, InvalidError, NotFoundError
 from drakit.resource.features import Feature, dropped_from_slice, refusal
 from drakit.resource.raw import children, text
-from drakit_nodeplugin.devices.model import DesiredDevice, DesiredPool, Publication, Revision
+from drakit_nodeplugin.devices.manager import DeviceManager
+from drakit_nodeplugin.devices.model import DesiredDevice, DesiredPool
 from drakit_nodeplugin.slices.api import NodeOwner, SliceApi
 from drakit_nodeplugin.slices.contents import SliceContent, same_content
 from drakit_nodeplugin.slices.plan import KnownSlice, Plan, SliceWrite
@@ -34,7 +35,6 @@ __all__ = (
     "DroppedError",
     "PoolContext",
     "PoolWriter",
-    "PublicationSource",
     "StaleError",
     "TaintCheck",
 )
@@ -49,24 +49,6 @@ class StaleError(Exception):
 class DroppedError(Exception):
     """The API server drops fields, so the plan is wrong: plan again at once. Published devices may
     lack these fields, or the pool may be incomplete. Raised once for each feature."""
-
-
-class PublicationSource(Protocol):
-    """The desired pools of one driver."""
-
-    @property
-    def driver(self) -> str:
-        """The driver's name."""
-        ...
-
-    @property
-    def revision(self) -> Revision:
-        """Advances whenever `publication` would return something else."""
-        ...
-
-    def publication(self) -> Publication:
-        """Return what should be published; called at most once a second and pool."""
-        ...
 
 
 class TaintCheck:
@@ -119,7 +101,7 @@ def _has_taints(stored: StoredSlice | None) -> bool:
 class PoolContext:
     """What the pools of a driver share."""
 
-    source: PublicationSource
+    manager: DeviceManager
     node: str
     owner: NodeOwner
     api: SliceApi
@@ -155,7 +137,7 @@ class PoolWriter:
 
         self._context = context
         self._pool = pool
-        self._facts = {"driver": context.source.driver, "pool": pool}
+        self._facts = {"driver": context.manager.driver, "pool": pool}
         self._retry = retry
         self._refused_devices: dict[str, tuple[DesiredDevice, str]] = {}
 

@@ -18,6 +18,7 @@ from drakit.kube import Session
 from drakit.kube.reflector import Applied, Deleted, Reflector, Replaced
 from drakit.resource.features import Feature
 from drakit.resource.pools import short_pool
+from drakit_nodeplugin.devices.manager import DeviceManager
 from drakit_nodeplugin.slices.api import NodeOwner, OnWrite, SliceApi
 from drakit_nodeplugin.slices.contents import describe
 from drakit_nodeplugin.slices.pool_publisher import (
@@ -26,7 +27,7 @@ from drakit_nodeplugin.slices.pool_publisher import (
     PoolPublisher,
     qualified,
 )
-from drakit_nodeplugin.slices.pool_writer import PoolContext, PublicationSource, TaintCheck
+from drakit_nodeplugin.slices.pool_writer import PoolContext, TaintCheck
 from drakit_nodeplugin.slices.stored_slices import SliceStore, StoredSlice
 
 __all__ = ("SlicePublisher",)
@@ -44,7 +45,7 @@ class SlicePublisher:
     def __init__(
         self,
         *,
-        source: PublicationSource,
+        manager: DeviceManager,
         session: asyncio.Future[Session],
         node: str,
         primary: asyncio.Event,
@@ -59,11 +60,11 @@ class SlicePublisher:
         configurations would undo each other's writes for as long as an update takes.
 
         `on_first_list` receives the slices that were published before, and is called before the
-        source is; `on_pools` the pools that the API server holds, whenever these or the desired
+        manager is; `on_pools` the pools that the API server holds, whenever these or the desired
         ones change; `on_left_out` why devices are newly not published, as in `left_out`;
         `on_dropped` a sentence on the fields that the API server drops, once.
         """
-        self._source = source
+        self._manager = manager
         self._session = session
         self._node = node
         self._primary = primary
@@ -115,11 +116,11 @@ class SlicePublisher:
         """Watch and write until cancelled."""
         session = await asyncio.shield(self._session)
         api = SliceApi(
-            session, driver=self._source.driver, node=self._node, on_write=self._on_write
+            session, driver=self._manager.driver, node=self._node, on_write=self._on_write
         )
         owner = NodeOwner(session, self._node)
         context = PoolContext(
-            source=self._source,
+            manager=self._manager,
             node=self._node,
             owner=owner,
             api=api,
@@ -146,13 +147,13 @@ class SlicePublisher:
         await pool.run()
         del self._pools[pool.name]
         # It may be desired again since its last round, and was found while it was still here.
-        find({pool.name} & self._source.publication().pools.keys())
+        find({pool.name} & self._manager.publication().pools.keys())
 
     async def _wake(self) -> None:
         """Wake the pools at each change; each has its own pace."""
-        seen = self._source.revision.number
+        seen = self._manager.revision.number
         while True:
-            seen = await self._source.revision.after(seen)
+            seen = await self._manager.revision.after(seen)
             self._wake_all()
             if self.listed:
                 self._on_pools(self._store.pools())
@@ -165,10 +166,10 @@ class SlicePublisher:
         """Find new pools."""
         await self._store.listed.wait()
         while True:
-            seen = self._source.revision.number
-            find(self._source.publication().pools)
+            seen = self._manager.revision.number
+            find(self._manager.publication().pools)
             await asyncio.sleep(PACE_SECONDS - SETTLE_SECONDS)
-            await self._source.revision.after(seen)
+            await self._manager.revision.after(seen)
             await asyncio.sleep(SETTLE_SECONDS)
 
     async def _watch(
@@ -218,7 +219,7 @@ class SlicePublisher:
             )
             logger.warning(
                 "fields of slices are dropped",
-                extra={"driver": self._source.driver, "error": note},
+                extra={"driver": self._manager.driver, "error": note},
             )
             self._on_dropped(note)
         if all(feature is Feature.OTHER for feature in new):

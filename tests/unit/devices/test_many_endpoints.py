@@ -178,7 +178,8 @@ async def test_a_name_of_anothers_pool_is_refused_until_that_one_is_gone(node: N
         manager.replaced(A, things(A))
         manager.replaced(B, things(A, "dev-9"))
         assert shown(manager.publication()) == {pool(A): {"dev-0": []}}
-        assert [*manager.left_out] == [pool(A)]
+        assert [*node.told[-1]] == [pool(A)]
+        assert manager.left_out_count == 1
         await pass_time(1)
         manager.replaced(A, NOTHING)
         manager.replaced(B, things(A, "dev-9"))
@@ -329,7 +330,7 @@ class Cluster:
         session.set_result(self.link)
         async with self.node.plugin(endpoints=()) as manager:
             publisher = SlicePublisher(
-                source=manager,
+                manager=manager,
                 session=session,
                 node=NODE,
                 primary=self.node.primary,

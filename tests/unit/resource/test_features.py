@@ -8,7 +8,8 @@ import pytest
 
 from drakit import Device
 from drakit.device import Capacity, Taint
-from drakit.resource.device import device_body, device_problems
+from drakit.resource.checks import device_problems
+from drakit.resource.device import device_body
 from drakit.resource.features import (
     Feature,
     Refusal,

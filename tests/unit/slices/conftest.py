@@ -134,7 +134,7 @@ class Published:
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         future.set_result(self.link)
         self.publisher = SlicePublisher(
-            source=self.source,
+            manager=self.source,
             session=future,
             node=NODE,
             primary=self.primary,
