@@ -9,7 +9,7 @@ kubelet that has just started serves its list before it has read its pods, and a
 So a list can always keep a claim, but only a complete list confirms that a claim is unused, and
 only for as long as the lists agree (:class:`Grace`).
 
-:mod:`drakit_nodeplugin.kubelet` calls the kubelet; :mod:`.stale` and :mod:`.cdi_repair` decide what
+:mod:`drakit_nodeplugin.kubelet` calls the kubelet; :mod:`.stale` and :mod:`.recovery` decide what
 happens at the end of a grace period. It must not know gRPC.
 """
 

@@ -33,10 +33,9 @@ from drakit_nodeplugin.devices.taints import UNHEALTHY
 from drakit_nodeplugin.endpoints.contract import EndpointListener
 from drakit_nodeplugin.endpoints.endpoint import Diagnostic, DriverSource, Surroundings
 from drakit_nodeplugin.endpoints.traits import DriverTraits
-from drakit_nodeplugin.host.instances import RunningInstances, new_owner
 from drakit_nodeplugin.host.maintenance import Maintenance
 from drakit_nodeplugin.host.node import Environment, NodeEvents
-from drakit_nodeplugin.kubelet.ownership import Ownership
+from drakit_nodeplugin.kubelet.ownership import Ownership, RunningInstances, new_owner
 from drakit_nodeplugin.kubelet.server import DriverServer
 from drakit_nodeplugin.kubelet.sockets import SocketError, socket_paths
 from drakit_nodeplugin.metrics import DriverMetrics

@@ -15,18 +15,17 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 
 from drakit.kube.events import EventRecorder
-from drakit_nodeplugin.claims.cdi_repair import OrphanRemover, SpecRestorer
 from drakit_nodeplugin.claims.checkpoint.rebuild import Rebuilder
 from drakit_nodeplugin.claims.checkpoint.store import CheckpointError
 from drakit_nodeplugin.claims.engine import ClaimEngine
 from drakit_nodeplugin.claims.events import ClaimEvents
 from drakit_nodeplugin.claims.kubeletview import Grace
 from drakit_nodeplugin.claims.queue import ClaimQueue
-from drakit_nodeplugin.claims.recovery import Recovery
+from drakit_nodeplugin.claims.recovery import OrphanRemover, Recovery, SpecRestorer
 from drakit_nodeplugin.claims.stale import StaleCollector, StaleTiming
 from drakit_nodeplugin.claims.work import EngineParts
 from drakit_nodeplugin.host.node import Environment, NodeEvents
-from drakit_nodeplugin.kubelet.claimview import KubeletClaimView
+from drakit_nodeplugin.kubelet.podresources import KubeletClaimView
 from drakit_nodeplugin.metrics import DriverMetrics
 
 __all__ = ("Maintenance",)

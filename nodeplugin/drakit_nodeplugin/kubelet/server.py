@@ -1,21 +1,25 @@
 """
-The front door of one driver: its gRPC servers, their start and stop order, and their probe.
+The front door of one driver: its registration and gRPC servers, their start and stop order, and
+their probe.
 
 Start: the DRA socket listens, then the registration socket appears, because the kubelet calls at
 once. Stop: the registration socket goes first (no new pods), calls and work in flight drain, then
-the DRA socket goes, then the lock. In between, a lost socket is recreated.
+the DRA socket goes, then the lock. In between, a lost socket is recreated. A kubelet that restarts
+asks again by itself. One that rejects a driver asks again only after the registration socket was
+recreated.
 
-:mod:`.sockets` and :mod:`.ownership` handle the files; :mod:`.registration`, :mod:`.dra` and
-:mod:`.health` are the kubelet's three contracts. It must not know how claims are prepared.
+:mod:`.sockets` and :mod:`.ownership` handle the files; :mod:`.dra` and :mod:`.health` are the
+kubelet's other two contracts. It must not know how claims are prepared.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import grpc.aio
 
@@ -25,12 +29,11 @@ from drakit_nodeplugin.file_poller import FilePoller
 from drakit_nodeplugin.kubelet.dra import SUPPORTED_VERSIONS, ClaimCalls, add_dra_services
 from drakit_nodeplugin.kubelet.health import HealthService, HealthSource
 from drakit_nodeplugin.kubelet.ownership import Ownership
-from drakit_nodeplugin.kubelet.registration import Registration, RegistrationStatus
 from drakit_nodeplugin.kubelet.sockets import SocketError, SocketGuard
 from drakit_proto.kubelet.dra.v1 import dra_pb2, dra_pb2_grpc
 from drakit_proto.kubelet.pluginregistration.v1 import registration_pb2, registration_pb2_grpc
 
-__all__ = ("DriverServer", "local_channel")
+__all__ = ("DriverServer", "Registration", "RegistrationStatus", "local_channel")
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +58,100 @@ _CUT_SECONDS = 1.0
 
 _MAX_CALLS = 1024
 """Concurrent calls on one socket; the kubelet makes a few per pod that starts or stops."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RegistrationStatus:
+    """The kubelet's last response."""
+
+    state: Literal["never asked", "registered", "rejected"] = "never asked"
+    reason: str | None = None
+    """Why the kubelet rejected it, in its own words."""
+
+    registered_at: float | None = None
+    """Time of the last success, loop clock; later rejections do not reset it."""
+
+    def readiness_problem(self) -> str | None:
+        """Return what prevents the kubelet from calling the driver; None if it is registered."""
+        match self.state:
+            case "registered":
+                return None
+            case "rejected":
+                return f"the kubelet rejected the registration: {self.reason}"
+            case "never asked":
+                return "the kubelet has not registered the driver yet"
+
+
+class Registration(registration_pb2_grpc.RegistrationServicer):
+    """The registration service of one driver."""
+
+    def __init__(
+        self,
+        driver: str,
+        *,
+        dra_socket: Path,
+        versions: Sequence[str],
+        backoff: Backoff,
+    ) -> None:
+        self.status = RegistrationStatus()
+        self._driver = driver
+        self._backoff = backoff
+        self._retry_at: float | None = None
+        self._info = registration_pb2.PluginInfo(
+            type="DRAPlugin", name=driver, endpoint=str(dra_socket), supported_versions=versions
+        )
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        registration_pb2_grpc.add_RegistrationServicer_to_server(self, server)
+
+    def retry_due(self, now: float) -> bool:
+        """Return whether the socket must be recreated now, so that the kubelet asks again. In any
+        thread; the time is the loop's."""
+        retry_at = self._retry_at
+        return retry_at is not None and now >= retry_at
+
+    def recreated(self, *, lost: bool) -> None:
+        """Note that the socket is a new one. A lost socket ends the registration; after a
+        rejection, its reason stays until the kubelet responds again."""
+        self._retry_at = None
+        if lost:
+            self.status = RegistrationStatus(registered_at=self.status.registered_at)
+
+    async def GetInfo(
+        self,
+        request: registration_pb2.InfoRequest,
+        context: grpc.aio.ServicerContext[Any, Any],
+    ) -> registration_pb2.PluginInfo:
+        return self._info
+
+    async def NotifyRegistrationStatus(
+        self,
+        request: registration_pb2.RegistrationStatus,
+        context: grpc.aio.ServicerContext[Any, Any],
+    ) -> registration_pb2.RegistrationStatusResponse:
+        if request.plugin_registered:
+            self._registered()
+        else:
+            self._rejected(request.error or "it gave no reason")
+        return registration_pb2.RegistrationStatusResponse()
+
+    def _registered(self) -> None:
+        now = asyncio.get_running_loop().time()
+        self.status = RegistrationStatus(state="registered", registered_at=now)
+        self._backoff.succeeded()
+        self._retry_at = None
+        logger.info("the kubelet registered the driver", extra={"driver": self._driver})
+
+    def _rejected(self, reason: str) -> None:
+        self.status = RegistrationStatus(
+            state="rejected", reason=reason, registered_at=self.status.registered_at
+        )
+        retry_seconds = self._backoff.next_seconds()
+        self._retry_at = asyncio.get_running_loop().time() + retry_seconds
+        logger.error(
+            "the kubelet rejected the driver; its registration socket will be recreated",
+            extra={"driver": self._driver, "error": reason, "retry_seconds": retry_seconds},
+        )
 
 
 class _SocketServer:

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from drakit_nodeplugin.claims.cdi_repair import OrphanRemover
 from drakit_nodeplugin.claims.kubeletview import Grace, KubeletClaims, PodView
+from drakit_nodeplugin.claims.recovery import OrphanRemover
 from tests.fakes.claims import DRIVER, claim_body, reference
 
 ORPHAN = f"{DRIVER}-claim_lost.json"

@@ -8,7 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from drakit.cli import checkpoint as commands
-from drakit_nodeplugin.claims.checkpoint import quarantine, schema
+from drakit_nodeplugin.claims.checkpoint import open as opening
+from drakit_nodeplugin.claims.checkpoint import schema
 from drakit_nodeplugin.devices.endpoint_store import StoredEndpoint
 from drakit_nodeplugin.kubelet.sockets import socket_paths
 from tests.fakes.checkpoints import DRIVER, prepared_claim, stored_claim, stored_device
@@ -53,6 +54,6 @@ async def printed(site, command):
 
 
 def test_the_numbers_of_the_page_are_those_of_the_code():
-    assert quarantine.KEPT == 5
+    assert opening.KEPT == 5
     assert "newest five damaged files" in PAGE
     assert f"has schema version {schema.VERSION}" in PAGE

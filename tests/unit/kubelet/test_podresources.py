@@ -15,8 +15,14 @@ import pytest
 
 from drakit_nodeplugin.claims.checkpoint.records import StoredClaim
 from drakit_nodeplugin.claims.kubeletview import PodView, claim_uid
-from drakit_nodeplugin.kubelet.claimview import KubeletClaimView, StateFileError, read_claim_uids
-from drakit_nodeplugin.kubelet.podresources import PodResources, PodResourcesError, own_pod
+from drakit_nodeplugin.kubelet.podresources import (
+    KubeletClaimView,
+    PodResources,
+    PodResourcesError,
+    StateFileError,
+    own_pod,
+    read_claim_uids,
+)
 from drakit_proto.kubelet.podresources.v1 import podresources_pb2
 from tests.fakes.podresources import OWN_POD, OWN_POD_ENVIRONMENT, FakePodResources
 
@@ -193,7 +199,7 @@ async def test_a_kubelet_that_starts_again_is_asked_at_its_new_socket(socket):
 
 def test_a_node_plugin_that_never_asks_has_not_loaded_the_contract():
     code = (
-        "import sys, drakit_nodeplugin.kubelet.claimview as _;"
+        "import sys, drakit_nodeplugin.kubelet.podresources as _;"
         "sys.exit(any('podresources_pb2' in name for name in sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=20, check=False).returncode == 0

@@ -17,7 +17,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from drakit_nodeplugin.claims.checkpoint import endpoint_rows, quarantine, rows, schema
+from drakit_nodeplugin.claims.checkpoint import endpoint_rows, rows, schema
 from drakit_nodeplugin.claims.checkpoint import open as opening
 from drakit_nodeplugin.claims.checkpoint.open import DATABASE_ERRORS
 from drakit_nodeplugin.claims.checkpoint.records import StoredClaim
@@ -152,7 +152,7 @@ def _of_damaged(path: Path, version: int | None, *problems: str) -> Inspection:
     """Copy the sound rows of a damaged database into memory, and read them there."""
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as memory:
         schema.create(memory)
-        quarantine.copy_rows(path, memory)
+        opening.copy_rows(path, memory)
         return Inspection(
             version=version,
             claims=_claims(memory),

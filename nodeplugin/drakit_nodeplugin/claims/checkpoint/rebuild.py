@@ -9,7 +9,7 @@ Rebuilds the entries that a damaged checkpoint has lost from the sources that st
 A claim that the kubelet lists and the API server confirms is rebuilt in full. Without the API
 server's confirmation, its entry has devices and no requests or configs: enough to refuse the
 devices to others and to unprepare the claim. The CDI file of a claim that no source names is left
-to :mod:`drakit_nodeplugin.claims.cdi_repair`.
+to :mod:`drakit_nodeplugin.claims.recovery`.
 
 The kubelet's calls wait for a rebuild, but nothing here keeps the daemon from starting.
 :mod:`.open` decides that entries were lost. It must not know drivers, gRPC or HTTP.
