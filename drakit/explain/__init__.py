@@ -1,11 +1,10 @@
 """
 Why a pod's claim is pending: pure functions over pods, claims, templates, classes and slices.
 
-:mod:`.model` is what is known of the cluster, :mod:`.projection` reads it out of raw objects,
+:mod:`.model` holds the facts of the cluster, :mod:`.projection` reads them from raw objects,
 :mod:`.pools` puts slices together, :mod:`.selectors` evaluates the simple part of CEL,
-:mod:`.availability` counts what can be had, :mod:`.pending` says what is the matter, in the words
-of :mod:`.wording`. How the facts are gathered, and who is told, is the caller's business: the
-operator writes Events.
+:mod:`.availability` counts the available devices, :mod:`.pending` names the problem, in the words
+of :mod:`.wording`. The caller gathers the facts and reports the result: the operator writes Events.
 
 It must not know Kubernetes clients, clocks, or the operator.
 """

@@ -1,9 +1,9 @@
 """
-Which of the devices that a request means could be had, and what stands in the way of the others.
+Which devices of a request are available, and why the others are not.
 
 Each device is counted once, under what keeps it longest: taints before holders, since a release
-does not help what is tainted. What a device needs is never reckoned higher than the scheduler does;
-where that cannot be reckoned, the answer is that nobody can tell.
+does not help a tainted device. The needs of a device are never estimated higher than the scheduler
+does; if they cannot be estimated, the answer is unknown.
 
 It must not know clients, selectors, or how a sentence is made of the answer.
 """
@@ -34,7 +34,7 @@ NAMED_HOLDERS = 3
 
 
 class Users(Protocol):
-    """What must be known of who has what."""
+    """The facts of which claim holds which devices."""
 
     def holder(self, device: DeviceID) -> ClaimFacts | None: ...
     def sharers(self, device: DeviceID) -> Sequence[ClaimFacts]: ...
@@ -84,7 +84,7 @@ class Availability:
     tainted: Obstacle = field(default_factory=Obstacle)
     allocated: Obstacle = field(default_factory=Obstacle)
     partitioned: Obstacle = field(default_factory=Obstacle)
-    """What they would take of their hardware is taken by other devices."""
+    """Other devices use the hardware that they need."""
 
     used_up: Obstacle = field(default_factory=Obstacle)
     """They are shared, and too little of them is left."""
@@ -202,7 +202,7 @@ def _keys_not_tolerated(
 
 
 def tolerates(toleration: Toleration, taint: TaintFacts) -> bool:
-    """Tell whether a taint is tolerated; by an operator that we do not know it may well be."""
+    """Return whether a taint is tolerated; an unknown operator may well tolerate it."""
     if toleration.effect and toleration.effect != taint.effect:
         return False
     if toleration.key and toleration.key != taint.key:
@@ -212,21 +212,21 @@ def tolerates(toleration: Toleration, taint: TaintFacts) -> bool:
 
 @dataclass(slots=True)
 class _Taken:
-    """What is taken of a counter, and who has it."""
+    """The amount taken of a counter, and its holders."""
 
     amount: int = 0
     claims: dict[str, ClaimFacts] = field(default_factory=dict[str, ClaimFacts])
 
 
 class _Hardware:
-    """What allocated partitions leave of their pools' counters. Each pool is looked at once."""
+    """The rest of each pool's counters beside allocated partitions. Each pool is read once."""
 
     def __init__(self, users: Users) -> None:
         self._users = users
         self._pools: dict[PoolID, tuple[PoolCounters, dict[Counter, _Taken]]] = {}
 
     def in_the_way(self, identity: DeviceID, device: DeviceFacts) -> list[ClaimFacts] | None:
-        """Give the claims that have what the device would take; None if enough is left of it."""
+        """Return the claims that hold the device's hardware; None if enough is left."""
         if not device.consumes:
             return None
         counters, taken = self._pool(identity.of_pool)

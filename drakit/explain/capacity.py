@@ -1,9 +1,9 @@
 """
-Whether what is left of a device's capacities is enough for a request, as far as that is certain.
+Whether the rest of a device's capacities is enough for a request, as far as that is certain.
 
-The scheduler rounds what is asked for up to what the device gives, and in odd cases (steps with a
+The scheduler rounds requests up to an amount that the device offers, and in odd cases (steps with a
 fraction) does so differently from version to version. Here an amount is never more than any version
-takes: what is called too little is too little for certain.
+takes: an amount that is reported as too little certainly is.
 
 It must not know clients, claims, or how a sentence is made of the answer.
 """
@@ -64,7 +64,7 @@ def short_capacities(
 
 
 def _taken(capacity: CapacityFacts, asked: int | None) -> int | None:
-    """Give what a claim takes at least; None if it cannot have such an amount."""
+    """Return the least amount that a claim takes; None if it cannot have such an amount."""
     policy = capacity.policy
     if asked is None:
         default = policy.default if policy is not None else None
@@ -79,7 +79,7 @@ def _taken(capacity: CapacityFacts, asked: int | None) -> int | None:
 
 
 def _rounded(asked: int, policy: CapacityPolicy) -> int:
-    """Round up to a step, where all is in whole numbers: else versions differ, and nobody does."""
+    """Round up to a step if all numbers are whole: for others, versions differ."""
     if policy.min is None or policy.step is None:
         return asked
     least, step = billionths(policy.min), billionths(policy.step)

@@ -1,5 +1,5 @@
 """
-What must be known of a cluster to say why a claim is pending: small frozen types, no raw objects.
+The facts of a cluster that explain a pending claim: small frozen types, no raw objects.
 
 They hold a fraction of an object, because the operator keeps one for every claim and device of the
 cluster. How they are read out of JSON is in :mod:`.projection`.
@@ -64,7 +64,7 @@ class Amount:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ObjectReference:
-    """What an Event regards."""
+    """The object that an Event regards."""
 
     api_version: str
     kind: str
@@ -109,11 +109,11 @@ class PodFacts:
     node: str | None = None
     phase: str = "Pending"
     gated: bool = False
-    """Scheduling gates hold it: nobody looks for devices yet."""
+    """Scheduling gates hold it: the scheduler does not search for devices yet."""
 
     deleting: bool = False
     scheduling_message: str = ""
-    """What the scheduler says in condition PodScheduled."""
+    """The scheduler's message in condition PodScheduled."""
 
     @property
     def reference(self) -> ObjectReference:
@@ -147,7 +147,7 @@ class Request:
     admin_access: bool = False
     tolerations: tuple[Toleration, ...] = ()
     capacity: tuple[Amount, ...] = ()
-    """What each device must have left (API: ``capacity.requests``); names as in the request."""
+    """The amounts that each device must have left (API: ``capacity.requests``), by name."""
 
     alternatives: tuple[Request, ...] = ()
     """If not empty (API: ``firstAvailable``), one of these is allocated, and the rest is unused."""
@@ -173,7 +173,7 @@ class ClaimFacts:
     """The devices that the allocation takes from others; none of admin access, none of `shares`."""
 
     shares: tuple[Share, ...] = ()
-    """What it has of devices that are shared; a device may be there more than once."""
+    """Its shares of devices; a device may occur more than once."""
 
     reserved_for: tuple[str, ...] = ()
     """Names of the pods that may use it; they live in the claim's namespace."""
@@ -224,9 +224,9 @@ AttributeFact = str | int | bool | None
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TaintFacts:
     """
-    A taint that keeps new pods away; since when it is there does not matter.
+    A taint that repels new pods; its age does not matter.
 
-    One that only tells (effect None, or one that nobody knows) is no fact.
+    Taints that only inform (effect None, or an unknown effect) are left out.
     """
 
     key: str
@@ -236,7 +236,7 @@ class TaintFacts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CapacityPolicy:
-    """Which amounts a claim can take of a capacity; what is asked for is rounded up to one."""
+    """Which amounts a claim can take of a capacity; a request is rounded up to one."""
 
     default: str | None = None
     valid_values: tuple[str, ...] = ()
@@ -271,7 +271,7 @@ class DeviceFacts:
     taints: tuple[TaintFacts, ...] = ()
     capacity: tuple[CapacityFacts, ...] = ()
     consumes: tuple[CounterSetFacts, ...] = ()
-    """What it takes of counters of its pool while it is allocated: it is a partition."""
+    """The amounts that it takes of its pool's counters while it is allocated: it is a partition."""
 
     shareable: bool = False
     """Claims can have shares of it (API: ``allowMultipleAllocations``)."""

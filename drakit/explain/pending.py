@@ -1,14 +1,14 @@
 """
-What a pending pod waits for: a sentence that says what is the matter and what to do.
+Why a pod is pending: a sentence that names the problem and the remedy.
 
-Only what is certain is said. A selector that we cannot read, or a free device on whichever node:
-then there is no reason to give, and the scheduler's own words must do.
-The same situation gives the same sentence (no time, no counter of attempts), so that whoever writes
-it into Events can deduplicate.
+Only certain problems are reported. With a selector that we cannot read, or a free device on any
+node, no reason is returned, and only the scheduler's own message remains.
+The same situation gives the same sentence (no time, no counter of attempts), so that Events can be
+deduplicated.
 
-Which devices can be had is counted in :mod:`.availability`, how that is put in :mod:`.wording`.
+:mod:`.availability` counts the available devices; :mod:`.wording` phrases the result.
 
-It must not know Kubernetes clients, clocks, or what has been said before.
+It must not know Kubernetes clients, clocks, or earlier reports.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Reason:
 
 
 class ClusterFacts(Protocol):
-    """What must be known of the cluster; all kinds must have been listed before it is asked."""
+    """The facts of the cluster; all kinds must have been listed before the first query."""
 
     def claim(self, namespace: str, name: str) -> ClaimFacts | None: ...
     def template(self, namespace: str, name: str) -> TemplateFacts | None: ...
@@ -102,13 +102,13 @@ def explain(
 
 
 def missing_classes_of_template(template: TemplateFacts, cluster: ClusterFacts) -> list[Reason]:
-    """Warn of a template whose claims nobody could ever allocate."""
+    """Warn of a template whose claims can never be allocated."""
     origin = f"ResourceClaimTemplate {template.namespace}/{template.name}"
     return _missing_classes(origin, template.requests, template.reference, cluster)
 
 
 def missing_classes_of_claim(claim: ClaimFacts, cluster: ClusterFacts) -> list[Reason]:
-    """Warn of a claim that nobody can allocate; a generated one is its template's fault."""
+    """Warn of a claim that cannot be allocated; for a generated one, its template is warned of."""
     if claim.allocated or claim.owner_pod is not None:
         return []
     origin = f"ResourceClaim {claim.namespace}/{claim.name}"
@@ -200,7 +200,7 @@ def _exact_requests(request: Request) -> Iterator[tuple[str, Request]]:
 def _devices(
     origin: str, name: str, request: Request, cluster: ClusterFacts, reader: str | None
 ) -> _Blocked | None:
-    """Tell whether a request's devices are all away; None if not, or if that is not certain."""
+    """Return why all devices of a request are unavailable; None if that is not certain."""
     device_class = cluster.device_class(request.device_class)
     if device_class is None:
         return None

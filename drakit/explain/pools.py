@@ -1,10 +1,10 @@
 """
-What the slices of a pool say together: its devices, and the counters that its partitions share.
+The combined slices of a pool: its devices, and the counters that its partitions share.
 
-Which devices a request means is in :mod:`.selectors`, which of them can be had in
-:mod:`.availability`.
+:mod:`.selectors` selects the devices of a request; :mod:`.availability` decides which of them are
+available.
 
-It must not know clients, claims, or who asks.
+It must not know clients, claims, or the caller.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ class PoolCounters:
 
 def current_devices(slices: Iterable[SliceFacts]) -> list[Published]:
     """
-    Give the devices of each pool's highest generation; older slices are on their way out.
+    Return the devices of each pool's highest generation; older slices will be deleted.
 
-    A pool that lacks slices of that generation is being written anew, and nothing is allocated from
-    it until it is complete: any of its devices may be there in a moment, the older ones too.
+    A pool that lacks slices of that generation is being rewritten, and nothing is allocated from it
+    until it is complete: any of its devices may be available in a moment, the older ones too.
     """
     return [
         Published(DeviceID(each.driver, each.pool, device.name), device, complete)
@@ -61,7 +61,7 @@ def current_devices(slices: Iterable[SliceFacts]) -> list[Published]:
 
 
 def current_counters(slices: Iterable[SliceFacts]) -> dict[PoolID, PoolCounters]:
-    """Give the counters of each pool that has some; only what complete pools say is of use."""
+    """Return the counters of each pool that has some; only complete pools count."""
     return {
         identity: PoolCounters(
             totals=dict(_quantities(sets for each in current for sets in each.counter_sets)),

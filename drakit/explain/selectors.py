@@ -1,11 +1,11 @@
 """
-Which devices a class or request means, as far as its CEL is simple; else: unknown.
+Which devices a class or request selects, if its CEL is simple; otherwise: unknown.
 
-Understood are conjunctions of ``device.driver == "x"`` and ``device.attributes["d"].a == literal``
+Supported are conjunctions of ``device.driver == "x"`` and ``device.attributes["d"].a == literal``
 with strings, integers and bools: the form of nearly every DeviceClass. Anything else makes the
-answer *unknown*, and who asks must then claim nothing. The API server's CEL is not imitated.
+answer *unknown*, from which the caller must conclude nothing. The API server's CEL is not imitated.
 
-It must not know clients, claims, or who asks.
+It must not know clients, claims, or the caller.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Test:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Matches:
-    """Devices that fulfil selectors for certain, and those of which we cannot tell."""
+    """Devices that certainly fulfil selectors, and those for which it is unknown."""
 
     certain: tuple[Published, ...] = ()
     possible: tuple[Published, ...] = ()

@@ -1,8 +1,8 @@
 """
-The words for what is the matter with the devices of a request: parts of one sentence.
+Phrases for why the devices of a request are unavailable: parts of one sentence.
 
-They are for people who look at a pod, and name what these can look at next. The same situation
-gives the same words, whatever the order in which its facts came.
+They are for readers of a pod's Events, and name what to check next. The same situation gives the
+same words, regardless of the order of its facts.
 
 It must not know pods, clients, clocks, or how devices are counted.
 """
@@ -20,13 +20,19 @@ NAMED_WORDS = 3
 """Keys of taints, or capacities, named for one reason."""
 
 _ADVICE = {
-    "drakit.dev/stopped": "stopped goes when the driver is back on that node: look at its log",
-    "drakit.dev/unhealthy": "unhealthy goes when the device is well again: look at the device",
-    "drakit.dev/unpreparing": "unpreparing goes when an earlier claim is undone on that node",
+    "drakit.dev/stopped": (
+        "stopped is removed when the driver is available again on that node: check its log"
+    ),
+    "drakit.dev/unhealthy": (
+        "unhealthy is removed when the device is healthy again: check the device"
+    ),
+    "drakit.dev/unpreparing": (
+        "unpreparing is removed when an earlier claim is unprepared on that node"
+    ),
 }
-"""What to do about the node plugin's own taints (see its ``devices/taints.py``)."""
+"""Remedies for the node plugin's own taints (see its ``devices/taints.py``)."""
 
-_ADVICE_FOR_OTHERS = "ask who set the taint, or tolerate it in the request"
+_ADVICE_FOR_OTHERS = "ask the owner of the taint, or tolerate it in the request"
 
 
 def state(found: Availability, *, of: str, reader: str | None) -> str:
@@ -39,21 +45,21 @@ def state(found: Availability, *, of: str, reader: str | None) -> str:
     if len(parts) == 1:
         obstacle, phrase = parts[0]
         return f"{_amount(found.total, obstacle.devices)} of {of} {phrase}"
-    told = "; ".join(f"{obstacle.devices} {phrase}" for obstacle, phrase in parts)
-    return f"of the {found.total} devices of {of}, {told}"
+    phrases = "; ".join(f"{obstacle.devices} {phrase}" for obstacle, phrase in parts)
+    return f"of the {found.total} devices of {of}, {phrases}"
 
 
 def remedy(found: Availability, *, released: bool) -> str:
-    """Say what must happen; `released` if a release of devices would be enough."""
-    told: list[str] = []
+    """Return what must happen; `released` if a release of devices would be enough."""
+    remedies: list[str] = []
     if released:
         whole = not found.partitioned.devices and not found.used_up.devices
-        told.append(f"it goes on when enough {'of them are' if whole else 'is'} released")
+        remedies.append(f"it goes on when enough {'of them are' if whole else 'is'} released")
     keys = found.tainted.words
-    told += [_ADVICE[key] for key in sorted(keys & _ADVICE.keys())]
+    remedies += [_ADVICE[key] for key in sorted(keys & _ADVICE.keys())]
     if keys - _ADVICE.keys():
-        told.append(_ADVICE_FOR_OTHERS)
-    return "; ".join(told)
+        remedies.append(_ADVICE_FOR_OTHERS)
+    return "; ".join(remedies)
 
 
 def _parts(found: Availability, reader: str | None) -> Iterator[tuple[Obstacle, str]]:
@@ -88,24 +94,24 @@ def _holders(obstacle: Obstacle, reader: str | None) -> str:
         claim for claim in obstacle.claims.values() if reader is None or claim.namespace == reader
     ]
     claims.sort(key=lambda claim: (claim.namespace, claim.name))
-    told = [_holder(claim) for claim in claims[:NAMED_HOLDERS]]
+    named = [_holder(claim) for claim in claims[:NAMED_HOLDERS]]
     total = sum(obstacle.count_by_namespace.values())
     others = total - obstacle.count_by_namespace.get(reader, 0) if reader is not None else 0
     counted: list[str] = []
-    if rest := total - others - len(told):
+    if rest := total - others - len(named):
         counted.append(f"{rest} more")
     if others:
         plural = f"{others} claims in other namespaces"
         counted.append("a claim in another namespace" if others == 1 else plural)
     if not counted:
-        return ", ".join(told)
-    *first, last = told + counted
+        return ", ".join(named)
+    *first, last = named + counted
     return f"{', '.join(first)} and {last}" if first else last
 
 
-def _cut(told: list[str], most: int) -> str:
-    rest = len(told) - most
-    return ", ".join(told[:most]) + (f" and {rest} more" if rest > 0 else "")
+def _cut(words: list[str], most: int) -> str:
+    rest = len(words) - most
+    return ", ".join(words[:most]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def _holder(claim: ClaimFacts) -> str:

@@ -1,7 +1,7 @@
 """
 In which version an API group is served, asked once and without a list of all that a server has.
 
-What the versions mean is known to those who ask for them.
+The callers know what the versions mean.
 
 It must not know kinds, or remember an answer.
 """

@@ -97,7 +97,7 @@ class Connection:
             connector_owner=False,
             headers=dict(headers),
             middlewares=middlewares,
-            # Not `trust_env`: that would look at the environment, and for a .netrc, in threads, at
+            # Not `trust_env`: that would read the environment, and a .netrc, in threads, at
             # each request; half of what a request costs.
             proxy=_proxy_for(access, configured=self._pool.proxy),
         )

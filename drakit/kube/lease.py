@@ -234,7 +234,7 @@ class LeaseElection:
         try:
             self._lease = await self._session.get(self._path, timeout_seconds=timeout)
         except NotFoundError:
-            # If somebody deleted it, its holder continues until its next renewal. So it counts as
+            # If it was deleted, its holder continues until its next renewal. So it counts as
             # the holder as if the Lease still existed.
             self._lease, self.holder = None, self.holder or ""
             return

@@ -14,7 +14,7 @@ __all__ = ("Target", "parse_path", "resource_path")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Target:
-    """What a path names; the core group is the empty string."""
+    """The resource that a path names; the core group is the empty string."""
 
     group: str
     resource: str

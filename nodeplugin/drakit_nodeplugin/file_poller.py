@@ -8,7 +8,7 @@ only those with something to do are woken.
 
 Checks that can hang together, because they use the same disk, belong to one poller; checks of
 another disk must not wait for them. :class:`FileWatch` is the check for files whose time of change
-tells enough. It must not know what is checked, or what happens then.
+is enough. It must not know what is checked, or what happens then.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ _TRANSACTION_SECONDS = (0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1,
 _GAUGES = {
     "checkpoint_damaged": "1 if entries of the checkpoint were lost since this process started",
     "checkpoint_unusable": "1 if the checkpoint cannot be used: no claim can be prepared",
-    "devices_left_out": "Devices that cannot be published: the log and Events of the Node say why",
+    "devices_left_out": "Devices that cannot be published; the Events of the Node have the reasons",
     "pools_inactive": "Pools that are being removed: their driver was unavailable for too long",
     "driver_registered": "1 if the kubelet has accepted the driver's registration",
     "driver_running": "1 if the driver runs",

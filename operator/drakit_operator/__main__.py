@@ -28,7 +28,7 @@ logger = logging.getLogger("drakit_operator")
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the operator until it is told to stop."""
+    """Run the operator until it gets a signal to stop."""
     options = _parser().parse_args(arguments)
     try:
         config = read_config(options.config, arguments=_settings(options))
@@ -55,7 +55,7 @@ async def _run(config: Config, kubeconfig: Path | None) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="drakit-operator",
-        description="Says why a pod's claim is pending, warns of templates nobody can allocate.",
+        description="Reports why a claim is pending, warns of templates that cannot be allocated.",
     )
     parser.add_argument("--config", type=Path, help="settings (YAML); default: none needed")
     parser.add_argument(
@@ -82,8 +82,8 @@ def _settings(options: argparse.Namespace) -> dict[str, Any]:
 
 def _configure_logging(settings: Logging) -> None:
     logs.configure(level=settings.level, form=settings.format)
-    # Kopf tells each handled event at INFO, and warns at each start that signals are not its own:
-    # we want that.
+    # Kopf logs each handled event at INFO, and warns at each start that signals are not its own,
+    # which is intended.
     logging.getLogger("kopf").setLevel(logging.WARNING)
     logging.getLogger("kopf._core.reactor.running").setLevel(logging.ERROR)
 

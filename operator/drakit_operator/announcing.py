@@ -1,9 +1,9 @@
 """
-Telling users what was found: when an object is told what, and how often.
+Announcements: when an object gets an Event, with which note, and how often.
 
-A sentence is told once, and again only after a long while (the API server forgets Events after an
-hour). If only the sentence changes and not its word, because holders of devices come and go, the
-next is told after a pause. :func:`decide` is pure; :class:`Announcer` remembers and writes.
+A sentence is announced once, and again only after half an hour (the API server deletes Events after
+an hour). If only the sentence changes and not its reason, because holders of devices come and go,
+the next follows after a pause. :func:`decide` is pure; :class:`Announcer` remembers and writes.
 
 It must not know the store, Kopf, or how a reason is found.
 """
@@ -19,13 +19,13 @@ from typing import Protocol
 from drakit.explain import Code, ObjectReference, Reason
 
 __all__ = (
+    "Announced",
     "Announcement",
     "Announcer",
     "Decision",
-    "NotToldError",
+    "NotWrittenError",
     "Recorder",
     "Timing",
-    "Told",
     "decide",
 )
 
@@ -37,21 +37,22 @@ NOTE_BYTES = 1024
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timing:
-    """When something is told; seconds on the loop's clock."""
+    """When announcements are made; seconds on the loop's clock."""
 
     debounce_seconds: float = 1.0
     """An object younger than this is left alone: a pod that is just being scheduled waits, too."""
 
     change_seconds: float = 60.0
-    """Pause before the same word is told with another sentence: one Event a minute and object."""
+    """Pause before the same reason is announced with another sentence: one Event a minute and
+    object."""
 
     repeat_seconds: float = 1800.0
-    """Pause before the same is told again: half of the hour that Events are kept by default."""
+    """Pause before the same is announced again: Events are kept for an hour by default."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Announcement:
-    """What an object shall be told: one word, and all its sentences in one note."""
+    """The Event that an object must get: one reason, and all its sentences in one note."""
 
     code: Code
     note: str
@@ -59,7 +60,9 @@ class Announcement:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Told:
+class Announced:
+    """The last Event of an object."""
+
     code: Code
     note: str
     at: float
@@ -67,14 +70,14 @@ class Told:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Decision:
-    """Whether to tell now, and in how many seconds to look again (None: when something changes)."""
+    """Whether to announce now, and in how many seconds to check again (None: after a change)."""
 
-    tell: bool = False
+    announce: bool = False
     again_seconds: float | None = None
 
 
 def summarize(reasons: Sequence[Reason]) -> Announcement | None:
-    """Join an object's reasons under the first one's word, as far as a note has room."""
+    """Join an object's reasons under the first one's code, as far as a note has room."""
     if not reasons:
         return None
     note = reasons[0].sentence
@@ -89,41 +92,41 @@ def summarize(reasons: Sequence[Reason]) -> Announcement | None:
 
 
 def decide(
-    wanted: Announcement, told: Told | None, *, age_seconds: float, now: float, timing: Timing
+    wanted: Announcement, last: Announced | None, *, age_seconds: float, now: float, timing: Timing
 ) -> Decision:
-    """Decide whether an object is told something now."""
+    """Decide whether an object gets an Event now."""
     if age_seconds < timing.debounce_seconds:
         return Decision(again_seconds=timing.debounce_seconds - age_seconds)
-    if told is None or told.code != wanted.code:
-        return Decision(tell=True, again_seconds=timing.repeat_seconds)
-    pause = timing.repeat_seconds if told.note == wanted.note else timing.change_seconds
-    rest = told.at + pause - now
+    if last is None or last.code != wanted.code:
+        return Decision(announce=True, again_seconds=timing.repeat_seconds)
+    pause = timing.repeat_seconds if last.note == wanted.note else timing.change_seconds
+    rest = last.at + pause - now
     if rest > 0:
         return Decision(again_seconds=rest)
-    return Decision(tell=True, again_seconds=timing.repeat_seconds)
+    return Decision(announce=True, again_seconds=timing.repeat_seconds)
 
 
-class NotToldError(Exception):
-    """Something was not written; the text says why. It is to be tried again."""
+class NotWrittenError(Exception):
+    """An announcement was not written; the text is the reason. The caller must retry."""
 
 
 class Recorder(Protocol):
-    """What writes an announcement, or raises NotToldError."""
+    """Writes an announcement, or raises NotWrittenError."""
 
     async def __call__(self, announcement: Announcement) -> None: ...
 
 
 class Announcer:
-    """Remembers, by UID, since when an object is known and what it was told. Not for threads."""
+    """Remembers, by UID, the age and the last Event of each object. Not for threads."""
 
     def __init__(
-        self, recorder: Recorder, *, timing: Timing, on_told: Callable[[Code], None]
+        self, recorder: Recorder, *, timing: Timing, on_announced: Callable[[Code], None]
     ) -> None:
         self._recorder = recorder
         self._timing = timing
-        self._on_told = on_told
+        self._on_announced = on_announced
         self._since: dict[str, float] = {}
-        self._told: dict[str, Told] = {}
+        self._announced: dict[str, Announced] = {}
 
     def known(self, uid: str) -> None:
         """Begin an object's age, if it has none."""
@@ -132,28 +135,28 @@ class Announcer:
     def forget(self, uid: str) -> None:
         """The object is gone, or is no longer of interest."""
         self._since.pop(uid, None)
-        self._told.pop(uid, None)
+        self._announced.pop(uid, None)
 
     async def announce(self, uid: str, reasons: Sequence[Reason]) -> float | None:
-        """Tell an object what was found, if it is time; say in how many seconds to look again."""
+        """Announce the reasons if it is time; return in how many seconds to check again."""
         wanted = summarize(reasons)
         if wanted is None:
-            return None  # what was told is remembered: a reason that comes and goes is told once
+            return None  # the last Event is remembered: a reason that flaps is announced once
         now = asyncio.get_running_loop().time()
         decision = decide(
             wanted,
-            self._told.get(uid),
+            self._announced.get(uid),
             age_seconds=now - self._since.setdefault(uid, now),
             now=now,
             timing=self._timing,
         )
-        if decision.tell:
+        if decision.announce:
             await self._recorder(wanted)
-            if uid in self._since:  # else it went while it was told, and nobody forgets it again
-                self._told[uid] = Told(code=wanted.code, note=wanted.note, at=now)
-            self._on_told(wanted.code)
+            if uid in self._since:  # otherwise it was deleted meanwhile, and this entry would stay
+                self._announced[uid] = Announced(code=wanted.code, note=wanted.note, at=now)
+            self._on_announced(wanted.code)
             logger.info(
-                "told",
+                "event written",
                 extra={
                     "object": f"{wanted.regarding.kind} "
                     f"{wanted.regarding.namespace}/{wanted.regarding.name}",

@@ -1,5 +1,5 @@
 """
-The composition root: what starts, in which order, and what stops.
+The composition root: starts and stops the parts, in order.
 
 Start: session, probes, election; while we lead, a :class:`~drakit_operator.term.Term`.
 Stop (SIGTERM): 1. the term: workers at once, Kopf by its flag; 2. the Lease is released, so that
@@ -46,7 +46,7 @@ STOP_SECONDS = 5.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Identity:
-    """Who we are among the replicas, and where our Lease is."""
+    """Our identity among the replicas, and the place of our Lease."""
 
     name: str
     namespace: str

@@ -69,7 +69,7 @@ class Config(Settings):
     events: Events = Events()
 
     sweep_period: Seconds = 300.0
-    """Pause between two lists that look for deletions which the watch did not report."""
+    """Pause between two lists that find deletions which the watch did not report."""
 
     workers: Annotated[int, Field(ge=1, le=64)] = 4
     """How many objects are judged, and Events written, at once."""

@@ -1,9 +1,9 @@
 """
-The way in: from Kopf's thread to the main loop, without a queue that could grow for ever.
+The way in: from Kopf's thread to the main loop, without a queue that could grow forever.
 
-Kopf's thread puts what it saw; the main loop takes all of it at once. Only an object's last word is
-kept, so that what waits here is bounded by the number of objects, however far the main loop lags.
-Each run of Kopf gets its own intake: once closed, a thread that lingers can say nothing any more.
+Kopf's thread puts what it saw; the main loop takes all of it at once. Only an object's last state
+is kept, so the size is bounded by the number of objects, however far the main loop lags. Each run
+of Kopf gets its own intake: once it is closed, a thread that lingers can add nothing any more.
 
 It must not know Kopf, the store, or what the facts mean.
 """
@@ -22,7 +22,7 @@ __all__ = ("Intake", "Seen")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Seen:
-    """What a watch said of an object: its facts, or None if it is gone."""
+    """An object as a watch reported it: its facts, or None if it is gone."""
 
     kind: Kind
     name: Name
@@ -41,13 +41,13 @@ class Intake:
         self._open = True
 
     def close(self) -> None:
-        """Take no more, for ever, and drop what waits."""
+        """Take no more, and drop all that waits."""
         with self._lock:
             self._open = False
             self._waiting.clear()
 
     def put(self, seen: Seen) -> None:
-        """Keep an object's last word until the loop takes it."""
+        """Keep an object's last state until the loop takes it."""
         key = (seen.kind.plural, seen.uid)
         with self._lock:
             if not self._open:

@@ -1,7 +1,7 @@
 """
-The kinds that the operator looks at: where they are served, and how they are read.
+The kinds that the operator watches: where they are served, and how they are read.
 
-One table for everybody who lists or watches; what is done with the facts is decided elsewhere.
+One table for all lists and watches; other modules decide what the facts lead to.
 
 It must not know Kopf, sessions, or the store.
 """
@@ -128,8 +128,8 @@ SLICES = Kind(
     unknown={"spec": {"pool": {"resourceSliceCount": 2**31}, "devices": [{"name": ""}]}},
 )
 
-# What refers to others first: whoever lists the kinds one by one then never knows a pod without
-# the claim that was made with it, and does not take the claim for missing.
+# Referrers first: a list of the kinds in this order never has a pod without the claim that was
+# created with it, so the claim does not count as missing.
 KINDS = (PODS, CLAIMS, TEMPLATES, CLASSES, SLICES)
 
 

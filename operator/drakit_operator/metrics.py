@@ -31,7 +31,7 @@ class Metrics:
         )
         self.events = Counter(
             "drakit_operator_events",
-            "Events told, by reason",
+            "Events written, by reason",
             ["reason"],
             registry=self.registry,
         )

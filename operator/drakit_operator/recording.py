@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from drakit.kube import ApiError, NotFoundError, Session
 from drakit.kube.events import EventRecorder
-from drakit_operator.announcing import Announcement, NotToldError
+from drakit_operator.announcing import Announcement, NotWrittenError
 
 __all__ = ("EventWriter",)
 
@@ -31,9 +31,9 @@ class EventWriter:
         self._may_write = may_write
 
     async def __call__(self, announcement: Announcement) -> None:
-        """Write it, or count it up where it stands already; NotToldError if that failed."""
+        """Write it, or increase the count of its Event. Raises NotWrittenError."""
         if not self._may_write():
-            raise NotToldError("this replica does not lead any more")
+            raise NotWrittenError("this replica does not lead any more")
         try:
             await self._recorder.write(
                 announcement.regarding.body(),
@@ -42,7 +42,7 @@ class EventWriter:
                 note=announcement.note,
             )
         except NotFoundError as error:
-            # The namespace is gone: the object goes as well, and nobody waits for the Event.
+            # The namespace is gone: the object is deleted as well, and needs no Event.
             logger.warning("an event could not be written", extra={"error": str(error)})
         except ApiError as error:
-            raise NotToldError(str(error)) from error
+            raise NotWrittenError(str(error)) from error

@@ -1,11 +1,11 @@
 """
-The typed store: what the operator knows of the cluster, with the indexes that its questions need.
+The typed store: the operator's facts of the cluster, with the indexes that its queries need.
 
-It takes facts and deletions, says what changed, and answers as
+It takes facts and deletions, returns the changes, and answers as
 :class:`drakit.explain.ClusterFacts`. It lives in the main loop and is never touched from another
-thread. Who must look again after a change is decided by the concerns (their ``handlers``).
+thread. The concerns decide which objects a change affects (their ``handlers``).
 
-It must not know Kopf, sessions, queues, or what is written to whom.
+It must not know Kopf, sessions, queues, or Events.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class _Cache(Generic[Value]):
         return self._answers[question][0]
 
     def put(self, question: Hashable, answer: Value, *, expressions: Iterable[str]) -> Value:
-        """Keep an answer; `expressions` is what the question holds of the users' text."""
+        """Keep an answer; `expressions` is the users' text in the query."""
         size = _ENTRY + (len(answer) if answer is not None else 0) + _size_of(expressions)
         self._answers[question] = answer, size
         self._size += size
@@ -175,7 +175,7 @@ class Store:
         return Change(kind=kind, name=name, old=old, new=None)
 
     def replace(self, kind: Kind, facts: Iterable[Fact]) -> list[Change]:
-        """Take a complete list: what it does not hold is gone."""
+        """Take a complete list: objects missing in it are gone."""
         listed = {_fact_name(fact): fact for fact in facts}
         gone = [name for name in self._objects(kind) if name not in listed]
         changes = [self.remove(kind, name, uid=None) for name in gone]
@@ -186,10 +186,10 @@ class Store:
         """Forget everything: another replica leads, and what we know grows old."""
         self.__init__()
 
-    # ---- what comes out
+    # ---- queries
 
     def uids(self, kind: Kind) -> dict[Name, str]:
-        """Name what is known of a kind, as it is now."""
+        """Return the UIDs of the known objects of a kind, by name."""
         return {name: fact.uid for name, fact in self._objects(kind).items()}
 
     def find(self, kind: Kind, name: Name) -> Fact | None:
@@ -219,7 +219,7 @@ class Store:
         return [self._claims[name] for name in self._sharers.get(device, ())]
 
     def counters(self, pool: PoolID) -> PoolCounters | None:
-        """Give what partitions of a pool share; read anew when a slice has changed."""
+        """Return the shared counters of a pool; read again when a slice has changed."""
         if self._counters is None:
             self._counters = current_counters(self._slices.values())
         return self._counters.get(pool)
@@ -234,7 +234,7 @@ class Store:
         return self._selections.put(expressions, matches, expressions=expressions)
 
     def available(self, request: Request, expressions: tuple[str, ...]) -> Availability | None:
-        """Say which of the selected devices can be had; alike requests of many pods ask once."""
+        """Return which selected devices are available; equal requests of many pods share it."""
         key = (
             expressions,
             request.count,

@@ -1,8 +1,8 @@
 """
-One term of leadership: what runs while this replica leads, and ends with it.
+One term of leadership: the parts that run while this replica leads.
 
-Store, queue and memory of what was told begin empty with each term: what another leader did
-meanwhile is not known, and the API server is asked anew. Within a term they outlive all else.
+Store, queue and the memory of Events begin empty with each term: the actions of other leaders are
+unknown, and the API server is asked again. Within a term they outlive all else.
 
 It must not know how leadership is won or lost, signals, or the probes' port.
 """
@@ -42,7 +42,7 @@ SILENT_LIMIT_SECONDS = 30.0
 """Kopf's loop gives a sign of life every second; after this it hangs."""
 
 OLDEST_LIMIT_SECONDS = 300.0
-"""Longest wait for a worker; an API server that is away for a while must not look like a hang."""
+"""Longest wait for a worker; a temporarily unavailable API server must not count as a hang."""
 
 
 class Term:
@@ -78,7 +78,7 @@ class Term:
             announcer=Announcer(
                 recorder,
                 timing=timing,
-                on_told=lambda code: metrics.events.labels(str(code)).inc(),
+                on_announced=lambda code: metrics.events.labels(str(code)).inc(),
             ),
             metrics=metrics,
             debounce_seconds=config.events.debounce,
@@ -137,7 +137,7 @@ class Term:
             try:
                 changes = await self._census.sweep()
             except ApiError as error:
-                logger.warning("cannot look for missed deletions", extra={"error": str(error)})
+                logger.warning("missed deletions cannot be checked", extra={"error": str(error)})
                 pause = min(SWEEP_RETRY_SECONDS, self._config.sweep_period)
                 continue
             pause = self._config.sweep_period

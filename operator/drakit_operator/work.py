@@ -1,8 +1,8 @@
 """
 The work: from changes to keys in the queue, from keys to judgements, from judgements to Events.
 
-What a change touches and what is the matter with an object is the concerns' business; when it is
-told is the announcer's. Everything here runs in the main loop.
+The concerns decide what a change touches and what is wrong with an object; the announcer decides
+when that is announced. Everything here runs in the main loop.
 
 It must not know Kopf, leases, or sessions.
 """
@@ -19,7 +19,7 @@ from typing import NamedTuple
 from drakit.explain import Reason
 from drakit.kube.queue import QueueFullError, WorkQueue
 from drakit.logs import new_request_id, request_scope
-from drakit_operator.announcing import Announcer, NotToldError
+from drakit_operator.announcing import Announcer, NotWrittenError
 from drakit_operator.claims.handlers import claims_touched, pods_touched
 from drakit_operator.claims.reconcile import judge_claim, judge_pod
 from drakit_operator.intake import Seen
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 
 class Key(NamedTuple):
-    """What waits in the queue: an object of a concern."""
+    """An entry of the queue: an object of a concern."""
 
     concern: str
     name: Name
@@ -82,7 +82,7 @@ class Work:
         self._dropped = False
 
     def take(self, batch: Sequence[Seen]) -> None:
-        """Take what a watch has seen."""
+        """Take the objects that a watch reported."""
         changes: list[Change] = []
         for seen in batch:
             if seen.fact is None:
@@ -94,7 +94,7 @@ class Work:
         self.changed(changes)
 
     def changed(self, changes: Sequence[Change]) -> None:
-        """Queue what these changes touch; whole batches cost one look an object."""
+        """Queue the objects that these changes touch; a batch costs one check per object."""
         for change in changes:
             self._follow_ages(change)
         for word, concern in self._concerns.items():
@@ -103,7 +103,7 @@ class Work:
                 self._add(Key(word, name), self._debounce_seconds)
 
     def add_dropped(self) -> None:
-        """If the queue was full, have everything looked at again: nobody knows what was dropped."""
+        """If the queue was full, queue everything again: the dropped objects are unknown."""
         if self._dropped:
             self._dropped = False
             for word, concern in self._concerns.items():
@@ -115,7 +115,10 @@ class Work:
             self._queue.add_after(key, seconds)
         except QueueFullError as error:
             if not self._dropped:
-                logger.warning("what is too much is looked at later", extra={"error": str(error)})
+                logger.warning(
+                    "queue is full; all objects are checked again later",
+                    extra={"error": str(error)},
+                )
             self._dropped = True
 
     def _follow_ages(self, change: Change) -> None:
@@ -146,8 +149,10 @@ class Work:
             again = await self._announcer.announce(*judged) if judged is not None else None
         except Exception as error:
             outcome = "error"
-            if isinstance(error, NotToldError):
-                logger.warning("cannot tell", extra={**_facts(key), "error": str(error)})
+            if isinstance(error, NotWrittenError):
+                logger.warning(
+                    "event cannot be written", extra={**_facts(key), "error": str(error)}
+                )
             else:  # a defect of ours in one object must not stop the others
                 logger.exception("cannot judge", extra=_facts(key))
             self._queue.retry(key)

@@ -1,7 +1,7 @@
 """
-What a claim's allocation means for one driver on one node: checks and decisions, all pure.
+The allocation of a claim for one driver on one node: pure checks and decisions.
 
-Fetching, storing and calling drivers is :mod:`.prepare`'s.
+:mod:`.prepare` fetches and stores claims, and calls drivers.
 
 It must not know the API server, the checkpoint's database, drivers or gRPC.
 """
@@ -67,7 +67,7 @@ class ParameterLimits:
 
 
 class Step(Enum):
-    """What a claim needs when the kubelet asks to prepare it."""
+    """The next step for a claim when the kubelet asks to prepare it."""
 
     BEGIN = "begin"
     """It is new."""
@@ -76,9 +76,9 @@ class Step(Enum):
     REPEAT = "repeat"
     """The same work again: it did not finish, the node rebooted, or the entry was rebuilt."""
     ANSWER = "answer"
-    """Nothing but to see that its CDI file is there."""
+    """It is prepared: only check that its CDI file exists."""
     UNDO = "undo"
-    """Its undoing was begun: that is finished first, then it is new."""
+    """Its unprepare has begun: finish that first, then it is new."""
 
 
 def wanted_claim(
@@ -146,7 +146,7 @@ def allocated_results(
     try:
         here = selects_node(claim.allocation.node_selector, name=node, labels=labels)
     except NodeLabelsUnknownError:
-        # They come from the API server: until it has answered, the checkpoint's word may do.
+        # They come from the API server: until it has answered, the checkpoint may decide.
         raise NoAnswerError(claim=name, cause=f"the labels of node {node} are not known") from None
     if not here:
         raise WrongNodeError(claim=name, node=node)
@@ -250,7 +250,7 @@ def _nodes(config: OpaqueConfig, result: DeviceResult, *, claim: str) -> int:
 
 
 def next_step(old: StoredClaim | None, *, new: StoredClaim) -> Step:
-    """Decide what a claim needs: its work, other devices, the same work again, or nothing."""
+    """Decide the next step for a claim: its work, other devices, the same work again, or none."""
     if old is None:
         return Step.BEGIN
     if old.state == "unpreparing":
@@ -269,7 +269,7 @@ def next_step(old: StoredClaim | None, *, new: StoredClaim) -> Step:
 
 
 def device_keys(devices: Iterable[StoredDevice | DeviceResult]) -> set[tuple[str, str, str | None]]:
-    """Name devices, whatever they were asked for with: pool, device and share."""
+    """Return the keys of devices, regardless of their requests: pool, device and share."""
     return {(device.pool, device.device, device.share_id) for device in devices}
 
 

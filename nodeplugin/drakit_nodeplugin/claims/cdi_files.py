@@ -3,7 +3,7 @@ The CDI files of one driver's claims: one spec per claim, named by its UID.
 
 The UID makes the name unique, because runtimes cache specs and read again only on a miss. The text
 of a file is made once and stored with the claim: from then on the file is compared with it and
-written again without the driver. What a spec looks like is :mod:`drakit.cdi`'s; the checkpoint
+written again without the driver. The format of a spec is :mod:`drakit.cdi`'s; the checkpoint
 writes and removes files beside their rows.
 
 It must not know the checkpoint, the API server, drivers or gRPC.

@@ -1,9 +1,10 @@
 """
-The claims engine of one driver: what is done for a claim once its turn has come.
+The claims engine of one driver: prepares and unprepares a claim once its turn has come.
 
-Until a damaged checkpoint has been rebuilt, nothing is answered: what is not in it yet must be
-neither given away nor reported as unprepared. Everything else is :mod:`.prepare`'s and
-:mod:`.unprepare`'s, which never run at the same time for one claim: :mod:`.queue` sees to that.
+Until a damaged checkpoint has been rebuilt, no claim is answered: devices whose entry is missing
+must be neither prepared for other claims nor reported as unprepared. :mod:`.prepare` and
+:mod:`.unprepare` do everything else; :mod:`.queue` ensures that they never run at the same time for
+one claim.
 
 It must not know gRPC, HTTP, SQLite, or the format of a CDI file.
 """
@@ -34,7 +35,7 @@ class ClaimEngine:
         self.undo_left = self._unpreparing.undo_left
         self.collect = self._unpreparing.collect
         self.rebuilt = asyncio.Event()
-        """Set once everything was done to make up for damage of the checkpoint."""
+        """Set once a damaged checkpoint has been rebuilt."""
 
     async def prepare(self, works: Sequence[ClaimWork]) -> None:
         """Prepare the claims of a pod; errors are answers."""

@@ -44,7 +44,7 @@ class ClaimError(Exception):
 
 
 class ClaimFetchError(ClaimError):
-    """The API server refused, or answered with something else: what the checkpoint knows counts."""
+    """The API server rejected the read or returned something else: the checkpoint decides."""
 
     reason = "ClaimNotRead"
 
@@ -57,7 +57,7 @@ class NoAnswerError(ClaimFetchError):
 
 
 class ClaimGoneError(ClaimFetchError):
-    """There is no claim of this name: the API server said so."""
+    """The API server reports that no claim has this name."""
 
     reason = "ClaimGone"
 
@@ -78,7 +78,9 @@ class AbandonedError(ClaimError):
     reason = "Abandoned"
 
     def __init__(self, *, claim: str) -> None:
-        super().__init__(f"claim {claim}: preparing it was given up, because its unprepare came")
+        super().__init__(
+            f"claim {claim}: preparing it was abandoned, because its unprepare was requested"
+        )
 
 
 class ClaimReplacedError(ClaimError):
@@ -114,7 +116,7 @@ class NoResultError(ClaimError):
     reason = "NoResult"
 
     def __init__(self, *, claim: str, driver: str) -> None:
-        super().__init__(f"claim {claim}: its allocation holds no device of driver {driver}")
+        super().__init__(f"claim {claim}: its allocation contains no device of driver {driver}")
 
 
 class BadConfigError(ClaimError):
@@ -202,10 +204,10 @@ class DriverFailedError(ClaimError):
     reason = "DriverFailed"
 
     def __init__(self, *, claim: str, cause: str, device: _Device | None = None) -> None:
-        """Without a device, the cause names what it is about."""
+        """Without a device, the cause names its subject."""
         where = f"claim {claim}"
         if device is not None:
-            # Of a rebuilt entry nobody knows the request.
+            # The request of a rebuilt entry is unknown.
             where += f", request {device.request}" if device.request else ""
             where += f", device {device.device}"
         super().__init__(f"{where}: {cause}")
@@ -237,12 +239,12 @@ class CheckpointFailedError(ClaimError):
 
 
 class FaultError(ClaimError):
-    """Something that nobody foresaw. Its text may hold anything, and goes to the log alone."""
+    """An unexpected exception. Its text may contain anything, so it goes to the log only."""
 
     reason = "Fault"
 
     def __init__(self, *, claim: str, cause: BaseException) -> None:
         super().__init__(
             f"claim {claim}: a fault of the node plugin ({type(cause).__name__}); its log on this "
-            f"node says more"
+            f"node has the details"
         )

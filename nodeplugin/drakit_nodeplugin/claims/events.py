@@ -1,11 +1,11 @@
 """
-Events on a claim: what went wrong with it on this node, for the person who owns it.
+Events on a claim: its failures on this node, for its owner.
 
-The kubelet reports on a pod that its claims cannot be prepared, and nowhere that they cannot be
-unprepared. Here both are reported on the claim, where they are still seen when the pod is gone:
-only what a person can act on, and once. A failure that passes by itself must have lasted for three
-minutes, and work that is merely slow must have gone on for as long. Success is reported only after
-a failure was. Nobody waits for an Event: they are written from a bounded line.
+The kubelet reports on a pod that its claims cannot be prepared, but never that they cannot be
+unprepared. Here both are reported on the claim, where they remain visible when the pod is gone.
+Only problems that a person can act on are reported, and each once. A transient failure must have
+lasted for three minutes, and slow work as well. Success is reported only after a reported failure.
+No claim waits for an Event: Events are written from a bounded queue.
 
 It must not know gRPC, the API client, or how a claim is prepared.
 """
@@ -47,7 +47,7 @@ MAX_REMEMBERED = 2048
 """Claims whose failures are remembered; the oldest are forgotten first."""
 
 _PASSING = frozenset({ClaimBusyError.reason, ClaimFetchError.reason})
-"""Reasons that mostly pass by themselves: an API server or another instance that is busy."""
+"""Reasons that are mostly transient: an API server or another instance that is busy."""
 
 _SILENT = frozenset({AbandonedError.reason, ClaimGoneError.reason, ClaimReplacedError.reason})
 """Reasons that do not concern the claim: its pod is going, or it does not exist."""
@@ -56,7 +56,7 @@ _Key = tuple[str, Operation]
 
 
 class Recorder(Protocol):
-    """What writes Events; a write that fails is its own trouble."""
+    """Writes Events, and handles failed writes itself."""
 
     async def record(
         self,
@@ -81,7 +81,7 @@ class _Pending:
 
 @dataclass(slots=True)
 class _Failure:
-    """What is remembered of a claim that fails, until it succeeds."""
+    """A claim that fails, remembered until it succeeds."""
 
     since: float
     """Loop clock, as all times here."""
@@ -93,8 +93,8 @@ class _Failure:
 
 
 class ClaimEvents:
-    """Decides what of one driver's claims is reported, and has it written. An observer of the
-    claim queue (:class:`.queue.ClaimObserver`)."""
+    """Selects the results of one driver's claims to report, and writes the Events. An observer of
+    the claim queue (:class:`.queue.ClaimObserver`)."""
 
     def __init__(self, driver: str) -> None:
         self._driver = driver
@@ -103,7 +103,7 @@ class ClaimEvents:
         self._due = asyncio.Event()
         self._overflowing = False
 
-    # ------------------------------------------------------------ what happens to claims
+    # ------------------------------------------------------------ observed claims
 
     def finished(
         self, claim: ClaimReference, operation: Operation, answer: ClaimAnswer, seconds: float
@@ -121,7 +121,7 @@ class ClaimEvents:
         """Work on a claim has gone on for :data:`.SLOW_SECONDS`."""
         text = (
             f"claim {claim}: driver {self._driver} has been {GERUND[operation]} it for more than "
-            f"{SLOW_SECONDS:.0f} s; look at the driver's log on this node"
+            f"{SLOW_SECONDS:.0f} s; check the driver's log on this node"
         )
         self._warn(claim, operation, self._failure(claim, operation), text)
 
@@ -129,7 +129,7 @@ class ClaimEvents:
         if not self._failures:
             return
         failure = self._forget((claim.uid, "prepare"))
-        if operation == "unprepare":  # whatever was wrong with it before: this was its end here
+        if operation == "unprepare":  # the claim has ended here: earlier failures do not matter
             self._forget((claim.uid, "unprepare"))
         elif failure is not None and failure.note is not None:
             note = f"claim {claim}: driver {self._driver} has prepared it now"
@@ -148,7 +148,7 @@ class ClaimEvents:
             del self._waiting[key]
         return self._failures.pop(key, None)
 
-    # ------------------------------------------------------------ what is reported
+    # ------------------------------------------------------------ reports
 
     def _warn(
         self, claim: ClaimReference, operation: Operation, failure: _Failure, text: str
@@ -167,7 +167,7 @@ class ClaimEvents:
         self._due.set()
 
     async def run(self, recorder: Recorder) -> None:
-        """Write what is to be reported, until cancelled; what came before is not lost."""
+        """Write Events until cancelled; those added before the call are not lost."""
         while True:
             await self._due.wait()
             self._due.clear()

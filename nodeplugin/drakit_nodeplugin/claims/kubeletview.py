@@ -3,7 +3,7 @@ The kubelet's view of claims: which ones its containers use, and what its lists 
 
 The kubelet is asked before a claim or file is removed without its call, and after damage of the
 checkpoint it names what was lost. It lists a claim by name; the UID is in the CDI names that we
-gave it. What it does *not* list may still be in use: it leaves out claims that no container names,
+gave it. An unlisted claim may still be in use: the list omits claims that no container names,
 those of init containers, and those of a container with another claim that is not prepared yet. A
 kubelet that has just started serves its list before it has read its pods, and adds them one by one.
 So a list can always keep a claim, but only a complete list confirms that a claim is unused, and

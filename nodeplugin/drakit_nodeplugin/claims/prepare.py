@@ -292,7 +292,7 @@ class Preparing:
     async def _work(self, claims: Collection[_Due]) -> None:
         """Intent, driver, result and CDI files of claims that need all of it."""
         if (unavailable := self._parts.devices.unavailable()) is not None:
-            # Before anything is stored: there would be nothing to undo, and nobody to confirm it.
+            # Before anything is stored: there is nothing to undo, and no driver to confirm it.
             for each in claims:
                 self._refuse(each.work, driver_failed(each.claim, unavailable))
             return
@@ -306,7 +306,7 @@ class Preparing:
         calls = self._parts.devices.prepare(_batch(wanted))
         for uid, call in calls.items():
             due[uid].work.call = call
-        # Nobody waits for the rollback of another claim: the driver may take long for it.
+        # No claim waits for the rollback of another one: the driver may take long for it.
         async with asyncio.TaskGroup() as rollbacks, aclosing(waves(calls)) as results:
             async for ended in results:
                 prepared: list[StoredClaim] = []

@@ -44,11 +44,11 @@ SLOW_SECONDS = 180.0
 """How long work must last to be reported as slow: two of the kubelet's attempts, 90 s apart."""
 
 NOT_DONE = "NotDone"
-"""The reason of an answer that says nothing about the claim: its work goes on, or was cut."""
+"""The reason of an answer that proves nothing about the claim: its work goes on, or was cut."""
 
 
 class Engine(Protocol):
-    """What is done for a claim whose turn has come."""
+    """Works on a claim whose turn has come."""
 
     async def prepare(self, works: Sequence[ClaimWork]) -> None:
         """Prepare a batch; every answer is resolved, each as soon as its claim is done."""
@@ -68,7 +68,7 @@ class Engine(Protocol):
 
 
 class ClaimObserver(Protocol):
-    """Observes what the kubelet's calls lead to; returns at once, and raises nothing."""
+    """Observes the results of the kubelet's calls; returns at once, and raises nothing."""
 
     def finished(
         self, claim: ClaimReference, operation: Operation, answer: ClaimAnswer, seconds: float
@@ -83,7 +83,7 @@ class ClaimObserver(Protocol):
 
 @dataclass(eq=False, kw_only=True, slots=True)
 class _Turn:
-    """A place in a claim's line: a call's work, or somebody else who needs the claim alone."""
+    """A place in a claim's line: a call's work, or another user that needs the claim alone."""
 
     uid: str
     work: ClaimWork | None = None
@@ -96,7 +96,7 @@ class _Turn:
     """In which work runs that had to wait: it keeps the id of the request that began it."""
 
     ready: asyncio.Future[None] | None = None
-    """Resolved when the turn of somebody else has come."""
+    """Resolved when the turn of another user has come."""
 
 
 class ClaimQueue:
@@ -151,14 +151,14 @@ class ClaimQueue:
         turns = (turn for line in self._lines.values() for turn in line)
         return [turn.work for turn in turns if turn.work is not None]
 
-    # ------------------------------------------------------------ work that no call asked for
+    # ------------------------------------------------------------ work without a call
 
     async def undo_left(self, uids: Collection[str], *, state: State) -> Mapping[str, Undone]:
         """
         Undo entries that a crash, or a driver that was unavailable, has left in a state.
 
-        Left out of the result is what needs nothing: somebody works on the claim, here or in
-        another process, or it has left that state.
+        The result omits claims that need nothing: work on them is in flight, here or in another
+        process, or they have left that state.
         """
         free = [uid for uid in uids if self.take(uid)]
         try:
@@ -168,17 +168,17 @@ class ClaimQueue:
                 self.release(uid)
 
     async def collect(self, stale: StoredClaim) -> bool:
-        """Unprepare a claim of which nobody will ask that, unless it has changed since it was read;
+        """Unprepare a claim that the kubelet forgot, unless it has changed since it was read;
         return whether it is gone."""
         async with self.hold(stale.uid):
             return await self._engine.collect(stale)
 
     def held(self, uid: str) -> bool:
-        """Return whether somebody works on a claim now."""
+        """Return whether work on a claim is in flight."""
         return uid in self._lines
 
     def take(self, uid: str) -> bool:
-        """Take the turn of a claim if nobody works on it; :meth:`release` ends it."""
+        """Take the turn of a claim if no work on it is in flight; :meth:`release` ends it."""
         return uid not in self._lines and self._add(_Turn(uid=uid))
 
     def release(self, uid: str) -> None:
@@ -187,7 +187,7 @@ class ClaimQueue:
 
     @asynccontextmanager
     async def hold(self, uid: str) -> AsyncGenerator[None]:
-        """Have a claim for oneself, after those who came before."""
+        """Hold a claim alone, after all earlier turns."""
         turn = _Turn(uid=uid)
         try:
             if not self._add(turn):
@@ -307,7 +307,7 @@ class ClaimQueue:
             facts = {"driver": self._driver, "claim": str(work.claim), "claim_uid": work.claim.uid}
             logger.error("engine gave no answer for a claim", extra=facts)
             text = "the node plugin has no answer for it; this is a fault of the plugin, and its"
-            error = f"claim {work.claim}: {text} log on this node says more"
+            error = f"claim {work.claim}: {text} log on this node has the details"
             work.answer.set_result(ClaimAnswer(error=error, reason=FaultError.reason))
 
     def _interrupt(self, work: ClaimWork) -> None:
@@ -348,7 +348,7 @@ class ClaimQueue:
         found: tuple[_Turn, ClaimWork] | None,
     ) -> ClaimAnswer:
         if found is None:
-            text = "too many calls wait for work on it that does not end; look at the driver "
+            text = "too many calls wait for work on it that does not end; check the driver "
             return _not_done(claim, text + self._driver)
         turn, work = found
         if not work.answer.done():

@@ -1,7 +1,7 @@
 """
-Where claims are read: the API server, with an answer within the time that a kubelet's call has.
+Reads claims from the API server, within the time limit of a kubelet's call.
 
-What a claim must look like is checked in :mod:`.allocation`.
+:mod:`.allocation` checks the claims.
 
 It must not know the checkpoint, drivers or gRPC.
 """
@@ -39,7 +39,7 @@ FetchResult = Literal["success", "gone", "no_answer", "error"]
 
 
 class ClaimSource(Protocol):
-    """What the engine needs to read claims."""
+    """Reads claims for the engine."""
 
     async def fetch(self, reference: ClaimReference, *, timeout_seconds: float) -> Claim:
         """Read a claim; raise :class:`NoAnswerError`, :class:`ClaimGoneError` or another
@@ -49,10 +49,10 @@ class ClaimSource(Protocol):
 
 class ApiClaims:
     """
-    Reads claims through a session that may not be there yet, in the version that is served.
+    Reads claims through a session that may not be connected yet, in the served version.
 
-    ``v1`` is assumed, which every cluster since 1.34 serves, so that no claim waits for a question.
-    Only where the API is not there, and not just the claim, the API server is asked what it serves.
+    ``v1`` is assumed, which every cluster since 1.34 serves, so that no claim waits for discovery.
+    The API server is asked for its versions only if the API is missing, and not just the claim.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class ApiClaims:
         """How often the API server was asked and has answered."""
 
     async def fetch(self, reference: ClaimReference, *, timeout_seconds: float) -> Claim:
-        """Read a claim; what we read of it has one shape in all versions of the API."""
+        """Read a claim; the fields that we read are the same in all versions of the API."""
         clock = asyncio.get_running_loop().time
         began = clock()
         try:
@@ -88,10 +88,10 @@ class ApiClaims:
                 async with asyncio.timeout_at(until):
                     await asyncio.shield(self._session)
             body = await self._get(reference, until=until)
-        except UnreadableError as error:  # this claim's own answer, nested too deep for instance
+        except UnreadableError as error:  # this claim's own response, nested too deep for instance
             raise ClaimFetchError(claim=name, cause=str(error)) from None
         except (UnavailableError, TooManyRequestsError, TimeoutError):
-            # One that is overloaded says nothing about the claim either.
+            # An overloaded server proves nothing about the claim either.
             raise NoAnswerError(claim=name, cause="it gives no answer") from None
         except VersionNotServedError as error:
             raise NoAnswerError(claim=name, cause=str(error)) from None
@@ -105,7 +105,7 @@ class ApiClaims:
         try:
             return parse_claim(body)
         except (AttributeError, KeyError, TypeError) as error:
-            # Its other claims must not fail for what a proxy in between has answered.
+            # A proxy's response must not fail the pod's other claims.
             raise ClaimFetchError(
                 claim=name,
                 cause=f"the answer is no ResourceClaim ({type(error).__name__}: {error})",
@@ -126,7 +126,7 @@ class ApiClaims:
                 return await session.get(_path(reference, served))
 
     async def _ask(self, session: Session, *, asked: int) -> str:
-        """Ask which version is served; once for all claims that have found one gone."""
+        """Ask which version is served; once for all claims that found the API missing."""
         async with self._asking:
             if self._asked == asked:
                 self._version = await served_version(session, GROUP, VERSIONS)
@@ -141,7 +141,7 @@ def _result_of(error: ClaimError) -> FetchResult:
 
 
 def _is_of(reference: ClaimReference, error: NotFoundError) -> bool:
-    """Tell whether the claim is missing, or what it would be found in."""
+    """Return whether the claim is missing, and not its API or namespace."""
     return error.reason == "NotFound" and error.details.get("name") == reference.name
 
 

@@ -3,7 +3,7 @@ Stale claims: entries of the checkpoint that the kubelet will never ask to unpre
 
 The kubelet unprepares the claims that it knows. A claim that it has forgotten (its own checkpoint
 was lost, the node was cut off while its pods were deleted, the claim was deallocated meanwhile)
-would hold its devices for ever. It is unprepared as if the kubelet had asked, but only after two
+would hold its devices forever. It is unprepared as if the kubelet had asked, but only after two
 checks, a grace period apart, in which the API server reported that the claim no longer matches the
 entry; and never while the kubelet lists the claim, or does not list all its pods.
 
@@ -132,7 +132,7 @@ class StaleCollector:
     """
     Finds stale claims of one driver, and has them unprepared.
 
-    An entry that is in order costs nothing between two checks. The API server is not asked about
+    A sound entry costs nothing between two checks. The API server is not asked about
     claims that the kubelet lists.
     """
 

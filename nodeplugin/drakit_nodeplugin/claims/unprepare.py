@@ -56,7 +56,7 @@ class Undone:
     held until the driver has confirmed."""
 
     fenced: bool = False
-    """The entry is not the one that was to be undone: somebody else has changed or removed it."""
+    """The entry is not the one that was to be undone: another process changed or removed it."""
 
 
 class Unpreparing:
@@ -124,7 +124,7 @@ class Unpreparing:
         return {uid: undone async for group in self.undo(left) for uid, undone in group.items()}
 
     async def collect(self, stale: StoredClaim) -> bool:
-        """Undo a claim that nobody will ask to unprepare, unless it has changed since it was read;
+        """Undo a claim that the kubelet will not unprepare, unless it changed since it was read;
         return whether it is gone."""
         claim = (await self._parts.checkpoint.find([stale.uid])).get(stale.uid)
         if claim is None or claim.generation != stale.generation:
@@ -190,7 +190,7 @@ class Unpreparing:
 
     def _allocated(self, claim: StoredClaim) -> AllocatedClaim:
         if any(device.consumes is None for device in claim.devices):
-            # A rebuilt entry: the counter sets of its devices keep other calls away.
+            # A rebuilt entry: the counter sets of its devices exclude other calls.
             hardware = self._parts.inventories.hardware()
             claim, _ = with_consumption(claim, hardware, former=claim)
         return AllocatedClaim(claim=reference_of(claim), devices=tuple(allocated_devices(claim)))

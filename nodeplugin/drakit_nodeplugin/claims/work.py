@@ -74,7 +74,7 @@ FIRST_WAVE_SECONDS = 0.02
 LONGEST_WAVE_SECONDS = 1.0
 
 Operation = Literal["prepare", "unprepare"]
-"""What the kubelet asks for a claim."""
+"""The kubelet's request for a claim."""
 
 GERUND: Mapping[Operation, str] = {"prepare": "preparing", "unprepare": "unpreparing"}
 """The operation as it appears in sentences."""

@@ -1,1 +1,1 @@
-"""One hosted driver, all of them, and what looks after their claims."""
+"""One hosted driver, all of them, and the maintenance of their claims."""

@@ -3,7 +3,7 @@ One hosted driver: its checkpoint, endpoint, devices, slices, engine and front d
 
 Start order: checkpoint, CDI files, driver, sockets; nothing waits for the API server. Stop order is
 the reverse, and the sockets drain first. The endpoint reports to the device manager, which never
-calls it; the manager notifies the publisher. What people must know becomes log lines, Events of the
+calls it; the manager notifies the publisher. Notable facts become log lines, Events of the
 Node, and metrics. :mod:`.drivers` decides which drivers there are, :mod:`.maintenance` maintains
 claims between the kubelet's calls.
 

@@ -89,7 +89,7 @@ class Hosting(Sequence[HostedDriver]):
                 config.backends_directory,
                 node=environment.node.name,
                 taken=self._taken,
-                remark=self._remark,
+                remark=self._report,
                 allowed=allow_list(
                     "backends.allowed", config.backends.allowed, devices=HostDevices.found()
                 ),
@@ -114,7 +114,7 @@ class Hosting(Sequence[HostedDriver]):
             if (directory := self._directory) is not None:
                 for name in await asyncio.to_thread(known_drivers, self._data, self._registrations):
                     if (refusal := self._taken(name)) is not None:
-                        self._remark(Diagnostic(reason="BackendRefused", note=refusal))
+                        self._report(Diagnostic(reason="BackendRefused", note=refusal))
                         continue
                     self._hosting.add(name)
                     # Not awaited: nothing may wait for a process that is not ours.
@@ -203,7 +203,7 @@ class Hosting(Sequence[HostedDriver]):
             if not isinstance(error, ConfigError | SocketError | OSError):
                 logger.exception("backend's driver cannot be started", extra={"driver": name})
             note = f"backend {name} cannot be served: {text_of(error)}"
-            self._remark(Diagnostic(reason="BackendRefused", note=note))
+            self._report(Diagnostic(reason="BackendRefused", note=note))
             if driver is not None:
                 await driver.stop()
             return None
@@ -231,7 +231,7 @@ class Hosting(Sequence[HostedDriver]):
         life.cancel()
         await asyncio.wait({life})
         await driver.stop_serving()
-        # Checked again when nobody can call it any more: a claim may have arrived meanwhile.
+        # Checked again once no caller can reach it: a claim may have arrived meanwhile.
         idle = await driver.idle()
         await driver.stop()
         self._drivers.remove(driver)
@@ -247,12 +247,12 @@ class Hosting(Sequence[HostedDriver]):
         logger.info("backend's driver is not served any more", extra={"driver": name})
         directory.forget(name)
 
-    def _remark(self, remark: Diagnostic) -> None:
+    def _report(self, diagnostic: Diagnostic) -> None:
         logger.warning(
-            "backend needs attention", extra={"reason": remark.reason, "note": remark.note}
+            "backend needs attention", extra={"reason": diagnostic.reason, "note": diagnostic.note}
         )
-        self._environment.metrics.remarks.labels("", remark.reason).inc()
-        self._events.emit(reason=remark.reason, action="Connect", note=remark.note)
+        self._environment.metrics.remarks.labels("", diagnostic.reason).inc()
+        self._events.emit(reason=diagnostic.reason, action="Connect", note=diagnostic.note)
 
 
 def _configured(

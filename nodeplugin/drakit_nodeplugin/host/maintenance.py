@@ -1,5 +1,5 @@
 """
-What maintains one driver's claims beside the kubelet's calls, put together.
+Maintenance of one driver's claims: the background work beside the kubelet's calls.
 
 At the start, half-written files are removed and lost CDI files restored, before claims are
 answered. Then, until the daemon stops: lost files are restored, unfinished work of a crash is
@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 
 class Maintenance:
-    """Keeps the claims of one driver in order."""
+    """The background work on the claims of one driver."""
 
     def __init__(
         self,
@@ -88,19 +88,19 @@ class Maintenance:
         return self._rebuilder.damaged
 
     async def begin(self) -> None:
-        """Put files in order, before anything is served."""
+        """Remove half-written CDI files and restore lost ones, before the driver is served."""
         try:
             await self._parts.specs.clean()
             await self._restorer.restore()
         except (OSError, CheckpointError) as error:
-            # Claims can be unprepared nevertheless, and it is tried again.
+            # Claims can still be unprepared, and the repair is retried.
             logger.error(
-                "CDI files cannot be put in order",
+                "CDI files cannot be repaired",
                 extra={"driver": self._parts.driver, "error": str(error)},
             )
 
     def parts(self) -> Mapping[str, Callable[[], Awaitable[None]]]:
-        """Return what runs until the daemon stops, by name."""
+        """Return the parts that run until the daemon stops, by name."""
         environment = self._environment
         return {
             "CDI files": lambda: self._restorer.run(environment.cdi_poller),

@@ -98,7 +98,7 @@ class NodeEvents:
         try:
             self._pending.put_nowait((reason, action, note))
         except asyncio.QueueFull:
-            logger.warning("no Event is written", extra={"reason": reason, "note": note})
+            logger.warning("Event is dropped", extra={"reason": reason, "note": note})
 
     async def run(self) -> None:
         """Write Events until cancelled."""

@@ -89,7 +89,7 @@ def _shown(text: str) -> str:
 
 
 def _sendable(answer: ClaimAnswer) -> ClaimAnswer:
-    """Make sure of the error's text: what gRPC refuses would leave the whole call unanswered."""
+    """Make the error's text valid: a text that gRPC rejects would fail the whole call."""
     if answer.error is None:
         return answer
     text = answer.error.encode(errors="backslashreplace").decode()
@@ -140,7 +140,7 @@ class ClaimCalls:
         *,
         seconds: float,
     ) -> None:
-        # Calls without claims are our own liveness probe: every few seconds, for ever.
+        # Calls without claims are our own liveness probe: every few seconds.
         level = logging.INFO if claims else logging.DEBUG
         if not logger.isEnabledFor(level):
             return
@@ -161,7 +161,7 @@ class ClaimCalls:
 
 
 class _Claim(Protocol):
-    """What the claim messages of both versions have."""
+    """The fields that the claim messages of both versions have."""
 
     namespace: str
     uid: str

@@ -147,7 +147,7 @@ class HealthServicer:
     async def NodeWatchResources(
         self, request: object, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[Any]:
-        # The first message may take long, and without metadata a client cannot tell that the
+        # The first message may take long, and without metadata a client cannot know that the
         # stream is open.
         await context.send_initial_metadata(())
         # A cancellation (the kubelet hung up) must leave this function as one: grpc.aio leaks
@@ -207,7 +207,7 @@ def _in_words(health: DeviceHealth) -> str:
 
 
 class Subscription:
-    """What one subscriber has received, and what it receives next."""
+    """The state of one subscriber: the reports sent, and those to send next."""
 
     def __init__(
         self,
@@ -253,7 +253,7 @@ class Subscription:
         return self._ended.is_set()
 
     def _poll(self, source: HealthSource, *, resend: bool) -> None:
-        """Find what is to be sent: all devices, or those that have changed."""
+        """Return the devices to send: all devices, or those that have changed."""
         now = self._polled_at = asyncio.get_running_loop().time()
         self._seen = source.revision.number
         before, states = self._states, source.health_states()

@@ -103,7 +103,7 @@ class Ownership:
                 f"driver {self.driver}: the directories of its sockets cannot be used: {error}"
             ) from error
         for path in self.paths.sockets:
-            # Left by ourselves before a restart of the container; nobody else can hold our lock.
+            # Ours from before a restart of the container: no other process can hold our lock.
             _unlink_socket(path)
         self._remove_stale()
 
@@ -127,7 +127,7 @@ class Ownership:
             if self._fd is None:
                 return False
             if self._primary_fd is not None and not _is_at(self._primary, self._primary_fd):
-                # Somebody removed the file: another instance may hold a new one by now.
+                # The file was removed: another instance may hold a new one by now.
                 os.close(self._primary_fd)
                 self._primary_fd = None
             if self._primary_fd is None:
@@ -295,7 +295,7 @@ class RunningInstances:
 
 
 def _try_lock(path: Path, *, create: bool) -> int | None:
-    """Lock a file without waiting; None if somebody else holds it, or it is gone."""
+    """Lock a file without waiting; None if another process holds it, or it is gone."""
     flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_CREAT if create else 0)
     try:
         fd = os.open(path, flags, 0o600)
@@ -313,14 +313,14 @@ def _try_lock(path: Path, *, create: bool) -> int | None:
 
 
 def _unlock(path: Path, fd: int) -> None:
-    """Remove a file that we have locked, then unlock it: nobody can lock the name in between."""
+    """Remove a file that we have locked, then unlock it: no process can lock it in between."""
     with contextlib.suppress(FileNotFoundError):
         path.unlink()
     os.close(fd)
 
 
 def _is_locked(path: Path) -> bool:
-    """Return whether somebody holds a lock. The check takes a shared lock, so that two instances
+    """Return whether a process holds a lock. The check takes a shared lock, so that two instances
     that check at the same time do not mistake each other for the holder."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)

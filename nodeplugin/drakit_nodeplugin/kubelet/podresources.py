@@ -1,6 +1,6 @@
 """
-What the kubelet reports of its pods: the client of its podresources API v1, and the reader of its
-state file.
+The kubelet's report of its pods: the client of its podresources API v1, and the reader of its state
+file.
 
 A process has one client. The kubelet allows all clients together 100 calls per second in bursts of
 10, and rejects the rest. So the client makes one call of a kind at a time, and shares its answer

@@ -319,7 +319,7 @@ class DriverServer:
         except grpc.aio.AioRpcError as error:
             return f"the DRA socket {dra} gives no answer: {_in_words(error)}"
         if answer.claims:
-            return f"the DRA socket {dra} answers with claims that nobody asked for"
+            return f"the DRA socket {dra} answers with claims that the probe did not ask for"
         return None
 
     def _add_services(self, server: grpc.aio.Server) -> None:

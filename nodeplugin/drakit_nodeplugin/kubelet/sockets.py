@@ -116,7 +116,7 @@ class SocketGuard:
     """
     Notices that a socket's path does not lead to us any more.
 
-    The server itself does not: it keeps listening on a socket that nobody can reach.
+    The server itself does not: it keeps listening on a socket that no client can reach.
     """
 
     def __init__(self, path: Path) -> None:

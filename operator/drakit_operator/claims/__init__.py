@@ -1,5 +1,5 @@
 """
-Pods that wait for their claims, and claims that nobody can allocate.
+Pods that wait for their claims, and claims that cannot be allocated.
 
-:mod:`.handlers` says which of them a change touches, :mod:`.reconcile` what is the matter with one.
+:mod:`.handlers` selects those that a change touches; :mod:`.reconcile` finds the problems of one.
 """

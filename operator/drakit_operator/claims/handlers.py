@@ -1,9 +1,9 @@
 """
-Which pods and claims must be looked at again after a change.
+Which pods and claims must be checked again after a change.
 
-Too many are harmless (they are queued once each, and nothing is told twice), too few are not.
+Too many are harmless (they are queued once each, and nothing is announced twice), too few are not.
 
-It must not know queues, Kopf, or what is found when one looks.
+It must not know queues, Kopf, or what a check finds.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _touches_all_that_wait(change: Change) -> bool:
 
 
 def _held(claim: object) -> object:
-    """Tell what a claim takes from others, and for whom: the sentences name both."""
+    """Return what a claim takes from others, and for which pods: the sentences name both."""
     if not isinstance(claim, ClaimFacts) or not (claim.devices or claim.shares):
         return None
     return (claim.devices, claim.shares, claim.reserved_for)

@@ -1,7 +1,7 @@
 """
-What is the matter with one pod or one claim, over the facts of the store.
+The problems of one pod or one claim, from the facts of the store.
 
-Pure: the sentences are made by :mod:`drakit.explain`, told by :mod:`drakit_operator.announcing`.
+Pure: :mod:`drakit.explain` makes the sentences, :mod:`drakit_operator.announcing` reports them.
 
 It must not know queues, clocks, Kopf or sessions.
 """
@@ -18,7 +18,7 @@ __all__ = ("judge_claim", "judge_pod")
 def judge_pod(
     name: Name, store: Store, *, name_all_holders: bool = False
 ) -> tuple[str, list[Reason]] | None:
-    """Give a pod's UID and why it waits; None if there is no such pending pod."""
+    """Return a pod's UID and why it waits; None if there is no such pending pod."""
     pod = store.pod(name.namespace, name.name)
     if pod is None:
         return None
@@ -26,6 +26,6 @@ def judge_pod(
 
 
 def judge_claim(name: Name, store: Store) -> tuple[str, list[Reason]] | None:
-    """Give a claim's UID and why nobody can allocate it; None if there is no such claim."""
+    """Return a claim's UID and why it cannot be allocated; None if there is no such claim."""
     claim = store.claim(name.namespace, name.name)
     return None if claim is None else (claim.uid, missing_classes_of_claim(claim, store))

@@ -1,5 +1,5 @@
 """
-Claim templates whose claims nobody could allocate.
+Claim templates whose claims cannot be allocated.
 
-:mod:`.handlers` says which of them a change touches, :mod:`.reconcile` what is the matter with one.
+:mod:`.handlers` selects those that a change touches; :mod:`.reconcile` finds the problems of one.
 """

@@ -1,7 +1,7 @@
 """
-Which templates must be looked at again after a change.
+Which templates must be checked again after a change.
 
-It must not know queues, Kopf, or what is found when one looks.
+It must not know queues, Kopf, or what a check finds.
 """
 
 from __future__ import annotations

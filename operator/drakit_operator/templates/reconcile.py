@@ -1,5 +1,5 @@
 """
-What is the matter with one template, over the facts of the store. Pure.
+The problems of one template, from the facts of the store. Pure.
 
 It must not know queues, clocks, Kopf or sessions.
 """
@@ -14,7 +14,7 @@ __all__ = ("judge_template",)
 
 
 def judge_template(name: Name, store: Store) -> tuple[str, list[Reason]] | None:
-    """Give a template's UID and what is wrong with it; None if there is no such template."""
+    """Return a template's UID and its problems; None if there is no such template."""
     template = store.template(name.namespace, name.name)
     return (
         None if template is None else (template.uid, missing_classes_of_template(template, store))

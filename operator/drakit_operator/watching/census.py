@@ -33,7 +33,7 @@ LIST_SECONDS = 30.0
 
 
 class Reader(Protocol):
-    """What is needed of a session."""
+    """The used part of a session."""
 
     async def read_list(
         self,

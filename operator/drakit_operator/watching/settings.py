@@ -1,8 +1,8 @@
 """
 How Kopf runs here: as a watcher that writes nothing, restarts fast and stops fast.
 
-Every value differs from Kopf's default for the reason beside it. What is watched is given; what is
-done with events is decided by the handlers.
+Every value differs from Kopf's default for the reason beside it. The caller names the watched
+kinds; the handlers process the events.
 
 It must not know sessions, threads, or the store.
 """
@@ -55,21 +55,21 @@ def operator_settings(kinds: Iterable[Kind]) -> kopf.OperatorSettings:
     settings = kopf.OperatorSettings()
 
     # It writes nothing: no Events (ours are deduplicated), no annotations, no finalizers. Kopf
-    # takes its finalizer away where it finds one without a need, also that of another operator
-    # made with Kopf on the same kind: ours has a name that nobody sets.
+    # removes its finalizer where it is not needed, also that of another operator made with Kopf on
+    # the same kind: ours has a name that no operator sets.
     settings.posting.enabled = False
     settings.posting.loggers = False
     settings.persistence.finalizer = "drakit.dev/never-set"
     settings.persistence.diffbase_storage = NoDiffBase()
     settings.persistence.progress_storage = NoProgress()
 
-    # It is alone: our Lease says who leads. The watched kinds are known, so CRDs and namespaces
-    # are not looked at (this spares two permissions).
+    # It is alone: our Lease decides the leader. The watched kinds are known, so CRDs and namespaces
+    # are not watched (this saves two permissions).
     settings.peering.standalone = True
     settings.scanning.disabled = True
 
-    # It gives up early, for its supervisor begins anew at once, and stops early: retries also
-    # delay the end, and the next leader waits for nobody.
+    # It gives up early, because its supervisor restarts it at once, and stops early: retries also
+    # delay the end, and the next leader does not wait.
     settings.networking.error_backoffs = (0.5, 1, 2, 4)
     settings.networking.request_timeout = 30
     settings.networking.connect_timeout = 5

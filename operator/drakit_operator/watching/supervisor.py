@@ -1,5 +1,5 @@
 """
-Keeps Kopf running while we lead: restarts it after an error, without losing what is known.
+Keeps Kopf running while we lead: restarts it after an error, without losing its facts.
 
 One malformed event on a watch ends all of Kopf (any error but 410), so an end is expected, not
 exceptional. Before each run everything is listed; the store and the queue outlive the runs.
@@ -80,12 +80,12 @@ class Watcher:
         try:
             await self._prepare()
         except ApiError as error:
-            logger.warning("cannot list what is to be watched", extra={"error": str(error)})
+            logger.warning("watched kinds cannot be listed", extra={"error": str(error)})
             return
         thread = self._thread = self._make_thread()
         thread.start()
         try:
-            # Shielded: our own cancellation must not look like the end of Kopf.
+            # Shielded: our own cancellation must not count as the end of Kopf.
             error = await asyncio.shield(thread.ended)
             expired = isinstance(error, GoneError)
             level = logging.INFO if expired else logging.WARNING

@@ -3,7 +3,7 @@ One run of Kopf: a thread with its own event loop, started once, stopped through
 
 Kopf cancels every task of its loop when it ends, and takes over the signals of a main thread;
 neither may happen to ours. Its handlers only hand over what they saw. When it has ended, for
-whatever reason, ``ended`` says so in our loop; what is then done is the supervisor's decision.
+whatever reason, ``ended`` reports it to our loop, and the supervisor decides what follows.
 
 It must not know the store, queues, or leadership.
 """
@@ -74,7 +74,7 @@ class KopfThread:
         self._thread.start()
 
     async def stop(self, *, timeout_seconds: float) -> bool:
-        """Stop it; nothing that it sees is heard from this moment. Say whether it ended in time."""
+        """Stop it, and ignore what it sees from now on. Return whether it ended in time."""
         self._intake.close()
         if not self.ended.done():
             self._call(self._stop.set)
@@ -101,11 +101,11 @@ class KopfThread:
         try:
             with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
                 runner.run(self._operate())
-        except BaseException as problem:  # also Kopf's own cancellation: the supervisor must hear
+        except BaseException as problem:  # also Kopf's own cancellation: the supervisor must know
             error = problem
         try:
             self._owner.call_soon_threadsafe(self._report, error)
-        except RuntimeError:  # our loop is closed: nobody is left to hear it
+        except RuntimeError:  # our loop is closed: there is no receiver
             logger.debug("kopf ended after its owner")
 
     def _report(self, error: BaseException | None) -> None:
@@ -119,7 +119,7 @@ class KopfThread:
         operating = asyncio.create_task(self._run_kopf(), name="kopf")
         try:
             await asyncio.wait({operating, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            # Its flag has told Kopf to end. Where it waits for tasks of its own, up to 5 s, or for
+            # Its flag makes Kopf end. Where it waits for tasks of its own, up to 5 s, or for
             # a session, it is cancelled.
             await asyncio.wait({operating}, timeout=FLAG_SECONDS)
             while not operating.done():

@@ -156,7 +156,7 @@ async def test_work_that_does_not_end_is_told_after_three_minutes(lab):
     await asyncio.sleep(2)
     assert await lab.news() == [
         f"Warning PrepareFailed claim-uid-a: claim {A}: driver {DRIVER} has been preparing it for "
-        f"more than 180 s; look at the driver's log on this node"
+        f"more than 180 s; check the driver's log on this node"
     ]
     await work
     assert [said.split(":")[0] for said in await lab.news()] == ["Normal Prepared claim-uid-a"]

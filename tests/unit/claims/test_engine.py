@@ -130,7 +130,7 @@ async def test_a_claim_that_was_allocated_anew_gets_its_new_device_and_frees_the
         pytest.param(claim_body(B, "cam-9", node="node-2"), "is for another node", id="other-node"),
         pytest.param(
             claim_body(B, {"device": "gpu-0", "driver": "gpu.example.com"}),
-            f"holds no device of driver {DRIVER}",
+            f"contains no device of driver {DRIVER}",
             id="no-result-of-ours",
         ),
         pytest.param(claim_body(B, "broken"), "broken is broken; unplug it", id="driver-refuses"),

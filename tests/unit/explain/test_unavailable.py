@@ -121,10 +121,10 @@ def asking(quantity, name="bandwidth", **changes):
 UNHEALTHY, STOPPED = taint("drakit.dev/unhealthy"), taint("drakit.dev/stopped")
 UNPREPARING, LENS = taint("drakit.dev/unpreparing"), taint("cam.example.com/lens")
 WHAT = 'of DeviceClass "gpu" that request "gpu" of claim "mine" could use'
-LOOK = "unhealthy goes when the device is well again: look at the device"
-BACK = "stopped goes when the driver is back on that node: look at its log"
-UNDONE = "unpreparing goes when an earlier claim is undone on that node"
-ASK = "ask who set the taint, or tolerate it in the request"
+LOOK = "unhealthy is removed when the device is healthy again: check the device"
+BACK = "stopped is removed when the driver is available again on that node: check its log"
+UNDONE = "unpreparing is removed when an earlier claim is unprepared on that node"
+ASK = "ask the owner of the taint, or tolerate it in the request"
 NOT = "which the request does not tolerate"
 ON = "it goes on when enough is released"
 

@@ -1,11 +1,11 @@
-"""When an object is told what: debounce, deduplication, pauses."""
+"""When an object gets an Event: debounce, deduplication, pauses."""
 
 import asyncio
 
 import pytest
 
 from drakit.explain import Code, ObjectReference, Reason
-from drakit_operator.announcing import Announcement, Announcer, Timing, Told, decide, summarize
+from drakit_operator.announcing import Announced, Announcement, Announcer, Timing, decide, summarize
 
 POD = ObjectReference(api_version="v1", kind="Pod", namespace="lab", name="train", uid="u")
 TIMING = Timing(debounce_seconds=1, change_seconds=60, repeat_seconds=1800)
@@ -15,21 +15,21 @@ def reason(sentence="it waits", code=Code.DEVICES_ALLOCATED):
     return Reason(code=code, sentence=sentence, regarding=POD)
 
 
-def told(note="it waits", at=100.0):
-    return Told(code=Code.DEVICES_ALLOCATED, note=note, at=at)
+def announced(note="it waits", at=100.0):
+    return Announced(code=Code.DEVICES_ALLOCATED, note=note, at=at)
 
 
 @pytest.mark.parametrize(
-    ("before", "age", "now", "tell", "again"),
+    ("before", "age", "now", "announce", "again"),
     [
         pytest.param(None, 0.25, 100, False, 0.75, id="too-young"),
         pytest.param(None, 1, 100, True, 1800, id="first-time"),
-        pytest.param(told(), 50, 150, False, 1750, id="same-again-waits-for-the-rest"),
-        pytest.param(told(), 5000, 1900, True, 1800, id="same-again-after-half-an-hour"),
-        pytest.param(told("other"), 50, 130, False, 30, id="other-sentence-waits-a-minute"),
-        pytest.param(told("other"), 99, 160, True, 1800, id="other-sentence-after-a-minute"),
+        pytest.param(announced(), 50, 150, False, 1750, id="same-again-waits-for-the-rest"),
+        pytest.param(announced(), 5000, 1900, True, 1800, id="same-again-after-half-an-hour"),
+        pytest.param(announced("other"), 50, 130, False, 30, id="other-sentence-waits-a-minute"),
+        pytest.param(announced("other"), 99, 160, True, 1800, id="other-sentence-after-a-minute"),
         pytest.param(
-            Told(code=Code.DEVICE_CLASS_MISSING, note="x", at=100.0),
+            Announced(code=Code.DEVICE_CLASS_MISSING, note="x", at=100.0),
             50,
             101,
             True,
@@ -38,10 +38,10 @@ def told(note="it waits", at=100.0):
         ),
     ],
 )
-def test_the_decision(before, age, now, tell, again):
+def test_the_decision(before, age, now, announce, again):
     wanted = Announcement(code=Code.DEVICES_ALLOCATED, note="it waits", regarding=POD)
     decision = decide(wanted, before, age_seconds=age, now=now, timing=TIMING)
-    assert (decision.tell, decision.again_seconds) == (tell, again)
+    assert (decision.announce, decision.again_seconds) == (announce, again)
 
 
 def test_all_reasons_stand_in_one_note_under_the_first_word():
@@ -55,23 +55,23 @@ def test_a_note_fits_into_an_event(sentence):
     assert len(note.encode()) <= 1024
 
 
-def test_a_note_says_how_many_reasons_had_no_room():
+def test_a_note_counts_the_reasons_that_had_no_room():
     note = summarize([reason("x" * 400 + str(i)) for i in range(9)]).note
     assert note.endswith("; and 7 more")
 
 
 @pytest.mark.looptime
-async def test_a_pod_is_told_once_and_again_after_a_long_while():
+async def test_a_pod_gets_an_event_once_and_again_after_half_an_hour():
     written = []
 
     async def record(announcement):
         written.append((asyncio.get_running_loop().time(), announcement.note))
 
-    announcer = Announcer(record, timing=TIMING, on_told=lambda code: None)
+    announcer = Announcer(record, timing=TIMING, on_announced=lambda code: None)
     announcer.known("u")
     while (now := asyncio.get_running_loop().time()) < 4000:
         again = await announcer.announce("u", [reason()])
-        assert again is not None, f"nobody would look again after {now}"
+        assert again is not None, f"no check again after {now}"
         await asyncio.sleep(min(again, 100))
     assert written == [(1, "it waits"), (1801, "it waits"), (3601, "it waits")]
 
@@ -83,9 +83,9 @@ async def test_an_event_that_could_not_be_written_is_written_by_the_next_attempt
     async def record(announcement):
         attempts.append(announcement.note)
         if len(attempts) == 1:
-            raise OSError("away")
+            raise OSError("unavailable")
 
-    announcer = Announcer(record, timing=TIMING, on_told=lambda code: None)
+    announcer = Announcer(record, timing=TIMING, on_announced=lambda code: None)
     announcer.known("u")
     await asyncio.sleep(2)
     with pytest.raises(OSError):
@@ -96,13 +96,13 @@ async def test_an_event_that_could_not_be_written_is_written_by_the_next_attempt
 
 
 @pytest.mark.looptime
-async def test_a_reason_that_comes_and_goes_is_told_once():
+async def test_a_reason_that_flaps_is_announced_once():
     written = []
 
     async def record(announcement):
         written.append(announcement.note)
 
-    announcer = Announcer(record, timing=TIMING, on_told=lambda code: None)
+    announcer = Announcer(record, timing=TIMING, on_announced=lambda code: None)
     announcer.known("u")
     await asyncio.sleep(2)
     for found in ([reason()], [], [reason()], [], [reason()]):
@@ -112,14 +112,14 @@ async def test_a_reason_that_comes_and_goes_is_told_once():
 
 
 @pytest.mark.looptime
-async def test_an_object_that_goes_while_it_is_told_leaves_no_memory():
+async def test_an_object_that_is_deleted_during_the_write_leaves_no_memory():
     written = []
 
     async def record(announcement):
         written.append(announcement.note)
         announcer.forget("u")
 
-    announcer = Announcer(record, timing=TIMING, on_told=lambda code: None)
+    announcer = Announcer(record, timing=TIMING, on_announced=lambda code: None)
     for _ in range(2):
         announcer.known("u")
         await asyncio.sleep(2)
@@ -128,13 +128,13 @@ async def test_an_object_that_goes_while_it_is_told_leaves_no_memory():
 
 
 @pytest.mark.looptime
-async def test_another_object_of_the_same_name_is_told_anew():
+async def test_another_object_of_the_same_name_gets_its_own_event():
     written = []
 
     async def record(announcement):
         written.append(announcement.note)
 
-    announcer = Announcer(record, timing=TIMING, on_told=lambda code: None)
+    announcer = Announcer(record, timing=TIMING, on_announced=lambda code: None)
     for uid in ("u1", "u2"):
         announcer.known(uid)
         await asyncio.sleep(2)

@@ -28,7 +28,7 @@ class Bench:
         self.work = Work(
             store=self.store,
             queue=self.queue,
-            announcer=Announcer(self.record, timing=Timing(), on_told=lambda code: None),
+            announcer=Announcer(self.record, timing=Timing(), on_announced=lambda code: None),
             metrics=metrics,
             debounce_seconds=1.0,
         )

@@ -1,12 +1,12 @@
 """
-What people do to a checkpoint by hand: inspect it, and forget a claim.
+Manual operations on a checkpoint: inspect it, and forget a claim.
 
 An inspection never writes: it quarantines nothing, and creates no file while the daemon is down.
 Forgetting is one transaction like those of the daemon, which may be running: the missing row fences
-what the daemon does for the claim at that moment. :mod:`drakit.cli` decides who may do so, and does
-the rest.
+what the daemon does for the claim at that moment. :mod:`drakit.cli` decides when that is allowed,
+and does the rest.
 
-Functions block. It must not know CDI files, the kubelet, or how things are shown.
+Functions block. It must not know CDI files, the kubelet, or how results are shown.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class InspectionError(Exception):
     def __init__(self, text: str, *, foreign: bool = False) -> None:
         super().__init__(text)
         self.foreign = foreign
-        """What is at the path belongs to another program."""
+        """The file at the path belongs to another program."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,7 +53,7 @@ class Inspection:
     """By name; without those whose rows are damaged."""
 
     problems: tuple[str, ...] = ()
-    """What is wrong with the database itself; the node plugin quarantines it at its next start."""
+    """Problems of the database itself; the node plugin quarantines it at its next start."""
 
     dropped: tuple[str, ...] = ()
     """Damaged rows of endpoints; the node plugin drops them at its next start."""

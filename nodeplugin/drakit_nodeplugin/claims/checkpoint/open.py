@@ -78,7 +78,7 @@ _ENVIRONMENT = frozenset(
 """Errors of disk, memory, permissions and other processes: the database itself may be sound."""
 
 DATABASE_ERRORS = (sqlite3.Error, DamagedRowError, UnicodeDecodeError)
-"""What reading a database raises; the last one if SQLite's message contains damaged text."""
+"""Exceptions of reading a database; the last one if SQLite's message contains damaged text."""
 
 KEPT = 5
 """Damaged databases that are kept, the newest ones. Files of other programs are never removed."""
@@ -88,7 +88,7 @@ _SALVAGING = ".salvaging"
 _SALVAGED = ".salvaged"
 
 _UNREADABLE = (sqlite3.Error, ValueError, MemoryError, OverflowError)
-"""What a query of a damaged database raises: wrong sizes and damaged text lead to the others."""
+"""Exceptions of a query of a damaged database: wrong sizes and damaged text lead to the others."""
 
 
 class CheckpointError(Exception):

@@ -1,5 +1,5 @@
 """
-The stored form of a prepared claim: what a checkpoint row is made of, and how it becomes bytes.
+The stored form of a prepared claim: the content of a checkpoint row, and its serialization.
 
 A small set of types apart from the engine's, so that no change of the engine changes a row or its
 checksum. A new field gets a default here, and a reader ignores unknown fields: a version reads

@@ -2,7 +2,7 @@
 The rows of a checkpoint: reading them, and writing a batch as compare-and-swap.
 
 Functions over an open connection of the present schema (:mod:`.schema`). A row is written by whom
-knows its generation, and nobody else; who holds which device is :mod:`.holds`' business. When a
+knows its generation, and no other; the holders of devices are :mod:`.holds`' concern. When a
 connection is opened, and what becomes of errors, is :mod:`.store`'s.
 
 They block. They must not know asyncio, files, or what the states of a claim lead to.
@@ -170,7 +170,7 @@ def states(connection: sqlite3.Connection) -> dict[str, int]:
 
 
 def opens(connection: sqlite3.Connection) -> int:
-    """Tell how often the database was opened by a daemon."""
+    """Return how often a daemon opened the database."""
     (number,) = connection.execute("SELECT value FROM meta WHERE name = 'opens'").fetchone()
     return number
 

@@ -5,7 +5,7 @@ and which endpoints it had.
 SQLite in WAL mode with ``synchronous=FULL``: one transaction and one flush a batch, whatever its
 size; after a crash it holds the whole batch or nothing of it. Every write is compare-and-swap on a
 row's generation, also across processes. Whether an entry must be prepared again is decided in
-:mod:`drakit_nodeplugin.claims.engine`; what an endpoint that is away leads to, in
+:mod:`drakit_nodeplugin.claims.engine`; the effects of an unavailable endpoint in
 :mod:`drakit_nodeplugin.devices`.
 
 A claim's CDI file follows its row in the same trip to the writer's thread: it is written after the
@@ -205,7 +205,7 @@ class Checkpoint:
         """
         Write claims in one transaction, each if it carries its stored row's generation.
 
-        Generation 0 says that there is no row. A claim is left out where the row is another one, or
+        Generation 0: there is no row. A claim is left out where the row is another one, or
         where another claim has a device of it and one of the two wants it alone: an exclusive
         device has one holder, shares go beside each other, admin access beside all. With
         `hardware`, the main inventories, it also leaves out a claim if all claims together would
@@ -286,7 +286,7 @@ class Checkpoint:
         return FileWatch(self.path, log, settled_seconds=WRITTEN_SECONDS)
 
     async def rebuilt(self) -> None:
-        """Say that all was done to make up for the damage: it is not told again after a restart."""
+        """Record that the damage is repaired: it is not reported again after a restart."""
         if self.damage is not None:
             await self._run(lambda database: self._transaction(database, opening.forget_damage))
             self.damage = None
@@ -327,7 +327,7 @@ class Checkpoint:
             return self._open()
         if self.unusable is not None and due:
             self._next_attempt = now + REOPEN_SECONDS
-            with suppress(sqlite3.Error):  # else it is said by whoever needs to write
+            with suppress(sqlite3.Error):  # the next write reports it
                 self._transaction(self._connection, rows.touch)
         return self._connection
 
@@ -342,7 +342,7 @@ class Checkpoint:
         except BaseException:
             opened.connection.close()
             raise
-        # If we had opened it before, another number than ours plus one is somebody else's doing.
+        # If we had opened it before, another number than ours plus one comes from another process.
         self.alone = self.alone and self._opens in (0, opened.opens - 1)
         self._opens = opened.opens
         self._file = _identity(self.path)
@@ -354,7 +354,7 @@ class Checkpoint:
         return opened.connection
 
     def _find_again(self, connection: sqlite3.Connection) -> None:
-        """Another process has quarantined the file, or somebody has removed it: use the new one."""
+        """The file was quarantined by another process, or removed: use the new one."""
         try:
             opening.rewrite(connection, self.path)
         except (OSError, sqlite3.Error) as error:
@@ -526,7 +526,7 @@ class Checkpoint:
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
-    """Tell a file from another one that has come to the same path."""
+    """Identify a file, as opposed to a later one at the same path."""
     try:
         found = os.stat(path)
     except OSError:
