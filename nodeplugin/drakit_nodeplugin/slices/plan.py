@@ -35,8 +35,12 @@ from drakit_nodeplugin.slices.contents import (
     slice_spec,
 )
 from drakit_nodeplugin.slices.packing import Packing, PackingLimits, Standing, pack
-from drakit_nodeplugin.slices.slice_names import PoolIdentity, slice_index, slice_name
-from drakit_nodeplugin.slices.stored_slices import StoredSlice
+from drakit_nodeplugin.slices.stored_slices import (
+    PoolIdentity,
+    StoredSlice,
+    slice_index,
+    slice_name,
+)
 
 __all__ = ("KnownSlice", "Plan", "SliceWrite", "planning")
 
@@ -133,7 +137,7 @@ def planning(
     `stored` are all slices of this pool, whoever made them; `known` those that were correct; `left`
     those that are not written for now, with the content that they would get. The plan does without
     the features in `dropped`. A pool without devices keeps one empty slice, by which observers
-    tell a driver without devices from no driver.
+    distinguish a driver without devices from no driver.
     """
     left = left or {}
     chosen = choose(pool, dropped)

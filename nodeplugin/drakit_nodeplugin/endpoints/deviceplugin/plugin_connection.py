@@ -22,16 +22,16 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 
 from drakit.device import AllocatedDevice, Edits
-from drakit_nodeplugin.endpoints import lifecycle
+from drakit_nodeplugin.endpoints import endpoint as lifecycle
 from drakit_nodeplugin.endpoints.allowlist import Rights
 from drakit_nodeplugin.endpoints.contract import ConnectionEndedError, EndpointListener, Update
 from drakit_nodeplugin.endpoints.deviceplugin.allocate import Allocator
 from drakit_nodeplugin.endpoints.deviceplugin.device_list import DeviceRoom
-from drakit_nodeplugin.endpoints.deviceplugin.diagnostics import Diagnostics
 from drakit_nodeplugin.endpoints.deviceplugin.plugin_client import CONNECT_SECONDS, PluginClient
 from drakit_nodeplugin.endpoints.deviceplugin.plugin_registration import Registration
+from drakit_nodeplugin.endpoints.endpoint import Lifecycle
+from drakit_nodeplugin.endpoints.failures import Diagnostics
 from drakit_nodeplugin.endpoints.host_paths import HostDevices
-from drakit_nodeplugin.endpoints.lifecycle import Lifecycle
 
 __all__ = ("DevicePlugin", "PluginConnection")
 
