@@ -1,0 +1,32 @@
+"""docs/architecture.md names modules that exist, and every package of the node plugin."""
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[3]
+PLUGIN = ROOT / "nodeplugin/drakit_nodeplugin"
+TEXT = (ROOT / "docs/architecture.md").read_text()
+
+
+def test_each_module_that_the_page_names_exists():
+    named = re.findall(r"`([a-z_]+(?:/[a-z_]+)+\.py)`", TEXT)
+    assert len(named) > 30
+    assert [path for path in named if not (PLUGIN / path).is_file()] == []
+
+
+def test_each_module_in_a_picture_exists():
+    pictures = "".join(re.findall(r"```mermaid\n(.*?)```", TEXT, re.DOTALL))
+    named = set(re.findall(r"\b((?:kubelet|claims|endpoints|devices|slices)/[a-z_]+)", pictures))
+    assert len(named) > 10
+    paths = {name: PLUGIN / name for name in named}
+    missing = [
+        name
+        for name, path in paths.items()
+        if not (path.is_dir() or path.with_suffix(".py").is_file())
+    ]
+    assert missing == []
+
+
+def test_each_package_is_on_the_page():
+    packages = {path.parent.name for path in PLUGIN.glob("*/__init__.py")}
+    assert [name for name in sorted(packages) if f"`{name}/`" not in TEXT] == []
