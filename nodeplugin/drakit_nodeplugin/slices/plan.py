@@ -132,9 +132,9 @@ def planning(
     """
     Plan the writes after which the pool is as desired.
 
-    It yields every few milliseconds, so that the caller can give way to other work.
+    It yields every few milliseconds, so that the caller can let other work run.
 
-    `stored` are all slices of this pool, whoever made them; `known` those that were correct; `left`
+    `stored` are all slices of this pool, from any writer; `known` those that were correct; `left`
     those that are not written for now, with the content that they would get. The plan does without
     the features in `dropped`. A pool without devices keeps one empty slice, by which observers
     distinguish a driver without devices from no driver.

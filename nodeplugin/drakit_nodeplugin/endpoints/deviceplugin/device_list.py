@@ -17,7 +17,7 @@ byte in UTF-8. ``--y`` begins capital letters, and ``--n`` ends them. A name tha
 an escape has an ``x`` before it. An ID whose name would be too long becomes a readable beginning,
 ``--j`` and a hash; the list of present devices has its ID. No two IDs have the same name.
 
-It must not know connections, claims, or who is notified of an inventory.
+It must not know connections, claims, or the receiver of an inventory.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ A plugin that registers while it is connected gets a second client beside the fi
 second has listed its devices, it replaces the first: one :class:`PluginConnection` goes on, and no
 stop is reported.
 
-It must not know claims that span resources, other resources, or who may register.
+It must not know claims that span resources, other resources, or which plugins may register.
 """
 
 from __future__ import annotations

@@ -329,7 +329,7 @@ async def _until_one_ends(parts: Sequence[Coroutine[Any, Any, None]]) -> None:
 
 
 def _is_a_bug(error: BaseException) -> bool:
-    """Return whether the log must explain an error: the text of a DriverError suffices."""
+    """Return whether the log needs a traceback; for a DriverError, its text suffices."""
     if isinstance(error, DriverError):
         return isinstance(error, UnreadableError)
     return not isinstance(error, asyncio.CancelledError)
