@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 import pytest
 
 from drakit_nodeplugin.claims.cdi_files import ClaimSpecs
+from drakit_nodeplugin.claims.checkpoint.inspect import forget
 from drakit_nodeplugin.claims.checkpoint.store import Checkpoint
 from tests.fakes.checkpoints import stored_claim
 from tests.fakes.claims import DRIVER, claim_body, reference
@@ -44,7 +46,7 @@ def without_thread(checkpoint, monkeypatch) -> None:
 
 
 async def test_own_rows_and_unknown_claims_need_no_thread(checkpoint, monkeypatch):
-    written = (await checkpoint.write([A, stored_claim("b")])).written
+    written = (await checkpoint.write([replace(A, state="prepared"), stored_claim("b")])).written
     await checkpoint.delete([written["uid-b"]])
     without_thread(checkpoint, monkeypatch)
     uids = ["uid-a", "uid-b", "uid-c"]
@@ -124,3 +126,16 @@ async def test_a_repeat_does_not_bring_back_what_another_process_unprepared(star
     assert "another process changed its entry" in (answer.error or "")
     assert (await old.prepare(reference("uid-a")))["uid-a"].error is None
     assert devices.prepared == {"cam-0": "uid-a"}
+
+
+async def test_an_entry_that_a_person_removed_is_not_unprepared_again(start, claims, devices):
+    plugin = await start()
+    claims.store(claim_body("a", "cam-0"))
+    await plugin.prepare(reference("a"))
+    devices.failing.add("cam-0")
+    assert "cam-0" in (await plugin.unprepare(reference("a")))["a"]
+    (stuck,) = (await plugin.checkpoint.find(["a"])).values()
+    await asyncio.to_thread(forget, plugin.checkpoint.path, stuck)
+    asked = devices.unprepares
+    assert await plugin.unprepare(reference("a")) == {"a": None}
+    assert devices.unprepares == asked

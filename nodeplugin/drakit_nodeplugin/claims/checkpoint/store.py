@@ -158,12 +158,15 @@ class Checkpoint:
         Return the claims that are known of these.
 
         The memory does not know what another process has written meanwhile. A caller that acts on
-        it finds that out, because each method below compares generations with the rows.
+        it finds that out, because each method below compares generations with the rows. That holds
+        for claims that are prepared; an entry that is not may be retried without a write for as
+        long as a driver fails, and a person may remove it.
         """
         if from_memory and self.alone and self._is_usable():
             known = [self._recent.get(uid) for uid in uids]
             found = {claim.uid: claim for claim in known if claim is not None}
-            if all(uid in found or uid not in self._uids for uid in uids):
+            known_or_absent = all(uid in found or uid not in self._uids for uid in uids)
+            if known_or_absent and all(claim.state == "prepared" for claim in found.values()):
                 return found
         wanted = list(uids)
         return await self._run(lambda database: self._find(database, wanted))
