@@ -22,12 +22,8 @@ from drakit_nodeplugin.claims.queue import ClaimQueue
 from drakit_nodeplugin.claims.work import ClaimAnswer
 from drakit_nodeplugin.devices.hardware import Hardware, PoolContent
 from drakit_nodeplugin.devices.model import Revision
-from drakit_nodeplugin.endpoints.errors import (
-    DeviceFailedError,
-    EndpointStoppedError,
-    text_of,
-)
-from drakit_nodeplugin.endpoints.traits import DriverTraits
+from drakit_nodeplugin.endpoints.contract import DriverTraits
+from drakit_nodeplugin.endpoints.failures import DeviceFailedError, EndpointStoppedError, text_of
 
 DRIVER = "camera.example.com"
 NODE = "node-1"

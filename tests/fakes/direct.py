@@ -9,9 +9,9 @@ from typing import Any
 from drakit import Driver, Edits
 from drakit.device import AllocatedClaim
 from drakit_nodeplugin.endpoints.batches import Batches
-from drakit_nodeplugin.endpoints.errors import DeviceFailedError, EndpointStoppedError
+from drakit_nodeplugin.endpoints.contract import DriverTraits, traits_of
+from drakit_nodeplugin.endpoints.failures import DeviceFailedError, EndpointStoppedError
 from drakit_nodeplugin.endpoints.python.driver_calls import DriverCalls
-from drakit_nodeplugin.endpoints.traits import DriverTraits, traits_of
 
 
 class DirectEndpoint:

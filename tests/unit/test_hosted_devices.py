@@ -10,7 +10,7 @@ import pytest
 from drakit import Device, Inventory
 from drakit_nodeplugin.config import NodePluginConfig
 from drakit_nodeplugin.devices.hardware import HeldDevice
-from drakit_nodeplugin.endpoints.traits import DriverTraits
+from drakit_nodeplugin.endpoints.contract import DriverTraits
 from drakit_nodeplugin.file_poller import FileWatch
 from drakit_nodeplugin.host.driver import HostedDevices
 from drakit_nodeplugin.host.node import Environment, NodeEvents, PluginNode

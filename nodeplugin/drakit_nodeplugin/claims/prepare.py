@@ -62,7 +62,7 @@ from drakit_nodeplugin.claims.work import (
     waves,
 )
 from drakit_nodeplugin.devices.hardware import Hardware
-from drakit_nodeplugin.endpoints.errors import EndpointStoppedError
+from drakit_nodeplugin.endpoints.failures import EndpointStoppedError
 
 __all__ = ("Preparing",)
 

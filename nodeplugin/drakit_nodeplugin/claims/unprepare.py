@@ -37,7 +37,7 @@ from drakit_nodeplugin.claims.work import (
     reference_of,
     waves,
 )
-from drakit_nodeplugin.endpoints.errors import EndpointStoppedError
+from drakit_nodeplugin.endpoints.failures import EndpointStoppedError
 
 __all__ = ("Undone", "Unpreparing")
 

@@ -34,12 +34,12 @@ from drakit_nodeplugin.claims.errors import (
 from drakit_nodeplugin.claims.source import ClaimSource
 from drakit_nodeplugin.devices.hardware import Hardware
 from drakit_nodeplugin.devices.model import Revision
-from drakit_nodeplugin.endpoints.errors import (
+from drakit_nodeplugin.endpoints.contract import DriverTraits
+from drakit_nodeplugin.endpoints.failures import (
     BadParametersError,
     DeviceFailedError,
     EndpointStoppedError,
 )
-from drakit_nodeplugin.endpoints.traits import DriverTraits
 
 __all__ = (
     "GERUND",

@@ -373,7 +373,7 @@ class EndpointState:
         """
         Sort its inventory by pool.
 
-        A driver without devices has an empty pool, by which observers tell it from no driver. Of
+        A driver without devices has an empty pool, which distinguishes it from no driver. Of
         several endpoints, one without devices keeps the pools that it had, as a resource without
         devices stays with the kubelet; one that had none yet gets none.
         """

@@ -27,9 +27,11 @@ from drakit_nodeplugin.endpoints.contract import (
     ConnectionEndedError,
     CounterSetKey,
     DeviceKey,
+    DriverTraits,
+    Granularity,
     WorkKey,
 )
-from drakit_nodeplugin.endpoints.errors import (
+from drakit_nodeplugin.endpoints.failures import (
     CallCancelledError,
     CallNotBegunError,
     CallOverdueError,
@@ -38,7 +40,6 @@ from drakit_nodeplugin.endpoints.errors import (
     failure_of,
     unusable_answer,
 )
-from drakit_nodeplugin.endpoints.traits import DriverTraits, Granularity
 
 __all__ = ("CALL_SECONDS", "Batches")
 

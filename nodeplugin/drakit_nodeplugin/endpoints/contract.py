@@ -1,35 +1,52 @@
 """
-The contract between an endpoint and a connection, and between an endpoint and its listener.
+The contracts of endpoints: what the host and the engine see of one, what its kind supplies, and
+what it reports to its listener.
 
-A connection is one life of a source of devices: a Python driver in its thread, a backend behind its
-socket, a device plugin. It reports devices and their health, and is called for claims. It does not
-reconnect, order calls, limit their time or word their errors: :mod:`.endpoint` does that for every
-kind. What devices become when an endpoint stops is the listener's decision.
+* A :class:`DriverSource` makes the :class:`HostedEndpoint` of a driver, which the host runs and the
+  engine calls. :mod:`.endpoint` has the one implementation for a single endpoint.
+* A :class:`Connection` is one life of a source of devices: a Python driver in its thread, a backend
+  behind its socket, a device plugin. It reports devices and their health, and is called for claims.
+  It does not reconnect, order calls, limit their time or word their errors.
+* An :class:`EndpointListener` decides what devices become when an endpoint stops.
 
 It must not know how any kind of endpoint works.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol
+from enum import Enum
+from typing import Any, Literal, NamedTuple, Protocol
 
 from drakit.device import AllocatedClaim, Edits, Health, Inventory
-from drakit_nodeplugin.endpoints.errors import DeviceFailedError
+from drakit.driver import UNDO_METHODS, DeviceParameters, Driver, overrides
+from drakit_nodeplugin.endpoints.failures import DeviceFailedError, Diagnostic, EndpointStoppedError
 
 __all__ = (
+    "MAX_DEVICES",
     "Calls",
     "Connection",
     "ConnectionEndedError",
     "CounterSetKey",
     "DeviceKey",
+    "DriverSource",
+    "DriverTraits",
     "EndpointListener",
+    "Granularity",
     "HealthReport",
+    "HostedEndpoint",
     "Reports",
+    "Surroundings",
     "Update",
     "WorkKey",
+    "traits_of",
 )
+
+MAX_DEVICES = 16_384
+"""Of an endpoint, or of all device plugins of a node: more than have been seen to be published with
+ease, and few enough to be gone through at each change."""
 
 
 class ConnectionEndedError(Exception):
@@ -161,4 +178,173 @@ class Connection(Reports, Calls, Protocol):
     @property
     def blocked(self) -> str | None:
         """What its event loop is blocked in; None while it answers, or if it has no own loop."""
+        ...
+
+
+# ---------------------------------------------------------------- which calls a driver needs
+
+
+class Granularity(Enum):
+    """What one call of a driver covers."""
+
+    DEVICE = "device"
+    BATCH = "batch"
+    """The claims of a pod, or of whatever else comes together."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DriverTraits:
+    """Which calls a driver needs."""
+
+    side_effects: bool = True
+    """Its prepare does something that must be undone: an intent is stored before it is called."""
+
+    checks: bool = False
+    """It is asked whether a prepared device is still in order."""
+
+    resets: bool = False
+    """A device is reset after it was unprepared."""
+
+    polls_health: bool = False
+    """It is polled for the health of each device."""
+
+    health: bool = False
+    """It reports health, in whichever way: the plugin serves the kubelet's health stream."""
+
+    prepare_granularity: Granularity = Granularity.DEVICE
+    unprepare_granularity: Granularity = Granularity.DEVICE
+    parameters_type: type[DeviceParameters] | None = None
+
+
+def traits_of(kind: type[Driver[Any, Any]]) -> DriverTraits:
+    """Read the traits from a driver's class."""
+
+    def granularity(batch_method: str) -> Granularity:
+        return Granularity.BATCH if overrides(kind, batch_method) else Granularity.DEVICE
+
+    polls = overrides(kind, "health")
+    return DriverTraits(
+        side_effects=getattr(kind, "side_effects", overrides(kind, *UNDO_METHODS)),
+        checks=overrides(kind, "check"),
+        resets=overrides(kind, "reset"),
+        polls_health=polls,
+        health=polls or kind.reports_health,
+        prepare_granularity=granularity("prepare_claims"),
+        unprepare_granularity=granularity("unprepare_claims"),
+        parameters_type=kind.parameters_type,
+    )
+
+
+# ---------------------------------------------------------------- between endpoint and host
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Surroundings:
+    """What the host gives an endpoint."""
+
+    listener: EndpointListener
+    node: str
+    """The node's name."""
+
+    primary: asyncio.Event
+    """Set while this process is the driver's primary one: while one instance of a driver replaces
+    another, only that one has the sockets on which vendors' programs call us."""
+
+    remark: Callable[[Diagnostic], None]
+    """Reports a diagnostic; returns at once."""
+
+
+class DriverSource(Protocol):
+    """Where a hosted driver's devices come from."""
+
+    @property
+    def name(self) -> str:
+        """The driver's name."""
+        ...
+
+    @property
+    def where(self) -> str:
+        """File and key of its configuration, or what else an error is to name."""
+        ...
+
+    @property
+    def traits(self) -> DriverTraits:
+        """Which calls it needs; known also while it is stopped."""
+        ...
+
+    @property
+    def expected(self) -> Collection[str]:
+        """The endpoints that are expected from the start; others may come."""
+        ...
+
+    @property
+    def foreign(self) -> bool:
+        """Whether its devices come from processes of others: then the node plugin is ready without
+        them, as it cannot start them."""
+        ...
+
+    def endpoint(self, surroundings: Surroundings) -> HostedEndpoint:
+        """Make what is run and called; called once, within the daemon's loop."""
+        ...
+
+
+class HostedEndpoint(Protocol):
+    """
+    One endpoint, or all endpoints of a driver that has several.
+
+    `prepare`, `unprepare` and `check` begin the work for a batch of claims, and return one future
+    for each claim UID. They return at once; calls from one turn of the event loop cost the other
+    side one wake-up.
+
+    * Claims end at different times, unless the driver takes a batch of claims as one call.
+    * A future raises :class:`.DeviceFailedError` or :class:`.EndpointStoppedError`, and nothing
+      else.
+    * Cancelling a future gives up that claim alone. The work for its devices ends in the
+      background, and the next call for these devices begins only after that. A batch that is one
+      call is cancelled when all of its claims are given up.
+    * Calls that have a device or a counter set in common never overlap, and run in the order in
+      which they were made. Other claims of a batch do not wait for one that has to wait.
+    * A call runs in the context of its caller: its log lines have the request id.
+    """
+
+    @property
+    def traits(self) -> DriverTraits:
+        """Which calls it needs; known while it is stopped as well."""
+        ...
+
+    @property
+    def blocked(self) -> str | None:
+        """What its event loop is blocked in; None while it answers, or if it has no own loop."""
+        ...
+
+    def unavailable(self) -> EndpointStoppedError | None:
+        """Return why it cannot be called now; None if it can."""
+        ...
+
+    def prepare(
+        self, batch: Sequence[AllocatedClaim]
+    ) -> Mapping[str, asyncio.Future[Sequence[Edits]]]:
+        """Make the devices of claims ready; gives the edits of each device, in their order."""
+        ...
+
+    def unprepare(self, batch: Sequence[AllocatedClaim]) -> Mapping[str, asyncio.Future[None]]:
+        """Undo it, and reset the devices if the driver wants that."""
+        ...
+
+    def check(self, batch: Sequence[AllocatedClaim]) -> Mapping[str, asyncio.Future[bool]]:
+        """Return whether all devices of a claim are still in order. A driver that fails to check
+        does not know, which is False; a future raises EndpointStoppedError only."""
+        ...
+
+    async def start(self) -> None:
+        """Connect for the first time, before anything is served; returns within seconds. Raises
+        :class:`drakit.driver.DriverError` if a configuration is refused, and nothing else."""
+        ...
+
+    async def run(self) -> None:
+        """Keep it connected until cancelled, and report to the listener what it has."""
+        ...
+
+    async def close(self) -> None:
+        """End it; what is prepared stays prepared. Called after the end of :meth:`run`."""
         ...

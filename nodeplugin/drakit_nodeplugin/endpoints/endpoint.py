@@ -1,153 +1,224 @@
 """
 One source of a driver's devices: connected again and again, and called for claims.
 
-:class:`Endpoint` owns what is the same for every kind: the life cycle (:mod:`.lifecycle`), the
+:class:`Endpoint` owns what is the same for every kind: the life cycle (:class:`Lifecycle`), the
 order of calls, their time limits and error sentences (:mod:`.batches`). A kind supplies a
-:class:`.Connection`, and a function that makes the next one. Here is also what the host, the engine
-and the device manager see of an endpoint.
+:class:`.Connection`, and a function that makes the next one. What a connection reports is passed on
+as it comes, and nothing is passed on after it has ended. What devices become when their endpoint
+stops is the listener's decision.
 
-It must not know how any kind of endpoint works.
+It must not know how any kind of endpoint works, or what devices mean.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Generic, TypeVar
 
-from drakit.device import AllocatedClaim, Edits
+from drakit.backoff import Backoff
+from drakit.device import Inventory
+from drakit.driver import DriverError
+from drakit.tasks import cancelled_by_owner
 from drakit_nodeplugin.endpoints.batches import Batches
-from drakit_nodeplugin.endpoints.contract import Connection, EndpointListener
-from drakit_nodeplugin.endpoints.errors import EndpointStoppedError
-from drakit_nodeplugin.endpoints.lifecycle import Lifecycle
-from drakit_nodeplugin.endpoints.traits import DriverTraits
+from drakit_nodeplugin.endpoints.contract import (
+    Connection,
+    ConnectionEndedError,
+    DriverTraits,
+    EndpointListener,
+    Reports,
+    Update,
+)
+from drakit_nodeplugin.endpoints.failures import EndpointStoppedError, text_of
 
-__all__ = ("Diagnostic", "DriverSource", "Endpoint", "HostedEndpoint", "Surroundings")
+__all__ = (
+    "Endpoint",
+    "Lifecycle",
+)
+
+logger = logging.getLogger(__name__)
+
+RECONNECT_SECONDS = (1.0, 60.0)
+"""First and longest delay before an endpoint is connected again; it doubles in between."""
+
+STEADY_SECONDS = 60.0
+"""How long a connection must have lived for the delay to start at its minimum again. One that lists
+its devices and ends at once is no better than one that cannot be made."""
+
+SILENT_SECONDS = 10.0
+"""How long a new connection may take to list its devices before that is reported."""
+
+ConnectionT = TypeVar("ConnectionT", bound=Reports)
 
 
-class HostedEndpoint(Protocol):
-    """
-    One endpoint, or all endpoints of a driver that has several.
+class Lifecycle(Generic[ConnectionT]):
+    """Keeps one endpoint connected, and reports to its listener."""
 
-    `prepare`, `unprepare` and `check` begin the work for a batch of claims, and return one future
-    for each claim UID. They return at once; calls from one turn of the event loop cost the other
-    side one wake-up.
+    def __init__(
+        self,
+        endpoint: str,
+        connect: Callable[[], Awaitable[ConnectionT]],
+        *,
+        listener: EndpointListener,
+        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        """`connect` makes the next connection; it raises if there is none now. `pause` is called
+        before each reconnect: it waits this many seconds, or less where waiting is of no use."""
+        self._endpoint = endpoint
+        self._connect = connect
+        self._listener = listener
+        self._pause = pause
+        self._backoff = Backoff(
+            first_seconds=RECONNECT_SECONDS[0], limit_seconds=RECONNECT_SECONDS[1], jitter=0
+        )
+        self._reason: str | None = "it is not started yet"
+        self._previous: str | None = None
+        """Why it stopped last; None after it has listed its devices again."""
+        self._reported: str | None = None
+        """The reason that was reported last; None after devices were."""
 
-    * Claims end at different times, unless the driver takes a batch of claims as one call.
-    * A future raises :class:`.DeviceFailedError` or :class:`.EndpointStoppedError`, and nothing
-      else.
-    * Cancelling a future gives up that claim alone. The work for its devices ends in the
-      background, and the next call for these devices begins only after that. A batch that is one
-      call is cancelled when all of its claims are given up.
-    * Calls that have a device or a counter set in common never overlap, and run in the order in
-      which they were made. Other claims of a batch do not wait for one that has to wait.
-    * A call runs in the context of its caller: its log lines have the request id.
-    """
+        self.connection: ConnectionT | None = None
+        """The latest one; None while there is none."""
 
     @property
-    def traits(self) -> DriverTraits:
-        """Which calls it needs; known while it is stopped as well."""
-        ...
-
-    @property
-    def blocked(self) -> str | None:
-        """What its event loop is blocked in; None while it answers, or if it has no own loop."""
-        ...
-
-    def unavailable(self) -> EndpointStoppedError | None:
-        """Return why it cannot be called now; None if it can."""
-        ...
-
-    def prepare(
-        self, batch: Sequence[AllocatedClaim]
-    ) -> Mapping[str, asyncio.Future[Sequence[Edits]]]:
-        """Make the devices of claims ready; gives the edits of each device, in their order."""
-        ...
-
-    def unprepare(self, batch: Sequence[AllocatedClaim]) -> Mapping[str, asyncio.Future[None]]:
-        """Undo it, and reset the devices if the driver wants that."""
-        ...
-
-    def check(self, batch: Sequence[AllocatedClaim]) -> Mapping[str, asyncio.Future[bool]]:
-        """Return whether all devices of a claim are still in order. A driver that fails to check
-        does not know, which is False; a future raises EndpointStoppedError only."""
-        ...
+    def unavailable(self) -> str | None:
+        """Why the endpoint cannot be called now; None if it can."""
+        if self._reason is not None or self.connection is None:
+            return self._reason
+        reason = self.connection.unavailable
+        # That a new connection has listed nothing yet is no cause: people need the one before.
+        unexplained = reason is not None and self._previous not in (None, reason)
+        return f"{reason} (before that: {self._previous})" if unexplained else reason
 
     async def start(self) -> None:
-        """Connect for the first time, before anything is served; returns within seconds. Raises
-        :class:`drakit.driver.DriverError` if a configuration is refused, and nothing else."""
-        ...
+        """
+        Connect for the first time.
+
+        Raises :class:`DriverError` if the endpoint refuses its configuration. Any other failure is
+        a stop, and :meth:`run` tries again.
+        """
+        try:
+            await self._make_connection()
+        except DriverError as error:
+            self._reason = text_of(error)
+            raise
+        if (reason := self.unavailable) is not None and self._reason is None:
+            self._report_stop(reason)
 
     async def run(self) -> None:
-        """Keep it connected until cancelled, and report to the listener what it has."""
-        ...
+        """Keep it connected until cancelled. Our own stop is no stop of the endpoint: it is not
+        reported, so that its devices stay as they are."""
+        while True:
+            if self.connection is None:
+                await self._pause(self._backoff.next_seconds())
+                try:
+                    await self._make_connection()
+                except DriverError as error:
+                    self._stopped(text_of(error))
+            if self.connection is not None:
+                await self._follow(self.connection)
+                self.connection = None
 
     async def close(self) -> None:
-        """End it; what is prepared stays prepared. Called after the end of :meth:`run`."""
-        ...
+        """End the connection."""
+        self._reason = "the node plugin stops"
+        if self.connection is not None:
+            await self.connection.close()
+            self.connection = None
+
+    async def _make_connection(self) -> None:
+        try:
+            self.connection = await self._connect()
+        except DriverError:
+            raise
+        except Exception as error:
+            self._stopped(f"it could not be started: {_reason_of(error)}")
+        else:
+            self._reason = None
+
+    async def _follow(self, connection: ConnectionT) -> None:
+        """Pass on the updates of one connection until it ends."""
+        loop = asyncio.get_running_loop()
+        silent = loop.call_later(SILENT_SECONDS, self._report_silence, connection)
+        listed_at: float | None = None
+        updates = connection.inventories()
+        try:
+            while isinstance(update := await self._next(updates), Update):
+                if isinstance(update, Inventory):
+                    silent.cancel()
+                    listed_at = loop.time() if listed_at is None else listed_at
+                    self._previous = self._reported = None
+                self._pass_on(update)
+        except ConnectionEndedError as error:  # of `_pass_on`
+            update = error
+        finally:
+            silent.cancel()
+        steady = listed_at is not None and loop.time() - listed_at >= STEADY_SECONDS
+        if steady and not update.disorderly:
+            self._backoff.succeeded()
+        self._stopped(update.reason)
+        await connection.close()
+
+    def _pass_on(self, update: Update) -> None:
+        """Pass an update to the listener. If that fails, the update is the cause: it ends this
+        connection, and not the daemon, which serves other endpoints as well."""
+        try:
+            if isinstance(update, Inventory):
+                self._listener.replaced(self._endpoint, update)
+            else:
+                self._listener.reported(self._endpoint, update)
+        except Exception as error:
+            logger.exception("endpoint's update failed", extra={"endpoint": self._endpoint})
+            raise ConnectionEndedError(
+                f"the node plugin failed with what it reported ({type(error).__name__}); the node "
+                f"plugin's log on this node says more"
+            ) from error
+
+    async def _next(self, updates: AsyncIterator[Update]) -> Update | ConnectionEndedError:
+        """Return the next update, or how the connection ended; our own stop is raised."""
+        try:
+            return await anext(updates)
+        except StopAsyncIteration:
+            return ConnectionEndedError("its stream ended")
+        except asyncio.CancelledError:
+            if cancelled_by_owner():
+                raise
+            return ConnectionEndedError("its connection was closed")
+        except ConnectionEndedError as error:
+            return error
+        except Exception as error:
+            logger.exception("endpoint failed", extra={"endpoint": self._endpoint})
+            return ConnectionEndedError(f"its stream failed: {_reason_of(error)}")
+
+    def _stopped(self, reason: str) -> None:
+        self._reason = self._previous = reason
+        logger.error("endpoint stopped", extra={"endpoint": self._endpoint, "reason": reason})
+        self._report_stop(reason)
+
+    def _report_silence(self, connection: ConnectionT) -> None:
+        if connection.unavailable is not None and (reason := self.unavailable) is not None:
+            logger.error("endpoint is silent", extra={"endpoint": self._endpoint, "reason": reason})
+            self._report_stop(reason)
+
+    def _report_stop(self, reason: str) -> None:
+        if reason != self._reported:
+            try:
+                self._listener.stopped(self._endpoint, reason)
+            except Exception:
+                facts = {"endpoint": self._endpoint}
+                logger.exception("endpoint's stop could not be reported", extra=facts)
+            else:
+                self._reported = reason
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Diagnostic:
-    """Something that people should know about an endpoint: becomes a log line and an Event of the
-    Node, and is counted by its reason."""
-
-    reason: str
-    """One of a closed set of words (``ResourceRefused``), as the Event has it."""
-
-    note: str
-    """A sentence that names endpoint, cause and remedy; the same cause gives the same text."""
+def _reason_of(error: Exception) -> str:
+    if isinstance(error, ConnectionEndedError):
+        return error.reason
+    return f"{type(error).__name__}: {text_of(error)}"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Surroundings:
-    """What the host gives an endpoint."""
-
-    listener: EndpointListener
-    node: str
-    """The node's name."""
-
-    primary: asyncio.Event
-    """Set while this process is the driver's primary one: while one instance of a driver replaces
-    another, only that one has the sockets on which vendors' programs call us."""
-
-    remark: Callable[[Diagnostic], None]
-    """Reports a diagnostic; returns at once."""
-
-
-class DriverSource(Protocol):
-    """Where a hosted driver's devices come from."""
-
-    @property
-    def name(self) -> str:
-        """The driver's name."""
-        ...
-
-    @property
-    def where(self) -> str:
-        """File and key of its configuration, or what else an error is to name."""
-        ...
-
-    @property
-    def traits(self) -> DriverTraits:
-        """Which calls it needs; known also while it is stopped."""
-        ...
-
-    @property
-    def expected(self) -> Collection[str]:
-        """The endpoints that are expected from the start; others may come."""
-        ...
-
-    @property
-    def foreign(self) -> bool:
-        """Whether its devices come from processes of others: then the node plugin is ready without
-        them, as it cannot start them."""
-        ...
-
-    def endpoint(self, surroundings: Surroundings) -> HostedEndpoint:
-        """Make what is run and called; called once, within the daemon's loop."""
-        ...
+# ---------------------------------------------------------------- endpoint
 
 
 class Endpoint:

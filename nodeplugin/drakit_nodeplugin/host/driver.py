@@ -30,9 +30,13 @@ from drakit_nodeplugin.config import ConfigError
 from drakit_nodeplugin.devices.hardware import HeldDevice
 from drakit_nodeplugin.devices.manager import DeviceManager
 from drakit_nodeplugin.devices.taints import UNHEALTHY
-from drakit_nodeplugin.endpoints.contract import EndpointListener
-from drakit_nodeplugin.endpoints.endpoint import Diagnostic, DriverSource, Surroundings
-from drakit_nodeplugin.endpoints.traits import DriverTraits
+from drakit_nodeplugin.endpoints.contract import (
+    DriverSource,
+    DriverTraits,
+    EndpointListener,
+    Surroundings,
+)
+from drakit_nodeplugin.endpoints.failures import Diagnostic
 from drakit_nodeplugin.host.maintenance import Maintenance
 from drakit_nodeplugin.host.node import Environment, NodeEvents
 from drakit_nodeplugin.kubelet.ownership import Ownership, RunningInstances, new_owner

@@ -27,8 +27,8 @@ from drakit import tasks
 from drakit.layout import private_directory, private_file
 from drakit.resource.names import is_driver_name
 from drakit_nodeplugin.config import ConfigError, NodePluginConfig
-from drakit_nodeplugin.endpoints.endpoint import Diagnostic, DriverSource
-from drakit_nodeplugin.endpoints.errors import text_of
+from drakit_nodeplugin.endpoints.contract import DriverSource
+from drakit_nodeplugin.endpoints.failures import Diagnostic, text_of
 from drakit_nodeplugin.endpoints.python.loading import load_drivers
 from drakit_nodeplugin.host.driver import HostedDriver
 from drakit_nodeplugin.host.node import Environment, NodeEvents
@@ -191,7 +191,7 @@ class Hosting(Sequence[HostedDriver]):
 
     async def _host(self, name: str, directory: BackendDirectory) -> HostedDriver | None:
         """Start a backend's driver. If that is impossible now, report why, and return None."""
-        from drakit_nodeplugin.endpoints.backend.hosted import BackendSource
+        from drakit_nodeplugin.endpoints.backend.connection import BackendSource
 
         driver: HostedDriver | None = None
         try:

@@ -122,7 +122,7 @@ class SliceApi:
 
     @asynccontextmanager
     async def _guarded(self) -> AsyncGenerator[None]:
-        """Tell an API version that is not served any more from a slice that does not exist."""
+        """Distinguish an API version that is not served any more from a missing slice."""
         try:
             yield
         except NotFoundError as error:

@@ -21,8 +21,7 @@ from drakit.resource.features import Feature, without
 from drakit.resource.raw import Object, children, text
 from drakit_nodeplugin.devices.model import DesiredDevice, DesiredPool, StampedTaint
 from drakit_nodeplugin.devices.taints import DOMAIN
-from drakit_nodeplugin.slices.slice_names import natural
-from drakit_nodeplugin.slices.stored_slices import StoredSlice
+from drakit_nodeplugin.slices.stored_slices import StoredSlice, natural
 
 __all__ = (
     "Chosen",
@@ -155,7 +154,7 @@ def compare(stored: StoredSlice, wanted: SliceContent) -> Difference:
 
 def compare_contents(before: SliceContent, wanted: SliceContent) -> Difference | None:
     """Return how a slice that had its desired content before differs now; None if only
-    :func:`compare` can tell. What did not change is the same object."""
+    :func:`compare` can decide. What did not change is the same object."""
     if before.devices.keys() != wanted.devices.keys():
         return Difference.CONTENT
     if before.counter_sets.keys() != wanted.counter_sets.keys():

@@ -35,8 +35,12 @@ from drakit_nodeplugin.slices.contents import (
     slice_spec,
 )
 from drakit_nodeplugin.slices.packing import Packing, PackingLimits, Standing, pack
-from drakit_nodeplugin.slices.slice_names import PoolIdentity, slice_index, slice_name
-from drakit_nodeplugin.slices.stored_slices import StoredSlice
+from drakit_nodeplugin.slices.stored_slices import (
+    PoolIdentity,
+    StoredSlice,
+    slice_index,
+    slice_name,
+)
 
 __all__ = ("KnownSlice", "Plan", "SliceWrite", "planning")
 
@@ -128,12 +132,12 @@ def planning(
     """
     Plan the writes after which the pool is as desired.
 
-    It yields every few milliseconds, so that the caller can give way to other work.
+    It yields every few milliseconds, so that the caller can let other work run.
 
-    `stored` are all slices of this pool, whoever made them; `known` those that were correct; `left`
+    `stored` are all slices of this pool, from any writer; `known` those that were correct; `left`
     those that are not written for now, with the content that they would get. The plan does without
     the features in `dropped`. A pool without devices keeps one empty slice, by which observers
-    tell a driver without devices from no driver.
+    distinguish a driver without devices from no driver.
     """
     left = left or {}
     chosen = choose(pool, dropped)

@@ -20,8 +20,7 @@ from drakit.resource.pools import short_pool
 from drakit_nodeplugin.devices.model import DesiredPool
 from drakit_nodeplugin.slices.plan import Plan, planning
 from drakit_nodeplugin.slices.pool_writer import DroppedError, PoolContext, PoolWriter, StaleError
-from drakit_nodeplugin.slices.slice_names import PoolIdentity, slice_index
-from drakit_nodeplugin.slices.stored_slices import StoredSlice
+from drakit_nodeplugin.slices.stored_slices import PoolIdentity, StoredSlice, slice_index
 
 __all__ = ("PoolPublisher", "qualified")
 

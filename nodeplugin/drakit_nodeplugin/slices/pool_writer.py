@@ -5,7 +5,7 @@ Writes the slices of one pool, and learns from the API server's answers what it 
   The other slices are written all the same.
 * A device that a refusal names is left out while it stays the same.
 * An API server that does not know taints drops them silently. So before a write that could publish
-  a device without a taint that keeps pods away, a dry run shows whether taints are kept.
+  a device without a taint that repels pods, a dry run shows whether taints are kept.
 
 When slices are written is decided in :mod:`.pool_publisher`, and which in :mod:`.plan`.
 
@@ -70,12 +70,12 @@ class TaintCheck:
         for write in writes:
             if self._kept:
                 return
-            if _keeps_pods_away(write) and not _has_taints(write.stored):
+            if _repels_pods(write) and not _has_taints(write.stored):
                 yield write
 
 
-def _keeps_pods_away(write: SliceWrite) -> bool:
-    """Return whether a device of the slice has a taint that keeps pods away."""
+def _repels_pods(write: SliceWrite) -> bool:
+    """Return whether a device of the slice has a taint that repels pods."""
     devices = write.content.devices
     if any(taint.effect != "None" for each in devices.values() for taint in each.taints):
         return True
@@ -91,7 +91,7 @@ def _keeps_pods_away(write: SliceWrite) -> bool:
 
 def _has_taints(stored: StoredSlice | None) -> bool:
     """Return whether a published slice has taints. Then no API server drops those of its next
-    version, so its answer says nothing about the taints of other slices."""
+    version, so its answer proves nothing about the taints of other slices."""
     return stored is not None and any(
         children(body, "taints") for body in stored.bodies()[0].values()
     )

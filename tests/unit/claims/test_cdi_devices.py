@@ -9,7 +9,7 @@ import pytest
 
 from drakit import Edits
 from drakit_nodeplugin.claims.checkpoint.records import checksum, dump, load
-from drakit_nodeplugin.endpoints.python.snapshot import snapshot_of
+from drakit_nodeplugin.endpoints.snapshot import snapshot_of
 from tests.fakes.checkpoints import stored_claim, stored_device
 from tests.fakes.claims import DRIVER, claim_body, reference
 

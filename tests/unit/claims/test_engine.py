@@ -12,8 +12,8 @@ from drakit.driver import DriverConfig
 from drakit_nodeplugin.claims.engine import ClaimEngine
 from drakit_nodeplugin.claims.queue import ClaimQueue
 from drakit_nodeplugin.claims.source import ApiClaims
-from drakit_nodeplugin.endpoints.errors import BadParametersError, EndpointStoppedError
-from drakit_nodeplugin.endpoints.traits import traits_of
+from drakit_nodeplugin.endpoints.contract import traits_of
+from drakit_nodeplugin.endpoints.failures import BadParametersError, EndpointStoppedError
 from tests.fakes.claims import DRIVER, NODE, claim_body, reference
 from tests.fakes.direct import DirectEndpoint
 from tests.fakes.node import StaticNode

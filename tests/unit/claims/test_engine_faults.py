@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from drakit import DriverError
-from drakit_nodeplugin.endpoints.errors import EndpointStoppedError
+from drakit_nodeplugin.endpoints.failures import EndpointStoppedError
 from tests.fakes.claims import DRIVER, FakeDevices, claim_body, reference
 
 A, B, C = "uid-a", "uid-b", "uid-c"

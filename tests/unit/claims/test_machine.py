@@ -38,8 +38,8 @@ from drakit import (
 )
 from drakit.driver import DriverConfig
 from drakit_nodeplugin.devices.hardware import PoolContent
-from drakit_nodeplugin.endpoints.errors import DeviceFailedError, EndpointStoppedError
-from drakit_nodeplugin.endpoints.traits import DriverTraits, traits_of
+from drakit_nodeplugin.endpoints.contract import DriverTraits, traits_of
+from drakit_nodeplugin.endpoints.failures import DeviceFailedError, EndpointStoppedError
 from tests.fakes.claims import DRIVER, NODE, FakeClaims, begin, claim_body, reference
 from tests.fakes.direct import DirectEndpoint
 from tests.fakes.node import StaticNode

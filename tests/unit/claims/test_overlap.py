@@ -13,7 +13,7 @@ from drakit import CounterSet, Device
 from drakit_nodeplugin.claims.checkpoint.holds import held_beside_unpreparing
 from drakit_nodeplugin.claims.checkpoint.store import Checkpoint, rows, schema
 from drakit_nodeplugin.devices.hardware import Hardware, HeldDevice, PoolContent, units_of
-from drakit_nodeplugin.endpoints.errors import EndpointStoppedError
+from drakit_nodeplugin.endpoints.failures import EndpointStoppedError
 from tests.fakes.checkpoints import stored_claim, stored_device
 from tests.fakes.claims import DRIVER, NODE, claim_body, reference
 

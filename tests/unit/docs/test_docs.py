@@ -21,8 +21,8 @@ from drakit.cdi.spec import build_spec
 from drakit.resource.features import Feature, without
 from drakit.resource.inventory import check_inventory
 from drakit_nodeplugin.config import NodePluginConfig
+from drakit_nodeplugin.endpoints.contract import DriverTraits
 from drakit_nodeplugin.endpoints.python.loading import LoadedDriver, load_drivers
-from drakit_nodeplugin.endpoints.traits import DriverTraits
 from tests.fakes.node import StaticNode
 from tests.unit.docs.listings import ROOT, code_lines, listing, listings, module
 

@@ -14,7 +14,7 @@ import yaml
 from drakit import AllocatedDevice, Capacity, ClaimReference, Device, DriverError, Health, Inventory
 from drakit.resource.features import Feature, without
 from drakit.resource.inventory import check_inventory
-from drakit_nodeplugin.endpoints.traits import traits_of
+from drakit_nodeplugin.endpoints.contract import traits_of
 from tests.fakes.node import StaticNode
 from tests.unit.docs.listings import ROOT, module
 

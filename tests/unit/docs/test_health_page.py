@@ -10,7 +10,7 @@ import yaml
 from drakit import Health
 from drakit_nodeplugin.config import DeviceHealthSettings, NodePluginConfig
 from drakit_nodeplugin.devices.taints import STOPPED, UNHEALTHY, UNPREPARING
-from drakit_nodeplugin.endpoints.traits import traits_of
+from drakit_nodeplugin.endpoints.contract import traits_of
 from tests.fakes.node import StaticNode
 
 PAGE = (Path(__file__).parents[3] / "docs/health.md").read_text()

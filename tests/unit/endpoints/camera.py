@@ -11,9 +11,9 @@ from functools import partial
 from drakit import AllocatedClaim, AllocatedDevice, ClaimReference, Device, Driver, Edits
 from drakit.device import Inventory
 from drakit.driver import DriverConfig
+from drakit_nodeplugin.endpoints.contract import traits_of
 from drakit_nodeplugin.endpoints.endpoint import Endpoint
 from drakit_nodeplugin.endpoints.python.driver_thread import PythonConnector
-from drakit_nodeplugin.endpoints.traits import traits_of
 from tests.fakes.node import StaticNode
 
 NODE = "node-1"

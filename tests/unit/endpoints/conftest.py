@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from drakit_nodeplugin.endpoints import lifecycle
+from drakit_nodeplugin.endpoints import endpoint as lifecycle
 from tests.unit.endpoints.camera import Behaviour, Camera, Listener, new_endpoint, running
 
 

@@ -24,7 +24,7 @@ from drakit import (
 )
 from drakit.driver import DriverConfig
 from drakit_nodeplugin.endpoints.contract import ConnectionEndedError
-from drakit_nodeplugin.endpoints.errors import (
+from drakit_nodeplugin.endpoints.failures import (
     BadParametersError,
     DeviceFailedError,
     EndpointStoppedError,

@@ -13,7 +13,7 @@ import pytest
 
 from drakit import ClaimReference, DriverError, Edits, logs
 from drakit_nodeplugin.endpoints import batches
-from drakit_nodeplugin.endpoints.errors import DeviceFailedError, text_of, traceback_of
+from drakit_nodeplugin.endpoints.failures import DeviceFailedError, text_of, traceback_of
 from tests.unit.endpoints.camera import (
     CLAIM,
     DEVICE,

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from drakit_nodeplugin.endpoints.contract import ConnectionEndedError
-from drakit_nodeplugin.endpoints.errors import CallCancelledError
+from drakit_nodeplugin.endpoints.failures import CallCancelledError
 from drakit_nodeplugin.endpoints.python.bridge import Bridge
 
 PERSON = contextvars.ContextVar("person", default="nobody")

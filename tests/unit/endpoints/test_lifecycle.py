@@ -8,7 +8,7 @@ import pytest
 from drakit import Device, DriverError
 from drakit.device import Health, Inventory
 from drakit_nodeplugin.endpoints.contract import ConnectionEndedError, DeviceKey, HealthReport
-from drakit_nodeplugin.endpoints.lifecycle import Lifecycle
+from drakit_nodeplugin.endpoints.endpoint import Lifecycle
 
 CAM = Inventory(devices=(Device(name="cam-0"),))
 MIC = Inventory(devices=(Device(name="mic-0"),))

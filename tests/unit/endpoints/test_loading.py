@@ -9,9 +9,9 @@ from pydantic import field_validator
 from drakit import Driver
 from drakit.driver import DriverConfig
 from drakit_nodeplugin.config import ConfigError, DriverEntry, load_config
+from drakit_nodeplugin.endpoints.contract import DriverTraits, Granularity
 from drakit_nodeplugin.endpoints.python import loading
 from drakit_nodeplugin.endpoints.python.loading import load_drivers
-from drakit_nodeplugin.endpoints.traits import DriverTraits, Granularity
 from tests.fakes.node import StaticNode
 
 FILE = Path("plugin.yaml")

@@ -6,7 +6,7 @@ import pytest
 from pydantic import Field, field_validator
 
 from drakit import AllocatedDevice, DeviceParameters, NoParameters
-from drakit_nodeplugin.endpoints.errors import BadParametersError
+from drakit_nodeplugin.endpoints.failures import BadParametersError
 from drakit_nodeplugin.endpoints.python.parameters import merged, with_parameters
 
 DRIVER = "camera.example.com"

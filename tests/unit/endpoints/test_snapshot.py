@@ -14,8 +14,8 @@ import pytest
 from drakit import Device, Version
 from drakit.device import Capacity, CounterSet, Health, Inventory, Taint, Topology
 from drakit.resource.inventory import check_inventory
-from drakit_nodeplugin.endpoints.python import snapshot
-from drakit_nodeplugin.endpoints.python.snapshot import (
+from drakit_nodeplugin.endpoints import snapshot as snapshot
+from drakit_nodeplugin.endpoints.snapshot import (
     InventorySnapshots,
     UnsupportedValue,
     inventory_of,

@@ -9,14 +9,14 @@ import pytest
 from drakit import Device, DriverError
 from drakit.device import CounterSet, Inventory
 from drakit_nodeplugin.endpoints.latest_value import LatestValue
-from drakit_nodeplugin.endpoints.python import stream
-from drakit_nodeplugin.endpoints.python.snapshot import inventory_of
-from drakit_nodeplugin.endpoints.python.stream import (
+from drakit_nodeplugin.endpoints.python import driver_reports as stream
+from drakit_nodeplugin.endpoints.python.driver_reports import (
     FloodError,
     UnreadableError,
     read_inventories,
     take_snapshots,
 )
+from drakit_nodeplugin.endpoints.snapshot import inventory_of
 
 CAM = Device(name="cam-0")
 CARD = CounterSet(name="card", counters={"memory": "8Gi"})

@@ -14,8 +14,8 @@ import pytest
 from drakit import AllocatedDevice, ClaimReference, DriverError, Health
 from drakit_drivers.simulated import Simulated, SimulatedConfig, SimulatedParameters
 from drakit_nodeplugin.config import ConfigError, DriverEntry
+from drakit_nodeplugin.endpoints.contract import traits_of
 from drakit_nodeplugin.endpoints.python.loading import LoadedDriver, load_drivers
-from drakit_nodeplugin.endpoints.traits import traits_of
 from tests.fakes.node import StaticNode
 
 CLAIM = ClaimReference(namespace="lab", name="train", uid="u")

@@ -17,8 +17,7 @@ from drakit_nodeplugin.devices.model import (
 )
 from drakit_nodeplugin.slices.packing import PackingLimits
 from drakit_nodeplugin.slices.plan import Plan, planning
-from drakit_nodeplugin.slices.slice_names import PoolIdentity
-from drakit_nodeplugin.slices.stored_slices import StoredSlice
+from drakit_nodeplugin.slices.stored_slices import PoolIdentity, StoredSlice
 
 DRIVER, NODE = "camera.example.com", "node-1"
 POOL = PoolIdentity(driver=DRIVER, node=NODE, node_uid="node-uid", pool=NODE)

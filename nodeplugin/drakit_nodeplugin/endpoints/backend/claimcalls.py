@@ -11,6 +11,7 @@ It must not know how a backend is found, or what it lists.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar
@@ -18,7 +19,7 @@ from typing import Any, TypeAlias, TypeVar
 import grpc
 from google.protobuf.message import DecodeError
 
-from drakit.device import AllocatedClaim, Edits
+from drakit.device import AllocatedClaim, AllocatedDevice, Edits
 from drakit.driver import DriverError
 from drakit.logs import request_id
 from drakit_nodeplugin.endpoints.allowlist import Rights
@@ -29,17 +30,17 @@ from drakit_nodeplugin.endpoints.backend.channel import (
 )
 from drakit_nodeplugin.endpoints.backend.convert import (
     MAX_EDITS,
-    claim_message,
     edits_of,
     entries_of,
 )
 from drakit_nodeplugin.endpoints.batches import CALL_SECONDS
 from drakit_nodeplugin.endpoints.contract import ConnectionEndedError
-from drakit_nodeplugin.endpoints.errors import CallOverdueError, DeviceFailedError
+from drakit_nodeplugin.endpoints.failures import CallOverdueError, DeviceFailedError
+from drakit_nodeplugin.endpoints.python.parameters import merged
 from drakit_nodeplugin.endpoints.wire import GarbageError, Turns, parse, parts, printable
 from drakit_proto.backend.v1 import backend_pb2 as pb
 
-__all__ = ("BackendClaims",)
+__all__ = ("BackendClaims", "claim_message")
 
 logger = logging.getLogger(__name__)
 
@@ -274,3 +275,35 @@ def _permitted(
 
 def _fault(text: str) -> str:
     return f"its backend {text}; this is a fault of the backend"
+
+
+# ---------------------------------------------------------------- requests
+
+
+def claim_message(item: AllocatedClaim) -> pb.Claim:
+    """Make the message of a claim; its pools are in the driver's words."""
+    claim = item.claim
+    return pb.Claim(
+        namespace=claim.namespace,
+        name=claim.name,
+        uid=claim.uid,
+        devices=[_allocated(device) for device in item.devices],
+    )
+
+
+def _allocated(device: AllocatedDevice) -> pb.AllocatedDevice:
+    return pb.AllocatedDevice(
+        name=device.name,
+        pool=device.pool,
+        request=device.request,
+        share_id=device.share_id,
+        admin_access=device.admin_access,
+        consumed_capacity=device.consumed_capacity,
+        configs=[_json(config) for config in device.configs],
+        parameters=_json(merged(device.configs)),
+    )
+
+
+def _json(value: Mapping[str, Any]) -> str:
+    # In ASCII: a user's text can contain lone surrogates, which no protobuf text can.
+    return json.dumps(value, separators=(",", ":"))

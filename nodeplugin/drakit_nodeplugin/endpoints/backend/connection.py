@@ -1,46 +1,57 @@
 """
-One life of a backend: connected, its streams read, called, and closed.
+One life of a backend: connected, its streams read, called, and closed; and the endpoint of its
+driver, which is known by name whether its backend is there or not.
 
-It lives as long as its stream of devices. The stream of health beside it is optional, and is called
-again when it ends. Messages are received as they come, but only the latest is read after each
-pause. A backend that floods the stream is disconnected, and large messages are received slowly.
-:mod:`drakit_nodeplugin.endpoints.lifecycle` decides when to connect again, :mod:`.claimcalls` makes
-the calls for claims.
+A connection lives as long as its stream of devices. The stream of health beside it is optional, and
+is called again when it ends. Messages are received as they come, but only the latest is read after
+each pause. A backend that floods the stream is disconnected, and large messages are received
+slowly. :mod:`.directory` knows the backend's socket, :mod:`.claimcalls` makes the calls for claims,
+and :mod:`drakit_nodeplugin.endpoints.endpoint` owns the rest.
 
-It must not know claims, slices or the kubelet.
+It must not know claims beyond their identity, slices or the kubelet.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Coroutine
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Collection, Coroutine
+from contextlib import aclosing, suppress
 from typing import Any
 
 import grpc
 
 from drakit.backoff import Backoff
 from drakit.device import Inventory
+from drakit.driver import DriverError
 from drakit.logs import ProblemLog
 from drakit.rate_limiter import RateLimiter
 from drakit_nodeplugin.endpoints.allowlist import Rights
-from drakit_nodeplugin.endpoints.backend.channel import BackendChannel, BackendFailedError
+from drakit_nodeplugin.endpoints.backend.channel import BackendChannel, BackendFailedError, shown
 from drakit_nodeplugin.endpoints.backend.claimcalls import BackendClaims
-from drakit_nodeplugin.endpoints.backend.convert import health_of
-from drakit_nodeplugin.endpoints.backend.inventories import EarlyHealth, InventoryReader
+from drakit_nodeplugin.endpoints.backend.convert import EarlyHealth, InventoryReader, health_of
+from drakit_nodeplugin.endpoints.backend.directory import BackendDirectory, BackendSocket
 from drakit_nodeplugin.endpoints.contract import (
+    MAX_DEVICES,
     ConnectionEndedError,
     DeviceKey,
+    DriverTraits,
+    Granularity,
     HealthReport,
+    HostedEndpoint,
+    Surroundings,
     Update,
 )
+from drakit_nodeplugin.endpoints.endpoint import Endpoint
 from drakit_nodeplugin.endpoints.latest_value import LatestValue
-from drakit_nodeplugin.endpoints.unchanged import MAX_DEVICES
 from drakit_nodeplugin.endpoints.wire import GarbageError, Turns, parse, parts
 from drakit_proto.backend.v1 import backend_pb2 as pb
 
-__all__ = ("BackendConnection",)
+__all__ = (
+    "BackendConnection",
+    "BackendEndpoint",
+    "BackendSource",
+)
 
 logger = logging.getLogger(__name__)
 
@@ -258,3 +269,127 @@ def _pause_after(turns: Turns) -> float:
 def _disorder(text: str) -> ConnectionEndedError:
     text = f"its backend {text}; this is a fault of the backend"
     return ConnectionEndedError(text, disorderly=True)
+
+
+# ---------------------------------------------------------------- the endpoint
+
+LIST_SECONDS = 2.0
+"""How long the daemon's start waits for a backend to report its name, and as long for its devices;
+then the daemon serves without it."""
+
+EARLY_AT_ONCE = 5
+EARLY_AGAIN_SECONDS = 60.0
+"""A new socket is a new backend, which is connected at once: this often in a short time, and once
+more after each such period. A backend that crashes faster waits like any other endpoint."""
+
+TRAITS = DriverTraits(
+    side_effects=True,
+    checks=True,
+    health=True,
+    prepare_granularity=Granularity.BATCH,
+    unprepare_granularity=Granularity.BATCH,
+)
+"""The same for all backends, because they must be known without a backend. A method that a backend
+does not implement costs one call for each connection."""
+
+
+class BackendSource:
+    """The driver of a backend: a :class:`.DriverSource`."""
+
+    foreign = True
+
+    def __init__(self, driver: str, directory: BackendDirectory) -> None:
+        """Its backend registers in `directory`."""
+        self._driver = driver
+        self._directory = directory
+
+    @property
+    def name(self) -> str:
+        """The driver's name."""
+        return self._driver
+
+    @property
+    def where(self) -> str:
+        """The name of the driver in errors."""
+        return f"backend {self._driver}"
+
+    @property
+    def traits(self) -> DriverTraits:
+        """Which calls it needs."""
+        return TRAITS
+
+    @property
+    def expected(self) -> Collection[str]:
+        """Its endpoint, which has its name."""
+        return (self._driver,)
+
+    def endpoint(self, surroundings: Surroundings) -> HostedEndpoint:
+        """Make its endpoint."""
+        return BackendEndpoint(self._driver, self._directory, surroundings)
+
+
+class BackendEndpoint(Endpoint):
+    """Keeps one backend connected, and calls it."""
+
+    def __init__(
+        self, driver: str, directory: BackendDirectory, surroundings: Surroundings
+    ) -> None:
+        super().__init__(
+            driver,
+            self._connect,
+            traits=TRAITS,
+            listener=surroundings.listener,
+            node=surroundings.node,
+            pause=self._pause,
+        )
+        self._directory = directory
+        self._rights = directory.rights(driver)
+        self._socket: BackendSocket | None = None
+        """The socket of the last connection."""
+        self._early = RateLimiter(burst=EARLY_AT_ONCE, per_second=1 / EARLY_AGAIN_SECONDS)
+        self._is_running = False
+
+    async def start(self) -> None:
+        """Connect if its backend is there; otherwise :meth:`run` waits for it."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LIST_SECONDS):
+                await self._directory.at_start(self.name)
+        # Without a backend nothing is reported: its devices stay published for the start grace.
+        with suppress(DriverError, TimeoutError):
+            async with asyncio.timeout(2 * LIST_SECONDS):
+                await super().start()
+
+    async def run(self) -> None:
+        """As :meth:`.Endpoint.run`."""
+        self._is_running = True
+        await super().run()
+
+    async def _connect(self) -> BackendConnection:
+        socket = self._directory.socket(self.name)
+        if socket is None and not self._is_running:
+            raise DriverError(
+                f"there is no backend of this name at {shown(self._directory.path)} yet"
+            )
+        socket = self._socket = await self._directory.wait(self.name)
+        connection = BackendConnection(self.name, BackendChannel(socket.path), rights=self._rights)
+        try:
+            await connection.start(node=self._directory.node, version=self._directory.version)
+            if self._rights is not None and not await asyncio.to_thread(socket.is_in_place):
+                raise ConnectionEndedError(
+                    "its socket was replaced while the node plugin connected to it"
+                )
+            await connection.listed(timeout_seconds=LIST_SECONDS)
+        except BaseException:
+            await connection.close()
+            raise
+        return connection
+
+    async def _pause(self, seconds: float) -> None:
+        """Wait before the next connection, but not if there is a new socket."""
+        if self._socket is not None:
+            self._directory.lost(self._socket)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._directory.wait(self.name, other_than=self._socket)
+                if not self._early.take():
+                    await asyncio.sleep(seconds)

@@ -1,25 +1,29 @@
 """
-From a backend's messages to the library's plain values, and from claims to messages.
+From a backend's messages to the library's plain values and inventories.
 
-Nothing is checked here but the number of edits: the values that the API or CDI refuses are found
-where devices of any driver are checked. A message without a value in our types (a taint without an
-effect, an attribute without a value) becomes one that those checks name and refuse, so that it
-costs its own device alone.
+The values that the API or CDI refuses are found where devices of any driver are checked. A message
+without a value in our types (a taint without an effect, an attribute without a value) becomes one
+that those checks name and refuse, so that it costs its own device alone. Only messages that cannot
+be parsed, more devices than any node has, and too many edits are refused here.
+
+A backend lists all of its devices at each change, and most of them are unchanged: those keep their
+objects, so that nobody compares them again. Their bytes identify most of them; the others have the
+same content in other bytes, because maps of messages have no order.
 
 It must not know gRPC, connections, or which values are allowed where.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from hashlib import blake2b
 from sys import intern
-from typing import Any, cast
+from typing import Any, Generic, TypeVar, cast
+
+from google.protobuf.message import Message
 
 from drakit.device import (
-    AllocatedClaim,
-    AllocatedDevice,
     AttributeValue,
     Capacity,
     CapacityRange,
@@ -31,6 +35,7 @@ from drakit.device import (
     Hook,
     HookName,
     IntelRdt,
+    Inventory,
     Mount,
     NetDevice,
     Taint,
@@ -38,12 +43,16 @@ from drakit.device import (
     Topology,
     Version,
 )
-from drakit_nodeplugin.endpoints.python.parameters import merged
+from drakit.resource.limits import MAX_POOL_NAME_LENGTH
+from drakit_nodeplugin.endpoints.contract import MAX_DEVICES, DeviceKey
+from drakit_nodeplugin.endpoints.snapshot import is_unchanged, same_inventory
+from drakit_nodeplugin.endpoints.wire import MAX_PART_BYTES, GarbageError, Turns, parse, parts
 from drakit_proto.backend.v1 import backend_pb2 as pb
 
 __all__ = (
     "MAX_EDITS",
-    "claim_message",
+    "EarlyHealth",
+    "InventoryReader",
     "counter_set_of",
     "device_of",
     "edits_of",
@@ -258,33 +267,125 @@ def _intel_rdt(message: pb.IntelRdt) -> IntelRdt:
     )
 
 
-# ------------------------------------------------------------ claims
+# ---------------------------------------------------------------- inventories
+
+_DEVICES = pb.WatchDevicesResponse.DEVICES_FIELD_NUMBER
+_COUNTER_SETS = pb.WatchDevicesResponse.COUNTER_SETS_FIELD_NUMBER
+_FALLBACK = pb.WatchDevicesResponse.FALLBACK_FIELD_NUMBER
+_LISTED = frozenset({_DEVICES, _COUNTER_SETS, _FALLBACK})
+_OF_FALLBACK = frozenset({pb.Fallback.DEVICES_FIELD_NUMBER})
+
+MAX_EARLY = 1024
+"""Devices that are not listed, with a health; of more, the oldest are forgotten."""
+
+MAX_NAME = 63
+
+ThingT = TypeVar("ThingT", Device, CounterSet)
+MessageT = TypeVar("MessageT", bound=Message)
 
 
-def claim_message(item: AllocatedClaim) -> pb.Claim:
-    """Make the message of a claim; its pools are in the driver's words."""
-    claim = item.claim
-    return pb.Claim(
-        namespace=claim.namespace,
-        name=claim.name,
-        uid=claim.uid,
-        devices=[_allocated(device) for device in item.devices],
-    )
+class InventoryReader:
+    """Makes the inventories of one connection, a few devices in a turn."""
+
+    def __init__(self) -> None:
+        self._devices: dict[bytes, Device] = {}
+        """By a digest of their bytes, which would take several times the memory."""
+        self._counter_sets: dict[bytes, CounterSet] = {}
+        self._before: Inventory | None = None
+
+    async def read(self, raw: bytes, turns: Turns) -> Inventory | None:
+        """Return the inventory of a message, or None if it equals the one before. Raises
+        :class:`GarbageError`."""
+        devices = _Things("devices", self._devices, pb.Device, device_of)
+        fallback = _Things("devices", self._devices, pb.Device, device_of)
+        sets = _Things("counter sets", self._counter_sets, pb.CounterSet, counter_set_of)
+        has_fallback = False
+        for number, part in parts(raw, _LISTED, limit=len(raw)):
+            if number == _DEVICES:
+                devices.add(part)
+            elif number == _COUNTER_SETS:
+                sets.add(part)
+            else:
+                has_fallback = True
+                for _, device in parts(part, _OF_FALLBACK):
+                    fallback.add(device)
+                    await turns.give_way()
+            await turns.give_way()
+        self._devices = devices.known | fallback.known
+        self._counter_sets = sets.known
+        inventory = Inventory(
+            devices=tuple(devices.listed),
+            counter_sets=tuple(sets.listed),
+            fallback=tuple(fallback.listed) if has_fallback else None,
+        )
+        before, self._before = self._before, inventory
+        return None if before is not None and same_inventory(inventory, before) else inventory
 
 
-def _allocated(device: AllocatedDevice) -> pb.AllocatedDevice:
-    return pb.AllocatedDevice(
-        name=device.name,
-        pool=device.pool,
-        request=device.request,
-        share_id=device.share_id,
-        admin_access=device.admin_access,
-        consumed_capacity=device.consumed_capacity,
-        configs=[_json(config) for config in device.configs],
-        parameters=_json(merged(device.configs)),
-    )
+class _Things(Generic[MessageT, ThingT]):
+    """The devices, or the counter sets, of one message."""
+
+    def __init__(
+        self,
+        plural: str,
+        before: dict[bytes, ThingT],
+        kind: type[MessageT],
+        convert: Callable[[MessageT], ThingT],
+    ) -> None:
+        self._plural = plural
+        self._before = before
+        self._by_name: dict[tuple[str, str], ThingT] | None = None
+        self._kind = kind
+        self._convert = convert
+        self.known: dict[bytes, ThingT] = {}
+        self.listed: list[ThingT] = []
+
+    def add(self, raw: bytes) -> None:
+        if len(raw) > MAX_PART_BYTES:
+            raise GarbageError(f"one of {self._plural} of more than {MAX_PART_BYTES // 1024} KiB")
+        if len(self.listed) == MAX_DEVICES:
+            raise GarbageError(f"more than {MAX_DEVICES:,} {self._plural}")
+        digest = blake2b(raw, digest_size=16).digest()
+        thing = self.known.get(digest) or self._before.get(digest)
+        if thing is None:
+            thing = self._as_before(self._convert(parse(self._kind, raw)))
+        self.known[digest] = thing
+        self.listed.append(thing)
+
+    def _as_before(self, thing: ThingT) -> ThingT:
+        """Return the equal one of the message before, if there is one."""
+        if self._by_name is None:
+            self._by_name = {(each.pool, each.name): each for each in self._before.values()}
+        old = self._by_name.get((thing.pool, thing.name))
+        return thing if old is None or not is_unchanged(thing, old) else old
 
 
-def _json(value: Mapping[str, Any]) -> str:
-    # In ASCII: a user's text can contain lone surrogates, which no protobuf text can.
-    return json.dumps(value, separators=(",", ":"))
+class EarlyHealth:
+    """
+    The health of devices that are not listed yet, until they are.
+
+    A backend's two streams have no common order. The devices that are kept are bounded, because the
+    backend may never list them.
+    """
+
+    def __init__(self) -> None:
+        # Plain tuples are faster to make: each change may make thousands of them.
+        self._listed: set[tuple[str, str]] = set()
+        self._health: dict[DeviceKey, Health] = {}
+
+    def keep(self, key: DeviceKey, health: Health) -> bool:
+        """Keep the health of a device if it is not listed; return whether that is so."""
+        if key in self._listed:
+            return False
+        if len(key.name) <= MAX_NAME and len(key.pool) <= MAX_POOL_NAME_LENGTH:
+            self._health.pop(key, None)
+            self._health[key] = health
+            if len(self._health) > MAX_EARLY:
+                del self._health[next(iter(self._health))]
+        return True
+
+    def list(self, inventory: Inventory) -> Mapping[DeviceKey, Health]:
+        """Record the devices that are listed now, and return the health kept for them."""
+        devices = (*inventory.devices, *(inventory.fallback or ()))
+        self._listed = {(device.pool, device.name) for device in devices}
+        return {key: self._health.pop(key) for key in [*self._health] if key in self._listed}

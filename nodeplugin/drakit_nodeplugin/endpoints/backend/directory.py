@@ -3,7 +3,7 @@ The registration directory: the backends on this node, and the driver that each 
 
 A backend registers with its socket in this directory. Each new socket is asked for its driver's
 name. If several report the same name, the first keeps it while it lives. The files belong to the
-backends: the directory never removes one. Connections and calls are :mod:`.hosted`'s.
+backends: the directory never removes one. Connections and calls are :mod:`.connection`'s.
 
 It must not know devices, claims, or how a driver is hosted.
 """
@@ -30,7 +30,7 @@ from drakit_nodeplugin.endpoints.backend.channel import (
     shown,
     unreachable,
 )
-from drakit_nodeplugin.endpoints.endpoint import Diagnostic
+from drakit_nodeplugin.endpoints.failures import Diagnostic
 from drakit_nodeplugin.endpoints.host_paths import MAX_PATH_BYTES, SocketFile, socket_file
 
 __all__ = ("BackendDirectory", "BackendSocket")

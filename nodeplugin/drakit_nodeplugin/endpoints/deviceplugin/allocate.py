@@ -21,9 +21,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from drakit.cdi import InvalidEditsError, build_spec
 from drakit.device import AllocatedDevice, DeviceNode, Edits, Mount
 from drakit_nodeplugin.endpoints.allowlist import Rights
-from drakit_nodeplugin.endpoints.deviceplugin.diagnostics import Diagnostics
 from drakit_nodeplugin.endpoints.deviceplugin.plugin_client import PluginClient, PluginFailedError
-from drakit_nodeplugin.endpoints.errors import DeviceFailedError
+from drakit_nodeplugin.endpoints.failures import DeviceFailedError, Diagnostics
 from drakit_nodeplugin.endpoints.host_paths import HostDevices, TooManyNodesError
 from drakit_nodeplugin.endpoints.wire import GarbageError, parse
 from drakit_proto.kubelet.deviceplugin.v1beta1 import deviceplugin_pb2 as pb

@@ -17,7 +17,7 @@ byte in UTF-8. ``--y`` begins capital letters, and ``--n`` ends them. A name tha
 an escape has an ``x`` before it. An ID whose name would be too long becomes a readable beginning,
 ``--j`` and a hash; the list of present devices has its ID. No two IDs have the same name.
 
-It must not know connections, claims, or who is notified of an inventory.
+It must not know connections, claims, or the receiver of an inventory.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from typing import NamedTuple
 from drakit.device import AttributeValue, Device, Health, Inventory, Topology
 from drakit.resource.limits import MAX_STRING_BYTES
 from drakit.resource.names import is_dns_label, is_dns_subdomain
+from drakit_nodeplugin.endpoints.contract import MAX_DEVICES
 from drakit_nodeplugin.endpoints.wire import parse, parts
 from drakit_proto.kubelet.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
 
@@ -49,9 +50,6 @@ __all__ = (
     "resource_name_problem",
     "resource_of",
 )
-
-MAX_DEVICES = 16_384
-"""Of all device plugins of a node together: as many as a driver may have."""
 
 MAX_DEVICE_BYTES = 4 * 1024
 """Of a device in a list: ten times the size of a long ID and many NUMA nodes."""
@@ -174,7 +172,7 @@ def list_devices(
             # As in the kubelet, the last device with an ID counts.
             problems[
                 f"the device plugin of {resource} lists the device ID {_shown(identity)} more than "
-                f"once; what it says of it last counts"
+                f"once; the last entry counts"
             ] = None
         nodes = tuple(sorted({node.ID for node in given.topology.nodes}))
         listed[name] = ListedDevice(identity, given.health, nodes)
@@ -224,7 +222,7 @@ def _health(word: str, resource: str) -> Health:
     if word == HEALTHY:
         return Health.healthy()
     shown = "Unhealthy" if word == "Unhealthy" else f"{_shown(word)}, which is not Healthy"
-    return Health.unhealthy(f"the device plugin of {resource} says that it is {shown}")
+    return Health.unhealthy(f"the device plugin of {resource} reports that it is {shown}")
 
 
 def _shown(text: str) -> str:

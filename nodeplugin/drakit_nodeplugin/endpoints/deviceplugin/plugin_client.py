@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from drakit_nodeplugin.endpoints.allowlist import Rights
-    from drakit_nodeplugin.endpoints.deviceplugin.diagnostics import Diagnostics
+    from drakit_nodeplugin.endpoints.failures import Diagnostics
 
 __all__ = ("CONNECT_SECONDS", "PluginClient", "PluginFailedError")
 

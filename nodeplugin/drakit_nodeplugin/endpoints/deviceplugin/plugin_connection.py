@@ -11,7 +11,7 @@ A plugin that registers while it is connected gets a second client beside the fi
 second has listed its devices, it replaces the first: one :class:`PluginConnection` goes on, and no
 stop is reported.
 
-It must not know claims that span resources, other resources, or who may register.
+It must not know claims that span resources, other resources, or which plugins may register.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 
 from drakit.device import AllocatedDevice, Edits
-from drakit_nodeplugin.endpoints import lifecycle
+from drakit_nodeplugin.endpoints import endpoint as lifecycle
 from drakit_nodeplugin.endpoints.allowlist import Rights
 from drakit_nodeplugin.endpoints.contract import ConnectionEndedError, EndpointListener, Update
 from drakit_nodeplugin.endpoints.deviceplugin.allocate import Allocator
 from drakit_nodeplugin.endpoints.deviceplugin.device_list import DeviceRoom
-from drakit_nodeplugin.endpoints.deviceplugin.diagnostics import Diagnostics
 from drakit_nodeplugin.endpoints.deviceplugin.plugin_client import CONNECT_SECONDS, PluginClient
 from drakit_nodeplugin.endpoints.deviceplugin.plugin_registration import Registration
+from drakit_nodeplugin.endpoints.endpoint import Lifecycle
+from drakit_nodeplugin.endpoints.failures import Diagnostics
 from drakit_nodeplugin.endpoints.host_paths import HostDevices
-from drakit_nodeplugin.endpoints.lifecycle import Lifecycle
 
 __all__ = ("DevicePlugin", "PluginConnection")
 

@@ -33,7 +33,7 @@ import grpc.aio
 from drakit.backoff import Backoff
 from drakit.rate_limiter import RateLimiter
 from drakit_nodeplugin.endpoints.deviceplugin.device_list import resource_name_problem
-from drakit_nodeplugin.endpoints.deviceplugin.diagnostics import Diagnostics
+from drakit_nodeplugin.endpoints.failures import Diagnostics
 from drakit_nodeplugin.endpoints.host_paths import MAX_PATH_BYTES
 from drakit_proto.kubelet.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
 from drakit_proto.kubelet.deviceplugin.v1beta1 import deviceplugin_pb2_grpc as pb_grpc

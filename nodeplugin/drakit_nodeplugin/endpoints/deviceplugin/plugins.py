@@ -25,9 +25,9 @@ from drakit.device import AllocatedClaim, Edits
 from drakit.driver import NoParameters
 from drakit_nodeplugin.endpoints.allowlist import allow_list
 from drakit_nodeplugin.endpoints.batches import Batches
+from drakit_nodeplugin.endpoints.contract import DriverTraits, Surroundings
 from drakit_nodeplugin.endpoints.deviceplugin import kubelet_resources
 from drakit_nodeplugin.endpoints.deviceplugin.device_list import DeviceRoom, pool_of, resource_of
-from drakit_nodeplugin.endpoints.deviceplugin.diagnostics import Diagnostics
 from drakit_nodeplugin.endpoints.deviceplugin.kubelet_resources import (
     Bar,
     KubeletAnswer,
@@ -40,11 +40,13 @@ from drakit_nodeplugin.endpoints.deviceplugin.plugin_registration import (
     RegistrationService,
     RegistrationSocket,
 )
-from drakit_nodeplugin.endpoints.endpoint import Surroundings
-from drakit_nodeplugin.endpoints.errors import DeviceFailedError, EndpointStoppedError
+from drakit_nodeplugin.endpoints.failures import (
+    DeviceFailedError,
+    Diagnostics,
+    EndpointStoppedError,
+)
 from drakit_nodeplugin.endpoints.host_paths import HostDevices
 from drakit_nodeplugin.endpoints.python.parameters import with_parameters
-from drakit_nodeplugin.endpoints.traits import DriverTraits
 
 if TYPE_CHECKING:
     from drakit_nodeplugin.allowed import AllowedEndpoint

@@ -20,7 +20,7 @@ from contextvars import Context, copy_context
 from typing import Any, TypeVar
 
 from drakit_nodeplugin.endpoints.contract import ConnectionEndedError
-from drakit_nodeplugin.endpoints.errors import CallCancelledError
+from drakit_nodeplugin.endpoints.failures import CallCancelledError
 
 __all__ = ("Bridge",)
 

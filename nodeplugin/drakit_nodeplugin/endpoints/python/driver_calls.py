@@ -18,15 +18,15 @@ from typing import Any, TypeVar, cast
 
 from drakit.device import AllocatedClaim, AllocatedDevice, Device, Edits, Inventory
 from drakit.driver import Driver
-from drakit_nodeplugin.endpoints.errors import (
+from drakit_nodeplugin.endpoints.contract import DriverTraits, Granularity
+from drakit_nodeplugin.endpoints.failures import (
     DeviceFailedError,
     failure_of,
     kind_of,
     unusable_answer,
 )
 from drakit_nodeplugin.endpoints.python.parameters import with_parameters
-from drakit_nodeplugin.endpoints.python.snapshot import key_of, snapshot_of
-from drakit_nodeplugin.endpoints.traits import DriverTraits, Granularity
+from drakit_nodeplugin.endpoints.snapshot import key_of, snapshot_of
 
 __all__ = ("AnyDriver", "DriverCalls")
 

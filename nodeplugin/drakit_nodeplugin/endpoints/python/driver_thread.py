@@ -4,9 +4,9 @@ One life of a Python driver: made, served and closed in a thread and event loop 
 Vendor code never runs in the loop that answers the kubelet: a driver that blocks, raises, or ends
 its thread hurts only its own calls. What a thread cannot contain (crashes, code that holds the GIL)
 needs a backend. That there is another life after this one is decided in
-:mod:`drakit_nodeplugin.endpoints.lifecycle`. How calls cross threads is :mod:`.bridge`'s, what is
-called :mod:`.driver_calls`'s, how inventories are read :mod:`.stream`'s, and how the driver's loop
-is ended :mod:`.shutdown`'s.
+:mod:`drakit_nodeplugin.endpoints.endpoint`. How calls cross threads is :mod:`.bridge`'s, what is
+called :mod:`.driver_calls`'s, how inventories are read :mod:`.driver_reports`'s, and how the
+driver's loop is ended :mod:`.driver_loop`'s.
 
 It must not know claims beyond their identity, slices, gRPC or the kubelet.
 """
@@ -23,23 +23,21 @@ from typing import Any
 
 from drakit.device import AllocatedClaim, Edits, Inventory
 from drakit.driver import DriverError
-from drakit_nodeplugin.endpoints.contract import ConnectionEndedError, Update
-from drakit_nodeplugin.endpoints.errors import DeviceFailedError, kind_of, text_of, traceback_of
+from drakit_nodeplugin.endpoints.contract import ConnectionEndedError, DriverTraits, Update
+from drakit_nodeplugin.endpoints.failures import DeviceFailedError, kind_of, text_of, traceback_of
 from drakit_nodeplugin.endpoints.latest_value import LatestValue, pace_of, updates_of
 from drakit_nodeplugin.endpoints.python.bridge import Bridge
 from drakit_nodeplugin.endpoints.python.driver_calls import AnyDriver, DriverCalls
-from drakit_nodeplugin.endpoints.python.health_polling import HealthPolling
-from drakit_nodeplugin.endpoints.python.shutdown import end_loop
-from drakit_nodeplugin.endpoints.python.stream import (
+from drakit_nodeplugin.endpoints.python.driver_loop import Watchdog, end_loop, where_is
+from drakit_nodeplugin.endpoints.python.driver_reports import (
     SNAPSHOT_SECONDS,
     FloodError,
+    HealthPolling,
     UnreadableError,
     open_stream,
     read_inventories,
     take_snapshots,
 )
-from drakit_nodeplugin.endpoints.python.watchdog import Watchdog, where_is
-from drakit_nodeplugin.endpoints.traits import DriverTraits
 
 __all__ = ("PythonConnection", "PythonConnector")
 
@@ -331,7 +329,7 @@ async def _until_one_ends(parts: Sequence[Coroutine[Any, Any, None]]) -> None:
 
 
 def _is_a_bug(error: BaseException) -> bool:
-    """Tell what the log must explain: a DriverError says all that its driver has to say."""
+    """Return whether the log needs a traceback; for a DriverError, its text suffices."""
     if isinstance(error, DriverError):
         return isinstance(error, UnreadableError)
     return not isinstance(error, asyncio.CancelledError)

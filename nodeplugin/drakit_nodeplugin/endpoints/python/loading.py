@@ -32,11 +32,11 @@ from drakit.driver import (
 from drakit.resource.names import MAX_DRIVER_NAME, is_driver_name
 from drakit.settings import describe
 from drakit_nodeplugin.config import ConfigError, DriverEntry
-from drakit_nodeplugin.endpoints.endpoint import Endpoint, Surroundings
-from drakit_nodeplugin.endpoints.errors import text_of
+from drakit_nodeplugin.endpoints.contract import DriverTraits, Surroundings, traits_of
+from drakit_nodeplugin.endpoints.endpoint import Endpoint
+from drakit_nodeplugin.endpoints.failures import text_of
 from drakit_nodeplugin.endpoints.python.driver_calls import AnyDriver
 from drakit_nodeplugin.endpoints.python.driver_thread import PythonConnector
-from drakit_nodeplugin.endpoints.traits import DriverTraits, traits_of
 
 __all__ = ("LoadedDriver", "load_drivers")
 
@@ -130,7 +130,7 @@ def load_drivers(entries: Sequence[DriverEntry], *, file: Path, node: Node) -> l
 
 
 def _fault_of(kind: type[AnyDriver]) -> str | None:
-    """Say what is wrong with a driver's class; vendors write what no type allows."""
+    """Return what is wrong with a driver's class; vendors write what no type allows."""
     values: dict[str, Any] = {
         name: getattr(kind, name, None)
         for name in ("name", "config_type", "parameters_type", "health_period_seconds")

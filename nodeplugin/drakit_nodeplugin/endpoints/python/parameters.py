@@ -21,7 +21,7 @@ from pydantic.alias_generators import to_camel
 
 from drakit.device import AllocatedDevice
 from drakit.driver import DeviceParameters, NoParameters
-from drakit_nodeplugin.endpoints.errors import BadParametersError, kind_of, traceback_of
+from drakit_nodeplugin.endpoints.failures import BadParametersError, kind_of, traceback_of
 
 __all__ = ("merged", "with_parameters")
 
@@ -108,7 +108,7 @@ def _problems(error: ValidationError) -> str:
 
 
 def _hint(parts: Sequence[int | str]) -> str:
-    """Say how a key is written that is the name of a field in Python, or looks as one."""
+    """Return the spelling of a key that has, or resembles, the name of a field in Python."""
     key = parts[-1]
     if (
         not isinstance(key, str)

@@ -13,13 +13,14 @@ from typing import Any
 import pytest
 
 from drakit.device import AllocatedClaim, AllocatedDevice, ClaimReference
-from drakit_nodeplugin.endpoints import lifecycle
+from drakit_nodeplugin.endpoints import endpoint as lifecycle
 from drakit_nodeplugin.endpoints.allowlist import AllowList
 from drakit_nodeplugin.endpoints.backend import connection
 from drakit_nodeplugin.endpoints.backend import directory as directory_module
+from drakit_nodeplugin.endpoints.backend.connection import BackendEndpoint, BackendSource
 from drakit_nodeplugin.endpoints.backend.directory import BackendDirectory
-from drakit_nodeplugin.endpoints.backend.hosted import BackendEndpoint, BackendSource
-from drakit_nodeplugin.endpoints.endpoint import Diagnostic, Surroundings
+from drakit_nodeplugin.endpoints.contract import Surroundings
+from drakit_nodeplugin.endpoints.failures import Diagnostic
 from tests.unit.endpoints.camera import NODE, running
 
 DRIVER = "gpu.example.com"

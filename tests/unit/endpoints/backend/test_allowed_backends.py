@@ -15,7 +15,7 @@ from drakit.device import AllocatedDevice, ClaimReference
 from drakit_nodeplugin.config import Backends
 from drakit_nodeplugin.endpoints.allowlist import AllowList, allow_list
 from drakit_nodeplugin.endpoints.backend.directory import BackendSocket
-from drakit_nodeplugin.endpoints.errors import DeviceFailedError
+from drakit_nodeplugin.endpoints.failures import DeviceFailedError
 from drakit_nodeplugin.endpoints.host_paths import HostDevices
 from drakit_proto.backend.v1 import backend_pb2 as pb
 from tests.fakes.backend import FakeBackend

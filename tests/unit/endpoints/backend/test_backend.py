@@ -11,7 +11,7 @@ import pytest
 from drakit.device import AllocatedDevice, ClaimReference, Device, Health, Inventory
 from drakit.logs import request_scope
 from drakit_nodeplugin.endpoints.contract import DeviceKey, HealthReport
-from drakit_nodeplugin.endpoints.errors import DeviceFailedError, EndpointStoppedError
+from drakit_nodeplugin.endpoints.failures import DeviceFailedError, EndpointStoppedError
 from drakit_proto.backend.v1 import backend_pb2 as pb
 from tests.fakes.backend import FakeBackend, Refusal, device
 from tests.unit.endpoints.backend.conftest import DRIVER, call, call_both, new_endpoint

@@ -25,18 +25,16 @@ from drakit.device import (
     Version,
 )
 from drakit.resource.inventory import check_inventory
+from drakit_nodeplugin.endpoints.backend.claimcalls import claim_message
 from drakit_nodeplugin.endpoints.backend.convert import (
-    claim_message,
+    MAX_EARLY,
+    EarlyHealth,
+    InventoryReader,
     counter_set_of,
     device_of,
     edits_of,
     entries_of,
     health_of,
-)
-from drakit_nodeplugin.endpoints.backend.inventories import (
-    MAX_EARLY,
-    EarlyHealth,
-    InventoryReader,
 )
 from drakit_nodeplugin.endpoints.contract import DeviceKey
 from drakit_nodeplugin.endpoints.wire import Turns

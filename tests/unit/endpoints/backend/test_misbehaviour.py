@@ -14,8 +14,8 @@ import pytest
 from drakit.device import AllocatedDevice, ClaimReference
 from drakit.resource.inventory import check_inventory
 from drakit_nodeplugin.endpoints.backend import claimcalls, connection
-from drakit_nodeplugin.endpoints.backend.hosted import EARLY_AT_ONCE, BackendEndpoint
-from drakit_nodeplugin.endpoints.errors import DeviceFailedError, EndpointStoppedError
+from drakit_nodeplugin.endpoints.backend.connection import EARLY_AT_ONCE, BackendEndpoint
+from drakit_nodeplugin.endpoints.failures import DeviceFailedError, EndpointStoppedError
 from drakit_proto.backend.v1 import backend_pb2 as pb
 from tests.fakes.backend import FakeBackend, Refusal, device
 from tests.unit.endpoints.backend.conftest import call, call_both

@@ -15,14 +15,15 @@ import pytest
 from drakit import AllocatedDevice, ClaimReference
 from drakit.device import AllocatedClaim, Edits, Inventory
 from drakit_nodeplugin.allowed import AllowedEndpoint
-from drakit_nodeplugin.endpoints import lifecycle
+from drakit_nodeplugin.endpoints import endpoint as lifecycle
+from drakit_nodeplugin.endpoints.contract import Surroundings
 from drakit_nodeplugin.endpoints.deviceplugin import (
     kubelet_resources,
     plugin_connection,
     plugin_registration,
 )
 from drakit_nodeplugin.endpoints.deviceplugin.plugins import DevicePlugins, DevicePluginsSource
-from drakit_nodeplugin.endpoints.endpoint import Diagnostic, Surroundings
+from drakit_nodeplugin.endpoints.failures import Diagnostic
 from drakit_nodeplugin.endpoints.host_paths import HostDevices
 
 DRIVER = "deviceplugin.drakit.dev"

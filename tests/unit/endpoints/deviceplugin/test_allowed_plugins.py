@@ -15,7 +15,7 @@ import pytest
 
 from drakit_nodeplugin.config import DevicePlugins
 from drakit_nodeplugin.endpoints.deviceplugin.plugin_client import PluginClient
-from drakit_nodeplugin.endpoints.errors import DeviceFailedError
+from drakit_nodeplugin.endpoints.failures import DeviceFailedError
 from drakit_proto.kubelet.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
 from tests.fakes.deviceplugin import FakeDevicePlugin
 from tests.unit.endpoints.deviceplugin.conftest import THING, World, until

@@ -53,14 +53,16 @@ def test_numa_nodes_are_topology_or_an_attribute(nodes, topology, text):
         pytest.param("Healthy", Health.healthy(), id="healthy"),
         pytest.param(
             "Unhealthy",
-            Health.unhealthy("the device plugin of vendor.example/thing says that it is Unhealthy"),
+            Health.unhealthy(
+                "the device plugin of vendor.example/thing reports that it is Unhealthy"
+            ),
             id="unhealthy",
         ),
         pytest.param(
             "healthy",
             Health.unhealthy(
-                "the device plugin of vendor.example/thing says that it is 'healthy', which is not "
-                "Healthy"
+                "the device plugin of vendor.example/thing reports that it is 'healthy', which is "
+                "not Healthy"
             ),
             id="another-word",
         ),

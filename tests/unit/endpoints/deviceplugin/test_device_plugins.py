@@ -14,7 +14,7 @@ import grpc.aio
 import pytest
 
 from drakit.device import Edits
-from drakit_nodeplugin.endpoints import lifecycle
+from drakit_nodeplugin.endpoints import endpoint as lifecycle
 from drakit_nodeplugin.endpoints.deviceplugin import (
     plugin_client,
     plugin_connection,
@@ -22,7 +22,7 @@ from drakit_nodeplugin.endpoints.deviceplugin import (
     plugins,
 )
 from drakit_nodeplugin.endpoints.deviceplugin.device_list import pool_of
-from drakit_nodeplugin.endpoints.errors import DeviceFailedError, EndpointStoppedError
+from drakit_nodeplugin.endpoints.failures import DeviceFailedError, EndpointStoppedError
 from drakit_proto.kubelet.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
 from tests.fakes.deviceplugin import FakeDevicePlugin, listed, register
 from tests.unit.endpoints.deviceplugin.conftest import THING, World, device, until

@@ -10,7 +10,7 @@ import pytest
 
 from drakit_nodeplugin.endpoints.deviceplugin import kubelet_resources
 from drakit_nodeplugin.endpoints.deviceplugin.kubelet_resources import KubeletResources
-from drakit_nodeplugin.endpoints.errors import EndpointStoppedError
+from drakit_nodeplugin.endpoints.failures import EndpointStoppedError
 from tests.fakes.deviceplugin import FakeDevicePlugin
 from tests.unit.endpoints.deviceplugin.conftest import THING, Answer, World, until
 

@@ -1,12 +1,15 @@
 """
-Snapshots of what a driver hands over: copies that are nobody's but ours.
+Snapshots of what a source hands over, and whether a device is unchanged in the next one.
 
 Devices and edits are frozen, but what they hold is the vendor's: mappings that change later, texts
-that are enums, mappings that read hardware. So it is copied to Python's own types, in the driver's
-thread, before anybody else looks at it. A value of any other type becomes an
+that are enums, mappings that read hardware. So a driver's objects are copied to Python's own types,
+in the driver's thread, before any other code reads them. A value of any other type becomes an
 :class:`UnsupportedValue`, so that the check which refuses the device can name the type.
 
-It must not know threads, floods, or which values are allowed where.
+Sources list all of their devices at each change, and most are unchanged. Those keep their identity,
+so that nobody behind the endpoint compares them again.
+
+It must not know threads, floods, sources, or which values are allowed where.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import fields
 from functools import lru_cache
 from itertools import islice
-from operator import is_
+from operator import attrgetter, is_
 from typing import Any, Generic, TypeVar, cast
 
 from drakit.device import (
@@ -37,16 +40,24 @@ from drakit.device import (
     Version,
 )
 from drakit.driver import DriverError
-from drakit_nodeplugin.endpoints.errors import kind_of
-from drakit_nodeplugin.endpoints.unchanged import MAX_DEVICES, is_unchanged
+from drakit_nodeplugin.endpoints.contract import MAX_DEVICES
+from drakit_nodeplugin.endpoints.failures import kind_of
 
-__all__ = ("InventorySnapshots", "UnsupportedValue", "inventory_of", "key_of", "snapshot_of")
+__all__ = (
+    "InventorySnapshots",
+    "UnsupportedValue",
+    "inventory_of",
+    "is_unchanged",
+    "key_of",
+    "same_inventory",
+    "snapshot_of",
+)
 
 MAX_DEPTH = 8
 """A value below it is unsupported: a dict may hold itself. Allowed values have half of it."""
 
 STEP_DEVICES = 64
-"""Between two looks at the clock."""
+"""Between two readings of the clock."""
 
 STEP_SECONDS = 0.002
 """How long it works without a pause: the daemon's loop, and the driver's own calls, wait for the
@@ -263,3 +274,49 @@ class _Steps:
         if self._loop.time() - self._began_at > STEP_SECONDS:
             await asyncio.sleep(PAUSE_SECONDS)
             self._began_at = self._loop.time()
+
+
+# ---------------------------------------------------------------- unchanged devices
+
+_device_values = attrgetter(*(each.name for each in fields(Device) if each.compare))
+_set_values = attrgetter(*(each.name for each in fields(CounterSet)))
+
+
+def is_unchanged(new: ThingT, old: ThingT) -> bool:
+    """
+    Return whether a device or counter set equals the one before it, and can be replaced by it.
+
+    Fields are compared, not the objects: a class of a vendor's own may compare in its own way.
+    """
+    if new is old:
+        return True
+    if isinstance(new, CounterSet) or isinstance(old, CounterSet):
+        return bool(_set_values(new) == _set_values(old))
+    return bool(_device_values(new) == _device_values(old)) and _same_types(new, old)
+
+
+def _same_types(new: Device, old: Device) -> bool:
+    """Python takes 1, 1.0 and True for equal; the API does not."""
+    if type(new.topology.numa_node) is not type(old.topology.numa_node):
+        return False
+    if type(new.allow_multiple_allocations) is not type(old.allow_multiple_allocations):
+        return False
+    for name, value in new.attributes.items():
+        other = old.attributes[name]
+        if type(value) is not type(other):
+            return False
+        if isinstance(value, tuple) and [*map(type, value)] != [*map(type, other)]:  # pyright: ignore[reportArgumentType]
+            return False
+    return True
+
+
+def same_inventory(one: Inventory, other: Inventory) -> bool:
+    """Compare inventories whose unchanged devices have kept their identity."""
+    if (one.fallback is None) != (other.fallback is None):
+        return False
+    pairs = (
+        (one.devices, other.devices),
+        (one.counter_sets, other.counter_sets),
+        (one.fallback or (), other.fallback or ()),
+    )
+    return all(len(new) == len(old) and all(map(is_, new, old)) for new, old in pairs)

@@ -1,10 +1,13 @@
 """
-Polls the health of each device of a driver, in the driver's loop, and reports changes.
+What a driver reports, read in its own loop: the inventories that it yields, and the health of each
+device if it is polled.
 
-A device is polled again some time after its last answer, so a slow driver is polled less often.
-Nobody waits for these calls, and they do not wait for other calls for the same device.
+A driver that floods is stopped. Only what would harm the daemon itself is refused here: what is no
+inventory, and yields without end. Snapshots (:mod:`..snapshot`) are taken only of the newest
+inventory. Whether a device can be published is the device manager's question, and costs that device
+alone.
 
-It must not know what health leads to, or who receives the reports.
+It must not know threads, what health leads to, or the receiver of inventories and reports.
 """
 
 from __future__ import annotations
@@ -15,19 +18,132 @@ import inspect
 import itertools
 import logging
 import operator
-from collections.abc import Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import suppress
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, cast
 
 from drakit.device import Device, Health, Inventory
 from drakit.driver import Driver, DriverError
 from drakit_nodeplugin.endpoints.contract import DeviceKey
-from drakit_nodeplugin.endpoints.errors import kind_of, text_of, traceback_of
-from drakit_nodeplugin.endpoints.python.snapshot import snapshot_of
+from drakit_nodeplugin.endpoints.failures import kind_of, text_of, traceback_of
+from drakit_nodeplugin.endpoints.latest_value import LatestValue
+from drakit_nodeplugin.endpoints.snapshot import InventorySnapshots, inventory_of, snapshot_of
 
-__all__ = ("HealthPolling",)
+__all__ = (
+    "FloodError",
+    "HealthPolling",
+    "UnreadableError",
+    "open_stream",
+    "read_inventories",
+    "take_snapshots",
+)
 
 logger = logging.getLogger(__name__)
+
+# ---------------------------------------------------------------- inventories
+
+MAX_YIELDS = 2000
+"""Inventories a second, and as many at once. A bus that reports each of its events stays far below;
+a loop that forgets to wait is far above."""
+
+COUNTED_DEVICES = 8_192
+"""As many devices count like one more inventory: going through them takes as long."""
+
+SNAPSHOT_SECONDS = 0.05
+"""Between two snapshots: 1,000 devices take 2 ms of this thread, and a driver may yield 2,000 times
+a second."""
+
+TURN_SECONDS = 0.005
+"""How long a stream that does not wait keeps the driver's loop from its calls."""
+
+
+class FloodError(DriverError):
+    """A driver yields so fast that nobody can follow."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            f"it yielded more than {MAX_YIELDS:,} inventories within a second; this is a fault of "
+            f"the driver, which must wait for a change before it yields again"
+        )
+
+
+class UnreadableError(DriverError):
+    """What a driver yielded raises when it is read."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(
+            f"what it yielded cannot be read: {kind_of(error)}: {text_of(error)}; this is a fault "
+            f"of the driver"
+        )
+
+
+def open_stream(driver: Driver[Any, Any]) -> AsyncIterator[object]:
+    """Ask a driver for its stream; raises :class:`DriverError` if it has none."""
+    stream = cast("object", driver.devices())
+    if isinstance(stream, AsyncIterator):
+        return cast("AsyncIterator[object]", stream)
+    if inspect.iscoroutine(stream):
+        stream.close()
+        raise DriverError("its devices() never yields; it must be an async generator")
+    raise DriverError(
+        f"its devices() gave {kind_of(stream)}; it must be an async generator, defined with "
+        f"'async def' and yield"
+    )
+
+
+async def read_inventories(stream: AsyncIterator[object], latest: LatestValue[Inventory]) -> None:
+    """
+    Read a driver's stream until it ends, into a cell of the same loop.
+
+    Raises what the stream raises, and :class:`DriverError` for what is no inventory, cannot be
+    read, or is a flood. The stream is not closed.
+    """
+    loop = asyncio.get_running_loop()
+    allowed = float(MAX_YIELDS)
+    turned_at = loop.time()
+    while True:
+        asked_at = loop.time()
+        try:
+            listed = await anext(stream)
+        except StopAsyncIteration:
+            return
+        # Only the driver's own time counts: ours would hide the flood of a stream that never waits.
+        allowed = min(MAX_YIELDS, allowed + (loop.time() - asked_at) * MAX_YIELDS)
+        try:
+            given = inventory_of(listed)
+        except DriverError:
+            raise
+        except Exception as error:
+            raise UnreadableError(error) from error
+        allowed -= 1 + len(given.devices) // COUNTED_DEVICES
+        if allowed < 0:
+            raise FloodError
+        latest.replace(given)
+        if loop.time() - turned_at > TURN_SECONDS:
+            await asyncio.sleep(0)
+            turned_at = loop.time()
+
+
+async def take_snapshots(
+    latest: LatestValue[Inventory], take: Callable[[Inventory, Inventory], None]
+) -> None:
+    """
+    Take snapshots of the newest inventory until cancelled. `take` gets it twice: with the driver's
+    own objects, which are for the driver alone, and as a snapshot.
+    """
+    snapshots = InventorySnapshots()
+    while True:
+        given, _ = await latest.next()
+        if given is None:
+            continue
+        try:
+            ours = await snapshots.of(given)
+        except Exception as error:
+            raise UnreadableError(error) from error
+        take(given, ours)
+
+
+# ---------------------------------------------------------------- health
 
 CONCURRENCY = 16
 """Calls at a time: enough to hide a slow bus, few enough to leave the loop to claims."""
