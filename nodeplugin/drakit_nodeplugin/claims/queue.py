@@ -30,7 +30,13 @@ from drakit.device import ClaimReference
 from drakit_nodeplugin.claims.checkpoint.records import State, StoredClaim
 from drakit_nodeplugin.claims.errors import FaultError
 from drakit_nodeplugin.claims.unprepare import Undone
-from drakit_nodeplugin.claims.work import GERUND, ClaimAnswer, ClaimWork, Operation
+from drakit_nodeplugin.claims.work import (
+    GERUND,
+    ClaimAnswer,
+    ClaimWork,
+    Operation,
+    all_resolved,
+)
 
 __all__ = ("ClaimObserver", "ClaimQueue", "Engine")
 
@@ -124,7 +130,7 @@ class ClaimQueue:
         """
         turns = self._join_or_begin(operation, claims)
         if answers := [work.answer for _, work in turns.values() if not work.answer.done()]:
-            await asyncio.wait(answers, timeout=timeout_seconds)
+            await all_resolved(answers, timeout_seconds=timeout_seconds)
         return {claim.uid: self._answer(operation, claim, turns.get(claim.uid)) for claim in claims}
 
     async def drain(self, *, timeout_seconds: float) -> None:
@@ -132,7 +138,7 @@ class ClaimQueue:
         finished or undone by the next instance."""
         if works := self._works():
             answers = [work.answer for work in works]
-            await asyncio.wait(answers, timeout=max(0.0, timeout_seconds))
+            await all_resolved(answers, timeout_seconds=max(0.0, timeout_seconds))
         if not (left := self._works()):
             return
         facts = {"driver": self._driver, "works": len(left)}
@@ -257,12 +263,14 @@ class ClaimQueue:
         return turns
 
     def _new(self, operation: Operation, claim: ClaimReference) -> tuple[_Turn, ClaimWork]:
-        loop = asyncio.get_running_loop()
-        work = ClaimWork(operation=operation, claim=claim, answer=loop.create_future())
+        work = ClaimWork(operation=operation, claim=claim)
         turn = _Turn(
-            uid=claim.uid, work=work, asked_at=loop.time(), request_id=logs.request_id.get()
+            uid=claim.uid,
+            work=work,
+            asked_at=asyncio.get_running_loop().time(),
+            request_id=logs.request_id.get(),
         )
-        work.answer.add_done_callback(lambda answer: self._finished(turn, work, answer.result()))
+        work.answer.add_callback(lambda answer: self._finished(turn, work, answer))
         return turn, work
 
     def _begin(self, turns: Sequence[_Turn]) -> None:

@@ -11,12 +11,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import (
+    AsyncGenerator,
+    Callable,
+    Collection,
+    Coroutine,
+    Iterable,
+    Mapping,
+    Sequence,
+)
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeVar
 
 from drakit.device import AllocatedClaim, ClaimReference, Edits
 from drakit.driver import Node
+from drakit.tasks import cancelled_by_owner
 from drakit_nodeplugin.claims.allocation import ParameterLimits
 from drakit_nodeplugin.claims.cdi_files import ClaimSpecs
 from drakit_nodeplugin.claims.checkpoint.records import StoredClaim
@@ -51,6 +61,8 @@ __all__ = (
     "Inventories",
     "Operation",
     "PreparedDevice",
+    "Promise",
+    "all_resolved",
     "driver_failed",
     "error_of",
     "facts_of",
@@ -115,14 +127,84 @@ class ClaimAnswer:
         return cls(error=str(error), reason=error.reason)
 
 
+class Promise:
+    """
+    The answer of one claim, to be resolved exactly once.
+
+    A future would call back a turn of the loop later, and wake who waits for it another turn later;
+    and who is cancelled while waiting for a future cancels it.
+    """
+
+    __slots__ = ("_answer", "_callbacks")
+
+    def __init__(self) -> None:
+        self._answer: ClaimAnswer | None = None
+        self._callbacks: list[Callable[[ClaimAnswer], None]] = []
+
+    def done(self) -> bool:
+        """Return whether it was resolved."""
+        return self._answer is not None
+
+    def result(self) -> ClaimAnswer:
+        """Return the answer, which must be there."""
+        assert self._answer is not None
+        return self._answer
+
+    def set_result(self, answer: ClaimAnswer) -> None:
+        """Resolve it, and call back at once."""
+        if self._answer is not None:
+            raise asyncio.InvalidStateError("the claim was answered before")
+        self._answer = answer
+        callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            callback(answer)
+
+    def add_callback(self, callback: Callable[[ClaimAnswer], None]) -> None:
+        """Have a callback called with the answer, in the order of their registration. It returns at
+        once, and raises nothing."""
+        self._callbacks.append(callback)
+
+    def remove_callback(self, callback: Callable[[ClaimAnswer], None]) -> None:
+        """Forget a callback; one that was called already is fine."""
+        with suppress(ValueError):
+            self._callbacks.remove(callback)
+
+
+async def all_resolved(promises: Collection[Promise], *, timeout_seconds: float) -> None:
+    """Wait until promises, none of which is resolved yet, all are, or the time is over."""
+    loop = asyncio.get_running_loop()
+    ended = loop.create_future()
+    left = len(promises)
+
+    def end() -> None:
+        if not ended.done():
+            ended.set_result(None)
+
+    def resolved(_: ClaimAnswer) -> None:
+        nonlocal left
+        left -= 1
+        if not left:
+            end()
+
+    timer = loop.call_later(timeout_seconds, end)
+    for promise in promises:
+        promise.add_callback(resolved)
+    try:
+        await ended
+    finally:
+        timer.cancel()
+        for promise in promises:
+            promise.remove_callback(resolved)
+
+
 @dataclass(eq=False, kw_only=True, slots=True)
 class ClaimWork:
     """One operation on one claim, with the promise of its answer."""
 
     operation: Operation
     claim: ClaimReference
-    answer: asyncio.Future[ClaimAnswer]
-    """Resolved exactly once, as soon as this claim is done, whatever its batch still does."""
+    answer: Promise = field(default_factory=Promise)
+    """Resolved as soon as this claim is done, whatever its batch still does."""
 
     abandoned: bool = False
     """An unprepare waits for it: it must end soon, with an error."""
@@ -257,9 +339,10 @@ async def waves(
     linger_seconds = FIRST_WAVE_SECONDS
     try:
         while running:
-            await asyncio.wait(
-                running.values(), timeout=linger_seconds if len(running) > 1 else None
-            )
+            if len(running) > 1:
+                await asyncio.wait(running.values(), timeout=linger_seconds)
+            else:
+                await _end_of(*running.values())
             linger_seconds = min(linger_seconds * 2, LONGEST_WAVE_SECONDS)
             if ended := {key: future for key, future in running.items() if future.done()}:
                 for key in ended:
@@ -268,6 +351,17 @@ async def waves(
     finally:
         for future in running.values():
             future.cancel()
+
+
+async def _end_of(future: asyncio.Future[Any]) -> None:
+    """Wait until a future has ended in whatever way; our own cancellation is its as well. Unlike
+    ``asyncio.wait``, this takes no turn of the loop in between: most batches are one claim."""
+    try:
+        with suppress(Exception):  # whoever gets the future reads it
+            await future
+    except asyncio.CancelledError:
+        if not future.cancelled() or cancelled_by_owner():
+            raise
 
 
 def raised_by(future: asyncio.Future[Any]) -> BaseException | None:
