@@ -86,7 +86,7 @@ class CallCancelledError(Exception):
 
 
 def failure_of(
-    error: Exception,
+    error: BaseException,
     *,
     driver: str,
     what: str,

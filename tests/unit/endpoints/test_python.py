@@ -204,6 +204,20 @@ async def test_a_call_that_runs_while_the_driver_ends_is_no_cancellation_of_ours
         await call
 
 
+async def test_a_call_that_raises_no_exception_of_python_fails_alone(endpoint, behaviour):
+    class Panic(BaseException):
+        """As PyO3 raises it for a panic in Rust."""
+
+    async def panic() -> Edits:
+        raise Panic("index out of bounds")
+
+    works, behaviour.prepare = behaviour.prepare, panic
+    with pytest.raises(DeviceFailedError, match="Panic: index out of bounds"):
+        await endpoint.prepare(CLAIM, [DEVICE])
+    behaviour.prepare = works
+    assert await endpoint.prepare(CLAIM, [DEVICE]) == [Edits(env={"CAMERA": "0"})]
+
+
 async def test_a_driver_that_refuses_its_configuration_is_not_started(behaviour, listener):
     behaviour.refuse = DriverError("policies[0].paths[0]: /dev/kvm cannot be read")
     endpoint = new_endpoint(lambda: Camera(behaviour), listener)

@@ -232,7 +232,9 @@ class DriverCalls:
             return (
                 await cast("Awaitable[object]", answer) if inspect.isawaitable(answer) else answer
             )
-        except Exception as error:
+        except (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # a panic of PyO3 is no Exception
             failure = self._failure(error, what=what, index=index)
         raise failure
 
@@ -242,7 +244,7 @@ class DriverCalls:
         return dict(cast("Mapping[str, object]", answer))
 
     def _failure(
-        self, error: Exception, *, what: str, index: int | None = None
+        self, error: BaseException, *, what: str, index: int | None = None
     ) -> DeviceFailedError:
         return failure_of(error, driver=self._name, what=what, index=index).alone()
 
