@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import threading
 from contextlib import suppress
@@ -112,7 +113,7 @@ async def test_cancelling_a_call_cancels_it_in_the_driver(endpoint, behaviour):
     ],
 )
 async def test_a_call_that_ends_the_thread_stops_the_driver_and_not_the_daemon(
-    endpoint, behaviour, listener, failure, reason
+    endpoint, behaviour, listener, failure, reason, caplog
 ):
     async def leave() -> Edits:
         raise failure
@@ -127,6 +128,8 @@ async def test_a_call_that_ends_the_thread_stops_the_driver_and_not_the_daemon(
     assert listener.inventories == [["cam-0"]]
     await listener.hear()
     assert listener.inventories == [["cam-0"], ["cam-0"]], "it lives again"
+    gc.collect()
+    assert "never retrieved" not in caplog.text
 
 
 async def test_a_log_line_of_the_driver_has_the_id_of_the_request_behind_it(endpoint, behaviour):
