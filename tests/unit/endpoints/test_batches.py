@@ -905,3 +905,18 @@ async def test_a_check_says_whether_all_is_in_order(answers, in_order, logged, m
     _, _, calls = reach(PerDevice)
     assert await calls.check(A, [device("cam-0"), device("cam-1")]) is in_order
     assert len(caplog.records) == logged
+
+
+@pytest.mark.looptime
+async def test_a_claim_of_a_batch_that_cannot_be_checked_fails_alone(monkeypatch, caplog):
+    def check(self: PerBatch, claim: ClaimReference, device: AllocatedDevice) -> bool:
+        if claim == A:
+            raise DriverError("the bus is gone")
+        return True
+
+    monkeypatch.setattr(PerBatch, "check", check, raising=False)
+    _, _, calls = reach(PerBatch)
+    first, second = calls.begin("check", (A, [device("a")]), (B, [device("b")]))
+    assert (await first, await second) == (False, True)
+    (record,) = caplog.records
+    assert (record.claim_uid, record.error) == (A.uid, "the bus is gone")

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar, cast
@@ -29,6 +30,8 @@ from drakit_nodeplugin.endpoints.python.snapshot import key_of, snapshot_of
 from drakit_nodeplugin.endpoints.traits import DriverTraits, Granularity
 
 __all__ = ("AnyDriver", "DriverCalls")
+
+logger = logging.getLogger(__name__)
 
 AnyDriver = Driver[Any, Any]
 ValueT = TypeVar("ValueT")
@@ -177,11 +180,17 @@ class DriverCalls:
         return {item.claim.uid: each for item, each in zip(batch, answers, strict=True)}
 
     async def _check_claim(self, item: AllocatedClaim) -> bool:
-        return all(
-            await _side_by_side(
-                [self._check_device(item, device, i) for i, device in enumerate(item.devices)]
+        try:
+            return all(
+                await _side_by_side(
+                    [self._check_device(item, device, i) for i, device in enumerate(item.devices)]
+                )
             )
-        )
+        except DeviceFailedError as error:
+            # A driver that fails to check does not know that all is well.
+            facts = {"driver": self._name, "claim_uid": item.claim.uid, "error": str(error)}
+            logger.warning("driver cannot check a claim", extra=facts)
+            return False
 
     async def _check_device(
         self, item: AllocatedClaim, device: AllocatedDevice, index: int
