@@ -15,6 +15,7 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from functools import partial
+from types import NoneType
 from typing import Any, ClassVar, ForwardRef, Generic, Protocol, cast, get_args, get_origin
 
 from typing_extensions import TypeVar, get_original_bases
@@ -330,6 +331,12 @@ def _infer(kind: type[Driver[Any, Any]], name: str, argument: object) -> None:
         raise TypeError(
             f"{kind.__qualname__}: the type argument {argument.__forward_arg__!r} of Driver is "
             f"text; give the class itself, or set {name}"
+        )
+    if (get_origin(argument) is not None or argument is NoneType) and not explicit:
+        shown = "None" if argument is NoneType else str(argument)
+        raise TypeError(
+            f"{kind.__qualname__}: the type argument {shown} of Driver is not a class; give one "
+            f"class, or set {name}"
         )
     if not (_is_given(argument) and isinstance(argument, type)):
         return

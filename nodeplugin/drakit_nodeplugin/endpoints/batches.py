@@ -176,14 +176,17 @@ class Batches:
         loop = asyncio.get_running_loop()
         if work.timer is not None:
             work.timer.cancel()
-        work.timer = loop.call_later(CALL_SECONDS, self._give_up, work, CallOverdueError())
+        work.timer = loop.call_later(
+            CALL_SECONDS, self._give_up, work, CallOverdueError(), context=work.context
+        )
         work.task = loop.create_task(self._run(work), context=work.context)
 
     def _leave(self, work: _Work) -> None:
         """A call has ended, or does not want to begin: the next in its lines may begin."""
         if work.timer is not None:
             work.timer.cancel()
-        for key in work.keys:
+        keys, work.keys = work.keys, frozenset()  # it may be given up twice in one turn of the loop
+        for key in keys:
             line = self._lines[key]
             first = line[0] is work
             line.remove(work)

@@ -99,7 +99,7 @@ class CallCancelledError(Exception):
 
 
 def failure_of(
-    error: Exception,
+    error: BaseException,
     *,
     driver: str,
     what: str,

@@ -21,7 +21,7 @@ from typing import Generic, TypeVar
 from drakit.device import Health, Inventory
 from drakit_nodeplugin.endpoints.contract import DeviceKey, HealthReport, Update
 
-__all__ = ("LatestValue", "pace_of", "updates_of")
+__all__ = ("LatestValue", "pace_of", "pause_after", "updates_of")
 
 PACE_SECONDS = 0.1
 """From one taking to the next. The first value is taken at once."""
@@ -29,12 +29,22 @@ PACE_SECONDS = 0.1
 PACE_SECONDS_A_DEVICE = 20e-6
 """And this for each device of an inventory: several times what the manager needs to compare it."""
 
+SHARE = 9
+MAX_PAUSE_SECONDS = 2.0
+"""After reading, the pause is this many times as long as the work, up to a limit: so a source that
+changes many devices again and again gets a tenth of the loop's time."""
+
 ValueT = TypeVar("ValueT")
 
 
 def pace_of(inventory: Inventory) -> float:
     """Return how many seconds must pass before the next inventory is taken."""
     return PACE_SECONDS + PACE_SECONDS_A_DEVICE * len(inventory.devices)
+
+
+def pause_after(worked_seconds: float) -> float:
+    """Return for how long nothing more must be taken after so much work of the loop."""
+    return min(MAX_PAUSE_SECONDS, SHARE * worked_seconds)
 
 
 class LatestValue(Generic[ValueT]):
@@ -129,11 +139,15 @@ class LatestValue(Generic[ValueT]):
 
 async def updates_of(latest: LatestValue[Inventory]) -> AsyncIterator[Update]:
     """Give a cell's inventories and health as updates, until its source ends; raises how."""
+    loop = asyncio.get_running_loop()
     while True:
         inventory, health = await latest.next()
+        began_at = loop.time()
         if inventory is not None:
             yield inventory
             if latest.over is not None:
                 raise latest.over
         if health:
             yield HealthReport(devices=health)
+        # The receiver has worked with them before it asked for more.
+        latest.hold(pause_after(loop.time() - began_at))

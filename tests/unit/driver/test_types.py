@@ -141,6 +141,19 @@ def test_types_that_contradict_each_other_are_refused_with_the_class(bases, attr
             locals()[attribute] = value
 
 
+@pytest.mark.parametrize("given", [Exposure | NoParameters, Exposure | None, None], ids=str)
+def test_an_argument_that_is_not_a_class_is_refused_and_not_ignored(given):
+    with pytest.raises(TypeError, match=r"of Driver is not a class; .* or set parameters_type"):
+
+        class Made(Driver[LensConfig, given]):
+            pass
+
+    class Set(Driver[LensConfig, Exposure | NoParameters]):
+        parameters_type = Exposure
+
+    assert Set.parameters_type is Exposure
+
+
 def test_a_type_that_is_text_must_be_set():
     with pytest.raises(TypeError, match=r"'LensConfig' of Driver is text; .* or set config_type"):
 

@@ -572,6 +572,51 @@ async def test_a_call_without_an_answer_is_given_up_and_the_next_waits_for_its_c
 
 
 @pytest.mark.looptime
+async def test_a_call_can_be_cancelled_and_have_had_its_time_in_one_turn_of_the_loop():
+    problems: list[Any] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: problems.append(context))
+    driver, _, calls = reach(PerDevice)
+    driver.held["a"] = asyncio.Event()
+    loop.call_at(loop.time() + 300, lambda: behind.cancel())
+    (first,) = calls.begin("prepare", (A, [device("a")]))
+    (behind,) = calls.begin("prepare", (B, [device("a")]))
+    await asyncio.wait({first, behind})
+    assert behind.cancelled()
+    await failure(first)
+    await calls.unprepare(A, [device("b")])
+    assert problems == []
+
+
+@pytest.mark.looptime
+async def test_a_call_that_waited_is_given_up_in_the_context_of_its_caller():
+    given_up: list[str] = []
+
+    class Log(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            given_up.append(logs.request_id.get())
+
+    class Checks(PerDevice):
+        async def check(self, claim: ClaimReference, device: AllocatedDevice) -> bool:
+            await self.work(device)
+            return True
+
+    log, logger = Log(), logging.getLogger("drakit_nodeplugin.endpoints.batches")
+    logger.addHandler(log)
+    driver, _, calls = reach(Checks)
+    driver.seconds = 200
+    with logs.request_scope("first"):
+        calls.begin("check", (A, [device("a")]))
+    with logs.request_scope("second"):
+        (second,) = calls.begin("check", (B, [device("a")]))
+    await asyncio.sleep(1)
+    driver.seconds = 1000
+    assert await second is False
+    logger.removeHandler(log)
+    assert given_up == ["second"]
+
+
+@pytest.mark.looptime
 async def test_the_time_of_a_call_begins_when_it_begins(looptime):
     driver, _, calls = reach(PerDevice)
     driver.seconds = 200
@@ -860,3 +905,18 @@ async def test_a_check_says_whether_all_is_in_order(answers, in_order, logged, m
     _, _, calls = reach(PerDevice)
     assert await calls.check(A, [device("cam-0"), device("cam-1")]) is in_order
     assert len(caplog.records) == logged
+
+
+@pytest.mark.looptime
+async def test_a_claim_of_a_batch_that_cannot_be_checked_fails_alone(monkeypatch, caplog):
+    def check(self: PerBatch, claim: ClaimReference, device: AllocatedDevice) -> bool:
+        if claim == A:
+            raise DriverError("the bus is gone")
+        return True
+
+    monkeypatch.setattr(PerBatch, "check", check, raising=False)
+    _, _, calls = reach(PerBatch)
+    first, second = calls.begin("check", (A, [device("a")]), (B, [device("b")]))
+    assert (await first, await second) == (False, True)
+    (record,) = caplog.records
+    assert (record.claim_uid, record.error) == (A.uid, "the bus is gone")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import threading
 from contextlib import suppress
@@ -112,7 +113,7 @@ async def test_cancelling_a_call_cancels_it_in_the_driver(endpoint, behaviour):
     ],
 )
 async def test_a_call_that_ends_the_thread_stops_the_driver_and_not_the_daemon(
-    endpoint, behaviour, listener, failure, reason
+    endpoint, behaviour, listener, failure, reason, caplog
 ):
     async def leave() -> Edits:
         raise failure
@@ -127,6 +128,8 @@ async def test_a_call_that_ends_the_thread_stops_the_driver_and_not_the_daemon(
     assert listener.inventories == [["cam-0"]]
     await listener.hear()
     assert listener.inventories == [["cam-0"], ["cam-0"]], "it lives again"
+    gc.collect()
+    assert "never retrieved" not in caplog.text
 
 
 async def test_a_log_line_of_the_driver_has_the_id_of_the_request_behind_it(endpoint, behaviour):
@@ -202,6 +205,20 @@ async def test_a_call_that_runs_while_the_driver_ends_is_no_cancellation_of_ours
     behaviour.end.set()
     with pytest.raises(EndpointStoppedError, match="is stopped: it"):
         await call
+
+
+async def test_a_call_that_raises_no_exception_of_python_fails_alone(endpoint, behaviour):
+    class Panic(BaseException):
+        """As PyO3 raises it for a panic in Rust."""
+
+    async def panic() -> Edits:
+        raise Panic("index out of bounds")
+
+    works, behaviour.prepare = behaviour.prepare, panic
+    with pytest.raises(DeviceFailedError, match="Panic: index out of bounds"):
+        await endpoint.prepare(CLAIM, [DEVICE])
+    behaviour.prepare = works
+    assert await endpoint.prepare(CLAIM, [DEVICE]) == [Edits(env={"CAMERA": "0"})]
 
 
 async def test_a_driver_that_refuses_its_configuration_is_not_started(behaviour, listener):

@@ -43,7 +43,7 @@ from drakit_nodeplugin.endpoints.contract import (
     Update,
 )
 from drakit_nodeplugin.endpoints.endpoint import Endpoint
-from drakit_nodeplugin.endpoints.latest_value import LatestValue
+from drakit_nodeplugin.endpoints.latest_value import LatestValue, pause_after
 from drakit_nodeplugin.endpoints.wire import GarbageError, Turns, parse, parts
 from drakit_proto.backend.v1 import backend_pb2 as pb
 
@@ -61,11 +61,6 @@ MESSAGES_AT_ONCE = 200.0
 
 BYTES_PER_SECOND = 32 * 1024 * 1024
 """Received from one stream, so that endless large messages cost little of the loop."""
-
-SHARE = 9
-MAX_PAUSE_SECONDS = 2.0
-"""After reading, the pause is this many times as long as the work, up to a limit: so a backend that
-lists many devices again and again gets a tenth of the loop's time."""
 
 HEALTH_AGAIN_SECONDS = (1.0, 60.0)
 """First and longest delay before an ended stream of health is called again."""
@@ -165,7 +160,7 @@ class BackendConnection:
                 yield inventory
             if health:
                 yield HealthReport(devices=health)
-            self._latest.hold(_pause_after(turns))
+            self._latest.hold(pause_after(turns.worked_seconds))
 
     async def _read(self, raw: bytes, turns: Turns) -> Inventory | None:
         """Return the inventory of a message; None if it is as before."""
@@ -238,7 +233,8 @@ class BackendConnection:
                     turns = Turns()
                     await self._take_health(raw, turns)
                     # Slowly, but all of it: each message names other devices.
-                    await asyncio.sleep(max(len(raw) / BYTES_PER_SECOND, _pause_after(turns)))
+                    pause_seconds = pause_after(turns.worked_seconds)
+                    await asyncio.sleep(max(len(raw) / BYTES_PER_SECOND, pause_seconds))
                     await limiter.wait()
         except BackendFailedError as error:
             if error.code is grpc.StatusCode.UNIMPLEMENTED:
@@ -260,10 +256,6 @@ class BackendConnection:
             if not self._early.keep(key, health):
                 self._latest.report(key, health)
             await turns.give_way()
-
-
-def _pause_after(turns: Turns) -> float:
-    return min(MAX_PAUSE_SECONDS, SHARE * turns.worked_seconds)
 
 
 def _disorder(text: str) -> ConnectionEndedError:

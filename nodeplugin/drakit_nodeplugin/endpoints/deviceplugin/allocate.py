@@ -125,7 +125,11 @@ class Allocator:
         which costs more than a conversion."""
         while self._answers:
             batch, self._answers = self._answers, []
-            outcomes = await asyncio.to_thread(self._outcomes, [answer for answer, _ in batch])
+            outcomes: Sequence[_Converted | Exception]
+            try:
+                outcomes = await asyncio.to_thread(self._outcomes, [answer for answer, _ in batch])
+            except Exception as error:  # the process may have no more threads
+                outcomes = [error] * len(batch)
             for (_, converted), outcome in zip(batch, outcomes, strict=True):
                 if converted.done():
                     continue

@@ -219,6 +219,10 @@ class PluginClient:
             self._diagnostics.report("DeviceLeftOut", sentence, once=True)
         return listed.inventory
 
+    def hold(self, seconds: float) -> None:
+        """Read no further list for at least this long."""
+        self._latest.hold(seconds)
+
     async def _receive(self) -> None:
         """Receive lists as they come; one that nobody takes is never parsed."""
         limiter = RateLimiter(burst=MAX_BURST, per_second=MAX_PER_SECOND)

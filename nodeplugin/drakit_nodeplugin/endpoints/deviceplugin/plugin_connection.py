@@ -32,6 +32,7 @@ from drakit_nodeplugin.endpoints.deviceplugin.plugin_registration import Registr
 from drakit_nodeplugin.endpoints.endpoint import Lifecycle
 from drakit_nodeplugin.endpoints.failures import Diagnostics
 from drakit_nodeplugin.endpoints.host_paths import HostDevices
+from drakit_nodeplugin.endpoints.latest_value import pause_after
 
 __all__ = ("DevicePlugin", "PluginConnection")
 
@@ -63,6 +64,7 @@ class PluginConnection:
 
     async def inventories(self) -> AsyncIterator[Update]:
         """As :meth:`.Connection.inventories`."""
+        loop = asyncio.get_running_loop()
         while True:
             client = self.client
             try:
@@ -72,7 +74,10 @@ class PluginConnection:
                     raise
                 continue
             if client is self.client:
+                began_at = loop.time()
                 yield inventory
+                # The receiver has worked with it before it asked for more.
+                client.hold(pause_after(loop.time() - began_at))
 
     async def close(self) -> None:
         """End it."""

@@ -189,6 +189,8 @@ class Bridge:
             self._answer(call, (None, ConnectionEndedError(ENDING)))
         else:
             call.task = self._there.create_task(self._run(call), context=call.context)
+            # SystemExit is the error of the loop as well, which reports it.
+            call.task.add_done_callback(lambda task: task.cancelled() or task.exception())
 
     async def _run(self, call: _Call) -> None:
         call.has_begun = True

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar, cast
@@ -29,6 +30,8 @@ from drakit_nodeplugin.endpoints.python.parameters import with_parameters
 from drakit_nodeplugin.endpoints.snapshot import key_of, snapshot_of
 
 __all__ = ("AnyDriver", "DriverCalls")
+
+logger = logging.getLogger(__name__)
 
 AnyDriver = Driver[Any, Any]
 ValueT = TypeVar("ValueT")
@@ -177,11 +180,17 @@ class DriverCalls:
         return {item.claim.uid: each for item, each in zip(batch, answers, strict=True)}
 
     async def _check_claim(self, item: AllocatedClaim) -> bool:
-        return all(
-            await _side_by_side(
-                [self._check_device(item, device, i) for i, device in enumerate(item.devices)]
+        try:
+            return all(
+                await _side_by_side(
+                    [self._check_device(item, device, i) for i, device in enumerate(item.devices)]
+                )
             )
-        )
+        except DeviceFailedError as error:
+            # A driver that fails to check does not know that all is well.
+            facts = {"driver": self._name, "claim_uid": item.claim.uid, "error": str(error)}
+            logger.warning("driver cannot check a claim", extra=facts)
+            return False
 
     async def _check_device(
         self, item: AllocatedClaim, device: AllocatedDevice, index: int
@@ -232,7 +241,9 @@ class DriverCalls:
             return (
                 await cast("Awaitable[object]", answer) if inspect.isawaitable(answer) else answer
             )
-        except Exception as error:
+        except (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # a panic of PyO3 is no Exception
             failure = self._failure(error, what=what, index=index)
         raise failure
 
@@ -242,7 +253,7 @@ class DriverCalls:
         return dict(cast("Mapping[str, object]", answer))
 
     def _failure(
-        self, error: Exception, *, what: str, index: int | None = None
+        self, error: BaseException, *, what: str, index: int | None = None
     ) -> DeviceFailedError:
         return failure_of(error, driver=self._name, what=what, index=index).alone()
 

@@ -8,6 +8,7 @@ import os
 import re
 import socket
 import stat
+import time
 
 import grpc
 import grpc.aio
@@ -16,6 +17,7 @@ import pytest
 from drakit.device import Edits
 from drakit_nodeplugin.endpoints import endpoint as lifecycle
 from drakit_nodeplugin.endpoints.deviceplugin import (
+    allocate,
     plugin_client,
     plugin_connection,
     plugin_registration,
@@ -85,6 +87,22 @@ async def test_a_large_list_is_taken(world, directory):
     names = [f"thing-{number}" for number in range(5000)]
     async with FakeDevicePlugin(directory, devices=names):
         await world.until_listed(*names)
+
+
+async def test_lists_that_cost_the_daemon_much_are_read_more_slowly(world, plugin, monkeypatch):
+    replaced_at: list[float] = []
+
+    def work(endpoint, inventory) -> None:
+        until_at = time.monotonic() + 0.03
+        while time.monotonic() < until_at:
+            pass
+        replaced_at.append(time.monotonic())
+
+    monkeypatch.setattr(world, "replaced", work)
+    for number in range(3):
+        await plugin.list(f"thing-{number}")
+        await until(lambda number=number: len(replaced_at) > number)
+    assert replaced_at[2] - replaced_at[1] >= 10 * 0.03
 
 
 async def test_bad_devices_are_left_out_alone(world, directory):
@@ -619,6 +637,17 @@ async def test_a_call_that_is_not_answered_is_a_sentence(world, plugin, monkeypa
     with pytest.raises(DeviceFailedError, match="did not answer Allocate within 0 s"):
         await world.prepare("thing-0")
     plugin.allow.set()
+    assert await world.prepare("thing-0")
+
+
+async def test_an_answer_that_finds_no_thread_fails_alone(world, plugin, monkeypatch):
+    async def refuse(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(allocate.asyncio, "to_thread", refuse)
+        with pytest.raises(DeviceFailedError, match="can't start new thread"):
+            await world.prepare("thing-0")
     assert await world.prepare("thing-0")
 
 
