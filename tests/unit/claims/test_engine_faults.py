@@ -350,6 +350,27 @@ async def test_an_undo_that_hangs_does_not_keep_recovery_from_the_others(start, 
     assert await first == 0
 
 
+async def test_a_claim_that_recovery_has_undone_does_not_wait_for_one_that_hangs(
+    start, claims, devices
+):
+    plugin = await start()
+    claims.store(claim_body(A, "cam-0"), claim_body(B, "cam-1"))
+    await plugin.prepare(reference(A), reference(B))
+    devices.reason_away = away
+    await plugin.unprepare(reference(A), reference(B))
+    devices.reason_away = None
+    devices.held["cam-0"] = asyncio.Event()
+    recovery = asyncio.create_task(plugin.recovery.recover())
+    async with asyncio.timeout(5):
+        while await plugin.states() != {A: "unpreparing"}:
+            await asyncio.sleep(0.001)
+        assert await plugin.unprepare(reference(B)) == {B: None}
+        assert (await plugin.prepare(reference(B)))[B].error is None
+    assert not recovery.done()
+    devices.held["cam-0"].set()
+    assert await recovery == 0
+
+
 async def test_claims_that_failed_together_are_undone_one_by_one(start, claims, devices):
     plugin = await start()
     claims.store(claim_body(A, "cam-0"), claim_body(B, "cam-1"))
