@@ -97,13 +97,14 @@ class Checkpoint:
         path: Path,
         *,
         owner: str = "",
-        files: Callable[[], Collection[str]] = tuple,
+        files: Callable[[Collection[str]], Collection[str]] = lambda _: (),
         specs: ClaimFiles | None = None,
     ) -> None:
         """Without `specs`, there are rows and no CDI files.
 
-        `files` returns the UIDs of the claims that have a CDI file: those without an entry show
-        that entries were lost. It is called in the writer's thread, and may raise OSError."""
+        `files` gets the UIDs of all claims that have an entry, and returns those of other claims
+        that have a CDI file: they show that entries were lost. It is called in the writer's thread,
+        and may raise OSError."""
         self._files = files
         self._specs = specs
         self.path = path
