@@ -167,7 +167,7 @@ class Checkpoint:
             if all(uid in found or uid not in self._uids for uid in uids):
                 return found
         wanted = list(uids)
-        return await self._run(lambda database: self._find(database, wanted))
+        return await self._run(lambda database: self._find(database, wanted), complete=True)
 
     async def pages(self, size: int = 50) -> AsyncIterator[list[StoredClaim]]:
         """
@@ -218,7 +218,10 @@ class Checkpoint:
         """
         if not claims:
             return Outcome(written={}, held={}, fenced=frozenset())
-        return await self._run(lambda database: self._write(database, claims, hardware, files))
+        return await self._run(
+            lambda database: self._write(database, claims, hardware, files),
+            complete=any(claim.generation == 0 for claim in claims),
+        )
 
     async def confirm(self, claims: Collection[StoredClaim]) -> Outcome:
         """Put the CDI files of claims in place whose rows still are what the caller knows; the
@@ -254,7 +257,7 @@ class Checkpoint:
     ) -> tuple[Mapping[str, StoredClaim], Mapping[str, OSError]]:
         """Remove the CDI files of claims that have no row. Returns those that have one after all,
         and the files that cannot be removed."""
-        return await self._run(lambda database: self._clear(database, list(uids)))
+        return await self._run(lambda database: self._clear(database, list(uids)), complete=True)
 
     async def held_devices(self) -> Mapping[str, frozenset[str]]:
         """Give the names of all devices that claims have, by pool; admin access included."""
@@ -292,23 +295,33 @@ class Checkpoint:
             await self._run(lambda database: self._transaction(database, opening.forget_damage))
             self.damage = None
 
-    async def _run(self, work: Callable[[sqlite3.Connection], ResultT]) -> ResultT:
+    async def _run(
+        self, work: Callable[[sqlite3.Connection], ResultT], *, complete: bool = False
+    ) -> ResultT:
+        """Run work in the writer's thread. If it relies on the entries being `complete`, it fails
+        if the database was opened meanwhile and has lost some: the caller cannot know that yet."""
         if self._closed or not self._wanted:
             raise CheckpointError(f"the checkpoint {self.path} is not open")
         context = contextvars.copy_context()
         loop = asyncio.get_running_loop()
         now = loop.time()
+        complete = complete and self.damage is None
 
         def in_context() -> ResultT:
-            return context.run(self._attempt, work, now)
+            return context.run(self._attempt, work, now, complete)
 
         return await loop.run_in_executor(self._executor, in_context)
 
     # ------------------------------------------------------------ within the writer's thread
 
-    def _attempt(self, work: Callable[[sqlite3.Connection], ResultT], now: float) -> ResultT:
+    def _attempt(
+        self, work: Callable[[sqlite3.Connection], ResultT], now: float, complete: bool
+    ) -> ResultT:
         try:
-            return work(self._ready(now))
+            database = self._ready(now)
+            if complete and self.damage is not None:
+                raise CheckpointError(f"the checkpoint {self.path} is rebuilt first: {self.damage}")
+            return work(database)
         except CheckpointTooNewError as error:
             self.unusable = str(error)
             self._disconnect()
