@@ -159,6 +159,8 @@ class EventRecorder:
         CamelCase, ``action`` what was attempted. The same cause must have the same note.
         """
         reference = _reference(regarding)
+        # Vendors write parts of it: half of a surrogate pair cannot be sent.
+        note = note.encode(errors="backslashreplace").decode()
         key = (reference.get("uid") or reference["name"], reference["kind"], type, reason, note)
         now = asyncio.get_running_loop().time()
         series = self._series.get(key)

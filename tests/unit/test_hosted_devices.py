@@ -148,3 +148,25 @@ async def test_health_taints_of_a_driver(health: bool, expected: set[str]):
     devices.manager.replaced(DRIVER, Inventory(devices=(Device(name="cam-0"),)))
     (device,) = devices.manager.publication().pools[NODE].devices
     assert {taint.key for taint in device.taints} == expected
+
+
+async def test_an_event_that_cannot_be_written_does_not_end_the_others():
+    written = []
+
+    class Session:
+        async def create(self, path, body, *, timeout_seconds=None):
+            if "first" in body["note"]:
+                raise ValueError("not of the API server")
+            written.append(body["note"])
+
+    session = asyncio.get_running_loop().create_future()
+    session.set_result(Session())
+    events = NodeEvents(NODE, session)
+    for note in ("the first", "device usb-\udcff is not published"):
+        events.emit(reason="DeviceLeftOut", action="Publish", note=note)
+    run = asyncio.create_task(events.run())
+    async with asyncio.timeout(5):
+        while not written:
+            await asyncio.sleep(0.001)
+    run.cancel()
+    assert written == ["device usb-\\udcff is not published"]

@@ -30,7 +30,7 @@ class ClaimSpecs:
     Writes, compares, reads and removes the CDI files of one driver; never those of others.
 
     Coroutines need one trip to a thread, however many claims they are about; :meth:`place`,
-    :meth:`unlink` and :meth:`uids` block.
+    :meth:`unlink`, :meth:`uids` and :meth:`without_entry` block.
     """
 
     def __init__(self, driver: str, directory: Path) -> None:
@@ -81,12 +81,25 @@ class ClaimSpecs:
         begin, end = len(self._prefix), -len(".json")
         return {name[begin:end] for name in self._directory.names(self._prefix)}
 
+    def without_entry(self, known: Collection[str]) -> set[str]:
+        """Return the UIDs of all claims that have a file, except the known ones. Raises OSError.
+
+        Files of other programs do not count, whatever their names. A file that cannot be read does.
+        """
+        return {uid for uid in self.uids().difference(known) if not self._is_foreign(uid)}
+
     async def clean(self) -> None:
         """Remove what an earlier process left half-written. Raises OSError."""
         await asyncio.to_thread(self._directory.clean_temporary, self._prefix)
 
     def _file(self, uid: str) -> str:
         return f"{self._prefix}{uid}.json"
+
+    def _is_foreign(self, uid: str) -> bool:
+        try:
+            return self._read(uid) is None
+        except OSError:
+            return False
 
     def _read(self, uid: str) -> str | None:
         try:

@@ -21,7 +21,7 @@ import contextvars
 import logging
 from collections import deque
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -64,8 +64,10 @@ class Engine(Protocol):
         """Unprepare a batch; not being prepared is success. Answers are without devices."""
         ...
 
-    async def undo_left(self, uids: Collection[str], *, state: State) -> Mapping[str, Undone]:
-        """Undo entries that were left in a state."""
+    def undo_left(
+        self, uids: Collection[str], *, state: State
+    ) -> AsyncGenerator[Mapping[str, Undone]]:
+        """Undo entries that were left in a state; yield each result as soon as it is known."""
         ...
 
     async def collect(self, stale: StoredClaim) -> bool:
@@ -166,12 +168,20 @@ class ClaimQueue:
         The result omits claims that need nothing: work on them is in flight, here or in another
         process, or they have left that state.
         """
-        free = [uid for uid in uids if self.take(uid)]
+        held = [uid for uid in uids if self.take(uid)]
+        undone: dict[str, Undone] = {}
         try:
-            return await self._engine.undo_left(free, state=state)
+            async with aclosing(self._engine.undo_left(held, state=state)) as groups:
+                async for group in groups:
+                    undone |= group
+                    # The driver may take minutes for another claim; calls for this one go on.
+                    for uid in group:
+                        self.release(uid)
         finally:
-            for uid in free:
-                self.release(uid)
+            for uid in held:
+                if uid not in undone:
+                    self.release(uid)
+        return undone
 
     async def collect(self, stale: StoredClaim) -> bool:
         """Unprepare a claim that the kubelet forgot, unless it has changed since it was read;

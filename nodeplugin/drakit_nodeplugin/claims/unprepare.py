@@ -112,7 +112,9 @@ class Unpreparing:
             logger.warning("claim not unprepared", extra=facts)
             work.refuse(undone.error)
 
-    async def undo_left(self, uids: Collection[str], *, state: State) -> Mapping[str, Undone]:
+    async def undo_left(
+        self, uids: Collection[str], *, state: State
+    ) -> AsyncGenerator[Mapping[str, Undone], None]:
         """Undo entries that a crash, or a driver that was unavailable, has left in a state; without
         those that have left that state, or that another process works on."""
         found = await self._parts.checkpoint.find(uids)
@@ -121,7 +123,9 @@ class Unpreparing:
             for claim in found.values()
             if claim.state == state and await foreign_work(claim, self._parts.instances) is None
         ]
-        return {uid: undone async for group in self.undo(left) for uid, undone in group.items()}
+        async with aclosing(self.undo(left)) as groups:
+            async for group in groups:
+                yield group
 
     async def collect(self, stale: StoredClaim) -> bool:
         """Undo a claim that the kubelet will not unprepare, unless it changed since it was read;

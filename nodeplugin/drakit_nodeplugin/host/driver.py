@@ -81,7 +81,7 @@ class HostedDriver:
         self._checkpoint = Checkpoint(
             config.drivers_directory / driver.name / "checkpoint.db",
             owner=new_owner(environment.instance_uid),
-            files=specs.uids,
+            files=specs.without_entry,
             specs=specs,
         )
         self._checkpoint.on_transaction = self._metrics.transaction

@@ -108,12 +108,15 @@ class NodeEvents:
         )
         while True:
             reason, action, note = await self._pending.get()
-            await recorder.record(
-                {"apiVersion": "v1", "kind": "Node", "name": self._node},
-                reason=reason,
-                action=action,
-                note=note,
-            )
+            try:
+                await recorder.record(
+                    {"apiVersion": "v1", "kind": "Node", "name": self._node},
+                    reason=reason,
+                    action=action,
+                    note=note,
+                )
+            except Exception:  # an Event that is lost must not end the daemon
+                logger.exception("an event could not be written", extra={"reason": reason})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

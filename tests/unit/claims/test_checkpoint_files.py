@@ -304,7 +304,7 @@ async def test_rows_that_are_missing_are_damage_if_their_claims_have_cdi_files(p
 
 async def told_until_rebuilt(path, files) -> None:
     damage = "it has no entry for the CDI files of 2 claims"
-    checkpoint = Checkpoint(path, files=lambda: files)
+    checkpoint = Checkpoint(path, files=lambda known: files - known)
     await checkpoint.open()
     assert checkpoint.damage == damage
     await checkpoint.close()
@@ -317,11 +317,11 @@ async def told_until_rebuilt(path, files) -> None:
 
 
 async def test_cdi_files_that_have_entries_or_cannot_be_listed_are_no_damage(path):
-    def fail():
+    def fail(known):
         raise PermissionError("no")
 
     await fill(path, count=3)
-    for files in (lambda: {"uid-000", "uid-002"}, fail):
+    for files in (lambda known: {"uid-000", "uid-002"} - known, fail):
         checkpoint = Checkpoint(path, files=files)
         await checkpoint.open()
         assert checkpoint.damage is None
@@ -372,7 +372,8 @@ async def test_of_a_damaged_log_what_is_readable_is_kept_and_cdi_files_show_the_
     assert claims == good
     assert len(claims) < CLAIMS
     assert damage is None, "SQLite says nothing"
-    checkpoint = Checkpoint(path, files=lambda: {f"uid-{n:03}" for n in range(CLAIMS)})
+    everything = {f"uid-{n:03}" for n in range(CLAIMS)}
+    checkpoint = Checkpoint(path, files=lambda known: everything - known)
     await checkpoint.open()
     lost = CLAIMS - len(claims)
     assert checkpoint.damage == f"it has no entry for the CDI files of {lost} claims"

@@ -39,7 +39,7 @@ async def other(tmp_path, checkpoint):
 
 
 def without_thread(checkpoint, monkeypatch) -> None:
-    async def refuse(work):
+    async def refuse(work, **kwargs):
         raise AssertionError("the writer's thread is not needed")
 
     monkeypatch.setattr(checkpoint, "_run", refuse)

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from drakit import DriverError
+from drakit_nodeplugin.claims.checkpoint.store import Checkpoint
 from drakit_nodeplugin.endpoints.failures import EndpointStoppedError
 from tests.fakes.claims import DRIVER, FakeDevices, claim_body, reference
 
@@ -350,6 +351,27 @@ async def test_an_undo_that_hangs_does_not_keep_recovery_from_the_others(start, 
     assert await first == 0
 
 
+async def test_a_claim_that_recovery_has_undone_does_not_wait_for_one_that_hangs(
+    start, claims, devices
+):
+    plugin = await start()
+    claims.store(claim_body(A, "cam-0"), claim_body(B, "cam-1"))
+    await plugin.prepare(reference(A), reference(B))
+    devices.reason_away = away
+    await plugin.unprepare(reference(A), reference(B))
+    devices.reason_away = None
+    devices.held["cam-0"] = asyncio.Event()
+    recovery = asyncio.create_task(plugin.recovery.recover())
+    async with asyncio.timeout(5):
+        while await plugin.states() != {A: "unpreparing"}:
+            await asyncio.sleep(0.001)
+        assert await plugin.unprepare(reference(B)) == {B: None}
+        assert (await plugin.prepare(reference(B)))[B].error is None
+    assert not recovery.done()
+    devices.held["cam-0"].set()
+    assert await recovery == 0
+
+
 async def test_claims_that_failed_together_are_undone_one_by_one(start, claims, devices):
     plugin = await start()
     claims.store(claim_body(A, "cam-0"), claim_body(B, "cam-1"))
@@ -540,6 +562,33 @@ async def test_nothing_is_answered_before_a_damaged_checkpoint_is_rebuilt(start,
     plugin.engine.rebuilt.set()
     assert (await works[0])[A].error is None
     assert await works[1] == {B: None}
+
+
+async def test_the_call_that_opens_a_checkpoint_without_its_entries_is_refused(
+    start, claims, tmp_path
+):
+    plugin = await start()
+    claims.store(claim_body(A, "cam-0"))
+    await plugin.prepare(reference(A))
+    plugin = await start()
+    # As another process leaves it that has quarantined the file.
+    plugin.checkpoint._files = plugin.specs.without_entry
+    for file in tmp_path.glob("checkpoint.db*"):
+        file.unlink()
+    other = Checkpoint(tmp_path / "checkpoint.db")
+    await other.open()
+    await other.close()
+    first, second = await asyncio.gather(
+        plugin.unprepare(reference(A)), plugin.unprepare(reference(B))
+    )
+    assert "no entry for the CDI files of 1 claims" in first[A]
+    assert "no entry for the CDI files of 1 claims" in second[B]
+    assert len(plugin.files()) == 1, "from which the entry is rebuilt"
+    waits = asyncio.create_task(plugin.unprepare(reference(A)))
+    await asyncio.sleep(0.01)
+    assert not waits.done()
+    plugin.engine.rebuilt.set()
+    assert await waits == {A: None}
 
 
 @pytest.mark.parametrize("bad", [None, "text", [1], 7], ids=["null", "text", "list", "number"])

@@ -203,6 +203,8 @@ async def test_a_file_of_our_name_that_we_did_not_write_is_never_touched(plugin,
     (plugin.cdi / ORPHAN).write_text(text)
     assert await poll_for_a_grace(orphans) == 0
     assert (plugin.cdi / ORPHAN).read_text() == text
+    found = await asyncio.to_thread(plugin.specs.without_entry, {"kept"})
+    assert found == set(), "it would be damage at every start"
 
 
 @pytest.mark.looptime

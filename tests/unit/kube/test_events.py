@@ -217,6 +217,14 @@ async def test_the_limits_of_the_api_are_kept(objects):
     assert ".." not in event["metadata"]["name"]
 
 
+async def test_a_note_that_no_utf_8_can_hold_is_escaped(objects):
+    recorder = recorder_on(objects)
+    for _ in range(2):
+        await say(recorder, note="device usb-\udcff is not published")
+    (event,) = objects.events()
+    assert event["note"] == "device usb-\\udcff is not published"
+
+
 async def test_an_object_without_kind_is_refused(objects):
     with pytest.raises(ValueError, match="kind and name"):
         await say(recorder_on(objects), regarding={"metadata": {"name": "x"}})

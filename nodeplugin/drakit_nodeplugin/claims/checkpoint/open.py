@@ -91,6 +91,9 @@ _UNREADABLE = (sqlite3.Error, ValueError, MemoryError, OverflowError)
 """Exceptions of a query of a damaged database: wrong sizes and damaged text lead to the others."""
 
 
+FilesWithoutEntry = Callable[[Collection[str]], Collection[str]]
+
+
 class CheckpointError(Exception):
     """The checkpoint could not be read or written; nothing of the batch was stored."""
 
@@ -123,11 +126,12 @@ def is_damage(error: Exception) -> bool:
     )
 
 
-def open_database(path: Path, *, files: Callable[[], Collection[str]]) -> Opened:
+def open_database(path: Path, *, files: FilesWithoutEntry) -> Opened:
     """
     Open a database for a daemon; raise :class:`CheckpointError`.
 
-    `files` returns the UIDs of the claims that have a CDI file; it may raise OSError.
+    `files` gets the UIDs of all entries, and returns those of other claims that have a CDI file; it
+    may raise OSError.
     """
     try:
         private_directory(path.parent)
@@ -182,7 +186,7 @@ def rewrite(connection: sqlite3.Connection, path: Path) -> None:
     logger.error("checkpoint file was removed and is restored", extra={"path": str(path)})
 
 
-def _open(path: Path, files: Callable[[], Collection[str]]) -> Opened:
+def _open(path: Path, files: FilesWithoutEntry) -> Opened:
     version = schema.recognize(path)
     connection = schema.connect(path)
     try:
@@ -220,16 +224,13 @@ def _bring_up(connection: sqlite3.Connection, version: int) -> None:
     endpoint_rows.forget(connection, damaged.keys())
 
 
-def _without_entry(
-    connection: sqlite3.Connection, files: Callable[[], Collection[str]]
-) -> list[str]:
+def _without_entry(connection: sqlite3.Connection, files: FilesWithoutEntry) -> list[str]:
     """Return the claims that have a file and no entry. Within the caller's write transaction, no
     other process can delete the entry of a file that is listed."""
     try:
-        found = set(files())
+        return sorted(files(rows.uids(connection, state=None, boot_id=None)))
     except OSError:
         return []
-    return sorted(found - rows.uids(connection, state=None, boot_id=None)) if found else []
 
 
 def _replace(path: Path, reason: str, *, foreign: bool) -> None:

@@ -97,13 +97,14 @@ class Checkpoint:
         path: Path,
         *,
         owner: str = "",
-        files: Callable[[], Collection[str]] = tuple,
+        files: Callable[[Collection[str]], Collection[str]] = lambda _: (),
         specs: ClaimFiles | None = None,
     ) -> None:
         """Without `specs`, there are rows and no CDI files.
 
-        `files` returns the UIDs of the claims that have a CDI file: those without an entry show
-        that entries were lost. It is called in the writer's thread, and may raise OSError."""
+        `files` gets the UIDs of all claims that have an entry, and returns those of other claims
+        that have a CDI file: they show that entries were lost. It is called in the writer's thread,
+        and may raise OSError."""
         self._files = files
         self._specs = specs
         self.path = path
@@ -169,7 +170,7 @@ class Checkpoint:
             if known_or_absent and all(claim.state == "prepared" for claim in found.values()):
                 return found
         wanted = list(uids)
-        return await self._run(lambda database: self._find(database, wanted))
+        return await self._run(lambda database: self._find(database, wanted), complete=True)
 
     async def pages(self, size: int = 50) -> AsyncIterator[list[StoredClaim]]:
         """
@@ -220,7 +221,10 @@ class Checkpoint:
         """
         if not claims:
             return Outcome(written={}, held={}, fenced=frozenset())
-        return await self._run(lambda database: self._write(database, claims, hardware, files))
+        return await self._run(
+            lambda database: self._write(database, claims, hardware, files),
+            complete=any(claim.generation == 0 for claim in claims),
+        )
 
     async def confirm(self, claims: Collection[StoredClaim]) -> Outcome:
         """Put the CDI files of claims in place whose rows still are what the caller knows; the
@@ -256,7 +260,7 @@ class Checkpoint:
     ) -> tuple[Mapping[str, StoredClaim], Mapping[str, OSError]]:
         """Remove the CDI files of claims that have no row. Returns those that have one after all,
         and the files that cannot be removed."""
-        return await self._run(lambda database: self._clear(database, list(uids)))
+        return await self._run(lambda database: self._clear(database, list(uids)), complete=True)
 
     async def held_devices(self) -> Mapping[str, frozenset[str]]:
         """Give the names of all devices that claims have, by pool; admin access included."""
@@ -294,23 +298,33 @@ class Checkpoint:
             await self._run(lambda database: self._transaction(database, opening.forget_damage))
             self.damage = None
 
-    async def _run(self, work: Callable[[sqlite3.Connection], ResultT]) -> ResultT:
+    async def _run(
+        self, work: Callable[[sqlite3.Connection], ResultT], *, complete: bool = False
+    ) -> ResultT:
+        """Run work in the writer's thread. If it relies on the entries being `complete`, it fails
+        if the database was opened meanwhile and has lost some: the caller cannot know that yet."""
         if self._closed or not self._wanted:
             raise CheckpointError(f"the checkpoint {self.path} is not open")
         context = contextvars.copy_context()
         loop = asyncio.get_running_loop()
         now = loop.time()
+        complete = complete and self.damage is None
 
         def in_context() -> ResultT:
-            return context.run(self._attempt, work, now)
+            return context.run(self._attempt, work, now, complete)
 
         return await loop.run_in_executor(self._executor, in_context)
 
     # ------------------------------------------------------------ within the writer's thread
 
-    def _attempt(self, work: Callable[[sqlite3.Connection], ResultT], now: float) -> ResultT:
+    def _attempt(
+        self, work: Callable[[sqlite3.Connection], ResultT], now: float, complete: bool
+    ) -> ResultT:
         try:
-            return work(self._ready(now))
+            database = self._ready(now)
+            if complete and self.damage is not None:
+                raise CheckpointError(f"the checkpoint {self.path} is rebuilt first: {self.damage}")
+            return work(database)
         except CheckpointTooNewError as error:
             self.unusable = str(error)
             self._disconnect()
