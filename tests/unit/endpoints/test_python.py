@@ -116,7 +116,7 @@ async def test_a_call_that_ends_the_thread_stops_the_driver_and_not_the_daemon(
     endpoint, behaviour, listener, failure, reason, caplog
 ):
     async def leave() -> Edits:
-        raise failure
+        raise type(failure)(*failure.args)
 
     behaviour.prepare = leave
     waiting = asyncio.create_task(endpoint.prepare(CLAIM, [DEVICE]))
