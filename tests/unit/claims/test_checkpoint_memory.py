@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 import pytest
 
 from drakit_nodeplugin.claims.cdi_files import ClaimSpecs
+from drakit_nodeplugin.claims.checkpoint.inspect import forget
 from drakit_nodeplugin.claims.checkpoint.store import Checkpoint
 from tests.fakes.checkpoints import stored_claim
 from tests.fakes.claims import DRIVER, claim_body, reference
@@ -124,3 +126,17 @@ async def test_a_repeat_does_not_bring_back_what_another_process_unprepared(star
     assert "another process changed its entry" in (answer.error or "")
     assert (await old.prepare(reference("uid-a")))["uid-a"].error is None
     assert devices.prepared == {"cam-0": "uid-a"}
+
+
+@pytest.mark.parametrize("side_effects", [True, False])
+async def test_a_claim_that_somebody_has_removed_by_hand_is_unprepared(
+    start, claims, devices, tmp_path, side_effects
+):
+    devices.traits = replace(devices.traits, side_effects=side_effects)
+    plugin = await start()
+    claims.store(claim_body("a", "cam-0"))
+    await plugin.prepare(reference("a"))
+    (claim,) = (await plugin.checkpoint.find(["a"])).values()
+    await asyncio.to_thread(forget, tmp_path / "checkpoint.db", claim)
+    assert await plugin.unprepare(reference("a")) == {"a": None}
+    assert plugin.files() == set()
