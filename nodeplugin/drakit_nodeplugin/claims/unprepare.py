@@ -67,10 +67,18 @@ class Unpreparing:
 
     async def unprepare(self, works: Sequence[ClaimWork]) -> None:
         """Unprepare for the kubelet, from the checkpoint alone; an unknown claim is success."""
+        from_memory = self._parts.instances.alone()
+        if changed := await self._unprepare(works, from_memory=from_memory):
+            await self._unprepare(changed, from_memory=False)
+
+    async def _unprepare(self, works: Sequence[ClaimWork], *, from_memory: bool) -> list[ClaimWork]:
+        """Answer the works; return those whose entries are no longer what the memory holds, because
+        another process or a person has changed them."""
         parts = self._parts
         asked = {work.claim.uid: work for work in works}
+        changed: list[ClaimWork] = []
         try:
-            known = dict(await parts.checkpoint.find(asked, from_memory=parts.instances.alone()))
+            known = dict(await parts.checkpoint.find(asked, from_memory=from_memory))
             if unknown := asked.keys() - known.keys():
                 # A file without an entry is what damage has left.
                 found, unremoved = await parts.checkpoint.clear(unknown)
@@ -81,7 +89,7 @@ class Unpreparing:
             for work in works:
                 if not work.answer.done():
                     work.refuse(not_stored(work.claim, error))
-            return
+            return changed
         due: list[StoredClaim] = []
         for uid, claim in known.items():
             if (busy := await foreign_work(claim, parts.instances)) is not None:
@@ -91,7 +99,11 @@ class Unpreparing:
         async with aclosing(self.undo(due)) as groups:
             async for group in groups:
                 for uid, undone in group.items():
-                    self._answer(asked[uid], undone)
+                    if undone.fenced and from_memory:
+                        changed.append(asked[uid])
+                    else:
+                        self._answer(asked[uid], undone)
+        return changed
 
     def _answer(self, work: ClaimWork, undone: Undone) -> None:
         if undone.error is None:

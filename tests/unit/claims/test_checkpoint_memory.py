@@ -139,3 +139,17 @@ async def test_an_entry_that_a_person_removed_is_not_unprepared_again(start, cla
     asked = devices.unprepares
     assert await plugin.unprepare(reference("a")) == {"a": None}
     assert devices.unprepares == asked
+
+
+@pytest.mark.parametrize("side_effects", [True, False])
+async def test_a_claim_that_somebody_has_removed_by_hand_is_unprepared(
+    start, claims, devices, tmp_path, side_effects
+):
+    devices.traits = replace(devices.traits, side_effects=side_effects)
+    plugin = await start()
+    claims.store(claim_body("a", "cam-0"))
+    await plugin.prepare(reference("a"))
+    (claim,) = (await plugin.checkpoint.find(["a"])).values()
+    await asyncio.to_thread(forget, tmp_path / "checkpoint.db", claim)
+    assert await plugin.unprepare(reference("a")) == {"a": None}
+    assert plugin.files() == set()
