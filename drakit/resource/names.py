@@ -47,8 +47,8 @@ def is_dns_subdomain(text: str, *, max_length: int = MAX_SUBDOMAIN_LENGTH) -> bo
 
 
 def is_driver_name(name: object) -> TypeGuard[str]:
-    """Tell whether this can be a driver's name: a DNS subdomain of at most 63 characters. The name
-    is also the vendor of CDI names, which begin with a letter."""
+    """Return whether this can be a driver's name: a DNS subdomain of at most 63 characters. It must
+    begin with a letter, because the name is also the vendor of CDI names."""
     return (
         isinstance(name, str)
         and is_dns_subdomain(name, max_length=MAX_DRIVER_NAME)
