@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from drakit_nodeplugin.kubelet.ownership import Ownership, RunningInstances, new_owner
-from drakit_nodeplugin.kubelet.sockets import socket_paths
+from drakit_nodeplugin.kubelet.ownership import Ownership, RunningInstances, new_owner, socket_paths
 from tests.fakes.file_poller import with_poller
 
 DRIVER = "camera.example.com"

@@ -39,9 +39,14 @@ from drakit_nodeplugin.endpoints.contract import (
 from drakit_nodeplugin.endpoints.failures import Diagnostic
 from drakit_nodeplugin.host.maintenance import Maintenance
 from drakit_nodeplugin.host.node import Environment, NodeEvents
-from drakit_nodeplugin.kubelet.ownership import Ownership, RunningInstances, new_owner
+from drakit_nodeplugin.kubelet.ownership import (
+    Ownership,
+    RunningInstances,
+    SocketError,
+    new_owner,
+    socket_paths,
+)
 from drakit_nodeplugin.kubelet.server import DriverServer
-from drakit_nodeplugin.kubelet.sockets import SocketError, socket_paths
 from drakit_nodeplugin.metrics import DriverMetrics
 from drakit_nodeplugin.slices.publisher import SlicePublisher
 from drakit_nodeplugin.slices.stored_slices import StoredSlice, published_taints

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from drakit.layout import driver_directory
+from drakit_nodeplugin.endpoints.host_paths import MAX_PATH_BYTES
 from drakit_nodeplugin.kubelet import ownership
-from drakit_nodeplugin.kubelet.ownership import Ownership
-from drakit_nodeplugin.kubelet.sockets import MAX_PATH_BYTES, SocketError, socket_paths
+from drakit_nodeplugin.kubelet.ownership import Ownership, SocketError, socket_paths
 
 DRIVER = "camera.example.com"
 UIDS = [f"0f7a8f5e-6d0c-4d3c-9a68-{n:012}" for n in range(3)]

@@ -14,9 +14,8 @@ import pytest
 
 from drakit_nodeplugin.claims.queue import ClaimQueue
 from drakit_nodeplugin.kubelet.health import HealthService, HealthServicer
-from drakit_nodeplugin.kubelet.ownership import Ownership
+from drakit_nodeplugin.kubelet.ownership import Ownership, SocketError, socket_paths
 from drakit_nodeplugin.kubelet.server import DriverServer, local_channel
-from drakit_nodeplugin.kubelet.sockets import SocketError, socket_paths
 from drakit_proto.kubelet.dra.v1 import dra_pb2, dra_pb2_grpc
 from drakit_proto.kubelet.drahealth.v1alpha1 import health_pb2 as v1alpha1
 from tests.fakes.file_poller import with_poller
