@@ -16,7 +16,7 @@ from drakit_nodeplugin.host.driver import HostedDevices
 from drakit_nodeplugin.host.node import Environment, NodeEvents, PluginNode
 from drakit_nodeplugin.kubelet.podresources import PodResources
 from drakit_nodeplugin.metrics import Metrics
-from drakit_nodeplugin.slices.stored_slices import StoredSlice
+from drakit_nodeplugin.slices.contents import StoredSlice
 from tests.fakes.file_poller import AlwaysDue
 
 DRIVER, NODE = "camera.example.com", "node-1"

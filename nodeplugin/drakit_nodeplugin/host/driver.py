@@ -48,8 +48,8 @@ from drakit_nodeplugin.kubelet.ownership import (
 )
 from drakit_nodeplugin.kubelet.server import DriverServer
 from drakit_nodeplugin.metrics import DriverMetrics
+from drakit_nodeplugin.slices.contents import StoredSlice, published_taints
 from drakit_nodeplugin.slices.publisher import SlicePublisher
-from drakit_nodeplugin.slices.stored_slices import StoredSlice, published_taints
 
 __all__ = ("HostedDevices", "HostedDriver")
 

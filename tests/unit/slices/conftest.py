@@ -14,8 +14,8 @@ from drakit.kube.answer import Answer
 from drakit.kube.errors import error_of_status
 from drakit.kube.listing import read_list
 from drakit_nodeplugin.devices.model import PublishedTaints
+from drakit_nodeplugin.slices.contents import published_taints
 from drakit_nodeplugin.slices.publisher import SlicePublisher
-from drakit_nodeplugin.slices.stored_slices import published_taints
 from tests.fakes.kube import FakeApiServer, StatusError, Target
 from tests.unit.slices.world import NODE, FakeSource
 

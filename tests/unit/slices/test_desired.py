@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from drakit_nodeplugin.slices.packing import PackingLimits
-from drakit_nodeplugin.slices.stored_slices import PoolIdentity, slice_name
+from drakit_nodeplugin.slices.plan import PoolIdentity, slice_name
 from tests.unit.slices.world import (
     NODE,
     POOL,

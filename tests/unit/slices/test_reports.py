@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from drakit_nodeplugin.slices.stored_slices import StoredSlice, published_taints
+from drakit_nodeplugin.slices.contents import StoredSlice, published_taints
 from tests.unit.slices.conftest import Published
 from tests.unit.slices.world import NODE, device, pool, taint
 

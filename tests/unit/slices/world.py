@@ -15,9 +15,9 @@ from drakit_nodeplugin.devices.model import (
     Revision,
     StampedTaint,
 )
+from drakit_nodeplugin.slices.contents import StoredSlice
 from drakit_nodeplugin.slices.packing import PackingLimits
-from drakit_nodeplugin.slices.plan import Plan, planning
-from drakit_nodeplugin.slices.stored_slices import PoolIdentity, StoredSlice
+from drakit_nodeplugin.slices.plan import Plan, PoolIdentity, planning
 
 DRIVER, NODE = "camera.example.com", "node-1"
 POOL = PoolIdentity(driver=DRIVER, node=NODE, node_uid="node-uid", pool=NODE)
