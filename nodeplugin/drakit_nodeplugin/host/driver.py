@@ -371,12 +371,12 @@ class HostedDevices:
             allocated = await self._checkpoint.held_devices()
         except CheckpointError:
             return  # another gauge shows it
-        capacity = self.manager.capacity(allocated)
+        capacity = self.manager.capacity()
         pools = capacity.pools.values()
         self._metrics.set_devices(
             healthy=sum(len(pool.healthy) for pool in pools),
             unhealthy=sum(len(pool.unhealthy) for pool in pools),
-            allocated=sum(len(pool.allocated) for pool in pools),
+            allocated=sum(len(allocated.get(name, ())) for name in capacity.pools),
         )
         self._metrics.set(pools_inactive=len(capacity.inactive))
 

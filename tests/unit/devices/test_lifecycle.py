@@ -70,7 +70,7 @@ async def test_another_reason_is_no_longer_grace(node: Node):
         await pass_time(299)
         manager.stopped(DRIVER, "it cannot be started")
         await pass_time(2)
-        assert manager.capacity({}).inactive == {NODE}
+        assert manager.capacity().inactive == {NODE}
 
 
 # ------------------------------------------------------------ removal
@@ -83,7 +83,7 @@ async def test_an_endpoint_away_past_its_grace_is_removed_and_then_forgotten(nod
         await pass_time(301)
         published = manager.publication()
         assert (published.pools, published.held, published.complete) == ({}, frozenset(), True)
-        assert manager.capacity({}).inactive == {NODE}
+        assert manager.capacity().inactive == {NODE}
         assert node.store.rows[DRIVER].removing
         manager.observe_published([NODE])
         await pass_time(2)
@@ -91,7 +91,7 @@ async def test_an_endpoint_away_past_its_grace_is_removed_and_then_forgotten(nod
         manager.observe_published([])
         await pass_time(2)
         assert node.store.rows == {}
-        assert manager.capacity({}).inactive == set()
+        assert manager.capacity().inactive == set()
         assert manager.stop_reason == "it ended"  # and the plugin is still without its driver
         assert looptime == 305
 
@@ -193,7 +193,7 @@ async def test_a_driver_missing_after_a_restart_is_tainted_when_the_start_grace_
     async with node.plugin() as manager:
         await pass_time(29)
         assert manager.publication().held == {NODE}
-        assert manager.capacity({}).pools[NODE].unhealthy == {"a", "b"}
+        assert manager.capacity().pools[NODE].unhealthy == {"a", "b"}
         seen = manager.revision.number
         await pass_time(1)
         assert manager.revision.number > seen
@@ -230,7 +230,7 @@ async def test_the_grace_period_of_a_stopped_endpoint_goes_on_over_restarts(node
         assert shown(manager.publication()) == STOPPED
         await pass_time(2)
         assert manager.publication().pools == {}
-        assert manager.capacity({}).inactive == {NODE}
+        assert manager.capacity().inactive == {NODE}
 
 
 async def test_a_plugin_that_restarts_again_and_again_does_not_begin_the_grace_anew(node: Node):
@@ -268,7 +268,7 @@ async def test_a_removal_that_was_begun_is_finished_after_a_restart(node: Node):
     async with node.plugin() as manager:
         published = manager.publication()
         assert (published.pools, published.held, published.complete) == ({}, frozenset(), False)
-        assert manager.capacity({}).inactive == {NODE}
+        assert manager.capacity().inactive == {NODE}
         await pass_time(30)
         assert manager.publication().complete  # so that the pool, which is not named, is deleted
         manager.observe_published([])
@@ -306,11 +306,11 @@ async def test_an_endpoint_that_is_not_configured_any_more_is_stopped_and_remove
         assert manager.stop_reason is None  # nobody waits for it
         await pass_time(271)
         assert shown(manager.publication()) == {f"{NODE}/news": {"b": []}}
-        assert manager.capacity({}).inactive == {f"{NODE}/olds"}
+        assert manager.capacity().inactive == {f"{NODE}/olds"}
         manager.observe_published([f"{NODE}/news"])
         await pass_time(2)
         assert node.store.rows.keys() == {"new"}
-        assert manager.capacity({}).inactive == set()
+        assert manager.capacity().inactive == set()
 
 
 async def test_a_pool_that_moved_to_another_endpoint_is_that_ones(node: Node):
@@ -322,7 +322,7 @@ async def test_a_pool_that_moved_to_another_endpoint_is_that_ones(node: Node):
         assert shown(manager.publication()) == GOOD
         await pass_time(305)
         assert shown(manager.publication()) == GOOD
-        assert manager.capacity({}).inactive == set()
+        assert manager.capacity().inactive == set()
         manager.observe_published([NODE])
         await pass_time(2)
         assert node.store.rows.keys() == {"new"}

@@ -59,7 +59,7 @@ async def test_a_device_in_bad_health_is_tainted_and_untainted_after_its_recover
         manager.reported(DRIVER, report(a=BAD))
         assert shown(manager.publication()) == {NODE: {"a": ["unhealthy"], "b": []}}
         assert told(manager) == {"a": ("unhealthy", "too hot"), "b": ("healthy", "")}
-        assert manager.capacity({}).pools[NODE].unhealthy == {"a"}
+        assert manager.capacity().pools[NODE].unhealthy == {"a"}
         await pass_time(5)
         manager.reported(DRIVER, report(a=OK))
         await pass_time(29)
@@ -588,14 +588,13 @@ async def test_the_last_word_counts_whether_an_inventory_or_a_report_has_it(node
 # ------------------------------------------------------------ capacity
 
 
-async def test_capacity_says_what_each_device_is(node: Node):
+async def test_capacity_sorts_healthy_and_unhealthy_devices(node: Node):
     async with node.plugin() as manager:
         manager.replaced(DRIVER, inventory("a", "b", "c"))
         manager.reported(DRIVER, report(a=BAD))
-        pool = manager.capacity({NODE: ["a", "b"], "other": ["x"]}).pools[NODE]
+        pool = manager.capacity().pools[NODE]
         assert (pool.healthy, pool.unhealthy) == ({"b", "c"}, {"a"})
-        assert pool.allocated == {"a", "b"}
         manager.stopped(DRIVER, "it ended")
-        pool = manager.capacity({}).pools[NODE]
+        pool = manager.capacity().pools[NODE]
         assert (pool.healthy, pool.unhealthy) == (set(), {"a", "b", "c"})
-        assert manager.capacity({}).inactive == set()
+        assert manager.capacity().inactive == set()

@@ -145,7 +145,7 @@ async def test_past_the_grace_its_pool_goes_alone_and_it_may_return(node: Node):
         await pass_time(305)
         assert shown(manager.publication()) == {pool(B): {"dev-0": []}}
         assert manager.publication().complete
-        assert manager.capacity({}).inactive == frozenset()
+        assert manager.capacity().inactive == frozenset()
         assert node.store.rows.keys() == {B}
         assert manager.stop_reason is None, "nobody waits for it any more"
         manager.replaced(A, things(A))

@@ -232,7 +232,7 @@ class World:
         model.pass_time(now)
         before = {name: dict(devices) for name, devices in self.slices.items()}
         self.publish()
-        capacity = self.manager.capacity({})
+        capacity = self.manager.capacity()
         if not capacity.pools and not capacity.inactive:
             model.devices, model.sick = set(), {}
         expected = {NODE: {name: model.taints(name) for name in model.devices}}
