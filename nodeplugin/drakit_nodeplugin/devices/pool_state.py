@@ -44,9 +44,6 @@ from drakit_nodeplugin.devices.taints import (
 
 __all__ = ("DriverState", "PoolState")
 
-MAX_MESSAGE = 1024
-"""Characters of a message that the kubelet keeps."""
-
 
 class DriverState:
     """What the endpoints of one driver share: settings, time, claims, and pending notifications."""
@@ -231,7 +228,7 @@ class PoolState:
         pool does not have are ignored."""
         if name not in self:
             return False
-        old, health = self._conditions.get(name, UNKNOWN), validated(health)
+        old = self._conditions.get(name, UNKNOWN)
         if old.has_report and old.health == health:
             return False
         now = self._driver.now()
@@ -365,7 +362,6 @@ def _health_of(
         status, message = "unknown", unavailable
     elif condition.tainted:
         status, message = "unhealthy", condition.message
-    message = message[:MAX_MESSAGE]
     if old is not None and (old.status, old.message) == (status, message):
         return old
     changed_at = old.changed_at if old is not None and old.status == status else wall

@@ -84,21 +84,18 @@ class SliceApi:
             body = await self._session.get(_path(version, name))
         return StoredSlice.of(from_version(body, version))
 
-    async def create(self, body: Object, *, dry_run: bool = False) -> dict[str, Any]:
-        """Create a slice; return it as the API server stored it, or would without the dry run."""
+    async def write(self, body: Object, *, exists: bool, dry_run: bool = False) -> dict[str, Any]:
+        """Create or replace a slice; return it as the API server stored it, or would without the
+        dry run."""
         version = await self._served()
         sent = to_version(body, version)
-        async with self._guarded(), self._measured("create", dry_run=dry_run):
-            answer = await self._session.create(_path(version), sent, dry_run=dry_run)
-        return from_version(answer, version)
-
-    async def replace(self, body: Object, *, dry_run: bool = False) -> dict[str, Any]:
-        """Replace a slice; return it as the API server stored it, or would without the dry run."""
-        version = await self._served()
-        path = _path(version, text(body, "metadata", "name"))
-        sent = to_version(body, version)
-        async with self._guarded(), self._measured("update", dry_run=dry_run):
-            answer = await self._session.replace(path, sent, dry_run=dry_run)
+        verb = "update" if exists else "create"
+        async with self._guarded(), self._measured(verb, dry_run=dry_run):
+            if exists:
+                path = _path(version, text(body, "metadata", "name"))
+                answer = await self._session.replace(path, sent, dry_run=dry_run)
+            else:
+                answer = await self._session.create(_path(version), sent, dry_run=dry_run)
         return from_version(answer, version)
 
     async def delete(self, stored: StoredSlice) -> None:

@@ -206,9 +206,8 @@ class PoolWriter:
         if not dry_run:
             self._check_primary()
         api, body = self._context.api, write.body()
-        send = api.create if write.stored is None else api.replace
         try:
-            answer = await send(body, dry_run=dry_run)
+            answer = await api.write(body, exists=write.stored is not None, dry_run=dry_run)
         except InvalidError as error:
             errors[write.name] = error
             return self._refuse(write, body, error)
@@ -262,9 +261,8 @@ class PoolWriter:
         try:
             store.correct(await self._context.api.get(name), held=held)
         except NotFoundError:
-            for each in store.of_pool(self._pool):
-                if each.name == name:
-                    store.remove(name, each.uid)
+            if (gone := store.find(name)) is not None:
+                store.remove(name, gone.uid)
 
 
 def _is_unchanged(old: DesiredDevice, new: DesiredDevice) -> bool:
