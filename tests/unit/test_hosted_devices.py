@@ -137,7 +137,7 @@ async def test_all_devices_that_are_left_out_are_counted_and_not_the_named_ones_
     ("health", "expected"),
     [
         pytest.param(True, {"drakit.dev/unhealthy"}, id="that-knows-health-are-adopted"),
-        pytest.param(False, set(), id="that-never-says-that-a-device-is-well-are-not"),
+        pytest.param(False, set(), id="that-does-not-report-health-are-not"),
     ],
 )
 async def test_health_taints_of_a_driver(health: bool, expected: set[str]):

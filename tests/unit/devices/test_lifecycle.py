@@ -76,7 +76,9 @@ async def test_another_reason_is_no_longer_grace(node: Node):
 # ------------------------------------------------------------ removal
 
 
-async def test_an_endpoint_away_past_its_grace_is_removed_and_then_forgotten(node: Node, looptime):
+async def test_a_stopped_endpoint_is_removed_after_its_grace_and_then_forgotten(
+    node: Node, looptime
+):
     async with node.plugin() as manager:
         manager.replaced(DRIVER, inventory("a", "b"))
         manager.stopped(DRIVER, "it ended")
@@ -96,14 +98,14 @@ async def test_an_endpoint_away_past_its_grace_is_removed_and_then_forgotten(nod
         assert looptime == 305
 
 
-async def test_what_was_forgotten_is_no_news_a_second_time(node: Node):
+async def test_a_forgotten_endpoint_is_no_change_a_second_time(node: Node):
     async with node.plugin() as manager:
         manager.replaced(DRIVER, inventory("a", "b"))
         manager.stopped(DRIVER, "it ended")
         await pass_time(301)
         manager.observe_published([])
         known = manager.revision.number
-        manager.observe_published([])  # the publisher says so at each news
+        manager.observe_published([])  # the publisher reports it at each change
         assert manager.revision.number == known
 
 
@@ -233,7 +235,7 @@ async def test_the_grace_period_of_a_stopped_endpoint_goes_on_over_restarts(node
         assert manager.capacity().inactive == {NODE}
 
 
-async def test_a_plugin_that_restarts_again_and_again_does_not_begin_the_grace_anew(node: Node):
+async def test_a_plugin_that_restarts_repeatedly_does_not_restart_the_grace(node: Node):
     await life(node)
     for _ in range(4):
         async with node.plugin() as manager:
@@ -246,7 +248,7 @@ async def test_a_plugin_that_restarts_again_and_again_does_not_begin_the_grace_a
         assert manager.publication().pools == {}
 
 
-async def test_the_grace_ended_while_the_plugin_was_away_but_it_may_still_return(node: Node):
+async def test_an_endpoint_whose_grace_ended_while_the_plugin_was_down_may_still_return(node: Node):
     async with node.plugin() as manager:
         manager.replaced(DRIVER, inventory("a", "b"))
         manager.stopped(DRIVER, "it ended")
@@ -345,7 +347,7 @@ async def test_a_store_that_cannot_be_read_at_the_start_is_read_later(node: Node
         assert shown(manager.publication()) == STOPPED
 
 
-async def test_an_endpoint_that_has_spoken_knows_better_than_a_store_that_is_read_late(node: Node):
+async def test_an_endpoint_that_has_listed_wins_over_a_store_that_is_read_late(node: Node):
     await life(node)
     node.store.error = OSError("no such device")
     async with node.plugin() as manager:

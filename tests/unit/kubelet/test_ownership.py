@@ -233,7 +233,7 @@ def test_an_instance_is_alive_by_its_uid(instance):
     assert not ours.alive("")
 
 
-def test_to_look_whether_an_instance_is_alive_does_not_make_it_so(instance):
+def test_the_check_of_an_instance_does_not_make_it_alive(instance):
     dead, old = instance(UIDS[0])
     dead.acquire()
     kill(dead)
