@@ -112,27 +112,27 @@ async def test_only_a_damaged_row_is_lost_and_it_is_named(path, statement, told,
         ),
         pytest.param(
             "DELETE FROM devices WHERE claim = 8",
-            "the row of claim uid-007: its devices are not those of its body",
+            "the devices of its claims are not those of their bodies",
             id="a-device-that-is-not-held",
         ),
         pytest.param(
             "INSERT INTO devices VALUES (999, 'node-1', 'cam-x', 'exclusive', '')",
-            "there are devices without a claim",
+            "the devices of its claims are not those of their bodies",
             id="a-device-that-nobody-holds",
         ),
         pytest.param(
             "DELETE FROM counters WHERE claim = 8",
-            "the row of claim uid-007: its counters are not those of its body",
+            "the counters of its claims are not those of their bodies",
             id="a-counter-that-is-not-taken",
         ),
         pytest.param(
             "INSERT INTO counters VALUES ('node-1', 'card', 'cam-x', 999, '[]')",
-            "there are counters without a claim",
+            "the counters of its claims are not those of their bodies",
             id="a-counter-that-nobody-takes",
         ),
         pytest.param(
             "DELETE FROM claims WHERE id = 8",
-            "there are devices without a claim",
+            "the devices of its claims are not those of their bodies",
             id="a-claim-without-its-head",
         ),
         pytest.param(

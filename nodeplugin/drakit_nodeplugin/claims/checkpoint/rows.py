@@ -14,7 +14,7 @@ import sqlite3
 from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 from drakit_nodeplugin.claims.checkpoint.holds import (
     HeldAs,
@@ -60,7 +60,7 @@ __all__ = (
 _CHUNK = 500
 """Values per statement: SQLite binds at most 32,766 variables; a pod has at most a few claims."""
 
-_SELECT = "SELECT uid, generation, body, checksum FROM claims JOIN bodies USING (id)"
+_SELECT = "SELECT id, uid, generation, body, checksum FROM claims JOIN bodies USING (id)"
 
 ValueT = TypeVar("ValueT")
 
@@ -97,13 +97,15 @@ class Outcome:
     """Written, but their CDI files could not be put in place."""
 
 
-class _Known(NamedTuple):
-    """A row of a batch as it is stored before the write."""
+class _Row(NamedTuple):
+    """A claim as it is stored."""
 
     id: int
-    generation: int
-    devices: frozenset[HeldAs]
-    counters: frozenset[TakenFrom]
+    claim: StoredClaim
+
+
+_Entry = tuple[StoredClaim, _Row | None]
+"""A claim to be written, and its present row."""
 
 
 @contextmanager
@@ -122,12 +124,9 @@ def transaction(connection: sqlite3.Connection) -> Generator[None]:
 # ---------------------------------------------------------------- reading
 
 
-def claims_of(connection: sqlite3.Connection, uids: Sequence[str]) -> Iterator[StoredClaim]:
+def claims_of(connection: sqlite3.Connection, uids: Sequence[str]) -> list[StoredClaim]:
     """Give the claims that are stored of these; raise DamagedRowError."""
-    for chunk in _chunks(uids):
-        # Only question marks are put into the text, here and below.
-        query = f"{_SELECT} WHERE uid IN ({_marks(chunk)})"
-        yield from _load(connection.execute(query, chunk))
+    return [row.claim for row in _rows(connection, "uid", uids)]
 
 
 def generations(connection: sqlite3.Connection, uids: Sequence[str]) -> dict[str, int]:
@@ -141,13 +140,13 @@ def generations(connection: sqlite3.Connection, uids: Sequence[str]) -> dict[str
 
 def claims_in_state(connection: sqlite3.Connection, state: State) -> list[StoredClaim]:
     """Give the claims in one state; raise DamagedRowError."""
-    return list(_load(connection.execute(f"{_SELECT} WHERE state = ?", (state,))))
+    return [row.claim for row in _load(connection.execute(f"{_SELECT} WHERE state = ?", (state,)))]
 
 
 def page(connection: sqlite3.Connection, *, after: str, size: int) -> list[StoredClaim]:
     """Give the next claims by UID; raise DamagedRowError."""
     query = f"{_SELECT} WHERE uid > ? ORDER BY uid LIMIT ?"
-    return list(_load(connection.execute(query, (after, size))))
+    return [row.claim for row in _load(connection.execute(query, (after, size)))]
 
 
 def uids(connection: sqlite3.Connection, *, state: State | None, boot_id: str | None) -> set[str]:
@@ -194,7 +193,7 @@ def write(
     compared only by the names of devices. Raises ValueError for a claim that is given twice, or
     that is not JSON.
     """
-    known = _known(connection, [claim.uid for claim in claims])
+    known = {row.claim.uid: row for row in _rows(connection, "uid", [c.uid for c in claims])}
     fenced: set[str] = set()
     fresh: dict[str, StoredClaim] = {}
     for claim in claims:
@@ -202,7 +201,7 @@ def write(
             raise ValueError(f"claim {claim} is given twice in one batch")
         row = known.get(claim.uid)
         straight = claim.generation == 0 and claim.state == "prepared"
-        if claim.generation != (row.generation if row else 0) or (straight and not alone):
+        if claim.generation != (row.claim.generation if row else 0) or (straight and not alone):
             fenced.add(claim.uid)
         else:
             fresh[claim.uid] = claim
@@ -215,8 +214,10 @@ def write(
     }
     refused = _put(connection, entries, hardware=hardware)
     written = {uid: claim for uid, (claim, _) in entries.items() if uid not in refused}
-    names = {why.holder for why in refused.values()} - {None}
-    holders = {c.uid: c for c in claims_of(connection, [uid for uid in names if uid])}
+    ids = {why.holder for why in refused.values() if why.holder is not None}
+    holders = {row.id: row.claim for row in _rows(connection, "id", [*ids])}
+    if ids - holders.keys():
+        raise DamagedRowError("there are devices without a claim")
     held = {
         uid: Held(
             device=why.device,
@@ -247,24 +248,19 @@ def adopt(connection: sqlite3.Connection, claims: Collection[StoredClaim]) -> fr
 
 def delete(connection: sqlite3.Connection, claims: Collection[StoredClaim]) -> frozenset[str]:
     """Delete rows of these generations, within the transaction of the caller; give the others."""
-    known = _known(connection, [claim.uid for claim in claims])
-    kept: set[str] = set()
     ids: list[tuple[int]] = []
-    with_counters: list[tuple[int]] = []
+    others: list[str] = []
     for claim in claims:
-        row = known.get(claim.uid)
-        if row is None:
-            continue
-        if row.generation != claim.generation:
-            kept.add(claim.uid)
-            continue
-        ids.append((row.id,))
-        if row.counters:
-            with_counters.append((row.id,))
-    connection.executemany("DELETE FROM counters WHERE claim = ?", with_counters)
-    for statement in ("devices WHERE claim", "bodies WHERE id", "claims WHERE id"):
-        connection.executemany(f"DELETE FROM {statement} = ?", ids)  # noqa: S608
-    return frozenset(kept)
+        deleted = connection.execute(
+            "DELETE FROM claims WHERE uid = ? AND generation = ? RETURNING id",
+            (claim.uid, claim.generation),
+        ).fetchall()
+        ids += deleted
+        if not deleted:
+            others.append(claim.uid)
+    for rows in ("bodies WHERE id", "devices WHERE claim", "counters WHERE claim"):
+        connection.executemany(f"DELETE FROM {rows} = ?", ids)  # noqa: S608
+    return frozenset(generations(connection, others))
 
 
 def count_open(connection: sqlite3.Connection) -> int:
@@ -278,33 +274,6 @@ def touch(connection: sqlite3.Connection) -> None:
     next_generations(connection, 1)
 
 
-def _known(connection: sqlite3.Connection, uids: Sequence[str]) -> dict[str, _Known]:
-    found: list[tuple[str, int, int]] = []
-    for chunk in _chunks(uids):
-        query = f"SELECT uid, id, generation FROM claims WHERE uid IN ({_marks(chunk)})"  # noqa: S608
-        found.extend(connection.execute(query, chunk))
-    devices: dict[int, list[HeldAs]] = {id_: [] for _, id_, _ in found}
-    counters: dict[int, list[TakenFrom]] = {id_: [] for id_ in devices}
-    for chunk in _chunks(list(devices)):
-        query = f"SELECT * FROM devices WHERE claim IN ({_marks(chunk)})"  # noqa: S608
-        for id_, *device in connection.execute(query, chunk):
-            devices[id_].append(tuple(device))
-        query = (
-            "SELECT claim, pool, counter_set, device, amounts FROM counters "  # noqa: S608
-            f"WHERE claim IN ({_marks(chunk)})"
-        )
-        for id_, *taken in connection.execute(query, chunk):
-            counters[id_].append(tuple(taken))
-    return {
-        uid: _Known(id_, generation, frozenset(devices[id_]), frozenset(counters[id_]))
-        for uid, id_, generation in found
-    }
-
-
-_Entry = tuple[StoredClaim, _Known | None]
-"""A claim to be written, and its present row."""
-
-
 def _put(
     connection: sqlite3.Connection,
     entries: Mapping[str, _Entry],
@@ -315,7 +284,7 @@ def _put(
     moved = {
         uid
         for uid, (claim, row) in entries.items()
-        if row is not None and _names(row) != _names_of(claim)
+        if row is not None and _names(row.claim) != _names(claim)
     }
     judged = [claim for uid, (claim, row) in entries.items() if row is None or uid in moved]
     # A row whose devices change gives up some: in its turn, and not before.
@@ -328,7 +297,7 @@ def _put(
             continue
         why = refusal(connection, claim, row=row.id if row else 0, hardware=hardware)
         # What is to be undone may be more than is listed now: only a holder is in its way.
-        if why is not None and (why.holder or claim.state != "unpreparing"):
+        if why is not None and (why.holder is not None or claim.state != "unpreparing"):
             refused[uid] = why
         else:
             _store(connection, [(claim, row)])
@@ -339,54 +308,52 @@ def _store(connection: sqlite3.Connection, entries: Collection[_Entry]) -> None:
     """Write rows that do not conflict, with a few statements however many they are."""
     if not entries:
         return
-    (next_id,) = connection.execute("SELECT coalesce(max(id), 0) + 1 FROM claims").fetchone()
-    heads: list[tuple[object, ...]] = []
     changed: list[tuple[object, ...]] = []
     bodies: list[tuple[int, StoredClaim]] = []
     devices: list[tuple[object, ...]] = []
-    counters: list[tuple[int, frozenset[TakenFrom]]] = []
+    counters: list[tuple[object, ...]] = []
     for claim, row in entries:
         head = (claim.uid, claim.state, claim.boot_id, claim.generation)
         held, taken = devices_of(claim), counters_of(claim)
         if row is None:
-            id_, next_id = next_id, next_id + 1
-            heads.append((id_, *head))
+            id_ = connection.execute("INSERT INTO claims VALUES (NULL, ?, ?, ?, ?)", head).lastrowid
+            assert id_ is not None
+            held_before, taken_before = frozenset[HeldAs](), frozenset[TakenFrom]()
         else:
             id_ = row.id
             changed.append((*head, id_))
-            if row.devices != held:
-                connection.execute("DELETE FROM devices WHERE claim = ?", (id_,))
+            held_before, taken_before = devices_of(row.claim), counters_of(row.claim)
         bodies.append((id_, claim))
-        if row is None or row.devices != held:
+        if held != held_before:
+            if held_before:
+                connection.execute("DELETE FROM devices WHERE claim = ?", (id_,))
             devices += [(id_, *device) for device in held]
-        if taken != (row.counters if row else frozenset()):
-            counters.append((id_, taken))
-    connection.executemany("INSERT INTO claims VALUES (?, ?, ?, ?, ?)", heads)
-    connection.executemany(
-        "UPDATE claims SET uid = ?, state = ?, boot_id = ?, generation = ? WHERE id = ?", changed
-    )
+        if taken != taken_before:
+            if taken_before:
+                connection.execute("DELETE FROM counters WHERE claim = ?", (id_,))
+            counters += [(id_, *each) for each in taken]
+    if changed:
+        update = "UPDATE claims SET uid = ?, state = ?, boot_id = ?, generation = ? WHERE id = ?"
+        connection.executemany(update, changed)
     _put_bodies(connection, bodies)
-    connection.executemany("INSERT INTO devices VALUES (?, ?, ?, ?, ?)", devices)
-    for id_, taken in counters:
-        _put_counters(connection, id_, taken)
+    if devices:
+        connection.executemany("INSERT INTO devices VALUES (?, ?, ?, ?, ?)", devices)
+    if counters:
+        _put_counters(connection, counters)
 
 
 def _put_bodies(connection: sqlite3.Connection, bodies: Iterable[tuple[int, StoredClaim]]) -> None:
     dumped = [(id_, dump(claim)) for id_, claim in bodies]
     connection.executemany(
-        "INSERT INTO bodies VALUES (?, ?, ?) ON CONFLICT (id) DO UPDATE SET "
-        "checksum = excluded.checksum, body = excluded.body",
+        "INSERT OR REPLACE INTO bodies VALUES (?, ?, ?)",
         [(id_, checksum(body), body) for id_, body in dumped],
     )
 
 
-def _put_counters(
-    connection: sqlite3.Connection, id_: int, counters: Collection[TakenFrom]
-) -> None:
-    connection.execute("DELETE FROM counters WHERE claim = ?", (id_,))
+def _put_counters(connection: sqlite3.Connection, counters: Iterable[tuple[object, ...]]) -> None:
     connection.executemany(
         "INSERT INTO counters (claim, pool, counter_set, device, amounts) VALUES (?, ?, ?, ?, ?)",
-        [(id_, *taken) for taken in counters],
+        counters,
     )
 
 
@@ -398,12 +365,9 @@ def _complete(
 
     Their generation stays: only the knowledge about them changes.
     """
-    wanted = {uid for claim in claims for uid in incomplete(connection, claim)}
-    wanted -= {claim.uid for claim in claims}  # they are written as they are given
-    if not wanted:
-        return
-    known = _known(connection, [*wanted])
-    for claim in [*claims_of(connection, [*wanted])]:
+    # Those of the batch are written as they are given.
+    wanted = incomplete(connection, claims) - {claim.uid for claim in claims}
+    for id_, claim in [*_rows(connection, "uid", [*wanted])]:
         completed = replace(
             claim,
             devices=tuple(
@@ -414,10 +378,10 @@ def _complete(
                 for device in claim.devices
             ),
         )
-        row = known[claim.uid]
-        if (counters := counters_of(completed)) != row.counters:
-            _put_bodies(connection, [(row.id, completed)])
-            _put_counters(connection, row.id, counters)
+        if (counters := counters_of(completed)) != counters_of(claim):
+            _put_bodies(connection, [(id_, completed)])
+            connection.execute("DELETE FROM counters WHERE claim = ?", (id_,))
+            _put_counters(connection, [(id_, *each) for each in counters])
 
 
 def next_generations(connection: sqlite3.Connection, number: int) -> int:
@@ -428,23 +392,28 @@ def next_generations(connection: sqlite3.Connection, number: int) -> int:
     return last - number + 1
 
 
-def _names(row: _Known) -> frozenset[tuple[str, str, str]]:
-    return frozenset((pool, device, hold) for pool, device, hold, _ in row.devices)
-
-
-def _names_of(claim: StoredClaim) -> frozenset[tuple[str, str, str]]:
+def _names(claim: StoredClaim) -> frozenset[tuple[str, str, str]]:
     return frozenset((device.pool, device.device, device.hold) for device in claim.devices)
 
 
-def _load(rows: Iterable[tuple[str, int, object, int]]) -> Iterator[StoredClaim]:
-    for uid, generation, body, expected in rows:
+def _rows(
+    connection: sqlite3.Connection, column: Literal["id", "uid"], values: Sequence[object]
+) -> Iterator[_Row]:
+    for chunk in _chunks(values):
+        # Only question marks and our own words are put into the text, here and below.
+        query = f"{_SELECT} WHERE {column} IN ({_marks(chunk)})"
+        yield from _load(connection.execute(query, chunk))
+
+
+def _load(rows: Iterable[tuple[int, str, int, object, int]]) -> Iterator[_Row]:
+    for id_, uid, generation, body, expected in rows:
         try:
             claim = load(body, expected=expected)
         except DamagedRowError as error:
             raise DamagedRowError(f"the row of claim {uid}: {error}") from error
         if (claim.uid, claim.generation) != (uid, generation):
             raise DamagedRowError(f"the row of claim {uid} has another claim's content")
-        yield claim
+        yield _Row(id_, claim)
 
 
 def _chunks(values: Sequence[ValueT]) -> Iterator[Sequence[ValueT]]:

@@ -394,8 +394,6 @@ class Checkpoint:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
             return CheckpointError(f"{text}; another process has held it for {_BUSY}")
-        if code == sqlite3.SQLITE_CONSTRAINT:
-            return CheckpointError(text)
         self.unusable = f"{text}; check space and permissions of its directory"
         self._next_attempt = now + REOPEN_SECONDS
         if code != sqlite3.SQLITE_FULL:  # what is stored can still be read then
