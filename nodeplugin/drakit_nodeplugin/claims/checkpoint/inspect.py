@@ -17,8 +17,8 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from drakit_nodeplugin.claims.checkpoint import endpoint_rows, rows, schema
 from drakit_nodeplugin.claims.checkpoint import open as opening
+from drakit_nodeplugin.claims.checkpoint import rows, schema
 from drakit_nodeplugin.claims.checkpoint.open import DATABASE_ERRORS
 from drakit_nodeplugin.claims.checkpoint.records import StoredClaim
 from drakit_nodeplugin.devices.endpoint_store import StoredEndpoint
@@ -139,8 +139,8 @@ def _read(path: Path, version: int) -> Inspection:
                 version=version,
                 claims=_claims(connection),
                 damage=opening.remembered_damage(connection),
-                endpoints=tuple(endpoint_rows.read(connection)),
-                dropped=tuple(endpoint_rows.damaged(connection).values()),
+                endpoints=tuple(rows.endpoints(connection)),
+                dropped=tuple(rows.damaged_endpoints(connection).values()),
             )
     except DATABASE_ERRORS as error:
         if not opening.is_damage(error):
@@ -156,7 +156,7 @@ def _of_damaged(path: Path, version: int | None, *problems: str) -> Inspection:
         return Inspection(
             version=version,
             claims=_claims(memory),
-            endpoints=tuple(endpoint_rows.read(memory)),
+            endpoints=tuple(rows.endpoints(memory)),
             problems=problems,
         )
 

@@ -40,8 +40,8 @@ from pathlib import Path
 from typing import Any
 
 from drakit.layout import private_directory, private_file
-from drakit_nodeplugin.claims.checkpoint import endpoint_rows, rows, schema
-from drakit_nodeplugin.claims.checkpoint.records import DamagedRowError, load
+from drakit_nodeplugin.claims.checkpoint import rows, schema
+from drakit_nodeplugin.claims.checkpoint.records import DamagedRowError, load, load_endpoint
 
 __all__ = (
     "DATABASE_ERRORS",
@@ -126,12 +126,12 @@ def is_damage(error: Exception) -> bool:
     )
 
 
-def open_database(path: Path, *, files: FilesWithoutEntry) -> Opened:
+def open_database(path: Path, *, without_entry: FilesWithoutEntry) -> Opened:
     """
     Open a database for a daemon; raise :class:`CheckpointError`.
 
-    `files` gets the UIDs of all entries, and returns those of other claims that have a CDI file; it
-    may raise OSError.
+    `without_entry` gets the UIDs of all entries, and returns those of other claims that have a CDI
+    file: they show that entries were lost. It may raise OSError.
     """
     try:
         private_directory(path.parent)
@@ -140,14 +140,14 @@ def open_database(path: Path, *, files: FilesWithoutEntry) -> Opened:
                 private_file(file)
             _finish_quarantine(path)
             try:
-                return _open(path, files)
+                return _open(path, without_entry)
             except schema.UnfitError as error:
                 _replace(path, str(error), foreign=error.foreign)
             except DATABASE_ERRORS as error:
                 if _is_of_environment(error):
                     raise
                 _replace(path, str(error), foreign=False)
-            return _open(path, files)
+            return _open(path, without_entry)
     except schema.NewerVersionError as error:
         raise CheckpointTooNewError(f"the checkpoint {path} cannot be opened: {error}") from error
     except (OSError, schema.UnfitError, *DATABASE_ERRORS) as error:
@@ -186,21 +186,21 @@ def rewrite(connection: sqlite3.Connection, path: Path) -> None:
     logger.error("checkpoint file was removed and is restored", extra={"path": str(path)})
 
 
-def _open(path: Path, files: FilesWithoutEntry) -> Opened:
+def _open(path: Path, without_entry: FilesWithoutEntry) -> Opened:
     version = schema.recognize(path)
     connection = schema.connect(path)
     try:
         with rows.transaction(connection):
             _bring_up(connection, version)
             damage = remembered_damage(connection)
-            if damage is None and (lost := _without_entry(connection, files)):
+            if damage is None and (lost := _lost(connection, without_entry)):
                 damage = f"it has no entry for the CDI files of {len(lost)} claims"
                 _remember(connection, damage)
                 logger.error(
                     "checkpoint lost entries",
                     extra={"path": str(path), "reason": damage, "lost_claims": ", ".join(lost)},
                 )
-            opens = rows.count_open(connection)
+            opens = schema.count_open(connection)
     except BaseException:
         connection.close()
         raise
@@ -215,20 +215,20 @@ def _bring_up(connection: sqlite3.Connection, version: int) -> None:
     problem = next(schema.problems(connection), None)
     if problem is not None:
         raise schema.UnfitError(problem)
-    damaged = endpoint_rows.damaged(connection)
+    damaged = rows.damaged_endpoints(connection)
     for name, reason in damaged.items():
         logger.warning(
             "damaged row of an endpoint is dropped",
             extra={"endpoint": str(name), "reason": reason},
         )
-    endpoint_rows.forget(connection, damaged.keys())
+    rows.forget_endpoints(connection, damaged)
 
 
-def _without_entry(connection: sqlite3.Connection, files: FilesWithoutEntry) -> list[str]:
+def _lost(connection: sqlite3.Connection, without_entry: FilesWithoutEntry) -> list[str]:
     """Return the claims that have a file and no entry. Within the caller's write transaction, no
     other process can delete the entry of a file that is listed."""
     try:
-        return sorted(files(rows.uids(connection, state=None, boot_id=None)))
+        return sorted(without_entry(rows.uids(connection)))
     except OSError:
         return []
 
@@ -245,7 +245,7 @@ def _replace(path: Path, reason: str, *, foreign: bool) -> None:
                 schema.create(connection)
                 lost = copy_rows(path, connection)
                 _remember(connection, f"{reason}; it was quarantined as {name}")
-            kept = rows.count(connection)
+            kept = len(rows.uids(connection))
         private_file(new)
         _exchange(path, name)
     logger.error(
@@ -335,9 +335,9 @@ def copy_rows(path: Path, target: sqlite3.Connection) -> frozenset[str]:
             uids = f"SELECT uid FROM claims ORDER BY uid {order}"  # noqa: S608
             named |= {uid for (uid,) in _up_to_damage(source, uids) if isinstance(uid, str)}
             endpoints = f"SELECT name, checksum, body FROM endpoints ORDER BY name {order}"  # noqa: S608
-            for row in _up_to_damage(source, endpoints):
+            for name, expected, body in _up_to_damage(source, endpoints):
                 with suppress(DamagedRowError):
-                    endpoint_rows.write(target, [endpoint_rows.load(*row)])
+                    rows.write_endpoints(target, [load_endpoint(name, body, expected=expected)])
     return frozenset(named - copied)
 
 

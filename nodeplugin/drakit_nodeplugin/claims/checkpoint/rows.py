@@ -1,11 +1,13 @@
 """
-The rows of a checkpoint: reading them, and writing a batch as compare-and-swap.
+The rows of a checkpoint: reading them, and writing a batch of claims as compare-and-swap.
 
-Functions over an open connection of the present schema (:mod:`.schema`). A row is written by whom
-knows its generation, and no other; the holders of devices are :mod:`.holds`' concern. When a
-connection is opened, and what becomes of errors, is :mod:`.store`'s.
+Functions over an open connection of the present schema (:mod:`.schema`). A writer must know the
+generation of a claim's row; :mod:`.holds` compares the devices of claims. Rows of endpoints are
+written without a generation, because endpoints have one writer; a damaged one is ignored, because
+an endpoint reports its devices again when it returns. :mod:`.store` opens connections and handles
+errors.
 
-They block. They must not know asyncio, files, or what the states of a claim lead to.
+Functions block. They must not know asyncio, files, or what the states of a claim lead to.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ from drakit_nodeplugin.claims.checkpoint.records import (
     checksum,
     dump,
     load,
+    load_endpoint,
 )
+from drakit_nodeplugin.devices.endpoint_store import StoredEndpoint
 from drakit_nodeplugin.devices.hardware import Hardware
 
 __all__ = (
@@ -43,18 +47,19 @@ __all__ = (
     "adopt",
     "claims_in_state",
     "claims_of",
-    "count",
-    "count_open",
+    "damaged_endpoints",
     "delete",
+    "endpoints",
+    "forget_endpoints",
     "generations",
     "next_generations",
-    "opens",
     "page",
     "states",
     "touch",
     "transaction",
     "uids",
     "write",
+    "write_endpoints",
 )
 
 _CHUNK = 500
@@ -149,7 +154,9 @@ def page(connection: sqlite3.Connection, *, after: str, size: int) -> list[Store
     return [row.claim for row in _load(connection.execute(query, (after, size)))]
 
 
-def uids(connection: sqlite3.Connection, *, state: State | None, boot_id: str | None) -> set[str]:
+def uids(
+    connection: sqlite3.Connection, *, state: State | None = None, boot_id: str | None = None
+) -> set[str]:
     """Give UIDs, of one state and of one boot where they are given."""
     given = {"state": state, "boot_id": boot_id}
     terms = " AND ".join(f"{name} = :{name}" for name, value in given.items() if value is not None)
@@ -157,21 +164,24 @@ def uids(connection: sqlite3.Connection, *, state: State | None, boot_id: str | 
     return {uid for (uid,) in connection.execute(query, given)}
 
 
-def count(connection: sqlite3.Connection) -> int:
-    """Count the claims."""
-    (number,) = connection.execute("SELECT count(*) FROM claims").fetchone()
-    return number
-
-
 def states(connection: sqlite3.Connection) -> dict[str, int]:
     """Count the claims by their state."""
     return dict(connection.execute("SELECT state, count(*) FROM claims GROUP BY state"))
 
 
-def opens(connection: sqlite3.Connection) -> int:
-    """Return how often a daemon opened the database."""
-    (number,) = connection.execute("SELECT value FROM meta WHERE name = 'opens'").fetchone()
-    return number
+def endpoints(connection: sqlite3.Connection) -> list[StoredEndpoint]:
+    """Return the endpoints by name; without those whose rows are damaged."""
+    found = _endpoints(connection)
+    return sorted((e for _, e in found if isinstance(e, StoredEndpoint)), key=lambda e: e.name)
+
+
+def damaged_endpoints(connection: sqlite3.Connection) -> Mapping[object, str]:
+    """Return a sentence for each damaged row of an endpoint, by the stored name."""
+    return {
+        name: f"the row of endpoint {name}: {error}"
+        for name, error in _endpoints(connection)
+        if isinstance(error, DamagedRowError)
+    }
 
 
 # ---------------------------------------------------------------- writing
@@ -263,10 +273,23 @@ def delete(connection: sqlite3.Connection, claims: Collection[StoredClaim]) -> f
     return frozenset(generations(connection, others))
 
 
-def count_open(connection: sqlite3.Connection) -> int:
-    """Count that a daemon opens the database, within the transaction of the caller."""
-    connection.execute("UPDATE meta SET value = value + 1 WHERE name = 'opens'")
-    return opens(connection)
+def write_endpoints(connection: sqlite3.Connection, endpoints: Iterable[StoredEndpoint]) -> None:
+    """
+    Write endpoints over their rows, within the transaction of the caller.
+
+    Raises ValueError for a name that is not JSON.
+    """
+    bodies = [(endpoint.name, dump(endpoint)) for endpoint in endpoints]
+    connection.executemany(
+        "INSERT OR REPLACE INTO endpoints VALUES (?, ?, ?)",
+        [(name, checksum(body), body) for name, body in bodies],
+    )
+
+
+def forget_endpoints(connection: sqlite3.Connection, names: Iterable[object]) -> None:
+    """Delete rows of endpoints by their stored names, within the transaction of the caller; a
+    missing one is fine."""
+    connection.executemany("DELETE FROM endpoints WHERE name = ?", [(name,) for name in names])
 
 
 def touch(connection: sqlite3.Connection) -> None:
@@ -414,6 +437,16 @@ def _load(rows: Iterable[tuple[int, str, int, object, int]]) -> Iterator[_Row]:
         if (claim.uid, claim.generation) != (uid, generation):
             raise DamagedRowError(f"the row of claim {uid} has another claim's content")
         yield _Row(id_, claim)
+
+
+def _endpoints(
+    connection: sqlite3.Connection,
+) -> Iterator[tuple[object, StoredEndpoint | DamagedRowError]]:
+    for name, expected, body in connection.execute("SELECT name, checksum, body FROM endpoints"):
+        try:
+            yield name, load_endpoint(name, body, expected=expected)
+        except DamagedRowError as error:
+            yield name, error
 
 
 def _chunks(values: Sequence[ValueT]) -> Iterator[Sequence[ValueT]]:

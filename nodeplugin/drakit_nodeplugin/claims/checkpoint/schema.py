@@ -13,7 +13,7 @@ fields from each row that it writes; the successor must cope with both. Any othe
 :data:`READABLE_FROM`.
 
 A claim is stored several times in the database (head, body, devices, counters), so that queries are
-fast; all must agree. :mod:`.rows` and :mod:`.endpoint_rows` read and write rows; :mod:`.open`
+fast; all must agree. :mod:`.rows` reads and writes rows; :mod:`.open`
 decides what becomes of an unsound database.
 
 Functions block. It must not know asyncio, or what claims are for.
@@ -38,9 +38,11 @@ __all__ = (
     "UnfitError",
     "connect",
     "connect_reading",
+    "count_open",
     "create",
     "has_log",
     "is_empty",
+    "opens",
     "problems",
     "readable_from",
     "recognize",
@@ -188,11 +190,23 @@ def readable_from(connection: sqlite3.Connection) -> int:
     return version
 
 
+def opens(connection: sqlite3.Connection) -> int:
+    """Return how often a daemon opened the database."""
+    (number,) = connection.execute("SELECT value FROM meta WHERE name = 'opens'").fetchone()
+    return number
+
+
+def count_open(connection: sqlite3.Connection) -> int:
+    """Count that a daemon opens the database, within the caller's transaction."""
+    connection.execute("UPDATE meta SET value = value + 1 WHERE name = 'opens'")
+    return opens(connection)
+
+
 def problems(connection: sqlite3.Connection) -> Iterator[str]:
     """
     Yield the problems of a database; may also raise sqlite3.Error.
 
-    Rows of endpoints are not checked: a damaged one is only dropped (:mod:`.endpoint_rows`).
+    Rows of endpoints are not checked: a damaged one is only dropped.
     """
     yield from _integrity(connection)
     generation = 0
