@@ -55,7 +55,6 @@ __all__ = (
     "next_generations",
     "page",
     "states",
-    "touch",
     "transaction",
     "uids",
     "write",
@@ -290,11 +289,6 @@ def forget_endpoints(connection: sqlite3.Connection, names: Iterable[object]) ->
     """Delete rows of endpoints by their stored names, within the transaction of the caller; a
     missing one is fine."""
     connection.executemany("DELETE FROM endpoints WHERE name = ?", [(name,) for name in names])
-
-
-def touch(connection: sqlite3.Connection) -> None:
-    """Write something, to see whether that is possible, within the transaction of the caller."""
-    next_generations(connection, 1)
 
 
 def _put(

@@ -317,8 +317,9 @@ class Checkpoint:
             return self._open()
         if self.unusable is not None and due:
             self._next_attempt = now + REOPEN_SECONDS
-            with suppress(sqlite3.Error):  # the next write reports it
-                self._transaction(self._connection, rows.touch)
+            # A write shows whether there is space again; if not, the next one reports it.
+            with suppress(sqlite3.Error):
+                self._transaction(self._connection, partial(rows.next_generations, number=1))
         return self._connection
 
     def _open(self) -> sqlite3.Connection:
@@ -327,17 +328,12 @@ class Checkpoint:
         except CheckpointError as error:
             self.unusable = str(error)
             raise
-        try:
-            uids = rows.uids(opened.connection)
-        except BaseException:
-            opened.connection.close()
-            raise
         # If we had opened it before, another number than ours plus one comes from another process.
         self.alone = self.alone and self._opens in (0, opened.opens - 1)
         self._opens = opened.opens
         self._file = _identity(self.path)
         self._recent.clear()
-        self._uids = uids
+        self._uids = opened.uids
         self._connection = opened.connection
         self.damage = opened.damage
         self.unusable = None
