@@ -15,15 +15,16 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from drakit_nodeplugin.claims.checkpoint.records import StoredClaim, StoredDevice
 from drakit_nodeplugin.devices.hardware import Amounts, Hardware, HeldDevice, units_of
 
 __all__ = (
+    "Held",
     "HeldAs",
-    "Refusal",
+    "Rest",
     "TakenFrom",
     "contested",
     "counters_of",
@@ -80,39 +81,46 @@ _Group = tuple[str, Amounts, int, int]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Refusal:
-    """Why a claim cannot have its devices."""
+class Held:
+    """A device that a claim of a batch cannot have."""
 
     device: StoredDevice
-    """The device that it cannot have."""
+    holder: StoredClaim | None
+    """The conflicting claim; None if the claim alone exceeds the inventory."""
 
-    holder: int | None
-    """The row of a conflicting claim; None if the claim alone exceeds the inventory."""
-
-    held: str = ""
+    beside: str = ""
     """The holder's device."""
 
     shortage: str | None = None
-    """The reason why both do not fit, as a clause; None if both are the same device."""
+    """The reason why both do not fit, as a clause; None if both want one device."""
 
 
-def refusal(
-    connection: sqlite3.Connection, claim: StoredClaim, *, row: int, hardware: Hardware | None
-) -> Refusal | None:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rest:
+    """All rows but one."""
+
+    connection: sqlite3.Connection
+    row: int
+    """The number of the claim's own row, which is ignored."""
+
+    claim: Callable[[int], StoredClaim]
+    """Loads the claim of a row."""
+
+
+def refusal(claim: StoredClaim, rest: Rest, *, hardware: Hardware | None) -> Held | None:
     """
     Return why a claim cannot have its devices beside those of all other rows; None if it can.
 
-    `row` is the number of its own row, which is ignored. Without `hardware`, devices are compared
-    only by name.
+    Without `hardware`, devices are compared only by name.
     """
     holding = [device for device in claim.devices if device.hold != "admin"]
     for device in holding:
-        if (holder := _holder(connection, device, row)) is not None:
-            return Refusal(device=device, holder=holder, held=device.device)
+        if (holder := _holder(device, rest)) is not None:
+            return Held(device=device, holder=rest.claim(holder), beside=device.device)
     if hardware is None:
         return None
-    return _too_few_counters(connection, holding, row, hardware) or _too_little_capacity(
-        connection, holding, row, hardware
+    return _too_few_counters(holding, rest, hardware) or _too_little_capacity(
+        holding, rest, hardware
     )
 
 
@@ -241,21 +249,22 @@ def _shared(connection: sqlite3.Connection, pool: str, device: str) -> Amounts |
 # ---------------------------------------------------------------- refusals
 
 
-def _holder(connection: sqlite3.Connection, device: StoredDevice, row: int) -> int | None:
+def _holder(device: StoredDevice, rest: Rest) -> int | None:
     """Return the row of a claim that has a device and does not share it."""
     # Shares go beside each other: the shares of others, maybe thousands, are not read.
     for hold in ("exclusive", "share") if device.hold == "exclusive" else ("exclusive",):
         # A partial index applies only if the query repeats its condition literally.
         query = _HOLDER.format(hold)
-        (holder,) = connection.execute(query, (device.pool, device.device, row)).fetchone()
+        key = (device.pool, device.device, rest.row)
+        (holder,) = rest.connection.execute(query, key).fetchone()
         if holder is not None:
             return holder
     return None
 
 
 def _too_few_counters(
-    connection: sqlite3.Connection, holding: Iterable[StoredDevice], row: int, hardware: Hardware
-) -> Refusal | None:
+    holding: Iterable[StoredDevice], rest: Rest, hardware: Hardware
+) -> Held | None:
     wanted: dict[tuple[str, str], dict[str, StoredDevice]] = defaultdict(dict)
     for device in holding:
         for counter_set in device.consumes or ():
@@ -265,20 +274,21 @@ def _too_few_counters(
         for device in devices.values():
             _add(own, units_of((device.consumes or {})[counter_set]))
         one = next(iter(devices.values()))
-        for name, _, _, holder in connection.execute(_COUNTERS.format(""), (pool, "", row)):
-            return Refusal(device=one, holder=holder, held=name, shortage=_NOT_KNOWN)
+        unknown = (pool, "", rest.row)
+        for name, _, _, holder in rest.connection.execute(_COUNTERS.format(""), unknown):
+            return Held(device=one, holder=rest.claim(holder), beside=name, shortage=_NOT_KNOWN)
         query = _COUNTERS.format(",".join("?" * len(devices)))
-        others = _groups(connection.execute(query, (pool, counter_set, row, *devices)))
+        others = _groups(rest.connection.execute(query, (pool, counter_set, rest.row, *devices)))
         limit = hardware.totals(pool, counter_set)
         if (counter := _exceeded(own, others, limit)) is not None:
             of = f"{counter} of counter set {counter_set}"
-            return _shortage(one, counter, own, others, limit, of=of)
+            return _shortage(one, counter, own, others, limit, of=of, rest=rest)
     return None
 
 
 def _too_little_capacity(
-    connection: sqlite3.Connection, holding: Iterable[StoredDevice], row: int, hardware: Hardware
-) -> Refusal | None:
+    holding: Iterable[StoredDevice], rest: Rest, hardware: Hardware
+) -> Held | None:
     wanted: dict[tuple[str, str], list[StoredDevice]] = defaultdict(list)
     for device in holding:
         # Only a device in use gets here without being listed: its capacity is held already.
@@ -291,9 +301,10 @@ def _too_little_capacity(
         if not own:
             continue  # it fits beside any number of others
         limit = hardware.capacity(*key)
-        others = _groups(connection.execute(_SHARES, (*key, row)), unknown=limit)
+        others = _groups(rest.connection.execute(_SHARES, (*key, rest.row)), unknown=limit)
         if (name := _exceeded(own, others, limit)) is not None:
-            return _shortage(shares[0], name, own, others, limit, of=f"capacity {name}")
+            of = f"capacity {name}"
+            return _shortage(shares[0], name, own, others, limit, of=of, rest=rest)
     return None
 
 
@@ -323,15 +334,17 @@ def _shortage(
     limit: Amounts,
     *,
     of: str,
-) -> Refusal:
+    rest: Rest,
+) -> Held:
     """Name the largest holder, which frees the most; of equal ones the oldest."""
     if own[name] > limit.get(name, 0):
         shortage = f"the claim needs more {of} than the driver lists"
-        return Refusal(device=device, holder=None, shortage=shortage)
+        return Held(device=device, holder=None, shortage=shortage)
     _, holder, held = min(
         (-amounts.get(name, 0), claim, held) for held, amounts, _, claim in others
     )
-    return Refusal(device=device, holder=holder, held=held, shortage=f"both consume {of}")
+    holder_claim = rest.claim(holder)
+    return Held(device=device, holder=holder_claim, beside=held, shortage=f"both consume {of}")
 
 
 # ---------------------------------------------------------------- amounts

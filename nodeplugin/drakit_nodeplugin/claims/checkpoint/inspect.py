@@ -108,44 +108,40 @@ def forget(path: Path, claim: StoredClaim) -> None:
 
 
 def _inspect(path: Path) -> Inspection:
+    version: int | None = None
     try:
         version = schema.recognize(path)
+        if version == 0:
+            return Inspection(version=0, claims=())
+        for _ in range(_ATTEMPTS):
+            quiet = not schema.has_log(path)
+            found = _read(path, version)
+            # Without a log, it was read as a file that no process writes: was that so to the end?
+            if not quiet or not schema.has_log(path):
+                return found
     except schema.UnfitError as error:
         if error.foreign:
             raise InspectionError(f"{path} is no checkpoint: {error}", foreign=True) from error
-        return _of_damaged(path, None, str(error))
-    except DATABASE_ERRORS as error:
-        if not opening.is_damage(error):
-            raise
-        return _of_damaged(path, None, str(error))
-    if version == 0:
-        return Inspection(version=0, claims=())
-    for _ in range(_ATTEMPTS):
-        quiet = not schema.has_log(path)
-        found = _read(path, version)
-        # Without a log, it was read as a file that no process writes: was that so to the end?
-        if not quiet or not schema.has_log(path):
-            return found
-    raise InspectionError(f"the checkpoint {path} is being opened and closed again and again")
-
-
-def _read(path: Path, version: int) -> Inspection:
-    try:
-        with closing(schema.connect_reading(path)) as connection:
-            connection.execute("BEGIN")
-            if problems := list(schema.problems(connection)):
-                return _of_damaged(path, version, *problems)
-            return Inspection(
-                version=version,
-                claims=_claims(connection),
-                damage=opening.remembered_damage(connection),
-                endpoints=tuple(rows.endpoints(connection)),
-                dropped=tuple(rows.damaged_endpoints(connection).values()),
-            )
+        return _of_damaged(path, version, str(error))
     except DATABASE_ERRORS as error:
         if not opening.is_damage(error):
             raise
         return _of_damaged(path, version, str(error))
+    raise InspectionError(f"the checkpoint {path} is being opened and closed again and again")
+
+
+def _read(path: Path, version: int) -> Inspection:
+    with closing(schema.connect_reading(path)) as connection:
+        connection.execute("BEGIN")
+        if problems := list(schema.problems(connection)):
+            return _of_damaged(path, version, *problems)
+        return Inspection(
+            version=version,
+            claims=_claims(connection),
+            damage=opening.remembered_damage(connection),
+            endpoints=tuple(rows.endpoints(connection)),
+            dropped=tuple(rows.damaged_endpoints(connection).values()),
+        )
 
 
 def _of_damaged(path: Path, version: int | None, *problems: str) -> Inspection:

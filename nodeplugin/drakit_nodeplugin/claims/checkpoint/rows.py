@@ -19,8 +19,9 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple, TypeVar
 
 from drakit_nodeplugin.claims.checkpoint.holds import (
+    Held,
     HeldAs,
-    Refusal,
+    Rest,
     TakenFrom,
     contested,
     counters_of,
@@ -32,7 +33,6 @@ from drakit_nodeplugin.claims.checkpoint.records import (
     DamagedRowError,
     State,
     StoredClaim,
-    StoredDevice,
     checksum,
     dump,
     load,
@@ -67,21 +67,6 @@ _CHUNK = 500
 _SELECT = "SELECT id, uid, generation, body, checksum FROM claims JOIN bodies USING (id)"
 
 ValueT = TypeVar("ValueT")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Held:
-    """A device that a claim of a batch cannot have."""
-
-    device: StoredDevice
-    holder: StoredClaim | None
-    """The conflicting claim; None if the claim alone exceeds the inventory."""
-
-    beside: str = ""
-    """The holder's device."""
-
-    shortage: str | None = None
-    """The reason why both do not fit, as a clause; None if both want one device."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -221,21 +206,8 @@ def write(
         uid: (replace(claim, generation=generation, owner=owner), known.get(uid))
         for generation, (uid, claim) in enumerate(fresh.items(), start=first)
     }
-    refused = _put(connection, entries, hardware=hardware)
-    written = {uid: claim for uid, (claim, _) in entries.items() if uid not in refused}
-    ids = {why.holder for why in refused.values() if why.holder is not None}
-    holders = {row.id: row.claim for row in _rows(connection, "id", [*ids])}
-    if ids - holders.keys():
-        raise DamagedRowError("there are devices without a claim")
-    held = {
-        uid: Held(
-            device=why.device,
-            holder=None if why.holder is None else holders[why.holder],
-            beside=why.held,
-            shortage=why.shortage,
-        )
-        for uid, why in refused.items()
-    }
+    held = _put(connection, entries, hardware=hardware)
+    written = {uid: claim for uid, (claim, _) in entries.items() if uid not in held}
     return Outcome(written=written, held=held, fenced=frozenset(fenced))
 
 
@@ -296,7 +268,7 @@ def _put(
     entries: Mapping[str, _Entry],
     *,
     hardware: Hardware | None = None,
-) -> dict[str, Refusal]:
+) -> dict[str, Held]:
     """Write rows by UID; return those that are not written because of the holds of others."""
     moved = {
         uid
@@ -307,12 +279,19 @@ def _put(
     # A row whose devices change gives up some: in its turn, and not before.
     doubtful = moved | contested(connection, judged)
     _store(connection, [entry for uid, entry in entries.items() if uid not in doubtful])
-    refused: dict[str, Refusal] = {}
+    refused: dict[str, Held] = {}
+
+    def holder(row: int) -> StoredClaim:
+        for found in _rows(connection, "id", [row]):
+            return found.claim
+        raise DamagedRowError("there are devices without a claim")
+
     # One after the other: devices of one claim are taken for the rest of the batch.
     for uid, (claim, row) in entries.items():
         if uid not in doubtful:
             continue
-        why = refusal(connection, claim, row=row.id if row else 0, hardware=hardware)
+        rest = Rest(connection=connection, row=row.id if row else 0, claim=holder)
+        why = refusal(claim, rest, hardware=hardware)
         # What is to be undone may be more than is listed now: only a holder is in its way.
         if why is not None and (why.holder is not None or claim.state != "unpreparing"):
             refused[uid] = why
