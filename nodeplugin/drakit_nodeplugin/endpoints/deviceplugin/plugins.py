@@ -320,7 +320,10 @@ class ClaimRouter:
             plugin.allocate([item.devices[index] for index in indexes])
             for plugin, indexes in zip(plugins, requests.values(), strict=True)
         ]
-        results = await asyncio.gather(*calls, return_exceptions=True)
+        if len(calls) == 1:  # as most claims: without a task of its own
+            results: Sequence[Edits | BaseException] = [await calls[0]]
+        else:
+            results = await asyncio.gather(*calls, return_exceptions=True)
         edits = [Edits()] * len(item.devices)
         for indexes, result in zip(requests.values(), results, strict=True):
             if isinstance(result, DeviceFailedError) and result.index is not None:

@@ -640,15 +640,17 @@ async def test_a_call_that_is_not_answered_is_a_sentence(world, plugin, monkeypa
     assert await world.prepare("thing-0")
 
 
-async def test_an_answer_that_finds_no_thread_fails_alone(world, plugin, monkeypatch):
+async def test_a_large_answer_that_finds_no_thread_fails_alone(world, plugin, monkeypatch):
     async def refuse(*_: object) -> None:
         raise RuntimeError("can't start new thread")
 
+    plugin.answer = lambda ids: pb.ContainerAllocateResponse(envs={"A": "b" * 10_000})
     with monkeypatch.context() as patched:
         patched.setattr(allocate.asyncio, "to_thread", refuse)
         with pytest.raises(DeviceFailedError, match="can't start new thread"):
             await world.prepare("thing-0")
-    assert await world.prepare("thing-0")
+    (edits,) = await world.prepare("thing-0")
+    assert edits.env == {"A": "b" * 10_000}
 
 
 async def test_one_request_of_two_that_fails_fails_the_claim(world, plugin):
