@@ -27,10 +27,14 @@ from drakit.driver import DriverError
 from drakit.logs import ProblemLog
 from drakit.rate_limiter import RateLimiter
 from drakit_nodeplugin.endpoints.allowlist import Rights
-from drakit_nodeplugin.endpoints.backend.channel import BackendChannel, BackendFailedError, shown
 from drakit_nodeplugin.endpoints.backend.claimcalls import BackendClaims
 from drakit_nodeplugin.endpoints.backend.convert import EarlyHealth, InventoryReader, health_of
-from drakit_nodeplugin.endpoints.backend.directory import BackendDirectory, BackendSocket
+from drakit_nodeplugin.endpoints.backend.directory import (
+    SERVICE,
+    BackendDirectory,
+    BackendSocket,
+    identify,
+)
 from drakit_nodeplugin.endpoints.contract import (
     MAX_DEVICES,
     ConnectionEndedError,
@@ -44,7 +48,15 @@ from drakit_nodeplugin.endpoints.contract import (
 )
 from drakit_nodeplugin.endpoints.endpoint import Endpoint
 from drakit_nodeplugin.endpoints.latest_value import LatestValue, pause_after
-from drakit_nodeplugin.endpoints.wire import GarbageError, Turns, parse, parts
+from drakit_nodeplugin.endpoints.wire import (
+    CallFailedError,
+    Client,
+    GarbageError,
+    Turns,
+    parse,
+    parts,
+    shown,
+)
 from drakit_proto.backend.v1 import backend_pb2 as pb
 
 __all__ = (
@@ -54,13 +66,6 @@ __all__ = (
 )
 
 logger = logging.getLogger(__name__)
-
-MESSAGES_PER_SECOND = 100.0
-MESSAGES_AT_ONCE = 200.0
-"""Messages of a stream; a backend that sends more does not wait for changes."""
-
-BYTES_PER_SECOND = 32 * 1024 * 1024
-"""Received from one stream, so that endless large messages cost little of the loop."""
 
 HEALTH_AGAIN_SECONDS = (1.0, 60.0)
 """First and longest delay before an ended stream of health is called again."""
@@ -78,11 +83,11 @@ class BackendConnection:
     blocked: str | None = None
     """A backend has no loop in this process."""
 
-    def __init__(self, driver: str, channel: BackendChannel, *, rights: Rights | None) -> None:
-        """The connection takes over the channel, and closes it. Without `rights`, any edit is
+    def __init__(self, driver: str, client: Client, *, rights: Rights | None) -> None:
+        """The connection takes over the client, and closes it. Without `rights`, any edit is
         permitted."""
         self._driver = driver
-        self._channel = channel
+        self._client = client
         self._loop = asyncio.get_running_loop()
         self._over: asyncio.Future[ConnectionEndedError] = self._loop.create_future()
         self._listed: asyncio.Future[None] = self._loop.create_future()
@@ -91,7 +96,7 @@ class BackendConnection:
         self._reader = InventoryReader()
         self._early = EarlyHealth()
         self._tasks: set[asyncio.Task[None]] = set()
-        calls = BackendClaims(driver, channel, rights=rights, ended=self._ended)
+        calls = BackendClaims(driver, client, rights=rights, ended=self._ended)
         self.prepare, self.unprepare, self.check = calls.prepare, calls.unprepare, calls.check
 
     # ------------------------------------------------------------ its life
@@ -99,8 +104,8 @@ class BackendConnection:
     async def start(self, *, node: str, version: str) -> None:
         """Ask for its name, and call its streams; raises :class:`ConnectionEndedError`."""
         try:
-            name = await self._channel.identify(node=node, version=version)
-        except BackendFailedError as error:
+            name = await identify(self._client, node=node, version=version)
+        except CallFailedError as error:
             raise ConnectionEndedError(f"its backend {error}") from None
         if name != self._driver:
             raise ConnectionEndedError("the backend at its socket has another name now")
@@ -129,7 +134,7 @@ class BackendConnection:
             async with asyncio.timeout(CLOSE_SECONDS):
                 if tasks:
                     await asyncio.wait(tasks)
-                await self._channel.close()
+                await self._client.close()
         except TimeoutError:
             logger.warning("backend's connection does not close", extra={"driver": self._driver})
 
@@ -176,11 +181,16 @@ class BackendConnection:
     async def _watch_devices(self) -> None:
         """Receive messages of devices until the stream ends, and the connection with it."""
         try:
-            await self._receive_devices()
+            async with aclosing(self._client.stream("WatchDevices")) as messages:
+                async for raw in messages:
+                    self._latest.replace(raw)
+                    if not self._listed.done():
+                        self._listed.set_result(None)
             ended = ConnectionEndedError("its backend ended its stream of devices")
-        except ConnectionEndedError as error:
-            ended = error
-        except BackendFailedError as error:
+        except GarbageError as error:
+            # Only a flood: the messages are read later.
+            ended = _disorder(f"sent {error}; it must list its devices only after a change")
+        except CallFailedError as error:
             facts = {"driver": self._driver, "error": str(error)[:200]}
             logger.info("backend's stream ended", extra=facts)
             ended = ConnectionEndedError(LOST if error.may_be_lost else f"its backend {error}")
@@ -189,20 +199,6 @@ class BackendConnection:
             kind = type(error).__name__
             ended = ConnectionEndedError(f"reading its stream of devices failed ({kind})")
         self._end(ended)
-
-    async def _receive_devices(self) -> None:
-        limiter = RateLimiter(burst=MESSAGES_AT_ONCE, per_second=MESSAGES_PER_SECOND)
-        async with aclosing(self._channel.stream("WatchDevices")) as messages:
-            async for raw in messages:
-                if not limiter.take():
-                    raise _disorder(
-                        f"sent more than {MESSAGES_PER_SECOND:.0f} messages of its devices a "
-                        f"second; it must send them again only after a change"
-                    )
-                self._latest.replace(raw)
-                if not self._listed.done():
-                    self._listed.set_result(None)
-                await asyncio.sleep(len(raw) / BYTES_PER_SECOND)
 
     # ------------------------------------------------------------ their health
 
@@ -226,17 +222,14 @@ class BackendConnection:
 
     async def _health_problem(self) -> str | None:
         """Read one stream of health; return how it ended, or None if the backend has none."""
-        limiter = RateLimiter(burst=MESSAGES_AT_ONCE, per_second=MESSAGES_PER_SECOND)
         try:
-            async with aclosing(self._channel.stream("WatchHealth")) as messages:
+            # All of it: each message names other devices.
+            async with aclosing(self._client.stream("WatchHealth", skips=False)) as messages:
                 async for raw in messages:
                     turns = Turns()
                     await self._take_health(raw, turns)
-                    # Slowly, but all of it: each message names other devices.
-                    pause_seconds = pause_after(turns.worked_seconds)
-                    await asyncio.sleep(max(len(raw) / BYTES_PER_SECOND, pause_seconds))
-                    await limiter.wait()
-        except BackendFailedError as error:
+                    await asyncio.sleep(pause_after(turns.worked_seconds))
+        except CallFailedError as error:
             if error.code is grpc.StatusCode.UNIMPLEMENTED:
                 return None
             return LOST if error.may_be_lost else f"its backend {error}"
@@ -363,7 +356,7 @@ class BackendEndpoint(Endpoint):
                 f"there is no backend of this name at {shown(self._directory.path)} yet"
             )
         socket = self._socket = await self._directory.wait(self.name)
-        connection = BackendConnection(self.name, BackendChannel(socket.path), rights=self._rights)
+        connection = BackendConnection(self.name, Client(socket.path, SERVICE), rights=self._rights)
         try:
             await connection.start(node=self._directory.node, version=self._directory.version)
             if self._rights is not None and not await asyncio.to_thread(socket.is_in_place):

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from drakit.cdi import InvalidEditsError, build_spec
 from drakit.device import AllocatedDevice, DeviceNode, Edits, Mount
 from drakit_nodeplugin.endpoints.allowlist import Rights
-from drakit_nodeplugin.endpoints.deviceplugin.plugin_client import PluginClient, PluginFailedError
+from drakit_nodeplugin.endpoints.deviceplugin.plugin_client import PluginClient
 from drakit_nodeplugin.endpoints.failures import DeviceFailedError, Diagnostics
 from drakit_nodeplugin.endpoints.host_paths import HostDevices, TooManyNodesError
 from drakit_nodeplugin.endpoints.wire import GarbageError, parse
@@ -80,13 +80,10 @@ class Allocator:
     async def allocate(self, client: PluginClient, devices: Sequence[AllocatedDevice]) -> Edits:
         """Allocate the devices of one request. Raises :class:`DeviceFailedError`."""
         ids = [self._identity(client, device, index) for index, device in enumerate(devices)]
-        try:
-            answer = await client.allocate(ids)
-            if client.pre_start_required:
-                # The kubelet calls it before each start of a container. Nobody notifies us of one.
-                await client.pre_start(ids)
-        except PluginFailedError as error:
-            raise DeviceFailedError(str(error), index=0) from None
+        answer = await client.allocate(ids)
+        if client.pre_start_required:
+            # The kubelet calls it before each start of a container. Nobody notifies us of one.
+            await client.pre_start(ids)
         if len(answer) <= IN_LOOP_BYTES:
             edits, annotations_lost = self._edits(answer)
         else:

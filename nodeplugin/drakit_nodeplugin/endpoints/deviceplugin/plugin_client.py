@@ -1,9 +1,9 @@
 """
-The RPCs of one registered device plugin: a channel to its socket, its stream of lists, its calls.
+The RPCs of one registered device plugin: its options, its stream of lists, its calls.
 
-All messages are received as bytes and parsed here, so that a message outside the contract becomes a
-sentence, and a large list is parsed in a thread. What happens when the stream ends, or the plugin
-registers again, is :mod:`.plugin_connection`'s business.
+A message outside the contract becomes a sentence, and a large list is parsed in a thread. What
+happens when the stream ends, or the plugin registers again, is :mod:`.plugin_connection`'s
+business.
 
 It must not know claims, other resources, or the listener.
 """
@@ -12,16 +12,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import aclosing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
+from typing import TYPE_CHECKING
 
 import grpc
-import grpc.aio
 from google.protobuf.message import Message
 
 from drakit.device import Inventory
-from drakit.rate_limiter import RateLimiter
 from drakit.tasks import cancelled_by_owner
 from drakit_nodeplugin.endpoints.contract import ConnectionEndedError
 from drakit_nodeplugin.endpoints.deviceplugin.device_list import (
@@ -32,9 +30,10 @@ from drakit_nodeplugin.endpoints.deviceplugin.device_list import (
     list_devices,
 )
 from drakit_nodeplugin.endpoints.deviceplugin.plugin_registration import Registration
+from drakit_nodeplugin.endpoints.failures import DeviceFailedError
 from drakit_nodeplugin.endpoints.host_paths import SocketFile, socket_file
 from drakit_nodeplugin.endpoints.latest_value import LatestValue
-from drakit_nodeplugin.endpoints.wire import GarbageError, parse, printable
+from drakit_nodeplugin.endpoints.wire import CallFailedError, Client, GarbageError, parse
 from drakit_proto.kubelet.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
 
 if TYPE_CHECKING:
@@ -43,12 +42,14 @@ if TYPE_CHECKING:
     from drakit_nodeplugin.endpoints.allowlist import Rights
     from drakit_nodeplugin.endpoints.failures import Diagnostics
 
-__all__ = ("CONNECT_SECONDS", "PluginClient", "PluginFailedError")
+__all__ = ("CONNECT_SECONDS", "PluginClient")
 
 logger = logging.getLogger(__name__)
 
 CONNECT_SECONDS = 10.0
 """The kubelet's limit for a plugin that has registered to listen and to return its options."""
+
+CLOSED = "its connection was closed"
 
 POLL_SECONDS = 0.1
 """Pause between two checks for the socket of a plugin that has registered."""
@@ -59,36 +60,11 @@ ALLOCATE_SECONDS = 240.0
 PRE_START_SECONDS = 30.0
 """The kubelet's limit of PreStartContainer."""
 
-MAX_BYTES = 4 * 1024 * 1024
-"""Of a message: 256 for each device of the most that can be published. The kubelet accepts four
-times as much, but has more memory."""
-
 IN_LOOP_BYTES = 16 * 1024
 """Of a message that is parsed in the daemon's loop: some 250 devices, and some 2.5 ms. Larger ones
 are parsed in a thread."""
 
-MAX_PER_SECOND = 100.0
-"""Lists that may come all the time. A plugin that sends more is cut off, because receiving alone
-costs time of this loop."""
-
-MAX_BURST = 200.0
-"""Lists that may come at once, as when a bus is plugged in."""
-
-_METHOD = "/v1beta1.DevicePlugin/"
-_OPTIONS = [
-    ("grpc.default_authority", "localhost"),
-    ("grpc.max_receive_message_length", MAX_BYTES),
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1000),
-    # Channels to one path would share their connection: a plugin's next process, which listens at
-    # the same path, would be confused with the one that ends.
-    ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.enable_retries", 0),
-]
-
-
-class PluginFailedError(Exception):
-    """A call of a device plugin failed. The text is a sentence that names the plugin."""
+_SERVICE = "v1beta1.DevicePlugin"
 
 
 class PluginClient:
@@ -108,11 +84,8 @@ class PluginClient:
         self._plugin = f"the device plugin of {registration.resource}"
         self._diagnostics = diagnostics
         self._room = room
-        # Without serializers, it returns bytes.
-        self._channel: Any = grpc.aio.insecure_channel(
-            f"unix:{quote(str(registration.socket))}", options=_OPTIONS
-        )
-        self._options_call: Any = None
+        self._client = Client(registration.socket, _SERVICE)
+        self._options_call: asyncio.Task[bytes] | None = None
         self._latest = LatestValue[bytes]()
         """The last list that was received."""
         self._receiving: asyncio.Task[None] | None = None
@@ -162,18 +135,20 @@ class PluginClient:
         )
 
     async def _read_options(self) -> None:
-        call = self._channel.unary_unary(f"{_METHOD}GetDevicePluginOptions")
         # It may listen only after it has registered.
-        self._options_call = call(b"", timeout=CONNECT_SECONDS, wait_for_ready=True)
+        call = self._client.call(
+            "GetDevicePluginOptions", b"", timeout_seconds=CONNECT_SECONDS, wait_for_ready=True
+        )
+        self._options_call = asyncio.create_task(call)
         try:
             options = parse(pb.DevicePluginOptions, await self._options_call)
             self.pre_start_required = options.pre_start_required
-        except grpc.aio.AioRpcError as error:
-            if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+        except CallFailedError as error:
+            if error.code is grpc.StatusCode.UNIMPLEMENTED:
                 return  # the options of the registration are valid
-            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+            if error.code is grpc.StatusCode.DEADLINE_EXCEEDED:
                 raise self._unanswered() from None
-            raise ConnectionEndedError(f"it does not return its options: {_text(error)}") from None
+            raise ConnectionEndedError(f"it {error}") from None
         except GarbageError:
             raise ConnectionEndedError(
                 "it answered GetDevicePluginOptions with something that is no message of v1beta1; "
@@ -183,7 +158,7 @@ class PluginClient:
         except asyncio.CancelledError:
             if cancelled_by_owner():
                 raise
-            raise self._over or ConnectionEndedError("its connection was closed") from None
+            raise self._over or ConnectionEndedError(CLOSED) from None
 
     async def read_first(self, *, seconds: float) -> bool:
         """Read its first list, and keep it for `next`; return whether it came in time. Raises
@@ -225,20 +200,10 @@ class PluginClient:
 
     async def _receive(self) -> None:
         """Receive lists as they come; one that nobody takes is never parsed."""
-        limiter = RateLimiter(burst=MAX_BURST, per_second=MAX_PER_SECOND)
         try:
-            async for message in self._channel.unary_stream(f"{_METHOD}ListAndWatch")(b""):
-                if not limiter.take():
-                    raise ConnectionEndedError(
-                        f"it sent more than {MAX_PER_SECOND:.0f} messages a second; this is a "
-                        f"fault of the device plugin",
-                        disorderly=True,
-                    )
-                self._latest.replace(message)
-        except asyncio.CancelledError:
-            if cancelled_by_owner():
-                raise
-            self._latest.end(ConnectionEndedError("its connection was closed"))
+            async with aclosing(self._client.stream("ListAndWatch")) as messages:
+                async for message in messages:
+                    self._latest.replace(message)
         except Exception as error:
             self._latest.end(error)
         else:
@@ -266,8 +231,8 @@ class PluginClient:
 
     async def close(self, *, grace_seconds: float | None = None) -> None:
         """End it; calls in flight have the grace, and fail then."""
-        self.end(ConnectionEndedError("its connection was closed"))
-        await self._channel.close(grace_seconds)
+        self.end(ConnectionEndedError(CLOSED))
+        await self._client.close(grace_seconds=grace_seconds)
 
     @property
     def unavailable(self) -> str | None:
@@ -285,41 +250,24 @@ class PluginClient:
 
     async def allocate(self, ids: Sequence[str]) -> bytes:
         """Allocate devices for a container, and return the AllocateResponse; raises
-        :class:`PluginFailedError`."""
+        :class:`.DeviceFailedError`."""
         request = pb.AllocateRequest(
             container_requests=[pb.ContainerAllocateRequest(devices_ids=ids)]
         )
         return await self._call("Allocate", request, seconds=ALLOCATE_SECONDS)
 
     async def pre_start(self, ids: Sequence[str]) -> None:
-        """Initialize devices for a container; raises :class:`PluginFailedError`."""
+        """Initialize devices for a container; raises :class:`.DeviceFailedError`."""
         request = pb.PreStartContainerRequest(devices_ids=ids)
         await self._call("PreStartContainer", request, seconds=PRE_START_SECONDS)
 
-    async def _call(self, what: str, request: Message, *, seconds: float) -> bytes:
+    async def _call(self, method: str, request: Message, *, seconds: float) -> bytes:
+        raw = request.SerializeToString()
         try:
-            call = self._channel.unary_unary(f"{_METHOD}{what}")
-            return await call(request.SerializeToString(), timeout=seconds)
-        except grpc.aio.AioRpcError as error:
-            raise self._failed(what, error, seconds=seconds) from None
-        except (asyncio.CancelledError, grpc.aio.UsageError):
-            if cancelled_by_owner():
-                raise
-            raise PluginFailedError(f"{self._plugin} ended during {what}") from None
-
-    def _failed(
-        self, what: str, error: grpc.aio.AioRpcError, *, seconds: float
-    ) -> PluginFailedError:
-        match error.code():
-            case grpc.StatusCode.DEADLINE_EXCEEDED:
-                text = f"{self._plugin} did not answer {what} within {seconds:.0f} s"
-            case grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.CANCELLED:
-                text = f"{self._plugin} ended during {what}"
-            case grpc.StatusCode.UNIMPLEMENTED:
-                text = f"{self._plugin} has no {what}; this is a fault of the device plugin"
-            case _:
-                text = f"{self._plugin} failed in {what}: {_text(error)}"
-        return PluginFailedError(text)
+            return await self._client.call(method, raw, timeout_seconds=seconds)
+        except CallFailedError as error:
+            text = f"ended during {method}" if error.may_be_lost else str(error)
+            raise DeviceFailedError(f"{self._plugin} {text}", index=0) from None
 
 
 def _file_at(socket: Path) -> SocketFile | None:
@@ -334,26 +282,15 @@ def _ended(error: Exception) -> ConnectionEndedError:
     match error:
         case ConnectionEndedError():
             return error
-        case grpc.aio.AioRpcError() if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
-            # gRPC's own words name the size.
-            text = f"its list is larger than {MAX_BYTES >> 20} MiB, or it has no resources left"
-            return ConnectionEndedError(text, disorderly=True)
-        case grpc.aio.AioRpcError():
-            return ConnectionEndedError(f"its stream failed: {_text(error)}")
-        case GarbageError():
-            return ConnectionEndedError(
-                f"it sent {error}; this is a fault of the device plugin", disorderly=True
-            )
-        case TooManyDevicesError():
-            text = f"{error}; this is a fault of the device plugin"
+        case CallFailedError() if error.code is grpc.StatusCode.CANCELLED:
+            return ConnectionEndedError(CLOSED)
+        case CallFailedError():
+            too_large = error.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+            return ConnectionEndedError(f"it {error}", disorderly=too_large)
+        case GarbageError() | TooManyDevicesError():
+            what = f"it sent {error}" if isinstance(error, GarbageError) else str(error)
+            text = f"{what}; this is a fault of the device plugin"
             return ConnectionEndedError(text, disorderly=True)
         case _:
             logger.error("device plugin's list cannot be parsed", exc_info=error)
             return ConnectionEndedError(f"its list cannot be parsed ({type(error).__name__})")
-
-
-def _text(error: grpc.aio.AioRpcError) -> str:
-    """Return the status of a failed call, and the plugin's own words."""
-    code = error.code().name.lower().replace("_", " ")
-    details = error.details()
-    return f"{code} ({printable(details)})" if details else code

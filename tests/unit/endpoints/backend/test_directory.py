@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from drakit_nodeplugin.endpoints.backend import directory as directory_module
-from drakit_nodeplugin.endpoints.backend.channel import unreachable
 from drakit_nodeplugin.endpoints.backend.directory import (
     BackendDirectory,
     BackendSocket,
     scan,
+    unreachable,
 )
 from drakit_proto.backend.v1 import backend_pb2 as pb
 from tests.fakes.backend import FakeBackend
@@ -110,7 +110,7 @@ def one_at_a_time(monkeypatch) -> None:
     """Named before the directory."""
     monkeypatch.setattr(directory_module, "CONCURRENCY", 1)
     monkeypatch.setattr(directory_module, "HANGING_CONCURRENCY", 1)
-    monkeypatch.setattr("drakit_nodeplugin.endpoints.backend.channel.INFO_SECONDS", 1.0)
+    monkeypatch.setattr("drakit_nodeplugin.endpoints.backend.directory.INFO_SECONDS", 1.0)
 
 
 async def test_one_that_hangs_again_and_again_does_not_keep_others_waiting(one_at_a_time, watched):
@@ -299,7 +299,7 @@ async def test_a_server_that_is_no_backend_is_reported(watched):
 
 
 async def test_a_backend_that_reports_no_name_is_reported(watched, monkeypatch):
-    monkeypatch.setattr("drakit_nodeplugin.endpoints.backend.channel.INFO_SECONDS", 0.05)
+    monkeypatch.setattr("drakit_nodeplugin.endpoints.backend.directory.INFO_SECONDS", 0.05)
 
     async def info(request):
         await asyncio.sleep(1)

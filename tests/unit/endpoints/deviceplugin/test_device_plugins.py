@@ -585,7 +585,7 @@ async def test_a_path_that_is_none_is_a_sentence(world, plugin):
     [
         pytest.param(
             {"failure": (grpc.StatusCode.INTERNAL, "no\npower")},
-            r"thing failed in Allocate: internal \(no power\)",
+            r"thing failed in Allocate: no power \(internal\)",
             id="failure",
         ),
         pytest.param({"raw_answer": b"\xff\xff"}, "no protobuf message", id="garbage"),
@@ -634,7 +634,7 @@ async def test_a_failing_pre_start_is_a_sentence(world, directory):
 async def test_a_call_that_is_not_answered_is_a_sentence(world, plugin, monkeypatch):
     monkeypatch.setattr(plugin_client, "ALLOCATE_SECONDS", 0.1)
     plugin.allow.clear()
-    with pytest.raises(DeviceFailedError, match="did not answer Allocate within 0 s"):
+    with pytest.raises(DeviceFailedError, match="gave no answer to Allocate in time"):
         await world.prepare("thing-0")
     plugin.allow.set()
     assert await world.prepare("thing-0")
@@ -754,7 +754,7 @@ async def test_calls_of_one_device_do_not_overlap(world, plugin):
         pytest.param(
             [b"\x0a\x00" * 1_000_000 + b"\xff"], "more than 16,384 devices", id="empty-devices"
         ),
-        pytest.param([b"\x0a" * (5 << 20)], "larger than 4 MiB", id="huge"),
+        pytest.param([b"\x0a" * (5 << 20)], "more than 4 MiB", id="huge"),
     ],
 )
 async def test_a_bad_plugin_is_stopped_and_others_are_not(world, plugin, directory, messages, text):
