@@ -27,7 +27,7 @@ from drakit_nodeplugin.endpoints.allowlist import allow_list
 from drakit_nodeplugin.endpoints.batches import Batches
 from drakit_nodeplugin.endpoints.contract import DriverTraits, Surroundings
 from drakit_nodeplugin.endpoints.deviceplugin import kubelet_resources
-from drakit_nodeplugin.endpoints.deviceplugin.device_list import DeviceRoom, pool_of, resource_of
+from drakit_nodeplugin.endpoints.deviceplugin.device_list import DeviceRoom, pool_of
 from drakit_nodeplugin.endpoints.deviceplugin.kubelet_resources import (
     Bar,
     KubeletAnswer,
@@ -336,13 +336,15 @@ class ClaimRouter:
     def _available(self, pool: str) -> DevicePlugin:
         """Return the plugin of a pool; raises :class:`PluginUnavailableError`."""
         plugin = self.plugins.get(pool)
-        reason = "it has not registered yet" if plugin is None else plugin.unavailable
-        if plugin is not None and reason is None:
-            return plugin
-        resource = resource_of(pool) if plugin is None else plugin.resource
-        raise PluginUnavailableError(
-            driver=self._driver, resource=resource or f"pool {pool}", reason=reason or ""
-        )
+        if plugin is None:
+            raise PluginUnavailableError(
+                driver=self._driver, resource=f"pool {pool}", reason="it has not registered yet"
+            )
+        if (reason := plugin.unavailable) is not None:
+            raise PluginUnavailableError(
+                driver=self._driver, resource=plugin.resource, reason=reason
+            )
+        return plugin
 
     async def unprepare(
         self, batch: Sequence[AllocatedClaim]

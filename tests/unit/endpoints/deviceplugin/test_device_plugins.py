@@ -675,9 +675,9 @@ async def test_a_device_that_is_not_listed_is_a_sentence(world, plugin):
 
 async def test_a_resource_that_never_registered_is_a_sentence(world, plugin):
     with pytest.raises(
-        EndpointStoppedError, match=r"of a\.b/C is unavailable: it has not registered"
+        EndpointStoppedError, match=r"of pool thing\.a\.b is unavailable: it has not registered"
     ):
-        await world.prepare_devices([device("c", pool="x--yc.a.b")])
+        await world.prepare_devices([device("c", pool="thing.a.b")])
 
 
 async def test_admin_access_is_refused(world, plugin):
