@@ -91,7 +91,6 @@ class PluginClient:
         self._receiving: asyncio.Task[None] | None = None
         self._listed: ListedDevices | None = None
         self._first: Inventory | None = None
-        self._over: ConnectionEndedError | None = None
 
     # ------------------------------------------------------------ life cycle
 
@@ -176,19 +175,15 @@ class PluginClient:
         first, self._first = self._first, None
         if first is not None:
             return first
+        raw, _ = await self._latest.next()
         try:
-            raw, _ = await self._latest.next()
             listed = await self._parse(raw or b"")
-            if self._over is not None:
-                raise self._over
-            self._room.take(self.registration.resource, len(listed.listed))
+            if (over := self._over) is None:
+                self._room.take(self.registration.resource, len(listed.listed))
         except Exception as error:
-            if self._over is None:
-                self._over = _ended(error)
-                if self._over.disorderly:
-                    text = f"{self._plugin} is stopped: {self._over.reason}"
-                    self._diagnostics.report("DevicePluginStopped", text)
-            raise self._over from None
+            raise self._fail(error) from None
+        if over is not None:
+            raise over
         self._listed = listed
         for sentence in listed.left_out:
             self._diagnostics.report("DeviceLeftOut", sentence, once=True)
@@ -205,9 +200,20 @@ class PluginClient:
                 async for message in messages:
                     self._latest.replace(message)
         except Exception as error:
-            self._latest.end(error)
+            self._fail(error)
         else:
             self._latest.end(ConnectionEndedError("its stream ended"))
+
+    def _fail(self, error: Exception) -> ConnectionEndedError:
+        """End it with an error of its stream, and return how it ended first."""
+        if (over := self._over) is not None:
+            return over
+        over = _ended(error)
+        self._latest.end(over)
+        if over.disorderly:
+            text = f"{self._plugin} is stopped: {over.reason}"
+            self._diagnostics.report("DevicePluginStopped", text)
+        return over
 
     async def _parse(self, raw: bytes) -> ListedDevices:
         resource, before = self.registration.resource, self._listed
@@ -222,10 +228,9 @@ class PluginClient:
 
     def end(self, error: ConnectionEndedError) -> None:
         """End it: `open` and `next` raise this error. Calls go on until `close`."""
-        self._over = self._over or error
+        self._latest.end(error)
         if self._options_call is not None:
             self._options_call.cancel()
-        self._latest.end(self._over)
         if self._receiving is not None:
             self._receiving.cancel()
 
@@ -233,6 +238,12 @@ class PluginClient:
         """End it; calls in flight have the grace, and fail then."""
         self.end(ConnectionEndedError(CLOSED))
         await self._client.close(grace_seconds=grace_seconds)
+
+    @property
+    def _over(self) -> ConnectionEndedError | None:
+        over = self._latest.over
+        assert over is None or isinstance(over, ConnectionEndedError)
+        return over
 
     @property
     def unavailable(self) -> str | None:
@@ -280,8 +291,6 @@ def _file_at(socket: Path) -> SocketFile | None:
 def _ended(error: Exception) -> ConnectionEndedError:
     """Return why a stream has ended."""
     match error:
-        case ConnectionEndedError():
-            return error
         case CallFailedError() if error.code is grpc.StatusCode.CANCELLED:
             return ConnectionEndedError(CLOSED)
         case CallFailedError():
