@@ -281,36 +281,19 @@ does not implement costs one call for each connection."""
 class BackendSource:
     """The driver of a backend: a :class:`.DriverSource`."""
 
+    traits = TRAITS
     foreign = True
 
     def __init__(self, driver: str, directory: BackendDirectory) -> None:
         """Its backend registers in `directory`."""
-        self._driver = driver
+        self.name = driver
+        self.where = f"backend {driver}"
+        self.expected: Collection[str] = (driver,)
         self._directory = directory
-
-    @property
-    def name(self) -> str:
-        """The driver's name."""
-        return self._driver
-
-    @property
-    def where(self) -> str:
-        """The name of the driver in errors."""
-        return f"backend {self._driver}"
-
-    @property
-    def traits(self) -> DriverTraits:
-        """Which calls it needs."""
-        return TRAITS
-
-    @property
-    def expected(self) -> Collection[str]:
-        """Its endpoint, which has its name."""
-        return (self._driver,)
 
     def endpoint(self, surroundings: Surroundings) -> HostedEndpoint:
         """Make its endpoint."""
-        return BackendEndpoint(self._driver, self._directory, surroundings)
+        return BackendEndpoint(self.name, self._directory, surroundings)
 
 
 class BackendEndpoint(Endpoint):

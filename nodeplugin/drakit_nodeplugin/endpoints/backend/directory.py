@@ -17,7 +17,7 @@ import os
 import socket
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
 
@@ -262,7 +262,7 @@ class BackendDirectory:
         async with self._scanning:
             try:
                 found = await asyncio.to_thread(scan, self.path, known={*self._candidates})
-                self.version = self.version or await asyncio.to_thread(_version)
+                self.version = self.version or await asyncio.to_thread(version, "drakit")
             except OSError as error:
                 self._report(
                     f"cannot be read or made: {os.strerror(error.errno or 0)}; no new backend is "
@@ -415,13 +415,6 @@ class BackendDirectory:
         news, self._news = self._news, asyncio.Event()
         news.set()
         self._hurry.set()
-
-
-def _version() -> str:
-    try:
-        return version("drakit")
-    except PackageNotFoundError:  # run from its sources
-        return "unknown"
 
 
 async def identify(client: Client, *, node: str, version: str) -> str:

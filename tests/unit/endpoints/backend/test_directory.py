@@ -7,7 +7,6 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
@@ -129,16 +128,6 @@ async def test_one_that_hangs_again_and_again_does_not_keep_others_waiting(one_a
         async with FakeBackend(watched.path / "gpu.sock"):
             await until(lambda: watched.appeared == [DRIVER])
             assert steps == ["asked", "gave no answer", "asked"]
-
-
-async def test_a_version_that_is_not_known_is_no_failure(watched, monkeypatch):
-    def version(name: str) -> str:
-        raise PackageNotFoundError(name)
-
-    monkeypatch.setattr(directory_module, "version", version)
-    async with FakeBackend(watched.path / "gpu.sock") as backend:
-        await until(lambda: watched.appeared == [DRIVER])
-        assert backend.called("GetInfo")[0].plugin_version == "unknown"
 
 
 @pytest.mark.parametrize("limit", ["MAX_SOCKETS", "MAX_ENTRIES"])
