@@ -15,6 +15,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,6 +34,7 @@ from drakit_nodeplugin.endpoints.deviceplugin.kubelet_resources import (
     KubeletAnswer,
     KubeletResources,
 )
+from drakit_nodeplugin.endpoints.deviceplugin.plugin_client import PluginClient
 from drakit_nodeplugin.endpoints.deviceplugin.plugin_connection import DevicePlugin
 from drakit_nodeplugin.endpoints.deviceplugin.plugin_registration import (
     RefusedError,
@@ -237,10 +239,14 @@ class DevicePlugins:
         plugin = DevicePlugin(
             resource,
             listener=self._surroundings.listener,
-            diagnostics=self._diagnostics,
             room=self._room,
-            rights=None if self._allowed is None else self._allowed.entries[resource],
-            devices=self._devices,
+            new_client=partial(
+                PluginClient,
+                diagnostics=self._diagnostics,
+                room=self._room,
+                devices=self._devices,
+                rights=None if self._allowed is None else self._allowed.entries[resource],
+            ),
         )
         self._plugins[resource] = self._by_pool[pool_of(resource)] = plugin
         self._poll_kubelet.set()

@@ -17,7 +17,6 @@ import pytest
 from drakit.device import Edits
 from drakit_nodeplugin.endpoints import endpoint as lifecycle
 from drakit_nodeplugin.endpoints.deviceplugin import (
-    allocate,
     plugin_client,
     plugin_connection,
     plugin_registration,
@@ -646,7 +645,7 @@ async def test_a_large_answer_that_finds_no_thread_fails_alone(world, plugin, mo
 
     plugin.answer = lambda ids: pb.ContainerAllocateResponse(envs={"A": "b" * 10_000})
     with monkeypatch.context() as patched:
-        patched.setattr(allocate.asyncio, "to_thread", refuse)
+        patched.setattr(plugin_client.asyncio, "to_thread", refuse)
         with pytest.raises(DeviceFailedError, match="can't start new thread"):
             await world.prepare("thing-0")
     (edits,) = await world.prepare("thing-0")
