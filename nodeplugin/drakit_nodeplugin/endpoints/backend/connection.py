@@ -89,14 +89,13 @@ class BackendConnection:
         self._driver = driver
         self._client = client
         self._loop = asyncio.get_running_loop()
-        self._over: asyncio.Future[ConnectionEndedError] = self._loop.create_future()
-        self._listed: asyncio.Future[None] = self._loop.create_future()
-        """Done with the first message of devices."""
         self._latest = LatestValue[bytes]()
+        self._has_listed = False
+        """Whether it has sent its first message of devices."""
         self._reader = InventoryReader()
         self._early = EarlyHealth()
         self._tasks: set[asyncio.Task[None]] = set()
-        calls = BackendClaims(driver, client, rights=rights, ended=self._ended)
+        calls = BackendClaims(driver, client, rights=rights, ended=self._latest.ended_within)
         self.prepare, self.unprepare, self.check = calls.prepare, calls.unprepare, calls.check
 
     # ------------------------------------------------------------ its life
@@ -114,19 +113,20 @@ class BackendConnection:
 
     async def listed(self, *, timeout_seconds: float) -> None:
         """Wait for its first message of devices, or its end, at most this long."""
-        ends = {self._listed, self._over}
-        await asyncio.wait(ends, timeout=timeout_seconds, return_when=asyncio.FIRST_COMPLETED)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_seconds):
+                await self._latest.wait()
 
     @property
     def unavailable(self) -> str | None:
         """Why nothing can be called now; None while calls are possible."""
-        if self._over.done():
-            return self._over.result().reason
-        return None if self._listed.done() else "it has not listed its devices yet"
+        if (over := self._latest.over) is not None:
+            return over.reason
+        return None if self._has_listed else "it has not listed its devices yet"
 
     async def close(self) -> None:
         """End the connection and all of its calls."""
-        self._end(ConnectionEndedError("the node plugin has closed the connection"))
+        self._latest.end(ConnectionEndedError("the node plugin has closed the connection"))
         tasks = {*self._tasks}
         for task in tasks:
             task.cancel()
@@ -138,20 +138,10 @@ class BackendConnection:
         except TimeoutError:
             logger.warning("backend's connection does not close", extra={"driver": self._driver})
 
-    async def _ended(self, seconds: float) -> ConnectionEndedError | None:
-        """Wait for the end of the connection, at most this long, and return it."""
-        await asyncio.wait({self._over}, timeout=seconds)
-        return self._over.result() if self._over.done() else None
-
     def _begin(self, work: Coroutine[Any, Any, None], name: str) -> None:
         task = self._loop.create_task(work, name=f"{self._driver} {name}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-    def _end(self, ended: ConnectionEndedError) -> None:
-        if not self._over.done():
-            self._over.set_result(ended)
-            self._latest.end(ended)
 
     # ------------------------------------------------------------ its devices
 
@@ -172,10 +162,10 @@ class BackendConnection:
         try:
             inventory = await self._reader.read(raw, turns)
         except GarbageError as error:
-            self._end(_disorder(f"sent {error} as its devices"))
+            self._latest.end(_disorder(f"sent {error} as its devices"))
             inventory = None
-        if self._over.done():
-            raise self._over.result()  # its devices do not count any more
+        if self._latest.over is not None:
+            raise self._latest.over  # its devices do not count any more
         return inventory
 
     async def _watch_devices(self) -> None:
@@ -183,9 +173,8 @@ class BackendConnection:
         try:
             async with aclosing(self._client.stream("WatchDevices")) as messages:
                 async for raw in messages:
+                    self._has_listed = True
                     self._latest.replace(raw)
-                    if not self._listed.done():
-                        self._listed.set_result(None)
             ended = ConnectionEndedError("its backend ended its stream of devices")
         except GarbageError as error:
             # Only a flood: the messages are read later.
@@ -198,7 +187,7 @@ class BackendConnection:
             logger.exception("backend's stream failed", extra={"driver": self._driver})
             kind = type(error).__name__
             ended = ConnectionEndedError(f"reading its stream of devices failed ({kind})")
-        self._end(ended)
+        self._latest.end(ended)
 
     # ------------------------------------------------------------ their health
 
@@ -209,12 +198,12 @@ class BackendConnection:
         problems = ProblemLog(
             logger, "backend's stream of health ended", facts={"driver": self._driver}
         )
-        while not self._over.done():
+        while self._latest.over is None:
             began_at = self._loop.time()
             problem = await self._health_problem()
             if problem is None:
                 return
-            if not self._over.done():
+            if self._latest.over is None:
                 problems.report(problem)
             if self._loop.time() - began_at > STEADY_SECONDS:
                 backoff.succeeded()

@@ -112,8 +112,8 @@ class PluginClient:
             if await asyncio.to_thread(_file_at, self.registration.socket) != file:
                 text = "its socket was replaced while the node plugin connected to it"
                 raise ConnectionEndedError(text, disorderly=True)
-        if self._over is not None:
-            raise self._over
+        if self._latest.over is not None:
+            raise self._latest.over
         self._receiving = asyncio.create_task(self._receive())
 
     async def _owned_socket(self, rights: Rights) -> SocketFile:
@@ -122,8 +122,8 @@ class PluginClient:
             async with asyncio.timeout(CONNECT_SECONDS):
                 while True:
                     file = await asyncio.to_thread(_file_at, self.registration.socket)
-                    if self._over is not None:
-                        raise self._over
+                    if self._latest.over is not None:
+                        raise self._latest.over
                     if file is not None:
                         break
                     await asyncio.sleep(POLL_SECONDS)
@@ -165,7 +165,7 @@ class PluginClient:
         except asyncio.CancelledError:
             if cancelled_by_owner():
                 raise
-            raise self._over or ConnectionEndedError(CLOSED) from None
+            raise self._latest.over or ConnectionEndedError(CLOSED) from None
 
     async def read_first(self, *, seconds: float) -> bool:
         """Read its first list, and keep it for `next`; return whether it came in time. Raises
@@ -186,7 +186,7 @@ class PluginClient:
         raw, _ = await self._latest.next()
         try:
             listed = await self._parse(raw or b"")
-            if (over := self._over) is None:
+            if (over := self._latest.over) is None:
                 self._room.take(self.registration.resource, len(listed.listed))
         except Exception as error:
             raise self._fail(error) from None
@@ -214,7 +214,7 @@ class PluginClient:
 
     def _fail(self, error: Exception) -> ConnectionEndedError:
         """End it with an error of its stream, and return how it ended first."""
-        if (over := self._over) is not None:
+        if (over := self._latest.over) is not None:
             return over
         over = _ended(error)
         self._latest.end(over)
@@ -248,16 +248,10 @@ class PluginClient:
         await self._client.close(grace_seconds=grace_seconds)
 
     @property
-    def _over(self) -> ConnectionEndedError | None:
-        over = self._latest.over
-        assert over is None or isinstance(over, ConnectionEndedError)
-        return over
-
-    @property
     def unavailable(self) -> str | None:
         """Why it cannot be called now; None while it can."""
-        if self._over is not None:
-            return self._over.reason
+        if (over := self._latest.over) is not None:
+            return over.reason
         return None if self._listed is not None else "it has not listed its devices yet"
 
     # ------------------------------------------------------------ calls
