@@ -62,14 +62,14 @@ class HeldClaims:
         for work in works:
             uid = work.claim.uid
             if uid in self.errors:
-                work.answer.set_result(ClaimAnswer(error=self.errors[uid]))
+                work.finish(ClaimAnswer(error=self.errors[uid]))
             elif uid not in self.forgotten:
-                work.answer.set_result(ClaimAnswer(devices=(self.device(uid),)))
+                work.finish(ClaimAnswer(devices=(self.device(uid),)))
 
     async def unprepare(self, works: Sequence[ClaimWork]) -> None:
         await self._work("unprepare", [work.claim for work in works])
         for work in works:
-            work.answer.set_result(ClaimAnswer(error=self.errors.get(work.claim.uid)))
+            work.finish(ClaimAnswer(error=self.errors.get(work.claim.uid)))
 
     def device(self, uid: str) -> PreparedDevice:
         return device(uid)

@@ -38,7 +38,7 @@ class Engine:
     async def prepare(self, works) -> None:
         for seconds, work, answer in zip((3, 4), works, self.answers, strict=False):
             await asyncio.sleep(seconds)
-            work.answer.set_result(answer)
+            work.finish(answer)
         if self.failure is not None:
             raise self.failure
 

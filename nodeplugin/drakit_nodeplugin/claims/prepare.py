@@ -175,7 +175,7 @@ class Preparing:
                     share_id=device.share_id,
                 )
             )
-        work.answer.set_result(ClaimAnswer(devices=tuple(devices)))
+        work.finish(ClaimAnswer(devices=tuple(devices)))
 
     # ------------------------------------------------------------ what is wanted
 

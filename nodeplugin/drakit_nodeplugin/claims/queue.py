@@ -35,7 +35,7 @@ from drakit_nodeplugin.claims.work import (
     ClaimAnswer,
     ClaimWork,
     Operation,
-    all_resolved,
+    all_answered,
 )
 
 __all__ = ("ClaimObserver", "ClaimQueue", "Engine")
@@ -131,16 +131,15 @@ class ClaimQueue:
         UIDs must be unique. If the caller is cancelled, the work goes on.
         """
         turns = self._join_or_begin(operation, claims)
-        if answers := [work.answer for _, work in turns.values() if not work.answer.done()]:
-            await all_resolved(answers, timeout_seconds=timeout_seconds)
+        if works := [work for _, work in turns.values() if work.answer is None]:
+            await all_answered(works, timeout_seconds=timeout_seconds)
         return {claim.uid: self._answer(operation, claim, turns.get(claim.uid)) for claim in claims}
 
     async def drain(self, *, timeout_seconds: float) -> None:
         """Let work end; stop what has not ended then. What it began is in the checkpoint, and is
         finished or undone by the next instance."""
         if works := self._works():
-            answers = [work.answer for work in works]
-            await all_resolved(answers, timeout_seconds=max(0.0, timeout_seconds))
+            await all_answered(works, timeout_seconds=max(0.0, timeout_seconds))
         if not (left := self._works()):
             return
         facts = {"driver": self._driver, "works": len(left)}
@@ -280,7 +279,7 @@ class ClaimQueue:
             asked_at=asyncio.get_running_loop().time(),
             request_id=logs.request_id.get(),
         )
-        work.answer.add_callback(lambda answer: self._finished(turn, work, answer))
+        work.callbacks.append(lambda answer: self._finished(turn, work, answer))
         return turn, work
 
     def _begin(self, turns: Sequence[_Turn]) -> None:
@@ -309,7 +308,7 @@ class ClaimQueue:
             facts = {"driver": self._driver, "operation": operation}
             logger.exception("engine failed", extra=facts)
             for work in works:
-                if not work.answer.done():
+                if work.answer is None:
                     work.refuse(FaultError(claim=str(work.claim), cause=error))
         finally:
             slow.cancel()
@@ -317,7 +316,7 @@ class ClaimQueue:
     def _ended(self, task: asyncio.Task[None], works: Sequence[ClaimWork]) -> None:
         self._tasks.discard(task)
         for work in works:
-            if work.answer.done():
+            if work.answer is not None:
                 continue
             if task.cancelled():
                 self._interrupt(work)
@@ -326,16 +325,16 @@ class ClaimQueue:
             logger.error("engine gave no answer for a claim", extra=facts)
             text = "the node plugin has no answer for it; this is a fault of the plugin, and its"
             error = f"claim {work.claim}: {text} log on this node has the details"
-            work.answer.set_result(ClaimAnswer(error=error, reason=FaultError.reason))
+            work.finish(ClaimAnswer(error=error, reason=FaultError.reason))
 
     def _interrupt(self, work: ClaimWork) -> None:
         doing = GERUND[work.operation]
         text = f"{doing} it was interrupted by a stop of the node plugin; the kubelet asks again"
-        work.answer.set_result(_not_done(work.claim, text))
+        work.finish(_not_done(work.claim, text))
 
     def _report_slow(self, works: Sequence[ClaimWork]) -> None:
         for work in works:
-            if not work.answer.done():
+            if work.answer is None:
                 for observer in self._observers:
                     observer.lasts(work.claim, work.operation)
 
@@ -369,11 +368,11 @@ class ClaimQueue:
             text = "too many calls wait for work on it that does not end; check the driver "
             return _not_done(claim, text + self._driver)
         turn, work = found
-        if not work.answer.done():
+        if work.answer is None:
             turn.late = True
             text = f"driver {self._driver} is still {GERUND[operation]} it; the work goes on, and "
             return _not_done(claim, text + "the kubelet asks again")
-        return work.answer.result()
+        return work.answer
 
 
 def _not_done(claim: ClaimReference, text: str) -> ClaimAnswer:

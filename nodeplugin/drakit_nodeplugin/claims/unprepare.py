@@ -87,7 +87,7 @@ class Unpreparing:
                     self._answer(asked[uid], _file_stays(asked[uid].claim, unremoved.get(uid)))
         except CheckpointError as error:
             for work in works:
-                if not work.answer.done():
+                if work.answer is None:
                     work.refuse(not_stored(work.claim, error))
             return changed
         due: list[StoredClaim] = []
@@ -107,7 +107,7 @@ class Unpreparing:
 
     def _answer(self, work: ClaimWork, undone: Undone) -> None:
         if undone.error is None:
-            work.answer.set_result(ClaimAnswer())
+            work.finish(ClaimAnswer())
             return
         facts = {
             "claim": str(work.claim),
@@ -118,7 +118,7 @@ class Unpreparing:
             # The containers are gone, so the pod may go. The devices are kept from others until the
             # driver is available again and has confirmed.
             logger.warning("claim stays unpreparing until its driver is available", extra=facts)
-            work.answer.set_result(ClaimAnswer())
+            work.finish(ClaimAnswer())
         else:
             facts["reason"] = undone.error.reason
             logger.warning("claim not unprepared", extra=facts)

@@ -1,5 +1,5 @@
 """
-The work on one claim and its answer, the neighbours that it needs, and what preparing and
+The work on one claim and its answer, the neighbors of the engine, and what preparing and
 unpreparing share: waiting for drivers, error sentences, log facts.
 
 :mod:`.queue` decides when a claim is worked on, :mod:`.prepare` and :mod:`.unprepare` do the work.
@@ -24,7 +24,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeVar
 
-from drakit.device import AllocatedClaim, ClaimReference, Edits
+from drakit.device import ClaimReference
 from drakit.driver import Node
 from drakit.tasks import cancelled_by_owner
 from drakit_nodeplugin.claims.allocation import ParameterLimits
@@ -44,7 +44,7 @@ from drakit_nodeplugin.claims.errors import (
 from drakit_nodeplugin.claims.source import ClaimSource
 from drakit_nodeplugin.devices.hardware import Hardware
 from drakit_nodeplugin.devices.model import Revision
-from drakit_nodeplugin.endpoints.contract import DriverTraits
+from drakit_nodeplugin.endpoints.contract import CallableEndpoint
 from drakit_nodeplugin.endpoints.failures import (
     BadParametersError,
     DeviceFailedError,
@@ -55,14 +55,12 @@ __all__ = (
     "GERUND",
     "ClaimAnswer",
     "ClaimWork",
-    "Devices",
     "EngineParts",
     "Instances",
     "Inventories",
     "Operation",
     "PreparedDevice",
-    "Promise",
-    "all_resolved",
+    "all_answered",
     "driver_failed",
     "error_of",
     "facts_of",
@@ -121,90 +119,15 @@ class ClaimAnswer:
     reason: str | None = None
     """For metrics and Events: one of a closed set of words, without data; None is success."""
 
-    @classmethod
-    def refusal(cls, error: ClaimError) -> ClaimAnswer:
-        """Return the answer for a claim that failed."""
-        return cls(error=str(error), reason=error.reason)
-
-
-class Promise:
-    """
-    The answer of one claim, to be resolved exactly once.
-
-    A future would call back a turn of the loop later, and wake who waits for it another turn later;
-    and who is cancelled while waiting for a future cancels it.
-    """
-
-    __slots__ = ("_answer", "_callbacks")
-
-    def __init__(self) -> None:
-        self._answer: ClaimAnswer | None = None
-        self._callbacks: list[Callable[[ClaimAnswer], None]] = []
-
-    def done(self) -> bool:
-        """Return whether it was resolved."""
-        return self._answer is not None
-
-    def result(self) -> ClaimAnswer:
-        """Return the answer, which must be there."""
-        assert self._answer is not None
-        return self._answer
-
-    def set_result(self, answer: ClaimAnswer) -> None:
-        """Resolve it, and call back at once."""
-        if self._answer is not None:
-            raise asyncio.InvalidStateError("the claim was answered before")
-        self._answer = answer
-        callbacks, self._callbacks = self._callbacks, []
-        for callback in callbacks:
-            callback(answer)
-
-    def add_callback(self, callback: Callable[[ClaimAnswer], None]) -> None:
-        """Have a callback called with the answer, in the order of their registration. It returns at
-        once, and raises nothing."""
-        self._callbacks.append(callback)
-
-    def remove_callback(self, callback: Callable[[ClaimAnswer], None]) -> None:
-        """Forget a callback; one that was called already is fine."""
-        with suppress(ValueError):
-            self._callbacks.remove(callback)
-
-
-async def all_resolved(promises: Collection[Promise], *, timeout_seconds: float) -> None:
-    """Wait until promises, none of which is resolved yet, all are, or the time is over."""
-    loop = asyncio.get_running_loop()
-    ended = loop.create_future()
-    left = len(promises)
-
-    def end() -> None:
-        if not ended.done():
-            ended.set_result(None)
-
-    def resolved(_: ClaimAnswer) -> None:
-        nonlocal left
-        left -= 1
-        if not left:
-            end()
-
-    timer = loop.call_later(timeout_seconds, end)
-    for promise in promises:
-        promise.add_callback(resolved)
-    try:
-        await ended
-    finally:
-        timer.cancel()
-        for promise in promises:
-            promise.remove_callback(resolved)
-
 
 @dataclass(eq=False, kw_only=True, slots=True)
 class ClaimWork:
-    """One operation on one claim, with the promise of its answer."""
+    """One operation on one claim."""
 
     operation: Operation
     claim: ClaimReference
-    answer: Promise = field(default_factory=Promise)
-    """Resolved as soon as this claim is done, whatever its batch still does."""
+    answer: ClaimAnswer | None = None
+    """Set once, as soon as this claim is done, whatever its batch still does."""
 
     abandoned: bool = False
     """An unprepare waits for it: it must end soon, with an error."""
@@ -212,52 +135,59 @@ class ClaimWork:
     call: asyncio.Future[Any] | None = None
     """The driver's work, while it can be given up."""
 
+    callbacks: list[Callable[[ClaimAnswer], None]] = field(
+        default_factory=list[Callable[[ClaimAnswer], None]]
+    )
+    """Called with the answer, in their order; each returns at once, and raises nothing. A future
+    would call them one turn of the loop later."""
+
     def abandon(self) -> None:
         """Give up the work, which has begun or is about to."""
         self.abandoned = True
         if self.call is not None:
             self.call.cancel()
 
+    def finish(self, answer: ClaimAnswer) -> None:
+        """Answer the claim."""
+        if self.answer is not None:
+            raise asyncio.InvalidStateError("the claim was answered before")
+        self.answer = answer
+        for callback in self.callbacks.copy():
+            callback(answer)
+
     def refuse(self, error: ClaimError) -> None:
-        """End it with an error."""
-        self.answer.set_result(ClaimAnswer.refusal(error))
+        """Answer the claim with an error."""
+        self.finish(ClaimAnswer(error=str(error), reason=error.reason))
 
 
-# ---------------------------------------------------------------- the neighbours
+async def all_answered(works: Collection[ClaimWork], *, timeout_seconds: float) -> None:
+    """Wait until works, none of which has an answer yet, all have one, or the time is over."""
+    loop = asyncio.get_running_loop()
+    ended = loop.create_future()
+    left = len(works)
+
+    def end() -> None:
+        if not ended.done():
+            ended.set_result(None)
+
+    def answered(_: ClaimAnswer) -> None:
+        nonlocal left
+        left -= 1
+        if not left:
+            end()
+
+    timer = loop.call_later(timeout_seconds, end)
+    for work in works:
+        work.callbacks.append(answered)
+    try:
+        await ended
+    finally:
+        timer.cancel()
+        for work in works:
+            work.callbacks.remove(answered)
 
 
-class Devices(Protocol):
-    """
-    The engine's view of an endpoint. Work on claims that have a device or a counter set in common
-    never overlaps.
-
-    The three calls begin the work for a batch and return a future for each claim UID. The futures
-    end independently of each other, and raise DeviceFailedError or EndpointStoppedError only.
-    Cancelling one gives up that claim; what is left of its work ends in the background.
-    """
-
-    @property
-    def traits(self) -> DriverTraits:
-        """Which calls the driver needs; known while it is stopped as well."""
-        ...
-
-    def unavailable(self) -> EndpointStoppedError | None:
-        """Return the reason why the driver cannot be called now; None if it can."""
-        ...
-
-    def prepare(
-        self, batch: Sequence[AllocatedClaim]
-    ) -> Mapping[str, asyncio.Future[Sequence[Edits]]]:
-        """Make devices ready; each future returns the edits of its claim's devices, in order."""
-        ...
-
-    def unprepare(self, batch: Sequence[AllocatedClaim]) -> Mapping[str, asyncio.Future[None]]:
-        """Undo it."""
-        ...
-
-    def check(self, batch: Sequence[AllocatedClaim]) -> Mapping[str, asyncio.Future[bool]]:
-        """Return whether all devices of a claim are still in order."""
-        ...
+# ---------------------------------------------------------------- the neighbors
 
 
 class Inventories(Protocol):
@@ -289,14 +219,14 @@ class Instances(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineParts:
-    """The neighbours of one driver's engine."""
+    """The neighbors of one driver's engine."""
 
     driver: str
     node: Node
     boot_id: str
     checkpoint: Checkpoint
     source: ClaimSource
-    devices: Devices
+    devices: CallableEndpoint
     inventories: Inventories
     specs: ClaimSpecs
     instances: Instances

@@ -26,6 +26,7 @@ from drakit_nodeplugin.endpoints.failures import DeviceFailedError, Diagnostic, 
 
 __all__ = (
     "MAX_DEVICES",
+    "CallableEndpoint",
     "Calls",
     "Connection",
     "ConnectionEndedError",
@@ -288,9 +289,9 @@ class DriverSource(Protocol):
         ...
 
 
-class HostedEndpoint(Protocol):
+class CallableEndpoint(Protocol):
     """
-    One endpoint, or all endpoints of a driver that has several.
+    What the claims engine calls: one endpoint, or all endpoints of a driver that has several.
 
     `prepare`, `unprepare` and `check` begin the work for a batch of claims, and return one future
     for each claim UID. They return at once; calls from one turn of the event loop cost the other
@@ -312,11 +313,6 @@ class HostedEndpoint(Protocol):
         """Which calls it needs; known while it is stopped as well."""
         ...
 
-    @property
-    def blocked(self) -> str | None:
-        """What its event loop is blocked in; None while it answers, or if it has no own loop."""
-        ...
-
     def unavailable(self) -> EndpointStoppedError | None:
         """Return why it cannot be called now; None if it can."""
         ...
@@ -324,7 +320,8 @@ class HostedEndpoint(Protocol):
     def prepare(
         self, batch: Sequence[AllocatedClaim]
     ) -> Mapping[str, asyncio.Future[Sequence[Edits]]]:
-        """Make the devices of claims ready; gives the edits of each device, in their order."""
+        """Make the devices of claims ready; each future returns the edits of its claim's devices,
+        in their order."""
         ...
 
     def unprepare(self, batch: Sequence[AllocatedClaim]) -> Mapping[str, asyncio.Future[None]]:
@@ -334,6 +331,15 @@ class HostedEndpoint(Protocol):
     def check(self, batch: Sequence[AllocatedClaim]) -> Mapping[str, asyncio.Future[bool]]:
         """Return whether all devices of a claim are still in order. A driver that fails to check
         does not know, which is False; a future raises EndpointStoppedError only."""
+        ...
+
+
+class HostedEndpoint(CallableEndpoint, Protocol):
+    """The same, with the life that the host gives it."""
+
+    @property
+    def blocked(self) -> str | None:
+        """What its event loop is blocked in; None while it answers, or if it has no own loop."""
         ...
 
     async def start(self) -> None:

@@ -40,7 +40,7 @@ class Engine:
     async def prepare(self, works) -> None:
         await asyncio.sleep(self.seconds)
         for work in works:
-            work.answer.set_result(self.answers.get(work.claim.uid, ClaimAnswer()))
+            work.finish(self.answers.get(work.claim.uid, ClaimAnswer()))
 
     unprepare = prepare
 

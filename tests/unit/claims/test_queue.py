@@ -112,7 +112,7 @@ class OneByOne(SlowClaims):
     async def prepare(self, works):
         async def one(work):
             await asyncio.sleep(self.seconds.get(work.claim.uid, 0))
-            work.answer.set_result(ClaimAnswer())
+            work.finish(ClaimAnswer())
 
         await asyncio.gather(*(one(work) for work in works))
 
@@ -132,7 +132,7 @@ async def test_an_unprepare_gives_up_the_prepare_that_it_waits_for():
             work.call = asyncio.get_running_loop().create_future()
             await asyncio.wait({work.call})
             assert work.abandoned
-            work.answer.set_result(ClaimAnswer(error="given up"))
+            work.finish(ClaimAnswer(error="given up"))
 
     calls = calls_of(Obedient())
     first = asyncio.create_task(prepare(calls, A))

@@ -7,7 +7,14 @@ from contextlib import aclosing
 
 import pytest
 
-from drakit_nodeplugin.claims.work import ClaimAnswer, Promise, all_resolved, raised_by, waves
+from drakit.device import ClaimReference
+from drakit_nodeplugin.claims.work import (
+    ClaimAnswer,
+    ClaimWork,
+    all_answered,
+    raised_by,
+    waves,
+)
 
 pytestmark = pytest.mark.looptime
 
@@ -84,39 +91,44 @@ async def test_a_slow_call_delays_others_by_a_moment(looptime):
         assert looptime == 100
 
 
-# ---------------------------------------------------------------- promises
+# ---------------------------------------------------------------- answers
 
 
-async def test_who_waits_for_answers_is_awake_one_turn_after_the_last():
-    promises = [Promise(), Promise()]
-    waiting = asyncio.create_task(all_resolved(promises, timeout_seconds=10))
+def work() -> ClaimWork:
+    claim = ClaimReference(namespace="lab", name="claim", uid="a")
+    return ClaimWork(operation="prepare", claim=claim)
+
+
+async def test_a_caller_resumes_one_turn_after_the_last_answer():
+    works = [work(), work()]
+    waiting = asyncio.create_task(all_answered(works, timeout_seconds=10))
     await asyncio.sleep(0)
-    promises[0].set_result(DONE)
+    works[0].finish(DONE)
     await asyncio.sleep(0)
     assert not waiting.done()
-    promises[1].set_result(DONE)
+    works[1].finish(DONE)
     await asyncio.sleep(0)
     assert waiting.done()
 
 
-async def test_a_promise_outlives_those_who_wait_for_it(looptime):
-    promise, answers = Promise(), []
-    promise.add_callback(answers.append)
-    impatient = asyncio.create_task(all_resolved([promise], timeout_seconds=1))
-    cancelled = asyncio.create_task(all_resolved([promise], timeout_seconds=10))
+async def test_work_outlives_its_callers(looptime):
+    outliving, answers = work(), []
+    outliving.callbacks.append(answers.append)
+    impatient = asyncio.create_task(all_answered([outliving], timeout_seconds=1))
+    cancelled = asyncio.create_task(all_answered([outliving], timeout_seconds=10))
     await impatient
     assert looptime == 1
     cancelled.cancel()
     with pytest.raises(asyncio.CancelledError):
         await cancelled
-    assert not promise.done()
-    promise.set_result(DONE)
+    assert outliving.answer is None
+    outliving.finish(DONE)
     assert answers == [DONE]
-    assert promise.result() is DONE
+    assert outliving.answer is DONE
 
 
-async def test_a_promise_is_resolved_once():
-    promise = Promise()
-    promise.set_result(DONE)
+async def test_work_is_answered_once():
+    answered = work()
+    answered.finish(DONE)
     with pytest.raises(asyncio.InvalidStateError):
-        promise.set_result(DONE)
+        answered.finish(DONE)
