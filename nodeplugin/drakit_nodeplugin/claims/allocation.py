@@ -15,7 +15,7 @@ from typing import cast
 
 import orjson
 
-from drakit.device import AllocatedDevice, ClaimReference
+from drakit.device import AllocatedClaim, AllocatedDevice, ClaimReference
 from drakit.resource.claim import Allocation, Claim, DeviceResult, OpaqueConfig, applies
 from drakit.resource.nodeselector import NodeLabelsUnknownError, selects_node
 from drakit_nodeplugin.claims.checkpoint.records import StoredClaim, StoredDevice
@@ -33,10 +33,11 @@ from drakit_nodeplugin.devices.hardware import Hardware
 __all__ = (
     "ParameterLimits",
     "Step",
-    "allocated_devices",
+    "allocated_claim",
     "allocated_results",
     "device_keys",
     "next_step",
+    "reference_of",
     "wanted_claim",
     "with_consumption",
 )
@@ -273,9 +274,9 @@ def device_keys(devices: Iterable[StoredDevice | DeviceResult]) -> set[tuple[str
     return {(device.pool, device.device, device.share_id) for device in devices}
 
 
-def allocated_devices(claim: StoredClaim) -> list[AllocatedDevice]:
-    """Return a claim's devices as drivers get them; each has its own copy of its parameters."""
-    return [
+def allocated_claim(claim: StoredClaim) -> AllocatedClaim:
+    """Return a claim as drivers get it; each device has its own copy of its parameters."""
+    devices = [
         AllocatedDevice(
             name=device.device,
             pool=device.pool,
@@ -288,3 +289,9 @@ def allocated_devices(claim: StoredClaim) -> list[AllocatedDevice]:
         )
         for device in claim.devices
     ]
+    return AllocatedClaim(claim=reference_of(claim), devices=tuple(devices))
+
+
+def reference_of(claim: StoredClaim) -> ClaimReference:
+    """Name a stored claim as drivers and the API know it."""
+    return ClaimReference(namespace=claim.namespace, name=claim.name, uid=claim.uid)

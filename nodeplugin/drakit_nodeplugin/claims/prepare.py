@@ -24,11 +24,10 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 
 from drakit.cdi import InvalidEditsError
-from drakit.device import AllocatedClaim, Edits
-from drakit.resource.claim import base_request
+from drakit.device import Edits
 from drakit_nodeplugin.claims.allocation import (
     Step,
-    allocated_devices,
+    allocated_claim,
     next_step,
     wanted_claim,
     with_consumption,
@@ -49,14 +48,13 @@ from drakit_nodeplugin.claims.work import (
     ClaimAnswer,
     ClaimWork,
     EngineParts,
-    PreparedDevice,
     driver_failed,
     error_of,
     facts_of,
     foreign_work,
     not_stored,
+    prepared_devices,
     raised_by,
-    reference_of,
     refused,
     side_by_side,
     waves,
@@ -64,7 +62,7 @@ from drakit_nodeplugin.claims.work import (
 from drakit_nodeplugin.devices.hardware import Hardware
 from drakit_nodeplugin.endpoints.failures import EndpointStoppedError
 
-__all__ = ("Preparing",)
+__all__ = ("ClaimEngine",)
 
 logger = logging.getLogger(__name__)
 
@@ -105,15 +103,21 @@ class _Wanted:
     old: StoredClaim
 
 
-class Preparing:
-    """Prepares claims of one driver. The caller has the claims for itself (:mod:`.queue`)."""
+class ClaimEngine:
+    """Prepares and unprepares claims of one driver: implements :class:`.queue.Engine`."""
 
-    def __init__(self, parts: EngineParts, unpreparing: Unpreparing) -> None:
+    def __init__(self, parts: EngineParts) -> None:
         self._parts = parts
-        self._unpreparing = unpreparing
+        self._unpreparing = unpreparing = Unpreparing(parts)
+        self.rebuilt = unpreparing.rebuilt
+        self.unprepare = unpreparing.unprepare
+        self.undo_left = unpreparing.undo_left
+        self.collect = unpreparing.collect
 
     async def prepare(self, works: Sequence[ClaimWork]) -> None:
         """Prepare the claims of a pod; each is answered as soon as it is done."""
+        if not await self._unpreparing.is_complete(works):
+            return
         parts = self._parts
         uids = [work.claim.uid for work in works]
         try:
@@ -158,24 +162,8 @@ class Preparing:
         work.refuse(error)
 
     def _succeed(self, work: ClaimWork, claim: StoredClaim) -> None:
-        # A container has all devices of a claim, or those of a request. The kubelet hands a CDI
-        # name on as often as it is listed: so it is listed once in each request that needs it.
-        listed: set[tuple[str, str]] = set()
-        devices: list[PreparedDevice] = []
-        for index, device in enumerate(claim.devices):
-            request = base_request(device.request)
-            others = [name for name in device.cdi_devices if (request, name) not in listed]
-            listed.update((request, name) for name in others)
-            devices.append(
-                PreparedDevice(
-                    requests=(request,),
-                    pool=device.pool,
-                    device=device.device,
-                    cdi_ids=(self._parts.specs.cdi_id(claim.uid, index), *others),
-                    share_id=device.share_id,
-                )
-            )
-        work.finish(ClaimAnswer(devices=tuple(devices)))
+        devices = prepared_devices(claim, self._parts.specs)
+        work.finish(ClaimAnswer(devices=devices))
 
     # ------------------------------------------------------------ what is wanted
 
@@ -233,7 +221,7 @@ class Preparing:
         wanted = self._still_wanted({uid: (c.work, c.old) for uid, c in entries.items()})
         if not wanted:
             return
-        calls = self._parts.devices.check(_batch(wanted))
+        calls = self._parts.devices.check([allocated_claim(claim) for claim in wanted])
         for uid, call in calls.items():
             entries[uid].work.call = call
         async with asyncio.TaskGroup() as group, aclosing(waves(calls)) as results:
@@ -267,9 +255,7 @@ class Preparing:
             return
         for each in current:
             uid = each.old.uid
-            if uid in outcome.unplaced:
-                self._refuse(each.work, _unplaced(each.old, outcome))
-            elif uid in outcome.fenced:
+            if uid in outcome.unplaced or uid in outcome.fenced:
                 self._refuse(each.work, self._refused(each.old, outcome))
             else:
                 self._succeed(each.work, each.old)
@@ -303,7 +289,7 @@ class Preparing:
         wanted = self._still_wanted({uid: (each.work, each.claim) for uid, each in due.items()})
         if not wanted:
             return
-        calls = self._parts.devices.prepare(_batch(wanted))
+        calls = self._parts.devices.prepare([allocated_claim(claim) for claim in wanted])
         for uid, call in calls.items():
             due[uid].work.call = call
         # No claim waits for the rollback of another one: the driver may take long for it.
@@ -442,7 +428,7 @@ class Preparing:
                 rollbacks.create_task(self._refuse_late(each.work, claim, error))
             elif claim.uid in outcome.unplaced:
                 each.claim = outcome.written[claim.uid]
-                rollbacks.create_task(self._roll_back(each, _unplaced(claim, outcome)))
+                rollbacks.create_task(self._roll_back(each, self._refused(claim, outcome)))
 
     def _refused(self, claim: StoredClaim, outcome: Outcome) -> ClaimError:
         return refused(claim, outcome, name_all_holders=self._parts.name_all_holders)
@@ -458,40 +444,12 @@ class Preparing:
         if stored and not isinstance(error, AbandonedError):
             undone = await self._unpreparing.undo_one(due.claim)
             if undone.fenced:
-                await self._undo_late(due.claim)
+                await self._unpreparing.undo_late(due.claim)
         self._refuse(due.work, error)
 
     async def _refuse_late(self, work: ClaimWork, claim: StoredClaim, error: ClaimError) -> None:
-        await self._undo_late(claim)
+        await self._unpreparing.undo_late(claim)
         self._refuse(work, error)
-
-    async def _undo_late(self, claim: StoredClaim) -> None:
-        """
-        Take back what was done for a claim whose entry is not ours any more.
-
-        An unprepare came first, in another process or by hand. A new entry keeps the devices while
-        the driver is asked; it cannot be made if the claim was begun again, or another claim has
-        one of the devices now, and then they are not ours to touch.
-        """
-        if not self._parts.devices.traits.side_effects:
-            return
-        undone = await self._unpreparing.undo_one(replace(claim, generation=0))
-        if undone.error is not None:
-            logger.warning(
-                "late prepare is not taken back",
-                extra={"claim": str(claim), "claim_uid": claim.uid, "error": str(undone.error)},
-            )
-
-
-def _batch(claims: Sequence[StoredClaim]) -> list[AllocatedClaim]:
-    return [
-        AllocatedClaim(claim=reference_of(claim), devices=tuple(allocated_devices(claim)))
-        for claim in claims
-    ]
-
-
-def _unplaced(claim: StoredClaim, outcome: Outcome) -> ClaimError:
-    return SpecFailedError(claim=str(claim), cause=str(outcome.unplaced[claim.uid]))
 
 
 def _complete(claims: Mapping[str, _Due], hardware: Hardware | None) -> dict[str, StoredDevice]:

@@ -1,5 +1,5 @@
 """
-One line per claim: everything that works on a claim of one driver waits here for its turn.
+One line for each claim: everything that works on a claim of one driver waits here for its turn.
 
 The kubelet's deadline ends a call, and nothing more: the work belongs to the queue and goes on. A
 call for the operation that is last in the claim's line joins it; any other call waits for its turn,
@@ -8,8 +8,8 @@ collector of stale claims take turns in the same lines. Claims of one call share
 has an answer of its own: one that takes long costs the others nothing but the wait for it, which
 ends with the call's time.
 
-What is done for a claim is :mod:`.engine`'s; malformed claims and the kubelet's messages are
-:mod:`drakit_nodeplugin.kubelet.dra`'s.
+What is done for a claim is :mod:`.prepare`'s and :mod:`.unprepare`'s; malformed claims and the
+kubelet's messages are :mod:`drakit_nodeplugin.kubelet.dra`'s.
 
 It must not know gRPC, sockets, or how a claim is prepared.
 """

@@ -21,7 +21,7 @@ from enum import StrEnum
 from drakit.driver import Node
 from drakit.rate_limiter import RateLimiter
 from drakit.resource.claim import Claim
-from drakit_nodeplugin.claims.allocation import allocated_results, device_keys
+from drakit_nodeplugin.claims.allocation import allocated_results, device_keys, reference_of
 from drakit_nodeplugin.claims.checkpoint.records import StoredClaim
 from drakit_nodeplugin.claims.checkpoint.store import CheckpointError
 from drakit_nodeplugin.claims.errors import (
@@ -41,7 +41,7 @@ from drakit_nodeplugin.claims.kubeletview import (
     PodView,
     Unclaimed,
 )
-from drakit_nodeplugin.claims.work import EngineParts, reference_of, workers
+from drakit_nodeplugin.claims.work import EngineParts, workers
 
 __all__ = ("StaleCollector", "StaleReason", "StaleTiming", "judge")
 

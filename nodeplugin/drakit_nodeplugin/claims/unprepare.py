@@ -15,13 +15,14 @@ It must not know gRPC, HTTP, SQLite, or the format of a CDI file.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
 from drakit.device import AllocatedClaim
-from drakit_nodeplugin.claims.allocation import allocated_devices, with_consumption
+from drakit_nodeplugin.claims.allocation import allocated_claim, with_consumption
 from drakit_nodeplugin.claims.checkpoint.records import State, StoredClaim
 from drakit_nodeplugin.claims.checkpoint.store import CheckpointError
 from drakit_nodeplugin.claims.errors import ClaimBusyError, ClaimError, SpecNotRemovedError
@@ -34,7 +35,6 @@ from drakit_nodeplugin.claims.work import (
     foreign_work,
     not_stored,
     raised_by,
-    reference_of,
     waves,
 )
 from drakit_nodeplugin.endpoints.failures import EndpointStoppedError
@@ -42,6 +42,9 @@ from drakit_nodeplugin.endpoints.failures import EndpointStoppedError
 __all__ = ("Undone", "Unpreparing")
 
 logger = logging.getLogger(__name__)
+
+REBUILD_SECONDS = 20.0
+"""How long work waits for the rebuild of a checkpoint that was damaged: half of a call's time."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,12 +67,35 @@ class Unpreparing:
 
     def __init__(self, parts: EngineParts) -> None:
         self._parts = parts
+        self.rebuilt = asyncio.Event()
+        """Set once a damaged checkpoint has been rebuilt."""
 
     async def unprepare(self, works: Sequence[ClaimWork]) -> None:
         """Unprepare for the kubelet, from the checkpoint alone; an unknown claim is success."""
+        if not await self.is_complete(works):
+            return
         from_memory = self._parts.instances.alone()
         if changed := await self._unprepare(works, from_memory=from_memory):
             await self._unprepare(changed, from_memory=False)
+
+    async def is_complete(self, works: Sequence[ClaimWork]) -> bool:
+        """
+        Wait until a damaged checkpoint has been rebuilt; if that takes too long, refuse the works.
+
+        Devices whose entry is missing must be neither prepared for other claims nor reported as
+        unprepared.
+        """
+        if self._parts.checkpoint.damage is None:
+            return True
+        try:
+            async with asyncio.timeout(REBUILD_SECONDS):
+                await self.rebuilt.wait()
+        except TimeoutError:
+            cause = "the checkpoint was damaged and is still being rebuilt"
+            for work in works:
+                work.refuse(ClaimBusyError(claim=str(work.claim), cause=cause))
+            return False
+        return True
 
     async def _unprepare(self, works: Sequence[ClaimWork], *, from_memory: bool) -> list[ClaimWork]:
         """Answer the works; return those whose entries are no longer what the memory holds, because
@@ -176,6 +202,23 @@ class Unpreparing:
         (result,) = [undone async for group in self.undo([claim]) for undone in group.values()]
         return result
 
+    async def undo_late(self, claim: StoredClaim) -> None:
+        """
+        Take back what was done for a claim whose entry is not ours any more.
+
+        An unprepare came first, in another process or by hand. A new entry keeps the devices while
+        the driver is asked; it cannot be made if the claim was begun again, or another claim has
+        one of the devices now, and then they are not ours to touch.
+        """
+        if not self._parts.devices.traits.side_effects:
+            return
+        undone = await self.undo_one(replace(claim, generation=0))
+        if undone.error is not None:
+            logger.warning(
+                "late prepare is not taken back",
+                extra={"claim": str(claim), "claim_uid": claim.uid, "error": str(undone.error)},
+            )
+
     async def _begin(
         self, claims: Collection[StoredClaim]
     ) -> tuple[Mapping[str, StoredClaim], Mapping[str, Undone]]:
@@ -209,7 +252,7 @@ class Unpreparing:
             # A rebuilt entry: the counter sets of its devices exclude other calls.
             hardware = self._parts.inventories.hardware()
             claim, _ = with_consumption(claim, hardware, former=claim)
-        return AllocatedClaim(claim=reference_of(claim), devices=tuple(allocated_devices(claim)))
+        return allocated_claim(claim)
 
     async def _settle(
         self, claims: Collection[StoredClaim], errors: Mapping[str, ClaimError]

@@ -26,6 +26,7 @@ from typing import Any, Literal, Protocol, TypeVar
 
 from drakit.device import ClaimReference
 from drakit.driver import Node
+from drakit.resource.claim import base_request
 from drakit.tasks import cancelled_by_owner
 from drakit_nodeplugin.claims.allocation import ParameterLimits
 from drakit_nodeplugin.claims.cdi_files import ClaimSpecs
@@ -40,6 +41,7 @@ from drakit_nodeplugin.claims.errors import (
     DriverFailedError,
     FaultError,
     OverAllocatedError,
+    SpecFailedError,
 )
 from drakit_nodeplugin.claims.source import ClaimSource
 from drakit_nodeplugin.devices.hardware import Hardware
@@ -66,8 +68,8 @@ __all__ = (
     "facts_of",
     "foreign_work",
     "not_stored",
+    "prepared_devices",
     "raised_by",
-    "reference_of",
     "refused",
     "side_by_side",
     "waves",
@@ -299,9 +301,29 @@ def raised_by(future: asyncio.Future[Any]) -> BaseException | None:
     return asyncio.CancelledError() if future.cancelled() else future.exception()
 
 
-def reference_of(claim: StoredClaim) -> ClaimReference:
-    """Name a stored claim as drivers and the API know it."""
-    return ClaimReference(namespace=claim.namespace, name=claim.name, uid=claim.uid)
+def prepared_devices(claim: StoredClaim, specs: ClaimSpecs) -> tuple[PreparedDevice, ...]:
+    """
+    Return the devices of an entry as the kubelet expects them.
+
+    A container gets all devices of a claim, or those of a request, and the kubelet passes a CDI
+    name on as often as it is listed: so it is listed once in each request that needs it.
+    """
+    listed: set[tuple[str, str]] = set()
+    devices: list[PreparedDevice] = []
+    for index, device in enumerate(claim.devices):
+        request = base_request(device.request)
+        others = [name for name in device.cdi_devices if (request, name) not in listed]
+        listed.update((request, name) for name in others)
+        devices.append(
+            PreparedDevice(
+                requests=(request,),
+                pool=device.pool,
+                device=device.device,
+                cdi_ids=(specs.cdi_id(claim.uid, index), *others),
+                share_id=device.share_id,
+            )
+        )
+    return tuple(devices)
 
 
 async def foreign_work(claim: StoredClaim, instances: Instances) -> ClaimBusyError | None:
@@ -346,10 +368,12 @@ def not_stored(claim: StoredClaim | ClaimReference, error: CheckpointError) -> C
 
 def refused(claim: StoredClaim, outcome: Outcome, *, name_all_holders: bool) -> ClaimError:
     """
-    Return why a claim was not written.
+    Return why a claim was not written, or its CDI file was not put in place.
 
     Unless `name_all_holders`, a holder in another namespace is named only by its UID.
     """
+    if claim.uid in outcome.unplaced:
+        return SpecFailedError(claim=str(claim), cause=str(outcome.unplaced[claim.uid]))
     held = outcome.held.get(claim.uid)
     if held is None:
         return ClaimBusyError(claim=str(claim), cause="another process changed its entry")

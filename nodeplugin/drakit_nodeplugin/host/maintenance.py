@@ -17,9 +17,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from drakit.kube.events import EventRecorder
 from drakit_nodeplugin.claims.checkpoint.rebuild import Rebuilder
 from drakit_nodeplugin.claims.checkpoint.store import CheckpointError
-from drakit_nodeplugin.claims.engine import ClaimEngine
 from drakit_nodeplugin.claims.events import ClaimEvents
 from drakit_nodeplugin.claims.kubeletview import Grace
+from drakit_nodeplugin.claims.prepare import ClaimEngine
 from drakit_nodeplugin.claims.queue import ClaimQueue
 from drakit_nodeplugin.claims.recovery import OrphanRemover, Recovery, SpecRestorer
 from drakit_nodeplugin.claims.stale import StaleCollector, StaleTiming

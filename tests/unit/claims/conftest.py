@@ -8,7 +8,7 @@ import pytest
 from drakit_nodeplugin.claims.allocation import ParameterLimits
 from drakit_nodeplugin.claims.cdi_files import ClaimSpecs
 from drakit_nodeplugin.claims.checkpoint.store import Checkpoint
-from drakit_nodeplugin.claims.engine import ClaimEngine
+from drakit_nodeplugin.claims.prepare import ClaimEngine
 from drakit_nodeplugin.claims.queue import ClaimQueue
 from drakit_nodeplugin.claims.recovery import Recovery, SpecRestorer
 from drakit_nodeplugin.claims.work import ClaimAnswer, EngineParts

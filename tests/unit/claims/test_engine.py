@@ -9,7 +9,7 @@ import pytest
 
 from drakit import DeviceNode, Driver, DriverError, Edits
 from drakit.driver import DriverConfig
-from drakit_nodeplugin.claims.engine import ClaimEngine
+from drakit_nodeplugin.claims.prepare import ClaimEngine
 from drakit_nodeplugin.claims.queue import ClaimQueue
 from drakit_nodeplugin.claims.source import ApiClaims
 from drakit_nodeplugin.endpoints.contract import traits_of

@@ -11,7 +11,7 @@ from drakit.resource.claim import Claim, parse_claim
 from drakit_nodeplugin.claims.allocation import (
     MAX_CONFIG_DEPTH,
     ParameterLimits,
-    allocated_devices,
+    allocated_claim,
     wanted_claim,
 )
 from drakit_nodeplugin.claims.checkpoint.records import StoredClaim, dump
@@ -143,7 +143,7 @@ def test_each_device_has_the_configs_of_its_request_the_weakest_first():
     )
     claim = wanted(parse_claim(found))
     assert claim.configs == ('{"of":"class"}', '{"of":"claim"}', '{"of":"other"}')
-    assert [device.configs for device in allocated_devices(claim)] == [
+    assert [device.configs for device in allocated_claim(claim).devices] == [
         ({"of": "class"}, {"of": "claim"}),
         ({"of": "claim"}, {"of": "other"}),
     ]
@@ -156,10 +156,10 @@ def test_the_order_of_keys_makes_no_other_config():
 
 def test_what_a_driver_changes_of_a_device_is_that_devices_alone():
     stored = wanted(claim(config({"options": {"mode": "fast"}}), devices=2))
-    first, second = allocated_devices(stored)
+    first, second = allocated_claim(stored).devices
     first.configs[0]["options"].clear()
     assert second.configs == ({"options": {"mode": "fast"}},)
-    assert allocated_devices(stored)[0] == allocated_devices(stored)[0]
+    assert allocated_claim(stored).devices[0] == allocated_claim(stored).devices[0]
 
 
 async def test_a_claim_with_too_many_parameters_fails_alone_and_leaves_nothing(

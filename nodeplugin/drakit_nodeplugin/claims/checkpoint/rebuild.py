@@ -23,7 +23,7 @@ import logging
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
-from drakit_nodeplugin.claims.allocation import device_keys, wanted_claim
+from drakit_nodeplugin.claims.allocation import device_keys, reference_of, wanted_claim
 from drakit_nodeplugin.claims.checkpoint.records import StoredClaim, StoredDevice
 from drakit_nodeplugin.claims.checkpoint.store import CheckpointError
 from drakit_nodeplugin.claims.errors import ClaimError
@@ -34,7 +34,7 @@ from drakit_nodeplugin.claims.kubeletview import (
     claim_uid,
     names_of_others,
 )
-from drakit_nodeplugin.claims.work import EngineParts, reference_of, workers
+from drakit_nodeplugin.claims.work import EngineParts, workers
 from drakit_nodeplugin.file_poller import FilePoller
 
 __all__ = ("Rebuilder", "Rebuilt")

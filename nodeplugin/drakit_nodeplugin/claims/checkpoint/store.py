@@ -5,7 +5,7 @@ and which endpoints it had.
 SQLite in WAL mode with ``synchronous=FULL``: one transaction and one flush a batch, whatever its
 size; after a crash it holds the whole batch or nothing of it. Every write is compare-and-swap on a
 row's generation, also across processes. Whether an entry must be prepared again is decided in
-:mod:`drakit_nodeplugin.claims.engine`; the effects of an unavailable endpoint in
+:mod:`drakit_nodeplugin.claims.allocation`; the effects of an unavailable endpoint in
 :mod:`drakit_nodeplugin.devices`.
 
 A claim's CDI file follows its row in the same trip to the writer's thread: it is written after the
