@@ -51,7 +51,7 @@ ease, and few enough to be gone through at each change."""
 
 
 class ConnectionEndedError(Exception):
-    """A connection has ended. The text says why, and appears in a pod's Event."""
+    """A connection has ended. The text is the reason, and appears in a pod's Event."""
 
     def __init__(self, reason: str, *, disorderly: bool = False) -> None:
         super().__init__(reason)
@@ -251,7 +251,7 @@ class Surroundings:
     """Set while this process is the driver's primary one: while one instance of a driver replaces
     another, only that one has the sockets on which vendors' programs call us."""
 
-    remark: Callable[[Diagnostic], None]
+    on_diagnostic: Callable[[Diagnostic], None]
     """Reports a diagnostic; returns at once."""
 
 

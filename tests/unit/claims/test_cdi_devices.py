@@ -59,7 +59,7 @@ async def test_a_repeat_and_a_restart_answer_them_without_the_driver(start, clai
     assert devices.prepares == 1
 
 
-async def test_after_a_reboot_what_the_driver_says_now_counts(start, devices):
+async def test_after_a_reboot_the_latest_answer_of_the_driver_counts(start, devices):
     await named(await start())
     devices.others = {"cam-0": (TOOLS,)}
     plugin = await start(boot_id="boot-2")

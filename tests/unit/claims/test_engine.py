@@ -104,7 +104,7 @@ async def test_a_known_claim_is_answered_from_the_checkpoint_while_the_api_serve
     assert told in (await plugin.prepare(reference(B)))[B].error
 
 
-async def test_a_claim_that_was_allocated_anew_gets_its_new_device_and_frees_the_old(
+async def test_a_claim_that_was_allocated_again_gets_its_new_device_and_frees_the_old(
     start, claims, devices
 ):
     plugin = await start()

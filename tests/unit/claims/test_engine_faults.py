@@ -81,7 +81,7 @@ async def test_a_claim_whose_rollback_is_due_is_undone_first_and_then_prepared(
     assert await plugin.states() == {A: "prepared"}
 
 
-async def test_a_driver_that_is_away_is_said_before_anything_is_stored(start, claims, devices):
+async def test_an_unavailable_driver_is_reported_before_anything_is_stored(start, claims, devices):
     plugin = await start()
     claims.store(claim_body(A, "cam-0"))
     devices.reason_away = away

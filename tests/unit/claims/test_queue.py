@@ -1,4 +1,4 @@
-"""Who joins, waits and gives up; in virtual time."""
+"""Calls that join work, wait for it and give it up; in virtual time."""
 
 from __future__ import annotations
 

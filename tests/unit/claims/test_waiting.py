@@ -59,7 +59,7 @@ async def test_a_call_that_fails_has_ended_like_others(names):
     assert {str(raised_by(future)) for future in futures.values()} == {"broken"}
 
 
-async def test_who_is_cancelled_while_waiting_gives_up_all_calls(names):
+async def test_a_cancelled_caller_gives_up_all_calls(names):
     futures = futures_of(*names)
     waiting = asyncio.create_task(collect(futures))
     await asyncio.sleep(0)
@@ -69,7 +69,7 @@ async def test_who_is_cancelled_while_waiting_gives_up_all_calls(names):
     assert all(future.cancelled() for future in futures.values())
 
 
-async def test_who_is_cancelled_when_the_last_call_has_just_ended_is_cancelled():
+async def test_a_caller_is_cancelled_even_if_the_last_call_has_just_ended():
     futures = futures_of("a")
     waiting = asyncio.create_task(collect(futures))
     await asyncio.sleep(0)

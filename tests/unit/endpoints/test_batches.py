@@ -275,7 +275,7 @@ async def test_only_what_a_driver_did_not_mean_to_raise_is_logged(caplog):
 
 @pytest.mark.parametrize("kind", [PerDevice, PerBatch])
 @pytest.mark.parametrize("operation", ["prepare", "unprepare", "check"])
-async def test_a_driver_that_is_stopped_or_ends_meanwhile_is_said_to_be(kind, operation):
+async def test_a_driver_that_is_stopped_or_ends_meanwhile_is_reported_as_stopped(kind, operation):
     _, caller, calls = reach(kind)
     caller.failure = ConnectionEndedError("it ended meanwhile")
     with pytest.raises(EndpointStoppedError, match="is stopped: it ended meanwhile"):
@@ -426,7 +426,7 @@ async def test_what_is_about_the_batch_fails_all_of_its_claims(
     assert [text in str(error) for error in errors] == [True, True]
 
 
-async def test_an_answer_for_a_claim_that_was_not_asked_for_is_told_in_the_log(caplog):
+async def test_an_answer_for_a_claim_that_was_not_asked_for_is_logged(caplog):
     driver, _, calls = reach(PerBatch)
     driver.changes = {"uid-other": [edits("cam-9")]}
     assert list(await calls.prepare(A, [device("cam-0")])) == [edits("cam-0")]
@@ -894,7 +894,9 @@ async def test_bad_parameters_do_not_keep_a_device_from_being_undone(kind, monke
         pytest.param([DriverError("the bus is slow"), True], False, 1, id="cannot-tell"),
     ],
 )
-async def test_a_check_says_whether_all_is_in_order(answers, in_order, logged, monkeypatch, caplog):
+async def test_a_check_reports_whether_all_devices_are_in_order(
+    answers, in_order, logged, monkeypatch, caplog
+):
     def check(self, claim, device):
         answer = answers[int(device.name[-1])]
         if isinstance(answer, Exception):

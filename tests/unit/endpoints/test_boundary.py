@@ -120,7 +120,7 @@ async def test_the_text_of_what_a_driver_raises_is_made_in_its_thread(
         assert "in fail" in line, "the log has the traceback"
 
 
-async def test_why_a_driver_ends_or_does_not_start_is_said_in_its_thread(
+async def test_the_reason_why_a_driver_ends_or_does_not_start_is_worded_in_its_thread(
     behaviour, listener, written
 ):
     watching = Watching()

@@ -90,7 +90,7 @@ async def live(source: Source, *, seconds: float) -> tuple[Listener, Lifecycle]:
 
 
 @pytest.mark.looptime
-async def test_what_a_connection_tells_is_passed_on_and_its_end_as_well():
+async def test_updates_of_a_connection_are_passed_on_and_its_end_as_well():
     source = Source(
         FakeConnection(CAM, 5, SICK, 5, MIC, seconds=5), FakeConnection(CAM, seconds=1e6)
     )
@@ -201,7 +201,7 @@ async def test_at_the_first_start_a_configuration_that_is_refused_is_raised():
 
 
 @pytest.mark.looptime
-async def test_a_connection_that_is_silent_is_told_of_and_taken_when_it_speaks(caplog):
+async def test_a_silent_connection_is_reported_and_used_once_it_lists_devices(caplog):
     source = Source(FakeConnection(CAM), FakeConnection(30, CAM, seconds=1e6))
     listener, _ = await live(source, seconds=100)
     assert listener.told == [
@@ -279,7 +279,7 @@ async def test_a_failure_of_the_listener_ends_the_connection_and_not_the_daemon(
 
 
 @pytest.mark.looptime
-async def test_a_failure_of_who_hears_of_a_stop_does_not_end_the_daemon():
+async def test_a_listener_that_fails_at_a_stop_does_not_end_the_daemon():
     listener = Failing("stopped")
     source = Source(OSError("refused"), OSError("refused"), FakeConnection(CAM, seconds=1e6))
     lifecycle = Lifecycle("camera", source.connect, listener=listener)

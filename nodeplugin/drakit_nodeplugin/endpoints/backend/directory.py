@@ -166,20 +166,20 @@ class BackendDirectory:
         *,
         node: str,
         taken: Callable[[str], str | None],
-        remark: Callable[[Diagnostic], None],
+        on_diagnostic: Callable[[Diagnostic], None],
         allowed: AllowList | None = None,
     ) -> None:
         """
         The directory is not read yet. `node` is the node's name, for the backends. `taken` returns
-        the reason why a backend cannot have a name, or None. `remark` reports to users. Without
-        `allowed`, any driver may register.
+        the reason why a backend cannot have a name, or None. `on_diagnostic` reports to users.
+        Without `allowed`, any driver may register.
         """
         self.path = path
         self.node = node
         self.version = ""
         """The version of drakit; set before the first socket is known."""
         self._taken = taken
-        self._remark = remark
+        self._on_diagnostic = on_diagnostic
         self._allowed = allowed
         self._candidates: dict[str, _Candidate] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -289,7 +289,7 @@ class BackendDirectory:
             self._problem = problem
             if problem is not None:
                 note = f"the registration directory of backends, {shown(self.path)}, {problem}"
-                self._remark(Diagnostic(reason="BackendDirectory", note=note))
+                self._on_diagnostic(Diagnostic(reason="BackendDirectory", note=note))
 
     def _compare(self, found: Mapping[str, SocketFile]) -> None:
         for name in [name for name in self._candidates if name not in found]:
@@ -352,7 +352,7 @@ class BackendDirectory:
             candidate.task = None
         if note is not None and note != candidate.note:
             candidate.note = note
-            self._remark(Diagnostic(reason=reason, note=note))
+            self._on_diagnostic(Diagnostic(reason=reason, note=note))
 
     async def _name_of(self, socket: BackendSocket) -> str:
         path = socket.path

@@ -74,7 +74,7 @@ class Found:
             path,
             node=NODE,
             taken=self.taken.get,
-            remark=self.remarks.append,
+            on_diagnostic=self.remarks.append,
             allowed=allowed,
         )
 
@@ -143,7 +143,7 @@ async def call_both(work: Work, *items: tuple[Any, ...]) -> Sequence[Any | BaseE
 
 def new_endpoint(found: Found, listener: Listener) -> BackendEndpoint:
     surroundings = Surroundings(
-        listener=listener, node=NODE, primary=asyncio.Event(), remark=found.remarks.append
+        listener=listener, node=NODE, primary=asyncio.Event(), on_diagnostic=found.remarks.append
     )
     endpoint = BackendSource(DRIVER, found.directory).endpoint(surroundings)
     assert isinstance(endpoint, BackendEndpoint)

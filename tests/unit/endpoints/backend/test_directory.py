@@ -311,7 +311,7 @@ async def test_a_driver_that_was_forgotten_appears_again(watched):
 
 async def test_before_it_runs_every_socket_is_asked_once(sockets):
     directory = BackendDirectory(
-        sockets, node=NODE, taken=lambda name: None, remark=lambda remark: None
+        sockets, node=NODE, taken=lambda name: None, on_diagnostic=lambda diagnostic: None
     )
     async with FakeBackend(sockets / "gpu.sock") as backend:
         found, none = await asyncio.gather(
