@@ -16,6 +16,7 @@ import sqlite3
 from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Literal, NamedTuple, TypeVar
 
 from drakit_nodeplugin.claims.checkpoint.holds import (
@@ -178,16 +179,18 @@ def write(
     owner: str,
     alone: bool,
     hardware: Hardware | None = None,
+    recent: Mapping[str, StoredClaim] = MappingProxyType({}),
 ) -> Outcome:
     """
     Write claims whose generation is that of their row, within the transaction of the caller.
 
     Not `alone`: another process works on the database too; what is written without an intent of
     ours may then be the late end of something that it has undone. Without `hardware`, claims are
-    compared only by the names of devices. Raises ValueError for a claim that is given twice, or
-    that is not JSON.
+    compared only by the names of devices. `recent` are claims as they were stored a moment ago: one
+    whose generation is still that of its row is not read again. Raises ValueError for a claim that
+    is given twice, or that is not JSON.
     """
-    known = {row.claim.uid: row for row in _rows(connection, "uid", [c.uid for c in claims])}
+    known = _known(connection, [claim.uid for claim in claims], recent)
     fenced: set[str] = set()
     fresh: dict[str, StoredClaim] = {}
     for claim in claims:
@@ -263,6 +266,22 @@ def forget_endpoints(connection: sqlite3.Connection, names: Iterable[object]) ->
     connection.executemany("DELETE FROM endpoints WHERE name = ?", [(name,) for name in names])
 
 
+def _known(
+    connection: sqlite3.Connection, uids: Sequence[str], recent: Mapping[str, StoredClaim]
+) -> dict[str, _Row]:
+    known: dict[str, _Row] = {}
+    unknown: list[str] = []
+    for chunk in _chunks(uids):
+        query = f"SELECT id, uid, generation FROM claims WHERE uid IN ({_marks(chunk)})"  # noqa: S608
+        for id_, uid, generation in connection.execute(query, chunk):
+            claim = recent.get(uid)
+            if claim is not None and claim.generation == generation:
+                known[uid] = _Row(id_, claim)
+            else:
+                unknown.append(uid)
+    return known | {row.claim.uid: row for row in _rows(connection, "uid", unknown)}
+
+
 def _put(
     connection: sqlite3.Connection,
     entries: Mapping[str, _Entry],
@@ -273,7 +292,9 @@ def _put(
     moved = {
         uid
         for uid, (claim, row) in entries.items()
-        if row is not None and _names(row.claim) != _names(claim)
+        if row is not None
+        and row.claim.devices is not claim.devices
+        and _names(row.claim) != _names(claim)
     }
     judged = [claim for uid, (claim, row) in entries.items() if row is None or uid in moved]
     # A row whose devices change gives up some: in its turn, and not before.
@@ -310,6 +331,10 @@ def _store(connection: sqlite3.Connection, entries: Collection[_Entry]) -> None:
     counters: list[tuple[object, ...]] = []
     for claim, row in entries:
         head = (claim.uid, claim.state, claim.boot_id, claim.generation)
+        if row is not None and row.claim.devices is claim.devices:
+            changed.append((*head, row.id))
+            bodies.append((row.id, claim))
+            continue
         held, taken = devices_of(claim), counters_of(claim)
         if row is None:
             id_ = connection.execute("INSERT INTO claims VALUES (NULL, ?, ?, ?, ?)", head).lastrowid

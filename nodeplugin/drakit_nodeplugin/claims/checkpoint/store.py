@@ -393,12 +393,19 @@ class Checkpoint:
         hardware: Hardware | None,
         files: bool,
     ) -> Outcome:
+        # A rebuilt row, whose devices can be completed, is never among these.
+        recent = {c.uid: self._recent[c.uid] for c in claims if c.uid in self._recent}
         self._doubt(claims)
         outcome = self._transaction(
             database,
             # Whether we are alone is seen within the transaction.
             lambda database: rows.write(
-                database, claims, owner=self.owner, alone=self.alone, hardware=hardware
+                database,
+                claims,
+                owner=self.owner,
+                alone=self.alone,
+                hardware=hardware,
+                recent=recent,
             ),
         )
         for claim in claims:
