@@ -115,7 +115,7 @@ def transaction(connection: sqlite3.Connection) -> Generator[None]:
 
 
 def claims_of(connection: sqlite3.Connection, uids: Sequence[str]) -> list[StoredClaim]:
-    """Give the claims that are stored of these; raise DamagedRowError."""
+    """Return the claims that are stored of these; raise DamagedRowError."""
     return [row.claim for row in _rows(connection, "uid", uids)]
 
 
@@ -129,12 +129,12 @@ def generations(connection: sqlite3.Connection, uids: Sequence[str]) -> dict[str
 
 
 def claims_in_state(connection: sqlite3.Connection, state: State) -> list[StoredClaim]:
-    """Give the claims in one state; raise DamagedRowError."""
+    """Return the claims in one state; raise DamagedRowError."""
     return [row.claim for row in _load(connection.execute(f"{_SELECT} WHERE state = ?", (state,)))]
 
 
-def page(connection: sqlite3.Connection, *, after: str, size: int) -> list[StoredClaim]:
-    """Give the next claims by UID; raise DamagedRowError."""
+def page(connection: sqlite3.Connection, *, after: str = "", size: int = -1) -> list[StoredClaim]:
+    """Return the next claims by UID, or all; raise DamagedRowError."""
     query = f"{_SELECT} WHERE uid > ? ORDER BY uid LIMIT ?"
     return [row.claim for row in _load(connection.execute(query, (after, size)))]
 
@@ -142,7 +142,7 @@ def page(connection: sqlite3.Connection, *, after: str, size: int) -> list[Store
 def uids(
     connection: sqlite3.Connection, *, state: State | None = None, boot_id: str | None = None
 ) -> set[str]:
-    """Give UIDs, of one state and of one boot where they are given."""
+    """Return UIDs, of one state and of one boot where they are given."""
     given = {"state": state, "boot_id": boot_id}
     terms = " AND ".join(f"{name} = :{name}" for name, value in given.items() if value is not None)
     query = f"SELECT uid FROM claims WHERE {terms or 'TRUE'}"  # noqa: S608
@@ -231,7 +231,7 @@ def adopt(connection: sqlite3.Connection, claims: Collection[StoredClaim]) -> fr
 
 
 def delete(connection: sqlite3.Connection, claims: Collection[StoredClaim]) -> frozenset[str]:
-    """Delete rows of these generations, within the transaction of the caller; give the others."""
+    """Delete rows of these generations, within the transaction of the caller; return the others."""
     ids: list[tuple[int]] = []
     others: list[str] = []
     for claim in claims:
@@ -406,7 +406,7 @@ def _complete(
 
 
 def next_generations(connection: sqlite3.Connection, number: int) -> int:
-    """Take as many generations from the counter; give the first."""
+    """Take as many generations from the counter; return the first."""
     ((last,),) = connection.execute(
         "UPDATE meta SET value = value + ? WHERE name = 'generation' RETURNING value", (number,)
     ).fetchall()
