@@ -319,11 +319,10 @@ def _writes(
     devices: list[dict[str, DesiredDevice]] = [{} for _ in range(count)]
     counter_sets: list[dict[str, CounterSet | None]] = [{} for _ in range(count)]
     changed = {i for i, each in survey.differences.items() if each is Difference.CONTENT}
-    changed |= {held.devices[name] for name in packing.moved}
     for name, index in packing.devices.items():
         devices[index][name] = survey.devices[name]
-        if held.devices.get(name) != index:
-            changed.add(index)
+        if (before := held.devices.get(name)) != index:
+            changed |= {index} if before is None else {index, before}
     for name, index in packing.counter_sets.items():
         counter_sets[index][name] = survey.counter_sets[name]
         if held.counter_sets.get(name) != index:
