@@ -86,8 +86,7 @@ class HostedDriver:
         self._checkpoint = Checkpoint(
             config.drivers_directory / driver.name / "checkpoint.db",
             owner=new_owner(environment.instance_uid),
-            files=specs.without_entry,
-            specs=specs,
+            files=specs,
         )
         self._checkpoint.on_transaction = self._metrics.transaction
         self._events = NodeEvents(environment.node.name, environment.session)
