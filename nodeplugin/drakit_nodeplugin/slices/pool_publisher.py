@@ -108,32 +108,28 @@ class PoolPublisher:
             except DroppedError:
                 settle = 0.0
                 self._changed.set()
-            except ApiError as error:
-                seconds = self._failed(error)
-                logger.warning(
-                    "slices not published, trying again",
-                    extra=self._facts | {"error": str(error), "seconds": round(seconds, 1)},
-                )
-            except Exception as error:
-                # A fault of ours: the pools of other drivers go on.
-                seconds = self._failed(error)
-                logger.exception(
-                    "a fault in the node plugin: slices not published, trying again",
-                    extra=self._facts | {"seconds": round(seconds, 1)},
-                )
+            except Exception as error:  # also a fault of ours: the pools of other drivers go on
+                self._failed(error)
             else:
                 self._backoff.succeeded()
 
-    def _failed(self, error: Exception) -> float:
-        """Schedule the next attempt; return in how many seconds it is."""
+    def _failed(self, error: Exception) -> None:
+        """Log why a round failed, and schedule the next attempt."""
         seconds = max(self._backoff.next_seconds(), PACE_SECONDS)
         if isinstance(error, TooManyRequestsError | UnavailableError):
             seconds = max(seconds, min(error.retry_after_seconds or 0.0, MAX_RETRY_AFTER_SECONDS))
-        known = isinstance(error, ApiError)
-        self.last_error = str(error) if known else f"a fault in the node plugin: {error!r}"
+        facts = self._facts | {"seconds": round(seconds, 1)}
+        if isinstance(error, ApiError):
+            self.last_error = str(error)
+            facts |= {"error": self.last_error}
+            logger.warning("slices not published, trying again", extra=facts)
+        else:
+            self.last_error = f"a fault in the node plugin: {error!r}"
+            logger.exception(
+                "a fault in the node plugin: slices not published, trying again", extra=facts
+            )
         self._not_before = asyncio.get_running_loop().time() + seconds
         self._changed.set()
-        return seconds
 
     # ------------------------------------------------------------ one round
 
