@@ -43,7 +43,7 @@ from drakit_nodeplugin.claims.errors import (
     OverAllocatedError,
     SpecFailedError,
 )
-from drakit_nodeplugin.claims.source import ClaimSource
+from drakit_nodeplugin.claims.source import ApiClaims
 from drakit_nodeplugin.devices.hardware import Hardware
 from drakit_nodeplugin.devices.model import Revision
 from drakit_nodeplugin.endpoints.contract import CallableEndpoint
@@ -227,7 +227,7 @@ class EngineParts:
     node: Node
     boot_id: str
     checkpoint: Checkpoint
-    source: ClaimSource
+    source: ApiClaims
     devices: CallableEndpoint
     inventories: Inventories
     specs: ClaimSpecs
