@@ -166,12 +166,12 @@ class BackendDirectory:
         *,
         node: str,
         taken: Callable[[str], str | None],
-        remark: Callable[[Diagnostic], None],
+        report: Callable[[Diagnostic], None],
         allowed: AllowList | None = None,
     ) -> None:
         """
         The directory is not read yet. `node` is the node's name, for the backends. `taken` returns
-        the reason why a backend cannot have a name, or None. `remark` reports to users. Without
+        the reason why a backend cannot have a name, or None. `report` notifies users. Without
         `allowed`, any driver may register.
         """
         self.path = path
@@ -179,7 +179,7 @@ class BackendDirectory:
         self.version = ""
         """The version of drakit; set before the first socket is known."""
         self._taken = taken
-        self._remark = remark
+        self._report = report
         self._allowed = allowed
         self._candidates: dict[str, _Candidate] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -264,12 +264,12 @@ class BackendDirectory:
                 found = await asyncio.to_thread(scan, self.path, known={*self._candidates})
                 self.version = self.version or await asyncio.to_thread(version, "drakit")
             except OSError as error:
-                self._report(
+                self._report_own(
                     f"cannot be read or made: {os.strerror(error.errno or 0)}; no new backend is "
                     f"found until it can"
                 )
                 return
-        self._report(
+        self._report_own(
             f"has more than {MAX_SOCKETS} sockets; the others are ignored"
             if len(found) > MAX_SOCKETS
             else None
@@ -283,13 +283,13 @@ class BackendDirectory:
                 self._tasks.add(candidate.task)
                 candidate.task.add_done_callback(self._tasks.discard)
 
-    def _report(self, problem: str | None) -> None:
+    def _report_own(self, problem: str | None) -> None:
         """Report a problem of the directory, if it is a new one."""
         if problem != self._problem:
             self._problem = problem
             if problem is not None:
                 note = f"the registration directory of backends, {shown(self.path)}, {problem}"
-                self._remark(Diagnostic(reason="BackendDirectory", note=note))
+                self._report(Diagnostic(reason="BackendDirectory", note=note))
 
     def _compare(self, found: Mapping[str, SocketFile]) -> None:
         for name in [name for name in self._candidates if name not in found]:
@@ -352,7 +352,7 @@ class BackendDirectory:
             candidate.task = None
         if note is not None and note != candidate.note:
             candidate.note = note
-            self._remark(Diagnostic(reason=reason, note=note))
+            self._report(Diagnostic(reason=reason, note=note))
 
     async def _name_of(self, socket: BackendSocket) -> str:
         path = socket.path

@@ -135,7 +135,7 @@ class DevicePlugins:
         """By resource."""
         self._tasks: asyncio.TaskGroup | None = None
         self._running: dict[str, asyncio.Task[None]] = {}
-        self._diagnostics = Diagnostics(surroundings.remark)
+        self._diagnostics = Diagnostics(surroundings.report)
         self._room = DeviceRoom()
         self._kubelet = KubeletResources(source.kubelet_resources)
         self._poll_kubelet = asyncio.Event()

@@ -119,7 +119,7 @@ class World:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[World]:
         surroundings = Surroundings(
-            listener=self, node=NODE, primary=self.primary, remark=self.diagnostics.append
+            listener=self, node=NODE, primary=self.primary, report=self.diagnostics.append
         )
         self.plugins = self.source().endpoint(surroundings)
         await self.plugins.start()
