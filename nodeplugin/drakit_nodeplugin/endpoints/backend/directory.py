@@ -16,6 +16,7 @@ import logging
 import os
 import socket
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import islice
@@ -96,14 +97,11 @@ def scan(directory: Path, *, known: Collection[str] = ()) -> Mapping[str, Socket
     `known` names come first. If there are more than :data:`MAX_SOCKETS`, one more is returned.
     """
     try:
-        return _scan(directory, known)
+        entries = os.scandir(directory)
     except FileNotFoundError:
         directory.mkdir(mode=0o755, parents=True, exist_ok=True)
-        return _scan(directory, known)
-
-
-def _scan(directory: Path, known: Collection[str]) -> Mapping[str, SocketFile]:
-    with os.scandir(directory) as entries:
+        return {}
+    with entries:
         names = [
             entry.name
             for entry in islice(entries, MAX_ENTRIES)
@@ -246,11 +244,9 @@ class BackendDirectory:
                     if driver not in self._appeared:
                         self._appeared.add(driver)
                         appeared(driver)
-                try:
+                with suppress(TimeoutError):
                     async with asyncio.timeout(SCAN_SECONDS):
                         await self._hurry.wait()
-                except TimeoutError:
-                    pass
         finally:
             for task in self._tasks:
                 task.cancel()
