@@ -48,12 +48,9 @@ SCAN_SECONDS = 1.0
 AGAIN_SECONDS = (1.0, 60.0)
 """First and longest delay before a socket that failed, or was refused, is asked again."""
 
-CONCURRENCY = 16
-"""Sockets that are asked for their name at the same time."""
-
-HANGING_CONCURRENCY = 4
-"""The same for sockets whose last answer timed out: each occupies its slot for the whole timeout,
-and the others must not wait behind it."""
+CONCURRENCY = 64
+"""Sockets that are asked for their name at the same time. More than :data:`MAX_SOCKETS` need if
+each hangs for all of :data:`INFO_SECONDS`, once in the longest delay: others need not wait."""
 
 PATIENCE = 3
 """Failures in a row before they are reported: a socket exists before its backend listens on it, and
@@ -139,8 +136,6 @@ class _Candidate:
         """The name that it reports, while another socket holds that name."""
         self.waits_since: float | None = None
         """When it was first found to want that name, by the loop's clock."""
-        self.hangs = False
-        """Whether its last answer timed out."""
         self.note: str | None = None
         """The last problem that was reported; None after success."""
         self.task: asyncio.Task[None] | None = None
@@ -151,7 +146,6 @@ class _Candidate:
 
     def ask_soon(self) -> None:
         self.due_at = 0.0
-        self.hangs = False
         self.backoff.succeeded()
 
 
@@ -184,7 +178,6 @@ class BackendDirectory:
         self._holders: dict[str, _Candidate] = {}
         self._appeared: set[str] = set()
         self._slots = asyncio.Semaphore(CONCURRENCY)
-        self._hanging_slots = asyncio.Semaphore(HANGING_CONCURRENCY)
         self._scanning = asyncio.Lock()
         self._problem: str | None = None
         """The last problem of the directory itself that was reported."""
@@ -325,9 +318,8 @@ class BackendDirectory:
         reason, note = "BackendRefused", None
         candidate.wanted = None
         try:
-            async with self._hanging_slots if candidate.hangs else self._slots:
+            async with self._slots:
                 driver = await self._name_of(candidate.socket)
-            candidate.hangs = False
             if self._allowed is not None:
                 await self._check_rights(candidate.socket, driver, self._allowed)
             self._admit(candidate, driver)
@@ -336,7 +328,6 @@ class BackendDirectory:
                 note = f"the backend at {shown(path)} is refused: {error}"
         except CallFailedError as error:
             reason = "BackendUnreachable"
-            candidate.hangs = error.code is grpc.StatusCode.DEADLINE_EXCEEDED
             if candidate.backoff.failures >= PATIENCE:
                 note = f"the backend's socket {shown(path)} {error}"
         except Exception:
