@@ -107,7 +107,7 @@ class HostedDriver:
                 listener=_ReportingStops(self._devices.manager, self._stopped),
                 node=environment.node.name,
                 primary=self._instances.primary,
-                on_diagnostic=self._report,
+                report=self._report_diagnostic,
             )
         )
         parts = EngineParts(
@@ -244,7 +244,7 @@ class HostedDriver:
         except CheckpointError:
             return  # another gauge shows it
 
-    def _report(self, diagnostic: Diagnostic) -> None:
+    def _report_diagnostic(self, diagnostic: Diagnostic) -> None:
         logger.warning(
             "endpoint needs attention",
             extra={"driver": self.name, "reason": diagnostic.reason, "note": diagnostic.note},
