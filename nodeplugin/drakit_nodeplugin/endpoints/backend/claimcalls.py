@@ -36,7 +36,7 @@ from drakit_nodeplugin.endpoints.backend.convert import (
 from drakit_nodeplugin.endpoints.batches import CALL_SECONDS
 from drakit_nodeplugin.endpoints.contract import ConnectionEndedError
 from drakit_nodeplugin.endpoints.failures import CallOverdueError, DeviceFailedError
-from drakit_nodeplugin.endpoints.python.parameters import merged
+from drakit_nodeplugin.endpoints.parameters import merged
 from drakit_nodeplugin.endpoints.wire import GarbageError, Turns, parse, parts, printable
 from drakit_proto.backend.v1 import backend_pb2 as pb
 

@@ -26,7 +26,7 @@ from drakit_nodeplugin.endpoints.failures import (
     kind_of,
     unusable_answer,
 )
-from drakit_nodeplugin.endpoints.python.parameters import with_parameters
+from drakit_nodeplugin.endpoints.parameters import with_parameters
 from drakit_nodeplugin.endpoints.snapshot import key_of, snapshot_of
 
 __all__ = ("AnyDriver", "DriverCalls")
