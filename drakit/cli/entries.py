@@ -38,7 +38,7 @@ class Entry:
     """The process that wrote the row last."""
 
     cdi: CdiState
-    """``missing`` and ``differs`` are said only where a file must be there: of a claim that is
+    """``missing`` and ``differs`` appear only where a file must exist: for a claim that was
     prepared in this boot. Elsewhere a file is ``present``, or there is none (``-``)."""
 
 
@@ -119,8 +119,7 @@ def _boot(claim: StoredClaim, boot: str | None) -> BootState:
 
 
 def _owner(place: NodePluginConfig, driver: str, owner: str) -> OwnerState:
-    from drakit_nodeplugin.kubelet.ownership import Ownership
-    from drakit_nodeplugin.kubelet.sockets import SocketError, socket_paths
+    from drakit_nodeplugin.kubelet.ownership import Ownership, SocketError, socket_paths
 
     instance_uid, slash, _ = owner.rpartition("/")
     if not slash:
