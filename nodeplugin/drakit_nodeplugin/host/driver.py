@@ -107,7 +107,7 @@ class HostedDriver:
                 listener=_ReportingStops(self._devices.manager, self._stopped),
                 node=environment.node.name,
                 primary=self._instances.primary,
-                remark=self._remark,
+                remark=self._report,
             )
         )
         parts = EngineParts(
@@ -244,12 +244,10 @@ class HostedDriver:
         except CheckpointError:
             return  # another gauge shows it
 
-    def _remark(self, remark: Diagnostic) -> None:
-        logger.warning(
-            "endpoint needs attention",
-            extra={"driver": self.name, "reason": remark.reason, "note": remark.note},
-        )
-        self._emit(remark)
+    def _report(self, diagnostic: Diagnostic) -> None:
+        facts = {"driver": self.name, "reason": diagnostic.reason, "note": diagnostic.note}
+        logger.warning("endpoint needs attention", extra=facts)
+        self._emit(diagnostic)
 
     def _stopped(self, endpoint: str, reason: str) -> None:
         """An endpoint is unavailable; the log already has it."""
@@ -258,7 +256,7 @@ class HostedDriver:
         self._emit(Diagnostic(reason="EndpointStopped", note=note))
 
     def _emit(self, diagnostic: Diagnostic) -> None:
-        self._metrics.remarked(diagnostic.reason)
+        self._metrics.diagnosed(diagnostic.reason)
         self._events.emit(reason=diagnostic.reason, action="Connect", note=diagnostic.note)
 
     def _registered(self) -> bool:
