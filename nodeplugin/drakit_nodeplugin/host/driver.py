@@ -107,7 +107,7 @@ class HostedDriver:
                 listener=_ReportingStops(self._devices.manager, self._stopped),
                 node=environment.node.name,
                 primary=self._instances.primary,
-                remark=self._report,
+                report=self._report_diagnostic,
             )
         )
         parts = EngineParts(
@@ -244,9 +244,11 @@ class HostedDriver:
         except CheckpointError:
             return  # another gauge shows it
 
-    def _report(self, diagnostic: Diagnostic) -> None:
-        facts = {"driver": self.name, "reason": diagnostic.reason, "note": diagnostic.note}
-        logger.warning("endpoint needs attention", extra=facts)
+    def _report_diagnostic(self, diagnostic: Diagnostic) -> None:
+        logger.warning(
+            "endpoint needs attention",
+            extra={"driver": self.name, "reason": diagnostic.reason, "note": diagnostic.note},
+        )
         self._emit(diagnostic)
 
     def _stopped(self, endpoint: str, reason: str) -> None:
