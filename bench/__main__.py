@@ -1,7 +1,7 @@
 """
 All measurements, against a real API server (the control plane alone): `python -m bench`.
 
-Prints the machine and one line a row; exits with 1 when a budget is missed, and says which. What is
+Prints the machine and one line a row; exits with 1 when a budget is missed, and names it. What is
 measured and why is in docs/performance.md.
 """
 
@@ -87,7 +87,7 @@ def _parser() -> argparse.ArgumentParser:
 def _measure(
     parts: Collection[str], plan: Plan, *, api: ApiServer, kubeconfig: Path
 ) -> Iterator[Row]:
-    """Give the rows as soon as they are known."""
+    """Return the rows as soon as they are known."""
     if "footprint" in parts:
         yield footprint(kubeconfig, idle_seconds=plan.idle_seconds)
     if "slices" in parts:

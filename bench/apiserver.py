@@ -100,12 +100,12 @@ class ApiServer:
         return self._runner.run(self._floor([_path(claim.name) for claim in claims]))
 
     def slices(self, driver: str) -> list[dict[str, Any]]:
-        """Give the driver's ResourceSlices."""
+        """Return the driver's ResourceSlices."""
         selector = {"fieldSelector": f"spec.driver={driver}"}
         return self._runner.run(self._session.list(_SLICES, params=selector)).items
 
     def slice_writes(self) -> int:
-        """Give how many writes of ResourceSlices have succeeded, whoever made them."""
+        """Return how many writes of ResourceSlices have succeeded, whoever made them."""
         return self._runner.run(self._slice_writes())
 
     def delete_slices(self, driver: str) -> None:

@@ -97,7 +97,7 @@ class Bench:
         self._plan = plan
         self._api = api
         self._kubeconfig = kubeconfig
-        told("creating claims")
+        report("creating claims")
         self._measured = api.create_claims(BATCH)
         # Shares: a node has fewer devices than claims, if it has thousands of these.
         devices = [(NODE, f"shared-{number % SHARED}") for number in range(max(plan.resident))]
@@ -106,7 +106,7 @@ class Bench:
         )
 
     def claims_of(self, batch: int) -> Sequence[ClaimReference]:
-        """Give the claims of a batch that are measured."""
+        """Return the claims of a batch that are measured."""
         return self._measured[:batch]
 
     # ------------------------------------------------------------ times and memory of a driver
@@ -120,17 +120,17 @@ class Bench:
         with folders() as places:
             with self._plugin(drivers, places) as (plugin, kubelet):
                 for resident in self._turns(kubelet):
-                    told(f"{driver}: times with {resident} claims prepared")
+                    report(f"{driver}: times with {resident} claims prepared")
                     for batch in BATCHES:
                         self._repeat(kubelet, batch, resident, samples)
                     rss_mib[resident].append(plugin.resident_mib())
             yield from _compared(samples, rss_mib, driver=driver)
             yield self._resident_memory(rss_mib, driver=driver)
-            told(f"{driver}: a start with {max(self._plan.resident)} claims prepared")
+            report(f"{driver}: a start with {max(self._plan.resident)} claims prepared")
             with self._plugin(drivers, places) as (plugin, kubelet):
                 yield self._restarted(plugin, kubelet, driver=driver)
         # In a process of its own: a heap that was larger before would hide what grows.
-        told(f"{driver}: {self._plan.pairs} pairs")
+        report(f"{driver}: {self._plan.pairs} pairs")
         with folders() as places, self._plugin(drivers, places) as (plugin, kubelet):
             yield self._endurance(plugin, kubelet, driver=driver)
 
@@ -146,7 +146,7 @@ class Bench:
             yield plugin, kubelet
 
     def _turns(self, kubelet: Kubelet) -> Iterator[int]:
-        """Give the numbers of resident claims in turns, each when they are prepared. The last
+        """Return the numbers of resident claims in turns, each when they are prepared. The last
         ones stay."""
         prepared = 0
         for _ in range(self._plan.cycles):
@@ -220,7 +220,7 @@ class Bench:
         rss_mib: dict[int, list[float]] = defaultdict(list)
         with folders() as places, self._plugin([HOSTDEV, entry], places) as (plugin, kubelet):
             for resident in self._turns(kubelet):
-                told(f"pods at once with {resident} claims prepared")
+                report(f"pods at once with {resident} claims prepared")
                 for claims in CLAIMS_OF_PODS:
                     pods = [self._measured[n * claims : (n + 1) * claims] for n in range(PODS)]
                     for number in range(-1, self._plan.pods_repetitions):
@@ -295,5 +295,5 @@ def no_collection() -> Generator[None]:
         gc.unfreeze()
 
 
-def told(what: str) -> None:
+def report(what: str) -> None:
     print(f"... {what}", file=sys.stderr, flush=True)

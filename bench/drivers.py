@@ -62,6 +62,6 @@ class Effects(Driver[BenchConfig]):
 
 
 class Plain(Effects):
-    """A driver that does nothing but say what the container gets."""
+    """A driver that only returns the container's edits."""
 
     side_effects: ClassVar[bool] = False

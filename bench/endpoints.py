@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.apiserver import ApiServer
-from bench.claims import WARM_UP, no_collection, told
+from bench.claims import WARM_UP, no_collection, report
 from bench.drivers import DRIVER
 from bench.endpointrows import Endpoints, Overhead
 from bench.kubelet import Kubelet
@@ -53,10 +53,10 @@ def measure_endpoints(
     repetitions: Mapping[int, int],
     idle_seconds: float,
 ) -> Iterator[Row]:
-    """Give all rows."""
+    """Return all rows."""
     yield from _overheads(api, kubeconfig, repetitions=repetitions)
     for device_plugins, backends in MANY:
-        told(f"at rest with {device_plugins} device plugins and {backends} backends")
+        report(f"at rest with {device_plugins} device plugins and {backends} backends")
         yield _at_rest(
             api,
             kubeconfig,
@@ -95,7 +95,7 @@ def _overheads(
         ):
             kubelets = dict(zip(drivers, (in_process, backend, adapter), strict=True))
             for batch in BATCHES:
-                told(f"endpoints: batches of {batch}")
+                report(f"endpoints: batches of {batch}")
                 yield from _compared(kubelets, claims, batch=batch, repetitions=repetitions[batch])
 
 
@@ -126,7 +126,7 @@ def _compared(
 
 
 def _devices(api: ApiServer, driver: str) -> list[tuple[str, str]]:
-    """Give pool and name of a driver's devices, as they are published."""
+    """Return pool and name of a driver's devices, as they are published."""
     return [
         (body["spec"]["pool"]["name"], device["name"])
         for body in api.slices(driver)

@@ -23,7 +23,7 @@ from typing import Any
 import yaml
 
 from bench.apiserver import ApiServer, Body
-from bench.claims import told
+from bench.claims import report
 from bench.machine import folders, memory_mib
 from bench.plugin import environment
 from bench.rows import Row
@@ -84,7 +84,7 @@ class Explain:
 
 def measure_explain(api: ApiServer, kubeconfig: Path) -> Iterator[Row]:
     """Return both rows."""
-    told(f"explain: {SLICES} slices of {DEVICES} devices")
+    report(f"explain: {SLICES} slices of {DEVICES} devices")
     api.create_all("resourceslices", map(_slice, range(SLICES)))
     api.create_all("deviceclasses", [_class()])
     api.create_all("resourceclaims", map(_claim, range(SELECTORS)))
@@ -97,7 +97,7 @@ def measure_explain(api: ApiServer, kubeconfig: Path) -> Iterator[Row]:
         pods=SELECTORS,
     )
     api.delete_slices(DRIVER)
-    told(f"explain: {BOMBS} claims with large parameters, {DEEP} with deep ones")
+    report(f"explain: {BOMBS} claims with large parameters, {DEEP} with deep ones")
     api.create_all("resourceclaims", map(_bomb, range(BOMBS)))
     for number in range(DEEP):
         api.create_claim(_deep(number))

@@ -22,7 +22,7 @@ STARTS = 5
 
 
 def footprint(kubeconfig: Path, *, idle_seconds: float) -> Memory:
-    """Give the median time to a served registration socket, and VmRSS after a time at rest."""
+    """Return the median time to a served registration socket, and VmRSS after a time at rest."""
     times: list[float] = []
     rss_mib = 0.0
     with folders() as places:

@@ -1,9 +1,8 @@
 """
 The machine that is measured on: what it is, and where on it a node's files would lie.
 
-On a node the checkpoint is on a disk and CDI specs are on a tmpfs; both are looked for here, and
-what was found is said, because the time of a prepare is made of them. What runs there is not
-known here.
+On a node the checkpoint is on a disk and CDI specs are on a tmpfs; this module finds both and
+reports them, because they determine the time of a prepare. It must not know what runs there.
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ __all__ = ("Folders", "describe", "file_system", "folders", "memory_mib")
 REPOSITORY = Path(__file__).parent.parent
 
 DISKS = ("/var/tmp", "/tmp")
-"""Where a disk is looked for. The paths are short: those of sockets have at most 107 bytes."""
+"""Candidates for a disk. The paths are short: those of sockets have at most 107 bytes."""
 
 MEMORY = ("/run", "/dev/shm")
-"""Where a tmpfs is looked for."""
+"""Candidates for a tmpfs."""
 
 SYNCS = 200
 
@@ -72,7 +71,7 @@ def memory_mib(pid: int, name: str) -> float:
 
 
 def file_system(path: Path) -> str:
-    """Give the type of the file system that a path lies on."""
+    """Return the type of the file system that a path lies on."""
     best = ("", "unknown")
     for line in Path("/proc/self/mounts").read_text().splitlines():
         _, mounted, kind, *_ = line.split()
@@ -115,7 +114,7 @@ def _commit() -> str:
 
 
 def _sync_seconds(folder: Path) -> float:
-    """Give the median time that the disk takes to hold a page that was appended to a file."""
+    """Return the median time that the disk takes to hold a page that was appended to a file."""
     times: list[float] = []
     with (folder / "sync").open("wb", buffering=0) as file:
         for _ in range(SYNCS):

@@ -41,12 +41,12 @@ _LOOK_SECONDS = 0.01
 
 
 def names(devices: int) -> list[str]:
-    """Give the devices' names, in order."""
+    """Return the devices' names, in order."""
     return [f"device-{number:05}" for number in range(devices)]
 
 
 def levels(devices: int, *, changes: int) -> list[int]:
-    """Give the devices' levels after so many changes."""
+    """Return the devices' levels after so many changes."""
     turns, more = divmod(changes, devices)
     step = _step(devices)
     result = [turns] * devices
@@ -56,7 +56,7 @@ def levels(devices: int, *, changes: int) -> list[int]:
 
 
 def _step(devices: int) -> int:
-    """Give how far it is from one device that changes to the next: farther than a slice reaches,
+    """Return how far it is from one device that changes to the next: farther than a slice reaches,
     and such that all have had a turn before the first has another."""
     return next(step for step in count(67) if gcd(step, devices) == 1)
 
@@ -69,7 +69,7 @@ def order(changes: Path, number: int) -> None:
 
 
 def made_at(changes: Path) -> float:
-    """Give the time when the last change was made, by the clock that all processes share."""
+    """Return the time when the last change was made, by the clock that all processes share."""
     return float(_made(changes).read_text())
 
 

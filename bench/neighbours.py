@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from bench.apiserver import ApiServer
-from bench.claims import WARM_UP, no_collection, told
+from bench.claims import WARM_UP, no_collection, report
 from bench.drivers import DRIVER
 from bench.kubelet import get_info
 from bench.machine import folders
@@ -24,7 +24,7 @@ from drakit.device import ClaimReference
 __all__ = ("measure_neighbours",)
 
 WORDS = ("behave", "block", "end", "flood")
-"""What the neighbour is told, the first of them for comparison."""
+"""What the neighbour does, the first of them for comparison."""
 
 TURNS = 3
 SETTLE_SECONDS = 1.5
@@ -50,7 +50,7 @@ def measure_neighbours(
         ):
             for _ in range(TURNS):
                 for what in WORDS:
-                    told(f"a neighbour: {what}")
+                    report(f"a neighbour: {what}")
                     _say(word, what)
                     for number in range(-WARM_UP, repetitions):
                         floor = api.floor(claims)

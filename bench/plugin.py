@@ -1,7 +1,7 @@
 """
 The node plugin under measurement: a process of its own, set up as its container is.
 
-What is asked of it, and what its numbers mean, is the measurements' business.
+The measurements decide what to call, and what its figures mean.
 """
 
 from __future__ import annotations
@@ -70,15 +70,15 @@ class Plugin:
             client.close()
 
     def resident_mib(self) -> float:
-        """Give VmRSS."""
+        """Return VmRSS."""
         return memory_mib(self.pid, "VmRSS")
 
     def most_resident_mib(self) -> float:
-        """Give the highest VmRSS that there has been."""
+        """Return the highest VmRSS that there has been."""
         return memory_mib(self.pid, "VmHWM")
 
     def cpu_seconds(self) -> Mapping[int, float]:
-        """Give the time that each thread has had a processor, by thread."""
+        """Return the time that each thread has had a processor, by thread."""
         seconds: dict[int, float] = {}
         for task in Path(f"/proc/{self.pid}/task").iterdir():
             # Unlike in `stat`, in nanoseconds.
@@ -135,7 +135,7 @@ def running(
 
 
 def environment() -> dict[str, str]:
-    """Give what a pod has: compiled modules, and the system's own certificates."""
+    """Return what a pod has: compiled modules, and the system's own certificates."""
     _compile()
     ours = {key: value for key, value in os.environ.items() if key not in _NOT_IN_PODS}
     return {**ours, **OWN_POD, "PYTHONSAFEPATH": "1"}
@@ -147,7 +147,7 @@ _PACKAGES = ("drakit", "drakit_proto", "drakit_nodeplugin", "drakit_drivers", "d
 @cache
 def _compile() -> None:
     """Compile our packages, as an image has them: a source that is compiled at the start costs
-    time then, and memory for ever."""
+    time then, and memory until the process ends."""
     for name in _PACKAGES:
         (folder,) = importlib.import_module(name).__path__
         if not compileall.compile_dir(folder, quiet=1):

@@ -28,7 +28,7 @@ __all__ = ("OPERATIONS", "profile")
 OPERATIONS = ("prepare", "repeat", "unprepare")
 REPETITIONS: Mapping[int, int] = {1: 500, 8: 300, 64: 100}
 THREADS = 5
-"""How many are told, the busiest first."""
+"""How many are printed, the busiest first."""
 
 LINES = 40
 
@@ -83,7 +83,7 @@ def _threads(
 
 
 def _floor_ms(api: ApiServer, claims: Sequence[ClaimReference]) -> float:
-    """Give the processor's time in ms that getting the claims takes our process."""
+    """Return the processor's time in ms that getting the claims takes our process."""
     api.floor(claims)
     count = REPETITIONS[len(claims)]
     before = time.process_time()

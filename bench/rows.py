@@ -45,7 +45,7 @@ heap's fragments move it by a few tenths; a leak of 32 bytes a pair would be 2.4
 WRITES_PER_SLICE_AND_SECOND = 1.0
 
 CHANGES_A_SECOND = 950.0
-"""Of the thousand that a burst is to have: fewer would show less than is said."""
+"""Of the thousand that a burst is to have: fewer would show less than the row claims."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,10 +64,10 @@ _BUDGETS: Mapping[tuple[str, int], _Budget] = {
 
 
 class Row(Protocol):
-    """What is printed in one line, and judged."""
+    """A result that is printed in one line and compared with its budget."""
 
     def line(self) -> str:
-        """Give the line."""
+        """Return the line."""
         ...
 
     def missed(self) -> Iterator[str]:
@@ -76,7 +76,7 @@ class Row(Protocol):
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """Give the smallest value that at least this share of the values does not exceed."""
+    """Return the smallest value that at least this share of the values does not exceed."""
     ordered = sorted(values)
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 
@@ -318,7 +318,7 @@ class Endurance:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Slices:
-    """A row of how many writes it takes until the API server holds what the driver says."""
+    """A row of how many writes it takes until the API server holds what the driver reports."""
 
     name: str
     devices: int

@@ -2,7 +2,7 @@
 How many writes slices cost, how soon they are there, and what memory many devices need.
 
 A driver with many devices in the real plugin; its writes are counted by the API server. That the
-API server ends up with what the driver says is waited for in each step, and a step after which
+API server ends up with what the driver reports is waited for in each step, and a step after which
 it does not ends the measurement.
 """
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.apiserver import ApiServer
-from bench.claims import told
+from bench.claims import report
 from bench.machine import Folders, folders
 from bench.many import DRIVER, LEVEL, RATE, levels, made_at, names, order
 from bench.plugin import Plugin, running
@@ -40,15 +40,15 @@ POLL_SECONDS = 0.1
 
 
 def measure_slices(api: ApiServer, kubeconfig: Path, *, changes: int) -> Iterator[Row]:
-    """Give all rows."""
-    told(f"slices: {DEVICES} devices")
+    """Return all rows."""
+    report(f"slices: {DEVICES} devices")
     with folders() as places:
         stage = _Stage.of(DEVICES, places=places, api=api, kubeconfig=kubeconfig)
         yield stage.publish(slices_budget=SLICES_BUDGET)
         yield stage.restart()
         yield from stage.change(changes)
     api.delete_slices(DRIVER)
-    told(f"slices: {MANY_DEVICES} devices")
+    report(f"slices: {MANY_DEVICES} devices")
     with folders() as places:
         stage = _Stage.of(MANY_DEVICES, places=places, api=api, kubeconfig=kubeconfig)
         yield stage.publish(rss_budget_mib=MANY_BUDGET_MIB)
@@ -167,7 +167,7 @@ class _Stage:
     # ------------------------------------------------------------ what the API server holds
 
     def _generations(self) -> dict[str, int]:
-        """Give how often the spec of each slice has been written."""
+        """Return how often the spec of each slice has been written."""
         found = (body["metadata"] for body in self.api.slices(DRIVER))
         return {metadata["name"]: metadata["generation"] for metadata in found}
 

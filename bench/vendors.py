@@ -31,7 +31,7 @@ DEVICES = 8
 """Of each backend and each device plugin."""
 
 LOOK_SECONDS = 0.1
-"""Between two looks for a new kubelet.sock: device plugins watch the directory."""
+"""Between two polls for a new kubelet.sock: device plugins watch the directory."""
 
 CALL_SECONDS = 5.0
 

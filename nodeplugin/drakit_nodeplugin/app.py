@@ -86,7 +86,7 @@ async def serve(config: NodePluginConfig, launch: Launch) -> None:
         gc.freeze()
         logger.info(
             "node plugin serves",
-            extra={"node": node.name, "drivers": [driver.name for driver in drivers]},
+            extra={"node": node.name, "drivers": [driver.name for driver in drivers.served]},
         )
         parts: dict[str, Callable[[], Awaitable[None]]] = {
             "API session": lambda: _connect(session, launch.kubeconfig),
@@ -107,20 +107,20 @@ async def serve(config: NodePluginConfig, launch: Launch) -> None:
 class _Probed:
     """All hosted drivers, as probes and metrics see them."""
 
-    def __init__(self, drivers: Sequence[HostedDriver]) -> None:
+    def __init__(self, drivers: Hosting) -> None:
         self._drivers = drivers
 
     async def liveness_problems(self) -> Sequence[str]:
-        drivers = [*self._drivers]
+        drivers = self._drivers.served
         # Concurrently: each may take as long as a probe may.
         problems = await asyncio.gather(*(driver.liveness_problem() for driver in drivers))
         return _named(zip(drivers, problems, strict=True))
 
     async def readiness_problems(self) -> Sequence[str]:
-        return _named((driver, driver.readiness_problem()) for driver in self._drivers)
+        return _named((driver, driver.readiness_problem()) for driver in self._drivers.served)
 
     async def measure(self) -> None:
-        for driver in self._drivers:
+        for driver in self._drivers.served:
             await driver.measure()
 
 

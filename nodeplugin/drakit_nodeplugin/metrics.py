@@ -83,7 +83,7 @@ class Metrics:
         self.slice_writes = self._counter(
             "drakit_slice_writes", "Writes of ResourceSlices to the API server", ("verb", "result")
         )
-        self.remarks = self._counter(
+        self.diagnostics = self._counter(
             "drakit_endpoint_remarks",
             "Problems of drivers, backends and device plugins: Events of the Node have the details",
             ("reason",),
@@ -189,9 +189,9 @@ class DriverMetrics:
         """Count restored CDI files."""
         self._restored.inc(files)
 
-    def remarked(self, reason: str) -> None:
+    def diagnosed(self, reason: str) -> None:
         """Count a problem of an endpoint."""
-        self._metrics.remarks.labels(self._driver, reason).inc()
+        self._metrics.diagnostics.labels(self._driver, reason).inc()
 
     def wrote_slice(self, verb: str, seconds: float, ok: bool) -> None:
         """Count a create, update or delete of a slice."""

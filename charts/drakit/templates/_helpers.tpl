@@ -19,7 +19,7 @@ drakit-operator. 52 characters leave room for the component in a label of 63.
 {{/*
 drakit.selector: what selects the pods of a component of this release, and no other's. It cannot be
 changed once it is installed, and was name and component in charts that could be installed once: so
-the name, not a label of its own, tells the releases apart. All of them are part-of drakit.
+the name, not a label of its own, distinguishes the releases. All of them are part-of drakit.
 */}}
 {{- define "drakit.selector" -}}
 app.kubernetes.io/name: {{ include "drakit.fullname" .root }}

@@ -171,8 +171,8 @@ class Lifecycle(Generic[ConnectionT]):
         except Exception as error:
             logger.exception("endpoint's update failed", extra={"endpoint": self._endpoint})
             raise ConnectionEndedError(
-                f"the node plugin failed with what it reported ({type(error).__name__}); the node "
-                f"plugin's log on this node says more"
+                f"the node plugin failed with what it reported ({type(error).__name__}); see the "
+                f"node plugin's log on this node"
             ) from error
 
     async def _next(self, updates: AsyncIterator[Update]) -> Update | ConnectionEndedError:

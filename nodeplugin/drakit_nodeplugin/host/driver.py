@@ -258,7 +258,7 @@ class HostedDriver:
         self._emit(Diagnostic(reason="EndpointStopped", note=note))
 
     def _emit(self, diagnostic: Diagnostic) -> None:
-        self._metrics.remarked(diagnostic.reason)
+        self._metrics.diagnosed(diagnostic.reason)
         self._events.emit(reason=diagnostic.reason, action="Connect", note=diagnostic.note)
 
     def _registered(self) -> bool:

@@ -14,14 +14,13 @@ must not know how any of the parts does its work.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import logging
 import os
 import secrets
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 from drakit import tasks
 from drakit.layout import private_directory, private_file
@@ -56,8 +55,8 @@ RECORD = "backend.json"
 RECORD_VERSION = 1
 
 
-class Hosting(Sequence[HostedDriver]):
-    """All hosted drivers: a sequence of those that are served now."""
+class Hosting:
+    """All hosted drivers."""
 
     def __init__(self, environment: Environment, *, config_file: Path) -> None:
         """Raises :class:`ConfigError` if a driver of the configuration cannot be created."""
@@ -95,14 +94,10 @@ class Hosting(Sequence[HostedDriver]):
                 ),
             )
 
-    def __len__(self) -> int:
-        return len(self._drivers)
-
-    def __getitem__(self, index: int) -> HostedDriver:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return self._drivers[index]
-
-    def __iter__(self) -> Iterator[HostedDriver]:
-        return iter([*self._drivers])
+    @property
+    def served(self) -> Sequence[HostedDriver]:
+        """The drivers that are served now."""
+        return tuple(self._drivers)
 
     async def start(self) -> None:
         """Start all known drivers. Raises :class:`ConfigError` if a driver of the configuration
@@ -220,7 +215,7 @@ class Hosting(Sequence[HostedDriver]):
         grace = self._environment.config.devices.endpoint_stop_grace_period
         while True:
             await asyncio.sleep(max(min(IDLE_SECONDS, grace), 1.0))
-            for driver in self:
+            for driver in self.served:
                 name = driver.name
                 if name in self._lives and directory.socket(name) is None and await driver.idle():
                     await self._forget(driver, directory)
@@ -251,7 +246,7 @@ class Hosting(Sequence[HostedDriver]):
         logger.warning(
             "backend needs attention", extra={"reason": diagnostic.reason, "note": diagnostic.note}
         )
-        self._environment.metrics.remarks.labels("", diagnostic.reason).inc()
+        self._environment.metrics.diagnostics.labels("", diagnostic.reason).inc()
         self._events.emit(reason=diagnostic.reason, action="Connect", note=diagnostic.note)
 
 
@@ -292,39 +287,16 @@ def known_drivers(drivers: Path, registrations: Path) -> list[str]:
     """
     Return the drivers of backends that this node has hosted, from their data directories' parent.
 
-    A malformed record is quarantined and logged. If a record is unreadable now, or a later version
-    wrote it, the driver is still known by the name of its directory. Two releases of the chart
-    share the data directory, and each hosts only the backends of its own registration directory:
-    records of another one are skipped.
+    A directory has the name of its driver. Two releases of the chart share the data directory, and
+    each hosts only the backends of its own registration directory: records of another one are
+    skipped.
     """
-    found: list[str] = []
-    for path in sorted(drivers.glob(f"*/{RECORD}")):
-        name = path.parent.name
-        try:
-            record = cast("dict[str, Any]", json.loads(path.read_bytes()))
-            if record["driver"] != name or not is_driver_name(name):
-                raise ValueError(f"it is no record of driver {name}")
-            if _is_foreign(record, registrations):
-                continue
-        except OSError as error:
-            logger.error(
-                "record of a backend cannot be read",
-                extra={"file": str(path), "error": str(error)},
-            )
-            if not is_driver_name(name):
-                continue
-        except (ValueError, KeyError, TypeError) as error:
-            quarantined = path.with_name(f"{RECORD}.unreadable")
-            logger.error(
-                "record of a backend is quarantined",
-                extra={"file": str(quarantined), "error": str(error)},
-            )
-            with contextlib.suppress(OSError):
-                path.replace(quarantined)
-                private_file(quarantined)
-            continue
-        found.append(name)
-    return found
+    paths = sorted(drivers.glob(f"*/{RECORD}"))
+    return [
+        path.parent.name
+        for path in paths
+        if is_driver_name(path.parent.name) and not _belongs_elsewhere(path, registrations)
+    ]
 
 
 def remember_driver(drivers: Path, name: str, registrations: Path) -> None:
@@ -360,12 +332,17 @@ def forget_driver(drivers: Path, name: str, registrations: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _is_foreign(record: dict[str, Any], registrations: Path) -> bool:
-    return record.get("directory", str(registrations)) != str(registrations)
-
-
 def _belongs_elsewhere(path: Path, registrations: Path) -> bool:
+    """A record that cannot be read, or that a later version wrote, belongs here: the driver's
+    claims must be unprepared."""
     try:
-        return _is_foreign(json.loads(path.read_bytes()), registrations)
-    except (OSError, ValueError, AttributeError):
+        directory = json.loads(path.read_bytes()).get("directory", str(registrations))
+    except FileNotFoundError:
         return False
+    except (OSError, ValueError, AttributeError) as error:
+        logger.error(
+            "record of a backend cannot be read",
+            extra={"file": str(path), "error": str(error)},
+        )
+        return False
+    return directory != str(registrations)

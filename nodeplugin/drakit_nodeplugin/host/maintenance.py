@@ -14,7 +14,6 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 
-from drakit.kube.events import EventRecorder
 from drakit_nodeplugin.claims.checkpoint.rebuild import Rebuilder
 from drakit_nodeplugin.claims.checkpoint.store import CheckpointError
 from drakit_nodeplugin.claims.events import ClaimEvents
@@ -120,12 +119,4 @@ class Maintenance:
         )
 
     async def _send_events(self) -> None:
-        session = await asyncio.shield(self._environment.session)
-        recorder = EventRecorder(
-            session,
-            controller="drakit.dev/nodeplugin",
-            instance=self._environment.node.name,
-            # The admission policy allows a plugin to write only Events of its own node.
-            shared=False,
-        )
-        await self._announcer.run(recorder)
+        await self._announcer.run(await self._events.recorder())

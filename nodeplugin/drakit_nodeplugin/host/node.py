@@ -100,12 +100,19 @@ class NodeEvents:
         except asyncio.QueueFull:
             logger.warning("Event is dropped", extra={"reason": reason, "note": note})
 
+    async def recorder(self) -> EventRecorder:
+        """Return a recorder of this plugin once the API server can be reached."""
+        return EventRecorder(
+            await asyncio.shield(self._session),
+            controller="drakit.dev/nodeplugin",
+            instance=self._node,
+            # The admission policy allows a plugin to write only Events of its own node.
+            shared=False,
+        )
+
     async def run(self) -> None:
         """Write Events until cancelled."""
-        session = await asyncio.shield(self._session)
-        recorder = EventRecorder(
-            session, controller="drakit.dev/nodeplugin", instance=self._node, shared=False
-        )
+        recorder = await self.recorder()
         while True:
             reason, action, note = await self._pending.get()
             try:

@@ -910,6 +910,19 @@ async def test_a_check_reports_whether_all_devices_are_in_order(
 
 
 @pytest.mark.looptime
+async def test_a_claim_of_a_batch_whose_device_cannot_be_reset_fails_alone():
+    class Resetting(PerBatch):
+        def reset(self, device: AllocatedDevice) -> None:
+            if device.name == "a":
+                raise DriverError("it is stuck")
+
+    _, _, calls = reach(Resetting)
+    first, second = calls.begin("unprepare", (A, [device("a")]), (B, [device("b")]))
+    assert await second is None
+    assert str(await failure(first)) == "it is stuck"
+
+
+@pytest.mark.looptime
 async def test_a_claim_of_a_batch_that_cannot_be_checked_fails_alone(monkeypatch, caplog):
     def check(self: PerBatch, claim: ClaimReference, device: AllocatedDevice) -> bool:
         if claim == A:

@@ -266,8 +266,8 @@ async def test_a_failure_of_the_listener_ends_the_connection_and_not_the_daemon(
     task = asyncio.create_task(lifecycle.run())
     await asyncio.wait({task}, timeout=100)
     reason = (
-        "the node plugin failed with what it reported (TypeError); the node plugin's log on this "
-        "node says more"
+        "the node plugin failed with what it reported (TypeError); see the node plugin's log on "
+        "this node"
     )
     assert listener.told[-2:] == [(0, reason), (1, CAM)]
     assert source.made[0].closed == 1

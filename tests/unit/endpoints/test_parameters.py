@@ -7,7 +7,7 @@ from pydantic import Field, field_validator
 
 from drakit import AllocatedDevice, DeviceParameters, NoParameters
 from drakit_nodeplugin.endpoints.failures import BadParametersError
-from drakit_nodeplugin.endpoints.python.parameters import merged, with_parameters
+from drakit_nodeplugin.endpoints.parameters import merged, with_parameters
 
 DRIVER = "camera.example.com"
 
@@ -160,7 +160,7 @@ def test_what_users_wrote_is_not_repeated_for_it_may_be_a_secret():
 
 def test_a_validator_that_fails_is_a_fault_of_the_driver(caplog):
     text = refusal(Odd, {"mode": "medium"})
-    assert f"driver {DRIVER} failed in it with KeyError" in text
+    assert f"driver {DRIVER} failed with KeyError" in text
     assert [record.message for record in caplog.records] == ["driver failed"]
 
 

@@ -69,7 +69,7 @@ class Lab:
 
 
 @pytest.mark.looptime
-async def test_each_device_is_asked_again_and_again_and_only_changes_are_told():
+async def test_each_device_is_polled_and_only_changes_are_reported():
     lens = Lens()
     lab = Lab(lens)
     lab.replaced("a", "b")
@@ -82,7 +82,7 @@ async def test_each_device_is_asked_again_and_again_and_only_changes_are_told():
 
 
 @pytest.mark.looptime
-async def test_devices_that_may_be_published_instead_are_asked_as_well_each_name_once():
+async def test_devices_of_the_fallback_are_polled_as_well_each_name_once():
     lens = Lens()
     lab = Lab(lens)
     ours = Inventory(
@@ -131,7 +131,7 @@ async def test_the_period_begins_when_the_answer_is_there():
 
 
 @pytest.mark.looptime
-async def test_a_plain_function_is_asked_as_well():
+async def test_a_plain_function_is_polled_as_well():
     class Plain(Lens):
         def health(self, device):
             return DIRTY
@@ -144,7 +144,7 @@ async def test_a_plain_function_is_asked_as_well():
 
 
 @pytest.mark.looptime
-async def test_a_new_device_is_asked_at_once_one_that_is_gone_never_again_and_a_returned_is_new():
+async def test_a_new_device_is_polled_at_once_one_that_is_gone_never_again_and_a_returned_is_new():
     lens = Lens()
     lab = Lab(lens)
     lab.replaced("a", "b")
@@ -159,7 +159,7 @@ async def test_a_new_device_is_asked_at_once_one_that_is_gone_never_again_and_a_
 
 
 @pytest.mark.looptime
-async def test_a_device_that_is_gone_for_a_moment_is_told_of_again():
+async def test_a_device_that_is_gone_for_a_moment_is_reported_again():
     """Whoever listens may have forgotten it in between, and not seen that we have not."""
     lens = Lens()
     lab = Lab(lens)
@@ -173,7 +173,7 @@ async def test_a_device_that_is_gone_for_a_moment_is_told_of_again():
 
 
 @pytest.mark.looptime
-async def test_a_device_that_went_while_it_was_asked_is_not_told_of_nor_asked_twice_at_once():
+async def test_a_device_that_goes_during_its_poll_is_not_reported_nor_polled_twice_at_once():
     lens = Lens()
     lens.seconds = lambda name: 5
     lab = Lab(lens)
@@ -200,7 +200,7 @@ async def test_the_same_inventory_again_changes_nothing():
 
 
 @pytest.mark.looptime
-async def test_no_more_than_sixteen_are_asked_at_a_time():
+async def test_no_more_than_sixteen_are_polled_at_a_time():
     lens = Lens()
     lens.seconds = lambda name: 1
     lab = Lab(lens)
@@ -213,7 +213,7 @@ async def test_no_more_than_sixteen_are_asked_at_a_time():
 
 
 @pytest.mark.looptime
-async def test_devices_that_never_answer_are_unknown_and_do_not_keep_the_others_from_being_asked():
+async def test_devices_that_never_answer_are_unknown_and_do_not_block_polls_of_others():
     class Stubborn(Lens):
         async def health(self, device):
             if device.name.startswith("lens"):
@@ -236,7 +236,7 @@ async def test_devices_that_never_answer_are_unknown_and_do_not_keep_the_others_
 
 
 @pytest.mark.looptime
-async def test_a_call_that_is_overdue_is_cancelled_and_its_device_asked_again():
+async def test_a_call_that_is_overdue_is_cancelled_and_its_device_polled_again():
     lens = Lens()
     lens.seconds = lambda name: 31 if len(lens.asked) < 2 else 0
     lab = Lab(lens)
@@ -256,7 +256,7 @@ class Silent(Exception):
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        pytest.param(DriverError("the bus is slow"), "the bus is slow", id="says-why"),
+        pytest.param(DriverError("the bus is slow"), "the bus is slow", id="with-a-reason"),
         pytest.param(ValueError("a bug"), "the driver failed: ValueError: a bug", id="raises"),
         pytest.param(
             Silent(), "the driver failed: Silent: Silent, which has no text", id="no-text"
@@ -281,7 +281,7 @@ class Silent(Exception):
         ),
     ],
 )
-async def test_what_is_no_answer_says_that_nobody_knows(answer, message):
+async def test_an_invalid_answer_is_unknown_health(answer, message):
     lens = Lens()
     lens.answer = lambda name: answer
     lab = Lab(lens)
@@ -321,7 +321,7 @@ async def test_a_text_without_end_is_cut():
 
 
 @pytest.mark.looptime
-async def test_a_period_that_is_too_short_is_not_taken_at_its_word():
+async def test_a_period_that_is_too_short_is_raised():
     class Restless(Lens):
         health_period_seconds = 1e-9
 
@@ -334,7 +334,7 @@ async def test_a_period_that_is_too_short_is_not_taken_at_its_word():
 
 
 @pytest.mark.looptime
-async def test_devices_whose_names_are_no_names_are_not_asked():
+async def test_devices_whose_names_are_no_names_are_not_polled():
     lens = Lens()
     lab = Lab(lens)
     lab.replaced(["no", "name"], "a")
@@ -353,7 +353,7 @@ class PolledCamera(Camera):
         return self.behaviour.health(device)
 
 
-async def test_health_is_told_after_the_inventory_and_beside_calls_for_the_device(listener):
+async def test_health_is_reported_after_the_inventory_and_beside_calls_for_the_device(listener):
     behaviour = Behaviour()
     behaviour.health = lambda device: OK
 

@@ -44,7 +44,9 @@ async def test_a_driver_that_hangs_is_cut_off(behaviour, listener, monkeypatch):
             await endpoint.prepare(CLAIM, [DEVICE])
 
 
-async def test_a_call_behind_one_that_does_not_end_says_so(behaviour, listener, monkeypatch):
+async def test_a_call_behind_one_that_does_not_end_fails_with_that_reason(
+    behaviour, listener, monkeypatch
+):
     monkeypatch.setattr(batches, "CALL_SECONDS", 0.05)
     stubborn = threading.Event()
 
@@ -146,7 +148,7 @@ async def test_a_log_line_of_the_driver_has_the_id_of_the_request_behind_it(endp
     assert seen == ["k7f3", "-"]
 
 
-async def test_who_asks_whether_the_driver_is_away_hears_what_a_call_would_raise(
+async def test_whether_the_driver_is_unavailable_has_the_reason_that_a_call_would_raise(
     behaviour, listener
 ):
     endpoint = new_endpoint(lambda: Camera(behaviour), listener)
@@ -169,7 +171,7 @@ async def test_who_asks_whether_the_driver_is_away_hears_what_a_call_would_raise
     [
         pytest.param(None, "its stream ended", id="returns"),
         pytest.param(ValueError("a bug"), "ValueError: a bug", id="raises"),
-        pytest.param(DriverError("the bus is gone"), "the bus is gone", id="says-why"),
+        pytest.param(DriverError("the bus is gone"), "the bus is gone", id="with-a-reason"),
         pytest.param(SystemExit(3), "SystemExit: 3", id="ends-its-thread"),
         pytest.param(KeyboardInterrupt("x"), "KeyboardInterrupt: x", id="interrupts"),
         pytest.param(asyncio.CancelledError(), "it cancelled its own stream", id="cancels"),
@@ -298,7 +300,7 @@ async def test_a_driver_that_starts_slowly_is_taken_once_it_is_there(
     assert behaviour.closed == 1
 
 
-async def test_a_driver_that_is_slow_to_list_its_devices_is_away_until_it_has(
+async def test_a_driver_that_is_slow_to_list_its_devices_is_unavailable_until_it_has(
     behaviour, listener, monkeypatch
 ):
     monkeypatch.setattr(threads, "LIST_SECONDS", 0.05)

@@ -265,7 +265,7 @@ async def test_what_cannot_be_copied_is_raised_at_once():
         await take_snapshots(latest, lambda given, ours: None)
 
 
-def test_a_driver_whose_devices_is_no_generator_hears_what_it_must_be():
+def test_a_driver_whose_devices_is_no_generator_is_refused_with_the_reason():
     class Odd:
         def __init__(self, devices):
             self.devices = devices

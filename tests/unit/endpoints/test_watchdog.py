@@ -62,20 +62,20 @@ def log_of_info(caplog):
     caplog.set_level(logging.INFO)
 
 
-def told(caplog) -> list[tuple[str, str, float]]:
+def logged(caplog) -> list[tuple[str, str, float]]:
     return [(record.levelname, record.msg, record.seconds) for record in caplog.records]
 
 
 @pytest.mark.looptime
-async def test_a_loop_that_answers_is_asked_once_a_second_and_nothing_is_said(caplog):
+async def test_a_loop_that_answers_is_polled_once_a_second_and_nothing_is_logged(caplog):
     async with watching() as lab:
         await asyncio.sleep(60.5)
         assert lab.loop.asked == 61
-        assert (told(caplog), lab.dog.blocked) == ([], None)
+        assert (logged(caplog), lab.dog.blocked) == ([], None)
 
 
 @pytest.mark.looptime
-async def test_a_loop_that_is_blocked_is_told_of_ever_more_rarely_and_when_it_answers_again(caplog):
+async def test_a_blocked_loop_is_logged_ever_more_rarely_and_when_it_answers_again(caplog):
     async with watching() as lab:
         await asyncio.sleep(9.5)
         lab.loop.blocked = True  # it is asked at 10 s
@@ -89,32 +89,32 @@ async def test_a_loop_that_is_blocked_is_told_of_ever_more_rarely_and_when_it_an
         await asyncio.sleep(1)
         assert lab.dog.blocked is None
         text = "driver blocks its event loop"
-        assert told(caplog) == [
+        assert logged(caplog) == [
             *(("WARNING", text, seconds) for seconds in (2, 10, 60, 300, 600, 900)),
             ("INFO", "driver answers again", 1002.2),
         ]
 
 
 @pytest.mark.looptime
-async def test_each_time_that_it_blocks_is_told_of(caplog):
+async def test_each_time_that_it_blocks_is_logged(caplog):
     async with watching() as lab:
         for _ in range(2):
             lab.loop.blocked = True
             await asyncio.sleep(5)
             lab.loop.go_on()
             await asyncio.sleep(5)
-        assert [level for level, _, _ in told(caplog)] == ["WARNING", "INFO"] * 2
+        assert [level for level, _, _ in logged(caplog)] == ["WARNING", "INFO"] * 2
 
 
 @pytest.mark.looptime
-async def test_a_loop_that_is_slow_for_a_second_is_not_told_of(caplog):
+async def test_a_loop_that_is_slow_for_a_second_is_not_logged(caplog):
     async with watching() as lab:
         await asyncio.sleep(0.5)
         lab.loop.blocked = True
         await asyncio.sleep(1.9)
         lab.loop.go_on()
         await asyncio.sleep(10)
-        assert told(caplog) == []
+        assert logged(caplog) == []
 
 
 @pytest.mark.looptime
@@ -122,7 +122,7 @@ async def test_a_loop_that_is_closed_is_watched_no_more(caplog):
     lab = Lab()
     lab.loop.closed = True
     await lab.dog.run()
-    assert (told(caplog), lab.loop.asked) == ([], 0)
+    assert (logged(caplog), lab.loop.asked) == ([], 0)
 
 
 async def test_the_call_is_named_with_the_drivers_own_frame_before_those_of_others():

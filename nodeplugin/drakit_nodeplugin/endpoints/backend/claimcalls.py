@@ -27,7 +27,7 @@ from drakit_nodeplugin.endpoints.backend.convert import MAX_EDITS, edits_of, ent
 from drakit_nodeplugin.endpoints.batches import CALL_SECONDS
 from drakit_nodeplugin.endpoints.contract import ConnectionEndedError
 from drakit_nodeplugin.endpoints.failures import CallOverdueError, DeviceFailedError
-from drakit_nodeplugin.endpoints.python.parameters import merged
+from drakit_nodeplugin.endpoints.parameters import merged
 from drakit_nodeplugin.endpoints.wire import (
     MAX_MESSAGE_BYTES,
     CallFailedError,

@@ -48,7 +48,7 @@ from drakit_nodeplugin.endpoints.failures import (
     EndpointStoppedError,
 )
 from drakit_nodeplugin.endpoints.host_paths import HostDevices
-from drakit_nodeplugin.endpoints.python.parameters import with_parameters
+from drakit_nodeplugin.endpoints.parameters import with_parameters
 
 if TYPE_CHECKING:
     from drakit_nodeplugin.allowed import AllowedEndpoint

@@ -26,7 +26,7 @@ from drakit_nodeplugin.endpoints.failures import (
     kind_of,
     unusable_answer,
 )
-from drakit_nodeplugin.endpoints.python.parameters import with_parameters
+from drakit_nodeplugin.endpoints.parameters import with_parameters
 from drakit_nodeplugin.endpoints.snapshot import key_of, snapshot_of
 
 __all__ = ("AnyDriver", "DriverCalls")
@@ -59,12 +59,7 @@ class DriverCalls:
         """As :meth:`.Calls.prepare`."""
         if self._traits.prepare_granularity is Granularity.BATCH:
             return await self._prepare_claims(batch)
-        return await self._by_claim(batch, self._prepare_claim)
-
-    async def _prepare_claim(self, item: AllocatedClaim) -> Sequence[Edits]:
-        return await _side_by_side(
-            [self._prepare_device(item, device, i) for i, device in enumerate(item.devices)]
-        )
+        return await self._by_device(batch, self._prepare_device)
 
     async def _prepare_device(
         self, item: AllocatedClaim, device: AllocatedDevice, index: int
@@ -121,12 +116,7 @@ class DriverCalls:
         """As :meth:`.Calls.unprepare`."""
         if self._traits.unprepare_granularity is Granularity.BATCH:
             return await self._unprepare_claims(batch)
-        return await self._by_claim(batch, self._unprepare_claim)
-
-    async def _unprepare_claim(self, item: AllocatedClaim) -> None:
-        await _side_by_side(
-            [self._unprepare_device(item, device, i) for i, device in enumerate(item.devices)]
-        )
+        return _errors(await self._by_device(batch, self._unprepare_device))
 
     async def _unprepare_device(
         self, item: AllocatedClaim, device: AllocatedDevice, index: int
@@ -137,7 +127,7 @@ class DriverCalls:
             return self._driver.unprepare(item.claim, known)
 
         await self._answer(unprepare, what="unprepare", index=index)
-        await self._reset(known, index)
+        await self._reset(item, known, index)
 
     async def _unprepare_claims(
         self, batch: Sequence[AllocatedClaim]
@@ -162,12 +152,9 @@ class DriverCalls:
                 results[uid] = self._unusable(text, what=what)
             else:
                 results[uid] = None
-        return {**results, **await self._by_claim(undone, self._reset_claim)}
+        return {**results, **_errors(await self._by_device(undone, self._reset))}
 
-    async def _reset_claim(self, item: AllocatedClaim) -> None:
-        await _side_by_side([self._reset(device, i) for i, device in enumerate(item.devices)])
-
-    async def _reset(self, device: AllocatedDevice, index: int) -> None:
+    async def _reset(self, item: AllocatedClaim, device: AllocatedDevice, index: int) -> None:
         """Reset a device if the driver wants that, but not if others may be using it."""
         if self._traits.resets and device.share_id is None and not device.admin_access:
             await self._answer(lambda: self._driver.reset(device), what="reset", index=index)
@@ -176,21 +163,16 @@ class DriverCalls:
 
     async def check(self, batch: Sequence[AllocatedClaim]) -> Mapping[str, bool]:
         """As :meth:`.Calls.check`."""
-        answers = await _side_by_side([self._check_claim(item) for item in batch])
-        return {item.claim.uid: each for item, each in zip(batch, answers, strict=True)}
-
-    async def _check_claim(self, item: AllocatedClaim) -> bool:
-        try:
-            return all(
-                await _side_by_side(
-                    [self._check_device(item, device, i) for i, device in enumerate(item.devices)]
-                )
-            )
-        except DeviceFailedError as error:
-            # A driver that fails to check does not know that all is well.
-            facts = {"driver": self._name, "claim_uid": item.claim.uid, "error": str(error)}
-            logger.warning("driver cannot check a claim", extra=facts)
-            return False
+        results: dict[str, bool] = {}
+        for uid, each in (await self._by_device(batch, self._check_device)).items():
+            if isinstance(each, DeviceFailedError):
+                # A driver that fails to check does not know that all is well.
+                facts = {"driver": self._name, "claim_uid": uid, "error": str(each)}
+                logger.warning("driver cannot check a claim", extra=facts)
+                results[uid] = False
+            else:
+                results[uid] = all(each)
+        return results
 
     async def _check_device(
         self, item: AllocatedClaim, device: AllocatedDevice, index: int
@@ -260,21 +242,33 @@ class DriverCalls:
     def _unusable(self, answer: str, *, what: str, index: int | None = None) -> DeviceFailedError:
         return unusable_answer(answer, driver=self._name, what=what, index=index)
 
-    async def _by_claim(
+    async def _by_device(
         self,
         batch: Sequence[AllocatedClaim],
-        call: Callable[[AllocatedClaim], Coroutine[Any, Any, ValueT]],
-    ) -> Mapping[str, ValueT | DeviceFailedError]:
-        """Call for each claim; one that fails does so alone."""
+        call: Callable[[AllocatedClaim, AllocatedDevice, int], Coroutine[Any, Any, ValueT]],
+    ) -> Mapping[str, Sequence[ValueT] | DeviceFailedError]:
+        """Call for each device of each claim; a claim that fails does so alone."""
 
-        async def settled(item: AllocatedClaim) -> ValueT | DeviceFailedError:
+        results: dict[str, Sequence[ValueT] | DeviceFailedError] = {}
+
+        async def settle(item: AllocatedClaim) -> None:
             try:
-                return await call(item)
+                results[item.claim.uid] = await _side_by_side(
+                    [call(item, device, i) for i, device in enumerate(item.devices)]
+                )
             except DeviceFailedError as error:
-                return error.alone()
+                results[item.claim.uid] = error.alone()
 
-        answers = await _side_by_side([settled(item) for item in batch])
-        return {item.claim.uid: each for item, each in zip(batch, answers, strict=True)}
+        await _side_by_side([settle(item) for item in batch])
+        return results
+
+
+def _errors(
+    answers: Mapping[str, Sequence[None] | DeviceFailedError],
+) -> Mapping[str, DeviceFailedError | None]:
+    return {
+        uid: each if isinstance(each, DeviceFailedError) else None for uid, each in answers.items()
+    }
 
 
 async def _side_by_side(works: Sequence[Coroutine[Any, Any, ValueT]]) -> Sequence[ValueT]:

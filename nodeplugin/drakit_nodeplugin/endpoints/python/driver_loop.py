@@ -1,15 +1,18 @@
 """
-The event loop of a driver, seen from outside: a watchdog notices when it is blocked, and
-:func:`end_loop` ends it.
+The event loop of a driver, seen from outside: calls into it, its watchdog, and its end.
 
-The daemon's loop asks the driver's for a sign of life once a second. A driver that blocks harms its
-own calls alone, so this ends in the log and a gauge, not in a restart: nothing can end its thread.
+* Waking the loop of another thread costs more than the call that it is woken for. So calls that
+  begin in one turn of the daemon's loop wake the driver's once, and results that are ready together
+  wake the daemon's once. A call that is cancelled is cancelled there as well, and ends here only
+  after it has ended there.
+* The daemon's loop polls the driver's once a second. A driver that blocks harms its own calls
+  alone, so this ends in the log and a gauge, not in a restart: nothing can end its thread.
+* The loop ends as :func:`asyncio.run` ends one, but each step has its time, because a vendor's task
+  that swallows its cancellation must not keep the driver from being started again. Tasks that the
+  driver left behind are leaks, and their names are logged for its author.
 
-The loop ends as :func:`asyncio.run` ends one, but each step has its time, because a vendor's task
-that swallows its cancellation must not keep the driver from being started again. Tasks that the
-driver left behind are leaks, and their names are logged for its author.
-
-It must not know what drivers or their tasks do, or whether anybody waits for them.
+The order of calls and their time limits are :mod:`drakit_nodeplugin.endpoints.batches`'s. It must
+not know drivers, devices or claims.
 """
 
 from __future__ import annotations
@@ -18,21 +21,196 @@ import asyncio
 import logging
 import sys
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import Executor
-from itertools import chain, count
+from contextlib import suppress
+from contextvars import Context, copy_context
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from drakit_nodeplugin.endpoints.failures import traceback_of
+from drakit_nodeplugin.endpoints.contract import ConnectionEndedError
+from drakit_nodeplugin.endpoints.failures import CallCancelledError, traceback_of
 
 __all__ = (
+    "Bridge",
     "Watchdog",
     "end_loop",
     "where_is",
 )
 
 logger = logging.getLogger(__name__)
+
+# ---------------------------------------------------------------- calls
+
+ENDING = "it ended meanwhile"
+"""Why calls fail while the driver's loop ends, before its thread can report more."""
+
+ResultT = TypeVar("ResultT")
+
+_Loop = asyncio.AbstractEventLoop
+_Outcome = tuple[Any, Exception | None]
+_Task = asyncio.Task[Any]
+
+
+class _Call:
+    """One call."""
+
+    __slots__ = ("answered", "context", "function", "outcome", "task")
+
+    def __init__(self, function: Callable[[], Awaitable[Any]], home: _Loop) -> None:
+        self.function = function
+        self.context: Context = copy_context()
+        self.answered: asyncio.Future[None] = home.create_future()
+        self.outcome: _Outcome | None = None
+        """Written there; at home only once the other loop is closed."""
+        self.task: _Task | None = None
+        """Used there alone."""
+
+
+_Handler = Callable[[_Call], None]
+
+
+class _Mailbox:
+    """One direction: what is put in during one turn of the sender's loop costs one wake-up."""
+
+    def __init__(self, *, sender: _Loop, receiver: _Loop) -> None:
+        self._sender = sender
+        self._receiver = receiver
+        self._letters: deque[tuple[_Handler, _Call]] = deque()
+        self._is_due = False
+
+    def put(self, handler: _Handler, call: _Call) -> None:
+        """Have the handler called with it in the receiver's loop; called in the sender's."""
+        self._letters.append((handler, call))
+        if not self._is_due:
+            self._is_due = True
+            # Not at once: writing to the other loop gives up the interpreter lock, and the other
+            # thread would begin and answer the first call while the others are still to be sent.
+            self._sender.call_soon(self._send)
+
+    def _send(self) -> None:
+        self._is_due = False
+        with suppress(RuntimeError):  # the receiver was closed a moment ago
+            self._receiver.call_soon_threadsafe(self._deliver)
+
+    def _deliver(self) -> None:
+        while self._letters:
+            handler, call = self._letters.popleft()
+            handler(call)
+
+
+class Bridge:
+    """Calls from the loop `home` into the loop `there`, which may be in another thread."""
+
+    def __init__(self, *, home: _Loop, there: _Loop) -> None:
+        self._home = home
+        self._there = there
+        self._calls = _Mailbox(sender=home, receiver=there)
+        self._answers = _Mailbox(sender=there, receiver=home)
+        # Written at home.
+        self._open: set[_Call] = set()
+        self._closed: str | None = None
+        # Written there.
+        self._ending = False
+
+    # ------------------------------------------------------------ at home
+
+    @property
+    def stop_reason(self) -> str | None:
+        """Why nothing can be called any more; None while it can."""
+        return ENDING if self._closed is None and self._ending else self._closed
+
+    async def call(self, function: Callable[[], Awaitable[ResultT]]) -> ResultT:
+        """
+        Call an async function in the other loop, in the caller's context.
+
+        What it raises is raised here, but for :class:`ConnectionEndedError` if its loop has ended,
+        and :class:`CallCancelledError` if it was cancelled, but not from here. If the caller is
+        cancelled, so is the function, and its end is waited for; a second cancellation ends the
+        wait.
+        """
+        if (reason := self.stop_reason) is not None:
+            raise ConnectionEndedError(reason)
+        call = _Call(function, self._home)
+        self._open.add(call)
+        self._calls.put(self._begin, call)
+        try:
+            await call.answered
+        except asyncio.CancelledError:
+            error = await self._cancel(call)
+            if error is None or isinstance(error, ConnectionEndedError | CallCancelledError):
+                raise
+            raise error from None
+        finally:
+            self._open.discard(call)
+        assert call.outcome is not None
+        value, error = call.outcome
+        if error is not None:
+            raise error
+        return value
+
+    async def _cancel(self, call: _Call) -> Exception | None:
+        """Cancel a call there, and return what it raised once it has ended."""
+        if call.outcome is None:
+            call.answered = self._home.create_future()
+            self._calls.put(self._leave, call)
+            await call.answered
+        assert call.outcome is not None
+        return call.outcome[1]
+
+    def close(self, reason: str) -> None:
+        """The other loop is closed: what it did not answer fails with the reason."""
+        self._closed = reason
+        for call in self._open:
+            call.outcome = call.outcome or (None, ConnectionEndedError(reason))
+            self._settle(call)
+
+    def _settle(self, call: _Call) -> None:
+        if not call.answered.done():  # cancelled, but its caller has not resumed yet
+            call.answered.set_result(None)
+
+    # ------------------------------------------------------------ there
+
+    def end(self) -> None:
+        """The loop is about to end and will cancel its tasks: begin nothing any more."""
+        self._ending = True
+
+    def _begin(self, call: _Call) -> None:
+        if self._ending:
+            self._answer(call, (None, ConnectionEndedError(ENDING)))
+        else:
+            call.task = self._there.create_task(self._run(call), context=call.context)
+            call.task.add_done_callback(lambda task: self._ended(call, task))
+
+    async def _run(self, call: _Call) -> None:
+        outcome: _Outcome
+        try:
+            outcome = await call.function(), None
+        except Exception as error:
+            outcome = None, error
+        self._answer(call, outcome)
+
+    def _ended(self, call: _Call, task: _Task) -> None:
+        """A call that was cancelled, or whose SystemExit ends the loop, has not answered."""
+        if call.outcome is not None:
+            return
+        if task.cancelled() and not self._ending:
+            self._answer(call, (None, CallCancelledError()))
+        else:
+            self._answer(call, (None, ConnectionEndedError(ENDING)))
+        if not task.cancelled():
+            task.exception()  # retrieved; the loop reports it
+
+    def _answer(self, call: _Call, outcome: _Outcome) -> None:
+        call.outcome = outcome
+        self._answers.put(self._settle, call)
+
+    def _leave(self, call: _Call) -> None:
+        """The caller gives up."""
+        if call.task is not None and not call.task.cancelling():
+            call.task.cancel()
+
 
 # ---------------------------------------------------------------- the watchdog
 
@@ -84,8 +262,7 @@ class Watchdog:
     async def _wait(self, asked_at: float) -> None:
         """Wait for an answer, however long it takes."""
         waited = 0.0
-        due = _log_after()
-        log_after = next(due)
+        log_after = LOG_SECONDS[0]
         while True:
             await asyncio.sleep(PERIOD_SECONDS)
             if (answered_at := self._answered_at) is not None:
@@ -93,7 +270,8 @@ class Watchdog:
             # Not by the clock: when all of the process stood still, that was not the driver.
             waited += PERIOD_SECONDS
             if waited >= log_after:
-                log_after = next(due)
+                last = LOG_SECONDS[-1]
+                log_after = next((each for each in LOG_SECONDS if each > waited), waited + last)
                 self._log_blocked(waited)
         if self.blocked is not None:
             self.blocked = None
@@ -105,11 +283,6 @@ class Watchdog:
         self.blocked = f"its event loop is blocked in {where}"
         facts = {"driver": self._driver, "seconds": seconds, "where": where}
         logger.warning("driver blocks its event loop", extra=facts)
-
-
-def _log_after() -> Iterator[int]:
-    last = LOG_SECONDS[-1]
-    return chain(LOG_SECONDS, count(2 * last, last))
 
 
 def where_is(thread: int, *, package: str) -> str:
@@ -146,8 +319,6 @@ MAX_NAMED = 10
 
 MAX_EXITS = 10
 """How often tasks may raise SystemExit through the loop while one step of its end runs."""
-
-_Task = asyncio.Task[Any]
 
 _OUR_CODE = str(Path(__file__).parent)
 

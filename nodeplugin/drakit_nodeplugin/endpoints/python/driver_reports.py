@@ -17,8 +17,7 @@ import heapq
 import inspect
 import itertools
 import logging
-import operator
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from typing import Any, TypeGuard, cast
 
@@ -190,7 +189,6 @@ class HealthPolling:
         self._report = report
         self._period = max(float(driver.health_period_seconds), SHORTEST_PERIOD_SECONDS)
         self._loop = asyncio.get_running_loop()
-        self._devices: Collection[Device] = ()
         self._polled: dict[DeviceKey, _Polled] = {}
         self._due: list[tuple[float, int, _Polled]] = []
         """A heap; entries of devices that are gone are skipped."""
@@ -204,10 +202,6 @@ class HealthPolling:
         """Poll these devices from now on, those of the fallback as well, new ones at once. The
         driver gets its own objects; the keys are those of the snapshots."""
         devices = *given.devices, *(given.fallback or ())
-        same = len(devices) == len(self._devices) and all(map(operator.is_, devices, self._devices))
-        if same:
-            return
-        self._devices = devices
         present: set[DeviceKey] = set()
         for device, known in zip(devices, (*ours.devices, *(ours.fallback or ())), strict=True):
             if isinstance(known.name, str) and isinstance(known.pool, str):  # pyright: ignore[reportUnnecessaryIsInstance] - vendors

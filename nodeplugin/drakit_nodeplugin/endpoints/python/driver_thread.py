@@ -3,10 +3,9 @@ One life of a Python driver: made, served and closed in a thread and event loop 
 
 Vendor code never runs in the loop that answers the kubelet: a driver that blocks, raises, or ends
 its thread hurts only its own calls. What a thread cannot contain (crashes, code that holds the GIL)
-needs a backend. That there is another life after this one is decided in
-:mod:`drakit_nodeplugin.endpoints.endpoint`. How calls cross threads is :mod:`.bridge`'s, what is
-called :mod:`.driver_calls`'s, how inventories are read :mod:`.driver_reports`'s, and how the
-driver's loop is ended :mod:`.driver_loop`'s.
+needs a backend. :mod:`drakit_nodeplugin.endpoints.endpoint` decides whether another life follows.
+:mod:`.driver_loop` calls into the driver's loop, watches it and ends it, :mod:`.driver_calls` calls
+the driver's methods, and :mod:`.driver_reports` reads its inventories.
 
 It must not know claims beyond their identity, slices, gRPC or the kubelet.
 """
@@ -26,9 +25,8 @@ from drakit.driver import DriverError
 from drakit_nodeplugin.endpoints.contract import ConnectionEndedError, DriverTraits, Update
 from drakit_nodeplugin.endpoints.failures import DeviceFailedError, kind_of, text_of, traceback_of
 from drakit_nodeplugin.endpoints.latest_value import LatestValue, pace_of, updates_of
-from drakit_nodeplugin.endpoints.python.bridge import Bridge
 from drakit_nodeplugin.endpoints.python.driver_calls import AnyDriver, DriverCalls
-from drakit_nodeplugin.endpoints.python.driver_loop import Watchdog, end_loop, where_is
+from drakit_nodeplugin.endpoints.python.driver_loop import Bridge, Watchdog, end_loop, where_is
 from drakit_nodeplugin.endpoints.python.driver_reports import (
     SNAPSHOT_SECONDS,
     FloodError,

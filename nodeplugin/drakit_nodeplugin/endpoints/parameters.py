@@ -1,9 +1,9 @@
 """
 Opaque parameters: what users wrote in claims and DeviceClasses, as an object of the driver's type.
 
-The type is vendor code (validators, defaults), so all of this runs in the driver's thread. Which
-configs are meant for a device was decided before; what an error leads to is
-:mod:`.driver_calls`'s.
+The type of a Python driver's parameters is vendor code (validators, defaults), so it is used in the
+driver's thread alone. Which configs apply to a device was decided before; what an error leads to is
+the caller's decision.
 
 It must not know claims, event loops, or how a driver is run.
 """
@@ -87,8 +87,8 @@ def _sentence(error: Exception, kind: type[DeviceParameters], *, driver: str) ->
     facts = {"driver": driver, "call": "parameters", "exception": traceback_of(error)}
     logger.error("driver failed", extra=facts)
     return (
-        f"the opaque parameters cannot be checked, because driver {driver} failed in it with "
-        f"{kind_of(error)}; the node plugin's log on this node says more"
+        f"the opaque parameters cannot be checked, because driver {driver} failed with "
+        f"{kind_of(error)}; see the node plugin's log on this node"
     )
 
 
