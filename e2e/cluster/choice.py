@@ -23,7 +23,7 @@ def cluster(name: str | None = None) -> Cluster:
 
         return LocalCluster(name)
     if provider == "kind":
-        from .kind import KindProvider
+        from .kind.provider import KindProvider
 
         return KindProvider(name)
     raise ClusterError(f"CLUSTER={provider} is none of auto, kind, local")
