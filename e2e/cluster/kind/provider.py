@@ -3,7 +3,7 @@ The provider `kind`: Kubernetes in Docker, through pytest-kind's KindCluster.
 
 It is for machines whose Docker engine answers, and takes `kind`, `kubectl` and `helm` from the
 PATH. It was written on a machine without Docker and was never seen running: where it fails, its
-error names CLUSTER=local. `capabilities` says what it can do of what :mod:`.local` can.
+error names CLUSTER=local. `capabilities` says what it can do of what :mod:`..local` can.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from typing import Any
 
 import yaml
 
-from .api import (
+from ..api import (
     CONTROL_PLANE,
     Capability,
     Cluster,
@@ -29,7 +29,7 @@ from .api import (
     UnsupportedError,
     run,
 )
-from .local.binaries import cache_folder
+from ..local.binaries import cache_folder
 
 CONTAINERD_PATCH = """\
 [plugins."io.containerd.cri.v1.runtime"]

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from e2e.cluster.api import Options
-from e2e.cluster.kind import kind_config
+from e2e.cluster.kind.provider import kind_config
 from e2e.cluster.local import binaries, configs
 from e2e.cluster.local.names import Names
 
