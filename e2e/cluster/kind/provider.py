@@ -1,9 +1,9 @@
 """
 The provider `kind`: Kubernetes in Docker, through pytest-kind's KindCluster.
 
-It is for machines whose Docker engine answers, and takes `kind`, `kubectl` and `helm` from the
-PATH. It was written on a machine without Docker and was never seen running: where it fails, its
-error names CLUSTER=local. `capabilities` says what it can do of what :mod:`..local` can.
+It uses the Docker engine that answers: the machine's, or the private one of :mod:`.engine`. What
+kind creates a cluster from is :mod:`.config`'s. `capabilities` names what it can do of what
+:mod:`e2e.cluster.local` can.
 """
 
 import contextlib
@@ -11,9 +11,12 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
+import time
 import warnings
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -28,16 +31,23 @@ from ..api import (
     Options,
     UnsupportedError,
     run,
+    wait_until,
 )
-from ..local.binaries import cache_folder
+from ..local import binaries
+from ..local.configs import audit_policy
+from ..local.node import inside
+from . import engine, image
+from .config import (
+    AUDIT_LOG,
+    BOOT_ID,
+    CUT_CHAINS,
+    Facts,
+    cut_rules,
+    kind_config,
+    write_files,
+)
 
-CONTAINERD_PATCH = """\
-[plugins."io.containerd.cri.v1.runtime"]
-  enable_cdi = true
-[plugins."io.containerd.grpc.v1.cri"]
-  enable_cdi = true
-"""
-"""CDI is off in containerd 1.7; the section's name changed in 2.0, which ignores the old one."""
+DOCKER = ("docker",)
 
 MANIFEST = "/etc/kubernetes/manifests/kube-apiserver.yaml"
 PARKED_MANIFEST = "/etc/kubernetes/kube-apiserver.yaml"
@@ -45,16 +55,20 @@ PARKED_MANIFEST = "/etc/kubernetes/kube-apiserver.yaml"
 COMM_LENGTH = 15
 """As much of a program's name as the kernel keeps."""
 
+CREATE_SECONDS = 180
+REGISTRY = ("registry-1.docker.io", 443)
+
 
 class KindProvider(Cluster):
     """A cluster of kind's, known by its name."""
 
     provider = "kind"
-    capabilities = frozenset({Capability.FREEZE, Capability.STOP_API_SERVER})
+    capabilities = frozenset(Capability) - {Capability.CONTROL_PLANE_ALONE}
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
-        self._folder = cache_folder() / "kind" / name
+        self._folder = binaries.cache_folder() / "kind" / name
+        self._engine = engine.use()
 
     # -- life
 
@@ -62,24 +76,28 @@ class KindProvider(Cluster):
         return self.name in self._kind("get", "clusters").splitlines()
 
     def start(self, options: Options) -> None:
+        if options.nodes == 0:
+            raise UnsupportedError(self.provider, "run a control plane alone")
         self._folder.mkdir(parents=True, exist_ok=True)
         with _names_the_other_provider():
             if self.is_up():
-                self._kind("export", "kubeconfig", "--kubeconfig", str(self.kubeconfig))
+                self._kind(
+                    *("export", "kubeconfig", "--name", self.name),
+                    *("--kubeconfig", str(self.kubeconfig)),
+                )
                 self._check(options)
+                self._revive()
             else:
-                config = self._folder / "kind.yaml"
-                config.write_text(yaml.safe_dump(kind_config(options)))
-                (self._folder / "gates.json").write_text(json.dumps(dict(options.gates)))
-                self._cluster().create(config_file=config)
+                self._create(options)
             for archive in options.images:
                 self.load_image(archive)
-            self.wait_for_nodes(timeout_seconds=180)
+            self.wait_for_nodes(timeout_seconds=CREATE_SECONDS)
+            self._wait_service_account()
 
     def stop(self) -> None:
         with _names_the_other_provider():
             if self.is_up():
-                self._cluster().delete()
+                self._cluster(None).delete()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def leftovers(self) -> list[str]:
@@ -94,8 +112,8 @@ class KindProvider(Cluster):
     @property
     def nodes(self) -> list[str]:
         """The workers; where there is none, the control plane's node takes pods."""
-        found = sorted(self._kind("get", "nodes", "--name", self.name).split())
-        return [name for name in found if "control-plane" not in name] or found
+        found = self._all_nodes()
+        return [name for name in found if not _is_control_plane(name)] or found
 
     @property
     def gates(self) -> Mapping[str, bool]:
@@ -109,18 +127,34 @@ class KindProvider(Cluster):
         return folder
 
     def program(self, name: str) -> str:
-        return _program(name)
+        return _program(name, own=self._engine is not None)
 
     def load_image(self, archive: Path) -> None:
-        self._kind("load", "image-archive", str(archive), "--name", self.name)
+        nodes = ",".join(self.nodes)
+        self._kind("load", "image-archive", str(archive), "--name", self.name, "--nodes", nodes)
+
+    def audit(self) -> list[dict[str, Any]]:
+        text = self.exec_on_node(CONTROL_PLANE, ["cat", AUDIT_LOG]).stdout
+        # The last line may be half written.
+        return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
     # -- faults
 
     def exec_on_node(
         self, node: str, argv: Sequence[str], *, timeout: float = 60, check: bool = True
     ) -> subprocess.CompletedProcess[str]:
-        command = ["docker", "exec", self._container(node), *argv]
+        command = [*DOCKER, "exec", self._container(node), *argv]
         return run(command, timeout_seconds=timeout, check=check)
+
+    def node_path(self, node: str, path: str) -> Path:
+        container = self._inspect(node, "{{.Id}}")
+        pid = init_of(container, _processes())
+        if pid is None or os.geteuid() != 0:
+            raise ClusterError(
+                f"the file system of node {node} cannot be seen from here: that needs root, and a "
+                "Docker engine on this machine"
+            )
+        return inside(Path(f"/proc/{pid}/root"), path)
 
     def kill(self, node: str, component: Component, signal_number: int = signal.SIGKILL) -> None:
         # Only the container's own processes are seen from inside.
@@ -134,9 +168,8 @@ class KindProvider(Cluster):
         self.exec_on_node(node, ["systemctl", "stop", "kubelet"])
 
     def start_kubelet(self, node: str) -> None:
-        probe = "until curl -fs http://127.0.0.1:10248/healthz; do sleep 0.2; done"
         self.exec_on_node(node, ["systemctl", "start", "kubelet"])
-        self.exec_on_node(node, ["timeout", "60", "sh", "-c", probe], timeout=70)
+        self._wait_kubelet(node)
 
     def stop_api_server(self) -> None:
         # The kubelet ends what has no manifest any more.
@@ -153,12 +186,139 @@ class KindProvider(Cluster):
         if gates is not None or runtime_config is not None:
             raise UnsupportedError(self.provider, "start the API server with other gates")
         self.exec_on_node(CONTROL_PLANE, ["mv", PARKED_MANIFEST, MANIFEST])
+        self._wait_api_server()
         self.wait_for_nodes(timeout_seconds=120)
+
+    def cut_node(self, node: str) -> None:
+        self._cut(node, None)
+
+    def heal_node(self, node: str) -> None:
+        self._heal(node, None)
+
+    def cut_pod(self, node: str, pod_ip: str) -> None:
+        self._cut(node, pod_ip)
+
+    def heal_pod(self, node: str, pod_ip: str) -> None:
+        self._heal(node, pod_ip)
+
+    def cut_kubelet(self, node: str) -> None:
+        self._cut(node, self._address(node))
+
+    def heal_kubelet(self, node: str) -> None:
+        self._heal(node, self._address(node))
+
+    def reboot_node(self, node: str) -> None:
+        container = self._container(node)
+        # All at once, as if its power was cut.
+        run([*DOCKER, "kill", container])
+        run([*DOCKER, "wait", container])
+        run([*DOCKER, "start", container], timeout_seconds=120)
+        self._wait_kubelet(node)
+
+    def boot_id_file(self) -> str:
+        return BOOT_ID
 
     # -- parts
 
+    def _create(self, options: Options) -> None:
+        chosen = self._image()
+        facts = Facts(
+            cgroup_v1=_docker_info("{{.CgroupVersion}}") == "1",
+            own_image=chosen is not None and chosen.startswith(f"{image.NAME}:"),
+            address=str(engine.ADDRESS) if self._engine is not None else None,
+            udev=Path("/run/udev").is_dir(),
+        )
+        write_files(self._folder, audit_policy=audit_policy())
+        config = self._folder / "kind.yaml"
+        content = kind_config(options, name=self.name, folder=self._folder, facts=facts)
+        config.write_text(yaml.safe_dump(content))
+        (self._folder / "gates.json").write_text(json.dumps(dict(options.gates)))
+        started = time.monotonic()
+        try:
+            self._cluster(chosen).create(config_file=config)
+        except BaseException:
+            self._kind("delete", "cluster", "--name", self.name)
+            raise
+        print(f"kind created the cluster in {time.monotonic() - started:.1f} s", flush=True)
+
+    def _image(self) -> str | None:
+        """The node image: by hand, ours where no registry is asked, or kind's public one."""
+        if by_hand := os.environ.get("KIND_NODE_IMAGE"):
+            return by_hand
+        if self._engine is None and _registry_answers():
+            return None
+        return image.ensure(DOCKER)
+
+    def _all_nodes(self) -> list[str]:
+        return sorted(self._kind("get", "nodes", "--name", self.name).split())
+
     def _container(self, node: str) -> str:
         return f"{self.name}-control-plane" if node == CONTROL_PLANE else node
+
+    def _inspect(self, node: str, template: str) -> str:
+        return run([*DOCKER, "inspect", "--format", template, self._container(node)]).stdout.strip()
+
+    def _address(self, node: str) -> str:
+        return self._inspect(node, "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}")
+
+    def _cut_rules(self, node: str, address: str | None) -> list[list[str]]:
+        if _is_control_plane(self._container(node)):
+            raise UnsupportedError(self.provider, "cut the API server's own node from it")
+        local = address is not None and address == self._address(node)
+        return cut_rules(server=self._address(CONTROL_PLANE), address=address, local=local)
+
+    def _cut(self, node: str, address: str | None) -> None:
+        for rule in self._cut_rules(node, address):
+            if self.exec_on_node(node, [*_IPTABLES, "-C", *rule], check=False).returncode != 0:
+                self.exec_on_node(node, [*_IPTABLES, "-I", *rule])
+
+    def _heal(self, node: str, address: str | None) -> None:
+        for rule in self._cut_rules(node, address):
+            self.exec_on_node(node, [*_IPTABLES, "-D", *rule], check=False)
+
+    def _revive(self) -> None:
+        """Undo what a test that failed left killed, stopped, frozen or cut."""
+        for node in self._all_nodes():
+            run([*DOCKER, "start", node], timeout_seconds=120)
+            for chain in CUT_CHAINS:
+                self.exec_on_node(node, [*_IPTABLES, "-F", chain], check=False)
+            for component in Component:
+                argv = ["pkill", "-CONT", "-x", component.value[:COMM_LENGTH]]
+                self.exec_on_node(node, argv, check=False)
+            self.start_kubelet(node)
+        parked = ["test", "-e", PARKED_MANIFEST]
+        if self.exec_on_node(CONTROL_PLANE, parked, check=False).returncode == 0:
+            self.start_api_server()
+
+    def _wait_kubelet(self, node: str) -> None:
+        probe = "until curl -fs http://127.0.0.1:10248/healthz; do sleep 0.2; done"
+        wait_until(
+            f"the kubelet of {node} answers",
+            lambda: (
+                self.exec_on_node(
+                    node, ["timeout", "10", "sh", "-c", probe], check=False
+                ).returncode
+                == 0
+            ),
+            timeout_seconds=90,
+        )
+
+    def _wait_api_server(self) -> None:
+        argv = ("get", "--raw", "/readyz", "--request-timeout=5s")
+        wait_until(
+            "the API server is ready",
+            lambda: self.kubectl(*argv, check=False).returncode == 0,
+            timeout_seconds=120,
+        )
+
+    def _wait_service_account(self) -> None:
+        # Before it exists, every pod of the namespace is refused.
+        argv = ("get", "serviceaccount", "default", "-n", "default")
+        wait_until(
+            "the controller manager made the default ServiceAccount",
+            lambda: self.kubectl(*argv, check=False).returncode == 0,
+            timeout_seconds=60,
+        )
 
     def _check(self, options: Options) -> None:
         if not (self._folder / "gates.json").exists() or dict(self.gates) != dict(options.gates):
@@ -171,10 +331,14 @@ class KindProvider(Cluster):
                 "`make cluster-down`"
             )
 
-    def _kind(self, *arguments: str) -> str:
-        return run([_program("kind"), *arguments], timeout_seconds=300).stdout
+    @cached_property
+    def _kind_program(self) -> str:
+        return _program("kind", own=self._engine is not None)
 
-    def _cluster(self) -> Any:
+    def _kind(self, *arguments: str) -> str:
+        return run([self._kind_program, *arguments], timeout_seconds=300).stdout
+
+    def _cluster(self, chosen: str | None) -> Any:
         with warnings.catch_warnings(), contextlib.chdir(self._folder):
             # It imports an old client, which warns; and it makes a folder where we stand.
             warnings.simplefilter("ignore")
@@ -183,32 +347,76 @@ class KindProvider(Cluster):
             return KindCluster(
                 self.name,
                 kubeconfig=self.kubeconfig,
-                image=os.environ.get("KIND_NODE_IMAGE"),
-                kind_path=Path(_program("kind")),
-                kubectl_path=Path(_program("kubectl")),
+                image=chosen,
+                kind_path=Path(self._kind_program),
+                kubectl_path=Path(self.program("kubectl")),
             )
 
 
-def kind_config(options: Options) -> dict[str, Any]:
-    """kind's configuration: CDI on, gates and API versions as in a local cluster."""
-    workers = options.nodes if options.nodes > 1 else 0
-    return {
-        "kind": "Cluster",
-        "apiVersion": "kind.x-k8s.io/v1alpha4",
-        "featureGates": dict(options.gates),
-        "runtimeConfig": {name: str(on).lower() for name, on in options.runtime_config.items()},
-        "containerdConfigPatches": [CONTAINERD_PATCH],
-        "nodes": [{"role": "control-plane"}, *({"role": "worker"} for _ in range(workers))],
-    }
+_IPTABLES = ("iptables", "-w", "5", "-t", "mangle")
 
 
-def _program(name: str) -> str:
-    found = shutil.which(name)
-    if found is None:
+def init_of(container: str, processes: Iterable[tuple[int, str, str]]) -> int | None:
+    """
+    Return the id, as this machine sees it, of process 1 of a container.
+
+    The engine may run in a PID namespace of its own, so what it reports is another number.
+
+    :param processes: id, status and cgroups of every process, as /proc has them.
+    """
+    found: list[tuple[int, int]] = []
+    for pid, status, groups in processes:
+        if container not in groups:
+            continue
+        numbers = [line.split()[1:] for line in status.splitlines() if line.startswith("NSpid:")]
+        # The first processes of the node's own containers are deeper.
+        if numbers and numbers[0][-1] == "1":
+            found.append((len(numbers[0]), pid))
+    return min(found)[1] if found else None
+
+
+def _processes() -> Generator[tuple[int, str, str]]:
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):  # it ended meanwhile
+                groups = (entry / "cgroup").read_text()
+                yield int(entry.name), (entry / "status").read_text(), groups
+
+
+def _is_control_plane(node: str) -> bool:
+    return node.endswith("-control-plane")
+
+
+def _docker_info(template: str) -> str:
+    return run([*DOCKER, "info", "--format", template]).stdout.strip()
+
+
+def _registry_answers() -> bool:
+    """Whether the engine can probably pull; a proxy decides for itself."""
+    if os.environ.get("HTTPS_PROXY") or os.environ.get("https_proxy"):
+        return True
+    try:
+        with socket.create_connection(REGISTRY, timeout=3):
+            return True
+    except OSError:
+        return False
+
+
+def _program(name: str, *, own: bool) -> str:
+    """
+    Return the path of kind, kubectl or helm: the PATH's, or ours.
+
+    :param own: take ours in any case: a private engine is for our node image.
+    """
+    found = None if own else shutil.which(name)
+    if found is not None:
+        return found
+    if shutil.which("go") is None:
         raise ClusterError(
             f"{name} is not on the PATH: install it, or use CLUSTER=local (root, no Docker)"
         )
-    return found
+    modules = binaries.KIND if name == "kind" else binaries.LOCAL
+    return str(binaries.programs(modules) / name)
 
 
 @contextlib.contextmanager
