@@ -115,6 +115,10 @@ kubectl: venv ## make kubectl ARGS="get pods -A"
 images: deps venv ## build the images that the cluster runs
 	$(BIN)/python -m e2e.images
 
+.PHONY: kind-image
+kind-image: deps venv ## build kind's node image from Debian's packages and Go's modules (root)
+	$(BIN)/python -m e2e.cluster.kind.image
+
 .PHONY: image-context
 image-context: venv ## what `docker build` needs, in build/image
 	$(BIN)/python -m e2e.images context build/image

@@ -1,1 +1,1 @@
-"""Kubernetes in Docker: the provider `kind`, and the node image that it starts where no registry is."""
+"""Kubernetes in Docker: the provider `kind`, and a node image that needs no registry."""
