@@ -18,12 +18,13 @@ from ..api import Options
 BOOT_ID = "/run/boot_id"
 """A node's own boot id: the kernel's is the machine's, and outlives a node's container."""
 
-BOOT_ID_DROP_IN = f"""\
+DROP_IN = f"""\
 [Service]
+ExecStartPre=/bin/mkdir -p /etc/cdi /run/cdi
 ExecStartPre=/bin/sh -c '[ -s {BOOT_ID} ] || cat /proc/sys/kernel/random/uuid > {BOOT_ID}'
 """
-"""Part of containerd's unit: /run is empty after a start of the container, and containerd starts
-before any pod. A restart of containerd alone changes nothing."""
+"""Part of containerd's unit: /run is empty after a start of the node's container, and containerd
+starts before any pod. A restart of containerd alone changes nothing."""
 
 AUDIT_POLICY = "/etc/kubernetes/drakit-audit-policy.json"
 AUDIT_FOLDER = "/var/log/kubernetes/audit"
@@ -75,9 +76,12 @@ def kind_config(options: Options, *, name: str, folder: Path, facts: Facts) -> d
         "apiVersion": "kind.x-k8s.io/v1alpha4",
         "featureGates": dict(options.gates),
         "runtimeConfig": {name: str(on).lower() for name, on in options.runtime_config.items()},
-        "containerdConfigPatches": [CONTAINERD_PATCH, *([OOM_SCORE_PATCH] if facts.address else [])],
+        "containerdConfigPatches": [
+            CONTAINERD_PATCH,
+            *([OOM_SCORE_PATCH] if facts.address else []),
+        ],
         "kubeadmConfigPatches": [yaml.safe_dump(_kubelet(facts))],
-        "kubeadmConfigPatchesJSON6902": _audit_patches(),
+        "kubeadmConfigPatchesJSON6902": _kubeadm_patches(options),
         "nodes": [
             control_plane,
             *({"role": "worker", "extraMounts": mounts} for _ in range(workers)),
@@ -94,7 +98,7 @@ def kind_config(options: Options, *, name: str, folder: Path, facts: Facts) -> d
 
 def write_files(folder: Path, *, audit_policy: str) -> None:
     """Write the files that nodes mount."""
-    (folder / "boot-id.conf").write_text(BOOT_ID_DROP_IN)
+    (folder / "node.conf").write_text(DROP_IN)
     (folder / "audit-policy.json").write_text(audit_policy)
 
 
@@ -128,11 +132,11 @@ CUT_CHAINS = ("PREROUTING", "INPUT", "FORWARD", "POSTROUTING")
 
 
 def _mounts(folder: Path, facts: Facts) -> list[dict[str, Any]]:
-    drop_in = "/etc/systemd/system/containerd.service.d/10-boot-id.conf"
+    drop_in = "/etc/systemd/system/containerd.service.d/10-drakit.conf"
     return [
         # All of it, so that nodes see devices that are made later.
         _mount(Path("/dev"), "/dev"),
-        _mount(folder / "boot-id.conf", drop_in, read_only=True),
+        _mount(folder / "node.conf", drop_in, read_only=True),
         *([_mount(Path("/run/udev"), "/run/udev")] if facts.udev else []),
     ]
 
@@ -158,8 +162,13 @@ def _kubelet(facts: Facts) -> dict[str, Any]:
     return patch
 
 
-def _audit_patches() -> list[dict[str, str]]:
-    """Patches of kubeadm's configuration: the one for another version of it is ignored."""
+def _kubeadm_patches(options: Options) -> list[dict[str, str]]:
+    """
+    Return patches of kubeadm's configuration: audit, and components without leader election.
+
+    There is one of each component: without the API server it would lose its lease and end, and
+    wait for the lease of its own predecessor. The patch for another version of kubeadm is ignored.
+    """
     flags = {"audit-policy-file": AUDIT_POLICY, "audit-log-path": AUDIT_LOG}
     volumes = [
         {
@@ -178,10 +187,20 @@ def _audit_patches() -> list[dict[str, str]]:
     ]
     add_volumes = _add("/apiServer/extraVolumes", volumes)
     by_version: dict[str, Sequence[dict[str, Any]]] = {
-        "v1beta3": [_add(f"/apiServer/extraArgs/{name}", value) for name, value in flags.items()],
+        "v1beta3": [
+            *(_add(f"/apiServer/extraArgs/{name}", value) for name, value in flags.items()),
+            _add("/controllerManager/extraArgs/leader-elect", "false"),
+            # kind gives the scheduler no arguments but the gates.
+            _add("/scheduler/extraArgs/leader-elect", "false")
+            if options.gates
+            else _add("/scheduler/extraArgs", {"leader-elect": "false"}),
+        ],
         "v1beta4": [
-            _add("/apiServer/extraArgs/-", {"name": name, "value": value})
-            for name, value in flags.items()
+            *(_add("/apiServer/extraArgs/-", _argument(*flag)) for flag in flags.items()),
+            _add("/controllerManager/extraArgs/-", _argument("leader-elect", "false")),
+            _add("/scheduler/extraArgs/-", _argument("leader-elect", "false"))
+            if options.gates
+            else _add("/scheduler/extraArgs", [_argument("leader-elect", "false")]),
         ],
     }
     return [
@@ -193,6 +212,10 @@ def _audit_patches() -> list[dict[str, str]]:
         }
         for version, operations in by_version.items()
     ]
+
+
+def _argument(name: str, value: str) -> dict[str, str]:
+    return {"name": name, "value": value}
 
 
 def _add(path: str, value: Any) -> dict[str, Any]:

@@ -135,7 +135,7 @@ def mount_points(mountinfo: str) -> list[str]:
 
 
 def rules(saved: str) -> list[str]:
-    """Return policies and rules without comments and counters, given the output of iptables-save."""
+    """Return policies and rules without their counters, given the output of iptables-save."""
     table, found = "", list[str]()
     for line in saved.splitlines():
         if line.startswith("*"):

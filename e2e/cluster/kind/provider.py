@@ -174,8 +174,7 @@ class KindProvider(Cluster):
     def stop_api_server(self) -> None:
         # The kubelet ends what has no manifest any more.
         self.exec_on_node(CONTROL_PLANE, ["mv", MANIFEST, PARKED_MANIFEST])
-        gone = "while pgrep -x kube-apiserver; do sleep 0.5; done"
-        self.exec_on_node(CONTROL_PLANE, ["timeout", "90", "sh", "-c", gone], timeout=100)
+        self.exec_on_node(CONTROL_PLANE, ["timeout", "90", "sh", "-c", _STOPPED], timeout=100)
 
     def start_api_server(
         self,
@@ -352,6 +351,13 @@ class KindProvider(Cluster):
                 kubectl_path=Path(self.program("kubectl")),
             )
 
+
+# An orderly end would wait half a minute for watches to close.
+_STOPPED = """
+for _ in 1 2 3 4 5 6; do pgrep -x kube-apiserver || exit 0; sleep 0.5; done
+pkill -KILL -x kube-apiserver
+while pgrep -x kube-apiserver; do sleep 0.5; done
+"""
 
 _IPTABLES = ("iptables", "-w", "5", "-t", "mangle")
 
