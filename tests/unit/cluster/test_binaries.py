@@ -4,8 +4,6 @@ import json
 
 import pytest
 
-from e2e.cluster.api import Options
-from e2e.cluster.kind.provider import kind_config
 from e2e.cluster.local import binaries, configs
 from e2e.cluster.local.names import Names
 
@@ -54,10 +52,3 @@ def test_a_kubelet_has_its_own_cgroup_and_the_gates(tmp_path):
 
 def test_switches_are_a_flag():
     assert configs.switches_flag({"B": False, "A": True}) == "A=true,B=false"
-
-
-@pytest.mark.parametrize(("nodes", "roles"), [(0, 1), (1, 1), (2, 3)])
-def test_kind_gets_workers_where_several_nodes_are_asked_for(nodes, roles):
-    config = kind_config(Options(nodes=nodes))
-    assert len(config["nodes"]) == roles
-    assert config["featureGates"] == {"DRADeviceTaintRules": True}
