@@ -1,10 +1,12 @@
 """`python -m e2e.cluster.kind up|down`: a private Docker engine, started and ended."""
 
 import argparse
+import shutil
 import sys
 import time
 
 from ..api import ClusterError
+from ..local.binaries import cache_folder
 from . import engine
 
 
@@ -30,6 +32,8 @@ def up() -> int:
 def down() -> int:
     started = time.monotonic()
     left = engine.stop()
+    # Its clusters went with it.
+    shutil.rmtree(cache_folder() / "kind", ignore_errors=True)
     for sentence in left:
         print(f"error: after the end, {sentence}", file=sys.stderr)
     if not left:

@@ -142,7 +142,7 @@ def refuse_local_clusters() -> None:
 
 def install() -> None:
     """Install Docker where it is missing, without starting its services."""
-    if shutil.which("dockerd", path=network_path()) is not None:
+    if shutil.which("dockerd", path=system_path()) is not None:
         return
     print(f"installing {PACKAGE}", flush=True)
     masks = [Path("/etc/systemd/system", unit) for unit in UNITS]
@@ -154,7 +154,7 @@ def install() -> None:
         run(["apt-get", "-q", *arguments], timeout_seconds=600, env=env)
 
 
-def network_path() -> str:
+def system_path() -> str:
     """The PATH of root's programs."""
     return "/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin"
 
@@ -221,7 +221,7 @@ def _spawn_init() -> Process:
     argv += ['setsid "$@" >&2 & echo $!', "sh", "sh", "-c", INIT, "sh"]
     argv += dockerd(ROOT, capped=capped)
     # Nothing of the caller's environment, least of all its proxies: no registry is asked.
-    env = {"PATH": network_path(), "HOME": "/root", "ROOT": str(ROOT)}
+    env = {"PATH": system_path(), "HOME": "/root", "ROOT": str(ROOT)}
     with (ROOT / "dockerd.log").open("ab") as log:
         done = subprocess.run(
             argv,
@@ -260,6 +260,8 @@ def _end() -> list[str]:
     run(["ip", "link", "del", LINK], check=False)
     cgroups.remove(CGROUP, timeout_seconds=20)
     before = host.Host.parse(json.loads((ROOT / "before.json").read_text()))
+    for sentence in host.differences(before, host.snapshot()):
+        print(f"restoring: {sentence}", flush=True)
     host.restore(before)
     found: list[str] = []
     deadline = time.monotonic() + 10
