@@ -37,6 +37,12 @@ UNVISITED_DEVICES = frozenset({"pts", "shm", "mqueue", "hugepages", "fd"})
 OTHER_CLUSTERS = re.compile(r"\bdk[0-9a-f]{8}|/?drakit-[0-9a-f]{8}-|/var/lib/drakit-rig")
 """What names a local cluster (:mod:`e2e.cluster.local.names`)."""
 
+PROGRAMS = ("dockerd", "docker-proxy", "containerd", "containerd-shim", "runc", "kubelet")
+"""What the names of an engine's processes begin with."""
+
+PARTS = ("devices", "network", "firewall", "cgroups", "mounts", "folders", "processes")
+"""The parts of :class:`Host` whose things may come and go; sysctls only change."""
+
 _COUNTERS = re.compile(r" \[\d+:\d+\]")
 _EXPIRY = re.compile(r" expires \S+")
 
@@ -58,6 +64,8 @@ class Host:
     cgroups: Mapping[str, str]
     mounts: Mapping[str, str]
     folders: Mapping[str, str]
+    processes: Mapping[str, str]
+    """The programs of container engines that run, by name."""
 
     @classmethod
     def parse(cls, raw: Mapping[str, Any]) -> "Host":
@@ -73,6 +81,7 @@ def snapshot() -> Host:
         firewall=_lines(_firewall()),
         cgroups=_lines(_cgroups()),
         mounts=_lines(mount_points(Path("/proc/self/mountinfo").read_text())),
+        processes=_lines(_processes()),
         folders=_lines(folder for folder in FOLDERS if Path(folder).exists()),
     )
 
@@ -85,7 +94,7 @@ def differences(before: Host, after: Host) -> list[str]:
         # A sysctl that appears came with a kernel module; one that vanished, with a link.
         if after.sysctls.get(name, value) != value
     ]
-    for part in ("devices", "network", "firewall", "cgroups", "mounts", "folders"):
+    for part in PARTS:
         old: Mapping[str, str] = getattr(before, part)
         new: Mapping[str, str] = getattr(after, part)
         found += [
@@ -216,6 +225,18 @@ def _cgroups() -> Iterator[str]:
         for path in root.iterdir():
             if path.is_dir() and not OTHER_CLUSTERS.search(path.name):
                 yield str(path)
+
+
+def _processes() -> Iterator[str]:
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        with contextlib.suppress(OSError):  # it ended meanwhile
+            name = (entry / "comm").read_text().strip()
+            groups = (entry / "cgroup").read_text()
+            command = (entry / "cmdline").read_bytes().decode(errors="replace")
+            if name.startswith(PROGRAMS) and not OTHER_CLUSTERS.search(f"{groups} {command}"):
+                yield name
 
 
 def _remove(path: Path) -> None:

@@ -16,6 +16,7 @@ BEFORE = Host(
     cgroups={"/sys/fs/cgroup/memory/other": ""},
     mounts={"/": ""},
     folders={},
+    processes={},
 )
 
 
@@ -40,7 +41,7 @@ def test_a_changed_policy_is_one_rule_new_and_one_missing():
     ]
 
 
-@pytest.mark.parametrize("part", ["network", "cgroups", "mounts", "folders"])
+@pytest.mark.parametrize("part", ["network", "cgroups", "mounts", "folders", "processes"])
 def test_a_remain_is_reported(part):
     after = replace(BEFORE, **{part: {**getattr(BEFORE, part), "docker0": ""}})
     assert differences(BEFORE, after) == [f"{part}: docker0 is new"]
@@ -107,7 +108,7 @@ def machine(tmp_path, monkeypatch):
     monkeypatch.setattr(host, "DEVICES", tmp_path / "dev")
     monkeypatch.setattr(host, "SYSCTLS", tmp_path / "sys")
     monkeypatch.setattr(host, "FOLDERS", (str(tmp_path / "modules"),))
-    for part in ("_links", "_routes", "_firewall", "_cgroups"):
+    for part in ("_links", "_routes", "_firewall", "_cgroups", "_processes"):
         monkeypatch.setattr(host, part, lambda: iter(()))
     (tmp_path / "dev" / "net").mkdir(parents=True)
     (tmp_path / "sys" / "kernel").mkdir(parents=True)
