@@ -63,7 +63,7 @@ CHOICES = (
     Example(
         name="kvm",
         device="/dev/kvm",
-        also=' && echo "KVM tells the version of its interface: $(kvm-version)"',
+        also=' && echo "KVM reports its API version: $(kvm-version)"',
     ),
     Example(name="fuse", device="/dev/fuse"),
     Example(name="tun", device="/dev/net/tun"),

@@ -186,7 +186,7 @@ def daemon_set(
 def nodes_set(
     name: str = NODES_SET, *, directory: str = OURS, plan: str = "plan"
 ) -> dict[str, Any]:
-    """The DaemonSet of our device plugin, registered where the directory says."""
+    """The DaemonSet of our device plugin, registered in the given directory."""
     return daemon_set(
         name,
         deviceplugins.IMAGE,
@@ -284,15 +284,15 @@ class Yard(Space):
         """The lines that a shell prints in a pod's container."""
         return self.kubectl("exec", pod, "--", "sh", "-c", script).splitlines()
 
-    def node_told(self, *words: str) -> str:
+    def node_event(self, *words: str) -> str:
         """Wait for an Event of the node that has all these words, and give its text."""
 
-        def look() -> str | None:
+        def matching() -> str | None:
             events = self.cluster.get("events", "-A", "--field-selector=involvedObject.kind=Node")
             texts = [f"{event['reason']}: {event.get('message', '')}" for event in events["items"]]
             return next((text for text in texts if all(word in text for word in words)), None)
 
-        return wait_for(f"an Event of the node with {words}", look)
+        return wait_for(f"an Event of the node with {words}", matching)
 
     # ------------------------------------------------------------ foreign programs
 
@@ -308,15 +308,15 @@ class Yard(Space):
 
     def calls(self, name: str, call: str) -> int:
         """How often the program of a DaemonSet has logged a call; of its container as it is now."""
-        return self.said(name, f'"{call}"')
+        return self.logged(name, f'"{call}"')
 
-    def said(self, name: str, words: str) -> int:
-        """In how many lines the program of a DaemonSet has logged this, since it was started."""
+    def logged(self, name: str, words: str) -> int:
+        """How many lines with these words the program of a DaemonSet has logged since its start."""
         body = self.program(name)
         assert body is not None
         name = body["metadata"]["name"]
-        told = self.cluster.kubectl("-n", body["metadata"]["namespace"], "logs", name)
-        return sum(words in line for line in told.stdout.splitlines())
+        done = self.cluster.kubectl("-n", body["metadata"]["namespace"], "logs", name)
+        return sum(words in line for line in done.stdout.splitlines())
 
     def place(self, name: str, node: str | None = None) -> None:
         """Let a DaemonSet run on a node, the first one if none is given; does not wait."""
@@ -457,7 +457,7 @@ def wait_foreign(cluster: Cluster) -> None:
     """
     Wait until the daemon is ready and all devices are published without taints.
 
-    Blinkers do not outlive a reboot, and are made anew.
+    Blinkers do not outlive a reboot, and are created again.
     """
     yard = Yard(cluster, "default")
     for name in ("left", "right"):

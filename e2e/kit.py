@@ -178,12 +178,12 @@ class Space:
         return body["status"].get("phase", "") if body else "Gone"
 
     def wait_phase(self, name: str, *phases: str, seconds: float = 60) -> str:
-        def look() -> str | None:
+        def matching() -> str | None:
             phase = self.phase(name)
             return phase if phase in phases else None
 
         try:
-            return wait_for(f"pod {name} to be {' or '.join(phases)}", look, seconds=seconds)
+            return wait_for(f"pod {name} to be {' or '.join(phases)}", matching, seconds=seconds)
         except ClusterError as error:
             described = self.kubectl("describe", "pod", name)
             raise AssertionError(f"{error}\n{described}") from None
@@ -196,31 +196,31 @@ class Space:
         return self.kubectl("logs", name, *([f"--container={container}"] if container else []))
 
     def nudge(self, name: str) -> None:
-        """Change something of a pod: the kubelet looks at it at once, not in its next period."""
+        """Change something of a pod: the kubelet syncs it at once, not in its next period."""
         stamp = f"e2e.drakit.dev/nudge={time.monotonic_ns()}"
         self.kubectl("annotate", "pod", name, "--overwrite", stamp)
 
     def wait_gone(self, name: str, *, seconds: float = 60) -> None:
         wait_for(f"pod {name} to be gone", lambda: self.phase(name) == "Gone", seconds=seconds)
 
-    def told(self, name: str, *words: str, seconds: float = 60) -> str:
-        """Wait for an event about a pod that has all these words, and give its text."""
+    def event(self, name: str, *words: str, seconds: float = 60) -> str:
+        """Wait for an Event about a pod with all these words; return its message."""
 
-        def look() -> str | None:
+        def matching() -> str | None:
             texts = [event.get("message") or "" for event in self.events(name)]
             return next((t for t in reversed(texts) if all(w in t for w in words)), None)
 
         try:
-            return wait_for(f"an event about {name} with {words}", look, seconds=seconds)
+            return wait_for(f"an event about {name} with {words}", matching, seconds=seconds)
         except ClusterError as error:
             raise AssertionError(f"{error}\n{self.kubectl('get', 'events')}") from None
 
     def refused(self, name: str) -> str:
-        """Wait until the scheduler has said that it has no node for a pod; give what it said."""
-        return self.told(name, "nodes are available")
+        """Wait until the scheduler reports that no node fits a pod; return its message."""
+        return self.event(name, "nodes are available")
 
     def device_health(self, name: str) -> list[tuple[str, str]]:
-        """How the devices of a pod are, as its status says: status and message of each."""
+        """The health of a pod's devices in its status: health and message of each."""
         body = self.get("pod", name)
         assert body is not None
         return [

@@ -64,9 +64,10 @@ def install(
                 timeout=WAIT_SECONDS + 60,
             )
         except CommandError as error:
-            told = error.output.strip()
+            output = error.output.strip()
             raise ClusterError(
-                f"helm could not install {release.name}: {told}\n{_why_not_ready(cluster, release)}"
+                f"helm could not install {release.name}: {output}\n"
+                f"{_why_not_ready(cluster, release)}"
             ) from error
 
 
@@ -111,14 +112,14 @@ def _only(nodes: Sequence[str]) -> dict[str, Any]:
 
 
 def _why_not_ready(cluster: Cluster, release: Release) -> str:
-    """What the pods of the release say, for the error of an install that did not end well."""
+    """The logs of the release's pods, for the error of an install that failed."""
     commands = (
         ("get", "pods", "-o", "wide"),
         ("get", "events", "--sort-by=.lastTimestamp"),
         ("logs", "-l", _selector(release), "--tail=5", "--prefix"),
     )
-    told = [
+    answers = [
         cluster.kubectl(*command, f"--namespace={release.namespace}", check=False)
         for command in commands
     ]
-    return "\n".join(answer.stdout.strip() or answer.stderr.strip() for answer in told)
+    return "\n".join(answer.stdout.strip() or answer.stderr.strip() for answer in answers)

@@ -148,15 +148,15 @@ class Lab(Space):
         )
         return folder / "control.json"
 
-    def command(self, driver: str = DRIVER, **said: Any) -> None:
-        """Say what becomes of a driver's devices, in the words of docs/simulated.md."""
+    def command(self, driver: str = DRIVER, **command: Any) -> None:
+        """Write the control file of a driver, as docs/simulated.md describes it."""
         path = self._control(driver)
         partial = path.with_name(".control.json.part")
-        partial.write_text(json.dumps(said))
+        partial.write_text(json.dumps(command))
         partial.replace(path)
 
-    def calm(self, *drivers: str) -> None:
-        """Take back all that was said; of all drivers if none is given."""
+    def reset(self, *drivers: str) -> None:
+        """Withdraw all commands; those of all drivers if none is given."""
         for driver in drivers or DRIVERS:
             self._control(driver).unlink(missing_ok=True)
 
@@ -165,7 +165,7 @@ class Lab(Space):
         return published_devices(self.cluster, driver)
 
     def facts(self, pod_name: str, container: str | None = None) -> list[dict[str, Any]]:
-        """What a container's environment says of its devices, one after the other."""
+        """The devices in a container's environment, in order."""
         variables = self.environment(pod_name, container)
         return [
             json.loads(value)

@@ -16,10 +16,10 @@ pytestmark = [pytest.mark.e2e, pytest.mark.feature("core")]
 
 def states(stage, uid: str) -> dict[str, str]:
     """The state of a claim in each driver's checkpoint."""
-    told = json.loads(stage.drakit("node", "checkpoint", "show", "--json"))
+    result = json.loads(stage.drakit("node", "checkpoint", "show", "--json"))
     return {
         checkpoint["driver"]: entry["state"]
-        for checkpoint in told["checkpoints"]
+        for checkpoint in result["checkpoints"]
         for entry in checkpoint["claims"]
         if entry["uid"] == uid
     }

@@ -67,7 +67,7 @@ def test_a_backends_devices_are_prepared_with_parameters_and_unprepared(yard):
     assert yard.inside("red", "env | grep ^BLINKER_COLOUR_") == [
         f"BLINKER_COLOUR_BLINKER__{name.upper()}=red"
     ]
-    assert "choose one of" in yard.told("blue", 'colour is "blue"')
+    assert "choose one of" in yard.event("blue", 'colour is "blue"')
     assert yard.held() == {name}
     yard.delete("pod", "red")
     yard.delete("pod", "blue")
@@ -90,10 +90,10 @@ def test_a_broken_device_of_a_backend_is_tainted_and_the_pod_that_has_it_told(ya
         tainted = [n for n, device in yard.devices(BLINKERS).items() if device.get("taints")]
         assert tainted == [name]
 
-        def told() -> bool:
+        def reported() -> bool:
             return any("is broken" in message for _, message in yard.device_health("user"))
 
-        wait_for("the pod's status to tell it", told)
+        wait_for("the pod's status to report it", reported)
     finally:
         yard.blinker(name)
     yard.wait_untainted(BLINKERS)
@@ -103,8 +103,8 @@ def test_a_backend_that_the_allow_list_does_not_name_is_refused(yard):
     driver = "stranger.example.com"
     body = blinkers_set("stranger", driver=driver, directory=BLINKERS_DIRECTORY)
     with with_set(yard, body):
-        told = yard.node_told("BackendRefused", driver)
-        assert f"backends.allowed has no entry for {driver}" in told
+        message = yard.node_event("BackendRefused", driver)
+        assert f"backends.allowed has no entry for {driver}" in message
         assert not yard.devices(driver)
         assert yard.devices(BLINKERS), "other backends are untouched"
 
@@ -129,8 +129,8 @@ def test_a_mount_that_the_entry_does_not_name_is_not_given_to_a_pod(yard):
                 template("greedy", ("blinker", GREEDY_BACKEND)),
                 pod("greedy", ("b", from_template("greedy")), command=["sh", "-c", STAY]),
             )
-            told = yard.told("greedy", f"a mount of {directory}/lamp", "is not allowed")
-            assert f'extend mounts in backends.allowed["{GREEDY_BACKEND}"]' in told
+            message = yard.event("greedy", f"a mount of {directory}/lamp", "is not allowed")
+            assert f'extend mounts in backends.allowed["{GREEDY_BACKEND}"]' in message
             assert yard.phase("greedy") == "Pending"
             assert cdi_files(yard.cluster, yard.node, driver=GREEDY_BACKEND) == set()
             # Its claim is unprepared while its backend is still there.

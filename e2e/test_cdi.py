@@ -33,7 +33,7 @@ BEGIN = f"""
 set -u
 export CONTAINERD_NAMESPACE={NAMESPACE}
 cd {FOLDER}
-mkdir -p etc run said root/bin
+mkdir -p etc run answers root/bin
 mount --bind etc /etc/cdi
 mount --bind run /var/run/cdi
 rm -rf etc/* run/*
@@ -47,11 +47,11 @@ for name in $(ls cases); do
     cp -r "cases/$name/etc" "cases/$name/run" .
     # A container that is only described: its devices are injected, and nothing is started.
     ctr containers create --rootfs $(sed 's/^/--device /' "cases/$name/devices") \\
-        "$PWD/root" asked true 2> "said/$name.error"
+        "$PWD/root" asked true 2> "answers/$name.error"
     code=$?
-    echo $code > "said/$name.code"
+    echo $code > "answers/$name.code"
     if [ $code = 0 ]; then
-        ctr containers info asked > "said/$name.json"
+        ctr containers info asked > "answers/$name.json"
         ctr containers rm asked
     fi
 done
@@ -153,7 +153,7 @@ def node(cluster: Cluster) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def answers(cluster: Cluster, node: Path) -> dict[str, Answer]:
-    """What containerd says to each case; all of them in one go."""
+    """containerd's answer to each case, all in one run."""
     asked = dict(cases())
     for name, case in asked.items():
         for directory, files in (("etc", case.etc), ("run", case.run)):
@@ -162,7 +162,7 @@ def answers(cluster: Cluster, node: Path) -> dict[str, Answer]:
                 shutil.copy(path, node / "cases" / name / directory)
         (node / "cases" / name / "devices").write_text("\n".join(case.devices) + "\n")
     on_node(cluster, ASK)
-    return {name: answer_in(node / "said", name) for name in asked}
+    return {name: answer_in(node / "answers", name) for name in asked}
 
 
 def on_node(cluster: Cluster, script: str) -> None:
@@ -186,7 +186,7 @@ def test_containerd_refuses_what_the_linter_calls_bad(answers):
 
 @pytest.mark.parametrize("folder", ["good", "warned", "strict"])
 def test_containerd_injects_what_is_good_and_what_only_the_linter_minds(answers, folder):
-    """`strict` is what the linter calls an error all the same; the corpus says why."""
+    """`strict` is what the linter reports as an error anyway; the corpus explains why."""
     names = [name for name in FILES if name.startswith(f"{folder}-")]
     assert names
     assert {n: answers[n].error for n in names if not answers[n].injected} == {}
@@ -228,12 +228,14 @@ def test_a_container_starts_with_all_that_good_files_give(cluster, node):
         shutil.copy(path, node / "started")
     devices = [name for path, spec in started.items() for name in devices_of(spec, path)]
     (node / "devices").write_text("\n".join(devices) + "\n")
-    looks = [
+    checks = [
         look for spec in started.values() for edits in edits_of(spec) for look in to_see(edits)
     ]
-    (node / "look").write_text("\n".join(f"{look} || echo {shlex.quote(look)}" for look in looks))
+    (node / "check").write_text(
+        "\n".join(f"{check} || echo {shlex.quote(check)}" for check in checks)
+    )
 
-    assert len(looks) > 50
+    assert len(checks) > 50
     on_node(cluster, START)
     assert (node / "seen").read_text() == ""
 

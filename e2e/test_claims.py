@@ -23,10 +23,10 @@ pytestmark = [pytest.mark.e2e, pytest.mark.feature("core")]
 
 
 def facts(stage: Stage, pod_name: str, container_name: str | None = None) -> dict[str, dict]:
-    """What a container was told of its devices: device -> what its allocation says."""
+    """The allocations that a container sees, by device."""
     text = wait_for("the container's output", lambda: stage.logs(pod_name, container_name))
-    told = [line.partition("=") for line in text.splitlines() if line.startswith("SCRIPTED_")]
-    return {facts["device"]: facts for facts in (json.loads(value) for _, _, value in told)}
+    devices = [line.partition("=") for line in text.splitlines() if line.startswith("SCRIPTED_")]
+    return {facts["device"]: facts for facts in (json.loads(value) for _, _, value in devices)}
 
 
 ENV = ("sh", "-c", "env && sleep 3600")
@@ -95,11 +95,11 @@ def test_parameters_of_the_class_come_before_those_of_the_claim_each_for_its_req
     finally:
         stage.cluster.kubectl("delete", "deviceclass", "dimmed.test")
 
-    told = facts(stage, "two")
-    assert told["lamp-0"]["configs"] == [{"of": "class"}, {"of": "claim"}, {"of": "claim, left"}]
-    assert told["lamp-1"]["configs"] == [{"of": "claim"}]
+    devices = facts(stage, "two")
+    assert devices["lamp-0"]["configs"] == [{"of": "class"}, {"of": "claim"}, {"of": "claim, left"}]
+    assert devices["lamp-1"]["configs"] == [{"of": "claim"}]
     assert {call.device: call.configs for call in stage.lamps.calls("prepare", "ended")} == {
-        name: body["configs"] for name, body in told.items()
+        name: body["configs"] for name, body in devices.items()
     }
 
 
@@ -131,9 +131,9 @@ def test_of_a_prioritized_list_the_chosen_alternative_is_prepared_with_its_param
     )
     stage.wait_phase("reader", "Running")
 
-    (told,) = facts(stage, "reader").values()
-    assert told["request"] == "light/lamp"
-    assert told["configs"] == [{"of": "request"}, {"of": "lamp"}]
+    (devices,) = facts(stage, "reader").values()
+    assert devices["request"] == "light/lamp"
+    assert devices["configs"] == [{"of": "request"}, {"of": "lamp"}]
 
 
 def test_an_admin_looks_at_a_device_beside_its_user(stage):
@@ -149,9 +149,9 @@ def test_an_admin_looks_at_a_device_beside_its_user(stage):
     stage.wait_phase("user", "Running")
     stage.apply(pod("admin", ("all", from_template("all")), command=ENV))
     stage.wait_phase("admin", "Running")
-    told = facts(stage, "admin")
-    assert set(told) == {f"lamp-{index}" for index in range(4)}
-    assert all(body["admin"] for body in told.values())
+    devices = facts(stage, "admin")
+    assert set(devices) == {f"lamp-{index}" for index in range(4)}
+    assert all(body["admin"] for body in devices.values())
 
     stage.delete("pod", "admin")
     uid = stage.uid("user", "lamp")
@@ -184,8 +184,8 @@ def test_a_claim_of_two_drivers_of_one_daemon(stage):
         pod("both", ("both", from_template("both")), command=ENV),
     )
     stage.wait_phase("both", "Running")
-    told = facts(stage, "both")
-    assert {body["request"] for body in told.values()} == {"lamp", "horn"}
+    devices = facts(stage, "both")
+    assert {body["request"] for body in devices.values()} == {"lamp", "horn"}
     uid = stage.uid("both", "both")
     for script in stage.scripts:
         assert script.story(claim_uid=uid) == ["prepare began", "prepare ended"]

@@ -99,7 +99,7 @@ def with_gpu(yard: Yard, name: str, given: str) -> None:
 
 
 def visible(yard: Yard, name: str) -> list[str]:
-    """What a container was told of NVIDIA's devices."""
+    """What a container sees of NVIDIA's devices."""
     return yard.inside(name, 'echo "$NVIDIA_VISIBLE_DEVICES"')
 
 
@@ -180,7 +180,7 @@ def test_a_container_has_the_device_node_and_the_variables_that_a_plugin_says(ya
     (without,) = [container("main", command=["sh", "-c", "test ! -e /dev/fuse"])]
     yard.apply(pod("without", containers=[without]))
     yard.wait_phase("without", "Succeeded")
-    assert "annotation" in yard.node_told(FUSE, "annotation")
+    assert "annotation" in yard.node_event(FUSE, "annotation")
 
 
 def test_a_device_that_its_plugin_calls_unhealthy_is_tainted_until_it_is_well(yard):
@@ -227,13 +227,13 @@ def test_the_node_plugin_is_killed_and_its_plugins_register_again(yard):
     programs = SAMPLE_SET, NVIDIA_SET, NODES_SET
     started = [restarts(yard.program(name)) for name in programs]
     watched = yard.calls(SAMPLE_SET, "ListAndWatch")
-    registered = yard.said(NVIDIA_SET, REGISTERED)
+    registered = yard.logged(NVIDIA_SET, REGISTERED)
     with written(yard.cluster):
         yard.kill_plugin()
         # NVIDIA's watches the directory, and sees the new kubelet.sock.
         wait_for(
             "NVIDIA's plugin to have registered again",
-            lambda: yard.said(NVIDIA_SET, REGISTERED) > registered,
+            lambda: yard.logged(NVIDIA_SET, REGISTERED) > registered,
             seconds=5,
             period=0.5,
         )
@@ -302,7 +302,7 @@ def test_what_nvidias_plugin_refuses_is_said_in_its_own_words(yard):
         template("both", {"name": "both", "exactly": both}),
         stay("both", ("d", from_template("both"))),
     )
-    yard.told("both", GPU, "maximum request size for shared resources is 1")
+    yard.event("both", GPU, "maximum request size for shared resources is 1")
     assert yard.phase("both") == "Pending"
 
 
@@ -327,8 +327,8 @@ STRANGER = "nodes.test/stranger"
 def test_a_resource_that_the_allow_list_does_not_name_is_refused(yard):
     yard.plan({STRANGER: {"devices": {"stranger-0": {"node": "/dev/fuse"}}}}, "stranger")
     with with_set(yard, nodes_set("stranger", plan="stranger")):
-        told = yard.node_told("RegistrationRefused", STRANGER)
-        assert "devicePlugins.allowed has no entry for" in told
+        message = yard.node_event("RegistrationRefused", STRANGER)
+        assert "devicePlugins.allowed has no entry for" in message
         assert not yard.of(STRANGER)
         assert set(yard.of(FUSE)) == set(FUSE_DEVICES), "other resources are untouched"
 
@@ -348,8 +348,8 @@ def test_a_device_node_that_the_entry_does_not_name_is_not_given_to_a_pod(yard):
         yard.inside("modest-0", "test -c /dev/fuse")
         (mount,) = yard.inside("modest-0", f"grep ' {BLINKERS_DIRECTORY} ' /proc/self/mountinfo")
         assert mount.split()[5].split(",")[0] == "ro"
-        told = yard.told("greedy-0", "/dev/kmsg", "is not allowed")
-        assert f'extend devices in devicePlugins.allowed["{GREEDY}"]' in told
+        message = yard.event("greedy-0", "/dev/kmsg", "is not allowed")
+        assert f'extend devices in devicePlugins.allowed["{GREEDY}"]' in message
         assert yard.phase("greedy-0") == "Pending"
         # Its claim is unprepared while its program is still there.
         yard.delete("pod", "greedy-0")
@@ -368,14 +368,14 @@ def test_a_resource_that_the_kubelets_own_device_manager_serves_is_refused(yard)
             lambda: yard.cluster.get("node", yard.node)["status"]["allocatable"].get(CLASH) == "1",
         )
         with with_set(yard, nodes_set("clash", plan="clash")):
-            told = yard.node_told("ResourceServedByKubelet", CLASH)
-            assert "kubelet" in told
+            message = yard.node_event("ResourceServedByKubelet", CLASH)
+            assert "kubelet" in message
             assert not yard.of(CLASH)
             assert set(yard.of(FUSE)) == set(FUSE_DEVICES), "other resources are untouched"
 
 
 def moved_set(directory: str) -> dict[str, Any]:
-    """A DaemonSet that moves as docs/device-plugins.md says: its pod is replaced when deleted."""
+    """A DaemonSet that moves as in docs/device-plugins.md: its pod is replaced when deleted."""
     body = nodes_set("moved", directory=directory, plan="moved")
     body["spec"]["updateStrategy"] = {"type": "OnDelete"}
     return body
@@ -427,7 +427,7 @@ def test_a_plugin_is_moved_from_the_kubelet_to_the_node_plugin_and_back_and_its_
         # Somebody forgets the pod that has the device from the kubelet.
         move(yard, OURS)
         wait_allocatable("0")
-        yard.node_told("ResourceServedByKubelet", MOVED, "still hold")
+        yard.node_event("ResourceServedByKubelet", MOVED, "still hold")
         assert not yard.of(MOVED)
         yard.delete("pod", "before")
         # The program ends when it is refused, and is started again with growing delays; and the

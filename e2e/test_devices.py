@@ -204,7 +204,7 @@ def test_opaque_parameters_that_a_driver_cannot_take_fail_their_pod_alone(
         claim("plain", ("disk", "zram.test")),
         pod("runs", ("disk", from_claim("plain"))),
     )
-    space.told("refused", *words)
+    space.event("refused", *words)
     space.wait_phase("runs", "Running")
     assert space.phase("refused") == "Pending"
     assert restarts(plugin_pod(release, node)) == before

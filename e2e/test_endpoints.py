@@ -88,7 +88,7 @@ def published(stage: Stage, driver: str) -> dict[str, tuple[str, int]]:
 
 
 def stored(stage: Stage, driver: str) -> dict[str, Any] | None:
-    """What the checkpoint says of the driver's endpoint."""
+    """The driver's endpoint in the checkpoint."""
     found = stage.checkpoint(driver)["endpoints"]
     return found[0] if found else None
 
@@ -106,7 +106,7 @@ def test_a_driver_that_returns_within_the_grace_period_and_one_that_does_not(sta
     with written(stage.cluster):
         with_lamp(stage, "plain", 1)
         with_lamp(stage, "tolerant", 2, "drakit.dev/stopped")
-        stage.told("tolerant", f"driver {LAMPS} is stopped", REASON)
+        stage.event("tolerant", f"driver {LAMPS} is stopped", REASON)
         stage.refused("plain")
         ((status, message),) = stage.device_health("user")
         assert status == "Unknown"
@@ -210,7 +210,7 @@ def test_a_partition_waits_for_its_whole_device_that_was_deleted_by_force(stage)
     stage.refused("half")
     # For a pod that tolerates the taint, the scheduler counts the half as free.
     with_lamp(stage, "other", 12, "drakit.dev/unpreparing")
-    text = stage.told(
+    text = stage.event(
         "other", f"device half-1 does not fit beside device card of claim {stage.name}"
     )
     assert f"{stage.name}/{holder}: both consume memory of counter set card" in text
@@ -299,11 +299,11 @@ def neighbours_unharmed(stage: Stage) -> Generator[None]:
     before = horn_calls(stage)
     yield
     meanwhile = horn_calls(stage)[len(before) :]
-    told = f"calls took {before} s before, {meanwhile} s meanwhile"
-    print(told)
+    times = f"calls took {before} s before, {meanwhile} s meanwhile"
+    print(times)
     assert len(meanwhile) >= 4, "two pods at least"
-    assert median(meanwhile) < median(before) + 0.1, told
-    assert max(meanwhile) < 0.5, told
+    assert median(meanwhile) < median(before) + 0.1, times
+    assert max(meanwhile) < 0.5, times
     assert taints(stage.cluster, HORNS) == {}
     assert restarts(stage.plugin()) == restarted
     assert registrations(stage) == registered
@@ -357,7 +357,7 @@ def test_a_driver_that_blocks_holds_up_its_own_pods_alone(stage, seconds):
 MISBEHAVIOUR: dict[str, Callable[[Script], None]] = {
     "SystemExit": Script.end_thread,
     "within a second": lambda lamps: lamps.flood(30),
-    "str, which is no": lambda lamps: lamps.say(["lamp-0"]),
+    "str, which is no": lambda lamps: lamps.report(["lamp-0"]),
 }
 """By what it is stopped for."""
 
@@ -374,7 +374,7 @@ def test_a_driver_that_ends_its_thread_floods_or_says_nonsense_is_stopped_alone(
                 lambda: len(stage.lamps.commanded()) > count,  # noqa: B023
                 period=0.02,
             )
-            # Or it would be back within a second: its next life says nothing while this is so.
+            # Otherwise it is back within a second: with this, its next start reports nothing.
             stage.lamps.stock(Stock(stop="the test holds it back"))
             wait_stopped(stage, LAMPS)
             one_horn(stage, f"meanwhile-{count}")

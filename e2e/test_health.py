@@ -1,5 +1,5 @@
 """
-Devices that are not well: who gets them, what pods that have them are told, and who is evicted.
+Unhealthy devices: which pods get them, what the pods' status reports, which pods are evicted.
 
 What becomes of devices whose driver is away is shown in `test_endpoints.py`.
 """
@@ -86,7 +86,7 @@ def test_an_unhealthy_device_gets_no_new_pod_until_it_has_recovered(stage):
     stage.refused("waiting")
     assert stage.phase("user") == "Running"
 
-    with written(stage.cluster):  # it flaps: nothing is written, and nothing begins anew
+    with written(stage.cluster):  # it flaps: nothing is written, and nothing starts again
         lamps(stage, lamp_1=unwell("it is dim"))
         holds_for(
             "lamp-0 is tainted",

@@ -1,5 +1,5 @@
 """
-`drakit new`, from an empty folder to a device in a pod: what its README says, in its order.
+`drakit new`, from an empty folder to a device in a pod: the steps of its README, in order.
 
 Other than there are only the names of images, and where pip finds what it needs.
 """
@@ -56,14 +56,14 @@ def timed(capsys: pytest.CaptureFixture[str]) -> Timed:
     """Say how long a step took, since the one before."""
     last = time.monotonic()
 
-    def say(step: str) -> None:
+    def log(step: str) -> None:
         nonlocal last
         now = time.monotonic()
         with capsys.disabled():
             print(f"\ndrakit new: {step}: {now - last:.1f} s", end="", flush=True)
         last = now
 
-    return say
+    return log
 
 
 @pytest.fixture
@@ -116,7 +116,7 @@ def test_a_new_project_gives_a_pod_its_device(project, directory, room, timed):
     container["image"] = TEST_IMAGE
     room.apply(template, pod)
     room.wait_phase(NAME, "Running")
-    wait_for("the pod to say what it got", lambda: len(room.logs(NAME).split()) == 3)
+    wait_for("the pod to log its device", lambda: len(room.logs(NAME).split()) == 3)
     timed("the pod has its device")
     assert sorted(room.logs(NAME).split()) == [
         "RACK_LAMPS_LEVEL_MAIN__FIRST=80",

@@ -96,14 +96,14 @@ def test_a_token_of_one_nodes_plugin_cannot_write_the_others_slice(release, as_f
         body["metadata"].pop("resourceVersion")
         body["metadata"]["annotations"] = {"drakit.dev/test": "written"}
     as_first_node("replace", "-f", "-", input=json.dumps(own))
-    told = refused(as_first_node, "replace", "-f", "-", input=json.dumps(foreign))
-    assert "of that node" in told
+    message = refused(as_first_node, "replace", "-f", "-", input=json.dumps(foreign))
+    assert "of that node" in message
     name = foreign["metadata"]["name"]
     assert "of that node" in refused(as_first_node, "delete", "resourceslice", name)
     copied = copy.deepcopy(foreign)
     copied["metadata"] = {"name": f"00099-{DRIVER}-stolen"}
-    told = refused(as_first_node, "create", "-f", "-", input=json.dumps(copied))
-    assert "of that node" in told
+    message = refused(as_first_node, "create", "-f", "-", input=json.dumps(copied))
+    assert "of that node" in message
     assert slices(release, release.nodes[1])
 
 
@@ -132,8 +132,8 @@ def test_a_token_of_one_nodes_plugin_cannot_write_pools_of_other_nodes(release, 
     for pool in (first, f"{first}/cpus"):
         try_create(as_first_node, slice_of(first, pool=pool))
     for pool in (second, f"{second}/cpus", f"{first}0", "shared"):
-        told = refused(try_create, as_first_node, slice_of(first, pool=pool))
-        assert f"may only write ResourceSlices of pools '{first}' and '{first}/...'" in told
+        message = refused(try_create, as_first_node, slice_of(first, pool=pool))
+        assert f"may only write ResourceSlices of pools '{first}' and '{first}/...'" in message
 
 
 @pytest.fixture
@@ -158,8 +158,8 @@ def test_a_token_of_a_plugin_cannot_publish_devices_of_drivers_that_it_does_not_
     stopped = tainted_device("a", "foreign.test/a", "drakit.dev/stopped")
     created = slice_of(node, pool=node, driver="other.test")
     for created["spec"]["devices"] in ([], [stopped]):
-        told = refused(try_create, as_first_node, created)
-        assert f"drivers in the chart's values: {DRIVER}" in told
+        message = refused(try_create, as_first_node, created)
+        assert f"drivers in the chart's values: {DRIVER}" in message
     body = slice_of(node, pool=node, driver="foreign.test")
 
     def replace(*devices: dict[str, Any]) -> str:
@@ -205,12 +205,12 @@ def test_a_token_of_one_nodes_plugin_cannot_write_events_in_the_name_of_others(
     first, second = release.nodes[:2]
     try_create(as_first_node, event_of(first))
     for body in (event_of(second), event_of(first, controller="kubelet")):
-        told = refused(try_create, as_first_node, body)
-        assert f"reportingController '{CONTROLLER}' and reportingInstance '{first}'" in told
+        message = refused(try_create, as_first_node, body)
+        assert f"reportingController '{CONTROLLER}' and reportingInstance '{first}'" in message
     series = {"series": {"count": 9, "lastObservedTime": "2026-01-01T00:00:01.000000Z"}}
     patch = ("patch", "events.events.k8s.io", foreign_event, "--type=merge", "-p")
-    told = refused(as_first_node, *patch, json.dumps(series))
-    assert "may only write Events" in told
+    message = refused(as_first_node, *patch, json.dumps(series))
+    assert "may only write Events" in message
 
 
 def test_the_plugin_may_do_no_more_than_it_needs(as_first_node):
@@ -221,5 +221,5 @@ def test_the_plugin_may_do_no_more_than_it_needs(as_first_node):
         ("create", "pods"),
         ("update", "nodes"),
     ):
-        told = refused(as_first_node, "auth", "can-i", verb, resource, "-A")
-        assert "no" in told.lower()
+        message = refused(as_first_node, "auth", "can-i", verb, resource, "-A")
+        assert "no" in message.lower()

@@ -1,4 +1,4 @@
-"""The operator says why a pod waits, writes to nothing that is not its own, and has a standby."""
+"""The operator explains why a pod waits, writes only its own objects, and has a standby."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LEASE = "drakit-operator"
 SELECTOR = "app.kubernetes.io/component=operator"
 
 
-def told(space, name: str) -> list[dict]:
+def events_about(space, name: str) -> list[dict]:
     """The operator's Events about an object."""
     return [
         event
@@ -27,10 +27,12 @@ def told(space, name: str) -> list[dict]:
 
 
 def first_event(space, name: str, *, since: float, within: float = 3.0) -> dict:
-    wait_for(f"an Event about {name}", lambda: told(space, name), seconds=within + 5, period=0.1)
+    wait_for(
+        f"an Event about {name}", lambda: events_about(space, name), seconds=within + 5, period=0.1
+    )
     seconds = time.monotonic() - since
     assert seconds <= within, f"the Event came after {seconds:.1f} s"
-    return told(space, name)[0]
+    return events_about(space, name)[0]
 
 
 def holder(release) -> str:
@@ -49,8 +51,8 @@ def test_a_pod_whose_class_is_missing_is_told_so(space, release):
 
     assert "missing.test" in event["message"]
     assert event["type"] == "Warning"
-    wait_for("the template's Event", lambda: told(space, "gone"), seconds=10)
-    assert "missing.test" in told(space, "gone")[0]["message"]
+    wait_for("the template's Event", lambda: events_about(space, "gone"), seconds=10)
+    assert "missing.test" in events_about(space, "gone")[0]["message"]
 
 
 def test_a_pod_whose_devices_are_all_taken_is_told_who_has_them(space, release, zram):
@@ -65,7 +67,7 @@ def test_a_pod_whose_devices_are_all_taken_is_told_who_has_them(space, release, 
 
     assert "holder-0" in event["message"]
     time.sleep(3)
-    assert len(told(space, "waits")) == 1, "one Event, however often it is looked at"
+    assert len(events_about(space, "waits")) == 1, "one Event, however often it is evaluated"
     space.delete("pod", "holder-0")
     space.wait_phase("waits", "Running")
 
@@ -98,8 +100,8 @@ def test_a_claim_that_cannot_be_parsed_keeps_no_other_pod_from_its_event(space, 
     # New replicas find the claim in their lists.
     release.kubectl("-n", NAMESPACE, "delete", "pod", "-l", SELECTOR, "--wait=true")
     space.apply(pod("listed", ("gpu", from_template("gone"))))
-    wait_for("an Event about listed", lambda: told(space, "listed"), seconds=60)
-    assert not told(space, "deep"), "the operator knows only its name"
+    wait_for("an Event about listed", lambda: events_about(space, "listed"), seconds=60)
+    assert not events_about(space, "deep"), "the operator knows only its name"
 
 
 @pytest.mark.disruptive
@@ -123,7 +125,7 @@ def test_when_the_leader_is_killed_the_second_replica_goes_on(space, release):
     space.apply(
         template("gone", ("gpu", "missing.test")), pod("waits", ("gpu", from_template("gone")))
     )
-    wait_for("an Event of the new leader", lambda: told(space, "waits"), seconds=20)
+    wait_for("an Event of the new leader", lambda: events_about(space, "waits"), seconds=20)
     seconds = time.monotonic() - killed
     print(f"the second replica wrote its first Event {seconds:.1f} s after the kill")
     assert seconds < 15
@@ -134,7 +136,7 @@ def test_the_operator_writes_to_nothing_but_events_and_its_lease(space, release)
     space.apply(
         template("gone", ("gpu", "missing.test")), pod("waits", ("gpu", from_template("gone")))
     )
-    wait_for("an Event", lambda: told(space, "waits"), seconds=10)
+    wait_for("an Event", lambda: events_about(space, "waits"), seconds=10)
     user = f"system:serviceaccount:{NAMESPACE}:drakit-operator"
     written = {
         (record["verb"], record["objectRef"].get("resource"))

@@ -44,7 +44,7 @@ def began(script, operation, count=1) -> None:
 def test_a_prepare_that_fails_is_told_and_tried_again(stage):
     stage.lamps.play(Rule(operation="prepare", fail=BROKEN, times=1))
     with_lamp(stage)
-    text = stage.told("user", BROKEN)
+    text = stage.event("user", BROKEN)
     claim_name = stage.claim_of("user", "lamp")["metadata"]["name"]
     assert f"{stage.name}/{claim_name}" in text
     assert "lamp-0" in text
@@ -63,7 +63,7 @@ def test_of_two_claims_of_a_pod_the_one_that_failed_is_prepared_again(stage):
         template("good", ("lamp", "lamp.test", number(LAMPS, 1))),
         pod("user", ("bad", from_template("bad")), ("good", from_template("good"))),
     )
-    stage.told("user", BROKEN)
+    stage.event("user", BROKEN)
     wait_for("the other claim to stay prepared", lambda: len(stage.files()) == 1)
     good = stage.uid("user", "good")
     assert stage.prepared() == {good}
@@ -106,7 +106,7 @@ def test_of_two_drivers_one_fails_to_prepare_and_then_recovers(stage, request, o
         template("both", ("lamp", "lamp.test"), ("other", other)),
         pod("user", ("both", from_template("both"))),
     )
-    stage.told("user", BROKEN)
+    stage.event("user", BROKEN)
     stage.lamps.play()
     stage.nudge("user")
     stage.wait_phase("user", "Running")
@@ -143,7 +143,7 @@ def test_a_claim_that_cannot_be_read_waits_for_the_api_server(stage):
     stage.cluster.cut_pod(stage.node, address)
     try:
         with_lamp(stage)
-        text = stage.told("user", "API server")
+        text = stage.event("user", "API server")
         claim_name = stage.claim_of("user", "lamp")["metadata"]["name"]
         assert f"{stage.name}/{claim_name}" in text
         assert stage.lamps.story() == [], "without the claim nothing is known to prepare"
@@ -164,7 +164,7 @@ def test_a_device_that_is_still_in_use_is_refused_with_its_holder_named(stage):
     began(stage.lamps, "unprepare")
 
     stage.apply(pod("second", ("lamp", from_template("lamp"))))
-    text = stage.told("second", f"{stage.name}/{holder}")
+    text = stage.event("second", f"{stage.name}/{holder}")
     assert "lamp-0" in text
     assert stage.phase("second") == "Pending"
     stage.lamps.play()
@@ -188,7 +188,7 @@ def test_a_claim_of_the_same_name_waits_for_the_force_deleted_one(stage):
     wait_for("the new claim to be allocated", lambda: stage.get("pod", "user")["spec"]["nodeName"])
     new = stage.uid("user", "lamp")
     assert new != old
-    stage.told("user", "UID")
+    stage.event("user", "UID")
     assert stage.lamps.calls("prepare", claim_uid=new) == []
     stage.lamps.play()
     wait_for("the old claim to be unprepared", lambda: not stage.lamps.held())
@@ -209,8 +209,8 @@ def test_a_prepare_that_hangs_is_cancelled_when_its_pod_is_deleted(stage):
     # The rule still holds: the driver would never have come back by itself.
     stage.wait_gone("user", seconds=90)
     stage.wait_empty()
-    told = stage.lamps.story(claim_uid=uid)
-    assert told == ["prepare began", "prepare cancelled", "unprepare began", "unprepare ended"]
+    story = stage.lamps.story(claim_uid=uid)
+    assert story == ["prepare began", "prepare cancelled", "unprepare began", "unprepare ended"]
 
 
 def test_a_prepare_that_blocks_its_thread_is_undone_once_it_ends(stage):
@@ -236,7 +236,7 @@ def test_a_prepare_that_outlasts_the_kubelets_deadline_is_joined_by_the_retry(st
     # The kubelet waits 45 s; the plugin answers after 40 s that the work goes on.
     stage.lamps.play(Rule(operation="prepare", delay_seconds=50))
     with_lamp(stage)
-    text = stage.told("user", "still", seconds=60)
+    text = stage.event("user", "still", seconds=60)
     assert f"{stage.name}/" in text
     assert stage.phase("user") == "Pending"
     stage.nudge("user")

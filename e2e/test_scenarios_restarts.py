@@ -69,7 +69,7 @@ def test_a_restarted_kubelet_tries_again_what_had_failed(stage):
     stage.lamps.play(*broken)
     with_claim(stage, "coming", lamp(1))
     stage.delete("pod", "going", wait=False)
-    stage.told("coming", "no bulb")
+    stage.event("coming", "no bulb")
     wait_for("unprepare to fail", lambda: stage.lamps.calls("unprepare", "failed", device="lamp-0"))
 
     with kubelet_down(stage):
@@ -110,7 +110,7 @@ def test_a_restarted_kubelet_asks_again_for_what_was_in_progress_in_two_drivers(
     "forced",
     [
         pytest.param(False, id="deleted"),
-        # The kubelet looks once a minute for claims of pods that are not there any more.
+        # Once a minute, the kubelet looks for claims of pods that no longer exist.
         pytest.param(True, id="force-deleted", marks=pytest.mark.slow),
     ],
 )
@@ -137,7 +137,7 @@ def test_pods_that_were_deleted_while_the_kubelet_was_down(stage, forced):
     stage.wait_empty()
     assert "prepare cancelled" in stage.lamps.story(device="lamp-1")
     assert stage.lamps.story(device="lamp-1")[-1] == "unprepare ended"
-    assert len(stage.lamps.calls("prepare", device="lamp-2")) == tried, "nothing is prepared anew"
+    assert len(stage.lamps.calls("prepare", device="lamp-2")) == tried, "nothing is prepared again"
 
 
 def test_a_plugin_that_is_killed_while_it_prepares(stage):
@@ -181,7 +181,7 @@ def test_a_plugin_that_starts_after_the_pod_was_created_and_its_slices_stay(stag
     before = {driver: versions(stage, driver) for driver in CLASSES.values()}
     with stage.without_plugin():
         with_claim(stage, "user", lamp(0))
-        stage.told("user", LAMPS)
+        stage.event("user", LAMPS)
         assert stage.phase("user") == "Pending"
         holds_for("the slices stay", lambda: slices(stage.cluster, driver=LAMPS), seconds=seconds)
     stage.nudge("user")
@@ -223,7 +223,7 @@ def test_a_plugin_that_hangs_is_started_anew_and_knows_what_it_had_prepared(stag
     # Its sockets stay open, and nobody answers: the liveness probe is what notices.
     stage.cluster.exec_on_node(stage.node, ["pkill", "-STOP", "-f", "--", PROCESS])
     wait_for(
-        "the kubelet to start it anew",
+        "the kubelet to restart it",
         lambda: restarts(stage.plugin()) > before and ready(stage.plugin()),
         seconds=180,
     )

@@ -68,10 +68,10 @@ def lab(simulated: Cluster, request: pytest.FixtureRequest) -> Iterator[Lab]:
     """A namespace for one test; its drivers have no commands, before and after."""
     with namespace_of(simulated, request) as name:
         lab = Lab(simulated, name)
-        lab.calm()
+        lab.reset()
         wait_simulated(simulated)
         yield lab
-        lab.calm()
+        lab.reset()
 
 
 # ------------------------------------------------------------ partitions
@@ -262,7 +262,7 @@ def test_a_mistake_in_parameters_is_told_with_the_field(lab, parameters, words):
         template("nic", ("nic", NIC), config=[opaque(DRIVER, parameters)]),
         user("nic", ("nic", from_template("nic"))),
     )
-    text = lab.told("nic", "nic", *words)
+    text = lab.event("nic", "nic", *words)
     assert lab.results("nic", "nic")[0]["request"] in text
 
 
@@ -282,11 +282,11 @@ def test_of_two_drivers_of_a_claim_one_fails_and_recovers(lab):
             ],
         ),
     )
-    text = lab.told("both", "its cable is loose")
+    text = lab.event("both", "its cable is loose")
     assert "fpga-0" in text
     uid = lab.claim_of("both", "both")["metadata"]["uid"]
 
-    lab.calm(OTHER)
+    lab.reset(OTHER)
 
     def runs() -> bool:
         lab.nudge("both")
@@ -311,7 +311,7 @@ def test_taints_come_and_go_as_the_control_file_says(lab):
     wait_for("the taint", lambda: keys(lab.devices()["nic-0"]) == {taint})
     lab.apply(template("nic", ("nic", NIC)), user("nic", ("nic", from_template("nic"))))
     assert "cannot allocate all claims" in lab.refused("nic")
-    lab.calm()
+    lab.reset()
     lab.wait_phase("nic", "Running")
     assert keys(lab.devices()["nic-0"]) == set()
 
@@ -331,7 +331,7 @@ def test_an_unhealthy_gpu_and_its_partitions_are_left_to_those_who_tolerate_it(l
         user("part", ("part", from_template("part"))),
     )
     lab.refused("part")
-    lab.calm()
+    lab.reset()
     lab.wait_phase("part", "Running")
     assert not any(keys(device) for device in lab.devices().values())
 
@@ -346,7 +346,7 @@ def test_a_gpu_that_is_missing_is_not_published_and_nothing_of_it(lab):
         user("part", ("part", from_template("part"))),
     )
     lab.refused("part")
-    lab.calm()
+    lab.reset()
     lab.wait_phase("part", "Running")
     assert lab.devices() == before
 
@@ -361,7 +361,7 @@ def test_a_driver_that_is_stopped_is_tainted_and_its_neighbours_are_not(lab):
         template("other", ("other", OTHER_GPU)), user("other", ("other", from_template("other")))
     )
     lab.refused("other")
-    lab.calm(OTHER)
+    lab.reset(OTHER)
     lab.wait_phase("other", "Running")
     assert keys(lab.devices(OTHER)["fpga-0"]) == set()
 
@@ -388,14 +388,14 @@ def test_list_attributes_that_the_api_server_does_not_know_are_told_and_left_out
     if lab.cluster.gates.get("DRAListTypeAttributes"):
         pytest.skip("the cluster knows list attributes")
 
-    def told() -> set[str]:
+    def reported() -> set[str]:
         events = lab.cluster.get(
             *("events", "-n", "default"),
             f"--field-selector=involvedObject.name={lab.node},reason=FieldsDropped",
         )["items"]
         return {event["message"] for event in events if f"driver {LISTS}:" in event["message"]}
 
-    (note,) = wait_for("an Event of the Node", told)
+    (note,) = wait_for("an Event of the Node", reported)
     assert "list attributes (feature gate DRAListTypeAttributes)" in note
     attributes = lab.devices(LISTS)["nic-0"]["attributes"]
     assert attributes["model"] == {"string": "Simulated N1"}

@@ -67,15 +67,15 @@ def installed(
     """Install a vendor's driver; give the directory of its devices on the first node."""
     archive = vendor_image(vendor, folder, nodeplugin=images[0])
     cluster.load_image(archive)
-    told = yaml.safe_load(values)
-    told["image"] = {"repository": repository_name(vendor), "tag": TAG}
-    (driver,) = told["nodeplugin"]["drivers"]
+    given = yaml.safe_load(values)
+    given["image"] = {"repository": repository_name(vendor), "tag": TAG}
+    (driver,) = given["nodeplugin"]["drivers"]
     node = cluster.nodes[0]
     directory = cluster.node_path(node, driver["config"]["directory"])
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
     release = Release(name=vendor, namespace=vendor)
-    install(cluster, release, values=told, build=archive.parent.name)
+    install(cluster, release, values=given, build=archive.parent.name)
     wait_for(
         f"the {vendor} on {node} to be ready",
         lambda: ready(plugin_pod(cluster, node, release=release)),
@@ -135,7 +135,7 @@ def test_the_driver_of_the_page_gives_a_lamp_to_a_pod(room, lamps):
     pod["metadata"]["name"] = "dazzled"
     pod["spec"]["resourceClaims"][0]["resourceClaimTemplateName"] = "bright"
     room.apply(template, pod)
-    assert "less than or equal to 100" in room.told("dazzled", "brightness")
+    assert "less than or equal to 100" in room.event("dazzled", "brightness")
 
 
 def test_a_broken_lamp_of_the_page_is_tainted(room, lamps):
@@ -165,7 +165,7 @@ def test_pods_share_a_rotor_of_the_example_and_each_undoes_its_own(room, rotors)
     speed = rotors / "west" / "speed"
     room.apply(*objects_of((EXAMPLE / "claim.yaml").read_text()))
     room.wait_phase("rotor", "Running")
-    wait_for("the pod to have said what it got", lambda: "speed: " in room.logs("rotor"))
+    wait_for("the pod to log its device", lambda: "speed: " in room.logs("rotor"))
     assert room.logs("rotor").splitlines() == ["ROTOR_SPEED_ROTOR__WEST=1200", "speed: 1200"]
     assert speed.read_text() == "1200"
 
@@ -185,8 +185,8 @@ def test_pods_share_a_rotor_of_the_example_and_each_undoes_its_own(room, rotors)
 
 def test_a_pod_that_wants_a_rotor_of_the_example_faster_than_it_claimed_is_told(room, rotors):
     room.apply(*rotor_pod("greedy", rpm=1200, speed=1201))
-    told = room.told("greedy", "speed 1201 is more than the claim's")
-    assert "claim more" in told
+    message = room.event("greedy", "speed 1201 is more than the claim's")
+    assert "claim more" in message
     assert not list((rotors / "west").glob("speed.*"))
 
 

@@ -143,7 +143,7 @@ def pools(slices: list[dict[str, Any]]) -> dict[str, int]:
 
 
 def devices(slices: list[dict[str, Any]], version: str) -> dict[str, dict[str, Any]]:
-    """What is said of the devices, by name, as that version has it."""
+    """The devices by name, as that version reports them."""
     found = [device for item in slices for device in item["spec"].get("devices") or ()]
     return {device["name"]: device["basic"] if version == "v1beta1" else device for device in found}
 

@@ -1,7 +1,7 @@
 """
 How often ResourceSlices were written, as the API server itself counts it.
 
-Dry runs are no writes. The counters are of all clients; a test that compares two looks has to be
+Dry runs are no writes. The counters are of all clients; a test that compares two readings has to be
 the only one that causes writes meanwhile. It must not know who writes, or why.
 """
 
@@ -62,6 +62,6 @@ def written(
     expected = SliceWrites(creates=creates, updates=updates, deletes=deletes)
     before = slice_writes(cluster)
     yield
-    told = f"the API server to have counted {expected}"
-    wait_for(told, lambda: slice_writes(cluster) - before == expected, seconds=seconds)
-    holds_for(told, lambda: slice_writes(cluster) - before == expected, seconds=QUIET_SECONDS)
+    what = f"the API server to have counted {expected}"
+    wait_for(what, lambda: slice_writes(cluster) - before == expected, seconds=seconds)
+    holds_for(what, lambda: slice_writes(cluster) - before == expected, seconds=QUIET_SECONDS)

@@ -35,7 +35,7 @@ HEADER = """\
 
 
 class ContractError(Exception):
-    """The contract cannot be read, or buf cannot be run; the text says why."""
+    """The contract cannot be read, or buf cannot run; the message explains why."""
 
 
 def described(sources: Path, *, comments: bool) -> FileDescriptorSet:
@@ -87,16 +87,19 @@ def breaking_changes(new: FileDescriptorSet, *, old: FileDescriptorSet) -> list[
             text=True,
             capture_output=True,
         )
-    # 100 is for changes that break; anything else but 0 is for a run that told nothing.
+    # 100 is for changes that break; any other code but 0 is a run without a result.
     if done.returncode not in (0, 100):
         raise ContractError(f"buf failed with code {done.returncode}:\n{done.stderr}{done.stdout}")
     return [_sentence(json.loads(line)) for line in done.stdout.splitlines()]
 
 
-def _sentence(told: dict[str, Any]) -> str:
+def _sentence(problem: dict[str, Any]) -> str:
     # What is gone has no place.
-    place = [told.get("path", CONTRACT), *(str(told[k]) for k in ("start_line",) if k in told)]
-    return f"{':'.join(place)}: {told['message']} ({told['type']})"
+    place = [
+        problem.get("path", CONTRACT),
+        *(str(problem[k]) for k in ("start_line",) if k in problem),
+    ]
+    return f"{':'.join(place)}: {problem['message']} ({problem['type']})"
 
 
 def main() -> int:

@@ -70,7 +70,7 @@ def generate_python(target: Path) -> None:
 
 
 def generate_go(target: Path) -> None:
-    """Write the stubs of the backend contract, as the example's README tells vendors to."""
+    """Write the stubs of the backend contract, as the example's README describes."""
     arguments = [f"--{kind}_out={target}" for kind in ("go", "go-grpc")]
     for kind in ("go", "go-grpc"):
         arguments.append(f"--{kind}_opt=module={GO_PACKAGE}")

@@ -1,5 +1,5 @@
 """
-CDI specs (Container Device Interface): how a container runtime is told what a device consists of.
+CDI specs (Container Device Interface): they describe devices to container runtimes.
 
 Writing: :mod:`.spec` makes a spec of edits, :mod:`.version` finds the lowest version that it needs,
 :mod:`.text` has its form in a file, :mod:`.directory` keeps the files. Reading: :mod:`.lint` finds

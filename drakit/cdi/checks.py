@@ -2,7 +2,7 @@
 How a parsed spec is walked: checks for text, numbers, lists and objects, put together by
 :mod:`.fields`.
 
-A check looks at one value and adds what is wrong to a list, so that one walk finds everything.
+A check inspects one value and adds its problems to a list, so that one walk finds everything.
 Null is the same as an absent field, as it is for the runtimes' own reader; in a list it is not.
 
 It must not know which fields a spec has.
@@ -112,7 +112,7 @@ def record(
     """
     Check an object: each field, those that must be there, and then all of them together.
 
-    `gone` says what became of fields that a version of CDI took away.
+    `gone` explains fields that a version of CDI removed.
     """
 
     def check(value: object, path: str, found: Found) -> None:

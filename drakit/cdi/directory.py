@@ -55,11 +55,11 @@ class SpecDirectory:
         self._durable = durable
 
     def write(self, file_name: str, spec: Mapping[str, Any]) -> bool:
-        """Put a spec in place, at once; say whether the file had to be written."""
+        """Write a spec atomically; return whether the file changed."""
         return self.write_text(file_name, dump_spec(spec))
 
     def write_text(self, file_name: str, text: str) -> bool:
-        """Put the text of a spec in place, at once; say whether the file had to be written."""
+        """Write the text of a spec atomically; return whether the file changed."""
         target, data = self._target(file_name), text.encode()
         with suppress(FileNotFoundError):
             if _read(target) == data:
@@ -153,7 +153,7 @@ class SpecDirectory:
 def _read(path: str) -> bytes:
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        # One byte more than there is, so that one read tells the end as well.
+        # One byte more than there is, so that one read reaches the end as well.
         size = os.fstat(descriptor).st_size + 1
         chunks: list[bytes] = []
         while chunk := os.read(descriptor, size):

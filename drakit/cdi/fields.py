@@ -4,7 +4,7 @@ The fields of a CDI spec, and what belongs together in them: version 1.1 of the 
 What we make of edits (:mod:`.spec`) and what others wrote (:mod:`.lint`) is held against the same
 tables. The rules are those of the reference library, tags.cncf.io/container-device-interface 1.1.1
 (``pkg/cdi``, ``pkg/parser``), of the specification's text, and of OCI runtimes, which are handed
-the edits; tests/data/cdi has a file for each, and says where runtimes accept more.
+the edits; tests/data/cdi has a file for each, and notes where runtimes accept more.
 
 It must not know versions, files, or where a spec comes from.
 """
@@ -40,7 +40,7 @@ def _values(elements: list[Any], field: str) -> list[Any]:
 
 
 def _twice(values: list[Any]) -> Iterator[str]:
-    # Values of a wrong type, and missing ones, were told already.
+    # Values of a wrong type and missing ones are reported already.
     counts = Counter(value for value in values if isinstance(value, str) and value)
     return (value for value, count in counts.items() if count > 1)
 

@@ -24,7 +24,7 @@ from drakit.cdi.text import UnreadableSpecError, parse_json, parse_yaml
 __all__ = ("DEFAULT_DIRECTORIES", "Directories", "SpecFile", "read_directories")
 
 DEFAULT_DIRECTORIES = (Path("/etc/cdi"), Path("/var/run/cdi"))
-"""Where runtimes look if they are not told otherwise: what admins write, and what is generated."""
+"""The directories that runtimes read by default: admins' specs, and generated ones."""
 
 CheckSpec = Callable[[object], list[Problem]]
 

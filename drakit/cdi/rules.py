@@ -1,8 +1,8 @@
 """
-What may stand in one text or number of a CDI spec; :mod:`.fields` says in which.
+Rules for single texts and numbers of a CDI spec; :mod:`.fields` maps fields to rules.
 
 A rule gives None for what is fine, or the end of a sentence that begins with the field. Rules whose
-names end in `advice` tell of what works, but hardly as it was meant.
+names end in `advice` report what works, but hardly as intended.
 
 It must not know fields, other than by what they hold.
 """

@@ -180,7 +180,7 @@ def _env(env: Mapping[str, str], path: str) -> list[str]:
             _expect(text, str, f"{path}[{shown(name)}]")
         if "=" in name:
             raise _WrongPartError(f"{path} has '=' in the name {shown(name)}")
-    # Not by formatting: an enumeration's member may be a text that looks different then.
+    # Not by formatting: an enumeration's member may be a text that formats differently.
     return [name + "=" + value for name, value in env.items()]
 
 

@@ -3,8 +3,8 @@ A spec as the text of its file, and a file's bytes as a spec.
 
 Runtimes read every file as YAML (the reference library by go.yaml.in/yaml/v3), those named
 ``*.json`` as well. YAML holds JSON but for a few characters, and those would cost the whole file:
-what is written here is both, and what is read is told where it is not. YAML is loaded only when a
-file of it is read, because the daemons that write specs do without.
+what is written here is both, and a file that is only one of them is reported. The module for YAML
+is imported when a YAML file is read, because the daemons that write specs do without it.
 
 It must not know what a spec means, or where files lie.
 """

@@ -47,7 +47,7 @@ def check_version(spec: object, found: Found) -> None:
     """Check the ``cdiVersion`` of a spec: unknown, too low, or higher than needed."""
     given = _object(spec).get("cdiVersion")
     if not isinstance(given, str) or not given:
-        return  # told where fields are checked
+        return  # reported with the fields
     version = given.removeprefix("v")
     if version not in _AGE:
         known = f"{_EARLIEST} to {_VERSIONS[-1]}"

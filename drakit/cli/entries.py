@@ -38,7 +38,7 @@ class Entry:
     """The process that wrote the row last."""
 
     cdi: CdiState
-    """``missing`` and ``differs`` are said only where a file must be there: of a claim that is
+    """``missing`` and ``differs`` appear only where a file must exist: for a claim that was
     prepared in this boot. Elsewhere a file is ``present``, or there is none (``-``)."""
 
 

@@ -165,8 +165,8 @@ def _add_checkpoint(group: _Group) -> None:
     verify = checkpoint.add_parser(
         "verify",
         help="check the entries, and CDI files against them",
-        description="Checks the checkpoints, and CDI files against their entries. Nothing is "
-        "written; exit code 1 says that something is wrong.",
+        description="Checks the checkpoints, and CDI files against their entries. It "
+        "writes nothing. Exit code 1: a check failed.",
     )
     verify.set_defaults(command="checkpoint.verify")
     forget = _group(group.add_parser("claim", help="one claim")).add_parser(

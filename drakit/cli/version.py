@@ -1,5 +1,5 @@
 """
-``drakit version``: what a report of a bug should say first.
+``drakit version``: what a bug report starts with.
 
 It must not know the daemons.
 """

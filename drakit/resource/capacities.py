@@ -25,7 +25,7 @@ MAX_INTEGER = 2**63 - 1
 
 
 def has_policy(capacity: object) -> bool:
-    """Tell whether a capacity says what claims can take of it (API: ``requestPolicy``)."""
+    """Return whether a capacity limits what claims can request of it (API: ``requestPolicy``)."""
     return isinstance(capacity, Capacity) and (
         capacity.default is not None
         or bool(capacity.valid_values)

@@ -150,7 +150,7 @@ def _attributes_problems(attributes: object, capacity: object, topology: object)
             yield f"attribute {shown(name)} {problem}"
     for name in places:
         if name in attributes:
-            yield f"attribute {name!r} is given, and its topology says the same"
+            yield f"attribute {name!r} is given, and so is its topology"
     yield from _topology_problems(topology)
 
 
@@ -231,7 +231,7 @@ def _capacities_problems(capacity: object, shared: object) -> Iterator[str]:
     if not isinstance(capacity, Mapping) or len(cast("Mapping[object, object]", capacity)) > (
         MAX_ATTRIBUTES_AND_CAPACITIES
     ):
-        return  # said with the attributes
+        return  # reported with the attributes
     for name, amount in cast("Mapping[object, object]", capacity).items():
         if problem := _name_problem(name):
             yield f"capacity {shown(name)} {problem}"
@@ -239,7 +239,7 @@ def _capacities_problems(capacity: object, shared: object) -> Iterator[str]:
             yield f"capacity {shown(name)}: {problem}"
         if not shared and has_policy(amount):
             yield (
-                f"capacity {shown(name)} says how claims share it, but the device is not "
+                f"capacity {shown(name)} has a request policy, but the device is not "
                 f"shared (allow_multiple_allocations)"
             )
 

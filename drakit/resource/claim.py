@@ -54,7 +54,7 @@ class OpaqueConfig:
     """For which requests, as ``main`` or ``main/small``; none means for all."""
 
     from_class: bool = False
-    """From the DeviceClass, and so weaker than what the claim says."""
+    """From the DeviceClass: the claim's own parameters take precedence."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -25,7 +25,7 @@ __all__ = ("Feature", "Refusal", "dropped_fields", "dropped_from_slice", "refusa
 
 
 class Feature(Enum):
-    """What a device can say of itself only where the API server knows it."""
+    """A field of devices that the API server must support."""
 
     TAINTS = "taints"
     COUNTERS = "counters"
@@ -100,13 +100,13 @@ def _is_list(attribute: Any) -> bool:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Refusal:
-    """Why the API server has not taken a slice (422), as far as its answer tells."""
+    """Why the API server rejected a slice (422), as far as its answer shows."""
 
     features: frozenset[Feature] = frozenset()
     """What it does not know: without it, it would take the devices."""
 
     devices: Mapping[str, str] = field(default_factory=dict[str, str])
-    """What else it says of single devices, by their names: they can be left out."""
+    """Problems of single devices, by their names: those devices can be left out."""
 
 
 def refusal(details: Object, sent: Object) -> Refusal:

@@ -1,8 +1,8 @@
 """
 Names as the API allows them: labels, subdomains, C identifiers, and the keys and values of labels.
 
-Which object has which kind of name is known where objects are checked. Sentences say what is wrong
-with a name and do not repeat it, so that they can stand behind any word for it.
+The modules that check objects know which kind of name each has. Sentences describe the problem
+without repeating the name, so that callers can put them after any field.
 
 It must not know devices or slices.
 """

@@ -53,7 +53,7 @@ def parse_quantity(text: str) -> Decimal:
     """
     Give the value of a Kubernetes quantity: ``1500m`` is 1.5, ``2k`` is 2000, ``1Ki`` is 1024.
 
-    One value can be written in many ways, and the scheduler writes amounts anew (40G becomes
+    One value can be written in many ways, and the scheduler rewrites amounts (40G becomes
     ``39062500Ki``): so calculate with this, never with the text. Raises ValueError with a sentence
     for what is no quantity.
     """

@@ -1,5 +1,5 @@
 """
-The standard attributes that say where a device sits, by which drivers' devices are matched.
+The standard attributes for a device's location, which match devices across drivers.
 
 It must not know how an attribute is checked or written.
 """

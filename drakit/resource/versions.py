@@ -34,8 +34,8 @@ def from_version(body: Object, version: str = "") -> dict[str, Any]:
     """
     Read a ResourceSlice of any of the versions as one of ``v1``.
 
-    Which it is of is said by its ``apiVersion``; items of a list have none, so that the version
-    must be given for them. Without either it is ``v1``.
+    Its ``apiVersion`` names the version. Items of a list have none: give the version for
+    them. Without either it is ``v1``.
     """
     version = version or text(body, "apiVersion").rpartition("/")[2] or VERSIONS[0]
     converted = {**body, "apiVersion": f"{GROUP}/{VERSIONS[0]}"}

@@ -102,7 +102,7 @@ def _parser() -> argparse.ArgumentParser:
     default_nodes = int(os.environ.get("CLUSTER_NODES") or 1)
     starter.add_argument("--nodes", type=int, default=default_nodes, help="0: the control plane")
     command("down", down, "stop it and leave nothing behind")
-    command("status", status, "say whether it is up")
+    command("status", status, "print whether it is up")
     command("kubeconfig", kubeconfig, "print the path of the administrator's kubeconfig")
     for name in ("kubectl", "helm"):
         command(name, program, f"run {name}: ... {name} -- ARGS").add_argument("words", nargs="*")

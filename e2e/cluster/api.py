@@ -1,9 +1,9 @@
 """
-What a test may want of a cluster, whoever provides it.
+The interface of clusters for tests, whichever provider has them.
 
-Tests use :class:`Cluster` alone. A provider that cannot do something says so in `capabilities`
-and raises :class:`UnsupportedError` where it is asked all the same. What is installed into a
-cluster, and the images' contents, are not known here.
+Tests use only :class:`Cluster`. `capabilities` lists what a provider can do; for anything else, it
+raises :class:`UnsupportedError`. This module must not know what is installed into a cluster, or
+the contents of images.
 """
 
 import json
@@ -325,7 +325,7 @@ def wait_until(
     timeout_seconds: float,
     interval_seconds: float = 0.2,
 ) -> ResultT:
-    """Wait until a condition holds, and give what it gave; `what` says it, for the error."""
+    """Wait until a condition returns a value, and return it; `what` describes it in the error."""
     deadline = time.monotonic() + timeout_seconds
     while not (result := condition()):
         if time.monotonic() > deadline:

@@ -1,7 +1,7 @@
 """
 The images of drakit, built without a container engine, and the image of the test pods.
 
-`build_images` is all that others need: docker-archive tars, built anew only where something
+`build_images` is all that others need: docker-archive tars, built again only where something
 changed. The Dockerfile is the one that is used with an engine, too; `python -m e2e.images context`
 makes its build context. `vendor_image` is a vendor's image on top of the node plugin's;
 `backend_image` is that of the example backend, `backend_binary` its program alone.

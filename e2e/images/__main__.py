@@ -1,5 +1,5 @@
 """
-`python -m e2e.images`: builds what changed, and says where it is.
+`python -m e2e.images`: builds what changed, and prints where it is.
 
 `python -m e2e.images context DIR` only writes the Dockerfile's build context, for an engine.
 """

@@ -66,7 +66,7 @@ def _mirror() -> str | None:
     """The mirror of Debian that this machine's apt uses; None leaves the choice to mmdebstrap."""
     if not shutil.which("apt-get"):
         return None
-    told = subprocess.run(
+    done = subprocess.run(
         [
             *("apt-get", "indextargets"),
             *("--format", "$(LABEL) $(REPO_URI)", "Created-By: Packages"),
@@ -76,7 +76,7 @@ def _mirror() -> str | None:
         timeout=30,
         check=False,
     )
-    for line in told.stdout.splitlines():
+    for line in done.stdout.splitlines():
         label, _, address = line.partition(" ")
         # Debian's own archive, not its security updates, which lie beside it.
         if label == "Debian" and address:

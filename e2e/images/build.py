@@ -34,26 +34,26 @@ def build_images(progress: Callable[[str], None] = print) -> list[Path]:
     """
     started = time.monotonic()
 
-    def tell(text: str) -> None:
+    def report(text: str) -> None:
         progress(f"images: {text} ({time.monotonic() - started:.1f} s)")
 
     with tempfile.TemporaryDirectory(prefix="drakit-images-") as scratch:
         context = write_context(Path(scratch, "context"))
-        tell("wheels are there")
-        archives = [_built(target, context, tell) for target in TARGETS]
+        report("wheels are there")
+        archives = [_built(target, context, report) for target in TARGETS]
     archives.append(test_image())
     for archive in archives:
-        tell(f"{archive.name}, {archive.stat().st_size / 1e6:.0f} MB")
+        report(f"{archive.name}, {archive.stat().st_size / 1e6:.0f} MB")
     return archives
 
 
-def _built(target: str, context: Context, tell: Callable[[str], None]) -> Path:
+def _built(target: str, context: Context, report: Callable[[str], None]) -> Path:
     base = base_archive()
     dockerfile = context.folder / "Dockerfile"
     key = digest(base.parent.name, dockerfile, context.dependencies[target], context.drakit)
 
     def make(folder: Path) -> None:
-        tell(f"building the image of the {target}")
+        report(f"building the image of the {target}")
         with locked("buildah") as storage:
             store = Store(storage)
             store.build_base(base)

@@ -26,7 +26,7 @@ class ImageError(Exception):
 
 
 def cache_folder() -> Path:
-    """The cache of this user: `DRAKIT_CACHE`, else as the XDG rules say."""
+    """The cache of this user: `DRAKIT_CACHE`, else by the XDG rules."""
     if chosen := os.environ.get("DRAKIT_CACHE"):
         return Path(chosen).absolute()
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
@@ -120,6 +120,6 @@ def run(
     except subprocess.TimeoutExpired:
         raise ImageError(f"{what} failed: not done within {timeout_seconds:g} s") from None
     if done.returncode != 0:
-        told = "\n  ".join((done.stderr or done.stdout).strip().splitlines()[-12:])
-        raise ImageError(f"{what} failed (code {done.returncode}):\n  {told}")
+        output = "\n  ".join((done.stderr or done.stdout).strip().splitlines()[-12:])
+        raise ImageError(f"{what} failed (code {done.returncode}):\n  {output}")
     return done.stdout

@@ -21,7 +21,7 @@ SAMPLE = "sample-device-plugin"
 """The program of Kubernetes' sample: resource ``example.com/resource``, a mount a device."""
 
 NODES = "nodes"
-"""Our program: its one argument is a file that says resources, devices and what they give."""
+"""Our program: its one argument is a file with resources, devices and their edits."""
 
 SOURCES = REPOSITORY / "e2e" / "deviceplugins"
 

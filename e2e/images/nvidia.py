@@ -106,7 +106,7 @@ def _downloaded() -> Path:
     """The folder of the module's content, which is what is pinned."""
     # In a folder of its own: the module is no dependency of any of ours.
     with tempfile.TemporaryDirectory(prefix="drakit-nvidia-") as nowhere:
-        told = json.loads(
+        module = json.loads(
             run(
                 ["go", "mod", "download", "-json", MODULE],
                 what=f"downloading {MODULE}",
@@ -114,6 +114,6 @@ def _downloaded() -> Path:
                 cwd=Path(nowhere),
             )
         )
-    if told["Sum"] != CHECKSUM:
-        raise ImageError(f"{MODULE} has the checksum {told['Sum']}, but {CHECKSUM} is pinned")
-    return Path(told["Dir"])
+    if module["Sum"] != CHECKSUM:
+        raise ImageError(f"{MODULE} has the checksum {module['Sum']}, but {CHECKSUM} is pinned")
+    return Path(module["Dir"])

@@ -34,8 +34,8 @@ def _busybox() -> Path:
         raise ImageError("busybox is missing: run `make deps` as root, or install busybox-static")
     path = Path(found).resolve()
     # A dynamic busybox would want libraries that the image does not have.
-    told = subprocess.run(["ldd", path], capture_output=True, text=True, timeout=10, check=False)
-    if told.returncode == 0 and "statically linked" not in told.stdout:
+    done = subprocess.run(["ldd", path], capture_output=True, text=True, timeout=10, check=False)
+    if done.returncode == 0 and "statically linked" not in done.stdout:
         raise ImageError(f"{path} is not static: install Debian's busybox-static")
     return path
 

@@ -1,5 +1,5 @@
 """
-Images of vendors: the node plugin's image and a driver's module on top, as docs/drivers.md says.
+Images of vendors: the node plugin's image and a driver's module on top, as in docs/drivers.md.
 
 It must not know what the drivers do.
 """

@@ -1,8 +1,8 @@
 """
 The tests' side of a scripted driver: its script is written, its calls are read, on the host.
 
-A script is a list of rules; the first that fits a call and is not used up says what the call does.
-A rule that hangs does so until it is no longer in the script. Beside it lies a stock, which says
+A script is a list of rules; the first that matches a call and is not used up decides its result.
+A rule that hangs does so until it is no longer in the script. Beside it lies a stock, which lists
 what devices there are and how they are, and for a moment a command, which is obeyed once.
 
 It must not know Kubernetes.
@@ -49,13 +49,13 @@ class Rule:
 
 @dataclass(frozen=True, kw_only=True)
 class Stock:
-    """What the driver says that there is."""
+    """The devices that the driver reports."""
 
     devices: int | None = None
-    """How many lamps (or horns); None: as many as the config says."""
+    """How many lamps (or horns); None: as many as in the config."""
 
     missing: Sequence[str] = ()
-    """Names of devices that are not said, though others after them are."""
+    """Names of devices that are left out, though later ones are reported."""
 
     shared: bool = False
     """Whether there is `shared-0`, too, whose 8 of `light` claims share one by one."""
@@ -74,7 +74,7 @@ class Stock:
     none."""
 
     stop: str | None = None
-    """Why the stream ends. Connected again, the driver says nothing until this is taken out."""
+    """Why the stream ends. Connected again, the driver reports nothing until this is removed."""
 
 
 def unwell(message: str = "it flickers", *, evict_pods: bool = False) -> dict[str, Any]:
@@ -136,11 +136,11 @@ class Script:
 
     def flood(self, seconds: float, *, per_second: int | None = None) -> None:
         """Say new inventories, which differ in the attribute `flood`; as many as can be if no rate
-        is given. Then the stock is said again."""
+        is given. Then the stock is reported again."""
         how = {"seconds": seconds, "per_second": per_second}
         self._write("command.json", {"kind": "flood", "how": how})
 
-    def say(self, nonsense: Any) -> None:
+    def report(self, nonsense: Any) -> None:
         """Give something that is JSON in place of an inventory."""
         self._write("command.json", {"kind": "yield", "answer": nonsense})
 

@@ -1,5 +1,5 @@
 """
-Runs rules: each on a kit of its own, several side by side, and tells how each ended.
+Runs rules in parallel, each on a kit of its own, and reports their results.
 
 It must not know what a rule demands, or how results are shown.
 """

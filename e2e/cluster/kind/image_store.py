@@ -1,8 +1,8 @@
 """
-containerd's store of a node: images that are unpacked before any node starts.
+containerd's image store of a node, filled before any node starts.
 
-A containerd of our own imports them. It has a mount namespace to itself and dies with the process
-that started it, so that an interrupted build leaves no process and no mount.
+A temporary containerd unpacks the images into it. It has a mount namespace of its own and dies with
+the process that started it, so an interrupted build leaves no process and no mount.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ KEPT = (
     "io.containerd.metadata.v1.bolt",
     "io.containerd.snapshotter.v1.overlayfs",
 )
-"""The parts of containerd's root that hold images."""
+"""The folders below containerd's root that hold images."""
 
 CONFIG = """\
 version = 3
@@ -34,40 +34,37 @@ disabled_plugins = [
 """
 
 START_SECONDS = 30
+IMPORT_SECONDS = 300
 STOP_SECONDS = 10
 
 
 def unpack(archive: Path, root: Path, *, programs: Path) -> None:
-    """Import the images of a docker-archive into `root`, as Kubernetes finds them in containerd."""
+    """Import the images of a docker-archive for Kubernetes; `root` becomes containerd's root."""
     with _containerd(root, programs=programs) as ctr:
-        # Pinned images survive the kubelet's garbage collection: nothing could pull them again.
-        # The layers are not kept beside what was unpacked of them: kind's nodes do the same.
-        _call(
-            *(*ctr, "images", "import", "--local", "--discard-unpacked-layers"),
-            *("--label", "io.cri-containerd.pinned=pinned", "--snapshotter", "overlayfs"),
-            str(archive),
+        # The kubelet's garbage collection spares pinned images: nothing could pull them again.
+        # The layers are not stored beside what was unpacked of them; kind configures the same.
+        options = ("--local", "--discard-unpacked-layers", "--snapshotter", "overlayfs")
+        label = ("--label", "io.cri-containerd.pinned=pinned")
+        run(
+            [*ctr, "images", "import", *options, *label, str(archive)],
+            timeout_seconds=IMPORT_SECONDS,
         )
-        # A lease that ends is when containerd removes what nothing refers to, such as the layers.
-        _call(*ctr, "leases", "create", "--id", "collect")
-        _call(*ctr, "leases", "delete", "--sync", "collect")
-
-
-def _call(*argv: str) -> None:
-    run(argv, timeout_seconds=300)
+        # The layers go at containerd's next garbage collection: the end of a lease starts one.
+        run([*ctr, "leases", "create", "--id", "collect"])
+        run([*ctr, "leases", "delete", "--sync", "collect"])
 
 
 @contextlib.contextmanager
-def _containerd(root: Path, *, programs: Path) -> Generator[tuple[str, ...]]:
-    """Run containerd; gives the beginning of a command line that talks to it."""
+def _containerd(root: Path, *, programs: Path) -> Generator[list[str]]:
+    """Run containerd; yield the start of a command line that calls it."""
+    # Not below the cache: the path of a socket has 107 characters at most.
     with tempfile.TemporaryDirectory(prefix="drakit-containerd-") as folder:
         state = Path(folder)
         config, log = state / "config.toml", state / "log"
         config.write_text(CONFIG.format(root=root, state=state))
-        argv = [
-            *("setpriv", "--pdeathsig", "KILL", "--", "unshare", "--mount", "--"),
-            *(str(programs / "containerd"), "--config", str(config)),
-        ]
-        ctr = (str(programs / "ctr"), "-a", str(state / "containerd.sock"), "-n", "k8s.io")
+        argv = ["setpriv", "--pdeathsig", "KILL", "--", "unshare", "--mount", "--"]
+        argv += [str(programs / "containerd"), "--config", str(config)]
+        ctr = [str(programs / "ctr"), "-a", str(state / "containerd.sock"), "-n", "k8s.io"]
         with (
             log.open("wb") as output,
             subprocess.Popen(
@@ -81,12 +78,12 @@ def _containerd(root: Path, *, programs: Path) -> Generator[tuple[str, ...]]:
                 _stop(process)
 
 
-def _wait(process: "subprocess.Popen[bytes]", ctr: tuple[str, ...], log: Path) -> None:
+def _wait(process: "subprocess.Popen[bytes]", ctr: list[str], log: Path) -> None:
     deadline = time.monotonic() + START_SECONDS
     while run([*ctr, "version"], timeout_seconds=START_SECONDS, check=False).returncode != 0:
         if process.poll() is not None or time.monotonic() > deadline:
             last = "\n  ".join(log.read_text(errors="replace").splitlines()[-8:])
-            raise ClusterError(f"containerd did not start, to unpack the images:\n  {last}")
+            raise ClusterError(f"the containerd that unpacks the images did not start:\n  {last}")
         time.sleep(0.1)
 
 

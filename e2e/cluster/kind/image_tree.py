@@ -1,9 +1,9 @@
 """
-What kind's node image and the images in it hold, as tars: pure functions of files that are there.
+The content of kind's node image and of the images in it, as tars.
 
-The node is a Debian with systemd, kind's own files, and our programs. kind builds its base image by
-a Dockerfile, from a registry; :data:`DROPPED`, :data:`ENABLED` and :data:`MASKED` do to Debian what
-that Dockerfile does. How the file systems and programs are made is not known here.
+The node is a Debian with systemd, kind's own files, and our programs. kind builds its base image
+from a registry with a Dockerfile; :data:`DROPPED`, :data:`ENABLED` and :data:`MASKED` do to Debian
+what that Dockerfile does. This module only reads files that exist: :mod:`.image` provides them.
 """
 
 import fnmatch
@@ -20,56 +20,57 @@ from ..api import ClusterError
 from ..local.binaries import KUBERNETES_PROGRAMS
 
 SUITE = "bookworm"
-"""The Debian release of both file systems: the systemd of later ones refuses cgroup v1."""
+"""The Debian release of both file systems: later ones have a systemd that refuses cgroup v1."""
 
 NODE_PACKAGES = (
     *("systemd", "mount", "util-linux", "kmod", "procps", "hostname", "libseccomp2", "runc"),
     *("conntrack", "iptables", "nftables", "iproute2", "ethtool", "socat", "iputils-ping"),
     *("bash", "ca-certificates", "curl", "jq", "pigz", "e2fsprogs"),
 )
-"""What kind's base image installs, less storage over a network, and runc and ping from Debian."""
+"""The packages of kind's base image without network storage; runc too comes from Debian."""
 
 INNER_PACKAGES = ("iptables", "nftables", "conntrack", "iproute2", "kmod")
-"""What kube-proxy and the pod network run; the rest of the inner images is static programs."""
+"""What kube-proxy and the pod network run. The other programs in these images are static."""
 
 CNI_IMAGE = "localhost/kind-cni:1"
-"""The pod network of `node/default-cni.yaml`; kind's own is in no Go module."""
+"""The image of the pod network in `node/default-cni.yaml`. kind's own is in no Go module."""
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
+UNITS = "usr/lib/systemd/system"
 DROPPED = (
-    # Of the machine where Debian was unpacked.
+    # Files of the machine that unpacked Debian.
     *("dev/*", "etc/hostname", "etc/resolv.conf"),
-    # Services that a container has no use for, as kind's Dockerfile removes them.
-    *("etc/systemd/system/*.wants/*", "usr/lib/systemd/system/multi-user.target.wants/*"),
-    "usr/lib/systemd/system/sysinit.target.wants/systemd-tmpfiles-setup.service",
-    *("usr/lib/systemd/system/local-fs.target.wants/*",),
-    *("usr/lib/systemd/system/basic.target.wants/*",),
-    *(f"usr/lib/systemd/system/sockets.target.wants/*{kind}*" for kind in ("udev", "initctl")),
-    # These change the machine's kernel (fs.protected_*, kernel.pid_max), not the container's.
+    # Services that a container does not need; kind's Dockerfile removes the same ones.
+    *("etc/systemd/system/*.wants/*", f"{UNITS}/multi-user.target.wants/*"),
+    *(f"{UNITS}/local-fs.target.wants/*", f"{UNITS}/basic.target.wants/*"),
+    f"{UNITS}/sysinit.target.wants/systemd-tmpfiles-setup.service",
+    *(f"{UNITS}/sockets.target.wants/*{word}*" for word in ("udev", "initctl")),
+    # Settings of the whole kernel (fs.protected_*, kernel.pid_max). kind's own are the container's.
     "usr/lib/sysctl.d/*",
 )
-"""Paths of Debian's file system that the node does not get."""
+"""Paths in Debian's file system that the node leaves out."""
 
 ENABLED = ("kubelet.service", "containerd.service", "undo-mount-hacks.service")
 
 MASKED = (
-    # It registers formats in the machine's kernel.
+    # Registers binary formats in the machine's kernel.
     "systemd-binfmt.service",
-    # A node may have the machine's /dev: these would leave things in it, or change its owners.
+    # A node may have the machine's /dev, where these create files and change owners and modes.
     *("dev-hugepages.mount", "dev-mqueue.mount", "systemd-journald-dev-log.socket"),
     "systemd-tmpfiles-setup-dev.service",
 )
 
 NODE_PROGRAMS = ("kubeadm", "kubelet", "kubectl")
+RUNTIME_PROGRAMS = ("containerd", "containerd-shim-runc-v2", "ctr")
 CNI_PLUGINS = ("host-local", "loopback", "portmap", "ptp")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Programs:
-    """Folders of programs: those of every cluster, and those of kind's alone."""
+    """The folders of the programs in `binaries.LOCAL` and in `binaries.KIND`."""
 
-    common: Path
+    local: Path
     kind: Path
 
 
@@ -86,104 +87,106 @@ class Link:
 
 @dataclass(frozen=True)
 class Folder:
-    source: Path | None = None
-    """The folder whose content it has, with owners and modes; None: it is empty."""
+    """An empty folder."""
 
 
-Entry = File | Link | Folder
+@dataclass(frozen=True)
+class Copy:
+    """A folder with everything in it; owners and modes stay."""
+
+    source: Path
+
+
+Entry = File | Link | Folder | Copy
+
 Tree = Mapping[str, Entry]
-"""Path without a leading slash -> what is there. Links of Debian's are no part of a path: /sbin is
-called usr/sbin."""
+"""Path without a leading slash -> entry. A path must not contain a symbolic link of Debian:
+`usr/sbin/init`, not `sbin/init`."""
 
 
-def inner_images(names: Iterable[str], *, containerd_config: str) -> list[Image]:
+def inner_images(required: Iterable[str], *, sandbox: str) -> list[Image]:
     """
-    Return the images that a node has before it starts: they differ in entry points alone.
+    Return the images that a node has before it starts. They differ in entry point and user only.
 
-    :param names: what `kubeadm config images list` prints.
+    :param required: the names that `kubeadm config images list` prints.
+    :param sandbox: the name of the sandbox's image in containerd's configuration.
     """
-    found = sandbox_image(containerd_config)
-    groups: dict[str, list[str]] = {"pause": [found], "coredns": [], "": [CNI_IMAGE]}
-    for name in names:
-        program = name.rpartition("/")[2].partition(":")[0]
-        group = groups[program if program in groups else ""]
-        if name not in group:
-            group.append(name)
+    names: dict[str, set[str]] = {"pause": {sandbox}, "coredns": set(), "others": {CNI_IMAGE}}
+    for name in required:
+        program = PurePosixPath(name).name.partition(":")[0]
+        names[program if program in names else "others"].add(name)
     env = {"PATH": PATH}
     return [
         Image(
-            names=groups["pause"], entrypoint=["/usr/local/bin/pause"], env=env, user="65535:65535"
+            names=sorted(names["pause"]),
+            entrypoint=["/usr/local/bin/pause"],
+            env=env,
+            user="65535:65535",
         ),
-        Image(names=groups["coredns"], entrypoint=["/usr/local/bin/coredns"], env=env),
-        Image(names=groups[""], env=env),
+        Image(names=sorted(names["coredns"]), entrypoint=["/usr/local/bin/coredns"], env=env),
+        Image(names=sorted(names["others"]), env=env),
     ]
 
 
 def inner_tree(programs: Programs, *, node_files: Path) -> dict[str, Entry]:
-    """What the inner images hold beside Debian."""
-    folder = "usr/local/bin"
-    return {
-        f"{folder}/kubernetes": File(programs.common / "kubernetes", 0o755),
-        **{f"{folder}/{name}": Link("kubernetes") for name in KUBERNETES_PROGRAMS},
-        **{f"{folder}/{name}": File(programs.common / name, 0o755) for name in ("etcd", "pause")},
-        f"{folder}/coredns": File(programs.kind / "coredns", 0o755),
-        f"{folder}/cni.sh": File(node_files / "cni.sh", 0o755),
+    """Return what the inner images add to Debian."""
+    local = ("kubernetes", "etcd", "pause")
+    tree: dict[str, Entry] = {
+        "coredns": File(programs.kind / "coredns", 0o755),
+        "cni.sh": File(node_files / "cni.sh", 0o755),
     }
+    tree |= {name: File(programs.local / name, 0o755) for name in local}
+    tree |= {name: Link("kubernetes") for name in KUBERNETES_PROGRAMS}
+    return {f"usr/local/bin/{name}": entry for name, entry in tree.items()}
 
 
 def node_tree(
     programs: Programs, *, kind_files: Path, node_files: Path, version: str, runtime_spec: str
 ) -> dict[str, Entry]:
     """
-    What a node holds beside Debian and its images.
+    Return what a node adds to Debian, except for the images.
 
-    :param kind_files: `images/base/files` of kind's module.
-    :param version: Kubernetes', such as v1.36.3.
-    :param runtime_spec: what `ctr oci spec` prints.
+    :param kind_files: the folder `images/base/files` of kind's module.
+    :param version: the version of Kubernetes, such as v1.36.3.
+    :param runtime_spec: the output of `ctr oci spec`.
     """
     units = "etc/systemd/system"
-    wants = f"{units}/multi-user.target.wants"
+    config = kind_files / "etc/containerd/config.toml"
     tree: dict[str, Entry] = {
-        **_files_of_kind(kind_files),
-        "etc/containerd/config.toml": File(
-            containerd_config((kind_files / "etc/containerd/config.toml").read_text()).encode()
-        ),
+        **_kind_tree(kind_files),
+        "etc/containerd/config.toml": File(containerd_config(config.read_text()).encode()),
         "etc/containerd/cri-base.json": File(base_spec(runtime_spec).encode()),
         "etc/kubernetes/manifests": Folder(),
-        # The machine's kernel messages in the journal of each node would confuse.
+        # Without it, each node's journal repeats the kernel's messages.
         "etc/systemd/journald.conf.d/10-kind.conf": File(b"[Journal]\nReadKMsg=no\n"),
         "kind/version": File(version.encode()),
         "usr/sbin/init": Link("/usr/lib/systemd/systemd"),
-        "usr/bin/kubernetes": File(programs.common / "kubernetes", 0o755),
+        "usr/bin/kubernetes": File(programs.local / "kubernetes", 0o755),
         "usr/local/bin/crictl": File(programs.kind / "crictl", 0o755),
     }
+    wants = f"{units}/multi-user.target.wants"
     tree |= {f"{wants}/{unit}": Link(f"/{units}/{unit}") for unit in ENABLED}
     tree |= {f"{units}/{unit}": Link("/dev/null") for unit in MASKED}
     tree |= {f"usr/bin/{name}": Link("kubernetes") for name in NODE_PROGRAMS}
-    for name in ("containerd", "containerd-shim-runc-v2", "ctr"):
-        tree[f"usr/local/bin/{name}"] = File(programs.common / name, 0o755)
-    for name in CNI_PLUGINS:
-        tree[f"opt/cni/bin/{name}"] = File(programs.common / name, 0o755)
+    for folder, names in (("usr/local/bin", RUNTIME_PROGRAMS), ("opt/cni/bin", CNI_PLUGINS)):
+        tree |= {f"{folder}/{name}": File(programs.local / name, 0o755) for name in names}
     for name in ("default-cni.yaml", "default-storage.yaml"):
         tree[f"kind/manifests/{name}"] = File(node_files / name)
     return tree
 
 
-def _files_of_kind(folder: Path) -> dict[str, Entry]:
-    """kind's own files, with the modes that its Dockerfile gives them."""
+def _kind_tree(folder: Path) -> dict[str, Entry]:
+    """Return kind's own files, with the modes that its Dockerfile gives them."""
     tree: dict[str, Entry] = {}
     for source in sorted(path for path in folder.rglob("*") if path.is_file()):
-        path = source.relative_to(folder).as_posix()
-        is_script = PurePosixPath(path).parent.name == "bin"
-        tree[path] = File(source, 0o755 if is_script else 0o644)
-    if not tree:
-        raise ClusterError(f"{folder} has none of the files of kind's base image")
+        mode = 0o755 if source.parent.name == "bin" else 0o644
+        tree[source.relative_to(folder).as_posix()] = File(source, mode)
     return tree
 
 
 def containerd_config(text: str) -> str:
-    """kind's configuration of containerd, for a machine whose root may lack CAP_SYS_RESOURCE."""
-    # Without it a sandbox cannot lower its score, and would not start.
+    """Change kind's configuration of containerd for a root user without CAP_SYS_RESOURCE."""
+    # Otherwise every sandbox fails to start: runc cannot lower its OOM score.
     changed = text.replace("restrict_oom_score_adj = false", "restrict_oom_score_adj = true")
     if changed == text:
         raise ClusterError("kind's containerd configuration does not set restrict_oom_score_adj")
@@ -191,15 +194,15 @@ def containerd_config(text: str) -> str:
 
 
 def sandbox_image(config: str) -> str:
-    """The name of the sandbox's image in containerd's configuration."""
+    """Return the name of the sandbox's image in a configuration of containerd."""
     found = re.search(r'sandbox_image\s*=\s*"([^"]+)"', config)
     if found is None:
-        raise ClusterError("kind's containerd configuration names no sandbox_image")
+        raise ClusterError("kind's containerd configuration does not set sandbox_image")
     return found[1]
 
 
 def base_spec(text: str) -> str:
-    """What containers are started from: no limits of the machine's, and kind's hook."""
+    """Change containerd's default runtime spec as kind's Dockerfile does: no limits, one hook."""
     spec: dict[str, Any] = json.loads(text)
     spec["process"].pop("rlimits", None)
     hooks = spec.setdefault("hooks", {}).setdefault("createContainer", [])
@@ -209,15 +212,15 @@ def base_spec(text: str) -> str:
 
 def write_tree(path: Path, tree: Tree, *, root: Path, dropped: Sequence[str] = ("dev/*",)) -> None:
     """
-    Write a file system as a tar: another one (`root`, a tar), changed.
+    Write a file system as a tar: `root`, another tar, with changes.
 
-    :param tree: what is added; it takes the place of what `root` has there.
-    :param dropped: patterns of what `root` has and the result has not.
+    :param tree: what is added. An entry replaces the one of the same path in `root`.
+    :param dropped: patterns of the paths in `root` that are left out.
     """
     folders: set[str] = set()
     with tarfile.open(root) as old, tarfile.open(path, "w") as new:
         for member in old:
-            name = _name(member)
+            name = member.name.removeprefix("./")
             if name in tree or any(fnmatch.fnmatchcase(name, pattern) for pattern in dropped):
                 continue
             if member.isdir():
@@ -226,30 +229,21 @@ def write_tree(path: Path, tree: Tree, *, root: Path, dropped: Sequence[str] = (
         for place, entry in sorted(tree.items()):
             for parent in reversed(PurePosixPath(place).parents[:-1]):
                 if str(parent) not in folders:
-                    _add_folder(new, str(parent))
+                    _add(new, str(parent), Folder())
                     folders.add(str(parent))
             _add(new, place, entry)
 
 
-def _name(member: tarfile.TarInfo) -> str:
-    return member.name.removeprefix("./").rstrip("/")
-
-
 def _add(archive: tarfile.TarFile, place: str, entry: Entry) -> None:
+    info = tarfile.TarInfo(place)
     match entry:
         case File():
             add_file(archive, place, entry.content, mode=entry.mode)
+        case Copy():
+            archive.add(entry.source, place)
         case Link():
-            info = tarfile.TarInfo(place)
             info.type, info.linkname, info.mode = tarfile.SYMTYPE, entry.target, 0o777
             archive.addfile(info)
-        case Folder(source=None):
-            _add_folder(archive, place)
-        case Folder(source=source):
-            archive.add(source, place)
-
-
-def _add_folder(archive: tarfile.TarFile, place: str) -> None:
-    info = tarfile.TarInfo(place)
-    info.type, info.mode = tarfile.DIRTYPE, 0o755
-    archive.addfile(info)
+        case Folder():
+            info.type, info.mode = tarfile.DIRTYPE, 0o755
+            archive.addfile(info)

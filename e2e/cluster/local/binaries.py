@@ -188,10 +188,10 @@ def _build(module: Module) -> None:
 def _compile(
     module: Module, folder: Path, *, total: int, progress: "Progress", env: Mapping[str, str]
 ) -> None:
-    said: list[str] = []
+    output: list[str] = []
     compiled = 0
     with (
-        progress.step(f"compiling at most {total} packages") as tell,
+        progress.step(f"compiling at most {total} packages") as report,
         subprocess.Popen(
             ["go", "-C", str(folder), *module.arguments],
             stdin=subprocess.DEVNULL,
@@ -202,12 +202,14 @@ def _compile(
     ):
         assert build.stderr is not None
         for line in build.stderr:
-            said = [*said[-30:], line]
+            output = [*output[-30:], line]
             compiled += 1
             # Packages of earlier builds are not named again, so this is a lower bound.
-            tell(f"compiling, {compiled} of at most {total} packages ({100 * compiled // total} %)")
+            report(
+                f"compiling, {compiled} of at most {total} packages ({100 * compiled // total} %)"
+            )
     if build.returncode != 0:
-        raise ClusterError(f"building {module.title} failed:\n{''.join(said)}")
+        raise ClusterError(f"building {module.title} failed:\n{''.join(output)}")
 
 
 class Progress:
@@ -219,13 +221,13 @@ class Progress:
         self._every_seconds = 1.0 if self._terminal else 15.0
 
     @contextlib.contextmanager
-    def step(self, text: str) -> Generator["Tell"]:
+    def step(self, text: str) -> Generator["Report"]:
         started, ended = time.monotonic(), threading.Event()
-        tell = Tell(text)
+        report = Report(text)
 
         def show() -> None:
             seconds = time.monotonic() - started
-            line = f"  {self._title}: {tell.text}, {seconds:.0f} s"
+            line = f"  {self._title}: {report.text}, {seconds:.0f} s"
             print(f"\r{line}\033[K" if self._terminal else line, end="", flush=True)
             if not self._terminal:
                 print(flush=True)
@@ -237,7 +239,7 @@ class Progress:
         thread = threading.Thread(target=keep_showing, daemon=True)
         thread.start()
         try:
-            yield tell
+            yield report
         finally:
             ended.set()
             thread.join()
@@ -246,7 +248,7 @@ class Progress:
                 print(flush=True)
 
 
-class Tell:
+class Report:
     """Called with a new text, it changes what the progress shows."""
 
     def __init__(self, text: str) -> None:

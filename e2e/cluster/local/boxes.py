@@ -21,7 +21,7 @@ from .records import Process, write_json
 
 NODE_NAMESPACES = ("--mount", "--net", "--uts")
 
-# The shell forks into the new namespace, tells the child's id as this machine sees it, and ends:
+# The shell forks into the new namespace, prints the child's id as this machine sees it, and ends:
 # the child is left to the box's init.
 LAUNCH = 'setsid "$@" >&2 & echo $!'
 
@@ -66,8 +66,8 @@ class Box:
             ) as starter,
         ):
             assert starter.stdout is not None
-            said = _read_until(starter.stdout.fileno(), b"ready\n", timeout_seconds)
-        if not said:
+            received = _read_until(starter.stdout.fileno(), b"ready\n", timeout_seconds)
+        if not received:
             self.end()
             raise ClusterError(f"{self.name} could not be set up: {log.read_text().strip()}")
 
@@ -119,7 +119,7 @@ class Box:
         return _read(self._component(name))
 
     def wake(self, name: str) -> bool:
-        """Let a program go on if it was frozen; say whether it runs."""
+        """Let a program go on if it was frozen; return whether it runs."""
         process = self.component(name)
         return process is not None and process.signal(signal.SIGCONT)
 
@@ -150,7 +150,7 @@ class Box:
 
 
 def end_all(boxes: Sequence[Box]) -> None:
-    """End several boxes: all are told before one is waited for."""
+    """End several boxes: all get the signal before one is waited for."""
     for box in boxes:
         if (found := box.init) is not None:
             found.signal(signal.SIGKILL)
@@ -166,12 +166,12 @@ def _read(path: Path) -> Process | None:
 
 
 def _read_until(descriptor: int, end: bytes, timeout_seconds: float) -> bool:
-    """Read until the last bytes are `end`; say whether they came before the stream's end."""
-    said = b""
-    while not said.endswith(end):
+    """Read until the last bytes are `end`; return whether they came before the stream's end."""
+    received = b""
+    while not received.endswith(end):
         readable, _, _ = select.select([descriptor], [], [], timeout_seconds)
         chunk = os.read(descriptor, 1024) if readable else b""
         if not chunk:
             return False
-        said += chunk
+        received += chunk
     return True

@@ -45,7 +45,7 @@ def remove(name: str, *, timeout_seconds: float = 5) -> None:
         if not any(group.exists() for group in left):
             return
         if time.monotonic() > deadline:
-            return  # what is left is told by the leftovers
+            return  # the leftovers report what is left
         time.sleep(0.05)
 
 

@@ -71,7 +71,7 @@ class ControlPlane:
             self.wait_ready()
 
     def wait_ready(self, *, timeout_seconds: float = 90) -> None:
-        """Wait until the API server says that it is ready; its end is an error at once."""
+        """Wait until the API server reports that it is ready; its end is an error at once."""
 
         def ready() -> bool:
             for component in (Component.ETCD, Component.API_SERVER):

@@ -1,7 +1,7 @@
 """
 The init of a box: process 1 of its PID namespace. Run as a program; imported for its path alone.
 
-It writes down who it is, makes a node's file system if it is a node's, says `ready`, and stays.
+It writes down who it is, makes a node's file system if it is a node's, prints `ready`, and stays.
 When it ends, the kernel ends every process of the box, and with them go the box's mounts and links.
 It uses the standard library alone, and nothing of this project: it starts within milliseconds.
 """
@@ -16,13 +16,13 @@ import uuid
 from pathlib import Path
 
 MARK = "drakit-rig-init"
-"""Stands in the command line: who looks at the machine's processes shall know what this is."""
+"""Stands in the command line: it identifies the process in the machine's process list."""
 
 
 def main() -> None:
     _, _, folder, box = sys.argv
     state = Path(folder)
-    # The /proc that we still see is the starter's, and so is the number: it is told to nobody else.
+    # The /proc that we still see is the starter's, and so is the number: nobody else learns it.
     pid = os.readlink("/proc/self")
     started = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
     record = state / "boxes" / f"{box}.json"

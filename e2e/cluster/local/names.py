@@ -3,7 +3,7 @@ Every name, number and path of a local cluster, derived from the cluster's name.
 
 Two clusters on one machine must share nothing: neither ports nor links, subnets, cgroups or
 folders. A hash of the name decides; where two hashes meet (ports and subnets are few), the next
-free place is taken, and the record of the cluster says which. Nothing here touches the machine:
+free place is taken, and the record of the cluster has it. Nothing here touches the machine:
 what is taken is handed in.
 """
 

@@ -127,8 +127,8 @@ class Node:
                 argv, stdin=stream, capture_output=True, env=self._env, timeout=300, check=False
             )
         if done.returncode != 0:
-            said = done.stderr.decode(errors="replace").strip()
-            raise ClusterError(f"{archive} could not be imported on {self.name}: {said}")
+            output = done.stderr.decode(errors="replace").strip()
+            raise ClusterError(f"{archive} could not be imported on {self.name}: {output}")
 
     def path(self, path: str) -> Path:
         return inside(Path(f"/proc/{self.box.pid}/root"), path)

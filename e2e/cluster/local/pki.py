@@ -1,5 +1,5 @@
 """
-Certificates and kubeconfigs of one local cluster, made anew at each start.
+Certificates and kubeconfigs of one local cluster, created at each start.
 
 One authority signs everything. Keys are elliptic: all of them together take milliseconds.
 """

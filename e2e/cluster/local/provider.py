@@ -316,7 +316,7 @@ class LocalCluster(Cluster):
                     node.start(component)
 
     def _add_nodes(self, record: Record, options: Options) -> None:
-        """Start the nodes that are missing, give all of them the images, and say that it is up."""
+        """Start missing nodes, give all nodes the images, and report that the cluster is up."""
         with _removed_on_failure(record):
             started = time.monotonic()
             wanted = replace(
@@ -399,7 +399,7 @@ def _remove_folder(folder: Path) -> None:
 
 @contextlib.contextmanager
 def _removed_on_failure(record: Record) -> Generator[None]:
-    """Remove a cluster whose start fails; its logs are kept where DRAKIT_LOGS says."""
+    """Remove a cluster whose start fails; DRAKIT_LOGS names the folder that keeps its logs."""
     try:
         yield
     except BaseException:

@@ -3,7 +3,7 @@ What a local cluster writes down about itself, and the locks that keep two start
 
 A record lives in the cluster's folder from before anything else exists until everything else is
 gone: whoever finds a folder knows all that may be left. A process is known by its id and its start
-time, so that an id that was given anew is never mistaken. Locks are abstract sockets: the kernel
+time, so that a reused id is never mistaken. Locks are abstract sockets: the kernel
 frees them however their holder ends, and they leave no file.
 """
 
@@ -26,7 +26,7 @@ RECORD = "cluster.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Process:
-    """A process that existed once; `alive` says whether it still does."""
+    """A process that existed once; `alive` returns whether it still does."""
 
     pid: int
     started: int
@@ -46,7 +46,7 @@ class Process:
         return started == self.started and state not in "ZX"
 
     def signal(self, number: int) -> bool:
-        """Send a signal if it is still the same process; say whether it was."""
+        """Send a signal if it is still the same process; return whether it was."""
         try:
             # The descriptor pins the process: between look and signal the id cannot change hands.
             descriptor = os.pidfd_open(self.pid)
@@ -63,7 +63,7 @@ class Process:
         return True
 
     def wait(self, timeout_seconds: float) -> bool:
-        """Wait for its end; say whether it came."""
+        """Wait for its end; return whether it came."""
         deadline = time.monotonic() + timeout_seconds
         while self.alive:
             if time.monotonic() > deadline:
@@ -80,7 +80,7 @@ def _stat(pid: int) -> tuple[str, int]:
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """One cluster, as its folder tells."""
+    """One cluster, as recorded in its folder."""
 
     names: Names
     phase: Literal["starting", "up", "stopping"]
@@ -131,9 +131,9 @@ def write_json(path: Path, content: Any) -> None:
 
 @contextmanager
 def lock(what: str, *, timeout_seconds: float) -> Generator[None]:
-    """Hold the lock of that name on this machine; wait for another holder, and say so."""
+    """Hold the lock of that name on this machine; wait for another holder, and log that."""
     deadline = time.monotonic() + timeout_seconds
-    told = False
+    announced = False
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as holder:
         while True:
             try:
@@ -144,8 +144,8 @@ def lock(what: str, *, timeout_seconds: float) -> Generator[None]:
                     raise ClusterError(
                         f"another process still works on {what} after {timeout_seconds:g} s"
                     ) from error
-            if not told and timeout_seconds:
+            if not announced and timeout_seconds:
                 print(f"another process works on {what}: waiting for it", flush=True)
-                told = True
+                announced = True
             time.sleep(0.2)
         yield

@@ -1,4 +1,4 @@
-"""What this machine must have for a local cluster, told in one sentence where it is missing."""
+"""What this machine must have for a local cluster, named in one sentence where it is missing."""
 
 import os
 import platform

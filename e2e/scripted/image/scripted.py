@@ -1,7 +1,7 @@
 """
-Drivers that do what a test tells them: wait, fail, hang, and tell what they were asked.
+Drivers that follow a test's script: they wait, fail, hang, and record their calls.
 
-A driver looks into `script.json` in its folder at each call, adds a line to `calls.jsonl` at the
+A driver reads `script.json` in its folder at each call, adds a line to `calls.jsonl` at the
 call's beginning and end, and keeps a file in `held/` for each device that a claim has: its side
 effect, which a crash leaves behind and an unprepare must remove. Script and lines are described in
 `e2e/scripted/control.py`, which writes the one and reads the other.
@@ -36,10 +36,10 @@ from drakit import (
 )
 
 LOOK_SECONDS = 0.02
-"""How often a call that hangs looks whether the script lets it go on."""
+"""How often a call that hangs polls the script."""
 
 STOCK_SECONDS = 0.1
-"""How often the driver looks which devices it has, and for a command."""
+"""How often the driver polls its devices and commands."""
 
 SHARED = "shared-0"
 """The device that claims share."""
@@ -71,16 +71,16 @@ class Scripted(Driver[ScriptedConfig]):
         self._tell("made", {})
 
     async def devices(self) -> AsyncIterator[Any]:
-        said: dict[str, Any] | None = None
+        reported: dict[str, Any] | None = None
         while True:
             stock = self._json("inventory.json", {})
             reason = stock.get("stop")
-            if reason and said is not None:
+            if reason and reported is not None:
                 raise DriverError(reason)
-            if not reason and stock != said:
-                said = stock
+            if not reason and stock != reported:
+                reported = stock
                 yield self._listed(stock)
-            command = self._command() if said is not None else None
+            command = self._command() if reported is not None else None
             match command:
                 case {"kind": "block", "seconds": seconds}:
                     time.sleep(seconds)
@@ -88,12 +88,12 @@ class Scripted(Driver[ScriptedConfig]):
                     raise SystemExit
                 case {"kind": "yield", "answer": answer}:
                     yield answer
-                    said = None
+                    reported = None
                 case {"kind": "flood", "how": how}:
                     async with aclosing(_flood(**how)) as numbers:
                         async for number in numbers:
                             yield self._listed(stock, flood=number)
-                    said = None
+                    reported = None
                 case _:
                     pass
             if command is not None:
@@ -179,7 +179,7 @@ class Scripted(Driver[ScriptedConfig]):
     # ------------------------------------------------------------ effects
 
     def _mark(self, claim: ClaimReference, device: AllocatedDevice) -> None:
-        """Leave the effect, and tell of any other claim that has an exclusive device now."""
+        """Leave the effect, and record any other claim that has an exclusive device now."""
         mark = self._mark_of(claim, device)
         if mark.parent.name == "exclusive":
             others = [
@@ -225,7 +225,7 @@ class Scripted(Driver[ScriptedConfig]):
                 return rule
         return {}
 
-    # ------------------------------------------------------------ what is told
+    # ------------------------------------------------------------ records
 
     @contextmanager
     def _told(
@@ -273,7 +273,7 @@ class ScriptedTwo(Scripted):
 
 
 def _facts(device: AllocatedDevice) -> dict[str, Any]:
-    """What an allocation says, as JSON."""
+    """An allocation, as JSON."""
     return {
         "device": device.name,
         "pool": device.pool,

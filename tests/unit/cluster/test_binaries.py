@@ -29,6 +29,20 @@ def test_the_key_hangs_on_files_and_go_version(sources):
     assert binaries.cache_key("go1.26.6", sources) != key
 
 
+def test_what_only_kind_needs_is_built_apart(sources):
+    local = binaries.cache_key("go1.26.6", sources)
+    kind = binaries.cache_key("go1.26.6", sources, modules=binaries.KIND)
+    (sources / "coredns").mkdir()
+    (sources / "coredns" / "main.go").write_text("package main\n")
+    assert binaries.cache_key("go1.26.6", sources) == local
+    assert binaries.cache_key("go1.26.6", sources, modules=binaries.KIND) != kind
+
+
+def test_every_module_of_go_is_built():
+    folders = {path.name for path in binaries.SOURCES.iterdir() if path.is_dir()}
+    assert {*binaries.LOCAL, *binaries.KIND} == folders
+
+
 def test_the_cache_is_where_the_environment_says(monkeypatch, tmp_path):
     monkeypatch.delenv("DRAKIT_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

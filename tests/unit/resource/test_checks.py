@@ -172,7 +172,7 @@ def test_what_the_api_takes_is_no_problem(device):
         ),
         pytest.param(
             Device(name="c", attributes={"resource.kubernetes.io/numaNode": 1}, topology=PLACE),
-            "its topology says the same",
+            "so is its topology",
             id="topology-twice",
         ),
         pytest.param(Device(name="c", taints=taints(13)), "has 13 taints", id="13-taints"),
