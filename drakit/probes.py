@@ -16,11 +16,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from http import HTTPStatus
 from typing import Protocol
 
-from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
-
 from drakit.httpserver import Answer, HttpServer
 from drakit.logs import ProblemLog
+from drakit.metrics import CONTENT_TYPE, CollectorRegistry, text_of
 from drakit.settings import Listen
 
 __all__ = ("Probed", "StatusServers")
@@ -60,7 +58,7 @@ class StatusServers:
         async def metrics() -> Answer:
             async with asyncio.timeout(CHECK_SECONDS):
                 await probed.measure()
-            return Answer(body=generate_latest(registry), content_type=CONTENT_TYPE_PLAIN_0_0_4)
+            return Answer(body=text_of(registry), content_type=CONTENT_TYPE)
 
         self.probes: HttpServer = HttpServer(
             listen=listen.probes, routes={probe.path: probe.answer for probe in (healthz, readyz)}

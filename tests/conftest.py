@@ -36,6 +36,8 @@ def _detector() -> BlockBuster:
     for function in detector.functions.values():
         # A loop of its own in a thread, for the client library's reading of kubeconfigs.
         function.can_block_in("drakit/kube/lean.py", {"run_apart"})
+        # The host's /dev is in memory, and what is read of it is bounded.
+        function.can_block_in("drakit_nodeplugin/endpoints/host_paths.py", {"node", "nodes"})
         # A command has the loop to itself, and the kit within it is a test.
         function.can_block_in("drakit/cli/conformance.py", {"conformance"})
     # A log line takes the handler's lock and may write to a terminal or file: the cost of logging.

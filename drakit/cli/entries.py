@@ -119,8 +119,7 @@ def _boot(claim: StoredClaim, boot: str | None) -> BootState:
 
 
 def _owner(place: NodePluginConfig, driver: str, owner: str) -> OwnerState:
-    from drakit_nodeplugin.kubelet.ownership import Ownership
-    from drakit_nodeplugin.kubelet.sockets import SocketError, socket_paths
+    from drakit_nodeplugin.kubelet.ownership import Ownership, SocketError, socket_paths
 
     instance_uid, slash, _ = owner.rpartition("/")
     if not slash:

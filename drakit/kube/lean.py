@@ -4,8 +4,9 @@ kubeconfig files, exec plugins, OIDC, TLS settings and proxies.
 
 The usual import of any of its modules imports all of its models: 32 MiB more on every node, and up
 to two seconds. So its packages are registered as empty ones that only know their folder, and the
-few modules that we need are imported below them. This relies on the library's private layout: if
-that changes, the library is imported as usual, and one log line reports it.
+few modules that we need are imported below them. urllib3, which the library needs only for basic
+authentication, is loaded when it is first used: a MiB less. All this relies on the library's
+private layout: if that changes, the library is imported as usual, and one log line reports it.
 
 It must not know requests, errors and objects. Everything untyped in the library ends here.
 """
@@ -22,6 +23,7 @@ import urllib.parse
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -256,13 +258,28 @@ def _import_lean() -> _Library:
         parent, _, child = name.rpartition(".")
         if parent:
             setattr(packages[parent], child, package)
-    configuration: Any = importlib.import_module(f"{_ROOT}.client.configuration")
+    sys.meta_path.insert(0, _OnFirstUse)
+    try:
+        configuration: Any = importlib.import_module(f"{_ROOT}.client.configuration")
+    finally:
+        sys.meta_path.remove(_OnFirstUse)
     rest = importlib.import_module(f"{_ROOT}.client.rest")
     # The config modules import these two names of the package. ApiClient is only an annotation
     # there, and the real one would cost 2 MiB.
     packages[f"{_ROOT}.client"].Configuration = configuration.Configuration
     packages[f"{_ROOT}.client"].ApiClient = object
     return _Library(configuration=configuration, rest=rest)
+
+
+class _OnFirstUse:
+    """Finds urllib3 for the import system; it is loaded when its first attribute is read."""
+
+    @staticmethod
+    def find_spec(name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        spec = PathFinder.find_spec(name, path, target) if name == "urllib3" else None
+        if spec is not None and spec.loader is not None:
+            spec.loader = importlib.util.LazyLoader(spec.loader)
+        return spec
 
 
 def _import_usual() -> _Library:

@@ -11,9 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-
 from drakit.device import ClaimReference
+from drakit.metrics import CollectorRegistry, Counter, Gauge, Histogram
 from drakit_nodeplugin.claims.checkpoint.records import STATES
 from drakit_nodeplugin.claims.errors import FaultError
 from drakit_nodeplugin.claims.source import FetchResult

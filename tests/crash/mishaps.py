@@ -10,7 +10,7 @@ import shutil
 import sqlite3
 from contextlib import closing
 
-from drakit_nodeplugin.claims.checkpoint import endpoint_rows
+from drakit_nodeplugin.claims.checkpoint import rows
 from drakit_nodeplugin.devices.endpoint_store import StoredEndpoint
 from tests.crash.node import NAME, Node
 from tests.fakes.checkpoints import as_successor
@@ -62,7 +62,7 @@ def add_endpoint(node: Node) -> None:
     pools = {f"{NAME}/{LOST_ENDPOINT}": ("lamp-1",)}
     lost = StoredEndpoint(name=LOST_ENDPOINT, pools=pools, stopped_at=1.0)
     with closing(sqlite3.connect(node.checkpoint)) as database:
-        endpoint_rows.write(database, [lost])
+        rows.write_endpoints(database, [lost])
         database.commit()
 
 

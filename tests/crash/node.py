@@ -23,7 +23,7 @@ from typing import Any
 import yaml
 
 from drakit.layout import driver_directory
-from drakit_nodeplugin.claims.checkpoint import endpoint_rows, rows
+from drakit_nodeplugin.claims.checkpoint import rows
 from drakit_nodeplugin.claims.checkpoint.records import StoredClaim
 from drakit_nodeplugin.devices.endpoint_store import StoredEndpoint
 from tests.crash.drivers import Hardware, Marking, Plain
@@ -152,8 +152,8 @@ class Node:
                 if not tables:
                     return [], [], []
                 claims = rows.page(database, after="", size=1000)
-                damaged = endpoint_rows.damaged(database)
-                return claims, endpoint_rows.read(database), list(damaged.values())
+                damaged = rows.damaged_endpoints(database)
+                return claims, rows.endpoints(database), list(damaged.values())
 
 
 def _sockets(folder: str, names: Sequence[str]) -> list[str]:

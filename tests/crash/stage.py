@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import grpc
 
-from drakit_nodeplugin.kubelet.sockets import socket_paths
+from drakit_nodeplugin.kubelet.ownership import socket_paths
 from tests.crash import node as nodes
 from tests.crash.forkserver import ForkServer, Process
 from tests.crash.node import Claims, Node

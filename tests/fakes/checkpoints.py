@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -90,6 +90,26 @@ def copy(path: Path, target: Path) -> None:
     for part in PARTS:
         if path.with_name(path.name + part).exists():
             shutil.copyfile(path.with_name(path.name + part), target.with_name(target.name + part))
+
+
+async def delete(checkpoint: Checkpoint, claims: Collection[StoredClaim]) -> frozenset[str]:
+    """Delete entries without CDI files; return the UIDs of those that were changed meanwhile."""
+    fenced, unremoved = await checkpoint.release(claims)
+    assert not unremoved
+    return fenced
+
+
+class Files:
+    """CDI files of claims, for a checkpoint that only looks for lost entries."""
+
+    def __init__(self, *uids: str, error: OSError | None = None) -> None:
+        self._uids = set(uids)
+        self._error = error
+
+    def without_entry(self, known: Collection[str]) -> set[str]:
+        if self._error is not None:
+            raise self._error
+        return self._uids - set(known)
 
 
 async def reopen(path: Path) -> tuple[dict[str, StoredClaim], str | None]:

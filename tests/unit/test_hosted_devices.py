@@ -16,7 +16,7 @@ from drakit_nodeplugin.host.driver import HostedDevices
 from drakit_nodeplugin.host.node import Environment, NodeEvents, PluginNode
 from drakit_nodeplugin.kubelet.podresources import PodResources
 from drakit_nodeplugin.metrics import Metrics
-from drakit_nodeplugin.slices.stored_slices import StoredSlice
+from drakit_nodeplugin.slices.contents import StoredSlice
 from tests.fakes.file_poller import AlwaysDue
 
 DRIVER, NODE = "camera.example.com", "node-1"
@@ -137,7 +137,7 @@ async def test_all_devices_that_are_left_out_are_counted_and_not_the_named_ones_
     ("health", "expected"),
     [
         pytest.param(True, {"drakit.dev/unhealthy"}, id="that-knows-health-are-adopted"),
-        pytest.param(False, set(), id="that-never-says-that-a-device-is-well-are-not"),
+        pytest.param(False, set(), id="that-does-not-report-health-are-not"),
     ],
 )
 async def test_health_taints_of_a_driver(health: bool, expected: set[str]):

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from drakit_nodeplugin.kubelet.ownership import Ownership, RunningInstances, new_owner
-from drakit_nodeplugin.kubelet.sockets import socket_paths
+from drakit_nodeplugin.kubelet.ownership import Ownership, RunningInstances, new_owner, socket_paths
 from tests.fakes.file_poller import with_poller
 
 DRIVER = "camera.example.com"
@@ -111,7 +110,7 @@ async def test_a_dead_process_whose_lock_file_was_left_is_seen_when_it_comes_bac
     assert instances.alone()
 
 
-async def test_who_is_primary_now_is_told_without_being_asked(instance):
+async def test_a_change_of_the_primary_instance_is_notified(instance):
     old, ownership = await instance("pod-1")
     new, _ = await instance("pod-2")
     await old.check()

@@ -3,9 +3,9 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from prometheus_client.exposition import generate_latest
 
 from drakit.kube import NotFoundError
+from drakit.metrics import text_of
 from drakit_nodeplugin.claims import errors
 from drakit_nodeplugin.claims.errors import ClaimError
 from drakit_nodeplugin.claims.queue import ClaimQueue
@@ -120,7 +120,7 @@ def test_metrics_of_the_parts_of_a_driver_are_exposed(metrics):
     driver.set_claims({"prepared": 7})
     driver.set(checkpoint_unusable=True)
 
-    told = generate_latest(metrics.registry).decode()
+    told = text_of(metrics.registry).decode()
 
     for line in (
         f'drakit_checkpoint_transaction_duration_seconds_bucket{{driver="{DRIVER}",le="0.0005"}} 1',

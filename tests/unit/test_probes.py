@@ -10,11 +10,11 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from prometheus_client import CollectorRegistry, Gauge
 
 from drakit import httpserver, probes
 from drakit.httpserver import Answer, HttpServer
 from drakit.logs import TextFormatter
+from drakit.metrics import CollectorRegistry, Gauge
 from drakit.probes import StatusServers
 from drakit.settings import Listen
 from drakit.testing.conformance.node import unready

@@ -11,7 +11,6 @@ It must not know the checkpoint, the API server, drivers or gRPC.
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -29,8 +28,7 @@ class ClaimSpecs:
     """
     Writes, compares, reads and removes the CDI files of one driver; never those of others.
 
-    Coroutines need one trip to a thread, however many claims they are about; :meth:`place`,
-    :meth:`unlink`, :meth:`uids` and :meth:`without_entry` block.
+    All methods block but :meth:`build` and :meth:`cdi_id`.
     """
 
     def __init__(self, driver: str, directory: Path) -> None:
@@ -59,49 +57,9 @@ class ClaimSpecs:
         # Kubelets ask for all they know: what cannot be a file's name is no file's name.
         return {uid: error for uid, error in failed.items() if not _no_name(error)}
 
-    async def write(self, texts: Mapping[str, str]) -> Mapping[str, OSError]:
-        """:meth:`place`, in a thread."""
-        return await asyncio.to_thread(self.place, texts)
-
-    async def remove(self, uids: Collection[str]) -> Mapping[str, OSError]:
-        """:meth:`unlink`, in a thread."""
-        return await asyncio.to_thread(self.unlink, uids)
-
-    async def read(self, uid: str) -> str | None:
+    def read(self, uid: str) -> str | None:
         """Return the text of a claim's file; empty if it is damaged, None if there is no file or it
         belongs to another program. Raises OSError."""
-        return await asyncio.to_thread(self._read, uid)
-
-    async def present(self) -> set[str]:
-        """Return the UIDs of all claims that have a file. Raises OSError."""
-        return await asyncio.to_thread(self.uids)
-
-    def uids(self) -> set[str]:
-        """Return the UIDs of all claims that have a file. Raises OSError."""
-        begin, end = len(self._prefix), -len(".json")
-        return {name[begin:end] for name in self._directory.names(self._prefix)}
-
-    def without_entry(self, known: Collection[str]) -> set[str]:
-        """Return the UIDs of all claims that have a file, except the known ones. Raises OSError.
-
-        Files of other programs do not count, whatever their names. A file that cannot be read does.
-        """
-        return {uid for uid in self.uids().difference(known) if not self._is_foreign(uid)}
-
-    async def clean(self) -> None:
-        """Remove what an earlier process left half-written. Raises OSError."""
-        await asyncio.to_thread(self._directory.clean_temporary, self._prefix)
-
-    def _file(self, uid: str) -> str:
-        return f"{self._prefix}{uid}.json"
-
-    def _is_foreign(self, uid: str) -> bool:
-        try:
-            return self._read(uid) is None
-        except OSError:
-            return False
-
-    def _read(self, uid: str) -> str | None:
         try:
             text = self._directory.read_text(self._file(uid))
         except ValueError:
@@ -115,6 +73,31 @@ class ClaimSpecs:
         if not isinstance(spec, dict):
             return ""
         return text if self._is_ours(cast("dict[str, object]", spec), uid) else None
+
+    def uids(self) -> set[str]:
+        """Return the UIDs of all claims that have a file. Raises OSError."""
+        begin, end = len(self._prefix), -len(".json")
+        return {name[begin:end] for name in self._directory.names(self._prefix)}
+
+    def without_entry(self, known: Collection[str]) -> set[str]:
+        """Return the UIDs of all claims that have a file, except the known ones. Raises OSError.
+
+        Files of other programs do not count, whatever their names. A file that cannot be read does.
+        """
+        return {uid for uid in self.uids().difference(known) if not self._is_foreign(uid)}
+
+    def clean(self) -> None:
+        """Remove what an earlier process left half-written. Raises OSError."""
+        self._directory.clean_temporary(self._prefix)
+
+    def _file(self, uid: str) -> str:
+        return f"{self._prefix}{uid}.json"
+
+    def _is_foreign(self, uid: str) -> bool:
+        try:
+            return self.read(uid) is None
+        except OSError:
+            return False
 
     def _is_ours(self, spec: dict[str, object], uid: str) -> bool:
         devices = spec.get("devices")

@@ -9,7 +9,9 @@ It must not know gRPC, HTTP, or how a claim is prepared.
 
 from __future__ import annotations
 
-from typing import ClassVar, Protocol
+from typing import ClassVar
+
+from drakit_nodeplugin.claims.checkpoint.records import StoredDevice
 
 __all__ = (
     "AbandonedError",
@@ -191,19 +193,12 @@ class DeviceNotListedError(ClaimError):
         )
 
 
-class _Device(Protocol):
-    @property
-    def request(self) -> str: ...
-    @property
-    def device(self) -> str: ...
-
-
 class DriverFailedError(ClaimError):
     """Its driver could not prepare or unprepare a device of it, or all of them."""
 
     reason = "DriverFailed"
 
-    def __init__(self, *, claim: str, cause: str, device: _Device | None = None) -> None:
+    def __init__(self, *, claim: str, cause: str, device: StoredDevice | None = None) -> None:
         """Without a device, the cause names its subject."""
         where = f"claim {claim}"
         if device is not None:

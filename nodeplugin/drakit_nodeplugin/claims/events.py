@@ -7,7 +7,7 @@ Only problems that a person can act on are reported, and each once. A transient 
 lasted for three minutes, and slow work as well. Success is reported only after a reported failure.
 No claim waits for an Event: Events are written from a bounded queue.
 
-It must not know gRPC, the API client, or how a claim is prepared.
+It must not know gRPC, or how a claim is prepared.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
 
 from drakit.device import ClaimReference
+from drakit.kube.events import EventRecorder
 from drakit_nodeplugin.claims.errors import (
     AbandonedError,
     ClaimBusyError,
@@ -30,7 +29,7 @@ from drakit_nodeplugin.claims.errors import (
 from drakit_nodeplugin.claims.queue import SLOW_SECONDS
 from drakit_nodeplugin.claims.work import GERUND, ClaimAnswer, Operation
 
-__all__ = ("ClaimEvents", "Recorder")
+__all__ = ("ClaimEvents",)
 
 logger = logging.getLogger(__name__)
 
@@ -53,20 +52,6 @@ _SILENT = frozenset({AbandonedError.reason, ClaimGoneError.reason, ClaimReplaced
 """Reasons that do not concern the claim: its pod is going, or it does not exist."""
 
 _Key = tuple[str, Operation]
-
-
-class Recorder(Protocol):
-    """Writes Events, and handles failed writes itself."""
-
-    async def record(
-        self,
-        regarding: Mapping[str, Any],
-        *,
-        reason: str,
-        action: str,
-        note: str,
-        type: Literal["Normal", "Warning"] = "Warning",
-    ) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -166,7 +151,7 @@ class ClaimEvents:
         self._waiting[key] = pending
         self._due.set()
 
-    async def run(self, recorder: Recorder) -> None:
+    async def run(self, recorder: EventRecorder) -> None:
         """Write Events until cancelled; those added before the call are not lost."""
         while True:
             await self._due.wait()
@@ -181,7 +166,7 @@ class ClaimEvents:
                 await asyncio.sleep(PAUSE_SECONDS)
             self._overflowing = False
 
-    async def _write(self, recorder: Recorder, pending: _Pending) -> None:
+    async def _write(self, recorder: EventRecorder, pending: _Pending) -> None:
         claim, reason = pending.claim, f"{pending.operation.capitalize()}Failed"
         try:
             await recorder.record(

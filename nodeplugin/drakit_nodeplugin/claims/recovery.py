@@ -152,7 +152,7 @@ class SpecRestorer:
         the kubelet asks for that.
         """
         prepared = await self._checkpoint.uids(state="prepared", boot_id=self._boot_id)
-        missing = prepared - await self._specs.present()
+        missing = prepared - await asyncio.to_thread(self._specs.uids)
         self._missing = bool(missing)
         restored = 0
         # The file of a claim that is being worked on is not lost.
@@ -165,14 +165,14 @@ class SpecRestorer:
     async def _restore(self, uids: Sequence[str]) -> int:
         found = (await self._checkpoint.find(uids)).values()
         lost = {c.uid: c for c in found if c.state == "prepared" and c.cdi_spec is not None}
-        failed = await self._specs.write({uid: c.cdi_spec or "" for uid, c in lost.items()})
-        for uid, claim in lost.items():
-            facts = {"claim": str(claim), "claim_uid": uid}
-            if uid in failed:
-                logger.error("CDI file not restored", extra=facts | {"error": str(failed[uid])})
+        outcome = await self._checkpoint.confirm(lost.values())
+        for uid in outcome.written:
+            facts = {"claim": str(lost[uid]), "claim_uid": uid}
+            if (error := outcome.unplaced.get(uid)) is not None:
+                logger.error("CDI file not restored", extra=facts | {"error": str(error)})
             else:
                 logger.warning("lost CDI file restored", extra=facts)
-        return len(lost) - len(failed)
+        return len(outcome.written) - len(outcome.unplaced)
 
     async def run(self, poller: FilePoller) -> None:
         """Compare whenever the directory has changed; a failure is logged, and tried again."""
@@ -198,7 +198,6 @@ class OrphanRemover:
     ) -> None:
         self._driver = parts.driver
         self._checkpoint = parts.checkpoint
-        self._specs = parts.specs
         self._queue = queue
         self._kubelet = kubelet
         self._grace = grace
@@ -211,9 +210,7 @@ class OrphanRemover:
 
         Raises CheckpointError, OSError.
         """
-        # Files first: the entry of each one existed when it was written.
-        files = await self._specs.present()
-        orphans = files - await self._checkpoint.uids() if files else files
+        orphans = await self._checkpoint.orphans()
         if not orphans:
             self._unclaimed.clear()
             return 0
@@ -232,12 +229,13 @@ class OrphanRemover:
             return sum([await self._remove(uid) for uid in uids])
 
     async def _remove(self, uid: str) -> bool:
-        if await self._checkpoint.find([uid]) or await self._specs.read(uid) is None:
+        found, unremoved = await self._checkpoint.clear([uid])
+        if found:
             return False
         facts = {"driver": self._driver, "claim_uid": uid}
-        if failed := await self._specs.remove([uid]):
+        if unremoved:
             logger.error(
-                "orphaned CDI file cannot be removed", extra=facts | {"error": str(failed[uid])}
+                "orphaned CDI file cannot be removed", extra=facts | {"error": str(unremoved[uid])}
             )
             return False
         del self._unclaimed[uid]

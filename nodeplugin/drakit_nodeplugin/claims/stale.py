@@ -188,7 +188,7 @@ class StaleCollector:
             self._suspicions.clear()
             return 0
         await self._remove_orphans()
-        if not await self._checkpoint.count():
+        if not await self._checkpoint.uids():
             self._suspicions.clear()
             return 0
         claims = await self._listed()

@@ -3,26 +3,25 @@ One endpoint as the manager knows it: its life, its grace period when it stops, 
 
 As in the kubelet's own device manager, the devices of a stopped endpoint stay for a grace period,
 tainted. Then they are removed, and a removal that was begun is finished after a restart. The
-devices of a pool are kept in :mod:`.pool_state`, the endpoints of a driver in
-:mod:`.endpoint_registry`.
+devices of a pool are kept in :mod:`.pool_state`, the endpoints of a driver in :mod:`.manager`.
 
-It must not know clocks, other endpoints, or the store.
+It must not know other endpoints, or the store.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from typing import TypeVar
 
 from drakit.device import CounterSet, Device, Health, Inventory
 from drakit.resource.inventory import CheckedInventory, check_inventory
 from drakit.resource.pools import pool_name
 from drakit_nodeplugin.devices.endpoint_store import StoredEndpoint
-from drakit_nodeplugin.devices.hardware import HeldDevice, PoolContent
+from drakit_nodeplugin.devices.hardware import PoolContent
 from drakit_nodeplugin.devices.model import PublishedTaints
-from drakit_nodeplugin.devices.pool_state import Changes, Circumstances, PoolState
-from drakit_nodeplugin.devices.taints import HealthTiming
+from drakit_nodeplugin.devices.pool_state import DriverState, PoolState
 from drakit_nodeplugin.endpoints.contract import DeviceKey
 
 __all__ = (
@@ -30,7 +29,6 @@ __all__ = (
     "EndpointState",
     "Graces",
     "Life",
-    "Moment",
     "Phase",
     "accounted",
     "phase",
@@ -40,6 +38,8 @@ __all__ = (
 
 SILENT = "it has not listed its devices since the node plugin was started"
 """Why an endpoint is unavailable that has not reported anything yet."""
+
+_T = TypeVar("_T")
 
 MAX_REPORTED = 1000
 """Reasons for left out devices that are reported of an endpoint, in all: one may make up more."""
@@ -77,14 +77,24 @@ class Life:
     removing: bool = False
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(kw_only=True, slots=True)
 class Graces:
     """The grace periods of a driver's endpoints."""
 
-    start_until: float
-    """End of the grace period after the plugin's start; loop time."""
     stop_seconds: float
     """The grace period of a stopped endpoint."""
+    start_until: float = 0.0
+    """End of the grace period after the plugin's start; loop time."""
+    unknown_until: float = 0.0
+    """Until when endpoints with unknown pools may appear, if their number is unknown."""
+
+    def begin(self, now: float, *, start_seconds: float, known: bool) -> None:
+        """Begin the grace period of a start; `known`: the store has the pools of unavailable
+        endpoints."""
+        self.start_until = self.unknown_until = now + start_seconds
+        if not known:
+            # If the store was lost, published pools may be those of an endpoint that still returns.
+            self.unknown_until = max(self.start_until, now + self.stop_seconds)
 
 
 def phase(life: Life, graces: Graces, *, now: float) -> Phase:
@@ -131,18 +141,6 @@ def accounted(life: Life, graces: Graces, *, now: float) -> bool:
 # ---------------------------------------------------------------- the endpoint
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Moment:
-    """The time of an event, and the holds of claims at that time."""
-
-    now: float
-    """The loop's time."""
-    wall: float
-    """Seconds since 1970."""
-    held: Mapping[str, Collection[HeldDevice]]
-    """The holds in pools where a claim is still being unprepared."""
-
-
 @dataclass(kw_only=True, slots=True)
 class _Parts:
     """The part of an inventory that concerns one pool, while it is sorted."""
@@ -155,32 +153,22 @@ class _Parts:
 class EndpointState:
     """An endpoint in memory. Pools, also in device keys, have their names in the API."""
 
-    def __init__(
-        self,
-        name: str,
-        *,
-        node: str,
-        timing: HealthTiming,
-        moment: Moment,
-        open_ended: bool = False,
-    ) -> None:
-        """It is unavailable until it lists its devices. `open_ended`: its driver has an unknown
-        number of endpoints."""
+    def __init__(self, name: str, driver: DriverState, graces: Graces) -> None:
+        """It is unavailable until it lists its devices."""
         self.name = name
-        self.life = Life(stopped_since=moment.now)
+        self.life = Life(stopped_since=driver.now())
         self.phase = Phase.AWAITED
         self.reason = SILENT
         """Why it is unavailable, if it is."""
-        self.stopped_at = moment.wall
+        self.stopped_at = driver.wall()
         """Since when it is unavailable, if it is; seconds since 1970."""
         self.pools: dict[str, PoolState] = {}
         self.checked = CheckedInventory()
         """Its last inventory, without devices that cannot be published."""
         self.refused: dict[str, str] = {}
         """Pools that another endpoint has, and why they are left out."""
-        self._node = node
-        self._timing = timing
-        self._open_ended = open_ended
+        self._driver = driver
+        self._graces = graces
         self._reported_left_out: set[tuple[str, str]] = set()
 
     @property
@@ -188,7 +176,7 @@ class EndpointState:
         """Why its devices cannot be used, as a sentence; None while it is available."""
         if self.phase is Phase.PRESENT:
             return None
-        subject = f"endpoint {self.name}" if self._open_ended else "the driver"
+        subject = f"endpoint {self.name}" if self._driver.open_ended else "the driver"
         return f"{subject} is stopped: {self.reason}"
 
     @property
@@ -218,7 +206,7 @@ class EndpointState:
 
     # ------------------------------------------------------------ changes
 
-    def restore(self, row: StoredEndpoint, moment: Moment) -> None:
+    def restore(self, row: StoredEndpoint) -> None:
         """
         Begin with its stored row: it is unavailable since before the plugin's start.
 
@@ -226,27 +214,21 @@ class EndpointState:
         instance becomes the primary one. The endpoint was available until now, unless the row says
         otherwise.
         """
-        stopped_at = moment.wall if row.stopped_at is None else row.stopped_at
-        self.stopped_at = min(stopped_at, moment.wall)
-        since = moment.now - (moment.wall - self.stopped_at)
+        wall = self._driver.wall()
+        self.stopped_at = wall if row.stopped_at is None else min(row.stopped_at, wall)
+        since = self._driver.now() - (wall - self.stopped_at)
         self.life = Life(stopped_since=since, known=True, removing=row.removing)
-        self.pools = {name: self.pools.get(name) or self._pool(name) for name in row.pools}
+        self.pools = {name: self._pool(name) for name in row.pools}
         for name, devices in row.pools.items():
-            pool = self.pools[name]
-            pool.restore(devices)
-            pool.refresh(None, self._circumstances(name, moment), changes=Changes())
+            self.pools[name].restore(devices)
+        self.phase = phase(self.life, self._graces, now=self._driver.now())
+        self.refresh()
 
-    def replace(
-        self, inventory: Inventory, moment: Moment, *, taken: Collection[str], changes: Changes
-    ) -> list[DeviceKey]:
-        """
-        Replace its devices by those of an inventory, whether it was available or not. The pools
-        `taken` by other endpoints are left out.
-
-        Returns the devices that time alone may change next.
-        """
+    def replace(self, inventory: Inventory, *, taken: Collection[str]) -> None:
+        """Replace its devices by those of an inventory, whether it was available or not. The pools
+        `taken` by other endpoints are left out."""
         returned = self.life.stopped_since is not None
-        self.checked = check_inventory(inventory, node=self._node, previous=self.checked)
+        self.checked = check_inventory(inventory, node=self._driver.node, previous=self.checked)
         contents = self._contents()
         self.refused = {
             name: "another source of the driver's devices has this pool already"
@@ -255,85 +237,85 @@ class EndpointState:
         }
         self.life = replace(self.life, stopped_since=None, listed=True, removing=False)
         self.phase = Phase.PRESENT
-        gone = [name for name in self.pools if name not in contents or name in taken]
-        for name in gone:
-            del self.pools[name]
-        if gone or returned:
-            changes.mark_all()
-        later: list[DeviceKey] = []
-        for name, content in contents.items():
-            if name in taken:
-                continue
-            if name not in self.pools:
-                self.pools[name] = self._pool(name)
-                changes.published = changes.stored = True
-            pool = self.pools[name]
-            dirty = pool.replace(content, returned=returned, now=moment.now, changes=changes)
-            names = None if returned else dirty
-            pool.refresh(names, self._circumstances(name, moment), changes=changes)
-            later += [DeviceKey(name, device) for device in dirty]
-        return later
+        kept = {name: content for name, content in contents.items() if name not in taken}
+        if returned or self.pools.keys() != kept.keys():
+            self._driver.changed()
+        self.pools = {name: self._pool(name) for name in kept}
+        for name, content in kept.items():
+            dirty = self.pools[name].replace(content, returned=returned)
+            self.pools[name].refresh(None if returned else dirty, unavailable=None)
 
-    def report(
-        self, health: Mapping[DeviceKey, Health], moment: Moment, *, changes: Changes
-    ) -> list[DeviceKey]:
-        """Apply health reports; returns the devices that time alone may change next."""
-        dirty: dict[str, list[str]] = {}
-        for (name, device), reported in health.items():
-            pool = self.pools.get(name)
-            if pool is not None and pool.observe(device, reported, now=moment.now):
-                dirty.setdefault(name, []).append(device)
-        return self._refresh(dirty, moment, changes=changes)
+    def report(self, health: Mapping[DeviceKey, Health]) -> None:
+        """Apply health reports."""
+        self._apply(health, lambda pool, name, report: pool.observe(name, report))
 
-    def settle(self, key: DeviceKey, moment: Moment, *, changes: Changes) -> None:
-        """Apply what time alone has changed of a device."""
-        pool = self.pools.get(key.pool)
-        if pool is not None and pool.settle(key.name, now=moment.now):
-            self._refresh({key.pool: [key.name]}, moment, changes=changes)
-
-    def adopt(
-        self, devices: Mapping[DeviceKey, PublishedTaints], moment: Moment, *, changes: Changes
-    ) -> list[DeviceKey]:
+    def adopt(self, devices: Mapping[DeviceKey, PublishedTaints]) -> list[DeviceKey]:
         """Take over the taints from before a restart; returns the devices that it has of these."""
-        adopted: dict[str, list[str]] = {}
-        for key, published in devices.items():
-            pool = self.pools.get(key.pool)
-            if pool is not None and key.name in pool:
-                pool.adopt(key.name, published, now=moment.now)
-                if self.phase is Phase.PRESENT:
-                    pool.list_again(key.name, now=moment.now)
-                adopted.setdefault(key.pool, []).append(key.name)
-        return self._refresh(adopted, moment, changes=changes)
 
-    def stop(self, reason: str, moment: Moment, *, changes: Changes) -> None:
+        def adopt(pool: PoolState, name: str, published: PublishedTaints) -> bool:
+            if name not in pool:
+                return False
+            pool.adopt(name, published)
+            if self.phase is Phase.PRESENT:
+                pool.list_again(name)
+            return True
+
+        return self._apply(devices, adopt)
+
+    def _apply(
+        self, news: Mapping[DeviceKey, _T], change: Callable[[PoolState, str, _T], bool]
+    ) -> list[DeviceKey]:
+        """Change devices, and refresh those that have changed; returns these."""
+        changed: dict[str, list[str]] = {}
+        for key, each in news.items():
+            pool = self.pools.get(key.pool)
+            if pool is not None and change(pool, key.name, each):
+                changed.setdefault(key.pool, []).append(key.name)
+        for pool, names in changed.items():
+            self.pools[pool].refresh(names, unavailable=self.unavailable)
+        return [DeviceKey(pool, name) for pool, names in changed.items() for name in names]
+
+    def stop(self, reason: str) -> None:
         """It is unavailable, or for another reason than before; its devices stay known."""
         if self.life.stopped_since is None:
-            self.life = replace(self.life, stopped_since=moment.now)
+            self.life = replace(self.life, stopped_since=self._driver.now())
             self.phase = Phase.STOPPED
-            self.stopped_at = moment.wall
-            changes.mark_all()
+            self.stopped_at = self._driver.wall()
+            self._driver.changed()
             for pool in self.pools.values():
-                pool.lose_sight(now=moment.now)
+                pool.lose_sight()
         elif reason == self.reason:
             return
         self.reason = reason
-        self._refresh_all(moment, changes=changes)
+        self.refresh()
 
-    def age(self, graces: Graces, moment: Moment, *, changes: Changes) -> None:
-        """Apply what time alone has changed of its life."""
-        now = phase(self.life, graces, now=moment.now)
+    def age(self) -> None:
+        """Apply what time alone has changed of its life and its devices."""
+        now = phase(self.life, self._graces, now=self._driver.now())
         if now is not self.phase:
             self.phase = now
-            changes.mark_all()
-            self._refresh_all(moment, changes=changes)
+            self._driver.changed()
+            self.refresh()
+        for pool in self.pools.values():
+            if changed := pool.settle():
+                pool.refresh(changed, unavailable=self.unavailable)
 
-    def remove(self, *, changes: Changes) -> None:
+    def next_changes(self) -> Iterator[float]:
+        """Yield when time alone may change something."""
+        for when in (
+            phase_ends(self.life, self._graces),
+            *map(PoolState.next_change, self.pools.values()),
+        ):
+            if when is not None:
+                yield when
+
+    def remove(self) -> None:
         """Its grace period has ended."""
         self.life = replace(self.life, removing=True)
         self.phase = Phase.REMOVING
-        changes.stored = True
+        self._driver.stored_changed = True
 
-    def forget(self, *, changes: Changes) -> None:
+    def forget(self) -> None:
         """Its pools are deleted; it can still return."""
         self.life = replace(self.life, removing=False, known=False)
         self.phase = Phase.STOPPED  # there is nothing to delete any more
@@ -341,33 +323,20 @@ class EndpointState:
         self.checked = CheckedInventory()
         self.refused = {}
         self._reported_left_out.clear()
-        changes.mark_all()
+        self._driver.changed()
 
-    def refresh_holds(self, pool: str, moment: Moment, *, changes: Changes) -> None:
+    def refresh(self) -> None:
+        """Bring all of its devices up to date."""
+        for pool in self.pools.values():
+            pool.refresh(None, unavailable=self.unavailable)
+
+    def refresh_holds(self, pool: str) -> None:
         """Apply changed holds of claims in a pool."""
         if pool in self.pools:
-            self._refresh({pool: ()}, moment, changes=changes)
-
-    def _refresh_all(self, moment: Moment, *, changes: Changes) -> None:
-        for name, pool in self.pools.items():
-            pool.refresh(None, self._circumstances(name, moment), changes=changes)
-
-    def _refresh(
-        self, devices: Mapping[str, Collection[str]], moment: Moment, *, changes: Changes
-    ) -> list[DeviceKey]:
-        for pool, names in devices.items():
-            self.pools[pool].refresh(names, self._circumstances(pool, moment), changes=changes)
-        return [DeviceKey(pool, name) for pool, names in devices.items() for name in names]
-
-    def _circumstances(self, pool: str, moment: Moment) -> Circumstances:
-        return Circumstances(
-            unavailable=self.unavailable,
-            held=moment.held.get(pool, ()),
-            wall=int(moment.wall),
-        )
+            self.pools[pool].refresh((), unavailable=self.unavailable)
 
     def _pool(self, name: str) -> PoolState:
-        return PoolState(name, timing=self._timing)
+        return self.pools.get(name) or PoolState(name, self._driver)
 
     def _contents(self) -> Mapping[str, PoolContent]:
         """
@@ -385,10 +354,10 @@ class EndpointState:
         for device in self.checked.fallback or ():
             parts.setdefault(device.pool, _Parts()).fallback[device.name] = device
         has_fallback = self.checked.fallback is not None
-        if not parts and self._open_ended:
+        if not parts and self._driver.open_ended:
             return {name: PoolContent(devices={}) for name in self.pools}
         return {
-            pool_name(self._node, pool): PoolContent(
+            pool_name(self._driver.node, pool): PoolContent(
                 devices=part.devices,
                 counter_sets=tuple(part.counter_sets),
                 fallback=part.fallback if has_fallback else None,

@@ -98,25 +98,19 @@ class EndpointWriter:
         self._unwritable = ProblemLog(
             logger, "endpoints cannot be stored, trying again", facts=facts
         )
-        self._stored: dict[str, StoredEndpoint] = {}
+        self.stored: dict[str, StoredEndpoint] = {}
+        """The rows in the store, by the endpoint's name."""
+
+        self.current = False
+        """Whether nobody else can have written since the store was read: this instance was the
+        primary one at the last check, and has read the store."""
+
         self._loaded = False
-        self._current = False
-        """Whether nobody else can have written since the store was read."""
 
     @property
     def loaded(self) -> bool:
         """Whether the rows of others are known; for a primary instance, all of them."""
-        return self._loaded and (self._current or not self._primary.is_set())
-
-    @property
-    def current(self) -> bool:
-        """Whether this instance was the primary one at the last check, and has read the store."""
-        return self._current
-
-    @property
-    def stored(self) -> Mapping[str, StoredEndpoint]:
-        """The rows in the store, by the endpoint's name."""
-        return self._stored
+        return self._loaded and (self.current or not self._primary.is_set())
 
     def changed(self) -> None:
         """The desired rows may differ from the stored ones."""
@@ -125,8 +119,8 @@ class EndpointWriter:
     def check_primary(self) -> None:
         """Check whether this instance is the primary one: nobody reports that it is no more."""
         if not self._primary.is_set():
-            self._current = False
-        elif not self._current:
+            self.current = False
+        elif not self.current:
             self._wanted.set()
 
     async def load(self) -> bool:
@@ -155,7 +149,7 @@ class EndpointWriter:
             if not self._primary.is_set():
                 continue  # everything is written when it is
             try:
-                if not self._current:
+                if not self.current:
                     await self._read()
                 await self._write()
             except Exception as error:
@@ -170,20 +164,20 @@ class EndpointWriter:
     async def _read(self) -> None:
         primary = self._primary.is_set()
         rows = await self._store.endpoints()
-        self._loaded, self._current = True, primary
-        self._stored = {row.name: row for row in rows}
-        self._on_loaded(self._stored)
+        self._loaded, self.current = True, primary
+        self.stored = {row.name: row for row in rows}
+        self._on_loaded(self.stored)
 
     async def _write(self) -> None:
         rows = self._rows()
-        new = {name: row for name, row in rows.items() if self._stored.get(name) != row}
+        new = {name: row for name, row in rows.items() if self.stored.get(name) != row}
         if new and self._primary.is_set():
             # In one transaction: the endpoints of a driver often come and go together.
             await self._store.write_endpoints(new.values())
-            self._stored.update(new)
-        gone = [name for name in self._stored if name not in rows]
+            self.stored.update(new)
+        gone = [name for name in self.stored if name not in rows]
         if gone and self._primary.is_set():
             await self._store.forget_endpoints(gone)
             for name in gone:
-                del self._stored[name]
+                del self.stored[name]
         self._on_written()

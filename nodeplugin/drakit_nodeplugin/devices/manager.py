@@ -1,8 +1,9 @@
 """
 The device manager of one driver: it follows endpoints, and decides what is published and reported.
 
-The endpoint is the source of truth; nothing between it and the manager caches devices. This is the
-shell around the pure parts: it has the clock, the store, and the list of those to notify. What a
+The endpoint is the source of truth; nothing between it and the manager caches devices. Some
+endpoints are expected, some were stored, others just appear. If two have a pool of one name, the
+available one has it. The manager has the clock, the store, and the list of those to notify. What a
 stop means is decided in :mod:`.endpoint_state`, which taints a device gets in :mod:`.taints`.
 
 It must not know the API server, slices, claims beyond their devices, or gRPC.
@@ -14,23 +15,32 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from itertools import chain
 
 from drakit.device import Inventory
 from drakit.resource.pools import pool_name
 from drakit_nodeplugin.config import Devices
-from drakit_nodeplugin.devices.endpoint_registry import EndpointRegistry
-from drakit_nodeplugin.devices.endpoint_state import EndpointState, Moment, Phase, removal_due
+from drakit_nodeplugin.devices.endpoint_state import (
+    SILENT,
+    EndpointState,
+    Graces,
+    Phase,
+    accounted,
+    removal_due,
+)
 from drakit_nodeplugin.devices.endpoint_store import EndpointStore, EndpointWriter, StoredEndpoint
 from drakit_nodeplugin.devices.hardware import Hardware, HeldDevice
 from drakit_nodeplugin.devices.model import (
     Capacity,
+    DesiredPool,
     DeviceHealth,
+    PoolCapacity,
     Publication,
     PublishedTaints,
     Revision,
 )
-from drakit_nodeplugin.devices.pool_state import Changes
+from drakit_nodeplugin.devices.pool_state import DriverState, PoolState
 from drakit_nodeplugin.devices.taints import HealthTiming
 from drakit_nodeplugin.endpoints.contract import DeviceKey, HealthReport
 
@@ -74,16 +84,19 @@ class DeviceManager:
         self.revision = Revision()
         """Advances when the publication or the health of devices changes."""
 
-        self._node = node
-        self._open_ended = not endpoints
+        self._expected = frozenset(endpoints)
         self._sources_ready = sources_ready
         self._on_left_out = on_left_out
-        self._wall_clock = wall_clock
-        self._timing = HealthTiming(
-            recovery_seconds=settings.health.recovery_period,
-            eviction_seconds=settings.health.eviction_delay,
+        self._state = DriverState(
+            node=node,
+            open_ended=not endpoints,
+            timing=HealthTiming(
+                recovery_seconds=settings.health.recovery_period,
+                eviction_seconds=settings.health.eviction_delay,
+            ),
+            now=self._now,
+            wall_clock=wall_clock,
         )
-        self._held: dict[str, Collection[HeldDevice]] = {}
         self._adopted: dict[DeviceKey, PublishedTaints] = {}
         self._was_complete = False
         self._publication: Publication | None = None
@@ -92,20 +105,21 @@ class DeviceManager:
         self._passed = -math.inf
         """The latest time for which something was due, and done."""
 
-        self._timers: dict[tuple[str, DeviceKey], asyncio.TimerHandle] = {}
-        """When time alone may change something of a device, by endpoint and device."""
-
-        self._endpoints = EndpointRegistry(
-            endpoints, settings=settings, make=self._make_endpoint, now=self._now
-        )
+        self._graces = Graces(stop_seconds=settings.endpoint_stop_grace_period)
+        self._start_seconds = settings.start_grace_period
+        self._graces.begin(self._now(), start_seconds=self._start_seconds, known=False)
+        self._endpoints = {name: self._make_endpoint(name) for name in self._expected}
         self._writer = EndpointWriter(
             driver,
             store,
             primary=primary,
-            rows=lambda: self._endpoints.rows(self._writer.stored),
+            rows=self._rows,
             on_loaded=self._loaded,
             on_written=self._written,
         )
+
+    def _make_endpoint(self, name: str) -> EndpointState:
+        return EndpointState(name, self._state, self._graces)
 
     # ------------------------------------------------------------ queries
 
@@ -114,20 +128,36 @@ class DeviceManager:
         complete = self._complete()
         known = self._publication
         if known is None or known.complete != complete:
-            known = self._publication = self._endpoints.publication(
-                is_deleted=self._is_deleted, complete=complete
+            pools: dict[str, DesiredPool] = {}
+            held: set[str] = set()
+            for state, pool in self._pools():
+                if state.phase is Phase.AWAITED:
+                    held.add(pool.name)
+                elif not self._is_deleted(state):
+                    pools[pool.name] = pool.desired()
+            known = self._publication = Publication(
+                pools=pools, held=frozenset(held), complete=complete
             )
         return known
 
     def health_states(self) -> Sequence[DeviceHealth]:
         """Return the health of every device; the same object while nothing changes."""
         if self._health_states is None:
-            self._health_states = self._endpoints.health()
+            self._health_states = tuple(
+                chain.from_iterable(pool.health for _, pool in self._pools())
+            )
         return self._health_states
 
-    def capacity(self, allocated: Mapping[str, Collection[str]]) -> Capacity:
-        """Sort all devices; `allocated` are those that claims hold, by the pool's API name."""
-        return self._endpoints.capacity(allocated)
+    def capacity(self) -> Capacity:
+        """Sort all devices."""
+        pools: dict[str, PoolCapacity] = {}
+        inactive: set[str] = set()
+        for state, pool in self._pools():
+            if state.phase is Phase.REMOVING:
+                inactive.add(pool.name)
+            else:
+                pools[pool.name] = pool.capacity(available=state.phase is Phase.PRESENT)
+        return Capacity(pools=pools, inactive=frozenset(inactive))
 
     def hardware(self) -> Hardware | None:
         """
@@ -136,12 +166,12 @@ class DeviceManager:
         None for a driver with an unknown number of endpoints, such as a driver of device plugins:
         their devices consume only their names.
         """
-        if self._open_ended:
+        if self._state.open_ended:
             return None
         return Hardware(
             pools={
                 pool.name: pool.content
-                for state, pool in self._endpoints.pools()
+                for state, pool in self._pools()
                 if state.phase is Phase.PRESENT and pool.content is not None
             }
         )
@@ -149,65 +179,81 @@ class DeviceManager:
     @property
     def stop_reason(self) -> str | None:
         """Why a needed endpoint is unavailable; None if all are available, or may still come."""
-        return self._endpoints.stop_reason
+        for state in self._endpoints.values():
+            # An endpoint that is not configured any more is unavailable as well, but not needed.
+            needed = state.life.listed or state.name in self._expected
+            waiting = state.phase is Phase.AWAITED and state.reason is SILENT
+            if needed and state.phase is not Phase.PRESENT and not waiting:
+                open_ended = self._state.open_ended
+                return f"endpoint {state.name}: {state.reason}" if open_ended else state.reason
+        return None
 
     @property
     def known(self) -> bool:
         """Whether any endpoint is available, may still come, or has left something behind."""
-        stopped = Phase.STOPPED
-        return any(state.pools or state.phase is not stopped for state in self._endpoints)
+        states = self._endpoints.values()
+        return any(state.pools or state.phase is not Phase.STOPPED for state in states)
 
     @property
     def left_out_count(self) -> int:
         """The number of devices that cannot be published."""
-        states = self._endpoints
+        states = self._endpoints.values()
         return sum(state.checked.left_out_count + len(state.refused) for state in states)
+
+    def _pools(self) -> Collection[tuple[EndpointState, PoolState]]:
+        """Return each pool once, with the endpoint that has it."""
+        found: dict[str, tuple[EndpointState, PoolState]] = {}
+        for state in self._endpoints.values():
+            for name, pool in state.pools.items():
+                if name not in found or _rank(state, pool) < _rank(*found[name]):
+                    found[name] = state, pool
+        return found.values()
 
     # ------------------------------------------------------------ events of endpoints
 
     def replaced(self, endpoint: str, inventory: Inventory) -> None:
         """The endpoint is available and has these devices, and no others."""
-        state, moment, changes = self._endpoints.get(endpoint), self._moment(), Changes()
-        later = state.replace(
-            inventory, moment, taken=self._endpoints.taken_from(state), changes=changes
+        if (state := self._endpoints.get(endpoint)) is None:
+            state = self._endpoints[endpoint] = self._make_endpoint(endpoint)
+        taken = frozenset(
+            pool.name
+            for other in self._endpoints.values()
+            if other is not state and other.phase is Phase.PRESENT
+            for pool in other.pools.values()
+            if pool.names
         )
-        if self._adopted:
-            adopted = {key: self._adopted.pop(key) for key in later if key in self._adopted}
-            later += state.adopt(adopted, moment, changes=changes)
-        self._schedule(state, later)
+        state.replace(inventory, taken=taken)
+        self._adopt(state)
         facts = {"driver": self.driver, "endpoint": endpoint}
-        if changes.stored:
+        if self._state.stored_changed:
             size = len(state.checked.devices)
             logger.info("devices changed", extra=facts | {"devices": size})
         if left_out := state.newly_left_out():
             for name, why in left_out.items():
                 logger.error("device is left out", extra=facts | {"device": name, "error": why})
             self._on_left_out(left_out)
-        self._notify(changes)
+        self._notify()
 
     def reported(self, endpoint: str, report: HealthReport) -> None:
         """The health of devices has changed; devices that the endpoint does not have are
         ignored."""
-        state = self._endpoints.find(endpoint)
+        state = self._endpoints.get(endpoint)
         if state is None or state.phase is not Phase.PRESENT:
             return
         health = {
-            DeviceKey(pool_name(self._node, key.pool), key.name): each
+            DeviceKey(pool_name(self._state.node, key.pool), key.name): each
             for key, each in report.devices.items()
         }
-        changes = Changes()
-        self._schedule(state, state.report(health, self._moment(), changes=changes))
-        self._notify(changes)
+        state.report(health)
+        self._notify()
 
     def stopped(self, endpoint: str, reason: str) -> None:
         """The endpoint is unavailable; its devices stay known until its grace period ends. An
         endpoint that is not expected and never had devices stays unknown."""
-        if (state := self._endpoints.find(endpoint)) is None:
+        if (state := self._endpoints.get(endpoint)) is None:
             return
-        changes = Changes()
-        state.stop(reason, self._moment(), changes=changes)
-        self._notify(changes)
-        self.wake()
+        state.stop(reason)
+        self._notify()
 
     # ------------------------------------------------------------ events of others
 
@@ -221,17 +267,16 @@ class DeviceManager:
         by_pool: dict[str, list[HeldDevice]] = {}
         for each in held:
             by_pool.setdefault(each.pool, []).append(each)
-        old = self._held
-        self._held = {
+        old = self._state.held
+        self._state.held = {
             pool: old[pool] if old.get(pool) == devices else devices
             for pool, devices in by_pool.items()
             if any(each.unpreparing for each in devices)
         }
-        changes, moment = Changes(), self._moment()
-        for pool in old.keys() | self._held.keys():
-            for state in self._endpoints:
-                state.refresh_holds(pool, moment, changes=changes)
-        self._notify(changes)
+        for pool in old.keys() | self._state.held.keys():
+            for state in self._endpoints.values():
+                state.refresh_holds(pool)
+        self._notify()
 
     def adopt(self, published: Mapping[tuple[str, str], PublishedTaints]) -> None:
         """
@@ -242,15 +287,14 @@ class DeviceManager:
         pool's API name and the device's. For a driver without any source of health,
         ``drakit.dev/unhealthy`` must not be among them.
         """
-        devices = {DeviceKey(*key): taints for key, taints in published.items()}
-        changes, moment = Changes(), self._moment()
-        for state in self._endpoints:
-            adopted = state.adopt(devices, moment, changes=changes)
-            self._schedule(state, adopted)
-            for key in adopted:
-                devices.pop(key, None)
-        self._adopted = devices if moment.now < self._endpoints.graces.start_until else {}
-        self._notify(changes)
+        self._adopted = {DeviceKey(*key): taints for key, taints in published.items()}
+        for state in self._endpoints.values():
+            self._adopt(state)
+        self._notify()
+
+    def _adopt(self, state: EndpointState) -> None:
+        for key in state.adopt(self._adopted):
+            del self._adopted[key]
 
     def observe_published(self, pools: Collection[str]) -> None:
         """
@@ -258,17 +302,22 @@ class DeviceManager:
 
         The publisher calls this at each change: endpoints whose pools are deleted are forgotten.
         """
-        changes = Changes()
         # A pool that another endpoint has by now is not deleted for this one.
-        pending = {
-            pool.name for state, pool in self._endpoints.pools() if self._is_deleted(state)
-        } & set(pools)
-        for state in self._endpoints:
+        pending = {pool.name for state, pool in self._pools() if self._is_deleted(state)}
+        pending &= set(pools)
+        for state in [*self._endpoints.values()]:
             if not self._is_deleted(state) or state.pools.keys() & pending:
                 continue
             logger.info("endpoint removed", extra={"driver": self.driver, "endpoint": state.name})
-            self._endpoints.forget(state, changes=changes)
-        self._notify(changes)
+            self._forget(state)
+        self._notify()
+
+    def _forget(self, state: EndpointState) -> None:
+        """The endpoint's pools are deleted; unless it is expected, it is unknown from now on."""
+        if state.pools:
+            state.forget()
+        if state.name not in self._expected:
+            del self._endpoints[state.name]
 
     # ------------------------------------------------------------ time
 
@@ -283,40 +332,44 @@ class DeviceManager:
             group.create_task(self._follow_time())
 
     def wake(self) -> None:
-        """Check again whether this instance is primary, and whether the sources are ready."""
+        """Do what is due; check again whether this instance is primary, and the sources ready."""
         self._awake.set()
 
     async def _follow_time(self) -> None:
-        try:
-            while True:
-                self._awake.clear()
-                poll_seconds = POLL_SECONDS if self._pass_time() else IDLE_SECONDS
-                now = self._now()
-                ends = [when for when in self._endpoints.ends() if when > now]
-                until = min([*ends, now + poll_seconds])
-                try:
-                    async with asyncio.timeout_at(until):
-                        await self._awake.wait()
-                except TimeoutError:
-                    self._passed = max(self._passed, until)
-        finally:
-            for timer in self._timers.values():
-                timer.cancel()
+        while True:
+            poll_seconds = POLL_SECONDS if self._pass_time() else IDLE_SECONDS
+            self._awake.clear()
+            now = self._now()
+            until = min(
+                [*(when for when in self._next_changes() if when > now), now + poll_seconds]
+            )
+            try:
+                async with asyncio.timeout_at(until):
+                    await self._awake.wait()
+            except TimeoutError:
+                self._passed = max(self._passed, until)
+
+    def _next_changes(self) -> Iterator[float]:
+        yield self._graces.start_until
+        if self._state.open_ended:
+            yield self._graces.unknown_until
+        for state in self._endpoints.values():
+            yield from state.next_changes()
 
     def _pass_time(self) -> bool:
         """Do all that is due by now; return whether the manager waits for something that nobody
         reports."""
         waiting = False
         self._writer.check_primary()
-        moment, graces, changes = self._moment(), self._endpoints.graces, Changes()
-        if moment.now >= graces.start_until:
+        now = self._now()
+        if now >= self._graces.start_until:
             self._adopted = {}
-        for state in self._endpoints:
-            state.age(graces, moment, changes=changes)
-            if not removal_due(state.life, graces, now=moment.now):
+        for state in [*self._endpoints.values()]:
+            state.age()
+            if not removal_due(state.life, self._graces, now=now):
                 continue
             if not state.pools:
-                self._endpoints.forget(state, changes=changes)
+                self._forget(state)
             elif self._sources_ready():
                 logger.warning(
                     "endpoint was unavailable for too long, its devices are removed",
@@ -326,67 +379,53 @@ class DeviceManager:
                         "reason": state.reason,
                     },
                 )
-                state.remove(changes=changes)
+                state.remove()
             else:
                 waiting = True
         if (complete := self._complete()) != self._was_complete:
             self._was_complete = complete
-            changes.published = True
-        self._notify(changes)
+            self._state.published_changed = True
+        self._notify()
         return waiting or not complete or not self._writer.current
-
-    def _schedule(self, state: EndpointState, keys: Iterable[DeviceKey]) -> None:
-        """Have devices settled when time alone changes them."""
-        loop = asyncio.get_running_loop()
-        for key in keys:
-            pool = state.pools.get(key.pool)
-            if pool is None or (when := pool.next_change(key.name)) is None:
-                continue
-            timer = self._timers.get((state.name, key))
-            if timer is not None:
-                if timer.when() <= when:
-                    continue  # a device that flaps puts its time off again and again
-                timer.cancel()
-            self._timers[state.name, key] = loop.call_at(when, self._settle, state.name, key, when)
-
-    def _settle(self, endpoint: str, key: DeviceKey, when: float) -> None:
-        del self._timers[endpoint, key]
-        self._passed = max(self._passed, when)
-        if (state := self._endpoints.find(endpoint)) is None:
-            return
-        changes = Changes()
-        state.settle(key, self._moment(), changes=changes)
-        self._schedule(state, [key])
-        self._notify(changes)
 
     def _now(self) -> float:
         # A loop's timer may fire a hair before its time; for us the time has come.
         return max(asyncio.get_running_loop().time(), self._passed)
 
-    def _moment(self) -> Moment:
-        return Moment(now=self._now(), wall=self._wall_clock(), held=self._held)
-
     # ------------------------------------------------------------ the store, and notifications
 
     def _loaded(self, rows: Mapping[str, StoredEndpoint]) -> None:
+        """Begin with the endpoints that an earlier process, or another instance, has stored. An
+        endpoint that has listed its devices meanwhile knows better."""
+        if self._state.open_ended:
+            # The time counts from when this instance is primary: these endpoints connect to that.
+            known = bool(rows)
+            self._graces.begin(self._now(), start_seconds=self._start_seconds, known=known)
+        for name, row in rows.items():
+            state = self._endpoints.setdefault(name, self._make_endpoint(name))
+            if not state.life.listed:
+                state.restore(row)
+        for state in self._endpoints.values():
+            if state.name not in rows and not state.life.listed and state.pools:
+                state.forget()  # the former primary instance has removed it
         # An endpoint that has listed its devices before the rows were read differs from its row.
-        changes = Changes()
-        changes.mark_all()
-        self._endpoints.restore(rows, self._moment(), changes=changes)
-        self._notify(changes)
+        self._state.changed()
+        self._notify()
+
+    def _rows(self) -> Mapping[str, StoredEndpoint]:
+        """Return the rows to store; an awaited endpoint keeps its row."""
+        rows: dict[str, StoredEndpoint] = {}
+        for name, state in self._endpoints.items():
+            awaited = state.phase is Phase.AWAITED
+            row = self._writer.stored.get(name) if awaited else state.row()
+            if row is not None:
+                rows[name] = row
+        return rows
 
     def _written(self) -> None:
-        removing = any(state.phase is Phase.REMOVING for state in self._endpoints)
-        self._notify(Changes(published=removing))
-
-    def _make_endpoint(self, name: str) -> EndpointState:
-        return EndpointState(
-            name,
-            node=self._node,
-            timing=self._timing,
-            moment=self._moment(),
-            open_ended=self._open_ended,
-        )
+        states = self._endpoints.values()
+        self._state.published_changed = any(state.phase is Phase.REMOVING for state in states)
+        self._notify()
 
     def _is_deleted(self, state: EndpointState) -> bool:
         """Return whether an endpoint's pools are deleted: the store must have recorded it first, so
@@ -395,14 +434,30 @@ class DeviceManager:
         return state.phase is Phase.REMOVING and stored is not None and stored.removing
 
     def _complete(self) -> bool:
-        return self._writer.loaded and self._endpoints.accounted() and self._sources_ready()
+        """Return whether the pools of all endpoints are known."""
+        now = self._now()
+        if not self._writer.loaded or (self._state.open_ended and now < self._graces.unknown_until):
+            return False
+        states = self._endpoints.values()
+        return (
+            all(accounted(state.life, self._graces, now=now) for state in states)
+            and self._sources_ready()
+        )
 
-    def _notify(self, changes: Changes) -> None:
-        if changes.published:
+    def _notify(self) -> None:
+        self._awake.set()  # something may be due at another time
+        state = self._state
+        published, health = state.published_changed, state.health_changed
+        if published:
             self._publication = None
-        if changes.health:
+        if health:
             self._health_states = None
-        if changes.stored:
+        if state.stored_changed:
             self._writer.changed()
-        if changes.published or changes.health:
+        state.published_changed = state.health_changed = state.stored_changed = False
+        if published or health:
             self.revision.advance()
+
+
+def _rank(state: EndpointState, pool: PoolState) -> tuple[bool, bool, bool]:
+    return (state.phase is not Phase.PRESENT, state.phase is Phase.REMOVING, not pool.names)

@@ -104,8 +104,6 @@ class PoolCapacity:
 
     healthy: frozenset[str]
     unhealthy: frozenset[str]
-    allocated: frozenset[str]
-    """Devices that the checkpoint holds for claims, healthy or not."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,17 +1,18 @@
 """
 The devices of one pool of one endpoint: their health, their taints, and what claims block.
 
-The manager applies inventories, reports and time, and learns what has changed by that. An object
-that is given out stays the same one while nothing changes, so readers compare by identity; the
-devices of an inventory do the same. Which taints a device gets is decided in :mod:`.taints`.
+The endpoint applies inventories, reports and time; what has changed by that is noted in
+:class:`DriverState`. An object that is given out stays the same one while nothing changes, so
+readers compare by identity; the devices of an inventory do the same. Which taints a device gets is
+decided in :mod:`.taints`.
 
-It must not know clocks, other pools, or the life of the endpoint.
+It must not know other pools, or the life of the endpoint.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
 
 from drakit.device import CounterSet, Device, Health
 from drakit.resource.device import device_body
@@ -41,48 +42,50 @@ from drakit_nodeplugin.devices.taints import (
     validated,
 )
 
-__all__ = ("Changes", "Circumstances", "PoolState")
-
-MAX_MESSAGE = 1024
-"""Characters of a message that the kubelet keeps."""
+__all__ = ("DriverState", "PoolState")
 
 
-@dataclass(kw_only=True, slots=True)
-class Changes:
-    """What an event has changed; filled by whatever handles the event."""
+class DriverState:
+    """What the endpoints of one driver share: settings, time, claims, and pending notifications."""
 
-    published: bool = False
-    """The publication."""
-    health: bool = False
-    """The health that is reported to the kubelet."""
-    stored: bool = False
-    """The rows of the store: names of devices and pools, and whether their endpoint is there."""
+    def __init__(
+        self,
+        *,
+        node: str,
+        open_ended: bool,
+        timing: HealthTiming,
+        now: Callable[[], float],
+        wall_clock: Callable[[], float],
+    ) -> None:
+        """`open_ended`: the number of endpoints is unknown. `now` returns the loop's time,
+        `wall_clock` seconds since 1970."""
+        self.node = node
+        self.open_ended = open_ended
+        self.timing = timing
+        self.now = now
+        self.wall = wall_clock
+        self.held: Mapping[str, Collection[HeldDevice]] = {}
+        """The holds of claims, in pools where a claim is still being unprepared. The same object
+        while nothing changes."""
+        self.published_changed = False
+        """Whether the publication has changed since the last notification."""
+        self.health_changed = False
+        """The same of the health that is reported to the kubelet."""
+        self.stored_changed = False
+        """The same of the rows of the store: names, and whether endpoints are available."""
 
-    def mark_all(self) -> None:
+    def changed(self) -> None:
         """Everything may have changed."""
-        self.published = self.health = self.stored = True
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Circumstances:
-    """What concerns all devices of a pool, besides reports."""
-
-    unavailable: str | None
-    """Why the endpoint is unavailable, as a sentence; None while it is available."""
-    held: Collection[HeldDevice] = ()
-    """The holds of claims in the pool, if one of them is still being unprepared; otherwise empty.
-    The same object while nothing changes."""
-    wall: int
-    """Seconds since 1970."""
+        self.published_changed = self.health_changed = self.stored_changed = True
 
 
 class PoolState:
-    """A pool in memory. Times are the loop's, unless stated otherwise."""
+    """A pool in memory."""
 
-    def __init__(self, name: str, *, timing: HealthTiming) -> None:
+    def __init__(self, name: str, driver: DriverState) -> None:
         self.name = name
         """In the API."""
-        self._timing = timing
+        self._driver = driver
         self._devices: dict[str, DesiredDevice] = {}
         self._fallback: dict[str, DesiredDevice] | None = None
         self._counter_sets: tuple[CounterSet, ...] | None = None
@@ -91,6 +94,8 @@ class PoolState:
         inventory repeats it."""
         self._conditions: dict[str, Condition] = {}
         """Of the devices whose health was reported."""
+        self._due: dict[str, float] = {}
+        """When time alone changes the condition of a device; loop time."""
         self._health: dict[str, DeviceHealth] = {}
         self._published: dict[str, PublishedTaints] = {}
         """Before a restart, of devices that have not been listed since then."""
@@ -130,19 +135,16 @@ class PoolState:
             )
         return self._desired
 
-    def capacity(self, *, available: bool, allocated: Iterable[str]) -> PoolCapacity:
+    def capacity(self, *, available: bool) -> PoolCapacity:
         """Sort the devices; while the endpoint is unavailable none is healthy."""
         tainted = {name for name, known in self._conditions.items() if known.tainted}
         names = frozenset(self._devices)
         unhealthy = names & tainted if available else names
-        return PoolCapacity(
-            healthy=names - unhealthy, unhealthy=unhealthy, allocated=frozenset(allocated)
-        )
+        return PoolCapacity(healthy=names - unhealthy, unhealthy=unhealthy)
 
-    def next_change(self, name: str) -> float | None:
+    def next_change(self) -> float | None:
         """Return when time alone changes something of a device; None if it does not."""
-        condition = self._conditions.get(name)
-        return None if condition is None else next_change(condition, self._timing)
+        return min(self._due.values(), default=None)
 
     # ------------------------------------------------------------ changes
 
@@ -156,9 +158,7 @@ class PoolState:
         self._desired = None
         self._forget_others(self._devices.keys())
 
-    def replace(
-        self, content: PoolContent, *, returned: bool, now: float, changes: Changes
-    ) -> set[str]:
+    def replace(self, content: PoolContent, *, returned: bool) -> set[str]:
         """
         Replace the devices by those of an inventory; return those that must be refreshed.
 
@@ -175,7 +175,7 @@ class PoolState:
         for new, before in ((self._devices, old), (self._fallback or {}, old_fallback or {})):
             dirty |= {name for name, entry in new.items() if before.get(name) is not entry}
         if self._devices.keys() != old.keys():
-            changes.stored = True
+            self._driver.stored_changed = True
         if (
             dirty
             or list(old) != list(self._devices)
@@ -184,24 +184,30 @@ class PoolState:
             or self._counter_sets != content.counter_sets
         ):
             self._counter_sets = content.counter_sets
-            self._touch(changes)
+            self._touch()
         if self._forget_others(present):
-            changes.health = True
-        dirty |= self._observe_inventory(content, returned=returned, now=now)
+            self._driver.health_changed = True
+        dirty |= self._observe_inventory(content, returned=returned)
         if returned:
-            dirty |= {name for name in list(self._conditions) if self.list_again(name, now=now)}
+            dirty |= {name for name in list(self._conditions) if self.list_again(name)}
         return dirty
 
     def _forget_others(self, present: Collection[str]) -> bool:
         """Forget the health of all other devices; return whether there was any."""
         forgotten = False
-        for known in (self._conditions, self._health, self._inventory_health, self._published):
+        for known in (
+            self._conditions,
+            self._due,
+            self._health,
+            self._inventory_health,
+            self._published,
+        ):
             for name in [name for name in known if name not in present]:
                 del known[name]
                 forgotten = True
         return forgotten
 
-    def _observe_inventory(self, content: PoolContent, *, returned: bool, now: float) -> set[str]:
+    def _observe_inventory(self, content: PoolContent, *, returned: bool) -> set[str]:
         """Apply the health in an inventory; return the devices whose health is reported newly."""
         reported: set[str] = set()
         # A device's own health wins over that of its namesake in the fallback.
@@ -213,44 +219,49 @@ class PoolState:
                 self._inventory_health[name] = health
             elif self._inventory_health.pop(name, None) is None or returned:
                 continue  # this life of the endpoint has reported nothing
-            self.observe(name, health or Health.unknown(), now=now)
+            self.observe(name, health or Health.unknown())
             reported.add(name)
         return reported
 
-    def observe(self, name: str, health: Health, *, now: float) -> bool:
+    def observe(self, name: str, health: Health) -> bool:
         """Apply a report; return whether the device must be refreshed. Reports on devices that the
         pool does not have are ignored."""
         if name not in self:
             return False
-        old, health = self._conditions.get(name, UNKNOWN), validated(health)
+        old = self._conditions.get(name, UNKNOWN)
         if old.has_report and old.health == health:
             return False
-        return self._know(name, settled(observed(old, health, now=now), self._timing, now=now))
+        now = self._driver.now()
+        new = settled(observed(old, health, now=now), self._driver.timing, now=now)
+        return self._know(name, new)
 
-    def lose_sight(self, *, now: float) -> None:
+    def lose_sight(self) -> None:
         """The endpoint is unavailable: nobody can report health any more."""
         for name, condition in list(self._conditions.items()):
-            self._know(name, lost(condition, now=now))
+            self._know(name, lost(condition, now=self._driver.now()))
 
-    def list_again(self, name: str, *, now: float) -> bool:
+    def list_again(self, name: str) -> bool:
         """The endpoint is available again, and has listed the device; return whether the device
         must be refreshed."""
-        return self._know(name, listed(self._conditions.get(name, UNKNOWN), now=now))
+        old = self._conditions.get(name, UNKNOWN)
+        return self._know(name, listed(old, now=self._driver.now()))
 
-    def adopt(self, name: str, published: PublishedTaints, *, now: float) -> None:
+    def adopt(self, name: str, published: PublishedTaints) -> None:
         """Take over the taints that a device had before a restart, as far as they are unknown."""
         self._published[name] = published
         effects = {effect for key, effect in published if key == UNHEALTHY}
         if effects:
             old = self._conditions.get(name, UNKNOWN)
-            self._know(name, adopted(old, evicting="NoExecute" in effects, now=now))
+            evicting = "NoExecute" in effects
+            self._know(name, adopted(old, evicting=evicting, now=self._driver.now()))
 
-    def settle(self, name: str, *, now: float) -> bool:
-        """Apply the time that has passed; return whether the device must be refreshed."""
-        condition = self._conditions.get(name)
-        if condition is None:
-            return False
-        return self._know(name, settled(condition, self._timing, now=now))
+    def settle(self) -> list[str]:
+        """Apply the time that has passed; return the devices that must be refreshed."""
+        now = self._driver.now()
+        due = [name for name, when in self._due.items() if when <= now]
+        for name in due:
+            self._know(name, settled(self._conditions[name], self._driver.timing, now=now))
+        return due
 
     def _know(self, name: str, condition: Condition) -> bool:
         if condition is self._conditions.get(name, UNKNOWN):
@@ -259,25 +270,30 @@ class PoolState:
             self._conditions.pop(name, None)
         else:
             self._conditions[name] = condition
+        when = next_change(condition, self._driver.timing)
+        if when is None:
+            self._due.pop(name, None)
+        else:
+            self._due[name] = when
         return True
 
     # ------------------------------------------------------------ taints and health of devices
 
-    def refresh(
-        self, names: Iterable[str] | None, circumstances: Circumstances, *, changes: Changes
-    ) -> None:
-        """Bring taints and health of devices up to date; of all devices if `names` is None."""
-        crowded = self._crowd(circumstances.held)
+    def refresh(self, names: Iterable[str] | None, *, unavailable: str | None) -> None:
+        """Bring taints and health of devices up to date; of all devices if `names` is None.
+        `unavailable` is the sentence why the endpoint is."""
+        crowded = self._crowd(self._driver.held.get(self.name, ()))
         present = self._devices.keys() | (self._fallback or {}).keys()
         names = present if names is None else {*names, *(crowded & present)}
+        wall = int(self._driver.wall())
         for name in names:
             condition = self._conditions.get(name, UNKNOWN)
-            self._taint(name, condition, circumstances, changes=changes)
+            self._taint(name, condition, wall=wall, stopped=unavailable is not None)
             old = self._health.get(name)
-            new = _health_of(self.name, name, old, condition, circumstances)
+            new = _health_of(self.name, name, old, condition, wall=wall, unavailable=unavailable)
             if new is not old:
                 self._health[name] = new
-                changes.health = True
+                self._driver.health_changed = True
 
     def _crowd(self, held: Collection[HeldDevice]) -> frozenset[str]:
         """Recompute the devices that new claims cannot have; return those that changed."""
@@ -287,28 +303,29 @@ class PoolState:
         before, self._unpreparing = self._unpreparing, crowded_out(self.content, held)
         return before ^ self._unpreparing
 
-    def _taint(
-        self, name: str, condition: Condition, circumstances: Circumstances, *, changes: Changes
-    ) -> None:
+    def _taint(self, name: str, condition: Condition, *, wall: int, stopped: bool) -> None:
         published, is_listed = self._published.pop(name, NOT_PUBLISHED), False
-        for entries in (self._devices, self._fallback):
-            entry = None if entries is None else entries.get(name)
-            if entries is None or entry is None:
+        unpreparing = name in self._unpreparing
+        for entries in (self._devices, self._fallback or {}):
+            if (entry := entries.get(name)) is None:
                 continue
             is_listed = is_listed or entry.device is not None
-            unpreparing = name in self._unpreparing
-            new = _tainted(entry, condition, circumstances, published, unpreparing=unpreparing)
-            if new is not entry:
-                entries[name] = new
-                self._touch(changes)
+            own = () if entry.device is None else entry.device.taints
+            if not (own or entry.taints or condition.tainted or unpreparing or stopped):
+                continue  # as nearly all of them are
+            wanted = taints(own, condition, stopped=stopped, unpreparing=unpreparing)
+            new = stamped(wanted, entry.taints, now=wall, published=published)
+            if new is not entry.taints:
+                entries[name] = replace(entry, taints=new)
+                self._touch()
         if published and not is_listed:
             # Whether its driver's own taints still exist is unknown before it is listed.
             own = {key: at for key, at in published.items() if not key[0].startswith(DOMAIN)}
             self._published[name] = own
 
-    def _touch(self, changes: Changes) -> None:
+    def _touch(self) -> None:
         self._desired = None
-        changes.published = True
+        self._driver.published_changed = True
 
 
 def _merged(
@@ -330,35 +347,24 @@ def _is_published_alike(old: Device, new: Device) -> bool:
     return old is new or (old.taints == new.taints and device_body(old) == device_body(new))
 
 
-def _tainted(
-    entry: DesiredDevice,
-    condition: Condition,
-    now: Circumstances,
-    published: PublishedTaints,
-    *,
-    unpreparing: bool,
-) -> DesiredDevice:
-    own = () if entry.device is None else entry.device.taints
-    if not (own or entry.taints or condition.tainted or unpreparing or now.unavailable):
-        return entry  # as nearly all of them are
-    wanted = taints(own, condition, stopped=now.unavailable is not None, unpreparing=unpreparing)
-    new = stamped(wanted, entry.taints, now=now.wall, published=published)
-    return entry if new is entry.taints else replace(entry, taints=new)
-
-
 def _health_of(
-    pool: str, name: str, old: DeviceHealth | None, condition: Condition, now: Circumstances
+    pool: str,
+    name: str,
+    old: DeviceHealth | None,
+    condition: Condition,
+    *,
+    wall: int,
+    unavailable: str | None,
 ) -> DeviceHealth:
     """Return a device's health; its time is that of the status, not of the message."""
     status, message = condition.health.status, condition.health.message
-    if now.unavailable is not None:
-        status, message = "unknown", now.unavailable
+    if unavailable is not None:
+        status, message = "unknown", unavailable
     elif condition.tainted:
         status, message = "unhealthy", condition.message
-    message = message[:MAX_MESSAGE]
     if old is not None and (old.status, old.message) == (status, message):
         return old
-    changed_at = old.changed_at if old is not None and old.status == status else now.wall
+    changed_at = old.changed_at if old is not None and old.status == status else wall
     return DeviceHealth(
         pool=pool, device=name, status=status, message=message, changed_at=changed_at
     )

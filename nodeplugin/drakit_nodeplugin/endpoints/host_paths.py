@@ -5,7 +5,9 @@ For the kubelet, a runtime follows a symbolic link to a device node, and takes a
 directory. In a CDI spec neither is allowed. So both are looked up here, in the host's ``/dev`` as
 this process sees it. An invisible path stays unchanged, and the runtime reports its problem.
 
-It must not know where a path comes from, or which program listens on a socket. Functions block.
+The host's ``/dev`` is in memory, and a lookup is bounded: it may be done in the daemon's loop. All
+other functions block. It must not know where a path comes from, or which program listens on a
+socket.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import posixpath
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -35,6 +38,9 @@ MOUNTED = Path("/host/dev")
 MAX_LINKS = 40
 """Links in a row, as for Linux."""
 
+MAX_ENTRIES = 1024
+"""Entries of a directory that are read, with those of its directories: it may hold other files."""
+
 MAX_NODES = 256
 """Device nodes in a directory; a larger one must be a mistake."""
 
@@ -50,7 +56,7 @@ class TooManyNodesError(Exception):
     """A directory has more device nodes than any container should get."""
 
     def __init__(self, path: str) -> None:
-        super().__init__(f"{path} has more than {MAX_NODES} device nodes")
+        super().__init__(f"{path} has more than {MAX_NODES} device nodes, or {MAX_ENTRIES:,} files")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,9 +95,10 @@ class HostDevices:
         except (OSError, ValueError):  # too long, or with a null byte: no path at all
             return [("", path)]
         found: list[tuple[str, str]] = []
-        for node in self._within(real):
-            found.append((node.removeprefix(f"{real}/"), node))
-            if len(found) > MAX_NODES:
+        for count, (node, is_device) in enumerate(self._within(real)):
+            if is_device:
+                found.append((node.removeprefix(f"{real}/"), node))
+            if len(found) > MAX_NODES or count > MAX_ENTRIES:
                 raise TooManyNodesError(path)
         return found or [("", real)]
 
@@ -126,7 +133,10 @@ class HostDevices:
         done, todo, links = DEVICES, path.removeprefix(f"{DEVICES}/").split("/"), 0
         while todo:
             at = posixpath.normpath(posixpath.join(done, todo.pop(0)))
-            target = self._link(at)
+            try:
+                target = self._link(at)
+            except FileNotFoundError:
+                return posixpath.normpath(posixpath.join(at, *todo))  # nothing is below it
             if target is None:
                 done = at
                 continue
@@ -139,17 +149,22 @@ class HostDevices:
         return done
 
     def _link(self, path: str) -> str | None:
-        """Return a link's target; None if it is no link, is missing, or is not in ``/dev``."""
+        """Return a link's target; None if it is no link, or is not in ``/dev``. Raises
+        FileNotFoundError."""
         if not path.startswith(f"{DEVICES}/"):
             return None
         try:
             return os.readlink(self._seen(path))
+        except (FileNotFoundError, NotADirectoryError):
+            raise FileNotFoundError from None
         except OSError:
             return None
 
-    def _within(self, path: str) -> Iterator[str]:
+    def _within(self, path: str) -> Iterator[tuple[str, bool]]:
+        """Yield each file below a directory, and whether it is a device node."""
         try:
-            entries = sorted(os.scandir(self._seen(path)), key=lambda entry: entry.name)
+            with os.scandir(self._seen(path)) as scanned:
+                entries = sorted(islice(scanned, MAX_ENTRIES + 2), key=lambda entry: entry.name)
         except OSError:
             return
         for entry in entries:
@@ -162,8 +177,7 @@ class HostDevices:
                 continue
             if stat.S_ISDIR(mode):
                 yield from self._within(at)
-            elif stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
-                yield at
+            yield at, stat.S_ISCHR(mode) or stat.S_ISBLK(mode)
 
 
 class SocketFile(NamedTuple):

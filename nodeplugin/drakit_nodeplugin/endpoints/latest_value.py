@@ -19,7 +19,12 @@ from contextlib import suppress
 from typing import Generic, TypeVar
 
 from drakit.device import Health, Inventory
-from drakit_nodeplugin.endpoints.contract import DeviceKey, HealthReport, Update
+from drakit_nodeplugin.endpoints.contract import (
+    ConnectionEndedError,
+    DeviceKey,
+    HealthReport,
+    Update,
+)
 
 __all__ = ("LatestValue", "pace_of", "pause_after", "updates_of")
 
@@ -64,7 +69,7 @@ class LatestValue(Generic[ValueT]):
         self._value: deque[ValueT] = deque(maxlen=1)
         self._health: dict[DeviceKey, Health] = {}
         self._next_at = -math.inf
-        self._over: Exception | None = None
+        self._over: ConnectionEndedError | None = None
         self._ended = asyncio.Event()
 
     # ------------------------------------------------------------ for the source, in any thread
@@ -87,7 +92,7 @@ class LatestValue(Generic[ValueT]):
 
     # ------------------------------------------------------------ for the reader's loop
 
-    def end(self, error: Exception) -> None:
+    def end(self, error: ConnectionEndedError) -> None:
         """The source has ended: the reader gets this error instead of what it has not taken. Only
         the first end counts."""
         if self._over is None:
@@ -96,8 +101,15 @@ class LatestValue(Generic[ValueT]):
             self._news.set()
 
     @property
-    def over(self) -> Exception | None:
+    def over(self) -> ConnectionEndedError | None:
         """How the source ended; None while it lives."""
+        return self._over
+
+    async def ended_within(self, seconds: float) -> ConnectionEndedError | None:
+        """Wait for the end of the source, at most this long, and return it."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._ended.wait()
         return self._over
 
     async def wait(self) -> None:
@@ -119,9 +131,7 @@ class LatestValue(Generic[ValueT]):
             await self._news.wait()
             if self._over is None and (pause := self._next_at - self._home.time()) > 0:
                 # A moment later there may be a newer one.
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(pause):
-                        await self._ended.wait()
+                await self.ended_within(pause)
             if self._over is not None:
                 raise self._over
             self._news.clear()

@@ -1,23 +1,58 @@
 """
-Messages of other processes, which may be hostile: bounded in bytes, fields and loop time.
+The sockets of other processes, which may be hostile: calls whose failures are sentences, and
+messages that are bounded in bytes, rate, fields and loop time.
+
+A :class:`Client` leaves messages as bytes, because they are counted before they are parsed. Its
+sentences contain no numbers of the failure, so that the same cause gives the same text.
 
 A message of 4 MiB can hold two million messages. Parsing it takes a hundred times its size in
 memory, and a tenth of a second of the daemon's loop. So one walk over the bytes counts the fields
 first, here and nowhere else; protobuf parses what is left. Long lists are split into their members
 (:func:`parts`), which the caller parses one by one and in turns (:class:`Turns`).
 
-It must not know gRPC, or the meaning of a message.
+It must not know the purpose of a method, or the meaning of a message.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from typing import TypeVar
+import os
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from pathlib import Path
+from typing import TypeAlias, TypeVar
+from urllib.parse import quote
 
+import grpc
+import grpc.aio
 from google.protobuf.message import DecodeError, Message
 
-__all__ = ("MAX_FIELDS", "MAX_PART_BYTES", "GarbageError", "Turns", "parse", "parts", "printable")
+from drakit.rate_limiter import RateLimiter
+from drakit.tasks import cancelled_by_owner
+
+__all__ = (
+    "MAX_FIELDS",
+    "MAX_MESSAGE_BYTES",
+    "MAX_PART_BYTES",
+    "CallFailedError",
+    "Client",
+    "GarbageError",
+    "Turns",
+    "parse",
+    "parts",
+    "printable",
+    "shown",
+)
+
+MAX_MESSAGE_BYTES = 4 * 1024 * 1024
+"""gRPC's own default, also that of servers in any language."""
+
+MESSAGES_PER_SECOND = 100.0
+MESSAGES_AT_ONCE = 200.0
+"""Messages of a stream; a process that sends more does not wait for changes, and receiving alone
+costs time of the loop."""
+
+BYTES_PER_SECOND = 32 * 1024 * 1024
+"""Received from one stream, so that endless large messages cost little of the loop."""
 
 MAX_FIELDS = 40_000
 """Fields of one message: twice the largest list of devices. The walk over them takes 20 ms."""
@@ -39,6 +74,120 @@ _LENGTH_DELIMITED = 2
 _FIXED_BYTES = {1: 8, 5: 4}
 
 MessageT = TypeVar("MessageT", bound=Message)
+
+
+# ---------------------------------------------------------------- calls
+
+_OPTIONS: Sequence[tuple[str, str | int]] = (
+    ("grpc.default_authority", "localhost"),  # some servers refuse the default, an escaped path
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    # Channels to one path would share their connection and its backoff, although another process
+    # may listen there by now.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_retries", 0),
+)
+
+_Unary: TypeAlias = "grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]"
+_Stream: TypeAlias = "grpc.aio.UnaryStreamMultiCallable[bytes, bytes]"
+
+
+class CallFailedError(Exception):
+    """A call failed. The text is the end of a sentence, after words for the other process."""
+
+    def __init__(self, text: str, *, code: grpc.StatusCode | None = None) -> None:
+        super().__init__(text)
+        self.code = code
+
+    @property
+    def may_be_lost(self) -> bool:
+        """Whether the end of the connection may be the cause."""
+        return self.code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+
+
+class Client:
+    """The calls of one service at a unix socket, with messages as bytes."""
+
+    def __init__(self, socket: Path, service: str) -> None:
+        """Connects with the first call."""
+        self._service = service
+        target = f"unix:{quote(os.fsencode(socket))}"
+        self._channel = grpc.aio.insecure_channel(target, options=_OPTIONS)
+
+    async def call(
+        self,
+        method: str,
+        request: bytes,
+        *,
+        timeout_seconds: float,
+        metadata: Sequence[tuple[str, str]] = (),
+        wait_for_ready: bool = False,
+    ) -> bytes:
+        """Call a method; raises :class:`CallFailedError`."""
+        unary: _Unary = self._channel.unary_unary(f"/{self._service}/{method}")
+        try:
+            return await unary(
+                request,
+                timeout=timeout_seconds,
+                metadata=tuple(metadata),
+                wait_for_ready=wait_for_ready,
+            )
+        except (grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.CancelledError) as error:
+            raise _failed(error, method) from None
+
+    async def stream(self, method: str, *, skips: bool = True) -> AsyncGenerator[bytes]:
+        """
+        Call a method without parameters, and yield its messages until it ends.
+
+        Raises :class:`CallFailedError`, and :class:`GarbageError` for a flood of messages. Without
+        `skips` each of them counts: then a flood is received slowly.
+        """
+        limiter = RateLimiter(burst=MESSAGES_AT_ONCE, per_second=MESSAGES_PER_SECOND)
+        stream_of: _Stream = self._channel.unary_stream(f"/{self._service}/{method}")
+        stream = stream_of(b"")
+        try:
+            while isinstance(raw := await stream.read(), bytes):
+                if not skips:
+                    await limiter.wait()
+                elif not limiter.take():
+                    raise GarbageError(f"more than {MESSAGES_PER_SECOND:.0f} messages a second")
+                yield raw
+                await asyncio.sleep(len(raw) / BYTES_PER_SECOND)
+        except (grpc.aio.AioRpcError, asyncio.CancelledError) as error:
+            raise _failed(error, method) from None
+        finally:
+            stream.cancel()
+
+    async def close(self, *, grace_seconds: float | None = None) -> None:
+        """End the channel, and after the grace all of its calls."""
+        await self._channel.close(grace_seconds)
+
+
+def _failed(error: BaseException, method: str) -> CallFailedError:
+    """Return the error of a call; our own cancellation is raised."""
+    if not isinstance(error, grpc.aio.AioRpcError):
+        # gRPC reports a call that the other side cancelled, or whose channel was closed, with
+        # CancelledError, and one that begins after that with UsageError.
+        if isinstance(error, asyncio.CancelledError) and cancelled_by_owner():
+            raise error
+        return CallFailedError(f"cancelled {method}", code=grpc.StatusCode.CANCELLED)
+    code, details = error.code(), error.details() or ""
+    match code:
+        case grpc.StatusCode.UNIMPLEMENTED:
+            text = f"does not implement {method}"
+        case grpc.StatusCode.DEADLINE_EXCEEDED:
+            text = f"gave no answer to {method} in time"
+        case grpc.StatusCode.RESOURCE_EXHAUSTED if "larger than max" in details:
+            text = f"sent more than 4 MiB as an answer to {method}, or takes less than it was sent"
+        case _:
+            word = code.name.lower().replace("_", " ")
+            text = f"failed in {method}: {printable(details)} ({word})"
+    return CallFailedError(text, code=code)
+
+
+# ---------------------------------------------------------------- messages
 
 
 class GarbageError(Exception):
@@ -141,6 +290,12 @@ def printable(text: str) -> str:
     if not words.isprintable():
         words = "".join(each if each.isprintable() else "?" for each in words)
     return words or "it gave no reason"
+
+
+def shown(path: Path) -> str:
+    """Return a path that a vendor chose, in printable characters."""
+    text = str(path)
+    return text if text.isprintable() else ascii(text)
 
 
 class Turns:

@@ -39,12 +39,17 @@ from drakit_nodeplugin.endpoints.contract import (
 from drakit_nodeplugin.endpoints.failures import Diagnostic
 from drakit_nodeplugin.host.maintenance import Maintenance
 from drakit_nodeplugin.host.node import Environment, NodeEvents
-from drakit_nodeplugin.kubelet.ownership import Ownership, RunningInstances, new_owner
+from drakit_nodeplugin.kubelet.ownership import (
+    Ownership,
+    RunningInstances,
+    SocketError,
+    new_owner,
+    socket_paths,
+)
 from drakit_nodeplugin.kubelet.server import DriverServer
-from drakit_nodeplugin.kubelet.sockets import SocketError, socket_paths
 from drakit_nodeplugin.metrics import DriverMetrics
+from drakit_nodeplugin.slices.contents import StoredSlice, published_taints
 from drakit_nodeplugin.slices.publisher import SlicePublisher
-from drakit_nodeplugin.slices.stored_slices import StoredSlice, published_taints
 
 __all__ = ("HostedDevices", "HostedDriver")
 
@@ -81,8 +86,7 @@ class HostedDriver:
         self._checkpoint = Checkpoint(
             config.drivers_directory / driver.name / "checkpoint.db",
             owner=new_owner(environment.instance_uid),
-            files=specs.without_entry,
-            specs=specs,
+            files=specs,
         )
         self._checkpoint.on_transaction = self._metrics.transaction
         self._events = NodeEvents(environment.node.name, environment.session)
@@ -366,12 +370,12 @@ class HostedDevices:
             allocated = await self._checkpoint.held_devices()
         except CheckpointError:
             return  # another gauge shows it
-        capacity = self.manager.capacity(allocated)
+        capacity = self.manager.capacity()
         pools = capacity.pools.values()
         self._metrics.set_devices(
             healthy=sum(len(pool.healthy) for pool in pools),
             unhealthy=sum(len(pool.unhealthy) for pool in pools),
-            allocated=sum(len(pool.allocated) for pool in pools),
+            allocated=sum(len(allocated.get(name, ())) for name in capacity.pools),
         )
         self._metrics.set(pools_inactive=len(capacity.inactive))
 

@@ -32,7 +32,7 @@ from drakit_nodeplugin.endpoints.failures import Diagnostic, text_of
 from drakit_nodeplugin.endpoints.python.loading import load_drivers
 from drakit_nodeplugin.host.driver import HostedDriver
 from drakit_nodeplugin.host.node import Environment, NodeEvents
-from drakit_nodeplugin.kubelet.sockets import SocketError
+from drakit_nodeplugin.kubelet.ownership import SocketError
 
 if TYPE_CHECKING:
     from drakit_nodeplugin.endpoints.backend.directory import BackendDirectory

@@ -90,7 +90,7 @@ class Maintenance:
     async def begin(self) -> None:
         """Remove half-written CDI files and restore lost ones, before the driver is served."""
         try:
-            await self._parts.specs.clean()
+            await asyncio.to_thread(self._parts.specs.clean)
             await self._restorer.restore()
         except (OSError, CheckpointError) as error:
             # Claims can still be unprepared, and the repair is retried.

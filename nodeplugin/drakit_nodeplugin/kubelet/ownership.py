@@ -2,6 +2,9 @@
 The instances of one driver on this node: usually one, two during a rolling update. Each holds a
 lock while it lives, owns its sockets, and removes stale ones.
 
+Names contain the instance (the pod's UID), so that two instances never share a path, nor does a new
+instance with the remains of an old one.
+
 A lock file in the driver's directory lists the sockets of one instance. If another process can lock
 it, the instance is gone, however it ended. A socket is removed only if its owner is gone *and* it
 refuses connections; sockets of live instances and of other drivers are never touched.
@@ -11,15 +14,16 @@ does alone what two must not do at once: publish slices, collect stale claims. T
 the locks of a process that ends, so no instance waits for a killed one.
 
 :class:`Ownership` blocks, for at most `LOCK_SECONDS` per call; :class:`RunningInstances` calls it
-in threads. :mod:`.sockets` names the sockets. It must not know gRPC, what is served, or what its
-answers decide.
+in threads. It must not know gRPC, what is served, or what its answers decide.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import fcntl
+import hashlib
 import logging
 import os
 import re
@@ -28,45 +32,127 @@ import socket
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from drakit.layout import private_directory
+from drakit.layout import driver_directory, home_directory, private_directory
 from drakit.logs import ProblemLog
-from drakit_nodeplugin.file_poller import FilePoller
-from drakit_nodeplugin.kubelet.sockets import (
-    MAX_PATH_BYTES,
-    SocketError,
-    SocketPaths,
-)
+from drakit_nodeplugin.endpoints.host_paths import MAX_PATH_BYTES
+from drakit_nodeplugin.file_poller import FilePoller, FileWatch
 
-__all__ = ("Ownership", "RunningInstances", "new_owner")
+__all__ = (
+    "Ownership",
+    "RunningInstances",
+    "SocketError",
+    "SocketPaths",
+    "new_owner",
+    "socket_paths",
+)
 
 logger = logging.getLogger(__name__)
 
 LOCK_SECONDS = 5.0
 """The wait for our own lock: another instance that cleans up holds it for a moment."""
 
-LIST_SECONDS = 60.0
-"""After this time the directory is listed again even if it did not change: not every file system
-keeps exact times."""
-
-TICK_NANOSECONDS = 50_000_000
+SETTLED_SECONDS = 0.05
 """More than the longest tick of common kernels (10 ms)."""
 
 _UUID = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 _SHORT = r"[A-Za-z0-9_-]{11}"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Listed:
-    """The locks of other instances, at one modification time of their directory."""
+_LOCK = re.compile(r"instance-.*\.lock")
+_PLAIN_UID = re.compile(r"[A-Za-z0-9-]{1,64}")
 
-    locks: tuple[Path, ...] = ()
-    changed_at: int = 0
-    until: float = 0.0
-    """When they are listed again even if nothing has changed; monotonic."""
+
+class SocketError(Exception):
+    """A socket cannot be created. The text names it and the remedy."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SocketPaths:
+    """The files of one instance of a driver, as absolute paths."""
+
+    home: Path
+    """drakit's directory on the node, shared by all drivers."""
+
+    data: Path
+    """The driver's directory, shared by its instances."""
+
+    registration: Path
+    """The socket by which the kubelet discovers the driver."""
+
+    dra: Path
+    """The socket that serves DRA and health."""
+
+    lock: Path
+    """Held by the instance while it lives; lists its sockets."""
+
+    @property
+    def sockets(self) -> tuple[Path, Path]:
+        return self.registration, self.dra
+
+    @property
+    def directories(self) -> frozenset[Path]:
+        """Every directory that can contain a socket of this driver's instances."""
+        return frozenset({self.data, self.home, self.registration.parent})
+
+    def lock_of(self, instance_uid: str) -> Path:
+        """Return the lock of any instance of the driver."""
+        return self.data / f"instance-{_short(instance_uid)}.lock"
+
+
+def socket_paths(driver: str, *, kubelet_root: Path, instance_uid: str) -> SocketPaths:
+    """
+    Return the paths of an instance; hashes replace long names until the path fits.
+
+    The registration socket is named as Kubernetes' own helper names it. Raises
+    :class:`SocketError`.
+    """
+    if not kubelet_root.is_absolute():
+        raise SocketError(f"the kubelet root must be an absolute path, not {kubelet_root}")
+    registry, home = kubelet_root / "plugins_registry", home_directory(kubelet_root)
+    data = driver_directory(kubelet_root, driver)
+    short = _short(instance_uid)
+    long = _hash(f"{driver}\0{instance_uid}".encode(), 16)
+    plain = [instance_uid] if _PLAIN_UID.fullmatch(instance_uid) else []
+    return SocketPaths(
+        home=home,
+        data=data,
+        registration=_first_that_fits(
+            [registry / f"{driver}-{uid}-reg.sock" for uid in [*plain, short]]
+            + [registry / f"dra-{long}-reg.sock"]
+        ),
+        # The last one is outside the driver's directory, whose name can have 63 characters.
+        dra=_first_that_fits(
+            [data / f"dra-{uid}.sock" for uid in [*plain, short]] + [home / f"dra-{long}.sock"]
+        ),
+        lock=data / f"instance-{short}.lock",
+    )
+
+
+def _short(instance_uid: str) -> str:
+    return _hash(instance_uid.encode(), 8)
+
+
+def _hash(text: bytes, size: int) -> str:
+    digest = hashlib.sha256(text).digest()[:size]
+    return base64.urlsafe_b64encode(digest).decode().rstrip("=")
+
+
+def _first_that_fits(candidates: Sequence[Path]) -> Path:
+    for path in candidates:
+        if len(os.fsencode(path)) <= MAX_PATH_BYTES:
+            return path
+    shortest = candidates[-1]
+    raise SocketError(
+        f"the path of a socket is too long: {shortest} has {len(os.fsencode(shortest))} bytes, and "
+        f"Linux takes {MAX_PATH_BYTES}; use a kubelet root with a shorter path"
+    )
+
+
+# ---------------------------------------------------------------- locks and sockets
 
 
 class Ownership:
@@ -78,7 +164,9 @@ class Ownership:
         self._primary = paths.data / "primary.lock"
         self._fd: int | None = None
         self._primary_fd: int | None = None
-        self._others = _Listed()
+        self._directory = FileWatch(paths.data, settled_seconds=SETTLED_SECONDS)
+        self._others: list[Path] | None = None
+        """The locks of other instances, dead or alive."""
         self._changing = threading.Lock()
         """Held while the primary lock changes hands: threads take it, and a thread may outlive its
         caller, up to our release."""
@@ -112,9 +200,7 @@ class Ownership:
         with self._changing:
             if self._fd is None:
                 return
-            if self._primary_fd is not None:
-                _unlock(self._primary, self._primary_fd)
-                self._primary_fd = None
+            self._unlock_primary()
             for path in self.paths.sockets:
                 _unlink_socket(path)
             _unlock(self.paths.lock, self._fd)
@@ -137,35 +223,30 @@ class Ownership:
     def leave_primary(self) -> None:
         """Let another instance become the primary one, before the sockets drain."""
         with self._changing:
-            if self._primary_fd is not None:
-                _unlock(self._primary, self._primary_fd)
-                self._primary_fd = None
+            self._unlock_primary()
+
+    def _unlock_primary(self) -> None:
+        if self._primary_fd is not None:
+            _unlock(self._primary, self._primary_fd)
+            self._primary_fd = None
 
     def others_alive(self) -> bool:
         """Return whether another instance of the driver lives: two serve it during an update."""
-        return any(_is_locked(lock) for lock in self._locks_of_others())
+        # The directory is listed only if it has changed: that costs as much as everything else
+        # that is polled for a driver.
+        if self._directory.changed():
+            self._others = None
+        if self._others is None:
+            self._others = self._locks_of_others()
+        return any(_is_locked(lock) for lock in self._others)
 
     def alive(self, instance_uid: str) -> bool:
         """Return whether an instance of the driver lives, by the UID that it was started with."""
         return _is_locked(self.paths.lock_of(instance_uid))
 
-    def _locks_of_others(self) -> tuple[Path, ...]:
-        """Return the locks of other instances, dead or alive. The directory is listed only if it
-        has changed: that costs as much as everything else that is polled for a driver."""
-        known, changed_at = self._others, os.stat(self.paths.data).st_mtime_ns
-        if known.changed_at == changed_at and time.monotonic() < known.until:
-            return known.locks
-        own = self.paths.lock.name
-        locks = tuple(
-            self.paths.data / name
-            for name in os.listdir(self.paths.data)
-            if name.startswith("instance-") and name.endswith(".lock") and name != own
-        )
-        # A second change within one tick would have the same time.
-        settled = abs(time.time_ns() - changed_at) > TICK_NANOSECONDS
-        until = time.monotonic() + LIST_SECONDS if settled else 0.0
-        self._others = _Listed(locks=locks, changed_at=changed_at, until=until)
-        return locks
+    def _locks_of_others(self) -> list[Path]:
+        names = {name for name in os.listdir(self.paths.data) if _LOCK.fullmatch(name)}
+        return [self.paths.data / name for name in sorted(names - {self.paths.lock.name})]
 
     def _lock_own(self) -> int:
         until = time.monotonic() + LOCK_SECONDS
@@ -182,9 +263,7 @@ class Ownership:
 
     def _remove_stale(self) -> None:
         alive: set[Path] = set()
-        for lock in sorted(self.paths.data.glob("instance-*.lock")):
-            if lock == self.paths.lock:
-                continue
+        for lock in self._locks_of_others():
             fd = _try_lock(lock, create=False)
             if fd is None:
                 alive.update(_listed(lock))
@@ -204,16 +283,14 @@ class Ownership:
     def _named_like_ours(self) -> Iterator[Path]:
         """Find sockets whose lock file is gone; a UID in the name excludes longer driver names.
         In the driver's own directory, the hash of a UID is enough."""
-        registration = re.compile(rf"{re.escape(self.driver)}-{_UUID}-reg\.sock")
-        dra = re.compile(rf"dra-({_UUID}|{_SHORT})\.sock")
         for pattern, directory in (
-            (registration, self.paths.registration.parent),
-            (dra, self.paths.data),
+            (rf"{re.escape(self.driver)}-{_UUID}-reg\.sock", self.paths.registration.parent),
+            (rf"dra-({_UUID}|{_SHORT})\.sock", self.paths.data),
         ):
-            yield from (path for path in directory.iterdir() if pattern.fullmatch(path.name))
+            yield from (path for path in directory.iterdir() if re.fullmatch(pattern, path.name))
 
     def _remove_if_dead(self, path: Path) -> None:
-        if _refuses_connections(path):
+        if _is_socket(path) and _refuses_connections(path):
             _unlink_socket(path)
             logger.info("stale socket removed", extra={"driver": self.driver, "path": str(path)})
 
@@ -266,14 +343,13 @@ class RunningInstances:
         primary = await asyncio.to_thread(self._ownership.try_primary)
         if primary == self.primary.is_set():
             return
+        facts = {"driver": self._driver}
         if primary:
             self.primary.set()
+            logger.info("this instance is the primary one", extra=facts)
         else:
             self.primary.clear()
-        logger.info(
-            "this instance is the primary one" if primary else "another instance is primary now",
-            extra={"driver": self._driver},
-        )
+            logger.info("another instance is primary now", extra=facts)
         self.on_change()
 
     async def run(self, poller: FilePoller) -> None:
@@ -352,15 +428,13 @@ def _listed(lock: Path) -> list[Path]:
 
 def _refuses_connections(path: Path) -> bool:
     """Return whether a socket has no listener. One that is only slow to accept is alive."""
-    if len(os.fsencode(path)) > MAX_PATH_BYTES or not _is_socket(path):
-        return False
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
         client.setblocking(False)
         try:
             client.connect(str(path))
         except ConnectionRefusedError:
             return True
-        except OSError:
+        except OSError:  # also a path that is too long
             return False
     return False
 

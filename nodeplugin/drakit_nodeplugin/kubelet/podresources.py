@@ -23,7 +23,7 @@ import logging
 import os
 import sys
 import zlib
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
@@ -78,6 +78,8 @@ _MAX_STATE_BYTES = 64 * 1024 * 1024
 """Enough for tens of thousands of claims: a larger file is not the kubelet's."""
 
 AnswerT = TypeVar("AnswerT")
+
+_Call = Callable[[], Coroutine[Any, Any, AnswerT]]
 
 
 class PodResourcesError(Exception):
@@ -297,7 +299,7 @@ class PodResources:
 class _Shared(Generic[AnswerT]):
     """Makes one call at a time, and briefly shares its answer or failure."""
 
-    def __init__(self, call: Callable[[], Awaitable[AnswerT]], *, fresh_seconds: float) -> None:
+    def __init__(self, call: _Call[AnswerT], *, fresh_seconds: float) -> None:
         self._call = call
         self._fresh_seconds = fresh_seconds
         self._running: asyncio.Task[AnswerT] | None = None
@@ -305,12 +307,9 @@ class _Shared(Generic[AnswerT]):
     async def get(self) -> AnswerT:
         """Wait for the answer. Cancellation ends the wait, but not the call."""
         if self._running is None:
-            self._running = asyncio.create_task(self._ask())
+            self._running = asyncio.create_task(self._call())
             self._running.add_done_callback(self._answered)
         return await asyncio.shield(self._running)
-
-    async def _ask(self) -> AnswerT:
-        return await self._call()
 
     def _answered(self, task: asyncio.Task[AnswerT]) -> None:
         if not task.cancelled():

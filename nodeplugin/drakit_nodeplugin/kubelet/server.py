@@ -8,14 +8,15 @@ the DRA socket goes, then the lock. In between, a lost socket is recreated. A ku
 asks again by itself. One that rejects a driver asks again only after the registration socket was
 recreated.
 
-:mod:`.sockets` and :mod:`.ownership` handle the files; :mod:`.dra` and :mod:`.health` are the
-kubelet's other two contracts. It must not know how claims are prepared.
+:mod:`.ownership` handles the files; :mod:`.dra` and :mod:`.health` are the kubelet's other two
+contracts. It must not know how claims are prepared.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,12 +29,11 @@ from drakit_nodeplugin.claims.queue import ClaimQueue
 from drakit_nodeplugin.file_poller import FilePoller
 from drakit_nodeplugin.kubelet.dra import SUPPORTED_VERSIONS, ClaimCalls, add_dra_services
 from drakit_nodeplugin.kubelet.health import HealthService, HealthSource
-from drakit_nodeplugin.kubelet.ownership import Ownership
-from drakit_nodeplugin.kubelet.sockets import SocketError, SocketGuard
+from drakit_nodeplugin.kubelet.ownership import Ownership, SocketError
 from drakit_proto.kubelet.dra.v1 import dra_pb2, dra_pb2_grpc
 from drakit_proto.kubelet.pluginregistration.v1 import registration_pb2, registration_pb2_grpc
 
-__all__ = ("DriverServer", "Registration", "RegistrationStatus", "local_channel")
+__all__ = ("DriverServer", "Registration", "RegistrationStatus", "SocketGuard", "local_channel")
 
 logger = logging.getLogger(__name__)
 
@@ -152,6 +152,37 @@ class Registration(registration_pb2_grpc.RegistrationServicer):
             "the kubelet rejected the driver; its registration socket will be recreated",
             extra={"driver": self._driver, "error": reason, "retry_seconds": retry_seconds},
         )
+
+
+class SocketGuard:
+    """
+    Notices that a socket's path does not lead to us any more.
+
+    The server itself does not: it keeps listening on a socket that no client can reach.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._identity: tuple[int, int] | None = None
+
+    def remember(self) -> None:
+        """Remember the file that is there now as ours, and restrict it to root."""
+        os.chmod(self.path, 0o600)
+        self._identity = self._identity_now()
+
+    def lost(self) -> str | None:
+        """Return what happened to our socket; None if it is in place."""
+        found = self._identity_now()
+        if found is None:
+            return "it was removed"
+        return None if found == self._identity else "another file is in its place"
+
+    def _identity_now(self) -> tuple[int, int] | None:
+        try:
+            found = os.lstat(self.path)
+        except FileNotFoundError:
+            return None
+        return found.st_dev, found.st_ino
 
 
 class _SocketServer:

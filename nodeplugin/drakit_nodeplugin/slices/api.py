@@ -1,9 +1,12 @@
 """
-Requests for the ResourceSlices of one driver on one node, in the version that the API server
-serves, and for the Node that owns them.
+The ResourceSlices of one driver on one node: requests for them, in the version that the API server
+serves, those that it holds, and the Node that owns them.
 
 Inside the node plugin slices are those of ``resource.k8s.io/v1``. Listed slices are projected page
-by page: as JSON, all slices of a full node are large.
+by page: as JSON, all slices of a full node are large. The answer to a write and the watch both
+report a slice, in any order: the newer report counts. After a restore of etcd a new slice has a
+lower version than an old one had. So a list, and a read after a conflict, count whatever their
+versions are.
 
 It must not know which slices are desired, or how errors are handled.
 """
@@ -11,7 +14,7 @@ It must not know which slices are desired, or how errors are handled.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from typing import Any, Literal
@@ -20,9 +23,9 @@ from drakit.kube import ApiError, Listing, NotFoundError, Session, WatchEvent, r
 from drakit.kube.discovery import VersionNotServedError, served_version
 from drakit.resource.raw import Object, text
 from drakit.resource.versions import GROUP, VERSIONS, from_version, to_version
-from drakit_nodeplugin.slices.stored_slices import StoredSlice
+from drakit_nodeplugin.slices.contents import StoredSlice
 
-__all__ = ("NodeOwner", "OnWrite", "SliceApi", "Verb")
+__all__ = ("NodeOwner", "OnWrite", "SliceApi", "SliceStore", "Verb")
 
 Verb = Literal["create", "update", "delete"]
 OnWrite = Callable[[Verb, float, bool], None]
@@ -81,21 +84,18 @@ class SliceApi:
             body = await self._session.get(_path(version, name))
         return StoredSlice.of(from_version(body, version))
 
-    async def create(self, body: Object, *, dry_run: bool = False) -> dict[str, Any]:
-        """Create a slice; return it as the API server stored it, or would without the dry run."""
+    async def write(self, body: Object, *, exists: bool, dry_run: bool = False) -> dict[str, Any]:
+        """Create or replace a slice; return it as the API server stored it, or would without the
+        dry run."""
         version = await self._served()
         sent = to_version(body, version)
-        async with self._guarded(), self._measured("create", dry_run=dry_run):
-            answer = await self._session.create(_path(version), sent, dry_run=dry_run)
-        return from_version(answer, version)
-
-    async def replace(self, body: Object, *, dry_run: bool = False) -> dict[str, Any]:
-        """Replace a slice; return it as the API server stored it, or would without the dry run."""
-        version = await self._served()
-        path = _path(version, text(body, "metadata", "name"))
-        sent = to_version(body, version)
-        async with self._guarded(), self._measured("update", dry_run=dry_run):
-            answer = await self._session.replace(path, sent, dry_run=dry_run)
+        verb = "update" if exists else "create"
+        async with self._guarded(), self._measured(verb, dry_run=dry_run):
+            if exists:
+                path = _path(version, text(body, "metadata", "name"))
+                answer = await self._session.replace(path, sent, dry_run=dry_run)
+            else:
+                answer = await self._session.create(_path(version), sent, dry_run=dry_run)
         return from_version(answer, version)
 
     async def delete(self, stored: StoredSlice) -> None:
@@ -144,6 +144,64 @@ class SliceApi:
         finally:
             if not dry_run:
                 self._on_write(verb, loop.time() - began, ok)
+
+
+class SliceStore:
+    """Slices by name; empty until all have been listed once."""
+
+    def __init__(self) -> None:
+        self.listed = asyncio.Event()
+        self._slices: dict[str, StoredSlice] = {}
+
+    def of_pool(self, pool: str) -> list[StoredSlice]:
+        """Return the slices of one pool."""
+        return [each for each in self._slices.values() if each.pool == pool]
+
+    def pools(self) -> set[str]:
+        """Return the pools that have slices."""
+        return {each.pool for each in self._slices.values()}
+
+    def find(self, name: str) -> StoredSlice | None:
+        """Return one slice."""
+        return self._slices.get(name)
+
+    def replace_all(self, slices: Iterable[StoredSlice]) -> bool:
+        """Keep these slices alone; return whether any slice is gone."""
+        before, self._slices = self._slices, {each.name: each for each in slices}
+        self.listed.set()
+        return bool(before.keys() - self._slices.keys())
+
+    def correct(self, new: StoredSlice, *, held: StoredSlice | None) -> None:
+        """Keep a slice that was read because `held` is outdated; if the store holds another one
+        meanwhile, the newer of the two."""
+        if self._slices.get(new.name) is held:
+            self._slices[new.name] = new
+        else:
+            self.apply(new)
+
+    def apply(self, new: StoredSlice) -> bool:
+        """Keep the newer of two; return whether it is the new one."""
+        old = self._slices.get(new.name)
+        if old is not None and not _is_newer(new.version, old.version):
+            return False
+        self._slices[new.name] = new
+        return True
+
+    def remove(self, name: str, uid: str) -> bool:
+        """Forget a deleted slice; return whether it was held. A new slice of the same name has
+        another UID."""
+        old = self._slices.get(name)
+        if old is None or old.uid != uid:
+            return False
+        del self._slices[name]
+        return True
+
+
+def _is_newer(one: str, other: str) -> bool:
+    """Compare resource versions of one object; they are integers that grow (KEP-5504)."""
+    if not (one.isdigit() and other.isdigit()):
+        return one != other
+    return int(one) > int(other)
 
 
 class NodeOwner:

@@ -1,39 +1,141 @@
 """
-The content of one slice: what can be published, its JSON, and how two contents differ. All pure.
+The content of one slice: as the API server holds it, and as it should be; its JSON, and how two
+contents differ. All pure.
 
-Which slice a device stands in is decided in :mod:`.packing`, and when a difference is written in
-:mod:`.plan`.
+As parsed JSON, the devices of a full node would need more memory than the rest of the node plugin.
+So the parts of a stored slice that are seldom needed stay compressed text. Which slice a device
+stands in is decided in :mod:`.packing`, and when a difference is written in :mod:`.plan`.
 
 It must not know pools, generations, or the API server.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import re
+import zlib
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from enum import IntEnum
 from typing import Any
 
+import orjson
+
 from drakit.device import CounterSet
 from drakit.resource.device import counter_set_body, device_body, same_counter_sets, same_device
 from drakit.resource.features import Feature, without
-from drakit.resource.raw import Object, children, text
-from drakit_nodeplugin.devices.model import DesiredDevice, DesiredPool, StampedTaint
+from drakit.resource.raw import Object, child, children, text
+from drakit_nodeplugin.devices.model import (
+    DesiredDevice,
+    DesiredPool,
+    PublishedTaints,
+    StampedTaint,
+)
 from drakit_nodeplugin.devices.taints import DOMAIN
-from drakit_nodeplugin.slices.stored_slices import StoredSlice, natural
 
 __all__ = (
     "Chosen",
     "Difference",
     "SliceContent",
+    "StoredSlice",
     "choose",
     "compare",
     "compare_contents",
     "describe",
+    "published_taints",
     "same_content",
     "slice_spec",
 )
+
+
+_SELECTIONS = ("nodeSelector", "allNodes", "perDeviceNodeSelection")
+"""Fields of a spec that select nodes; ours have ``nodeName`` alone."""
+
+_DIGITS = re.compile(r"(\d+)")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoredSlice:
+    """A slice of our driver on our node."""
+
+    name: str
+    uid: str
+    version: str
+    """Its ``resourceVersion``."""
+
+    pool: str
+    generation: int
+    """The pool's, not the object's."""
+
+    count: int
+    """How many slices the pool has at this generation (``resourceSliceCount``)."""
+
+    owners: tuple[str, ...]
+    """UIDs."""
+
+    odd: bool
+    """Whether it selects nodes in another way than our slices do."""
+
+    devices: tuple[str, ...]
+    """Names, in their order."""
+
+    counter_sets: tuple[str, ...]
+    metadata: Mapping[str, Any]
+    """Without the managed fields. What others put there stays when the slice is replaced."""
+
+    content: bytes
+    """Devices and counter sets as JSON, compressed."""
+
+    @classmethod
+    def of(cls, body: Object) -> StoredSlice:
+        """Project a ResourceSlice of ``resource.k8s.io/v1``."""
+        devices, sets = children(body, "spec", "devices"), children(body, "spec", "sharedCounters")
+        metadata = {k: v for k, v in child(body, "metadata").items() if k != "managedFields"}
+        pool = child(body, "spec", "pool")
+        return cls(
+            name=text(metadata, "name"),
+            uid=text(metadata, "uid"),
+            version=text(metadata, "resourceVersion"),
+            pool=text(pool, "name"),
+            generation=int(pool.get("generation") or 0),
+            count=int(pool.get("resourceSliceCount") or 0),
+            owners=tuple(text(owner, "uid") for owner in children(metadata, "ownerReferences")),
+            odd=any(child(body, "spec").get(key) for key in _SELECTIONS),
+            devices=tuple(text(device, "name") for device in devices),
+            counter_sets=tuple(text(each, "name") for each in sets),
+            metadata=metadata,
+            # The fastest level: most of the text is the same names over and over.
+            content=zlib.compress(orjson.dumps([devices, sets]), 1),
+        )
+
+    def bodies(self) -> tuple[dict[str, Object], dict[str, Object]]:
+        """Return the JSON of its devices and of its counter sets, by name."""
+        devices, sets = orjson.loads(zlib.decompress(self.content))
+        return (
+            {text(device, "name"): device for device in devices},
+            {text(each, "name"): each for each in sets},
+        )
+
+
+def published_taints(slices: Iterable[StoredSlice]) -> dict[tuple[str, str], PublishedTaints]:
+    """Return the taints of all tainted devices, by pool and name."""
+    found: dict[tuple[str, str], PublishedTaints] = {}
+    for each in slices:
+        for name, body in each.bodies()[0].items():
+            if taints := children(body, "taints"):
+                found[each.pool, name] = {
+                    (text(taint, "key"), text(taint, "effect")): _seconds(text(taint, "timeAdded"))
+                    for taint in taints
+                }
+    return found
+
+
+def _seconds(time: str) -> int | None:
+    """Read a time of the API (RFC 3339) as seconds since 1970; None if it is malformed."""
+    try:
+        return int(datetime.fromisoformat(time).timestamp())
+    except ValueError:
+        return None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -132,7 +234,7 @@ def _without(device: DesiredDevice, dropped: Collection[Feature]) -> DesiredDevi
 
 def compare(stored: StoredSlice, wanted: SliceContent) -> Difference:
     """Return how a slice at the API server differs from its desired content."""
-    names = sorted(wanted.devices, key=natural)
+    names = sorted(wanted.devices, key=_natural)
     if stored.odd or list(stored.devices) != names:
         return Difference.CONTENT
     if set(stored.counter_sets) != set(wanted.counter_sets):
@@ -206,7 +308,7 @@ def slice_spec(content: SliceContent, *, stored: Sequence[StoredSlice]) -> dict[
         devices |= more
         sets |= more_sets
     # Devices in the order in which the allocator should take them.
-    names = sorted(content.devices, key=natural)
+    names = sorted(content.devices, key=_natural)
     spec: dict[str, Any] = {}
     if names or not content.counter_sets:
         # Beside counters the API server refuses even an empty list.
@@ -266,3 +368,8 @@ def _taint_body(taint: StampedTaint, added: str | None) -> dict[str, Any]:
 
 def _rfc3339(seconds: int) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _natural(name: str) -> tuple[tuple[int, str], ...]:
+    """Sort ``kvm-10`` behind ``kvm-9``: the allocator takes devices in this order."""
+    return tuple((int(part), "") if part.isdigit() else (-1, part) for part in _DIGITS.split(name))

@@ -11,7 +11,7 @@ It must not know the API server, attributes, or where devices come from.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -134,6 +134,16 @@ class _Slices:
     def room_for_sets(self, index: int) -> int:
         return 0 if self.load[index] else self.limits.max_counter_sets - self.sets[index]
 
+    def spread(
+        self, names: Sequence[str], indexes: Iterable[int], *, reserve: bool
+    ) -> tuple[dict[str, int], Sequence[str]]:
+        return _spread(names, indexes, self.load, lambda i: self.room(i, reserve=reserve))
+
+    def spread_sets(
+        self, names: Sequence[str], indexes: Iterable[int]
+    ) -> tuple[dict[str, int], Sequence[str]]:
+        return _spread(names, indexes, self.sets, self.room_for_sets)
+
     @property
     def end(self) -> int:
         """The index behind the last slice that holds anything."""
@@ -177,8 +187,8 @@ def _added_in_place(
     for targets in candidates:
         for reserve in (False, True):
             trial = slices.copy()
-            homes, rest = _spread(new, free, trial, reserve=reserve)
-            set_homes, set_rest = _spread_sets(new_sets, free, trial)
+            homes, rest = trial.spread(new, free, reserve=reserve)
+            set_homes, set_rest = trial.spread_sets(new_sets, free)
             if rest and set_rest:
                 continue
             if not rest and not set_rest:
@@ -197,35 +207,21 @@ def _spread_over_all(new: Sequence[str], new_sets: Sequence[str], slices: _Slice
     held = [index for index in range(end) if slices.load[index]]
     empty = [i for i in range(end) if not slices.load[i] and not slices.sets[i]]
     empty += range(end, end + len(new) + len(new_sets) + 1)
-    homes, _ = _spread(new, held + empty, slices, reserve=False)
-    set_homes, _ = _spread_sets(new_sets, [*range(end), *empty], slices)
+    homes, _ = slices.spread(new, held + empty, reserve=False)
+    set_homes, _ = slices.spread_sets(new_sets, [*range(end), *empty])
     return homes, set_homes
 
 
 def _spread(
-    names: Sequence[str], indexes: Iterable[int], slices: _Slices, *, reserve: bool
+    names: Sequence[str], indexes: Iterable[int], load: Counter[int], room: Callable[[int], int]
 ) -> tuple[dict[str, int], Sequence[str]]:
-    """Place devices in the first of these slices with room; return those that do not fit too."""
+    """Place names in the first of these slices with room; return those that do not fit too."""
     homes: dict[str, int] = {}
     for index in indexes:
         if not names:
             break
-        fitting = names[: slices.room(index, reserve=reserve)]
+        fitting = names[: room(index)]
         homes |= dict.fromkeys(fitting, index)
-        slices.load[index] += len(fitting)
-        names = names[len(fitting) :]
-    return homes, names
-
-
-def _spread_sets(
-    names: Sequence[str], indexes: Iterable[int], slices: _Slices
-) -> tuple[dict[str, int], Sequence[str]]:
-    homes: dict[str, int] = {}
-    for index in indexes:
-        if not names:
-            break
-        fitting = names[: slices.room_for_sets(index)]
-        homes |= dict.fromkeys(fitting, index)
-        slices.sets[index] += len(fitting)
+        load[index] += len(fitting)
         names = names[len(fitting) :]
     return homes, names

@@ -18,6 +18,8 @@ It must not know the API server's client, clocks, or where devices come from.
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,6 +30,7 @@ from drakit_nodeplugin.devices.model import DesiredDevice, DesiredPool
 from drakit_nodeplugin.slices.contents import (
     Difference,
     SliceContent,
+    StoredSlice,
     choose,
     compare,
     compare_contents,
@@ -35,16 +38,55 @@ from drakit_nodeplugin.slices.contents import (
     slice_spec,
 )
 from drakit_nodeplugin.slices.packing import Packing, PackingLimits, Standing, pack
-from drakit_nodeplugin.slices.stored_slices import (
-    PoolIdentity,
-    StoredSlice,
-    slice_index,
-    slice_name,
+
+__all__ = (
+    "KnownSlice",
+    "Plan",
+    "PoolIdentity",
+    "SliceWrite",
+    "planning",
+    "slice_index",
+    "slice_name",
 )
 
-__all__ = ("KnownSlice", "Plan", "SliceWrite", "planning")
-
 API_VERSION = "resource.k8s.io/v1"
+
+MAX_OBJECT_NAME = 253
+
+_INDEX = re.compile(r"(?P<index>[0-9a-f]{5})-")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PoolIdentity:
+    """A pool of one driver on one node."""
+
+    driver: str
+    node: str
+    node_uid: str
+    pool: str
+    """Its name in the API: that of the node, or one that begins with it."""
+
+
+def slice_name(pool: PoolIdentity, index: int) -> str:
+    """
+    Return the name of a pool's slice: the same after a restart and for every instance.
+
+    It begins with the index in hexadecimal, since the allocator walks slices in the order of
+    their names, and ends in a digest, since two drivers and two pools may join to one text.
+    """
+    identity = f"{pool.driver}/{pool.pool}".encode()
+    end = f"-{hashlib.sha256(identity).hexdigest()[:8]}"
+    name = f"{index:05x}-{pool.driver}-{pool.pool.replace('/', '-')}"
+    return name[: MAX_OBJECT_NAME - len(end)].rstrip(".-") + end
+
+
+def slice_index(pool: PoolIdentity, name: str) -> int | None:
+    """Return the index in the name of a pool's slice; None for a name that we did not make."""
+    form = _INDEX.match(name)
+    if form is None:
+        return None
+    index = int(form["index"], 16)
+    return index if slice_name(pool, index) == name else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -171,10 +213,10 @@ class _HeldSlices:
         named = {slice_index(identity, each.name): each for each in stored}
         ours = {index: each for index, each in named.items() if index is not None}
         # A slice that somebody else has changed does not describe the pool.
-        telling = [each for each in ours.values() if each.name not in left] or [*ours.values()]
-        self.generation = max((each.generation for each in telling), default=0)
+        reliable = [each for each in ours.values() if each.name not in left] or [*ours.values()]
+        self.generation = max((each.generation for each in reliable), default=0)
         self.next_generation = 1 + max((each.generation for each in stored), default=0)
-        counts = {each.count for each in telling if each.generation == self.generation}
+        counts = {each.count for each in reliable if each.generation == self.generation}
         self.count = counts.pop() if len(counts) == 1 else 0
         """How many slices the pool should have; 0 if that is not clear."""
 
@@ -216,7 +258,6 @@ class _Survey:
         self.held = held
         self.devices = devices
         self.counter_sets = counter_sets
-        self.contents: dict[int, SliceContent] = {}
         self.differences: dict[int, Difference] = {}
         self.known: dict[str, KnownSlice] = {}
 
@@ -238,7 +279,6 @@ class _Survey:
                 if name in self.counter_sets and self.held.counter_sets[name] == index
             },
         )
-        self.contents[index] = content
         before = known.get(stored.name)
         if before is not None and before.version != stored.version:
             before = None
@@ -276,18 +316,17 @@ def _writes(
     left_out: Mapping[str, str],
 ) -> Plan:
     held, count = survey.held, packing.count
-    fillings = {index: _Filling.of(survey.contents.get(index)) for index in range(count)}
+    devices: list[dict[str, DesiredDevice]] = [{} for _ in range(count)]
+    counter_sets: list[dict[str, CounterSet | None]] = [{} for _ in range(count)]
     changed = {i for i, each in survey.differences.items() if each is Difference.CONTENT}
-    for name in packing.moved:
-        fillings[held.devices[name]].devices.pop(name, None)
-        changed.add(held.devices[name])
+    changed |= {held.devices[name] for name in packing.moved}
     for name, index in packing.devices.items():
+        devices[index][name] = survey.devices[name]
         if held.devices.get(name) != index:
-            fillings[index].devices[name] = survey.devices[name]
             changed.add(index)
     for name, index in packing.counter_sets.items():
+        counter_sets[index][name] = survey.counter_sets[name]
         if held.counter_sets.get(name) != index:
-            fillings[index].counter_sets[name] = survey.counter_sets[name]
             changed.add(index)
 
     kept = [index for index in sorted(held.slices) if index < count]
@@ -301,8 +340,7 @@ def _writes(
     generation = held.generation if same_generation else held.next_generation
 
     def write(index: int) -> SliceWrite:
-        filling = fillings[index]
-        content = SliceContent(devices=filling.devices, counter_sets=filling.counter_sets)
+        content = SliceContent(devices=devices[index], counter_sets=counter_sets[index])
         return SliceWrite(
             pool=held.identity,
             index=index,
@@ -323,20 +361,6 @@ def _writes(
         known=survey.known,
         left_out=left_out,
     )
-
-
-@dataclass(slots=True)
-class _Filling:
-    """A content in the making."""
-
-    devices: dict[str, DesiredDevice]
-    counter_sets: dict[str, CounterSet | None]
-
-    @classmethod
-    def of(cls, content: SliceContent | None) -> _Filling:
-        if content is None:
-            return cls({}, {})
-        return cls(dict(content.devices), dict(content.counter_sets))
 
 
 def _sources(content: SliceContent, held: _HeldSlices) -> list[StoredSlice]:

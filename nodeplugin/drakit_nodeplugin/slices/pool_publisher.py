@@ -18,9 +18,9 @@ from drakit.backoff import Backoff
 from drakit.kube import ApiError, TooManyRequestsError, UnavailableError
 from drakit.resource.pools import short_pool
 from drakit_nodeplugin.devices.model import DesiredPool
-from drakit_nodeplugin.slices.plan import Plan, planning
+from drakit_nodeplugin.slices.contents import StoredSlice
+from drakit_nodeplugin.slices.plan import Plan, PoolIdentity, planning, slice_index
 from drakit_nodeplugin.slices.pool_writer import DroppedError, PoolContext, PoolWriter, StaleError
-from drakit_nodeplugin.slices.stored_slices import PoolIdentity, StoredSlice, slice_index
 
 __all__ = ("PoolPublisher", "qualified")
 
@@ -81,16 +81,19 @@ class PoolPublisher:
         self._settled = False
         self._changed.set()
 
-    async def run(self) -> None:
-        """Publish until cancelled, or until the pool is neither desired nor published."""
+    async def run(self, settle: float) -> None:
+        """Publish until cancelled, or until the pool is neither desired nor published. The first
+        round begins after `settle` seconds."""
         loop = asyncio.get_running_loop()
-        settle = 0.0  # the publisher that found the pool has waited already
+        gone = False
         while True:
             try:
-                async with asyncio.timeout_at(self._again_at):
+                async with asyncio.timeout_at(self._not_before if gone else self._again_at):
                     await self._changed.wait()
             except TimeoutError:
-                pass
+                if gone:  # for as long as its pace: a pool that comes and goes has one as well
+                    return
+            gone = False
             await asyncio.sleep(max(settle, self._not_before - loop.time()))
             settle = SETTLE_SECONDS
             if not self._context.primary.is_set():
@@ -120,8 +123,6 @@ class PoolPublisher:
                 )
             else:
                 self._backoff.succeeded()
-                if gone and not self._changed.is_set():
-                    return
 
     def _failed(self, error: Exception) -> float:
         """Schedule the next attempt; return in how many seconds it is."""

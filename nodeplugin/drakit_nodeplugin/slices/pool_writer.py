@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,17 +26,16 @@ from drakit.resource.features import Feature, dropped_from_slice, refusal
 from drakit.resource.raw import children, text
 from drakit_nodeplugin.devices.manager import DeviceManager
 from drakit_nodeplugin.devices.model import DesiredDevice, DesiredPool
-from drakit_nodeplugin.slices.api import NodeOwner, SliceApi
-from drakit_nodeplugin.slices.contents import SliceContent, same_content
+from drakit_nodeplugin.slices.api import NodeOwner, SliceApi, SliceStore
+from drakit_nodeplugin.slices.contents import SliceContent, StoredSlice, same_content
 from drakit_nodeplugin.slices.plan import KnownSlice, Plan, SliceWrite
-from drakit_nodeplugin.slices.stored_slices import SliceStore, StoredSlice
 
 __all__ = (
     "DroppedError",
     "PoolContext",
     "PoolWriter",
     "StaleError",
-    "TaintCheck",
+    "may_lose_taints",
 )
 
 logger = logging.getLogger(__name__)
@@ -51,27 +50,9 @@ class DroppedError(Exception):
     lack these fields, or the pool may be incomplete. Raised once for each feature."""
 
 
-class TaintCheck:
-    """Whether one API server is known to keep taints; the pools of a driver share it."""
-
-    def __init__(self) -> None:
-        self._kept = False
-
-    def forget(self) -> None:
-        """The API server may be another one."""
-        self._kept = False
-
-    def kept(self) -> None:
-        """The answer to a dry run had its taints."""
-        self._kept = True
-
-    def needed(self, writes: Iterable[SliceWrite]) -> Iterable[SliceWrite]:
-        """Yield the writes that may lose taints, until some were kept."""
-        for write in writes:
-            if self._kept:
-                return
-            if _repels_pods(write) and not _has_taints(write.stored):
-                yield write
+def may_lose_taints(write: SliceWrite) -> bool:
+    """Return whether an API server without taints would publish devices that must have some."""
+    return _repels_pods(write) and not _has_taints(write.stored)
 
 
 def _repels_pods(write: SliceWrite) -> bool:
@@ -113,7 +94,9 @@ class PoolContext:
     on_dropped: Callable[[Collection[Feature]], bool]
     """Receives the features that an answer lacks; returns whether plans are wrong by that."""
 
-    taints: TaintCheck
+    taints_kept: asyncio.Event
+    """Set once a dry run has shown that the API server keeps taints."""
+
     on_left_out: Callable[[Mapping[str, str]], None]
     """Receives why devices are not published, by ``pool/device`` with the driver's pool names."""
 
@@ -186,8 +169,9 @@ class PoolWriter:
         again = False
         writes = (*plan.replace, *plan.create)
         # Before anything is written: a broken device must not be offered to pods for a moment.
-        for write in self._context.taints.needed(writes):
-            again |= await self._try(write, errors, dry_run=True)
+        for write in writes:
+            if not self._context.taints_kept.is_set() and may_lose_taints(write):
+                again |= await self._try(write, errors, dry_run=True)
         for each in plan.delete:
             await self._delete(each)
         for write in writes:
@@ -222,9 +206,8 @@ class PoolWriter:
         if not dry_run:
             self._check_primary()
         api, body = self._context.api, write.body()
-        send = api.create if write.stored is None else api.replace
         try:
-            answer = await send(body, dry_run=dry_run)
+            answer = await api.write(body, exists=write.stored is not None, dry_run=dry_run)
         except InvalidError as error:
             errors[write.name] = error
             return self._refuse(write, body, error)
@@ -237,7 +220,7 @@ class PoolWriter:
             # Another pool may have reported it already.
             if self._context.on_dropped(dropped) or Feature.TAINTS in dropped:
                 raise DroppedError
-            self._context.taints.kept()
+            self._context.taints_kept.set()
             return False
         self._written(write, answer)
         if self._context.on_dropped(dropped):
@@ -278,9 +261,8 @@ class PoolWriter:
         try:
             store.correct(await self._context.api.get(name), held=held)
         except NotFoundError:
-            for each in store.of_pool(self._pool):
-                if each.name == name:
-                    store.remove(name, each.uid)
+            if (gone := store.find(name)) is not None:
+                store.remove(name, gone.uid)
 
 
 def _is_unchanged(old: DesiredDevice, new: DesiredDevice) -> bool:

@@ -19,16 +19,10 @@ from drakit.kube.reflector import Applied, Deleted, Reflector, Replaced
 from drakit.resource.features import Feature
 from drakit.resource.pools import short_pool
 from drakit_nodeplugin.devices.manager import DeviceManager
-from drakit_nodeplugin.slices.api import NodeOwner, OnWrite, SliceApi
-from drakit_nodeplugin.slices.contents import describe
-from drakit_nodeplugin.slices.pool_publisher import (
-    PACE_SECONDS,
-    SETTLE_SECONDS,
-    PoolPublisher,
-    qualified,
-)
-from drakit_nodeplugin.slices.pool_writer import PoolContext, TaintCheck
-from drakit_nodeplugin.slices.stored_slices import SliceStore, StoredSlice
+from drakit_nodeplugin.slices.api import NodeOwner, OnWrite, SliceApi, SliceStore
+from drakit_nodeplugin.slices.contents import StoredSlice, describe
+from drakit_nodeplugin.slices.pool_publisher import SETTLE_SECONDS, PoolPublisher, qualified
+from drakit_nodeplugin.slices.pool_writer import PoolContext
 
 __all__ = ("SlicePublisher",)
 
@@ -78,7 +72,7 @@ class SlicePublisher:
         self._reflector: Reflector | None = None
         self._dropped: frozenset[Feature] = frozenset()
         self._reported: frozenset[Feature] = frozenset()
-        self._taints = TaintCheck()
+        self._taints_kept = asyncio.Event()
         self._forgot_at = float("-inf")
 
     # ------------------------------------------------------------ for probes and metrics
@@ -128,53 +122,40 @@ class SlicePublisher:
             primary=self._primary,
             dropped=lambda: self._dropped,
             on_dropped=self._drops,
-            taints=self._taints,
+            taints_kept=self._taints_kept,
             on_left_out=self._on_left_out,
         )
         async with asyncio.TaskGroup() as group:
 
-            def find(names: Collection[str]) -> None:
+            def find(names: Collection[str], settle_seconds: float = SETTLE_SECONDS) -> None:
+                """Publish these pools too."""
                 for name in names:
                     if name not in self._pools:
                         pool = self._pools[name] = PoolPublisher(name, context)
-                        group.create_task(self._publish(pool, find))
+                        group.create_task(self._publish(pool, settle_seconds))
 
             group.create_task(self._watch(api, owner, find))
-            group.create_task(self._wake())
-            group.create_task(self._find(find))
+            group.create_task(self._wake(find))
 
-    async def _publish(self, pool: PoolPublisher, find: Callable[[Collection[str]], None]) -> None:
-        await pool.run()
+    async def _publish(self, pool: PoolPublisher, settle_seconds: float) -> None:
+        await pool.run(settle_seconds)
         del self._pools[pool.name]
-        # It may be desired again since its last round, and was found while it was still here.
-        find({pool.name} & self._manager.publication().pools.keys())
 
-    async def _wake(self) -> None:
-        """Wake the pools at each change; each has its own pace."""
+    async def _wake(self, find: Callable[[Collection[str]], None]) -> None:
+        """Wake the pools at each change, also new ones; each has its own pace."""
         seen = self._manager.revision.number
         while True:
             seen = await self._manager.revision.after(seen)
             self._wake_all()
             if self.listed:
+                find(self._manager.publication().pools)
                 self._on_pools(self._store.pools())
 
     def _wake_all(self) -> None:
         for pool in self._pools.values():
             pool.wake()
 
-    async def _find(self, find: Callable[[Collection[str]], None]) -> None:
-        """Find new pools."""
-        await self._store.listed.wait()
-        while True:
-            seen = self._manager.revision.number
-            find(self._manager.publication().pools)
-            await asyncio.sleep(PACE_SECONDS - SETTLE_SECONDS)
-            await self._manager.revision.after(seen)
-            await asyncio.sleep(SETTLE_SECONDS)
-
-    async def _watch(
-        self, api: SliceApi, owner: NodeOwner, find: Callable[[Collection[str]], None]
-    ) -> None:
+    async def _watch(self, api: SliceApi, owner: NodeOwner, find: Callable[..., None]) -> None:
         self._reflector = Reflector(api, "resourceslices")
         async for change in self._reflector.changes():
             match change:
@@ -185,10 +166,12 @@ class SlicePublisher:
                         self._on_first_list(slices)
                     if self._store.replace_all(slices):
                         owner.forget()
-                    find(self._store.pools())
                     self._wake_all()
                     if again:
+                        find(self._store.pools())
                         self._forget()
+                    else:
+                        find(self._store.pools() | self._manager.publication().pools.keys(), 0.0)
                 case Applied(object=item):
                     new: StoredSlice = item["slice"]
                     if self._store.apply(new):
@@ -230,7 +213,7 @@ class SlicePublisher:
 
     def _forget(self) -> None:
         """The watch began again: the API server may be another one."""
-        self._taints.forget()
+        self._taints_kept.clear()
         now = asyncio.get_running_loop().time()
         if now - self._forgot_at < FORGET_SECONDS:
             return

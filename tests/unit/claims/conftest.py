@@ -37,7 +37,7 @@ class Plugin:
         self.instances = FakeInstances()
         self.inventories = FakeInventories()
         self.specs = ClaimSpecs(DRIVER, self.cdi)
-        self.checkpoint = Checkpoint(folder / "checkpoint.db", owner=owner, specs=self.specs)
+        self.checkpoint = Checkpoint(folder / "checkpoint.db", owner=owner, files=self.specs)
         self.parts = EngineParts(
             driver=DRIVER,
             node=StaticNode(name=NODE, labels={"zone": "a"}),
@@ -107,6 +107,8 @@ async def start(tmp_path, claims, devices):
         owner = f"pod-{next(numbers)}"
         plugin = Plugin(tmp_path, boot_id=boot_id, owner=owner, claims=claims, devices=devices)
         await plugin.checkpoint.open()
+        if plugin.checkpoint.damage is not None:
+            plugin.engine.rebuilt.set()  # as after the first attempt of a rebuild
         running.append(plugin)
         return plugin
 

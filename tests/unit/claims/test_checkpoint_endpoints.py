@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drakit_nodeplugin.claims.checkpoint import endpoint_rows
-from drakit_nodeplugin.claims.checkpoint.records import DamagedRowError, checksum
+from drakit_nodeplugin.claims.checkpoint import rows
+from drakit_nodeplugin.claims.checkpoint.records import DamagedRowError, checksum, load_endpoint
 from drakit_nodeplugin.claims.checkpoint.store import Checkpoint, CheckpointError
 from drakit_nodeplugin.devices.endpoint_store import EndpointStore, StoredEndpoint
 from tests.fakes.checkpoints import fill, stored_claim
@@ -121,7 +121,8 @@ async def test_another_process_that_writes_endpoints_is_another_process(path, ch
 
 async def test_a_name_that_is_no_text_is_refused_and_nothing_is_written(checkpoint):
     with pytest.raises(
-        CheckpointError, match="takes no such entry: endpoint 'a\\\\ud800' is no JS"
+        CheckpointError,
+        match="takes no such entry: endpoint 'a\\\\ud800' cannot be written as JSON",
     ):
         await checkpoint.write_endpoints([StoredEndpoint(name="a\ud800", pools={})])
     await checkpoint.write_endpoints([USB])
@@ -258,12 +259,12 @@ async def test_a_table_that_is_not_ours_costs_no_claim(path, checkpoint, stateme
 )
 def test_bytes_that_are_no_endpoint_are_damage_although_their_checksum_is_right(body):
     with pytest.raises(DamagedRowError):
-        endpoint_rows.load("usb", checksum(body), body)
+        load_endpoint("usb", body, expected=checksum(body))
 
 
 def test_a_row_without_later_fields_gets_their_defaults():
     body = orjson.dumps({"name": "usb", "pools": {"node-1": ["cam-0"]}})
-    found = endpoint_rows.load("usb", checksum(body), body)
+    found = load_endpoint("usb", body, expected=checksum(body))
     assert found == StoredEndpoint(name="usb", pools={"node-1": ("cam-0",)})
 
 
@@ -282,6 +283,6 @@ texts = st.text(st.characters(codec="utf-8"), max_size=9)
 def test_every_endpoint_comes_back(endpoint):
     with closing(sqlite3.connect(":memory:")) as connection:
         connection.execute("CREATE TABLE endpoints (name PRIMARY KEY, checksum, body)")
-        endpoint_rows.write(connection, [endpoint])
-        assert endpoint_rows.read(connection) == [endpoint]
-        assert endpoint_rows.damaged(connection) == {}
+        rows.write_endpoints(connection, [endpoint])
+        assert rows.endpoints(connection) == [endpoint]
+        assert rows.damaged_endpoints(connection) == {}

@@ -287,7 +287,7 @@ async def test_a_crash_in_the_middle_of_a_transaction_stores_nothing_of_it(start
     assert set((await checkpoint.write([wanted])).written) == {"uid-c"}
     await checkpoint.close()
     with pytest.raises(CheckpointError):
-        await checkpoint.count()
+        await checkpoint.uids()
 
 
 KILLED = """

@@ -20,7 +20,7 @@ from drakit_nodeplugin.claims.checkpoint.records import (
 )
 from drakit_nodeplugin.claims.checkpoint.store import Checkpoint, schema
 from drakit_nodeplugin.devices.endpoint_store import StoredEndpoint
-from tests.fakes.checkpoints import as_successor, fill, reopen, stored_claim, stored_device
+from tests.fakes.checkpoints import as_successor, delete, fill, reopen, stored_claim, stored_device
 
 ENDPOINT = StoredEndpoint(name="usb", pools={"node-1": ("cam-0",)}, stopped_at=1e9)
 
@@ -107,7 +107,7 @@ async def test_what_a_successor_stored_is_read_and_written_and_what_it_added_is_
     first = replace(stored["uid-000"], state="unpreparing")
     outcome = await checkpoint.write([first, stored_claim("new")])
     assert set(outcome.written) == {"uid-000", "uid-new"}
-    assert await checkpoint.delete([stored["uid-001"]]) == frozenset()
+    assert await delete(checkpoint, [stored["uid-001"]]) == frozenset()
     await checkpoint.close()
 
     assert sql(path, "SELECT more FROM later") == [("kept",)] * 3

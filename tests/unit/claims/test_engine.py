@@ -14,6 +14,7 @@ from drakit_nodeplugin.claims.queue import ClaimQueue
 from drakit_nodeplugin.claims.source import ApiClaims
 from drakit_nodeplugin.endpoints.contract import traits_of
 from drakit_nodeplugin.endpoints.failures import BadParametersError, EndpointStoppedError
+from tests.fakes.checkpoints import delete
 from tests.fakes.claims import DRIVER, NODE, claim_body, reference
 from tests.fakes.direct import DirectEndpoint
 from tests.fakes.node import StaticNode
@@ -222,7 +223,7 @@ async def test_unprepare_of_an_unknown_claim_is_success_and_removes_a_stray_file
     plugin = await start()
     claims.store(claim_body(A, "cam-0"))
     await plugin.prepare(reference(A))
-    await plugin.checkpoint.delete((await plugin.checkpoint.find([A])).values())
+    await delete(plugin.checkpoint, (await plugin.checkpoint.find([A])).values())
 
     assert await plugin.unprepare(reference(A), reference(B)) == {A: None, B: None}
     assert plugin.files() == set()

@@ -259,7 +259,7 @@ async def test_a_claim_whose_file_is_lost_too_is_prepared_again_when_the_kubelet
     claims.store(claim_body("a", "cam-0"))
     await plugin.prepare(reference("a"))
     plugin = await lose()
-    await plugin.specs.remove(["a"])
+    await asyncio.to_thread(plugin.specs.unlink, ["a"])
     kubelet.uses("a", "cam-0")
     rebuilt = await rebuilder(plugin, kubelet, claims).rebuild()
     assert rebuilt.complete == ("lab/claim-a",)
@@ -301,7 +301,7 @@ async def test_a_rebuilt_claim_is_of_an_earlier_boot_after_the_next_reboot(
     await plugin.prepare(reference("a"))
     plugin = await lose()
     if not file:
-        await plugin.specs.remove(["a"])
+        await asyncio.to_thread(plugin.specs.unlink, ["a"])
     kubelet.uses("a", "cam-0")
     await rebuilder(plugin, kubelet, claims).rebuild()
     plugin = await start(boot_id="boot-2")
@@ -428,6 +428,9 @@ async def test_an_api_server_that_hangs_is_waited_for_only_so_long(looptime):
         async def uids(self):
             return set()
 
+        async def orphans(self):
+            return set()
+
         async def write(self, claims):
             stored.extend(claims)
             written = {claim.uid: claim for claim in claims}
@@ -437,10 +440,7 @@ async def test_an_api_server_that_hangs_is_waited_for_only_so_long(looptime):
             return {}
 
     class Files:
-        async def present(self):
-            return set()
-
-        async def read(self, uid):
+        def read(self, uid):
             return None
 
     class Silent:

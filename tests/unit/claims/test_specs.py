@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import time
@@ -36,102 +35,102 @@ def edits(value: str = "x") -> list[Edits]:
     return [Edits(env={"CAM": value}), Edits()]
 
 
-async def test_the_file_holds_the_text_as_it_was_built(specs, folder):
+def test_the_file_holds_the_text_as_it_was_built(specs, folder):
     text = specs.build(A, edits())
-    assert await specs.write({A: text}) == {}
+    assert specs.place({A: text}) == {}
     assert file_of(folder, A).read_text() == text
-    assert await specs.read(A) == text
-    assert await specs.present() == {A}
+    assert specs.read(A) == text
+    assert specs.uids() == {A}
 
 
-async def test_the_devices_of_a_claim_are_numbered(specs):
+def test_the_devices_of_a_claim_are_numbered(specs):
     spec = json.loads(specs.build(A, edits()))
     assert spec["kind"] == f"{DRIVER}/claim"
     assert [device["name"] for device in spec["devices"]] == [f"{A}-0", f"{A}-1"]
     assert specs.cdi_id(A, 1) == f"{DRIVER}/claim={A}-1"
 
 
-async def test_what_is_written_lints_clean(specs, folder):
+def test_what_is_written_lints_clean(specs, folder):
     texts = {uid: specs.build(uid, edits("größe 😀 \x7f \u2028")) for uid in (A, B)}
-    await specs.write(texts)
-    assert await asyncio.to_thread(lint_directories, [folder]) == []
+    specs.place(texts)
+    assert lint_directories([folder]) == []
 
 
-async def test_a_text_is_written_whatever_it_means(specs, folder):
-    assert await specs.write({A: "no JSON at all"}) == {}
+def test_a_text_is_written_whatever_it_means(specs, folder):
+    assert specs.place({A: "no JSON at all"}) == {}
     assert file_of(folder, A).read_text() == "no JSON at all"
-    assert await specs.read(A) == "", "it is damaged"
+    assert specs.read(A) == "", "it is damaged"
 
 
-async def test_a_file_that_was_changed_is_put_right_and_others_are_left_alone(specs, folder):
+def test_a_file_that_was_changed_is_put_right_and_others_are_left_alone(specs, folder):
     texts = {uid: specs.build(uid, edits()) for uid in (A, B)}
-    await specs.write(texts)
+    specs.place(texts)
     untouched = file_of(folder, B).stat().st_ino
     file_of(folder, A).write_text("{}")
-    assert await specs.write(texts) == {}
-    assert await specs.read(A) == texts[A]
+    assert specs.place(texts) == {}
+    assert specs.read(A) == texts[A]
     assert file_of(folder, B).stat().st_ino == untouched
 
 
-async def test_a_claim_whose_file_cannot_be_written_fails_alone(specs, folder):
+def test_a_claim_whose_file_cannot_be_written_fails_alone(specs, folder):
     file_of(folder, B).mkdir(parents=True)
-    failed = await specs.write(dict.fromkeys((A, B, C), "{}"))
+    failed = specs.place(dict.fromkeys((A, B, C), "{}"))
     assert set(failed) == {B}
     assert isinstance(failed[B], OSError)
     assert file_of(folder, A).read_text() == file_of(folder, C).read_text() == "{}"
 
 
-async def test_a_claim_whose_file_cannot_be_removed_fails_alone(specs, folder):
-    await specs.write({A: "{}"})
+def test_a_claim_whose_file_cannot_be_removed_fails_alone(specs, folder):
+    specs.place({A: "{}"})
     file_of(folder, B).mkdir()
-    failed = await specs.remove([A, B, C])
+    failed = specs.unlink([A, B, C])
     assert set(failed) == {B}
-    assert await specs.read(A) is None
+    assert specs.read(A) is None
 
 
-async def test_a_missing_directory_has_no_claims(specs):
-    assert await specs.present() == set()
-    assert await specs.read(A) is None
-    assert await specs.remove([A]) == {}
-    await specs.clean()
+def test_a_missing_directory_has_no_claims(specs):
+    assert specs.uids() == set()
+    assert specs.read(A) is None
+    assert specs.unlink([A]) == {}
+    specs.clean()
 
 
 @pytest.mark.parametrize("uid", ["../a", "a/b", "a\0b", "x" * 300, "größe"])
-async def test_a_uid_that_no_file_can_have_fails_where_it_is_written_only(specs, uid):
-    assert await specs.remove([uid]) == {}
-    assert await specs.read(uid) is None
-    assert set(await specs.write({uid: "{}", A: "{}"})) == {uid}
-    assert await specs.present() == {A}
+def test_a_uid_that_no_file_can_have_fails_where_it_is_written_only(specs, uid):
+    assert specs.unlink([uid]) == {}
+    assert specs.read(uid) is None
+    assert set(specs.place({uid: "{}", A: "{}"})) == {uid}
+    assert specs.uids() == {A}
 
 
-async def test_a_uid_that_is_no_name_for_cdi_is_refused_with_a_sentence(specs):
+def test_a_uid_that_is_no_name_for_cdi_is_refused_with_a_sentence(specs):
     with pytest.raises(InvalidEditsError, match="CDI device name 'a b-0'"):
         specs.build("a b", edits())
 
 
-async def test_wrong_types_of_a_driver_are_refused_with_a_sentence(specs):
+def test_wrong_types_of_a_driver_are_refused_with_a_sentence(specs):
     with pytest.raises(InvalidEditsError, match="must be text, not PosixPath"):
         specs.build(A, [Edits(device_nodes=(DeviceNode(path=Path("/dev/a")),))])
 
 
-async def test_files_of_others_are_neither_listed_nor_cleaned(specs, folder):
-    await specs.write({A: "{}"})
+def test_files_of_others_are_neither_listed_nor_cleaned(specs, folder):
+    specs.place({A: "{}"})
     others = ["vendor.json", f"{DRIVER}-other_1.json", f"x{DRIVER}-claim_1.json"]
     for name in others:
         (folder / name).write_text("{}")
     (folder / f".{DRIVER}-claim_{B}.json.0123abcd.drakit").write_text("half")
-    await specs.clean()
-    assert await specs.present() == {A}
+    specs.clean()
+    assert specs.uids() == {A}
     assert sorted(os.listdir(folder)) == sorted([*others, file_of(folder, A).name])
 
 
-async def test_sixty_four_files_are_compared_in_a_moment(specs):
+def test_sixty_four_files_are_compared_in_a_moment(specs):
     texts = {f"{A}{number}": specs.build(f"{A}{number}", edits()) for number in range(64)}
-    await specs.write(texts)
+    specs.place(texts)
     seconds = []
     for _ in range(20):
         started = time.perf_counter()
-        await specs.write(texts)
+        specs.place(texts)
         seconds.append(time.perf_counter() - started)
     # About 0.5 ms on a quiet machine; JSON work would make it several times as much.
     assert min(seconds) < 0.01

@@ -148,8 +148,8 @@ class Entries:
     def store(self, *claims: StoredClaim) -> None:
         self.stored |= {claim.uid: claim for claim in claims}
 
-    async def count(self) -> int:
-        return len(self.stored)
+    async def uids(self) -> set[str]:
+        return set(self.stored)
 
     async def pages(self):
         if self.broken:

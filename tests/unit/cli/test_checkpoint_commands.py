@@ -15,7 +15,7 @@ from drakit.cli import checkpoint as commands
 from drakit.cli.main import main
 from drakit_nodeplugin.claims.checkpoint.store import Checkpoint
 from drakit_nodeplugin.devices.endpoint_store import StoredEndpoint
-from drakit_nodeplugin.kubelet.sockets import socket_paths
+from drakit_nodeplugin.kubelet.ownership import socket_paths
 from tests.fakes.checkpoints import DRIVER, copy, stored_claim, stored_device
 from tests.fakes.checkpoints import prepared_claim as prepared
 

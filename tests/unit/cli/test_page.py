@@ -11,7 +11,7 @@ from drakit.cli import checkpoint as commands
 from drakit_nodeplugin.claims.checkpoint import open as opening
 from drakit_nodeplugin.claims.checkpoint import schema
 from drakit_nodeplugin.devices.endpoint_store import StoredEndpoint
-from drakit_nodeplugin.kubelet.sockets import socket_paths
+from drakit_nodeplugin.kubelet.ownership import socket_paths
 from tests.fakes.checkpoints import DRIVER, prepared_claim, stored_claim, stored_device
 
 PAGE = (Path(__file__).parents[3] / "docs" / "checkpoint.md").read_text()

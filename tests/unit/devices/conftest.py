@@ -1,4 +1,4 @@
-"""A manager with a store, a wall clock and sources of its own; and what it says, in short."""
+"""A manager with a store, a wall clock and sources of its own; and what it reports, in short."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Node:
         self.ready = True
         self.primary = asyncio.Event()
         self.primary.set()
-        self.told: list[Mapping[str, str]] = []
+        self.left_out: list[Mapping[str, str]] = []
         self.epoch = 1_700_000_000.0
 
     def wall_clock(self) -> float:
@@ -77,7 +77,7 @@ class Node:
             "store": self.store,
             "primary": self.primary,
             "sources_ready": lambda: self.ready,
-            "on_left_out": self.told.append,
+            "on_left_out": self.left_out.append,
             "wall_clock": self.wall_clock,
         }
         return DeviceManager(DRIVER, **(arguments | changes))

@@ -30,16 +30,16 @@ OK, BAD, BROKEN, NOBODY = (
 )
 
 
-def lived(*words: tuple[float, Health], until: float) -> Condition:
+def lived(*reports: tuple[float, Health], until: float) -> Condition:
     """What becomes of a device of which this was said at these times."""
     condition = UNKNOWN
-    moments = [*words, (until, None)]
-    for now, word in moments:
-        # Time is looked at when it is due, not when the next word comes.
+    moments = [*reports, (until, None)]
+    for now, report in moments:
+        # Time is applied when it is due, not at the next report.
         while (due := next_change(condition, TIMING)) is not None and due <= now:
             condition = settled(condition, TIMING, now=due)
-        if word is not None:
-            condition = settled(observed(condition, word, now=now), TIMING, now=now)
+        if report is not None:
+            condition = settled(observed(condition, report, now=now), TIMING, now=now)
     return condition
 
 
@@ -48,9 +48,9 @@ def tainted(condition: Condition) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("words", "until", "effects"),
+    ("reports", "until", "effects"),
     [
-        pytest.param([], 100, [], id="nothing-said-is-no-taint"),
+        pytest.param([], 100, [], id="no-report-is-no-taint"),
         pytest.param([(0, OK)], 100, [], id="a-healthy-device-is-not-tainted"),
         pytest.param([(0, NOBODY)], 100, [], id="unknown-is-no-taint"),
         pytest.param([(0, BAD)], 0, ["NoSchedule"], id="bad-is-tainted-at-once"),
@@ -61,7 +61,7 @@ def tainted(condition: Condition) -> list[str]:
             [(0, BAD), (1, OK), (30, BAD), (31, OK)],
             60,
             ["NoSchedule"],
-            id="bad-in-between-begins-the-recovery-anew",
+            id="bad-in-between-restarts-the-recovery",
         ),
         pytest.param(
             [(0, BAD), (1, OK), (21, NOBODY), (100, OK)],
@@ -73,16 +73,19 @@ def tainted(condition: Condition) -> list[str]:
             [(0, BAD), (1, OK), (21, NOBODY), (100, OK)],
             110,
             [],
-            id="unknown-interrupts-the-recovery-and-does-not-begin-it-anew",
+            id="unknown-interrupts-the-recovery-and-does-not-restart-it",
         ),
         pytest.param(
             [(0, BAD), (1, OK), (21, NOBODY)],
             9999,
             ["NoSchedule"],
-            id="unknown-for-ever-keeps-the-taint",
+            id="unknown-without-end-keeps-the-taint",
         ),
         pytest.param(
-            [(0, BAD), (1, OK), (2, OK), (30, OK)], 31, [], id="the-same-word-again-delays-nothing"
+            [(0, BAD), (1, OK), (2, OK), (30, OK)],
+            31,
+            [],
+            id="the-same-report-delays-nothing",
         ),
         pytest.param([(0, BROKEN)], 9, ["NoSchedule"], id="broken-evicts-nobody-at-first"),
         pytest.param([(0, BROKEN)], 10, ["NoSchedule", "NoExecute"], id="broken-for-10s-evicts"),
@@ -119,13 +122,13 @@ def tainted(condition: Condition) -> list[str]:
         pytest.param([(0, BROKEN), (20, OK)], 50, [], id="both-taints-go-together"),
     ],
 )
-def test_what_becomes_of_a_device(words: Any, until: float, effects: list[str]):
-    assert tainted(lived(*words, until=until)) == effects
+def test_what_becomes_of_a_device(reports: Any, until: float, effects: list[str]):
+    assert tainted(lived(*reports, until=until)) == effects
 
 
 def test_a_device_that_flaps_is_tainted_once():
-    words = [(float(second), BAD if second % 2 else OK) for second in range(1, 600)]
-    seen = [tainted(lived(*words[:count], until=count)) for count in range(1, 600, 50)]
+    reports = [(float(second), BAD if second % 2 else OK) for second in range(1, 600)]
+    seen = [tainted(lived(*reports[:count], until=count)) for count in range(1, 600, 50)]
     assert seen == [["NoSchedule"]] * len(seen)
 
 
@@ -137,21 +140,21 @@ def test_delays_of_nothing_are_none():
 
 
 @pytest.mark.parametrize(
-    "word",
+    "report",
     [
-        pytest.param("healthy", id="a-word-of-another-type"),
+        pytest.param("healthy", id="a-report-of-another-type"),
         pytest.param(Health("fine"), id="a-status-that-is-none"),  # type: ignore[arg-type]
         pytest.param(Health("unhealthy", None), id="a-message-that-is-no-text"),  # type: ignore[arg-type]
         pytest.param(Health(["unhealthy"]), id="a-status-that-is-a-list"),  # type: ignore[arg-type]
     ],
 )
-def test_nonsense_means_that_nobody_knows(word: Any):
-    assert validated(word).status == "unknown"
-    assert validated(word).message
+def test_a_malformed_report_is_unknown(report: Any):
+    assert validated(report).status == "unknown"
+    assert validated(report).message
 
 
 @pytest.mark.parametrize(
-    ("word", "effects", "recovered_after"),
+    ("report", "effects", "recovered_after"),
     [
         pytest.param(NOBODY, ["NoSchedule"], None, id="unknown-stays-tainted"),
         pytest.param(OK, ["NoSchedule"], 30, id="well-recovers-as-without-a-restart"),
@@ -159,9 +162,9 @@ def test_nonsense_means_that_nobody_knows(word: Any):
     ],
 )
 def test_a_taint_from_before_a_restart(
-    word: Health, effects: list[str], recovered_after: float | None
+    report: Health, effects: list[str], recovered_after: float | None
 ):
-    condition = adopted(lived((0, word), until=0), evicting=False, now=0)
+    condition = adopted(lived((0, report), until=0), evicting=False, now=0)
     assert tainted(condition) == effects
     assert next_change(condition, TIMING) == recovered_after
     assert condition.message

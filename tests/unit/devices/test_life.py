@@ -19,7 +19,10 @@ GRACES = Graces(start_until=30, stop_seconds=300)
     ("life", "now", "expected"),
     [
         pytest.param(
-            Life(stopped_since=None, listed=True), 10, Phase.PRESENT, id="one-that-spoke-is-there"
+            Life(stopped_since=None, listed=True),
+            10,
+            Phase.PRESENT,
+            id="listed-is-present",
         ),
         pytest.param(
             Life(stopped_since=-50, known=True), 29, Phase.AWAITED, id="known-is-awaited-at-first"
@@ -31,7 +34,10 @@ GRACES = Graces(start_until=30, stop_seconds=300)
             id="known-is-stopped-after-the-start-grace",
         ),
         pytest.param(
-            Life(stopped_since=5, listed=True), 6, Phase.STOPPED, id="one-that-spoke-is-not-awaited"
+            Life(stopped_since=5, listed=True),
+            6,
+            Phase.STOPPED,
+            id="listed-is-not-awaited",
         ),
         pytest.param(
             Life(stopped_since=-50, known=True, removing=True),
@@ -56,7 +62,7 @@ def test_phases(life: Life, now: float, expected: Phase):
         pytest.param(
             Life(stopped_since=-9000, known=True),
             30,
-            id="away-for-long-before-the-restart-may-return-in-the-start-grace",
+            id="unavailable-for-long-before-the-restart-may-return-in-the-start-grace",
         ),
         pytest.param(
             Life(stopped_since=-9000, known=True, removing=True), None, id="a-removal-has-no-end"

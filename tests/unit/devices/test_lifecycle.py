@@ -70,20 +70,22 @@ async def test_another_reason_is_no_longer_grace(node: Node):
         await pass_time(299)
         manager.stopped(DRIVER, "it cannot be started")
         await pass_time(2)
-        assert manager.capacity({}).inactive == {NODE}
+        assert manager.capacity().inactive == {NODE}
 
 
 # ------------------------------------------------------------ removal
 
 
-async def test_an_endpoint_away_past_its_grace_is_removed_and_then_forgotten(node: Node, looptime):
+async def test_a_stopped_endpoint_is_removed_after_its_grace_and_then_forgotten(
+    node: Node, looptime
+):
     async with node.plugin() as manager:
         manager.replaced(DRIVER, inventory("a", "b"))
         manager.stopped(DRIVER, "it ended")
         await pass_time(301)
         published = manager.publication()
         assert (published.pools, published.held, published.complete) == ({}, frozenset(), True)
-        assert manager.capacity({}).inactive == {NODE}
+        assert manager.capacity().inactive == {NODE}
         assert node.store.rows[DRIVER].removing
         manager.observe_published([NODE])
         await pass_time(2)
@@ -91,19 +93,19 @@ async def test_an_endpoint_away_past_its_grace_is_removed_and_then_forgotten(nod
         manager.observe_published([])
         await pass_time(2)
         assert node.store.rows == {}
-        assert manager.capacity({}).inactive == set()
+        assert manager.capacity().inactive == set()
         assert manager.stop_reason == "it ended"  # and the plugin is still without its driver
         assert looptime == 305
 
 
-async def test_what_was_forgotten_is_no_news_a_second_time(node: Node):
+async def test_a_forgotten_endpoint_is_no_change_a_second_time(node: Node):
     async with node.plugin() as manager:
         manager.replaced(DRIVER, inventory("a", "b"))
         manager.stopped(DRIVER, "it ended")
         await pass_time(301)
         manager.observe_published([])
         known = manager.revision.number
-        manager.observe_published([])  # the publisher says so at each news
+        manager.observe_published([])  # the publisher reports it at each change
         assert manager.revision.number == known
 
 
@@ -193,7 +195,7 @@ async def test_a_driver_missing_after_a_restart_is_tainted_when_the_start_grace_
     async with node.plugin() as manager:
         await pass_time(29)
         assert manager.publication().held == {NODE}
-        assert manager.capacity({}).pools[NODE].unhealthy == {"a", "b"}
+        assert manager.capacity().pools[NODE].unhealthy == {"a", "b"}
         seen = manager.revision.number
         await pass_time(1)
         assert manager.revision.number > seen
@@ -230,10 +232,10 @@ async def test_the_grace_period_of_a_stopped_endpoint_goes_on_over_restarts(node
         assert shown(manager.publication()) == STOPPED
         await pass_time(2)
         assert manager.publication().pools == {}
-        assert manager.capacity({}).inactive == {NODE}
+        assert manager.capacity().inactive == {NODE}
 
 
-async def test_a_plugin_that_restarts_again_and_again_does_not_begin_the_grace_anew(node: Node):
+async def test_a_plugin_that_restarts_repeatedly_does_not_restart_the_grace(node: Node):
     await life(node)
     for _ in range(4):
         async with node.plugin() as manager:
@@ -246,7 +248,7 @@ async def test_a_plugin_that_restarts_again_and_again_does_not_begin_the_grace_a
         assert manager.publication().pools == {}
 
 
-async def test_the_grace_ended_while_the_plugin_was_away_but_it_may_still_return(node: Node):
+async def test_an_endpoint_whose_grace_ended_while_the_plugin_was_down_may_still_return(node: Node):
     async with node.plugin() as manager:
         manager.replaced(DRIVER, inventory("a", "b"))
         manager.stopped(DRIVER, "it ended")
@@ -268,7 +270,7 @@ async def test_a_removal_that_was_begun_is_finished_after_a_restart(node: Node):
     async with node.plugin() as manager:
         published = manager.publication()
         assert (published.pools, published.held, published.complete) == ({}, frozenset(), False)
-        assert manager.capacity({}).inactive == {NODE}
+        assert manager.capacity().inactive == {NODE}
         await pass_time(30)
         assert manager.publication().complete  # so that the pool, which is not named, is deleted
         manager.observe_published([])
@@ -306,11 +308,11 @@ async def test_an_endpoint_that_is_not_configured_any_more_is_stopped_and_remove
         assert manager.stop_reason is None  # nobody waits for it
         await pass_time(271)
         assert shown(manager.publication()) == {f"{NODE}/news": {"b": []}}
-        assert manager.capacity({}).inactive == {f"{NODE}/olds"}
+        assert manager.capacity().inactive == {f"{NODE}/olds"}
         manager.observe_published([f"{NODE}/news"])
         await pass_time(2)
         assert node.store.rows.keys() == {"new"}
-        assert manager.capacity({}).inactive == set()
+        assert manager.capacity().inactive == set()
 
 
 async def test_a_pool_that_moved_to_another_endpoint_is_that_ones(node: Node):
@@ -322,7 +324,7 @@ async def test_a_pool_that_moved_to_another_endpoint_is_that_ones(node: Node):
         assert shown(manager.publication()) == GOOD
         await pass_time(305)
         assert shown(manager.publication()) == GOOD
-        assert manager.capacity({}).inactive == set()
+        assert manager.capacity().inactive == set()
         manager.observe_published([NODE])
         await pass_time(2)
         assert node.store.rows.keys() == {"new"}
@@ -345,7 +347,7 @@ async def test_a_store_that_cannot_be_read_at_the_start_is_read_later(node: Node
         assert shown(manager.publication()) == STOPPED
 
 
-async def test_an_endpoint_that_has_spoken_knows_better_than_a_store_that_is_read_late(node: Node):
+async def test_an_endpoint_that_has_listed_wins_over_a_store_that_is_read_late(node: Node):
     await life(node)
     node.store.error = OSError("no such device")
     async with node.plugin() as manager:

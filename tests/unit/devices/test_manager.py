@@ -42,7 +42,7 @@ def unpreparing(*names: str, pool: str = NODE) -> list[HeldDevice]:
     return [HeldDevice(pool=pool, device=n, consumes={}, unpreparing=True) for n in names]
 
 
-def told(manager: DeviceManager) -> Mapping[str, tuple[str, str]]:
+def health_of(manager: DeviceManager) -> Mapping[str, tuple[str, str]]:
     return {state.device: (state.status, state.message) for state in manager.health_states()}
 
 
@@ -52,23 +52,23 @@ def told(manager: DeviceManager) -> Mapping[str, tuple[str, str]]:
 async def test_a_device_in_bad_health_is_tainted_and_untainted_after_its_recovery(node: Node):
     async with node.plugin() as manager:
         manager.replaced(DRIVER, inventory("a", "b"))
-        assert told(manager) == {"a": ("unknown", ""), "b": ("unknown", "")}
+        assert health_of(manager) == {"a": ("unknown", ""), "b": ("unknown", "")}
         manager.reported(DRIVER, report(a=OK, b=OK))
-        assert told(manager) == {"a": ("healthy", ""), "b": ("healthy", "")}
+        assert health_of(manager) == {"a": ("healthy", ""), "b": ("healthy", "")}
         await pass_time(5)
         manager.reported(DRIVER, report(a=BAD))
         assert shown(manager.publication()) == {NODE: {"a": ["unhealthy"], "b": []}}
-        assert told(manager) == {"a": ("unhealthy", "too hot"), "b": ("healthy", "")}
-        assert manager.capacity({}).pools[NODE].unhealthy == {"a"}
+        assert health_of(manager) == {"a": ("unhealthy", "too hot"), "b": ("healthy", "")}
+        assert manager.capacity().pools[NODE].unhealthy == {"a"}
         await pass_time(5)
         manager.reported(DRIVER, report(a=OK))
         await pass_time(29)
         assert shown(manager.publication()) == {NODE: {"a": ["unhealthy"], "b": []}}
-        assert told(manager)["a"] == ("unhealthy", "too hot")
+        assert health_of(manager)["a"] == ("unhealthy", "too hot")
         seen = manager.revision.number
         await pass_time(1)
         assert shown(manager.publication()) == {NODE: {"a": [], "b": []}}
-        assert told(manager)["a"] == ("healthy", "")
+        assert health_of(manager)["a"] == ("healthy", "")
         assert manager.revision.number > seen
 
 
@@ -102,18 +102,18 @@ async def test_a_device_that_flaps_changes_what_is_published_twice(node: Node):
         assert manager.revision.number <= 5
 
 
-async def test_an_inventorys_word_counts_when_it_is_new(node: Node):
+async def test_health_in_an_inventory_counts_when_it_is_new(node: Node):
     async with node.plugin() as manager:
         manager.replaced(DRIVER, inventory("a", health=OK))
         await pass_time(1)
         manager.reported(DRIVER, report(a=BAD))
         await pass_time(1)
-        # It says nothing new of this device: the last word is that of the one who looked.
+        # It has nothing new on this device: the last report counts.
         manager.replaced(DRIVER, Inventory(devices=[*cameras("a", health=OK), *cameras("b")]))
         await pass_time(60)
         assert shown(manager.publication()) == {NODE: {"a": ["unhealthy"], "b": []}}
         manager.replaced(DRIVER, Inventory(devices=cameras("a", "b", health=BAD)))
-        assert told(manager)["b"] == ("unhealthy", "too hot")
+        assert health_of(manager)["b"] == ("unhealthy", "too hot")
         await pass_time(1)
         manager.replaced(DRIVER, Inventory(devices=cameras("a", "b", health=OK)))
         await pass_time(31)
@@ -127,7 +127,7 @@ async def test_health_in_an_inventory_is_no_other_device(node: Node):
         before = manager.publication()
         manager.replaced(DRIVER, inventory("a", health=Health("healthy", "24 degrees")))
         assert manager.publication() is before
-        assert told(manager)["a"] == ("healthy", "24 degrees")
+        assert health_of(manager)["a"] == ("healthy", "24 degrees")
 
 
 async def test_a_device_that_was_unhealthy_is_so_after_its_driver_has_restarted(node: Node):
@@ -139,18 +139,18 @@ async def test_a_device_that_was_unhealthy_is_so_after_its_driver_has_restarted(
         assert shown(manager.publication()) == {
             NODE: {"a": ["stopped", "unhealthy"], "b": ["stopped"]}
         }
-        assert told(manager)["b"] == ("unknown", "the driver is stopped: it ended")
+        assert health_of(manager)["b"] == ("unknown", "the driver is stopped: it ended")
         await pass_time(60)
         manager.replaced(DRIVER, inventory("a", "b"))
         await pass_time(60)
         assert shown(manager.publication()) == {NODE: {"a": ["unhealthy"], "b": []}}
-        assert told(manager) == {"a": ("unhealthy", "too hot"), "b": ("unknown", "")}
+        assert health_of(manager) == {"a": ("unhealthy", "too hot"), "b": ("unknown", "")}
         manager.reported(DRIVER, report(a=OK))
         await pass_time(30)
         assert shown(manager.publication()) == {NODE: {"a": [], "b": []}}
 
 
-async def test_a_driver_that_is_away_is_no_recovery_of_its_devices(node: Node):
+async def test_devices_do_not_recover_while_their_driver_is_unavailable(node: Node):
     async with node.plugin() as manager:
         manager.replaced(DRIVER, inventory("a", health=BAD))
         await pass_time(1)
@@ -171,7 +171,7 @@ async def test_a_device_that_left_and_returned_is_another_one(node: Node):
         manager.reported(DRIVER, report(a=BAD))
         await pass_time(1)
         manager.replaced(DRIVER, inventory("b"))
-        assert told(manager).keys() == {"b"}
+        assert health_of(manager).keys() == {"b"}
         await pass_time(1)
         manager.replaced(DRIVER, inventory("a", "b"))
         assert shown(manager.publication()) == {NODE: {"a": [], "b": []}}
@@ -193,7 +193,7 @@ async def test_a_report_on_what_is_not_there_is_ignored(node: Node, key: DeviceK
         assert shown(manager.publication()) == {NODE: {"a": []}}
 
 
-async def test_a_stopped_endpoint_has_no_word(node: Node):
+async def test_reports_of_a_stopped_endpoint_are_ignored(node: Node):
     async with node.plugin() as manager:
         manager.replaced(DRIVER, inventory("a"))
         manager.stopped(DRIVER, "it ended")
@@ -219,7 +219,7 @@ async def test_an_unhealthy_device_is_so_after_a_restart_of_the_plugin(node: Nod
         )
         manager.replaced(DRIVER, inventory("a", "b", "c"))
         assert shown(manager.publication()) == shown(before)
-        assert told(manager)["a"][0] == "unhealthy"
+        assert health_of(manager)["a"][0] == "unhealthy"
         manager.reported(DRIVER, report(a=OK, b=BROKEN, c=OK))
         assert shown(manager.publication()) == shown(before)
         await pass_time(30)
@@ -239,7 +239,7 @@ async def test_a_device_that_the_store_did_not_know_is_adopted_when_it_comes(nod
     "recovery",
     [pytest.param(30.0, id="a-minute-at-least"), pytest.param(90.0, id="longer-where-recovery-is")],
 )
-async def test_a_taint_from_before_a_restart_goes_if_its_driver_says_nothing_of_the_device(
+async def test_a_taint_from_before_a_restart_ends_if_its_driver_does_not_report_the_device(
     node: Node, recovery: float
 ):
     health = SETTINGS.health.model_copy(update={"recovery_period": recovery})
@@ -260,12 +260,12 @@ async def test_a_taint_from_before_a_restart_goes_if_its_driver_says_nothing_of_
         assert shown(manager.publication()) == {
             NODE: {"silent": [], "unsure": tainted, "bad": tainted}
         }
-        assert told(manager)["silent"] == ("unknown", "")
+        assert health_of(manager)["silent"] == ("unknown", "")
         await pass_time(1000)
         assert shown(manager.publication())[NODE]["unsure"] == tainted
 
 
-async def test_a_driver_that_spoke_before_the_slices_were_read_has_spoken(node: Node):
+async def test_a_report_before_the_slices_were_read_counts(node: Node):
     async with node.plugin() as manager:
         manager.replaced(DRIVER, inventory("unsure", "silent"))
         manager.reported(DRIVER, report(unsure=Health.unknown()))
@@ -276,7 +276,7 @@ async def test_a_driver_that_spoke_before_the_slices_were_read_has_spoken(node: 
         assert shown(manager.publication()) == {NODE: {"unsure": ["unhealthy"], "silent": []}}
 
 
-async def test_a_driver_that_is_away_is_not_silent(node: Node):
+async def test_an_unavailable_driver_is_not_silent(node: Node):
     async with node.plugin() as manager:
         manager.replaced(DRIVER, inventory("a"))
         manager.adopt({(NODE, "a"): published("unhealthy")})
@@ -418,7 +418,7 @@ async def test_devices_that_are_being_unprepared_are_tainted_while_they_are(node
         manager.set_unpreparing(unpreparing("c", "a"))
         manager.replaced(DRIVER, inventory("a", "b"))
         assert shown(manager.publication()) == {NODE: {"a": ["unpreparing"], "b": []}}
-        assert told(manager)["a"] == ("unknown", "")
+        assert health_of(manager)["a"] == ("unknown", "")
         manager.set_unpreparing([*unpreparing("b"), *unpreparing("b", pool="elsewhere")])
         assert shown(manager.publication()) == {NODE: {"a": [], "b": ["unpreparing"]}}
         seen = manager.revision.number
@@ -506,7 +506,7 @@ async def test_a_driver_without_devices_has_an_empty_pool(node: Node):
         assert manager.publication().complete
 
 
-async def test_bad_devices_are_left_out_and_told_once(node: Node, caplog):
+async def test_bad_devices_are_left_out_and_reported_once(node: Node, caplog):
     caplog.set_level(logging.ERROR)
     async with node.plugin() as manager:
         bad = [Device(name="No_Name"), Device(name="a", attributes={"1 2": 3}), Device(name="b")]
@@ -519,19 +519,19 @@ async def test_bad_devices_are_left_out_and_told_once(node: Node, caplog):
         await pass_time(1)
         manager.replaced(DRIVER, inventory("a", "b"))
         assert manager.left_out_count == 0
-    assert len(node.told) == 1
-    assert node.told[0].keys() == {"No_Name", "a", "b"}
+    assert len(node.left_out) == 1
+    assert node.left_out[0].keys() == {"No_Name", "a", "b"}
     left_out = [record for record in caplog.records if record.msg == "device is left out"]
     assert [record.__dict__["device"] for record in left_out] == ["No_Name", "a", "b"]
 
 
-async def test_made_up_nonsense_is_not_told_for_ever(node: Node):
+async def test_the_number_of_reported_reasons_is_bounded(node: Node):
     async with node.plugin() as manager:
         for number in range(200):
             names = [f"Bad_{number}_{each}" for each in range(50)]
             manager.replaced(DRIVER, inventory("a", *names))
             await asyncio.sleep(1)
-    assert sum(map(len, node.told)) == 1000
+    assert sum(map(len, node.left_out)) == 1000
 
 
 async def test_two_endpoints_cannot_have_one_pool(node: Node):
@@ -539,7 +539,7 @@ async def test_two_endpoints_cannot_have_one_pool(node: Node):
         manager.replaced("one", inventory("a"))
         manager.replaced("two", Inventory(devices=[*cameras("b"), *cameras("c", pool="cs")]))
         assert shown(manager.publication()) == {NODE: {"a": []}, f"{NODE}/cs": {"c": []}}
-        assert [*map(list, node.told)] == [[NODE]]
+        assert [*map(list, node.left_out)] == [[NODE]]
         manager.stopped("two", "it ended")
         assert manager.stop_reason == "it ended"
         assert shown(manager.publication()) == {NODE: {"a": []}, f"{NODE}/cs": {"c": ["stopped"]}}
@@ -572,12 +572,12 @@ async def test_nonsense_costs_the_device_at_most(node: Node, device: Any):
             assert f"a-{number}" in shown(manager.publication())[NODE]
 
 
-async def test_the_last_word_counts_whether_an_inventory_or_a_report_has_it(node: Node):
+async def test_the_last_health_counts_whether_an_inventory_or_a_report_has_it(node: Node):
     async with node.plugin() as manager:
         manager.replaced(DRIVER, inventory("a", "b"))
         manager.replaced(DRIVER, inventory("a", "b", health=OK))
         manager.reported(DRIVER, report(a=BAD))
-        assert told(manager) == {"a": ("unhealthy", "too hot"), "b": ("healthy", "")}
+        assert health_of(manager) == {"a": ("unhealthy", "too hot"), "b": ("healthy", "")}
         manager.reported(DRIVER, report(b=BAD))
         manager.replaced(DRIVER, inventory("a", "b", health=NOBODY))
         manager.replaced(DRIVER, inventory("b", health=NOBODY))
@@ -588,14 +588,13 @@ async def test_the_last_word_counts_whether_an_inventory_or_a_report_has_it(node
 # ------------------------------------------------------------ capacity
 
 
-async def test_capacity_says_what_each_device_is(node: Node):
+async def test_capacity_sorts_healthy_and_unhealthy_devices(node: Node):
     async with node.plugin() as manager:
         manager.replaced(DRIVER, inventory("a", "b", "c"))
         manager.reported(DRIVER, report(a=BAD))
-        pool = manager.capacity({NODE: ["a", "b"], "other": ["x"]}).pools[NODE]
+        pool = manager.capacity().pools[NODE]
         assert (pool.healthy, pool.unhealthy) == ({"b", "c"}, {"a"})
-        assert pool.allocated == {"a", "b"}
         manager.stopped(DRIVER, "it ended")
-        pool = manager.capacity({}).pools[NODE]
+        pool = manager.capacity().pools[NODE]
         assert (pool.healthy, pool.unhealthy) == (set(), {"a", "b", "c"})
-        assert manager.capacity({}).inactive == set()
+        assert manager.capacity().inactive == set()

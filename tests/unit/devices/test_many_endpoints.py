@@ -18,8 +18,8 @@ from drakit_nodeplugin.devices.endpoint_state import MAX_REPORTED
 from drakit_nodeplugin.devices.endpoint_store import StoredEndpoint
 from drakit_nodeplugin.devices.manager import DeviceManager
 from drakit_nodeplugin.endpoints.contract import DeviceKey, HealthReport
+from drakit_nodeplugin.slices.contents import published_taints
 from drakit_nodeplugin.slices.publisher import SlicePublisher
-from drakit_nodeplugin.slices.stored_slices import published_taints
 from tests.fakes.kube import FakeApiServer
 from tests.unit.devices.conftest import DRIVER, NODE, SETTINGS, Node, cameras, pass_time, shown
 from tests.unit.slices.conftest import NODES, SLICES, Link
@@ -124,8 +124,8 @@ async def test_one_that_stops_is_named_and_the_others_are_untouched(node: Node):
             pool(A): {"dev-0": ["stopped"]},
             pool(B): {"dev-0": []},
         }
-        told = {state.pool: (state.status, state.message) for state in manager.health_states()}
-        assert told == {
+        found = {state.pool: (state.status, state.message) for state in manager.health_states()}
+        assert found == {
             pool(A): ("unknown", f"endpoint {A} is stopped: its socket was removed"),
             pool(B): ("unknown", ""),
         }
@@ -145,7 +145,7 @@ async def test_past_the_grace_its_pool_goes_alone_and_it_may_return(node: Node):
         await pass_time(305)
         assert shown(manager.publication()) == {pool(B): {"dev-0": []}}
         assert manager.publication().complete
-        assert manager.capacity({}).inactive == frozenset()
+        assert manager.capacity().inactive == frozenset()
         assert node.store.rows.keys() == {B}
         assert manager.stop_reason is None, "nobody waits for it any more"
         manager.replaced(A, things(A))
@@ -178,7 +178,7 @@ async def test_a_name_of_anothers_pool_is_refused_until_that_one_is_gone(node: N
         manager.replaced(A, things(A))
         manager.replaced(B, things(A, "dev-9"))
         assert shown(manager.publication()) == {pool(A): {"dev-0": []}}
-        assert [*node.told[-1]] == [pool(A)]
+        assert [*node.left_out[-1]] == [pool(A)]
         assert manager.left_out_count == 1
         await pass_time(1)
         manager.replaced(A, NOTHING)
@@ -195,9 +195,9 @@ async def test_what_one_leaves_out_does_not_silence_another(node: Node):
             bad = [Device(name=f"BAD-{round_}-{n}", pool="flood") for n in range(100)]
             manager.replaced(A, Inventory(devices=bad))
             await pass_time(1)
-        assert sum(map(len, node.told)) == MAX_REPORTED
+        assert sum(map(len, node.left_out)) == MAX_REPORTED
         manager.replaced(B, Inventory(devices=cameras("BAD", pool=short(B))))
-        assert [*node.told[-1]] == [f"{short(B)}/BAD"]
+        assert [*node.left_out[-1]] == [f"{short(B)}/BAD"]
 
 
 # ------------------------------------------------------------ restart
@@ -216,28 +216,28 @@ async def test_after_a_restart_those_that_return_change_nothing_and_the_others_a
     node: Node,
 ):
     await filled(node)
-    back, away = RESOURCES[:40], RESOURCES[40:]
+    returned, missing = RESOURCES[:40], RESOURCES[40:]
     async with plugin(node) as manager:
         assert manager.publication().held == {pool(resource) for resource in RESOURCES}
         await pass_time(5)
-        for resource in back:
+        for resource in returned:
             manager.replaced(resource, things(resource))
         publication = manager.publication()
-        assert publication.held == {pool(resource) for resource in away}
-        assert publication.pools.keys() == {pool(resource) for resource in back}
+        assert publication.held == {pool(resource) for resource in missing}
+        assert publication.pools.keys() == {pool(resource) for resource in returned}
         assert not publication.complete
         await pass_time(24)
         assert manager.publication() is publication
         assert node.store.writes == 0
         await pass_time(1)
         assert shown(manager.publication()) == {
-            pool(resource): {"dev-0": [] if resource in back else ["stopped"]}
+            pool(resource): {"dev-0": [] if resource in returned else ["stopped"]}
             for resource in RESOURCES
         }
         assert manager.publication().complete
         await pass_time(300)
-        assert manager.publication().pools.keys() == {pool(resource) for resource in back}
-        assert node.store.rows.keys() == set(back)
+        assert manager.publication().pools.keys() == {pool(resource) for resource in returned}
+        assert node.store.rows.keys() == set(returned)
 
 
 async def test_a_removal_that_was_begun_is_finished_after_a_restart(node: Node):
@@ -275,7 +275,7 @@ async def test_pools_of_which_nobody_knows_are_not_deleted_at_once(
 
 
 async def test_whoever_becomes_the_primary_instance_waits_for_endpoints_from_then_on(node: Node):
-    """Device plugins come to the primary instance alone: for the other one they are all away."""
+    """Device plugins come to the primary instance alone: the other one sees none of them."""
     async with plugin(node) as old:
         for resource in RESOURCES:
             old.replaced(resource, things(resource))
@@ -336,7 +336,7 @@ class Cluster:
                 primary=self.node.primary,
                 on_first_list=lambda slices: manager.adopt(published_taints(slices)),
                 on_pools=manager.observe_published,
-                on_left_out=self.node.told.append,
+                on_left_out=self.node.left_out.append,
                 on_dropped=lambda note: None,
                 on_write=lambda verb, seconds, ok: None,
             )

@@ -1,9 +1,9 @@
 """
 Walks: drivers, kubelets, admins and time do to a manager what they like, in any order.
 
-Beside it goes a model of a few numbers, and a publisher that does at once what it is told. After
-each step the slices must be what the model says; where the model does not say (a removal that is
-just going on), nothing is compared.
+Beside it goes a model of a few numbers, and a publisher that writes at once. After each step the
+slices must be what the model expects; where it does not decide (during a removal), nothing is
+compared.
 """
 
 from __future__ import annotations
@@ -55,15 +55,26 @@ sleep = st.tuples(st.just("sleep"), st.sampled_from([1, 2, 3, 4, 5, 6, 14, 20, 2
 listing = st.tuples(st.just("list"), st.sets(names, min_size=1).map(sorted))
 listing_all = st.tuples(st.just("list"), st.just(["a", "b"]))
 stop = st.tuples(st.just("stop"), st.none())
-say = st.tuples(st.just("say"), st.tuples(names, st.sampled_from(sorted(WORDS))))
-say_more = st.tuples(st.just("say"), st.tuples(names, st.sampled_from(["ok", "broken"])))
+reporting = st.tuples(st.just("report"), st.tuples(names, st.sampled_from(sorted(WORDS))))
+report_more = st.tuples(st.just("report"), st.tuples(names, st.sampled_from(["ok", "broken"])))
 restart = st.tuples(st.just("restart"), st.sampled_from([0, 10, 50]))
 ready = st.tuples(st.just("ready"), st.booleans())
 wipe = st.tuples(st.just("wipe"), st.none())
 
 lives = st.lists(st.one_of(sleep, sleep, listing_all, stop, restart, ready, wipe), min_size=10)
 healths = st.lists(
-    st.one_of(sleep, sleep, listing, listing_all, stop, say, say_more, say, say_more, restart),
+    st.one_of(
+        sleep,
+        sleep,
+        listing,
+        listing_all,
+        stop,
+        reporting,
+        report_more,
+        reporting,
+        report_more,
+        restart,
+    ),
     min_size=10,
 )
 
@@ -85,7 +96,7 @@ class Model:
     """What should be so."""
 
     started: float = 0.0
-    spoken: bool = False
+    listed: bool = False
     away_since: float | None = None
     ready_since: float | None = 0.0
     stop_stored: bool = False
@@ -95,7 +106,7 @@ class Model:
 
     @property
     def present(self) -> bool:
-        return self.spoken and self.away_since is None
+        return self.listed and self.away_since is None
 
     def pass_time(self, now: float) -> None:
         for name, sick in list(self.sick.items()):
@@ -106,7 +117,7 @@ class Model:
             if sick.broken_since is not None and now - sick.broken_since >= EVICTION:
                 sick.evicting = True
 
-    def say(self, name: str, word: str, now: float) -> None:
+    def report(self, name: str, word: str, now: float) -> None:
         if word in ("bad", "broken"):
             sick = self.sick.setdefault(name, Sick())
             sick.well, sick.well_since = 0.0, None
@@ -179,7 +190,7 @@ class World:
             case "list":
                 self.manager.replaced(DRIVER, inventory(*how))
                 returned = not model.present
-                model.spoken, model.away_since, model.stop_stored = True, None, False
+                model.listed, model.away_since, model.stop_stored = True, None, False
                 model.devices = set(how)
                 model.sick = {name: sick for name, sick in model.sick.items() if name in how}
                 for sick in model.sick.values():
@@ -191,22 +202,22 @@ class World:
                     model.away_since, model.stop_stored = now, True
                     for name, sick in model.sick.items():
                         said = sick.said
-                        model.say(name, "unknown", now)
+                        model.report(name, "unknown", now)
                         sick.said = said
-            case "say":
+            case "report":
                 name, word = how
                 self.manager.reported(DRIVER, report(**{name: WORDS[word]}))
                 if model.present and name in model.devices:
-                    model.say(name, word, now)
+                    model.report(name, word, now)
             case "restart":
                 await pass_time(2)  # until the store has got what there was
                 self.publish()
                 await self.end()
                 await asyncio.sleep(how)
                 model.pass_time(now + 2)
-                model.stop_stored |= not model.spoken and now + 2 >= model.started + START_GRACE
+                model.stop_stored |= not model.listed and now + 2 >= model.started + START_GRACE
                 now = model.started = asyncio.get_running_loop().time()
-                model.spoken = False
+                model.listed = False
                 if not model.stop_stored:
                     model.away_since = now
                 published = self.slices.get(NODE, {})
@@ -232,7 +243,7 @@ class World:
         model.pass_time(now)
         before = {name: dict(devices) for name, devices in self.slices.items()}
         self.publish()
-        capacity = self.manager.capacity({})
+        capacity = self.manager.capacity()
         if not capacity.pools and not capacity.inactive:
             model.devices, model.sick = set(), {}
         expected = {NODE: {name: model.taints(name) for name in model.devices}}
@@ -242,11 +253,11 @@ class World:
         elif not model.devices or model.away_since is None:
             assert self.slices.keys() <= {NODE}
         elif now < model.away_since + STOP_GRACE:
-            if grace_over or model.spoken:
+            if grace_over or model.listed:
                 assert self.slices == expected
             else:
                 assert self.slices == before
-        elif not grace_over and not model.spoken:
+        elif not grace_over and not model.listed:
             assert self.slices == before
         elif (
             model.ready_since is not None

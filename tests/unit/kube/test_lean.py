@@ -98,3 +98,27 @@ def test_importing_the_package_loads_no_client_library():
         timeout=25,
     )
     assert done.stdout.strip() == "False"
+
+
+USE = """
+import asyncio, json, sys
+from pathlib import Path
+import drakit.kube
+async def main():
+    async with await drakit.kube.connect(Path(sys.argv[1]), user_agent="test"):
+        return "urllib3.util" in sys.modules
+loaded = asyncio.run(main())
+import urllib3.util
+from urllib3 import PoolManager
+print(json.dumps([loaded, PoolManager().headers, urllib3.util.make_headers(basic_auth="a:b")]))
+"""
+
+
+def test_urllib3_is_loaded_when_it_is_used(kubeconfig):
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", USE, str(kubeconfig)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert json.loads(done.stdout) == [False, {}, {"authorization": "Basic YTpi"}]

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from drakit_nodeplugin.claims.queue import ClaimQueue
-from drakit_nodeplugin.kubelet.ownership import Ownership
+from drakit_nodeplugin.kubelet.ownership import Ownership, socket_paths
 from drakit_nodeplugin.kubelet.server import DriverServer
-from drakit_nodeplugin.kubelet.sockets import socket_paths
 from tests.fakes.kubelet import FakeKubelet, HeldClaims
 
 DRIVER = "camera.example.com"

@@ -1,4 +1,4 @@
-"""Names and numbers on the wire: a kubelet that reads another field says nothing of it."""
+"""Names and numbers on the wire: a kubelet that reads another field reports no error."""
 
 from __future__ import annotations
 

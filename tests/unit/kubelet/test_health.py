@@ -1,4 +1,4 @@
-"""What a subscriber is told, and when, on a clock of its own."""
+"""What a subscriber receives, and when, on a virtual clock."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ async def waits(subscription):
 
 
 @pytest.mark.looptime
-async def test_all_is_told_at_once(looptime):
+async def test_everything_is_sent_at_once(looptime):
     assert list(await subscribe(FakeHealth(WELL, OTHER)).next()) == [WELL, OTHER]
     assert looptime == 0
 
 
 @pytest.mark.looptime
-async def test_a_change_is_told_at_once_and_alone(looptime):
+async def test_a_change_is_sent_at_once_and_alone(looptime):
     source = FakeHealth(WELL, OTHER)
     subscription = subscribe(source)
     await subscription.next()
@@ -49,16 +49,16 @@ async def test_a_change_is_told_at_once_and_alone(looptime):
 
 @pytest.mark.looptime
 @pytest.mark.parametrize(
-    ("timeout_seconds", "told_seconds", "resend_seconds"),
+    ("timeout_seconds", "sent_seconds", "resend_seconds"),
     [
         pytest.param(30.0, 30, 10.0, id="at-a-third-of-the-timeout"),
         pytest.param(4.2, 5, 5 / 3, id="of-whole-seconds-rounded-up"),
         pytest.param(0.01, 1, 1 / 3, id="of-one-second-at-least"),
     ],
 )
-async def test_all_is_told_again(looptime, timeout_seconds, told_seconds, resend_seconds):
+async def test_everything_is_sent_again(looptime, timeout_seconds, sent_seconds, resend_seconds):
     reports = reports_of(FakeHealth(WELL, OTHER), timeout_seconds=timeout_seconds)
-    assert reports.timeout_seconds == told_seconds
+    assert reports.timeout_seconds == sent_seconds
     subscription = reports.subscribe(LOG)
     for number in range(3):
         assert list(await subscription.next()) == [WELL, OTHER]
@@ -66,7 +66,7 @@ async def test_all_is_told_again(looptime, timeout_seconds, told_seconds, resend
 
 
 @pytest.mark.looptime
-async def test_all_is_told_again_though_some_device_changes_all_the_time(looptime):
+async def test_everything_is_sent_again_while_a_device_changes_all_the_time(looptime):
     source = FakeHealth(WELL, OTHER)
     subscription = subscribe(source)
     await subscription.next()
@@ -110,7 +110,7 @@ async def test_a_thousand_changes_a_second_make_five_messages_of_what_differs(lo
 
 
 @pytest.mark.looptime
-async def test_a_change_that_is_taken_back_before_the_look_is_not_told(looptime):
+async def test_a_change_that_is_undone_before_the_poll_is_not_sent(looptime):
     source = FakeHealth(WELL)
     subscription = subscribe(source)
     await subscription.next()
@@ -121,7 +121,7 @@ async def test_a_change_that_is_taken_back_before_the_look_is_not_told(looptime)
 
 
 @pytest.mark.looptime
-async def test_other_news_of_the_source_are_not_told(looptime):
+async def test_other_changes_of_the_source_are_not_sent(looptime):
     source = FakeHealth(WELL)
     subscription = subscribe(source)
     await subscription.next()
@@ -133,7 +133,7 @@ async def test_other_news_of_the_source_are_not_told(looptime):
 
 
 @pytest.mark.looptime
-async def test_of_a_device_that_is_missing_it_is_told_once_that_nobody_knows(looptime):
+async def test_a_missing_device_is_sent_as_unknown_once(looptime):
     source = FakeHealth(WELL, OTHER)
     subscription = subscribe(source)
     await subscription.next()
@@ -145,7 +145,7 @@ async def test_of_a_device_that_is_missing_it_is_told_once_that_nobody_knows(loo
 
 
 @pytest.mark.looptime
-async def test_a_driver_without_devices_is_not_told_of_until_it_has_one(looptime):
+async def test_nothing_is_sent_for_a_driver_until_it_has_a_device(looptime):
     source = FakeHealth()
     subscription = subscribe(source)
     waiting = asyncio.create_task(subscription.next())

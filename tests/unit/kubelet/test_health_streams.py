@@ -28,7 +28,7 @@ async def until(condition) -> None:
             await asyncio.sleep(0.005)
 
 
-async def test_a_driver_with_health_says_so_and_the_kubelet_takes_v1(serve, kubelet):
+async def test_a_driver_with_health_advertises_it_and_the_kubelet_takes_v1(serve, kubelet):
     async with serve(health=FakeHealth(WELL)):
         (path,) = kubelet.sockets()
         info = await kubelet.get_info(path)
@@ -38,25 +38,25 @@ async def test_a_driver_with_health_says_so_and_the_kubelet_takes_v1(serve, kube
             "v1.DRAResourceHealth",
             "v1alpha1.DRAResourceHealth",
         ]
-        async with await kubelet.follow_health(path) as told:
-            assert told.version == "v1"
-            await told.until(lambda: told.status("cam-0") == "Healthy")
+        async with await kubelet.follow_health(path) as stream:
+            assert stream.version == "v1"
+            await stream.until(lambda: stream.status("cam-0") == "Healthy")
 
 
 @pytest.mark.parametrize("version", ["v1", "v1alpha1"])
-async def test_the_kubelet_is_told_the_state_and_then_what_changes(serve, kubelet, version):
+async def test_the_kubelet_receives_the_state_and_then_changes(serve, kubelet, version):
     source = FakeHealth(WELL, OTHER)
     async with serve(health=source):
         (path,) = kubelet.sockets()
-        async with await kubelet.follow_health(path, version=version) as told:
-            await told.until(lambda: len(told.messages) == 1)
+        async with await kubelet.follow_health(path, version=version) as stream:
+            await stream.until(lambda: len(stream.messages) == 1)
             for state in (ILL, health("cam-0", "unknown"), WELL):
-                seen = len(told.messages)
+                seen = len(stream.messages)
                 source.replace(state)
-                await told.until(lambda seen=seen: len(told.messages) > seen)
+                await stream.until(lambda seen=seen: len(stream.messages) > seen)
     device = ("node-1", "cam-0")
-    assert told.messages[0].keys() == {device, ("node-1/front", "cam-1")}
-    assert told.messages[1:] == [
+    assert stream.messages[0].keys() == {device, ("node-1/front", "cam-1")}
+    assert stream.messages[1:] == [
         {device: ("Unhealthy", "the lens is dirty")},
         {device: ("Unknown", "")},
         {device: ("Healthy", "")},
@@ -64,13 +64,13 @@ async def test_the_kubelet_is_told_the_state_and_then_what_changes(serve, kubele
 
 
 @pytest.mark.parametrize("version", ["v1", "v1alpha1"])
-async def test_the_kubelet_is_told_all_again(serve, kubelet, version):
+async def test_the_kubelet_receives_everything_again(serve, kubelet, version):
     async with serve(health=FakeHealth(WELL, OTHER), health_timeout_seconds=1):
         (path,) = kubelet.sockets()
-        async with await kubelet.follow_health(path, version=version) as told:
-            await told.until(lambda: len(told.messages) == 3)
-    assert told.messages[0].keys() == {("node-1", "cam-0"), ("node-1/front", "cam-1")}
-    assert told.messages[1] == told.messages[2] == told.messages[0]
+        async with await kubelet.follow_health(path, version=version) as stream:
+            await stream.until(lambda: len(stream.messages) == 3)
+    assert stream.messages[0].keys() == {("node-1", "cam-0"), ("node-1/front", "cam-1")}
+    assert stream.messages[1] == stream.messages[2] == stream.messages[0]
 
 
 async def test_what_is_sent_of_a_device(serve, kubelet):
@@ -83,7 +83,7 @@ async def test_what_is_sent_of_a_device(serve, kubelet):
     assert device.health_check_timeout_seconds == 45
 
 
-async def test_several_streams_are_told_the_same(serve, kubelet):
+async def test_several_streams_receive_the_same(serve, kubelet):
     source = FakeHealth(WELL)
     async with serve(health=source):
         (path,) = kubelet.sockets()
@@ -91,23 +91,23 @@ async def test_several_streams_are_told_the_same(serve, kubelet):
             await kubelet.follow_health(path) as first,
             await kubelet.follow_health(path, version="v1alpha1") as second,
         ):
-            for told in (first, second):
-                await told.until(lambda told=told: told.status("cam-0") == "Healthy")
+            for stream in (first, second):
+                await stream.until(lambda stream=stream: stream.status("cam-0") == "Healthy")
             source.replace(ILL)
-            for told in (first, second):
-                await told.until(lambda told=told: told.status("cam-0") == "Unhealthy")
+            for stream in (first, second):
+                await stream.until(lambda stream=stream: stream.status("cam-0") == "Unhealthy")
 
 
 async def test_a_stream_that_ends_leaves_the_others(serve, kubelet):
     source = FakeHealth(WELL)
     async with serve(health=source):
         (path,) = kubelet.sockets()
-        async with await kubelet.follow_health(path) as told:
+        async with await kubelet.follow_health(path) as stream:
             async with await kubelet.follow_health(path, version="v1alpha1") as other:
                 await other.until(lambda: len(other.messages) == 1)
             await until(lambda: len(streams()) == 1)
             source.replace(ILL)
-            await told.until(lambda: told.status("cam-0") == "Unhealthy")
+            await stream.until(lambda: stream.status("cam-0") == "Unhealthy")
         await until(lambda: not streams())
 
 
@@ -115,14 +115,14 @@ async def test_a_stop_ends_the_streams_in_good_order(serve, kubelet):
     loop = asyncio.get_running_loop()
     async with serve(health=FakeHealth(WELL), drain_seconds=20.0) as server:
         (path,) = kubelet.sockets()
-        async with await kubelet.follow_health(path) as told:
-            await told.until(lambda: told.status("cam-0") == "Healthy")
+        async with await kubelet.follow_health(path) as stream:
+            await stream.until(lambda: stream.status("cam-0") == "Healthy")
             began = loop.time()
             await server.stop()
             assert loop.time() - began < 5
-            await told.until(lambda: told.ended)
-            assert await told.call.code() is grpc.StatusCode.OK
-            assert told.status("cam-0") == "Unknown"
+            await stream.until(lambda: stream.ended)
+            assert await stream.call.code() is grpc.StatusCode.OK
+            assert stream.status("cam-0") == "Unknown"
 
 
 async def test_a_kubelet_that_reads_nothing_holds_up_neither_claims_nor_the_stop(serve, kubelet):
@@ -144,24 +144,24 @@ async def test_many_devices_with_long_texts_fit_into_the_kubelets_messages(serve
     )
     async with serve(health=source):
         (path,) = kubelet.sockets()
-        async with await kubelet.follow_health(path) as told:
-            await told.until(lambda: sum(map(len, told.messages)) == 1_200)
-    assert told.messages[0]["n" * 200, "cam-0"] == ("Unhealthy", "ж" * 510 + "...")
+        async with await kubelet.follow_health(path) as stream:
+            await stream.until(lambda: sum(map(len, stream.messages)) == 1_200)
+    assert stream.messages[0]["n" * 200, "cam-0"] == ("Unhealthy", "ж" * 510 + "...")
 
 
-async def test_a_socket_that_is_made_anew_tells_health_again(serve, kubelet):
+async def test_a_recreated_socket_sends_health_again(serve, kubelet):
     async with serve(health=FakeHealth(WELL)) as server:
         running = asyncio.create_task(with_poller(server.run))
         (path,) = kubelet.sockets()
         dra = await kubelet.register()
-        async with await kubelet.follow_health(path) as told:
-            await told.until(lambda: told.status("cam-0") == "Healthy")
+        async with await kubelet.follow_health(path) as stream:
+            await stream.until(lambda: stream.status("cam-0") == "Healthy")
             await asyncio.to_thread(dra.unlink)
-            await told.until(lambda: told.ended)
-            assert told.status("cam-0") == "Unknown"
+            await stream.until(lambda: stream.ended)
+            assert stream.status("cam-0") == "Unknown"
         await until(dra.exists)
-        async with await kubelet.follow_health(path) as told:
-            await told.until(lambda: told.status("cam-0") == "Healthy")
+        async with await kubelet.follow_health(path) as stream:
+            await stream.until(lambda: stream.status("cam-0") == "Healthy")
         running.cancel()
 
 
@@ -170,9 +170,9 @@ async def test_a_driver_without_health_advertises_none_and_serves_no_v1(serve, k
         (path,) = kubelet.sockets()
         info = await kubelet.get_info(path)
         assert not [version for version in info.supported_versions if "Health" in version]
-        async with await kubelet.follow_health(path, version="v1") as told:
-            await told.until(lambda: told.ended)
-            assert await told.call.code() is grpc.StatusCode.UNIMPLEMENTED
+        async with await kubelet.follow_health(path, version="v1") as stream:
+            await stream.until(lambda: stream.ended)
+            assert await stream.call.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
 class Records(logging.Handler):
@@ -208,11 +208,11 @@ async def test_a_stream_logs_its_start_its_changes_and_its_end_under_one_id(
     source = FakeHealth(WELL, OTHER)
     async with serve(health=source, health_timeout_seconds=1):
         (path,) = kubelet.sockets()
-        async with await kubelet.follow_health(path, version=version) as told:
-            await told.until(lambda: len(told.messages) == 1)
+        async with await kubelet.follow_health(path, version=version) as stream:
+            await stream.until(lambda: len(stream.messages) == 1)
             source.replace(ILL)
             # Twice more at least, as the kubelet believes a health for a second only.
-            await told.until(lambda: len(told.messages) > 3)
+            await stream.until(lambda: len(stream.messages) > 3)
         await until(lambda: not streams())
     assert lines.messages() == [
         "health stream started",
@@ -249,8 +249,8 @@ async def test_a_change_of_many_devices_is_one_line_of_bounded_length(serve, kub
     source = FakeHealth(*(health(f"cam-{n}", "unhealthy", "m" * 1024) for n in range(2_000)))
     async with serve(health=source):
         (path,) = kubelet.sockets()
-        async with await kubelet.follow_health(path) as told:
-            await told.until(lambda: sum(map(len, told.messages)) == 2_000)
+        async with await kubelet.follow_health(path) as stream:
+            await stream.until(lambda: sum(map(len, stream.messages)) == 2_000)
     (line,) = [r for r in lines.records if r.getMessage() == "device health sent"]
     assert (line.devices, line.unhealthy) == (2_000, 2_000)
     assert line.changes.endswith("; and 1990 more")

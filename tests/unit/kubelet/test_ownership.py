@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from drakit.layout import driver_directory
+from drakit_nodeplugin.endpoints.host_paths import MAX_PATH_BYTES
 from drakit_nodeplugin.kubelet import ownership
-from drakit_nodeplugin.kubelet.ownership import Ownership
-from drakit_nodeplugin.kubelet.sockets import MAX_PATH_BYTES, SocketError, socket_paths
+from drakit_nodeplugin.kubelet.ownership import Ownership, SocketError, socket_paths
 
 DRIVER = "camera.example.com"
 UIDS = [f"0f7a8f5e-6d0c-4d3c-9a68-{n:012}" for n in range(3)]
@@ -233,7 +233,7 @@ def test_an_instance_is_alive_by_its_uid(instance):
     assert not ours.alive("")
 
 
-def test_to_look_whether_an_instance_is_alive_does_not_make_it_so(instance):
+def test_the_check_of_an_instance_does_not_make_it_alive(instance):
     dead, old = instance(UIDS[0])
     dead.acquire()
     kill(dead)

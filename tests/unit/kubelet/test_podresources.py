@@ -1,4 +1,4 @@
-"""What the kubelet says of claims: over its socket, in its state file, and both together."""
+"""What the kubelet reports of claims: over its socket, in its state file, and both together."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ async def test_an_answer_larger_than_grpcs_default_is_read(kubelet, socket):
     assert len((await PodResources(socket, own_pod=OWN_POD).claims()).devices) == 5000
 
 
-async def test_a_kubelet_that_does_not_know_claims_says_nothing_of_them(kubelet, socket):
+async def test_a_kubelet_that_does_not_know_claims_proves_nothing(kubelet, socket):
     kubelet.knows_claims = False
     kubelet.add("cam", "cam-0", uid=UID)
     with pytest.raises(PodResourcesError, match="does not list the claims of its containers"):
@@ -220,7 +220,7 @@ def test_a_node_plugin_that_never_asks_has_not_loaded_the_contract():
         pytest.param("", None, id="empty"),
     ],
 )
-def test_a_cdi_name_tells_its_claim(name, uid):
+def test_a_cdi_name_identifies_its_claim(name, uid):
     assert claim_uid(name, driver=DRIVER) == uid
 
 
@@ -304,19 +304,19 @@ def test_the_state_file_names_claims(tmp_path, text, uids):
         pytest.param("[" * 100_000, id="nested-without-end"),
     ],
 )
-def test_a_state_file_that_is_not_understood_says_nothing(tmp_path, text):
+def test_an_unknown_state_file_is_an_error(tmp_path, text):
     file = tmp_path / "dra_manager_state"
     file.write_text(text)
     with pytest.raises(StateFileError, match="is no checkpoint of a known kubelet"):
         read_claim_uids(file)
 
 
-def test_a_missing_state_file_says_nothing(tmp_path):
+def test_a_missing_state_file_is_an_error(tmp_path):
     with pytest.raises(StateFileError, match="cannot be read: No such file"):
         read_claim_uids(tmp_path / "dra_manager_state")
 
 
-def test_a_state_file_that_was_replaced_behind_its_mount_says_nothing(tmp_path):
+def test_a_state_file_that_was_replaced_behind_its_mount_is_an_error(tmp_path):
     file = tmp_path / "dra_manager_state"
     file.write_text(state("a"))
     with file.open() as opened:

@@ -14,9 +14,8 @@ import pytest
 
 from drakit_nodeplugin.claims.queue import ClaimQueue
 from drakit_nodeplugin.kubelet.health import HealthService, HealthServicer
-from drakit_nodeplugin.kubelet.ownership import Ownership
+from drakit_nodeplugin.kubelet.ownership import Ownership, SocketError, socket_paths
 from drakit_nodeplugin.kubelet.server import DriverServer, local_channel
-from drakit_nodeplugin.kubelet.sockets import SocketError, socket_paths
 from drakit_proto.kubelet.dra.v1 import dra_pb2, dra_pb2_grpc
 from drakit_proto.kubelet.drahealth.v1alpha1 import health_pb2 as v1alpha1
 from tests.fakes.file_poller import with_poller
@@ -295,7 +294,7 @@ async def test_a_cancelled_health_stream_passes_the_cancellation_on():
         await reading
 
 
-async def test_a_rejection_is_told_and_the_socket_made_anew(serve, kubelet, caplog):
+async def test_a_rejection_is_logged_and_the_socket_recreated(serve, kubelet, caplog):
     async with serve(first_retry_seconds=0.05) as server:
         running = asyncio.create_task(with_poller(server.run))
         (path,) = kubelet.sockets()
@@ -307,7 +306,7 @@ async def test_a_rejection_is_told_and_the_socket_made_anew(serve, kubelet, capl
         await until(
             lambda: path.exists() and (path.stat().st_ino, path.stat().st_ctime_ns) != first
         )
-        # The reason stands until the kubelet has spoken again.
+        # The reason stands until the kubelet has responded again.
         assert server.status.state == "rejected"
         await kubelet.register()
         assert server.status.readiness_problem() is None
@@ -336,7 +335,7 @@ async def test_a_kubelet_that_restarts_registers_again(serve, kubelet):
 
 
 @pytest.mark.parametrize("which", ["registration", "dra"])
-async def test_a_removed_socket_is_made_anew(serve, kubelet, which):
+async def test_a_removed_socket_is_recreated(serve, kubelet, which):
     async with serve() as server:
         running = asyncio.create_task(with_poller(server.run))
         await kubelet.register()
@@ -362,7 +361,7 @@ async def test_a_replaced_socket_is_taken_back(serve, kubelet):
         running.cancel()
 
 
-async def test_a_socket_that_cannot_be_made_anew_is_tried_again(serve, kubelet, caplog):
+async def test_a_socket_that_cannot_be_recreated_is_tried_again(serve, kubelet, caplog):
     async with serve(first_retry_seconds=0.01) as server:
         await kubelet.register()
         path = server.paths.registration
@@ -422,7 +421,7 @@ async def test_two_drivers_of_one_process(root, kubelet):
             await server.stop()
 
 
-async def test_the_probe_says_what_is_wrong(serve, caplog):
+async def test_the_probe_returns_the_problem(serve, caplog):
     async with serve() as server:
         assert await server.probe() is None
         server.paths.dra.rename(server.paths.dra.with_name("away"))

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from drakit import layout
-from drakit_nodeplugin.kubelet.sockets import (
-    MAX_PATH_BYTES,
+from drakit_nodeplugin.endpoints.host_paths import MAX_PATH_BYTES
+from drakit_nodeplugin.kubelet.ownership import (
     SocketError,
-    SocketGuard,
     socket_paths,
 )
+from drakit_nodeplugin.kubelet.server import SocketGuard
 
 UID = "0f7a8f5e-6d0c-4d3c-9a68-3f5b1f1f9a10"
 KUBELET = Path("/var/lib/kubelet")

@@ -1,9 +1,9 @@
 """Lists that make up for what a watch cannot tell."""
 
 import pytest
-from prometheus_client.exposition import generate_latest
 
 from drakit.kube import ForbiddenError, Listing, connect
+from drakit.metrics import text_of
 from drakit_operator.kinds import CLAIMS, CLASSES, KINDS, PODS, SLICES, Name
 from drakit_operator.metrics import Metrics
 from drakit_operator.store import Store
@@ -57,8 +57,7 @@ async def test_a_claim_that_is_nested_too_deep_is_skipped_and_not_taken_for_miss
     assert store.claim("lab", "c4").requests != ()
     kind = 'kind="resourceclaims.resource.k8s.io"'
     assert (
-        f"drakit_operator_skipped_objects_total{{{kind}}} 2.0"
-        in generate_latest(metrics.registry).decode()
+        f"drakit_operator_skipped_objects_total{{{kind}}} 2.0" in text_of(metrics.registry).decode()
     )
     (logged,) = [record for record in caplog.records if record.msg == "object skipped"]
     assert (logged.object, logged.kind) == ("lab/deep", "resourceclaims.resource.k8s.io")
@@ -86,17 +85,11 @@ async def test_a_kind_that_cannot_be_listed_is_reported_until_it_can(cluster, re
     with pytest.raises(ForbiddenError):
         await listing.relist()
     assert "resourceslices.resource.k8s.io cannot be listed" in observer.problem()
-    assert (
-        'listed{kind="resourceslices.resource.k8s.io"} 0.0'
-        in generate_latest(metrics.registry).decode()
-    )
-    assert 'listed{kind="pods"} 1.0' in generate_latest(metrics.registry).decode()
+    assert 'listed{kind="resourceslices.resource.k8s.io"} 0.0' in text_of(metrics.registry).decode()
+    assert 'listed{kind="pods"} 1.0' in text_of(metrics.registry).decode()
     await listing.relist()
     assert observer.problem() is None
-    assert (
-        'listed{kind="resourceslices.resource.k8s.io"} 1.0'
-        in generate_latest(metrics.registry).decode()
-    )
+    assert 'listed{kind="resourceslices.resource.k8s.io"} 1.0' in text_of(metrics.registry).decode()
 
 
 async def test_what_has_not_changed_is_not_kept_twice(cluster, reader):

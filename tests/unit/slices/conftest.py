@@ -14,8 +14,8 @@ from drakit.kube.answer import Answer
 from drakit.kube.errors import error_of_status
 from drakit.kube.listing import read_list
 from drakit_nodeplugin.devices.model import PublishedTaints
+from drakit_nodeplugin.slices.contents import published_taints
 from drakit_nodeplugin.slices.publisher import SlicePublisher
-from drakit_nodeplugin.slices.stored_slices import published_taints
 from tests.fakes.kube import FakeApiServer, StatusError, Target
 from tests.unit.slices.world import NODE, FakeSource
 
@@ -51,7 +51,7 @@ class Link:
                 self.writes.append((now, method, name))
         try:
             if self.broken:
-                raise StatusError(503, "ServiceUnavailable", "the server is away")
+                raise StatusError(503, "ServiceUnavailable", "the server is unavailable")
             if (group := self.server._discovered(path)) is not None:
                 return group
             if not self.server._serves(path):
@@ -125,7 +125,7 @@ class Published:
         self.before: list[dict[tuple[str, str], PublishedTaints]] = []
         """Which taints were published, at each start."""
         self.pools: list[set[str]] = []
-        """Which pools the API server has, as it was told of."""
+        """The pools of the API server, as reported."""
         self.measured: list[tuple[str, bool]] = []
         self.publisher: SlicePublisher = self.restart()
         self.task: asyncio.Task[None] | None = None

@@ -37,7 +37,7 @@ async def stopped(published: Published):
 async def test_a_cluster_that_serves(stopped: Published, served, used):
     serve(stopped, *served)
     await stopped.start()
-    stopped.source.says(pool("a", device("b", taint())))
+    stopped.source.publish(pool("a", device("b", taint())))
     assert await stopped.settled() == ["POST"]
     (body,) = stopped.slices(slices_path(used))
     assert body["apiVersion"] == f"resource.k8s.io/{used}"
@@ -48,7 +48,7 @@ async def test_a_cluster_that_serves(stopped: Published, served, used):
     else:
         assert devices[1]["taints"][0]["effect"] == "NoSchedule"
 
-    stopped.source.says(pool("a", "b"))
+    stopped.source.publish(pool("a", "b"))
     assert await stopped.settled() == ["PUT"]
     await stopped.stop()
     stopped.restart()
@@ -59,7 +59,7 @@ async def test_a_cluster_that_serves(stopped: Published, served, used):
 async def test_no_version_that_is_known_is_an_error_and_waited_out(stopped: Published):
     serve(stopped, "v1alpha3")
     await stopped.start()
-    stopped.source.says(pool("a"))
+    stopped.source.publish(pool("a"))
     assert await stopped.settled(60) == []
     assert "v1alpha3" in (stopped.publisher.last_error or "")
     serve(stopped, "v1")
@@ -71,13 +71,13 @@ async def test_no_version_that_is_known_is_an_error_and_waited_out(stopped: Publ
 async def test_a_version_that_is_served_no_more_is_noticed_by_a_write(stopped: Published):
     serve(stopped, "v1beta1")
     await stopped.start()
-    stopped.source.says(pool("a"))
+    stopped.source.publish(pool("a"))
     await stopped.settled()
     serve(stopped, "v1")
     for key in [*stopped.server.cluster.objects]:  # a real server converts what it has stored
         if key[0] == slices_path("v1beta1"):
             del stopped.server.cluster.objects[key]
-    stopped.source.says(pool("b"))
+    stopped.source.publish(pool("b"))
     await stopped.settled(120)
     stopped.server.drop_watches()
     await stopped.settled(120)
@@ -86,7 +86,7 @@ async def test_a_version_that_is_served_no_more_is_noticed_by_a_write(stopped: P
 
 async def test_slices_are_listed_in_pages(stopped: Published):
     await stopped.start()
-    stopped.source.says(pool(*many(3000)))
+    stopped.source.publish(pool(*many(3000)))
     assert len(await stopped.settled()) == 54
     await stopped.stop()
     stopped.restart()

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from drakit_nodeplugin.slices.packing import PackingLimits
-from drakit_nodeplugin.slices.stored_slices import PoolIdentity, slice_name
+from drakit_nodeplugin.slices.plan import PoolIdentity, slice_name
 from tests.unit.slices.world import (
     NODE,
     POOL,
@@ -131,7 +131,7 @@ def test_a_slice_that_somebody_deleted_is_made_again_alone():
     assert made.generation == 1
 
 
-def test_a_pool_that_was_wiped_begins_anew():
+def test_a_pool_that_was_wiped_starts_again():
     made = server(*"abcdefghi")
     made.slices.clear()
     assert made.publish(pool(*"abcdefghi")) == (3, 0, 0)
@@ -164,7 +164,7 @@ def test_another_node_object_of_the_same_name_becomes_the_owner():
 
 
 @pytest.mark.parametrize("field", ["allNodes", "perDeviceNodeSelection", "nodeSelector"])
-def test_a_slice_that_says_elsewhere_where_it_is_for_is_mended(field):
+def test_a_slice_with_another_node_selection_is_corrected(field):
     made = server("a")
     (body,) = made.slices.values()
     body["spec"][field] = True
@@ -287,7 +287,7 @@ def test_what_a_driver_has_tainted_stays_so_while_the_driver_is_missing():
     ]
     assert made.publish(missing) == (0, 0, 0)
     made.publish(pool(device("a")))
-    assert "taints" not in made.bodies()["a"], "the driver is back, and says so no more"
+    assert "taints" not in made.bodies()["a"], "the driver is available again, and has no taint"
 
 
 def test_a_drivers_own_taint_alone_is_no_difference_while_the_driver_is_missing():

@@ -28,9 +28,9 @@ def path(body) -> str:
 
 
 async def test_devices_are_published_and_changes_follow(published: Published):
-    published.source.says(pool("a", "b"))
+    published.source.publish(pool("a", "b"))
     assert await published.settled() == ["POST"]
-    published.source.says(pool("a"))
+    published.source.publish(pool("a"))
     assert await published.settled() == ["PUT"]
     assert published.devices() == {"a"}
     (body,) = published.slices()
@@ -39,18 +39,18 @@ async def test_devices_are_published_and_changes_follow(published: Published):
     assert published.measured == [("create", True), ("update", True)]
 
 
-async def test_nothing_is_written_before_the_driver_has_spoken_or_without_a_change(
+async def test_nothing_is_written_before_the_driver_has_listed_devices_or_without_a_change(
     published: Published,
 ):
     assert await published.settled() == []
-    published.source.says(pool("a"))
+    published.source.publish(pool("a"))
     await published.settled()
-    published.source.says(pool("a"))
+    published.source.publish(pool("a"))
     assert await published.settled(600) == []
 
 
 async def test_a_restart_writes_nothing(published: Published):
-    published.source.says(pool(*many(100), counter_sets=(counter_set("gpu-0"),)))
+    published.source.publish(pool(*many(100), counter_sets=(counter_set("gpu-0"),)))
     assert len(await published.settled()) == 3
     await published.stop()
     published.restart()
@@ -59,22 +59,22 @@ async def test_a_restart_writes_nothing(published: Published):
 
 
 async def test_a_change_is_written_within_a_third_of_a_second(published: Published):
-    published.source.says(pool("a"))
+    published.source.publish(pool("a"))
     await published.settled()
     began = asyncio.get_running_loop().time()
-    published.source.says(pool("a", "b"))
+    published.source.publish(pool("a", "b"))
     await asyncio.sleep(0.3)
     ((when, _, _),) = published.link.writes
     assert 0.2 <= when - began <= 0.3
 
 
 async def test_a_thousand_changes_a_second_are_one_write_a_second_and_slice(published: Published):
-    published.source.says(pool(*many(100)))
+    published.source.publish(pool(*many(100)))
     await published.settled()
     for step in range(1000):  # 10 s
         changed = device(f"dev-{step % 100}", attributes={"step": step})
         rest = many(100)
-        published.source.says(
+        published.source.publish(
             pool(*(changed if each.name == changed.name else each for each in rest))
         )
         await asyncio.sleep(0.01)
@@ -90,7 +90,7 @@ async def test_a_thousand_changes_a_second_are_one_write_a_second_and_slice(publ
 
 async def test_an_instance_that_is_not_primary_writes_nothing_until_it_is(published: Published):
     published.primary.clear()
-    published.source.says(pool("a"))
+    published.source.publish(pool("a"))
     assert await published.settled() == []
     published.primary.set()
     assert await published.settled() == ["POST"]
@@ -100,30 +100,30 @@ async def test_an_instance_that_is_not_primary_writes_nothing_until_it_is(publis
 
 
 async def test_pools_are_published_apart(published: Published):
-    published.source.says({NODE: pool("a"), GPUS: pool("a", "b")})
+    published.source.publish({NODE: pool("a"), GPUS: pool("a", "b")})
     assert await published.settled() == ["POST", "POST"]
-    published.source.says({NODE: pool("a"), GPUS: pool("a", "c")})
+    published.source.publish({NODE: pool("a"), GPUS: pool("a", "c")})
     assert await published.settled() == ["PUT"]
     assert {body["spec"]["pool"]["name"] for body in published.slices()} == {NODE, GPUS}
 
 
 async def test_a_pool_that_is_not_wanted_any_more_is_deleted(published: Published):
-    published.source.says({NODE: pool("a"), GPUS: pool(*many(100))})
+    published.source.publish({NODE: pool("a"), GPUS: pool(*many(100))})
     await published.settled()
-    published.source.says({NODE: pool("a")})
+    published.source.publish({NODE: pool("a")})
     assert await published.settled() == ["DELETE", "DELETE"]
-    published.source.says({NODE: pool("a"), GPUS: pool("b")})
+    published.source.publish({NODE: pool("a"), GPUS: pool("b")})
     assert await published.settled() == ["POST"]
 
 
 async def test_nothing_runs_on_for_pools_that_are_gone(published: Published):
-    published.source.says({NODE: pool("a")})
+    published.source.publish({NODE: pool("a")})
     await published.settled()
     before = len(asyncio.all_tasks())
     for number in range(20):
-        published.source.says({NODE: pool("a"), f"{NODE}/{number}": pool("b")})
+        published.source.publish({NODE: pool("a"), f"{NODE}/{number}": pool("b")})
         await published.settled()
-    published.source.says({NODE: pool("a")})
+    published.source.publish({NODE: pool("a")})
     await published.settled()
     assert len(asyncio.all_tasks()) == before
 
@@ -132,12 +132,12 @@ async def test_nothing_runs_on_for_pools_that_are_gone(published: Published):
 async def test_a_pool_that_is_wanted_again_while_it_is_deleted_returns(
     published: Published, seconds: float
 ):
-    published.source.says({NODE: pool("a"), GPUS: pool(*many(100))})
+    published.source.publish({NODE: pool("a"), GPUS: pool(*many(100))})
     await published.settled()
     published.link.seconds = 1.0  # two deletes: longer than it takes to look for new pools
-    published.source.says({NODE: pool("a")})
+    published.source.publish({NODE: pool("a")})
     await asyncio.sleep(seconds)
-    published.source.says({NODE: pool("a"), GPUS: pool(*many(100))})
+    published.source.publish({NODE: pool("a"), GPUS: pool(*many(100))})
     await published.settled(20)
     assert len(published.devices()) == 101
 
@@ -146,35 +146,35 @@ async def test_a_pool_that_is_wanted_again_just_as_its_publisher_ends_returns(
     published: Published,
 ):
     began = asyncio.get_running_loop().time()
-    published.source.says({NODE: pool("a"), GPUS: pool("b")})
+    published.source.publish({NODE: pool("a"), GPUS: pool("b")})
     await published.settled(10)
-    published.source.says({NODE: pool("a")}, held=[GPUS])  # looked for at 10.2, next at 11.0
+    published.source.publish({NODE: pool("a")}, held=[GPUS])  # looked for at 10.2, next at 11.0
     await asyncio.sleep(0.4)
     published.link.seconds = 0.605  # a delete, from 10.6 to 11.205
-    published.source.says({NODE: pool("a")})
+    published.source.publish({NODE: pool("a")})
     await asyncio.sleep(began + 11.199 - asyncio.get_running_loop().time())
     published.source.revision.late_seconds = 0.01
-    published.source.says({NODE: pool("a"), GPUS: pool("b")})
+    published.source.publish({NODE: pool("a"), GPUS: pool("b")})
     published.link.seconds = 0.01
     await published.settled(60)
     assert published.devices() == {"a", "b"}
 
 
 async def test_a_pool_is_not_deleted_while_not_all_is_known(published: Published):
-    published.source.says({NODE: pool("a"), GPUS: pool("b")})
+    published.source.publish({NODE: pool("a"), GPUS: pool("b")})
     await published.settled()
-    published.source.says({NODE: pool("a")}, complete=False)
+    published.source.publish({NODE: pool("a")}, complete=False)
     assert await published.settled() == []
-    published.source.says({NODE: pool("a")}, held=[GPUS])
+    published.source.publish({NODE: pool("a")}, held=[GPUS])
     assert await published.settled() == []
-    published.source.says({NODE: pool("a")})
+    published.source.publish({NODE: pool("a")})
     assert await published.settled() == ["DELETE"]
 
 
 async def test_a_held_pool_stays_as_it_is(published: Published):
-    published.source.says({NODE: pool("a")})
+    published.source.publish({NODE: pool("a")})
     await published.settled()
-    published.source.says({NODE: pool("b")}, held=[NODE])
+    published.source.publish({NODE: pool("b")}, held=[NODE])
     assert await published.settled() == []
     assert published.devices() == {"a"}
 
@@ -185,7 +185,7 @@ async def test_an_error_of_one_pool_holds_no_other_up(published: Published):
         if method == "POST" and body["spec"]["pool"]["name"] == GPUS
         else None
     )
-    published.source.says({NODE: pool("a"), GPUS: pool("b")})
+    published.source.publish({NODE: pool("a"), GPUS: pool("b")})
     await published.settled(1)
     assert published.devices() == {"a"}
     error = published.publisher.last_error
@@ -202,7 +202,7 @@ async def test_an_error_of_one_pool_holds_no_other_up(published: Published):
 
 
 async def test_slices_that_somebody_deletes_are_back_within_two_seconds(published: Published):
-    published.source.says(pool(*many(100)))
+    published.source.publish(pool(*many(100)))
     await published.settled()
     for _ in range(10):
         published.server.remove(path(published.slices()[0]))
@@ -212,7 +212,7 @@ async def test_slices_that_somebody_deletes_are_back_within_two_seconds(publishe
 
 
 async def test_a_wipe_of_all_slices_is_made_good_within_two_seconds(published: Published):
-    published.source.says(pool(*many(1000)))
+    published.source.publish(pool(*many(1000)))
     assert len(await published.settled()) == 18
     for body in published.slices():
         published.server.remove(path(body))
@@ -221,7 +221,7 @@ async def test_a_wipe_of_all_slices_is_made_good_within_two_seconds(published: P
 
 
 async def test_the_node_is_read_again_when_slices_vanish(published: Published):
-    published.source.says(pool("a"))
+    published.source.publish(pool("a"))
     await published.settled()
     published.server.remove(f"{NODES}/{NODE}")
     published.server.store(f"{NODES}/{NODE}", {"metadata": {"uid": "another"}})
@@ -232,7 +232,7 @@ async def test_the_node_is_read_again_when_slices_vanish(published: Published):
 
 
 async def test_the_node_is_read_again_when_an_owner_differs(published: Published):
-    published.source.says(pool("a"))
+    published.source.publish(pool("a"))
     await published.settled()
     (body,) = published.slices()
     body["metadata"]["ownerReferences"][0]["uid"] = "another"
@@ -242,8 +242,8 @@ async def test_the_node_is_read_again_when_an_owner_differs(published: Published
     assert await published.settled() == []
 
 
-async def test_a_change_by_somebody_else_is_undone_calmly(published: Published):
-    published.source.says(pool("a"))
+async def test_a_change_by_another_writer_is_undone_with_a_backoff(published: Published):
+    published.source.publish(pool("a"))
     await published.settled()
     (body,) = published.slices()
 
@@ -251,7 +251,7 @@ async def test_a_change_by_somebody_else_is_undone_calmly(published: Published):
         spec = published.slices()[0]["spec"] | {"devices": [{"name": "intruder"}]}
         published.server.store(path(body), {"spec": spec})
 
-    async def quarrel(seconds: float) -> list[float]:
+    async def conflict(seconds: float) -> list[float]:
         """Spoil it again as soon as it is mended; give when it was mended."""
         until = asyncio.get_running_loop().time() + seconds
         while asyncio.get_running_loop().time() < until:
@@ -262,7 +262,7 @@ async def test_a_change_by_somebody_else_is_undone_calmly(published: Published):
         published.link.writes.clear()
         return times
 
-    times = await quarrel(600)
+    times = await conflict(600)
     gaps = [later - earlier for earlier, later in pairwise(times)]
     assert len(times) < 20
     assert gaps[0] < 4
@@ -275,21 +275,21 @@ async def test_a_change_by_somebody_else_is_undone_calmly(published: Published):
     assert [when - began < 1 for when, _, _ in published.link.writes] == [True], "quiet for long"
 
 
-async def test_what_the_driver_says_is_not_held_up_by_a_quarrel(published: Published):
-    published.source.says(pool("a"))
+async def test_a_change_of_the_driver_does_not_wait_for_a_conflict(published: Published):
+    published.source.publish(pool("a"))
     await published.settled()
     (body,) = published.slices()
     for _ in range(6):
         spec = published.slices()[0]["spec"] | {"devices": [{"name": "intruder"}]}
         published.server.store(path(body), {"spec": spec})
         await asyncio.sleep(20)
-    published.source.says(pool("a", "b"))
+    published.source.publish(pool("a", "b"))
     await asyncio.sleep(1.5)
     assert published.devices() == {"a", "b"}
 
 
-async def test_a_quarrel_about_one_slice_writes_no_other(published: Published):
-    published.source.says(pool(*many(100)))
+async def test_a_conflict_about_one_slice_writes_no_other(published: Published):
+    published.source.publish(pool(*many(100)))
     await published.settled()
     first, second = published.slices()
     for generation in range(100, 160):
@@ -301,8 +301,8 @@ async def test_a_quarrel_about_one_slice_writes_no_other(published: Published):
     assert len(others) <= 10, "only together with the first"
 
 
-async def test_what_our_other_instance_wrote_is_no_quarrel(published: Published, caplog):
-    published.source.says(pool("a"))
+async def test_writes_of_our_other_instance_are_no_conflict(published: Published, caplog):
+    published.source.publish(pool("a"))
     await published.settled()
     published.primary.clear()
     (body,) = published.slices()
@@ -315,19 +315,19 @@ async def test_what_our_other_instance_wrote_is_no_quarrel(published: Published,
     assert "somebody else" not in caplog.text
 
 
-async def test_a_label_beside_a_change_of_ours_is_no_quarrel(published: Published, caplog):
-    published.source.says(pool(*many(56)))
+async def test_a_label_beside_a_change_of_ours_is_no_conflict(published: Published, caplog):
+    published.source.publish(pool(*many(56)))
     await published.settled()
     (body,) = published.slices()
     body["metadata"]["labels"] = {"team": "x"}
     published.server.store(path(body), body)
-    published.source.says(pool(*many(100)))
+    published.source.publish(pool(*many(100)))
     assert await published.settled() == ["PUT", "POST"]
     assert "somebody else" not in caplog.text
 
 
 async def test_labels_by_somebody_else_are_no_reason_to_write(published: Published):
-    published.source.says(pool("a"))
+    published.source.publish(pool("a"))
     await published.settled()
     (body,) = published.slices()
     body["metadata"]["labels"] = {"team": "x"}
@@ -335,8 +335,8 @@ async def test_labels_by_somebody_else_are_no_reason_to_write(published: Publish
     assert await published.settled() == []
 
 
-async def test_slices_of_another_making_are_deleted_calmly(published: Published):
-    published.source.says(pool("a"))
+async def test_slices_of_another_writer_are_deleted_with_a_backoff(published: Published):
+    published.source.publish(pool("a"))
     await published.settled()
     (body,) = published.slices()
     for number in range(60):
@@ -355,7 +355,7 @@ async def test_refused_writes_are_tried_again_with_longer_and_longer_delays(publ
     published.link.refuse = lambda method, path, body: (
         StatusError(500, "InternalError") if method == "POST" else None
     )
-    published.source.says(pool("a"))
+    published.source.publish(pool("a"))
     await asyncio.sleep(600)
     assert 10 <= len(published.link.writes) <= 30
     assert published.publisher.last_error is not None
@@ -366,7 +366,7 @@ async def test_refused_writes_are_tried_again_with_longer_and_longer_delays(publ
 
 
 async def test_a_slice_that_is_refused_does_not_stop_the_others(published: Published):
-    published.source.says(pool(*many(100)))
+    published.source.publish(pool(*many(100)))
     await published.settled()
     published.link.refuse = lambda method, path, body: (
         StatusError(422, "Invalid", "this slice is not liked")
@@ -374,7 +374,7 @@ async def test_a_slice_that_is_refused_does_not_stop_the_others(published: Publi
         else None
     )
     first, last = device("dev-0", taint()), device("dev-99", taint())
-    published.source.says(pool(first, *many(98, start=1), last))
+    published.source.publish(pool(first, *many(98, start=1), last))
     await published.settled(1)
     bodies = {d["name"]: d for body in published.slices() for d in body["spec"]["devices"]}
     assert "taints" in bodies["dev-99"]
@@ -395,25 +395,25 @@ async def test_a_device_that_the_api_server_names_is_left_out(published: Publish
         )
         else None
     )
-    published.source.says(pool("a", "bad", "c"))
+    published.source.publish(pool("a", "bad", "c"))
     await published.settled()
     assert published.devices() == {"a", "c"}
     assert "is not liked" in published.publisher.left_out["bad"]
     assert await published.settled(600) == []
-    published.source.says(pool("a", device("bad", health=Health.unhealthy("too hot")), "c"))
+    published.source.publish(pool("a", device("bad", health=Health.unhealthy("too hot")), "c"))
     assert await published.settled(600) == [], "health alone is no other device"
     assert published.left_out == [dict(published.publisher.left_out)], "it is reported once"
-    published.source.says(pool("a", device("bad", attributes={"model": "y"}), "c"))
+    published.source.publish(pool("a", device("bad", attributes={"model": "y"}), "c"))
     assert await published.settled() == ["PUT"]
 
 
 async def test_a_conflict_is_read_and_written_again(published: Published):
-    published.source.says(pool("a"))
+    published.source.publish(pool("a"))
     await published.settled()
     published.link.refuse = lambda method, path, body: (
         StatusError(409, "Conflict", "somebody was faster") if method == "PUT" else None
     )
-    published.source.says(pool("b"))
+    published.source.publish(pool("b"))
     await published.settled(1)
     published.link.refuse = lambda method, path, body: None
     await published.settled(60)
@@ -431,31 +431,31 @@ class Backup:
         self.objects = copy.deepcopy(self.server.cluster.objects)
 
     def restore(self) -> None:
-        """No watch is told."""
+        """No watch receives it."""
         self.server.cluster.version = self.version
         self.server.cluster.objects = self.objects
         self.server.cluster.history.clear()
 
 
 async def test_after_a_restore_of_etcd_a_slice_can_be_written_again(published: Published):
-    published.source.says(pool("a"))
+    published.source.publish(pool("a"))
     await published.settled()
     backup = Backup(published.server)
     for name in ("b", "c", "d"):
-        published.source.says(pool(name))
+        published.source.publish(pool(name))
         await published.settled()
     backup.restore()
-    published.source.says(pool("e"))
+    published.source.publish(pool("e"))
     await published.settled(10)
     assert published.devices() == {"e"}
     assert published.publisher.last_error is None
 
 
 async def test_after_a_restore_of_etcd_a_list_is_believed(published: Published):
-    published.source.says(pool("a"))
+    published.source.publish(pool("a"))
     await published.settled()
     backup = Backup(published.server)
-    published.source.says(pool("b"))
+    published.source.publish(pool("b"))
     await published.settled()
     backup.restore()
     published.server.cluster.oldest_version = 10**6
@@ -470,7 +470,7 @@ async def test_a_list_that_fails_is_an_error_of_publishing(published: Published)
     published.restart()
     await published.start()
     await asyncio.sleep(1)
-    assert "the server is away" in (published.publisher.last_error or "")
+    assert "the server is unavailable" in (published.publisher.last_error or "")
     assert not published.publisher.listed
     published.link.broken = False
     await asyncio.sleep(40)
@@ -482,14 +482,14 @@ async def test_a_fault_in_one_pool_is_tried_again_and_ends_nothing_else(
     published: Published, caplog
 ):
     faulty = StampedTaint(key="k", value="", effect="NoSchedule", added_at=10**20)
-    published.source.says({NODE: pool("a"), GPUS: pool(device("b", faulty))})
+    published.source.publish({NODE: pool("a"), GPUS: pool(device("b", faulty))})
     await published.settled(600)
     assert published.devices() == {"a"}
     assert (published.publisher.last_error or "").startswith(f"pool {GPUS}: a fault in")
     faults = [each for each in caplog.records if "a fault" in each.message]
     assert 10 <= len(faults) <= 30
     assert all(each.exc_info and each.pool == GPUS for each in faults)
-    published.source.says({NODE: pool("a", "c"), GPUS: pool("b")})
+    published.source.publish({NODE: pool("a", "c"), GPUS: pool("b")})
     await published.settled(61)
     assert published.devices() == {"a", "b", "c"}
     assert published.publisher.last_error is None

@@ -1,4 +1,4 @@
-"""What the publisher tells of what the API server holds: at its start, and after each change."""
+"""What the publisher reports of the API server: at its start, and after each change."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from dataclasses import replace
 
 import pytest
 
-from drakit_nodeplugin.slices.stored_slices import StoredSlice, published_taints
+from drakit_nodeplugin.slices.contents import StoredSlice, published_taints
 from tests.unit.slices.conftest import Published
 from tests.unit.slices.world import NODE, device, pool, taint
 
 pytestmark = pytest.mark.looptime
 
 
-async def test_taints_that_were_published_are_told_after_a_restart(published: Published):
+async def test_published_taints_are_reported_after_a_restart(published: Published):
     await published.settled()
     assert published.before == [{}]
     unhealthy = taint("drakit.dev/unhealthy", at=5)
     evicted = replace(unhealthy, effect="NoExecute", added_at=6)
     dusty = taint("lab.example.com/dusty", at=1_700_000_000)
-    published.source.says(pool("a", device("b", unhealthy, evicted), device("c", dusty)))
+    published.source.publish(pool("a", device("b", unhealthy, evicted), device("c", dusty)))
     await published.settled()
     await published.stop()
 
@@ -38,7 +38,7 @@ async def test_taints_that_were_published_are_told_after_a_restart(published: Pu
     ]
 
 
-def test_a_taint_without_a_time_that_can_be_read_was_published_all_the_same():
+def test_a_taint_without_a_valid_time_counts_as_published():
     devices = [
         {"name": "a", "taints": [{"key": "x", "effect": "NoSchedule"}]},
         {"name": "b", "taints": [{"key": "x", "effect": "NoSchedule", "timeAdded": "soon"}]},
@@ -50,21 +50,21 @@ def test_a_taint_without_a_time_that_can_be_read_was_published_all_the_same():
     }
 
 
-async def test_the_pools_that_there_are_are_told_after_each_change(published: Published):
+async def test_existing_pools_are_reported_after_each_change(published: Published):
     await published.settled()
     assert published.pools[-1] == set()
-    published.source.says({NODE: pool("a"), f"{NODE}/gpus": pool("b")})
+    published.source.publish({NODE: pool("a"), f"{NODE}/gpus": pool("b")})
     await published.settled()
     assert published.pools[-1] == {NODE, f"{NODE}/gpus"}
-    published.source.says(pool("a"))
+    published.source.publish(pool("a"))
     await published.settled()
     assert published.pools[-1] == {NODE}
 
 
-async def test_the_pools_are_told_when_what_is_wanted_changes(published: Published):
-    published.source.says({}, held={NODE})
+async def test_existing_pools_are_reported_when_the_desired_ones_change(published: Published):
+    published.source.publish({}, held={NODE})
     await published.settled()
     before = len(published.pools)
-    published.source.says({})
+    published.source.publish({})
     await published.settled()
     assert published.pools[before:] == [set()], "one that was never there can be forgotten"

@@ -15,9 +15,9 @@ from drakit_nodeplugin.devices.model import (
     Revision,
     StampedTaint,
 )
+from drakit_nodeplugin.slices.contents import StoredSlice
 from drakit_nodeplugin.slices.packing import PackingLimits
-from drakit_nodeplugin.slices.plan import Plan, planning
-from drakit_nodeplugin.slices.stored_slices import PoolIdentity, StoredSlice
+from drakit_nodeplugin.slices.plan import Plan, PoolIdentity, planning
 
 DRIVER, NODE = "camera.example.com", "node-1"
 POOL = PoolIdentity(driver=DRIVER, node=NODE, node_uid="node-uid", pool=NODE)
@@ -116,7 +116,7 @@ class PoolServer:
         return sorted(bodies, key=lambda body: body["metadata"]["name"])
 
     def look(self) -> None:
-        """Check what the API server and the scheduler would say of the pool."""
+        """Check what the API server and the scheduler would find."""
         limits = self.limits or PackingLimits()
         for body in self.slices.values():
             devices, sets = body["spec"]["devices"], body["spec"].get("sharedCounters", [])
@@ -164,7 +164,7 @@ def _normal(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class LateRevision(Revision):
-    """A revision of which those who wait may hear late: they do not run in any order."""
+    """A revision whose readers may wake late: they do not run in any order."""
 
     late_seconds = 0.0
 
@@ -176,7 +176,7 @@ class LateRevision(Revision):
 
 
 class FakeSource:
-    """What a device manager says, as a test wants it."""
+    """A device manager with the publication that a test sets."""
 
     def __init__(self, driver: str = DRIVER) -> None:
         self.driver = driver
@@ -186,7 +186,7 @@ class FakeSource:
     def publication(self) -> Publication:
         return self._publication
 
-    def says(
+    def publish(
         self,
         pools: Mapping[str, DesiredPool] | DesiredPool,
         *,

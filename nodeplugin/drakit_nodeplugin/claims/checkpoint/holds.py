@@ -15,15 +15,16 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from drakit_nodeplugin.claims.checkpoint.records import StoredClaim, StoredDevice
 from drakit_nodeplugin.devices.hardware import Amounts, Hardware, HeldDevice, units_of
 
 __all__ = (
+    "Held",
     "HeldAs",
-    "Refusal",
+    "Rest",
     "TakenFrom",
     "contested",
     "counters_of",
@@ -59,62 +60,67 @@ _HELD = (
     "AND held.device = wanted.device AND held.hold = 'share')"
 )
 
-_OTHER_SHARES = (
-    "SELECT amounts, count(*) FROM devices "
-    "WHERE pool = ? AND device = ? AND hold = 'share' AND claim <> ? GROUP BY amounts"
+_HOLDER = (
+    "SELECT min(claim) FROM devices WHERE pool = ? AND device = ? AND claim <> ? AND hold = '{}'"
 )
 
+# Thousands of claims can share a device: those that consume the same are one group.
 _SHARES = (
-    "SELECT amounts, uid FROM devices CROSS JOIN claims ON claims.id = devices.claim "
-    "WHERE pool = ? AND device = ? AND hold = 'share' AND claim <> ?"
+    "SELECT ?2, amounts, count(*), min(claim) FROM devices "
+    "WHERE pool = ?1 AND device = ?2 AND hold = 'share' AND claim <> ?3 GROUP BY amounts"
 )
 
 # A device counts once, however many claims share it.
-_OTHER_COUNTERS = (
-    "SELECT amounts, count(*) FROM (SELECT DISTINCT device, amounts FROM counters "
-    "WHERE pool = ? AND counter_set = ? AND claim <> ? AND device NOT IN ({})) GROUP BY amounts"
+_COUNTERS = (
+    "SELECT device, amounts, count(DISTINCT device), min(claim) FROM counters "
+    "WHERE pool = ? AND counter_set = ? AND claim <> ? AND device NOT IN ({}) GROUP BY amounts"
 )
 
-_COUNTERS = (
-    "SELECT device, amounts, uid FROM counters CROSS JOIN claims ON claims.id = counters.claim "
-    "WHERE pool = ? AND counter_set = ? AND claim <> ?"
-)
+_Group = tuple[str, Amounts, int, int]
+"""Holds of equal amounts: device of the oldest, amounts, number, and the oldest claim's row."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Refusal:
-    """Why a claim cannot have its devices."""
+class Held:
+    """A device that a claim of a batch cannot have."""
 
     device: StoredDevice
-    """The device that it cannot have."""
+    holder: StoredClaim | None
+    """The conflicting claim; None if the claim alone exceeds the inventory."""
 
-    holder: str | None
-    """UID of a conflicting claim; None if the claim alone exceeds the inventory."""
-
-    held: str = ""
+    beside: str = ""
     """The holder's device."""
 
     shortage: str | None = None
-    """The reason why both do not fit, as a clause; None if both are the same device."""
+    """The reason why both do not fit, as a clause; None if both want one device."""
 
 
-def refusal(
-    connection: sqlite3.Connection, claim: StoredClaim, *, row: int, hardware: Hardware | None
-) -> Refusal | None:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rest:
+    """All rows but one."""
+
+    connection: sqlite3.Connection
+    row: int
+    """The number of the claim's own row, which is ignored."""
+
+    claim: Callable[[int], StoredClaim]
+    """Loads the claim of a row."""
+
+
+def refusal(claim: StoredClaim, rest: Rest, *, hardware: Hardware | None) -> Held | None:
     """
     Return why a claim cannot have its devices beside those of all other rows; None if it can.
 
-    `row` is the number of its own row, which is ignored. Without `hardware`, devices are compared
-    only by name.
+    Without `hardware`, devices are compared only by name.
     """
     holding = [device for device in claim.devices if device.hold != "admin"]
     for device in holding:
-        if (uid := _holder(connection, device, row)) is not None:
-            return Refusal(device=device, holder=uid, held=device.device)
+        if (holder := _holder(device, rest)) is not None:
+            return Held(device=device, holder=rest.claim(holder), beside=device.device)
     if hardware is None:
         return None
-    return _too_few_counters(connection, holding, row, hardware) or _too_little_capacity(
-        connection, holding, row, hardware
+    return _too_few_counters(holding, rest, hardware) or _too_little_capacity(
+        holding, rest, hardware
     )
 
 
@@ -150,7 +156,7 @@ def devices_of(claim: StoredClaim) -> frozenset[HeldAs]:
     shares: dict[tuple[str, str], dict[str, int]] = defaultdict(dict)
     for device in claim.devices:
         if device.hold == "share":
-            _add(shares[device.pool, device.device], _units_taken(device))
+            _add(shares[device.pool, device.device], units_of(device.consumed_capacity))
     listed = claim.rebuilt == "listed"
     texts = {key: UNKNOWN if listed else _text(amounts) for key, amounts in shares.items()}
     return frozenset(
@@ -174,14 +180,14 @@ def counters_of(claim: StoredClaim) -> frozenset[TakenFrom]:
     return frozenset(found)
 
 
-def incomplete(connection: sqlite3.Connection, claim: StoredClaim) -> list[str]:
-    """Return the UIDs of claims with unknown consumption that matter for this claim."""
-    pools = {device.pool for device in claim.devices if device.consumes}
+def incomplete(connection: sqlite3.Connection, claims: Iterable[StoredClaim]) -> set[str]:
+    """Return the UIDs of claims with unknown consumption that matter for these claims."""
+    pools = {device.pool for claim in claims for device in claim.devices if device.consumes}
     query = (
         "SELECT uid FROM counters CROSS JOIN claims ON claims.id = counters.claim "
         "WHERE pool = ? AND counter_set = ''"
     )
-    return [uid for pool in sorted(pools) for (uid,) in connection.execute(query, (pool,))]
+    return {uid for pool in pools for (uid,) in connection.execute(query, (pool,))}
 
 
 def held_devices(connection: sqlite3.Connection) -> Mapping[str, frozenset[str]]:
@@ -194,85 +200,71 @@ def held_devices(connection: sqlite3.Connection) -> Mapping[str, frozenset[str]]
 
 def held_beside_unpreparing(connection: sqlite3.Connection) -> list[HeldDevice]:
     """
-    Return the holds of claims that are being unprepared, and of others on the same counter sets.
+    Return the holds of claims that are being unprepared, and of others that consume counters of the
+    same pools.
 
     The result is empty for claims with admin access, and while no claim is being unprepared.
     """
-    leaving = connection.execute(
+    leaving: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for pool, device, hold in connection.execute(
         "SELECT pool, device, hold FROM claims CROSS JOIN devices ON devices.claim = claims.id "
         "WHERE state = 'unpreparing' AND hold <> 'admin'"
-    ).fetchall()
-    if not leaving:
-        return []
+    ):
+        leaving[pool, device].add(hold)
     consumed: dict[tuple[str, str], dict[str, Amounts] | None] = {}
-    for pool, counter_set in _sets_of_unpreparing(connection):
-        for device, text in connection.execute(
-            "SELECT DISTINCT device, amounts FROM counters WHERE pool = ? AND counter_set = ?",
-            (pool, counter_set),
+    for each in {pool for pool, _ in leaving}:
+        # Unknown consumption comes last: it overrides what other rows of the device contain.
+        for device, counter_set, text in connection.execute(
+            "SELECT DISTINCT device, counter_set, amounts FROM counters WHERE pool = ? "
+            "ORDER BY counter_set DESC",
+            (each,),
         ):
             if counter_set == "":
-                consumed[pool, device] = None
-            elif (known := consumed.setdefault((pool, device), {})) is not None:
+                consumed[each, device] = None
+            elif (known := consumed.setdefault((each, device), {})) is not None:
                 known[counter_set] = _amounts(text)
-    holds: dict[tuple[str, str], set[str]] = defaultdict(set)
-    for pool, device, hold in leaving:
-        holds[pool, device].add(hold)
     return [
         HeldDevice(
             pool=pool,
             device=device,
             consumes=consumed.get((pool, device), {}),
-            shared=_shared(connection, pool, device) if (pool, device) in holds else {},
-            exclusive="share" not in holds.get((pool, device), ()),
-            unpreparing=(pool, device) in holds,
+            shared=_shared(connection, pool, device) if (pool, device) in leaving else {},
+            exclusive="share" not in leaving.get((pool, device), ()),
+            unpreparing=(pool, device) in leaving,
         )
-        for pool, device in sorted(consumed.keys() | holds.keys())
+        for pool, device in sorted(consumed.keys() | leaving.keys())
     ]
 
 
-def _sets_of_unpreparing(connection: sqlite3.Connection) -> list[tuple[str, str]]:
-    """Return pool and name of the counter sets that matter for claims that are being unprepared."""
-    found: set[tuple[str, str]] = set(
-        connection.execute(
-            "SELECT pool, counter_set FROM claims CROSS JOIN counters ON claim = claims.id "
-            "WHERE state = 'unpreparing'"
-        )
-    )
-    everything = [pool for pool, counter_set in found if counter_set == ""]
-    for pool in everything:
-        sets = connection.execute(
-            "SELECT DISTINCT counter_set FROM counters WHERE pool = ?", (pool,)
-        )
-        found |= {(pool, counter_set) for (counter_set,) in sets}
-    # Rows with unknown consumption come last, because they override other rows of a device.
-    return sorted(found | {(pool, "") for pool, _ in found}, reverse=True)
+def _shared(connection: sqlite3.Connection, pool: str, device: str) -> Amounts | None:
+    """Return the consumption of all shares of a device; None if it is unknown for one."""
+    total: dict[str, int] = {}
+    for _, text, number, _ in connection.execute(_SHARES, (pool, device, 0)):
+        if text == UNKNOWN:
+            return None
+        _add(total, _amounts(text), times=number)
+    return total
 
 
-# ---------------------------------------------------------------- one device by its name
+# ---------------------------------------------------------------- refusals
 
 
-def _holder(connection: sqlite3.Connection, device: StoredDevice, row: int) -> str | None:
-    """Return the claim that has a device and does not share it."""
+def _holder(device: StoredDevice, rest: Rest) -> int | None:
+    """Return the row of a claim that has a device and does not share it."""
     # Shares go beside each other: the shares of others, maybe thousands, are not read.
-    holds = ("exclusive", "share") if device.hold == "exclusive" else ("exclusive",)
-    found: list[str] = []
-    for hold in holds:
+    for hold in ("exclusive", "share") if device.hold == "exclusive" else ("exclusive",):
         # A partial index applies only if the query repeats its condition literally.
-        query = (
-            "SELECT min(uid) FROM devices CROSS JOIN claims ON claims.id = devices.claim "  # noqa: S608
-            f"WHERE pool = ? AND device = ? AND hold = '{hold}' AND claim <> ?"
-        )
-        (uid,) = connection.execute(query, (device.pool, device.device, row)).fetchone()
-        found += [uid] if uid is not None else []
-    return min(found, default=None)
-
-
-# ---------------------------------------------------------------- counters
+        query = _HOLDER.format(hold)
+        key = (device.pool, device.device, rest.row)
+        (holder,) = rest.connection.execute(query, key).fetchone()
+        if holder is not None:
+            return holder
+    return None
 
 
 def _too_few_counters(
-    connection: sqlite3.Connection, holding: Iterable[StoredDevice], row: int, hardware: Hardware
-) -> Refusal | None:
+    holding: Iterable[StoredDevice], rest: Rest, hardware: Hardware
+) -> Held | None:
     wanted: dict[tuple[str, str], dict[str, StoredDevice]] = defaultdict(dict)
     for device in holding:
         for counter_set in device.consumes or ():
@@ -282,92 +274,80 @@ def _too_few_counters(
         for device in devices.values():
             _add(own, units_of((device.consumes or {})[counter_set]))
         one = next(iter(devices.values()))
-        if (found := connection.execute(_COUNTERS, (pool, "", row)).fetchone()) is not None:
-            name, _, uid = found
-            return Refusal(device=one, holder=uid, held=name, shortage=_NOT_KNOWN)
-        query = _OTHER_COUNTERS.format(",".join("?" * len(devices)))
-        others = [
-            (_amounts(text), number)
-            for text, number in connection.execute(query, (pool, counter_set, row, *devices))
-        ]
-        totals = hardware.totals(pool, counter_set)
-        counter = _exceeded(own, others, totals)
-        if counter is not None:
-            holders = [
-                (_amounts(text).get(counter, 0), uid, name)
-                for name, text, uid in connection.execute(_COUNTERS, (pool, counter_set, row))
-                if name not in devices
-            ]
-            fits_alone = own[counter] <= totals.get(counter, 0)
+        unknown = (pool, "", rest.row)
+        for name, _, _, holder in rest.connection.execute(_COUNTERS.format(""), unknown):
+            return Held(device=one, holder=rest.claim(holder), beside=name, shortage=_NOT_KNOWN)
+        query = _COUNTERS.format(",".join("?" * len(devices)))
+        others = _groups(rest.connection.execute(query, (pool, counter_set, rest.row, *devices)))
+        limit = hardware.totals(pool, counter_set)
+        if (counter := _exceeded(own, others, limit)) is not None:
             of = f"{counter} of counter set {counter_set}"
-            return _refusal(one, holders if fits_alone else (), of=of)
+            return _shortage(one, counter, own, others, limit, of=of, rest=rest)
     return None
 
 
-# ---------------------------------------------------------------- capacity
-
-
 def _too_little_capacity(
-    connection: sqlite3.Connection, holding: Iterable[StoredDevice], row: int, hardware: Hardware
-) -> Refusal | None:
+    holding: Iterable[StoredDevice], rest: Rest, hardware: Hardware
+) -> Held | None:
     wanted: dict[tuple[str, str], list[StoredDevice]] = defaultdict(list)
     for device in holding:
         # Only a device in use gets here without being listed: its capacity is held already.
         if device.hold == "share" and hardware.device(*_key(device)) is not None:
             wanted[_key(device)].append(device)
     for key, shares in wanted.items():
-        limit = hardware.capacity(*key)
         own: dict[str, int] = {}
         for share in shares:
-            _add(own, _units_taken(share))
+            _add(own, units_of(share.consumed_capacity))
         if not own:
-            continue  # it fits beside any number of others, of which there may be thousands
-        others = [
-            (_amounts(text, unknown=limit), number)
-            for text, number in connection.execute(_OTHER_SHARES, (*key, row))
-        ]
-        name = _exceeded(own, others, limit)
-        if name is not None:
-            holders = [
-                (_amounts(text, unknown=limit).get(name, 0), uid, shares[0].device)
-                for text, uid in connection.execute(_SHARES, (*key, row))
-            ]
-            fits_alone = own[name] <= limit.get(name, 0)
-            return _refusal(shares[0], holders if fits_alone else (), of=f"capacity {name}")
+            continue  # it fits beside any number of others
+        limit = hardware.capacity(*key)
+        others = _groups(rest.connection.execute(_SHARES, (*key, rest.row)), unknown=limit)
+        if (name := _exceeded(own, others, limit)) is not None:
+            of = f"capacity {name}"
+            return _shortage(shares[0], name, own, others, limit, of=of, rest=rest)
     return None
 
 
-def _shared(connection: sqlite3.Connection, pool: str, device: str) -> Amounts | None:
-    """Return the consumption of all shares of a device; None if it is unknown for one."""
-    total: dict[str, int] = {}
-    for text, number in connection.execute(_OTHER_SHARES, (pool, device, 0)):
-        if text == UNKNOWN:
-            return None
-        _add(total, _amounts(text), times=number)
-    return total
+def _groups(
+    rows: Iterable[tuple[str, str, int, int]], *, unknown: Amounts | None = None
+) -> list[_Group]:
+    return [
+        (device, (unknown or {}) if text == UNKNOWN else _amounts(text), number, claim)
+        for device, text, number, claim in rows
+    ]
 
 
-# ---------------------------------------------------------------- amounts
-
-
-def _refusal(device: StoredDevice, holders: Iterable[tuple[int, str, str]], *, of: str) -> Refusal:
-    """Name the largest holder, which frees the most; of equal ones, always the same."""
-    ranked = [(-amount, uid, name) for amount, uid, name in holders if amount > 0]
-    _, uid, name = min(ranked, default=(0, None, ""))
-    if uid is not None:
-        shortage = f"both consume {of}"
-    else:
-        shortage = f"the claim needs more {of} than the driver lists"
-    return Refusal(device=device, holder=uid, held=name, shortage=shortage)
-
-
-def _exceeded(own: Amounts, others: Iterable[tuple[Amounts, int]], limit: Amounts) -> str | None:
+def _exceeded(own: Amounts, others: Iterable[_Group], limit: Amounts) -> str | None:
     """Return the name of an amount that would be exceeded; None if all fit."""
     total = dict(own)
-    for amounts, number in others:
+    for _, amounts, number, _ in others:
         _add(total, amounts, times=number)
     wanted = (name for name, amount in own.items() if amount > 0)
     return min((name for name in wanted if total[name] > limit.get(name, 0)), default=None)
+
+
+def _shortage(
+    device: StoredDevice,
+    name: str,
+    own: Amounts,
+    others: Iterable[_Group],
+    limit: Amounts,
+    *,
+    of: str,
+    rest: Rest,
+) -> Held:
+    """Name the largest holder, which frees the most; of equal ones the oldest."""
+    if own[name] > limit.get(name, 0):
+        shortage = f"the claim needs more {of} than the driver lists"
+        return Held(device=device, holder=None, shortage=shortage)
+    _, holder, held = min(
+        (-amounts.get(name, 0), claim, held) for held, amounts, _, claim in others
+    )
+    holder_claim = rest.claim(holder)
+    return Held(device=device, holder=holder_claim, beside=held, shortage=f"both consume {of}")
+
+
+# ---------------------------------------------------------------- amounts
 
 
 def _add(total: dict[str, int], amounts: Amounts, *, times: int = 1) -> None:
@@ -375,18 +355,12 @@ def _add(total: dict[str, int], amounts: Amounts, *, times: int = 1) -> None:
         total[name] = total.get(name, 0) + amount * times
 
 
-def _units_taken(share: StoredDevice) -> Amounts:
-    return units_of(share.consumed_capacity)
-
-
 def _text(amounts: Amounts) -> str:
     """Serialize amounts so that equal ones have the same text, in any notation of quantities."""
     return json.dumps(sorted(amounts.items()), separators=(",", ":"))
 
 
-def _amounts(text: str, *, unknown: Amounts | None = None) -> Amounts:
-    if text == UNKNOWN:
-        return unknown or {}
+def _amounts(text: str) -> Amounts:
     return dict(json.loads(text))
 
 

@@ -17,8 +17,8 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from drakit_nodeplugin.claims.checkpoint import endpoint_rows, rows, schema
 from drakit_nodeplugin.claims.checkpoint import open as opening
+from drakit_nodeplugin.claims.checkpoint import rows, schema
 from drakit_nodeplugin.claims.checkpoint.open import DATABASE_ERRORS
 from drakit_nodeplugin.claims.checkpoint.records import StoredClaim
 from drakit_nodeplugin.devices.endpoint_store import StoredEndpoint
@@ -108,44 +108,40 @@ def forget(path: Path, claim: StoredClaim) -> None:
 
 
 def _inspect(path: Path) -> Inspection:
+    version: int | None = None
     try:
         version = schema.recognize(path)
+        if version == 0:
+            return Inspection(version=0, claims=())
+        for _ in range(_ATTEMPTS):
+            quiet = not schema.has_log(path)
+            found = _read(path, version)
+            # Without a log, it was read as a file that no process writes: was that so to the end?
+            if not quiet or not schema.has_log(path):
+                return found
     except schema.UnfitError as error:
         if error.foreign:
             raise InspectionError(f"{path} is no checkpoint: {error}", foreign=True) from error
-        return _of_damaged(path, None, str(error))
-    except DATABASE_ERRORS as error:
-        if not opening.is_damage(error):
-            raise
-        return _of_damaged(path, None, str(error))
-    if version == 0:
-        return Inspection(version=0, claims=())
-    for _ in range(_ATTEMPTS):
-        quiet = not schema.has_log(path)
-        found = _read(path, version)
-        # Without a log, it was read as a file that no process writes: was that so to the end?
-        if not quiet or not schema.has_log(path):
-            return found
-    raise InspectionError(f"the checkpoint {path} is being opened and closed again and again")
-
-
-def _read(path: Path, version: int) -> Inspection:
-    try:
-        with closing(schema.connect_reading(path)) as connection:
-            connection.execute("BEGIN")
-            if problems := list(schema.problems(connection)):
-                return _of_damaged(path, version, *problems)
-            return Inspection(
-                version=version,
-                claims=_claims(connection),
-                damage=opening.remembered_damage(connection),
-                endpoints=tuple(endpoint_rows.read(connection)),
-                dropped=tuple(endpoint_rows.damaged(connection).values()),
-            )
+        return _of_damaged(path, version, str(error))
     except DATABASE_ERRORS as error:
         if not opening.is_damage(error):
             raise
         return _of_damaged(path, version, str(error))
+    raise InspectionError(f"the checkpoint {path} is being opened and closed again and again")
+
+
+def _read(path: Path, version: int) -> Inspection:
+    with closing(schema.connect_reading(path)) as connection:
+        connection.execute("BEGIN")
+        if problems := list(schema.problems(connection)):
+            return _of_damaged(path, version, *problems)
+        return Inspection(
+            version=version,
+            claims=_claims(connection),
+            damage=opening.remembered_damage(connection),
+            endpoints=tuple(rows.endpoints(connection)),
+            dropped=tuple(rows.damaged_endpoints(connection).values()),
+        )
 
 
 def _of_damaged(path: Path, version: int | None, *problems: str) -> Inspection:
@@ -156,7 +152,7 @@ def _of_damaged(path: Path, version: int | None, *problems: str) -> Inspection:
         return Inspection(
             version=version,
             claims=_claims(memory),
-            endpoints=tuple(endpoint_rows.read(memory)),
+            endpoints=tuple(rows.endpoints(memory)),
             problems=problems,
         )
 

@@ -40,8 +40,8 @@ from pathlib import Path
 from typing import Any
 
 from drakit.layout import private_directory, private_file
-from drakit_nodeplugin.claims.checkpoint import endpoint_rows, rows, schema
-from drakit_nodeplugin.claims.checkpoint.records import DamagedRowError, load
+from drakit_nodeplugin.claims.checkpoint import rows, schema
+from drakit_nodeplugin.claims.checkpoint.records import DamagedRowError, load, load_endpoint
 
 __all__ = (
     "DATABASE_ERRORS",
@@ -58,24 +58,6 @@ __all__ = (
 )
 
 logger = logging.getLogger(__name__)
-
-_ENVIRONMENT = frozenset(
-    {
-        sqlite3.SQLITE_PERM,
-        sqlite3.SQLITE_BUSY,
-        sqlite3.SQLITE_LOCKED,
-        sqlite3.SQLITE_NOMEM,
-        sqlite3.SQLITE_READONLY,
-        sqlite3.SQLITE_INTERRUPT,
-        sqlite3.SQLITE_IOERR,
-        sqlite3.SQLITE_FULL,
-        sqlite3.SQLITE_CANTOPEN,
-        sqlite3.SQLITE_PROTOCOL,
-        sqlite3.SQLITE_NOLFS,
-        sqlite3.SQLITE_AUTH,
-    }
-)
-"""Errors of disk, memory, permissions and other processes: the database itself may be sound."""
 
 DATABASE_ERRORS = (sqlite3.Error, DamagedRowError, UnicodeDecodeError)
 """Exceptions of reading a database; the last one if SQLite's message contains damaged text."""
@@ -114,6 +96,9 @@ class Opened:
     damage: str | None
     """Why entries were lost, until :func:`forget_damage`."""
 
+    uids: set[str]
+    """The claims that have a row."""
+
 
 def is_damage(error: Exception) -> bool:
     """Return whether an error shows that the database itself is damaged."""
@@ -126,28 +111,31 @@ def is_damage(error: Exception) -> bool:
     )
 
 
-def open_database(path: Path, *, files: FilesWithoutEntry) -> Opened:
+def open_database(path: Path, *, without_entry: FilesWithoutEntry) -> Opened:
     """
     Open a database for a daemon; raise :class:`CheckpointError`.
 
-    `files` gets the UIDs of all entries, and returns those of other claims that have a CDI file; it
-    may raise OSError.
+    `without_entry` gets the UIDs of all entries, and returns those of other claims that have a CDI
+    file: they show that entries were lost. It may raise OSError.
     """
     try:
         private_directory(path.parent)
         with _only_one(path.parent):
             for file in path.parent.glob(f"{path.name}*"):  # including its log, and damaged ones
                 private_file(file)
-            _finish_quarantine(path)
+            for complete in _with_suffix(
+                path, _SALVAGED
+            ):  # of a quarantine that a crash interrupted
+                _swap(path, complete)
             try:
-                return _open(path, files)
+                return _open(path, without_entry)
             except schema.UnfitError as error:
                 _replace(path, str(error), foreign=error.foreign)
             except DATABASE_ERRORS as error:
                 if _is_of_environment(error):
                     raise
                 _replace(path, str(error), foreign=False)
-            return _open(path, files)
+            return _open(path, without_entry)
     except schema.NewerVersionError as error:
         raise CheckpointTooNewError(f"the checkpoint {path} cannot be opened: {error}") from error
     except (OSError, schema.UnfitError, *DATABASE_ERRORS) as error:
@@ -186,25 +174,26 @@ def rewrite(connection: sqlite3.Connection, path: Path) -> None:
     logger.error("checkpoint file was removed and is restored", extra={"path": str(path)})
 
 
-def _open(path: Path, files: FilesWithoutEntry) -> Opened:
+def _open(path: Path, without_entry: FilesWithoutEntry) -> Opened:
     version = schema.recognize(path)
     connection = schema.connect(path)
     try:
         with rows.transaction(connection):
             _bring_up(connection, version)
+            uids = rows.uids(connection)
             damage = remembered_damage(connection)
-            if damage is None and (lost := _without_entry(connection, files)):
+            if damage is None and (lost := _lost(uids, without_entry)):
                 damage = f"it has no entry for the CDI files of {len(lost)} claims"
                 _remember(connection, damage)
                 logger.error(
                     "checkpoint lost entries",
                     extra={"path": str(path), "reason": damage, "lost_claims": ", ".join(lost)},
                 )
-            opens = rows.count_open(connection)
+            opens = schema.count_open(connection)
     except BaseException:
         connection.close()
         raise
-    return Opened(connection=connection, opens=opens, damage=damage)
+    return Opened(connection=connection, opens=opens, damage=damage, uids=uids)
 
 
 def _bring_up(connection: sqlite3.Connection, version: int) -> None:
@@ -215,20 +204,20 @@ def _bring_up(connection: sqlite3.Connection, version: int) -> None:
     problem = next(schema.problems(connection), None)
     if problem is not None:
         raise schema.UnfitError(problem)
-    damaged = endpoint_rows.damaged(connection)
+    damaged = rows.damaged_endpoints(connection)
     for name, reason in damaged.items():
         logger.warning(
             "damaged row of an endpoint is dropped",
             extra={"endpoint": str(name), "reason": reason},
         )
-    endpoint_rows.forget(connection, damaged.keys())
+    rows.forget_endpoints(connection, damaged)
 
 
-def _without_entry(connection: sqlite3.Connection, files: FilesWithoutEntry) -> list[str]:
+def _lost(uids: Collection[str], without_entry: FilesWithoutEntry) -> list[str]:
     """Return the claims that have a file and no entry. Within the caller's write transaction, no
     other process can delete the entry of a file that is listed."""
     try:
-        return sorted(files(rows.uids(connection, state=None, boot_id=None)))
+        return sorted(without_entry(uids))
     except OSError:
         return []
 
@@ -236,18 +225,22 @@ def _without_entry(connection: sqlite3.Connection, files: FilesWithoutEntry) -> 
 def _replace(path: Path, reason: str, *, foreign: bool) -> None:
     """Quarantine the file at a path, and put a new database with its sound rows there."""
     name = _free_name(path, foreign=foreign)
-    new = _new_path(path, name)
+    new, complete = (path.with_name(name + suffix) for suffix in (_SALVAGING, _SALVAGED))
     with nullcontext() if foreign else _write_lock(path):
-        _drop_unfinished(path)
+        for suffix in (_SALVAGING, f"{_SALVAGING}-journal"):
+            for unfinished in _with_suffix(path, suffix):
+                unfinished.unlink()
         with closing(sqlite3.connect(new, isolation_level=None)) as connection:
             connection.execute("PRAGMA synchronous = FULL")
             with rows.transaction(connection):
                 schema.create(connection)
                 lost = copy_rows(path, connection)
                 _remember(connection, f"{reason}; it was quarantined as {name}")
-            kept = rows.count(connection)
+            kept = len(rows.uids(connection))
         private_file(new)
-        _exchange(path, name)
+        new.rename(complete)
+        _sync(path.parent)
+        _swap(path, complete)
     logger.error(
         "checkpoint is damaged and was quarantined",
         extra={
@@ -265,8 +258,11 @@ def _remember(connection: sqlite3.Connection, damage: str) -> None:
 
 
 def _is_of_environment(error: Exception) -> bool:
-    code = getattr(error, "sqlite_errorcode", None)
-    return code is not None and not is_damage(error) and code & 0xFF in _ENVIRONMENT
+    """Return whether an error is one of disk, memory, permissions or other processes: the database
+    itself may be sound."""
+    if not isinstance(error, sqlite3.OperationalError) or is_damage(error):
+        return False
+    return error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_ERROR
 
 
 @contextmanager
@@ -335,9 +331,9 @@ def copy_rows(path: Path, target: sqlite3.Connection) -> frozenset[str]:
             uids = f"SELECT uid FROM claims ORDER BY uid {order}"  # noqa: S608
             named |= {uid for (uid,) in _up_to_damage(source, uids) if isinstance(uid, str)}
             endpoints = f"SELECT name, checksum, body FROM endpoints ORDER BY name {order}"  # noqa: S608
-            for row in _up_to_damage(source, endpoints):
+            for name, expected, body in _up_to_damage(source, endpoints):
                 with suppress(DamagedRowError):
-                    endpoint_rows.write(target, [endpoint_rows.load(*row)])
+                    rows.write_endpoints(target, [load_endpoint(name, body, expected=expected)])
     return frozenset(named - copied)
 
 
@@ -348,32 +344,6 @@ def _free_name(path: Path, *, foreign: bool) -> str:
     used = {entry.name for entry in path.parent.iterdir()}
     names = (f"{stamp}-{number}" if number else stamp for number in range(len(used) + 1))
     return next(name for name in names if not any(entry.startswith(name) for entry in used))
-
-
-def _new_path(path: Path, name: str) -> Path:
-    """Return the path of the new database until it is complete."""
-    return path.with_name(name + _SALVAGING)
-
-
-def _exchange(path: Path, name: str) -> None:
-    """Keep the file at a path under a name, and put the new database, which is complete, there."""
-    complete = path.with_name(name + _SALVAGED)
-    _new_path(path, name).rename(complete)
-    _sync(path.parent)
-    _swap(path, complete)
-
-
-def _finish_quarantine(path: Path) -> None:
-    """Finish a replacement that a crash interrupted."""
-    for complete in _with_suffix(path, _SALVAGED):
-        _swap(path, complete)
-
-
-def _drop_unfinished(path: Path) -> None:
-    """Remove new databases that were not completed."""
-    for suffix in (_SALVAGING, f"{_SALVAGING}-journal"):
-        for unfinished in _with_suffix(path, suffix):
-            unfinished.unlink()
 
 
 def _up_to_damage(source: sqlite3.Connection, query: str) -> Iterator[tuple[Any, ...]]:

@@ -180,17 +180,15 @@ class Rebuilder:
     async def _rebuild(self) -> Rebuilt:
         claims = await self._kubelet.listed()
         known = await self._checkpoint.uids()
-        files = await self._parts.specs.present() - known
+        read = self._parts.specs.read
         listed = {
-            entry.uid: replace(entry, cdi_spec=await self._parts.specs.read(entry.uid) or None)
+            entry.uid: replace(entry, cdi_spec=await asyncio.to_thread(read, entry.uid) or None)
             for entry in _listed(claims, driver=self._driver, boot_id=self._parts.boot_id)
             if entry.uid not in known
         }
         confirmed = await self._confirm(listed.values())
         written = await self._write([*(listed | confirmed).values()])
-        unnamed = {
-            uid for uid in files - listed.keys() if await self._parts.specs.read(uid) is not None
-        }
+        unnamed = await self._checkpoint.orphans()
         return Rebuilt(
             complete=tuple(str(entry) for entry in written if entry.rebuilt != "listed"),
             incomplete=tuple(str(entry) for entry in written if entry.rebuilt == "listed"),

@@ -1,5 +1,6 @@
 """
-The stored form of a prepared claim: the content of a checkpoint row, and its serialization.
+The stored form of a prepared claim: the content of a checkpoint row; and how rows of claims and
+endpoints are serialized.
 
 A small set of types apart from the engine's, so that no change of the engine changes a row or its
 checksum. A new field gets a default here, and a reader ignores unknown fields: a version reads
@@ -11,11 +12,13 @@ It must not know SQLite, or what the states lead to.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import orjson
+
+from drakit_nodeplugin.devices.endpoint_store import StoredEndpoint
 
 __all__ = (
     "STATES",
@@ -28,6 +31,7 @@ __all__ = (
     "checksum",
     "dump",
     "load",
+    "load_endpoint",
 )
 
 State = Literal["preparing", "prepared", "unpreparing"]
@@ -35,6 +39,8 @@ STATES: tuple[State, ...] = get_args(State)
 
 Hold = Literal["exclusive", "share", "admin"]
 """How a claim holds a device: exclusively, as a share, or with admin access."""
+
+RecordT = TypeVar("RecordT")
 
 Rebuilt = Literal["listed", "confirmed"]
 """The source of a rebuilt entry. The kubelet listed its devices; the API server confirmed that the
@@ -114,12 +120,15 @@ class StoredClaim:
         return f"{self.namespace}/{self.name}"
 
 
-def dump(claim: StoredClaim) -> bytes:
-    """Return a claim as the bytes of its row; raise ValueError if it is not JSON."""
+def dump(record: StoredClaim | StoredEndpoint) -> bytes:
+    """Return the bytes of a row; raise ValueError if the record is not JSON."""
     try:
-        return orjson.dumps(claim, default=dict)
+        return orjson.dumps(record, default=dict)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"claim {claim} cannot be written as JSON: {error}") from error
+        # The device manager checks everything but an endpoint's name.
+        claim = isinstance(record, StoredClaim)
+        name = f"claim {record}" if claim else f"endpoint {record.name!r}"
+        raise ValueError(f"{name} cannot be written as JSON: {error}") from error
 
 
 def checksum(body: bytes) -> int:
@@ -127,19 +136,35 @@ def checksum(body: bytes) -> int:
     return zlib.crc32(body)
 
 
-def load(body: object, *, expected: int) -> StoredClaim:
-    """Read a row's bytes; raise :class:`DamagedRowError` if they are not what was written."""
+def load(body: object, *, expected: object) -> StoredClaim:
+    """Read the row of a claim; raise :class:`DamagedRowError` if it is not what was written."""
+    return _load(body, expected, _claim)
+
+
+def load_endpoint(name: object, body: object, *, expected: object) -> StoredEndpoint:
+    """Read the row of an endpoint; raise :class:`DamagedRowError` as well."""
+    endpoint = _load(body, expected, _endpoint)
+    if endpoint.name != name:
+        raise DamagedRowError("it has another endpoint's content")
+    return endpoint
+
+
+def _load(body: object, expected: object, read: Callable[[dict[str, Any]], RecordT]) -> RecordT:
     if not isinstance(body, bytes) or checksum(body) != expected:
         raise DamagedRowError("its checksum does not match")
     try:
-        claim = _known(_CLAIM_FIELDS, orjson.loads(body))
-        if claim["state"] not in STATES:
-            raise ValueError(f"its state is {claim['state']!r}")
-        claim["devices"] = tuple([_device(device) for device in claim["devices"]])
-        claim["configs"] = tuple(claim.get("configs", ()))
-        return StoredClaim(**claim)
+        return read(orjson.loads(body))
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise DamagedRowError(f"it cannot be read: {error}") from error
+
+
+def _claim(body: dict[str, Any]) -> StoredClaim:
+    claim = _known(_CLAIM_FIELDS, body)
+    if claim["state"] not in STATES:
+        raise ValueError(f"its state is {claim['state']!r}")
+    claim["devices"] = tuple([_device(device) for device in claim["devices"]])
+    claim["configs"] = tuple(claim.get("configs", ()))
+    return StoredClaim(**claim)
 
 
 def _device(body: dict[str, Any]) -> StoredDevice:
@@ -149,6 +174,12 @@ def _device(body: dict[str, Any]) -> StoredDevice:
     return StoredDevice(**device)
 
 
+def _endpoint(body: dict[str, Any]) -> StoredEndpoint:
+    endpoint = _known(_ENDPOINT_FIELDS, body)
+    endpoint["pools"] = {pool: tuple(names) for pool, names in endpoint["pools"].items()}
+    return StoredEndpoint(**endpoint)
+
+
 def _known(names: frozenset[str], body: dict[str, Any]) -> dict[str, Any]:
     """Leave out the fields of a later version."""
     return {name: value for name, value in body.items() if name in names}
@@ -156,3 +187,4 @@ def _known(names: frozenset[str], body: dict[str, Any]) -> dict[str, Any]:
 
 _CLAIM_FIELDS = frozenset(field.name for field in fields(StoredClaim))
 _DEVICE_FIELDS = frozenset(field.name for field in fields(StoredDevice))
+_ENDPOINT_FIELDS = frozenset(field.name for field in fields(StoredEndpoint))

@@ -1,11 +1,13 @@
 """
-The rows of a checkpoint: reading them, and writing a batch as compare-and-swap.
+The rows of a checkpoint: reading them, and writing a batch of claims as compare-and-swap.
 
-Functions over an open connection of the present schema (:mod:`.schema`). A row is written by whom
-knows its generation, and no other; the holders of devices are :mod:`.holds`' concern. When a
-connection is opened, and what becomes of errors, is :mod:`.store`'s.
+Functions over an open connection of the present schema (:mod:`.schema`). A writer must know the
+generation of a claim's row; :mod:`.holds` compares the devices of claims. Rows of endpoints are
+written without a generation, because endpoints have one writer; a damaged one is ignored, because
+an endpoint reports its devices again when it returns. :mod:`.store` opens connections and handles
+errors.
 
-They block. They must not know asyncio, files, or what the states of a claim lead to.
+Functions block. They must not know asyncio, files, or what the states of a claim lead to.
 """
 
 from __future__ import annotations
@@ -14,11 +16,12 @@ import sqlite3
 from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 from drakit_nodeplugin.claims.checkpoint.holds import (
+    Held,
     HeldAs,
-    Refusal,
+    Rest,
     TakenFrom,
     contested,
     counters_of,
@@ -30,11 +33,12 @@ from drakit_nodeplugin.claims.checkpoint.records import (
     DamagedRowError,
     State,
     StoredClaim,
-    StoredDevice,
     checksum,
     dump,
     load,
+    load_endpoint,
 )
+from drakit_nodeplugin.devices.endpoint_store import StoredEndpoint
 from drakit_nodeplugin.devices.hardware import Hardware
 
 __all__ = (
@@ -43,41 +47,26 @@ __all__ = (
     "adopt",
     "claims_in_state",
     "claims_of",
-    "count",
-    "count_open",
+    "damaged_endpoints",
     "delete",
+    "endpoints",
+    "forget_endpoints",
     "generations",
     "next_generations",
-    "opens",
     "page",
     "states",
-    "touch",
     "transaction",
     "uids",
     "write",
+    "write_endpoints",
 )
 
 _CHUNK = 500
 """Values per statement: SQLite binds at most 32,766 variables; a pod has at most a few claims."""
 
-_SELECT = "SELECT uid, generation, body, checksum FROM claims JOIN bodies USING (id)"
+_SELECT = "SELECT id, uid, generation, body, checksum FROM claims JOIN bodies USING (id)"
 
 ValueT = TypeVar("ValueT")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Held:
-    """A device that a claim of a batch cannot have."""
-
-    device: StoredDevice
-    holder: StoredClaim | None
-    """The conflicting claim; None if the claim alone exceeds the inventory."""
-
-    beside: str = ""
-    """The holder's device."""
-
-    shortage: str | None = None
-    """The reason why both do not fit, as a clause; None if both want one device."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,13 +86,15 @@ class Outcome:
     """Written, but their CDI files could not be put in place."""
 
 
-class _Known(NamedTuple):
-    """A row of a batch as it is stored before the write."""
+class _Row(NamedTuple):
+    """A claim as it is stored."""
 
     id: int
-    generation: int
-    devices: frozenset[HeldAs]
-    counters: frozenset[TakenFrom]
+    claim: StoredClaim
+
+
+_Entry = tuple[StoredClaim, _Row | None]
+"""A claim to be written, and its present row."""
 
 
 @contextmanager
@@ -122,12 +113,9 @@ def transaction(connection: sqlite3.Connection) -> Generator[None]:
 # ---------------------------------------------------------------- reading
 
 
-def claims_of(connection: sqlite3.Connection, uids: Sequence[str]) -> Iterator[StoredClaim]:
+def claims_of(connection: sqlite3.Connection, uids: Sequence[str]) -> list[StoredClaim]:
     """Give the claims that are stored of these; raise DamagedRowError."""
-    for chunk in _chunks(uids):
-        # Only question marks are put into the text, here and below.
-        query = f"{_SELECT} WHERE uid IN ({_marks(chunk)})"
-        yield from _load(connection.execute(query, chunk))
+    return [row.claim for row in _rows(connection, "uid", uids)]
 
 
 def generations(connection: sqlite3.Connection, uids: Sequence[str]) -> dict[str, int]:
@@ -141,16 +129,18 @@ def generations(connection: sqlite3.Connection, uids: Sequence[str]) -> dict[str
 
 def claims_in_state(connection: sqlite3.Connection, state: State) -> list[StoredClaim]:
     """Give the claims in one state; raise DamagedRowError."""
-    return list(_load(connection.execute(f"{_SELECT} WHERE state = ?", (state,))))
+    return [row.claim for row in _load(connection.execute(f"{_SELECT} WHERE state = ?", (state,)))]
 
 
 def page(connection: sqlite3.Connection, *, after: str, size: int) -> list[StoredClaim]:
     """Give the next claims by UID; raise DamagedRowError."""
     query = f"{_SELECT} WHERE uid > ? ORDER BY uid LIMIT ?"
-    return list(_load(connection.execute(query, (after, size))))
+    return [row.claim for row in _load(connection.execute(query, (after, size)))]
 
 
-def uids(connection: sqlite3.Connection, *, state: State | None, boot_id: str | None) -> set[str]:
+def uids(
+    connection: sqlite3.Connection, *, state: State | None = None, boot_id: str | None = None
+) -> set[str]:
     """Give UIDs, of one state and of one boot where they are given."""
     given = {"state": state, "boot_id": boot_id}
     terms = " AND ".join(f"{name} = :{name}" for name, value in given.items() if value is not None)
@@ -158,21 +148,24 @@ def uids(connection: sqlite3.Connection, *, state: State | None, boot_id: str | 
     return {uid for (uid,) in connection.execute(query, given)}
 
 
-def count(connection: sqlite3.Connection) -> int:
-    """Count the claims."""
-    (number,) = connection.execute("SELECT count(*) FROM claims").fetchone()
-    return number
-
-
 def states(connection: sqlite3.Connection) -> dict[str, int]:
     """Count the claims by their state."""
     return dict(connection.execute("SELECT state, count(*) FROM claims GROUP BY state"))
 
 
-def opens(connection: sqlite3.Connection) -> int:
-    """Return how often a daemon opened the database."""
-    (number,) = connection.execute("SELECT value FROM meta WHERE name = 'opens'").fetchone()
-    return number
+def endpoints(connection: sqlite3.Connection) -> list[StoredEndpoint]:
+    """Return the endpoints by name; without those whose rows are damaged."""
+    found = _endpoints(connection)
+    return sorted((e for _, e in found if isinstance(e, StoredEndpoint)), key=lambda e: e.name)
+
+
+def damaged_endpoints(connection: sqlite3.Connection) -> Mapping[object, str]:
+    """Return a sentence for each damaged row of an endpoint, by the stored name."""
+    return {
+        name: f"the row of endpoint {name}: {error}"
+        for name, error in _endpoints(connection)
+        if isinstance(error, DamagedRowError)
+    }
 
 
 # ---------------------------------------------------------------- writing
@@ -194,7 +187,7 @@ def write(
     compared only by the names of devices. Raises ValueError for a claim that is given twice, or
     that is not JSON.
     """
-    known = _known(connection, [claim.uid for claim in claims])
+    known = {row.claim.uid: row for row in _rows(connection, "uid", [c.uid for c in claims])}
     fenced: set[str] = set()
     fresh: dict[str, StoredClaim] = {}
     for claim in claims:
@@ -202,7 +195,7 @@ def write(
             raise ValueError(f"claim {claim} is given twice in one batch")
         row = known.get(claim.uid)
         straight = claim.generation == 0 and claim.state == "prepared"
-        if claim.generation != (row.generation if row else 0) or (straight and not alone):
+        if claim.generation != (row.claim.generation if row else 0) or (straight and not alone):
             fenced.add(claim.uid)
         else:
             fresh[claim.uid] = claim
@@ -213,19 +206,8 @@ def write(
         uid: (replace(claim, generation=generation, owner=owner), known.get(uid))
         for generation, (uid, claim) in enumerate(fresh.items(), start=first)
     }
-    refused = _put(connection, entries, hardware=hardware)
-    written = {uid: claim for uid, (claim, _) in entries.items() if uid not in refused}
-    names = {why.holder for why in refused.values()} - {None}
-    holders = {c.uid: c for c in claims_of(connection, [uid for uid in names if uid])}
-    held = {
-        uid: Held(
-            device=why.device,
-            holder=None if why.holder is None else holders[why.holder],
-            beside=why.held,
-            shortage=why.shortage,
-        )
-        for uid, why in refused.items()
-    }
+    held = _put(connection, entries, hardware=hardware)
+    written = {uid: claim for uid, (claim, _) in entries.items() if uid not in held}
     return Outcome(written=written, held=held, fenced=frozenset(fenced))
 
 
@@ -247,62 +229,38 @@ def adopt(connection: sqlite3.Connection, claims: Collection[StoredClaim]) -> fr
 
 def delete(connection: sqlite3.Connection, claims: Collection[StoredClaim]) -> frozenset[str]:
     """Delete rows of these generations, within the transaction of the caller; give the others."""
-    known = _known(connection, [claim.uid for claim in claims])
-    kept: set[str] = set()
     ids: list[tuple[int]] = []
-    with_counters: list[tuple[int]] = []
+    others: list[str] = []
     for claim in claims:
-        row = known.get(claim.uid)
-        if row is None:
-            continue
-        if row.generation != claim.generation:
-            kept.add(claim.uid)
-            continue
-        ids.append((row.id,))
-        if row.counters:
-            with_counters.append((row.id,))
-    connection.executemany("DELETE FROM counters WHERE claim = ?", with_counters)
-    for statement in ("devices WHERE claim", "bodies WHERE id", "claims WHERE id"):
-        connection.executemany(f"DELETE FROM {statement} = ?", ids)  # noqa: S608
-    return frozenset(kept)
+        deleted = connection.execute(
+            "DELETE FROM claims WHERE uid = ? AND generation = ? RETURNING id",
+            (claim.uid, claim.generation),
+        ).fetchall()
+        ids += deleted
+        if not deleted:
+            others.append(claim.uid)
+    for rows in ("bodies WHERE id", "devices WHERE claim", "counters WHERE claim"):
+        connection.executemany(f"DELETE FROM {rows} = ?", ids)  # noqa: S608
+    return frozenset(generations(connection, others))
 
 
-def count_open(connection: sqlite3.Connection) -> int:
-    """Count that a daemon opens the database, within the transaction of the caller."""
-    connection.execute("UPDATE meta SET value = value + 1 WHERE name = 'opens'")
-    return opens(connection)
+def write_endpoints(connection: sqlite3.Connection, endpoints: Iterable[StoredEndpoint]) -> None:
+    """
+    Write endpoints over their rows, within the transaction of the caller.
+
+    Raises ValueError for a name that is not JSON.
+    """
+    bodies = [(endpoint.name, dump(endpoint)) for endpoint in endpoints]
+    connection.executemany(
+        "INSERT OR REPLACE INTO endpoints VALUES (?, ?, ?)",
+        [(name, checksum(body), body) for name, body in bodies],
+    )
 
 
-def touch(connection: sqlite3.Connection) -> None:
-    """Write something, to see whether that is possible, within the transaction of the caller."""
-    next_generations(connection, 1)
-
-
-def _known(connection: sqlite3.Connection, uids: Sequence[str]) -> dict[str, _Known]:
-    found: list[tuple[str, int, int]] = []
-    for chunk in _chunks(uids):
-        query = f"SELECT uid, id, generation FROM claims WHERE uid IN ({_marks(chunk)})"  # noqa: S608
-        found.extend(connection.execute(query, chunk))
-    devices: dict[int, list[HeldAs]] = {id_: [] for _, id_, _ in found}
-    counters: dict[int, list[TakenFrom]] = {id_: [] for id_ in devices}
-    for chunk in _chunks(list(devices)):
-        query = f"SELECT * FROM devices WHERE claim IN ({_marks(chunk)})"  # noqa: S608
-        for id_, *device in connection.execute(query, chunk):
-            devices[id_].append(tuple(device))
-        query = (
-            "SELECT claim, pool, counter_set, device, amounts FROM counters "  # noqa: S608
-            f"WHERE claim IN ({_marks(chunk)})"
-        )
-        for id_, *taken in connection.execute(query, chunk):
-            counters[id_].append(tuple(taken))
-    return {
-        uid: _Known(id_, generation, frozenset(devices[id_]), frozenset(counters[id_]))
-        for uid, id_, generation in found
-    }
-
-
-_Entry = tuple[StoredClaim, _Known | None]
-"""A claim to be written, and its present row."""
+def forget_endpoints(connection: sqlite3.Connection, names: Iterable[object]) -> None:
+    """Delete rows of endpoints by their stored names, within the transaction of the caller; a
+    missing one is fine."""
+    connection.executemany("DELETE FROM endpoints WHERE name = ?", [(name,) for name in names])
 
 
 def _put(
@@ -310,25 +268,32 @@ def _put(
     entries: Mapping[str, _Entry],
     *,
     hardware: Hardware | None = None,
-) -> dict[str, Refusal]:
+) -> dict[str, Held]:
     """Write rows by UID; return those that are not written because of the holds of others."""
     moved = {
         uid
         for uid, (claim, row) in entries.items()
-        if row is not None and _names(row) != _names_of(claim)
+        if row is not None and _names(row.claim) != _names(claim)
     }
     judged = [claim for uid, (claim, row) in entries.items() if row is None or uid in moved]
     # A row whose devices change gives up some: in its turn, and not before.
     doubtful = moved | contested(connection, judged)
     _store(connection, [entry for uid, entry in entries.items() if uid not in doubtful])
-    refused: dict[str, Refusal] = {}
+    refused: dict[str, Held] = {}
+
+    def holder(row: int) -> StoredClaim:
+        for found in _rows(connection, "id", [row]):
+            return found.claim
+        raise DamagedRowError("there are devices without a claim")
+
     # One after the other: devices of one claim are taken for the rest of the batch.
     for uid, (claim, row) in entries.items():
         if uid not in doubtful:
             continue
-        why = refusal(connection, claim, row=row.id if row else 0, hardware=hardware)
+        rest = Rest(connection=connection, row=row.id if row else 0, claim=holder)
+        why = refusal(claim, rest, hardware=hardware)
         # What is to be undone may be more than is listed now: only a holder is in its way.
-        if why is not None and (why.holder or claim.state != "unpreparing"):
+        if why is not None and (why.holder is not None or claim.state != "unpreparing"):
             refused[uid] = why
         else:
             _store(connection, [(claim, row)])
@@ -339,54 +304,52 @@ def _store(connection: sqlite3.Connection, entries: Collection[_Entry]) -> None:
     """Write rows that do not conflict, with a few statements however many they are."""
     if not entries:
         return
-    (next_id,) = connection.execute("SELECT coalesce(max(id), 0) + 1 FROM claims").fetchone()
-    heads: list[tuple[object, ...]] = []
     changed: list[tuple[object, ...]] = []
     bodies: list[tuple[int, StoredClaim]] = []
     devices: list[tuple[object, ...]] = []
-    counters: list[tuple[int, frozenset[TakenFrom]]] = []
+    counters: list[tuple[object, ...]] = []
     for claim, row in entries:
         head = (claim.uid, claim.state, claim.boot_id, claim.generation)
         held, taken = devices_of(claim), counters_of(claim)
         if row is None:
-            id_, next_id = next_id, next_id + 1
-            heads.append((id_, *head))
+            id_ = connection.execute("INSERT INTO claims VALUES (NULL, ?, ?, ?, ?)", head).lastrowid
+            assert id_ is not None
+            held_before, taken_before = frozenset[HeldAs](), frozenset[TakenFrom]()
         else:
             id_ = row.id
             changed.append((*head, id_))
-            if row.devices != held:
-                connection.execute("DELETE FROM devices WHERE claim = ?", (id_,))
+            held_before, taken_before = devices_of(row.claim), counters_of(row.claim)
         bodies.append((id_, claim))
-        if row is None or row.devices != held:
+        if held != held_before:
+            if held_before:
+                connection.execute("DELETE FROM devices WHERE claim = ?", (id_,))
             devices += [(id_, *device) for device in held]
-        if taken != (row.counters if row else frozenset()):
-            counters.append((id_, taken))
-    connection.executemany("INSERT INTO claims VALUES (?, ?, ?, ?, ?)", heads)
-    connection.executemany(
-        "UPDATE claims SET uid = ?, state = ?, boot_id = ?, generation = ? WHERE id = ?", changed
-    )
+        if taken != taken_before:
+            if taken_before:
+                connection.execute("DELETE FROM counters WHERE claim = ?", (id_,))
+            counters += [(id_, *each) for each in taken]
+    if changed:
+        update = "UPDATE claims SET uid = ?, state = ?, boot_id = ?, generation = ? WHERE id = ?"
+        connection.executemany(update, changed)
     _put_bodies(connection, bodies)
-    connection.executemany("INSERT INTO devices VALUES (?, ?, ?, ?, ?)", devices)
-    for id_, taken in counters:
-        _put_counters(connection, id_, taken)
+    if devices:
+        connection.executemany("INSERT INTO devices VALUES (?, ?, ?, ?, ?)", devices)
+    if counters:
+        _put_counters(connection, counters)
 
 
 def _put_bodies(connection: sqlite3.Connection, bodies: Iterable[tuple[int, StoredClaim]]) -> None:
     dumped = [(id_, dump(claim)) for id_, claim in bodies]
     connection.executemany(
-        "INSERT INTO bodies VALUES (?, ?, ?) ON CONFLICT (id) DO UPDATE SET "
-        "checksum = excluded.checksum, body = excluded.body",
+        "INSERT OR REPLACE INTO bodies VALUES (?, ?, ?)",
         [(id_, checksum(body), body) for id_, body in dumped],
     )
 
 
-def _put_counters(
-    connection: sqlite3.Connection, id_: int, counters: Collection[TakenFrom]
-) -> None:
-    connection.execute("DELETE FROM counters WHERE claim = ?", (id_,))
+def _put_counters(connection: sqlite3.Connection, counters: Iterable[tuple[object, ...]]) -> None:
     connection.executemany(
         "INSERT INTO counters (claim, pool, counter_set, device, amounts) VALUES (?, ?, ?, ?, ?)",
-        [(id_, *taken) for taken in counters],
+        counters,
     )
 
 
@@ -398,12 +361,9 @@ def _complete(
 
     Their generation stays: only the knowledge about them changes.
     """
-    wanted = {uid for claim in claims for uid in incomplete(connection, claim)}
-    wanted -= {claim.uid for claim in claims}  # they are written as they are given
-    if not wanted:
-        return
-    known = _known(connection, [*wanted])
-    for claim in [*claims_of(connection, [*wanted])]:
+    # Those of the batch are written as they are given.
+    wanted = incomplete(connection, claims) - {claim.uid for claim in claims}
+    for id_, claim in [*_rows(connection, "uid", [*wanted])]:
         completed = replace(
             claim,
             devices=tuple(
@@ -414,10 +374,10 @@ def _complete(
                 for device in claim.devices
             ),
         )
-        row = known[claim.uid]
-        if (counters := counters_of(completed)) != row.counters:
-            _put_bodies(connection, [(row.id, completed)])
-            _put_counters(connection, row.id, counters)
+        if (counters := counters_of(completed)) != counters_of(claim):
+            _put_bodies(connection, [(id_, completed)])
+            connection.execute("DELETE FROM counters WHERE claim = ?", (id_,))
+            _put_counters(connection, [(id_, *each) for each in counters])
 
 
 def next_generations(connection: sqlite3.Connection, number: int) -> int:
@@ -428,23 +388,38 @@ def next_generations(connection: sqlite3.Connection, number: int) -> int:
     return last - number + 1
 
 
-def _names(row: _Known) -> frozenset[tuple[str, str, str]]:
-    return frozenset((pool, device, hold) for pool, device, hold, _ in row.devices)
-
-
-def _names_of(claim: StoredClaim) -> frozenset[tuple[str, str, str]]:
+def _names(claim: StoredClaim) -> frozenset[tuple[str, str, str]]:
     return frozenset((device.pool, device.device, device.hold) for device in claim.devices)
 
 
-def _load(rows: Iterable[tuple[str, int, object, int]]) -> Iterator[StoredClaim]:
-    for uid, generation, body, expected in rows:
+def _rows(
+    connection: sqlite3.Connection, column: Literal["id", "uid"], values: Sequence[object]
+) -> Iterator[_Row]:
+    for chunk in _chunks(values):
+        # Only question marks and our own words are put into the text, here and below.
+        query = f"{_SELECT} WHERE {column} IN ({_marks(chunk)})"
+        yield from _load(connection.execute(query, chunk))
+
+
+def _load(rows: Iterable[tuple[int, str, int, object, int]]) -> Iterator[_Row]:
+    for id_, uid, generation, body, expected in rows:
         try:
             claim = load(body, expected=expected)
         except DamagedRowError as error:
             raise DamagedRowError(f"the row of claim {uid}: {error}") from error
         if (claim.uid, claim.generation) != (uid, generation):
             raise DamagedRowError(f"the row of claim {uid} has another claim's content")
-        yield claim
+        yield _Row(id_, claim)
+
+
+def _endpoints(
+    connection: sqlite3.Connection,
+) -> Iterator[tuple[object, StoredEndpoint | DamagedRowError]]:
+    for name, expected, body in connection.execute("SELECT name, checksum, body FROM endpoints"):
+        try:
+            yield name, load_endpoint(name, body, expected=expected)
+        except DamagedRowError as error:
+            yield name, error
 
 
 def _chunks(values: Sequence[ValueT]) -> Iterator[Sequence[ValueT]]:

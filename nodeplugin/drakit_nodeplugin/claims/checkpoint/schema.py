@@ -13,7 +13,7 @@ fields from each row that it writes; the successor must cope with both. Any othe
 :data:`READABLE_FROM`.
 
 A claim is stored several times in the database (head, body, devices, counters), so that queries are
-fast; all must agree. :mod:`.rows` and :mod:`.endpoint_rows` read and write rows; :mod:`.open`
+fast; all must agree. :mod:`.rows` reads and writes rows; :mod:`.open`
 decides what becomes of an unsound database.
 
 Functions block. It must not know asyncio, or what claims are for.
@@ -24,12 +24,11 @@ from __future__ import annotations
 import sqlite3
 import stat
 import time
-from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
 from drakit.layout import private_file
-from drakit_nodeplugin.claims.checkpoint.holds import HeldAs, TakenFrom, counters_of, devices_of
+from drakit_nodeplugin.claims.checkpoint.holds import counters_of, devices_of
 from drakit_nodeplugin.claims.checkpoint.records import DamagedRowError, load
 
 __all__ = (
@@ -39,9 +38,11 @@ __all__ = (
     "UnfitError",
     "connect",
     "connect_reading",
+    "count_open",
     "create",
     "has_log",
     "is_empty",
+    "opens",
     "problems",
     "readable_from",
     "recognize",
@@ -189,44 +190,59 @@ def readable_from(connection: sqlite3.Connection) -> int:
     return version
 
 
+def opens(connection: sqlite3.Connection) -> int:
+    """Return how often a daemon opened the database."""
+    (number,) = connection.execute("SELECT value FROM meta WHERE name = 'opens'").fetchone()
+    return number
+
+
+def count_open(connection: sqlite3.Connection) -> int:
+    """Count that a daemon opens the database, within the caller's transaction."""
+    connection.execute("UPDATE meta SET value = value + 1 WHERE name = 'opens'")
+    return opens(connection)
+
+
 def problems(connection: sqlite3.Connection) -> Iterator[str]:
     """
     Yield the problems of a database; may also raise sqlite3.Error.
 
-    Rows of endpoints are not checked: a damaged one is only dropped (:mod:`.endpoint_rows`).
+    Rows of endpoints are not checked: a damaged one is only dropped.
     """
     yield from _integrity(connection)
     generation = 0
-    devices: dict[int, set[HeldAs]] = defaultdict(set)
-    for id_, *held in connection.execute("SELECT claim, pool, device, hold, amounts FROM devices"):
-        devices[id_].add(tuple(held))
-    counters: dict[int, set[TakenFrom]] = defaultdict(set)
-    for id_, *taken in connection.execute(
-        "SELECT claim, pool, counter_set, device, amounts FROM counters"
-    ):
-        counters[id_].add(tuple(taken))
+    # What is left of these at the end does not match the bodies.
+    devices: set[tuple[object, ...]] = set(
+        connection.execute("SELECT claim, pool, device, hold, amounts FROM devices")
+    )
+    counters: set[tuple[object, ...]] = set(
+        connection.execute("SELECT claim, pool, counter_set, device, amounts FROM counters")
+    )
     # One row at a time: a join with the devices would repeat the body for each device.
     heads = connection.execute(
         "SELECT id, uid, state, boot_id, generation, checksum, body "
         "FROM claims LEFT JOIN bodies USING (id) ORDER BY id"
     )
+    sound = True
     for id_, uid, *head, expected, body in heads:
         try:
             claim = load(body, expected=expected)
         except DamagedRowError as error:
             yield f"the row of claim {uid}: {error}"
+            sound = False
             continue
         generation = max(generation, claim.generation)
         if [uid, *head] != [claim.uid, claim.state, claim.boot_id, claim.generation]:
             yield f"the row of claim {uid}: its columns do not match its body"
-        if frozenset(devices.pop(id_, ())) != devices_of(claim):
-            yield f"the row of claim {uid}: its devices are not those of its body"
-        if frozenset(counters.pop(id_, ())) != counters_of(claim):
-            yield f"the row of claim {uid}: its counters are not those of its body"
-    for table, column in (("devices", "claim"), ("counters", "claim"), ("bodies", "id")):
-        query = f"SELECT 1 FROM {table} WHERE {column} NOT IN (SELECT id FROM claims)"  # noqa: S608
-        if connection.execute(query).fetchone():
-            yield f"there are {table} without a claim"
+        devices ^= {(id_, *held) for held in devices_of(claim)}
+        counters ^= {(id_, *taken) for taken in counters_of(claim)}
+    if sound and devices:
+        yield "the devices of its claims are not those of their bodies"
+    if sound and counters:
+        yield "the counters of its claims are not those of their bodies"
+    if connection.execute(
+        "SELECT 1 FROM bodies WHERE id NOT IN (SELECT id FROM claims)"
+    ).fetchone():
+        yield "there are bodies without a claim"
     yield from _numbers(connection, generation)
 
 

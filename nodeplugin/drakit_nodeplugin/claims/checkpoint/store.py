@@ -12,9 +12,9 @@ A claim's CDI file follows its row in the same trip to the writer's thread: it i
 row of a prepared claim, and removed before the row goes.
 
 This module has the writer's thread, the memory of recent rows, and what becomes of errors;
-:mod:`.rows`, :mod:`.holds` and :mod:`.endpoint_rows` have the statements, :mod:`.open` how a
-database is opened, whatever has become of its file. It must not know gRPC, the API server, what
-endpoints are, what a CDI file contains, or the types of the engine.
+:mod:`.rows` and :mod:`.holds` have the statements, :mod:`.open` opens a database in whatever state
+its file is. It must not know gRPC, the API server, what endpoints are, what a CDI file contains, or
+the types of the engine.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
-from drakit_nodeplugin.claims.checkpoint import endpoint_rows, holds, rows, schema
+from drakit_nodeplugin.claims.cdi_files import ClaimSpecs
+from drakit_nodeplugin.claims.checkpoint import holds, rows, schema
 from drakit_nodeplugin.claims.checkpoint import open as opening
 from drakit_nodeplugin.claims.checkpoint.open import CheckpointError, CheckpointTooNewError
 from drakit_nodeplugin.claims.checkpoint.records import State, StoredClaim
@@ -47,7 +48,6 @@ __all__ = (
     "Checkpoint",
     "CheckpointError",
     "CheckpointTooNewError",
-    "ClaimFiles",
     "Held",
     "Outcome",
 )
@@ -72,18 +72,6 @@ _BUSY = f"{schema.BUSY_SECONDS:g} s"
 ResultT = TypeVar("ResultT")
 
 
-class ClaimFiles(Protocol):
-    """The CDI files of claims, by UID; called in the writer's thread."""
-
-    def place(self, texts: Mapping[str, str]) -> Mapping[str, OSError]:
-        """Make sure that the files hold these texts; return those that failed."""
-        ...
-
-    def unlink(self, uids: Collection[str]) -> Mapping[str, OSError]:
-        """Make sure that there is no file; return those that failed."""
-        ...
-
-
 class Checkpoint:
     """
     The prepared claims and the endpoints of one driver. All methods are safe to call concurrently.
@@ -97,16 +85,10 @@ class Checkpoint:
         path: Path,
         *,
         owner: str = "",
-        files: Callable[[Collection[str]], Collection[str]] = lambda _: (),
-        specs: ClaimFiles | None = None,
+        files: ClaimSpecs | None = None,
     ) -> None:
-        """Without `specs`, there are rows and no CDI files.
-
-        `files` gets the UIDs of all claims that have an entry, and returns those of other claims
-        that have a CDI file: they show that entries were lost. It is called in the writer's thread,
-        and may raise OSError."""
+        """Without `files`, there are rows and no CDI files."""
         self._files = files
-        self._specs = specs
         self.path = path
         self.owner = owner
         """Stands in every row that is written here."""
@@ -191,9 +173,9 @@ class Checkpoint:
         """Give the UIDs of all claims, or of those in one state or of one boot."""
         return await self._run(partial(rows.uids, state=state, boot_id=boot_id))
 
-    async def count(self) -> int:
-        """Count the claims."""
-        return await self._run(rows.count)
+    async def orphans(self) -> set[str]:
+        """Give the UIDs of claims that have a CDI file and no row. Raises OSError as well."""
+        return await self._run(lambda database: self._without_entry(rows.uids(database)))
 
     async def states(self) -> Mapping[str, int]:
         """Count the claims by their state; a state without claims is left out."""
@@ -231,25 +213,16 @@ class Checkpoint:
         others are `fenced`."""
         return await self._run(lambda database: self._confirm(database, claims))
 
-    async def delete(self, claims: Collection[StoredClaim]) -> frozenset[str]:
-        """
-        Forget claims in one transaction, each if it carries its stored row's generation.
-
-        Their devices are free then. Returns the UIDs of rows that are other ones and stay; a row
-        that is missing is fine.
-        """
-        if not claims:
-            return frozenset()
-        return await self._run(lambda database: self._delete(database, claims))
-
     async def release(
         self, claims: Collection[StoredClaim], *, files_of: Collection[str] = ()
     ) -> tuple[frozenset[str], Mapping[str, OSError]]:
         """
-        Remove the CDI files of claims, then :meth:`delete` those without a file.
+        Remove the CDI files of claims; then forget those without a file in one transaction, each if
+        it carries its stored row's generation. Their devices are free then.
 
         The files of the claims `files_of` go as well; their rows stay. Returns the UIDs of rows
-        that are other ones, and the files that cannot be removed.
+        that are other ones and stay, and the files that cannot be removed; a row that is missing is
+        fine.
         """
         if not claims and not files_of:
             return frozenset(), {}
@@ -273,18 +246,18 @@ class Checkpoint:
 
     async def endpoints(self) -> list[StoredEndpoint]:
         """Give the endpoints, by name; one whose row is damaged is not among them."""
-        return await self._run(endpoint_rows.read)
+        return await self._run(rows.endpoints)
 
     async def write_endpoints(self, endpoints: Collection[StoredEndpoint]) -> None:
         """Write endpoints in one transaction, in place of what was stored of them."""
         if endpoints:
-            write = partial(endpoint_rows.write, endpoints=endpoints)
+            write = partial(rows.write_endpoints, endpoints=endpoints)
             await self._run(lambda database: self._transaction(database, write))
 
     async def forget_endpoints(self, names: Collection[str]) -> None:
         """Forget endpoints in one transaction; one that is not there is fine."""
         if names:
-            forget = partial(endpoint_rows.forget, names=names)
+            forget = partial(rows.forget_endpoints, names=names)
             await self._run(lambda database: self._transaction(database, forget))
 
     def watch(self) -> FileWatch:
@@ -344,27 +317,23 @@ class Checkpoint:
             return self._open()
         if self.unusable is not None and due:
             self._next_attempt = now + REOPEN_SECONDS
-            with suppress(sqlite3.Error):  # the next write reports it
-                self._transaction(self._connection, rows.touch)
+            # A write shows whether there is space again; if not, the next one reports it.
+            with suppress(sqlite3.Error):
+                self._transaction(self._connection, partial(rows.next_generations, number=1))
         return self._connection
 
     def _open(self) -> sqlite3.Connection:
         try:
-            opened = opening.open_database(self.path, files=self._files)
+            opened = opening.open_database(self.path, without_entry=self._without_entry)
         except CheckpointError as error:
             self.unusable = str(error)
-            raise
-        try:
-            uids = rows.uids(opened.connection, state=None, boot_id=None)
-        except BaseException:
-            opened.connection.close()
             raise
         # If we had opened it before, another number than ours plus one comes from another process.
         self.alone = self.alone and self._opens in (0, opened.opens - 1)
         self._opens = opened.opens
         self._file = _identity(self.path)
         self._recent.clear()
-        self._uids = uids
+        self._uids = opened.uids
         self._connection = opened.connection
         self.damage = opened.damage
         self.unusable = None
@@ -394,8 +363,6 @@ class Checkpoint:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
             return CheckpointError(f"{text}; another process has held it for {_BUSY}")
-        if code == sqlite3.SQLITE_CONSTRAINT:
-            return CheckpointError(text)
         self.unusable = f"{text}; check space and permissions of its directory"
         self._next_attempt = now + REOPEN_SECONDS
         if code != sqlite3.SQLITE_FULL:  # what is stored can still be read then
@@ -449,42 +416,43 @@ class Checkpoint:
         fenced = frozenset(claim.uid for claim in changed)
         return self._with_files(Outcome(written=same, held={}, fenced=fenced))
 
-    def _with_files(self, outcome: Outcome) -> Outcome:
-        if self._specs is None:
-            return outcome
-        texts = {uid: claim.cdi_spec or "" for uid, claim in outcome.written.items()}
-        unplaced = self._specs.place(texts)
-        return replace(outcome, unplaced=unplaced) if unplaced else outcome
-
-    def _delete(
-        self, database: sqlite3.Connection, claims: Collection[StoredClaim]
-    ) -> frozenset[str]:
-        self._doubt(claims)
-        fenced = self._transaction(database, partial(rows.delete, claims=claims))
-        for claim in claims:
-            if claim.uid not in fenced:
-                self._forget(claim.uid)
-        return fenced
-
     def _release(
         self,
         database: sqlite3.Connection,
         claims: Collection[StoredClaim],
         files_of: Collection[str],
     ) -> tuple[frozenset[str], Mapping[str, OSError]]:
-        unremoved: Mapping[str, OSError] = {}
-        if self._specs is not None:
-            unremoved = self._specs.unlink([*(claim.uid for claim in claims), *files_of])
+        unremoved = self._unlink([*(claim.uid for claim in claims), *files_of])
         gone = [claim for claim in claims if claim.uid not in unremoved]
-        return self._delete(database, gone) if gone else frozenset(), unremoved
+        if not gone:
+            return frozenset(), unremoved
+        self._doubt(gone)
+        fenced = self._transaction(database, partial(rows.delete, claims=gone))
+        for claim in gone:
+            if claim.uid not in fenced:
+                self._forget(claim.uid)
+        return fenced, unremoved
 
     def _clear(
         self, database: sqlite3.Connection, uids: list[str]
     ) -> tuple[Mapping[str, StoredClaim], Mapping[str, OSError]]:
         found = self._find(database, uids)
-        if self._specs is None:
-            return found, {}
-        return found, self._specs.unlink([uid for uid in uids if uid not in found])
+        return found, self._unlink([uid for uid in uids if uid not in found])
+
+    # ------------------------------------------------------------ CDI files, in that thread too
+
+    def _without_entry(self, known: Collection[str]) -> set[str]:
+        return self._files.without_entry(known) if self._files else set()
+
+    def _with_files(self, outcome: Outcome) -> Outcome:
+        if self._files is None:
+            return outcome
+        texts = {uid: claim.cdi_spec or "" for uid, claim in outcome.written.items()}
+        unplaced = self._files.place(texts)
+        return replace(outcome, unplaced=unplaced) if unplaced else outcome
+
+    def _unlink(self, uids: Collection[str]) -> Mapping[str, OSError]:
+        return self._files.unlink(uids) if self._files else {}
 
     # ------------------------------------------------------------ memory, in the writer's thread
 
@@ -538,7 +506,7 @@ class Checkpoint:
             raise CheckpointTooNewError(
                 f"the checkpoint {self.path} was taken over by a later version of drakit"
             )
-        if rows.opens(database) != self._opens:
+        if schema.opens(database) != self._opens:
             self.alone = False
 
 

@@ -23,21 +23,21 @@ from drakit.device import AllocatedClaim, AllocatedDevice, Edits
 from drakit.driver import DriverError
 from drakit.logs import request_id
 from drakit_nodeplugin.endpoints.allowlist import Rights
-from drakit_nodeplugin.endpoints.backend.channel import (
-    MAX_MESSAGE_BYTES,
-    BackendChannel,
-    BackendFailedError,
-)
-from drakit_nodeplugin.endpoints.backend.convert import (
-    MAX_EDITS,
-    edits_of,
-    entries_of,
-)
+from drakit_nodeplugin.endpoints.backend.convert import MAX_EDITS, edits_of, entries_of
 from drakit_nodeplugin.endpoints.batches import CALL_SECONDS
 from drakit_nodeplugin.endpoints.contract import ConnectionEndedError
 from drakit_nodeplugin.endpoints.failures import CallOverdueError, DeviceFailedError
 from drakit_nodeplugin.endpoints.python.parameters import merged
-from drakit_nodeplugin.endpoints.wire import GarbageError, Turns, parse, parts, printable
+from drakit_nodeplugin.endpoints.wire import (
+    MAX_MESSAGE_BYTES,
+    CallFailedError,
+    Client,
+    GarbageError,
+    Turns,
+    parse,
+    parts,
+    printable,
+)
 from drakit_proto.backend.v1 import backend_pb2 as pb
 
 __all__ = ("BackendClaims", "claim_message")
@@ -72,7 +72,7 @@ class BackendClaims:
     def __init__(
         self,
         driver: str,
-        channel: BackendChannel,
+        client: Client,
         *,
         rights: Rights | None,
         ended: Callable[[float], Awaitable[ConnectionEndedError | None]],
@@ -80,7 +80,7 @@ class BackendClaims:
         """Without `rights`, any edit is permitted. `ended` waits for the end of the connection, at
         most this many seconds, and returns it."""
         self._driver = driver
-        self._channel = channel
+        self._client = client
         self._rights = rights
         self._ended = ended
         self._lacks: set[str] = set()
@@ -135,12 +135,12 @@ class BackendClaims:
 
     async def _call(self, method: str, request: bytes) -> bytes:
         metadata = ((REQUEST_ID, request_id.get()),)
-        calling = self._channel.call(
+        calling = self._client.call(
             method, request, timeout_seconds=DEADLINE_SECONDS, metadata=metadata
         )
         try:
             return await _to_its_end(calling)
-        except BackendFailedError as error:
+        except CallFailedError as error:
             if error.may_be_lost and (ended := await self._ended(LOST_SECONDS)) is not None:
                 raise ConnectionEndedError(ended.reason) from None
             if error.code is grpc.StatusCode.DEADLINE_EXCEEDED:

@@ -27,10 +27,14 @@ from drakit.driver import DriverError
 from drakit.logs import ProblemLog
 from drakit.rate_limiter import RateLimiter
 from drakit_nodeplugin.endpoints.allowlist import Rights
-from drakit_nodeplugin.endpoints.backend.channel import BackendChannel, BackendFailedError, shown
 from drakit_nodeplugin.endpoints.backend.claimcalls import BackendClaims
 from drakit_nodeplugin.endpoints.backend.convert import EarlyHealth, InventoryReader, health_of
-from drakit_nodeplugin.endpoints.backend.directory import BackendDirectory, BackendSocket
+from drakit_nodeplugin.endpoints.backend.directory import (
+    SERVICE,
+    BackendDirectory,
+    BackendSocket,
+    identify,
+)
 from drakit_nodeplugin.endpoints.contract import (
     MAX_DEVICES,
     ConnectionEndedError,
@@ -44,7 +48,15 @@ from drakit_nodeplugin.endpoints.contract import (
 )
 from drakit_nodeplugin.endpoints.endpoint import Endpoint
 from drakit_nodeplugin.endpoints.latest_value import LatestValue, pause_after
-from drakit_nodeplugin.endpoints.wire import GarbageError, Turns, parse, parts
+from drakit_nodeplugin.endpoints.wire import (
+    CallFailedError,
+    Client,
+    GarbageError,
+    Turns,
+    parse,
+    parts,
+    shown,
+)
 from drakit_proto.backend.v1 import backend_pb2 as pb
 
 __all__ = (
@@ -54,13 +66,6 @@ __all__ = (
 )
 
 logger = logging.getLogger(__name__)
-
-MESSAGES_PER_SECOND = 100.0
-MESSAGES_AT_ONCE = 200.0
-"""Messages of a stream; a backend that sends more does not wait for changes."""
-
-BYTES_PER_SECOND = 32 * 1024 * 1024
-"""Received from one stream, so that endless large messages cost little of the loop."""
 
 HEALTH_AGAIN_SECONDS = (1.0, 60.0)
 """First and longest delay before an ended stream of health is called again."""
@@ -78,20 +83,19 @@ class BackendConnection:
     blocked: str | None = None
     """A backend has no loop in this process."""
 
-    def __init__(self, driver: str, channel: BackendChannel, *, rights: Rights | None) -> None:
-        """The connection takes over the channel, and closes it. Without `rights`, any edit is
+    def __init__(self, driver: str, client: Client, *, rights: Rights | None) -> None:
+        """The connection takes over the client, and closes it. Without `rights`, any edit is
         permitted."""
         self._driver = driver
-        self._channel = channel
+        self._client = client
         self._loop = asyncio.get_running_loop()
-        self._over: asyncio.Future[ConnectionEndedError] = self._loop.create_future()
-        self._listed: asyncio.Future[None] = self._loop.create_future()
-        """Done with the first message of devices."""
         self._latest = LatestValue[bytes]()
+        self._has_listed = False
+        """Whether it has sent its first message of devices."""
         self._reader = InventoryReader()
         self._early = EarlyHealth()
         self._tasks: set[asyncio.Task[None]] = set()
-        calls = BackendClaims(driver, channel, rights=rights, ended=self._ended)
+        calls = BackendClaims(driver, client, rights=rights, ended=self._latest.ended_within)
         self.prepare, self.unprepare, self.check = calls.prepare, calls.unprepare, calls.check
 
     # ------------------------------------------------------------ its life
@@ -99,8 +103,8 @@ class BackendConnection:
     async def start(self, *, node: str, version: str) -> None:
         """Ask for its name, and call its streams; raises :class:`ConnectionEndedError`."""
         try:
-            name = await self._channel.identify(node=node, version=version)
-        except BackendFailedError as error:
+            name = await identify(self._client, node=node, version=version)
+        except CallFailedError as error:
             raise ConnectionEndedError(f"its backend {error}") from None
         if name != self._driver:
             raise ConnectionEndedError("the backend at its socket has another name now")
@@ -109,19 +113,20 @@ class BackendConnection:
 
     async def listed(self, *, timeout_seconds: float) -> None:
         """Wait for its first message of devices, or its end, at most this long."""
-        ends = {self._listed, self._over}
-        await asyncio.wait(ends, timeout=timeout_seconds, return_when=asyncio.FIRST_COMPLETED)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_seconds):
+                await self._latest.wait()
 
     @property
     def unavailable(self) -> str | None:
         """Why nothing can be called now; None while calls are possible."""
-        if self._over.done():
-            return self._over.result().reason
-        return None if self._listed.done() else "it has not listed its devices yet"
+        if (over := self._latest.over) is not None:
+            return over.reason
+        return None if self._has_listed else "it has not listed its devices yet"
 
     async def close(self) -> None:
         """End the connection and all of its calls."""
-        self._end(ConnectionEndedError("the node plugin has closed the connection"))
+        self._latest.end(ConnectionEndedError("the node plugin has closed the connection"))
         tasks = {*self._tasks}
         for task in tasks:
             task.cancel()
@@ -129,24 +134,14 @@ class BackendConnection:
             async with asyncio.timeout(CLOSE_SECONDS):
                 if tasks:
                     await asyncio.wait(tasks)
-                await self._channel.close()
+                await self._client.close()
         except TimeoutError:
             logger.warning("backend's connection does not close", extra={"driver": self._driver})
-
-    async def _ended(self, seconds: float) -> ConnectionEndedError | None:
-        """Wait for the end of the connection, at most this long, and return it."""
-        await asyncio.wait({self._over}, timeout=seconds)
-        return self._over.result() if self._over.done() else None
 
     def _begin(self, work: Coroutine[Any, Any, None], name: str) -> None:
         task = self._loop.create_task(work, name=f"{self._driver} {name}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-    def _end(self, ended: ConnectionEndedError) -> None:
-        if not self._over.done():
-            self._over.set_result(ended)
-            self._latest.end(ended)
 
     # ------------------------------------------------------------ its devices
 
@@ -167,20 +162,24 @@ class BackendConnection:
         try:
             inventory = await self._reader.read(raw, turns)
         except GarbageError as error:
-            self._end(_disorder(f"sent {error} as its devices"))
+            self._latest.end(_disorder(f"sent {error} as its devices"))
             inventory = None
-        if self._over.done():
-            raise self._over.result()  # its devices do not count any more
+        if self._latest.over is not None:
+            raise self._latest.over  # its devices do not count any more
         return inventory
 
     async def _watch_devices(self) -> None:
         """Receive messages of devices until the stream ends, and the connection with it."""
         try:
-            await self._receive_devices()
+            async with aclosing(self._client.stream("WatchDevices")) as messages:
+                async for raw in messages:
+                    self._has_listed = True
+                    self._latest.replace(raw)
             ended = ConnectionEndedError("its backend ended its stream of devices")
-        except ConnectionEndedError as error:
-            ended = error
-        except BackendFailedError as error:
+        except GarbageError as error:
+            # Only a flood: the messages are read later.
+            ended = _disorder(f"sent {error}; it must list its devices only after a change")
+        except CallFailedError as error:
             facts = {"driver": self._driver, "error": str(error)[:200]}
             logger.info("backend's stream ended", extra=facts)
             ended = ConnectionEndedError(LOST if error.may_be_lost else f"its backend {error}")
@@ -188,21 +187,7 @@ class BackendConnection:
             logger.exception("backend's stream failed", extra={"driver": self._driver})
             kind = type(error).__name__
             ended = ConnectionEndedError(f"reading its stream of devices failed ({kind})")
-        self._end(ended)
-
-    async def _receive_devices(self) -> None:
-        limiter = RateLimiter(burst=MESSAGES_AT_ONCE, per_second=MESSAGES_PER_SECOND)
-        async with aclosing(self._channel.stream("WatchDevices")) as messages:
-            async for raw in messages:
-                if not limiter.take():
-                    raise _disorder(
-                        f"sent more than {MESSAGES_PER_SECOND:.0f} messages of its devices a "
-                        f"second; it must send them again only after a change"
-                    )
-                self._latest.replace(raw)
-                if not self._listed.done():
-                    self._listed.set_result(None)
-                await asyncio.sleep(len(raw) / BYTES_PER_SECOND)
+        self._latest.end(ended)
 
     # ------------------------------------------------------------ their health
 
@@ -213,12 +198,12 @@ class BackendConnection:
         problems = ProblemLog(
             logger, "backend's stream of health ended", facts={"driver": self._driver}
         )
-        while not self._over.done():
+        while self._latest.over is None:
             began_at = self._loop.time()
             problem = await self._health_problem()
             if problem is None:
                 return
-            if not self._over.done():
+            if self._latest.over is None:
                 problems.report(problem)
             if self._loop.time() - began_at > STEADY_SECONDS:
                 backoff.succeeded()
@@ -226,17 +211,14 @@ class BackendConnection:
 
     async def _health_problem(self) -> str | None:
         """Read one stream of health; return how it ended, or None if the backend has none."""
-        limiter = RateLimiter(burst=MESSAGES_AT_ONCE, per_second=MESSAGES_PER_SECOND)
         try:
-            async with aclosing(self._channel.stream("WatchHealth")) as messages:
+            # All of it: each message names other devices.
+            async with aclosing(self._client.stream("WatchHealth", skips=False)) as messages:
                 async for raw in messages:
                     turns = Turns()
                     await self._take_health(raw, turns)
-                    # Slowly, but all of it: each message names other devices.
-                    pause_seconds = pause_after(turns.worked_seconds)
-                    await asyncio.sleep(max(len(raw) / BYTES_PER_SECOND, pause_seconds))
-                    await limiter.wait()
-        except BackendFailedError as error:
+                    await asyncio.sleep(pause_after(turns.worked_seconds))
+        except CallFailedError as error:
             if error.code is grpc.StatusCode.UNIMPLEMENTED:
                 return None
             return LOST if error.may_be_lost else f"its backend {error}"
@@ -288,36 +270,19 @@ does not implement costs one call for each connection."""
 class BackendSource:
     """The driver of a backend: a :class:`.DriverSource`."""
 
+    traits = TRAITS
     foreign = True
 
     def __init__(self, driver: str, directory: BackendDirectory) -> None:
         """Its backend registers in `directory`."""
-        self._driver = driver
+        self.name = driver
+        self.where = f"backend {driver}"
+        self.expected: Collection[str] = (driver,)
         self._directory = directory
-
-    @property
-    def name(self) -> str:
-        """The driver's name."""
-        return self._driver
-
-    @property
-    def where(self) -> str:
-        """The name of the driver in errors."""
-        return f"backend {self._driver}"
-
-    @property
-    def traits(self) -> DriverTraits:
-        """Which calls it needs."""
-        return TRAITS
-
-    @property
-    def expected(self) -> Collection[str]:
-        """Its endpoint, which has its name."""
-        return (self._driver,)
 
     def endpoint(self, surroundings: Surroundings) -> HostedEndpoint:
         """Make its endpoint."""
-        return BackendEndpoint(self._driver, self._directory, surroundings)
+        return BackendEndpoint(self.name, self._directory, surroundings)
 
 
 class BackendEndpoint(Endpoint):
@@ -363,7 +328,7 @@ class BackendEndpoint(Endpoint):
                 f"there is no backend of this name at {shown(self._directory.path)} yet"
             )
         socket = self._socket = await self._directory.wait(self.name)
-        connection = BackendConnection(self.name, BackendChannel(socket.path), rights=self._rights)
+        connection = BackendConnection(self.name, Client(socket.path, SERVICE), rights=self._rights)
         try:
             await connection.start(node=self._directory.node, version=self._directory.version)
             if self._rights is not None and not await asyncio.to_thread(socket.is_in_place):

@@ -11,11 +11,13 @@ It must not know devices, claims, or how a driver is hosted.
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
+import socket
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
 
@@ -24,19 +26,16 @@ import grpc
 from drakit.backoff import Backoff
 from drakit.resource.names import MAX_DRIVER_NAME, is_driver_name
 from drakit_nodeplugin.endpoints.allowlist import AllowList, Rights
-from drakit_nodeplugin.endpoints.backend.channel import (
-    BackendFailedError,
-    identify,
-    shown,
-    unreachable,
-)
 from drakit_nodeplugin.endpoints.failures import Diagnostic
 from drakit_nodeplugin.endpoints.host_paths import MAX_PATH_BYTES, SocketFile, socket_file
+from drakit_nodeplugin.endpoints.wire import CallFailedError, Client, GarbageError, parse, shown
+from drakit_proto.backend.v1 import backend_pb2 as pb
 
-__all__ = ("BackendDirectory", "BackendSocket")
+__all__ = ("SERVICE", "BackendDirectory", "BackendSocket", "identify", "unreachable")
 
 logger = logging.getLogger(__name__)
 
+SERVICE = "drakit.backend.v1.Backend"
 SUFFIX = ".sock"
 MAX_ENTRIES = 10_000
 """Entries of the directory that a scan reads: others own it, and it may be full of other files."""
@@ -62,6 +61,17 @@ before its permissions are set."""
 HANDOVER_SECONDS = 30.0
 """How long a second backend may have the same name before it is reported: an update may start the
 new backend first."""
+
+INFO_SECONDS = 5.0
+"""The time limit of GetInfo."""
+
+MAX_INFO_BYTES = 64 * 1024
+PROBE_SECONDS = 1.0
+
+_PERMISSIONS = (
+    "make root its owner, or let others write to it (mode 0666), and let others pass through its "
+    "directories: the node plugin has no right to pass over permissions"
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -175,7 +185,6 @@ class BackendDirectory:
         self._tasks: set[asyncio.Task[None]] = set()
         self._holders: dict[str, _Candidate] = {}
         self._appeared: set[str] = set()
-        self._first: asyncio.Task[None] | None = None
         self._slots = asyncio.Semaphore(CONCURRENCY)
         self._hanging_slots = asyncio.Semaphore(HANGING_CONCURRENCY)
         self._scanning = asyncio.Lock()
@@ -204,14 +213,11 @@ class BackendDirectory:
     async def at_start(self, driver: str) -> BackendSocket | None:
         """Return a driver's socket as soon as it is known, or None once every socket was asked;
         works before :meth:`run`."""
-        if self._first is None:
-            self._first = asyncio.create_task(self._ask_all(), name="first scan of backends")
-        waiting = asyncio.create_task(self.wait(driver))
-        try:
-            await asyncio.wait({waiting, self._first}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            waiting.cancel()
-        return self.socket(driver)
+        if not self.version:
+            await self._scan()
+        while (socket := self.socket(driver)) is None and self._tasks:
+            await asyncio.wait({*self._tasks}, return_when=asyncio.FIRST_COMPLETED)
+        return socket
 
     def lost(self, socket: BackendSocket) -> None:
         """A connection to a socket has ended: the socket is asked again. If nobody answers, another
@@ -246,28 +252,17 @@ class BackendDirectory:
                 except TimeoutError:
                     pass
         finally:
-            await self._stop()
-
-    async def _stop(self) -> None:
-        tasks = {*self._tasks}
-        if self._first is not None:
-            tasks.add(self._first)
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
-
-    async def _ask_all(self) -> None:
-        await self._scan()
-        if self._tasks:
-            await asyncio.wait({*self._tasks})
+            for task in self._tasks:
+                task.cancel()
+            if self._tasks:
+                await asyncio.wait({*self._tasks})
 
     async def _scan(self) -> None:
         """Scan the directory, and ask the sockets that are due."""
         async with self._scanning:
             try:
                 found = await asyncio.to_thread(scan, self.path, known={*self._candidates})
-                self.version = self.version or await asyncio.to_thread(_version)
+                self.version = self.version or await asyncio.to_thread(version, "drakit")
             except OSError as error:
                 self._report(
                     f"cannot be read or made: {os.strerror(error.errno or 0)}; no new backend is "
@@ -343,7 +338,7 @@ class BackendDirectory:
         except _RefusedError as error:
             if error.is_reported:
                 note = f"the backend at {shown(path)} is refused: {error}"
-        except BackendFailedError as error:
+        except CallFailedError as error:
             reason = "BackendUnreachable"
             candidate.hangs = error.code is grpc.StatusCode.DEADLINE_EXCEEDED
             if candidate.backoff.failures >= PATIENCE:
@@ -369,10 +364,10 @@ class BackendDirectory:
                 f"a shorter name"
             )
         try:
-            name = await identify(path, node=self.node, version=self.version)
-        except BackendFailedError as error:
+            name = await self._identify(path)
+        except CallFailedError as error:
             if error.code is grpc.StatusCode.UNAVAILABLE and (why := await unreachable(path)):
-                raise BackendFailedError(why, code=error.code) from None
+                raise CallFailedError(why, code=error.code) from None
             raise
         if not is_driver_name(name):
             raise _RefusedError(
@@ -381,6 +376,13 @@ class BackendDirectory:
                 f"backend"
             )
         return name
+
+    async def _identify(self, path: Path) -> str:
+        client = Client(path, SERVICE)
+        try:
+            return await identify(client, node=self.node, version=self.version)
+        finally:
+            await client.close()
 
     async def _check_rights(self, socket: BackendSocket, driver: str, allowed: AllowList) -> None:
         rights = allowed.entries.get(driver)
@@ -415,8 +417,36 @@ class BackendDirectory:
         self._hurry.set()
 
 
-def _version() -> str:
+async def identify(client: Client, *, node: str, version: str) -> str:
+    """Return the name of a backend's driver, unchecked; raises :class:`.CallFailedError`."""
+    request = pb.GetInfoRequest(node_name=node, plugin_version=version).SerializeToString()
+    answer = await client.call("GetInfo", request, timeout_seconds=INFO_SECONDS)
+    if len(answer) > MAX_INFO_BYTES:
+        raise CallFailedError("answered GetInfo with more than 64 KiB")
     try:
-        return version("drakit")
-    except PackageNotFoundError:  # run from its sources
-        return "unknown"
+        return parse(pb.GetInfoResponse, answer).driver_name
+    except GarbageError as error:
+        raise CallFailedError(f"answered GetInfo with {error}") from None
+
+
+async def unreachable(path: Path) -> str | None:
+    """Return why a connection to a socket fails, as the end of a sentence; None if it works. The
+    errors of gRPC do not suffice to name a remedy."""
+    probe = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    probe.setblocking(False)
+    try:
+        async with asyncio.timeout(PROBE_SECONDS):
+            await asyncio.get_running_loop().sock_connect(probe, str(path))
+    except TimeoutError:
+        return "takes no connections"
+    except PermissionError:
+        return f"may not be connected to (permission denied); {_PERMISSIONS}"
+    except ConnectionRefusedError:
+        return "has nobody listening on it; start its backend, or remove the file"
+    except OSError as error:
+        if error.errno == errno.EPROTOTYPE:
+            return "is no stream socket"
+        return f"cannot be connected to: {os.strerror(error.errno or 0)}"
+    finally:
+        probe.close()
+    return None

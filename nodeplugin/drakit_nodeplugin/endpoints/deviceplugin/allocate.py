@@ -1,36 +1,30 @@
 """
-Allocate: from the devices of a request to the edits of its containers.
+The answer of Allocate: the edits that a container gets by a claim.
 
-A device plugin knows containers and no claims. Each request of a claim is one call of Allocate with
-all devices of the request, as a container was for the kubelet. A container that uses a request gets
-all of its devices, so the edits of the answer belong to the first device.
+They are what a runtime would have made of the answer for the kubelet. Of several entries for one
+path in the container the first one counts. What CDI does not allow is refused here, so that the
+sentence names the device plugin. :mod:`.plugin_client` makes the call.
 
-The edits are what a runtime would have made of the answer for the kubelet. Of several entries for
-one path in the container the first one counts. What CDI does not allow is refused here, so that the
-sentence names the device plugin. How a call reaches the plugin is :mod:`.connection`'s business.
-
-It must not know how a call waits for its devices, the checkpoint, or the kubelet.
+It must not know how a device plugin is called, the checkpoint, or the kubelet.
 """
 
 from __future__ import annotations
 
-import asyncio
 import posixpath
 from collections.abc import Iterable, Mapping, Sequence
 
 from drakit.cdi import InvalidEditsError, build_spec
-from drakit.device import AllocatedDevice, DeviceNode, Edits, Mount
+from drakit.device import DeviceNode, Edits, Mount
 from drakit_nodeplugin.endpoints.allowlist import Rights
-from drakit_nodeplugin.endpoints.deviceplugin.plugin_client import PluginClient, PluginFailedError
-from drakit_nodeplugin.endpoints.failures import DeviceFailedError, Diagnostics
+from drakit_nodeplugin.endpoints.failures import DeviceFailedError
 from drakit_nodeplugin.endpoints.host_paths import HostDevices, TooManyNodesError
 from drakit_nodeplugin.endpoints.wire import GarbageError, parse
 from drakit_proto.kubelet.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
 
 __all__ = (
-    "Allocator",
     "BadAnswerError",
     "allocate_answer",
+    "edits_in",
     "edits_of",
     "host_paths",
     "lost_annotations",
@@ -53,113 +47,26 @@ NodesOf = Mapping[str, Sequence[tuple[str, str]]]
 """The device nodes of each host path: their paths below it, and their own paths."""
 
 
-_Converted = tuple[Edits, bool]
-"""The edits of an answer, and whether it has annotations that a container cannot get."""
-
-
 class BadAnswerError(Exception):
     """An answer that cannot be used. The text is the end of a sentence, behind "answered ..."."""
 
 
-class Allocator:
-    """Allocates the devices of one resource."""
-
-    def __init__(
-        self,
-        resource: str,
-        *,
-        rights: Rights | None,
-        devices: HostDevices,
-        diagnostics: Diagnostics,
-    ) -> None:
-        self._plugin = f"the device plugin of {resource}"
-        self._rights = rights
-        self._devices = devices
-        self._diagnostics = diagnostics
-        self._answers: list[tuple[bytes, asyncio.Future[_Converted]]] = []
-        """Answers that wait for their conversion."""
-        self._converting: asyncio.Task[None] | None = None
-
-    async def allocate(self, client: PluginClient, devices: Sequence[AllocatedDevice]) -> Edits:
-        """Allocate the devices of one request. Raises :class:`DeviceFailedError`."""
-        ids = [self._identity(client, device, index) for index, device in enumerate(devices)]
-        try:
-            answer = await client.allocate(ids)
-            if client.pre_start_required:
-                # The kubelet calls it before each start of a container. Nobody notifies us of one.
-                await client.pre_start(ids)
-        except PluginFailedError as error:
-            raise DeviceFailedError(str(error), index=0) from None
-        converted: asyncio.Future[_Converted] = asyncio.get_running_loop().create_future()
-        self._answers.append((answer, converted))
-        if self._converting is None:
-            self._converting = asyncio.create_task(self._convert())
-        edits, annotations_lost = await converted
-        if annotations_lost:
-            note = (
-                f"{self._plugin} answers Allocate with annotations that name no CDI devices; a "
-                f"container cannot get them by a claim; they are left out, and all else works"
-            )
-            self._diagnostics.report("AnnotationsUnsupported", note, once=True)
-        return edits
-
-    def _identity(self, client: PluginClient, device: AllocatedDevice, index: int) -> str:
-        if device.admin_access:
-            # The kubelet never allocates a device that is in use, and plugins may rely on it.
-            text = (
-                f"{self._plugin} can only allocate a device, which may be in use; a claim with "
-                f"adminAccess cannot have it"
-            )
-            raise DeviceFailedError(text, index=index)
-        identity = client.identity_in_plugin(device.name)
-        if identity is None:
-            text = (
-                f"{self._plugin} does not list it any more; delete the pod so that another device "
-                f"is found for it"
-            )
-            raise DeviceFailedError(text, index=index)
-        return identity
-
-    async def _convert(self) -> None:
-        """Convert all answers in a thread; those that arrive meanwhile share the next hand-over,
-        which costs more than a conversion."""
-        while self._answers:
-            batch, self._answers = self._answers, []
-            outcomes: Sequence[_Converted | Exception]
-            try:
-                outcomes = await asyncio.to_thread(self._outcomes, [answer for answer, _ in batch])
-            except Exception as error:  # the process may have no more threads
-                outcomes = [error] * len(batch)
-            for (_, converted), outcome in zip(batch, outcomes, strict=True):
-                if converted.done():
-                    continue
-                if isinstance(outcome, Exception):
-                    converted.set_exception(outcome)
-                else:
-                    converted.set_result(outcome)
-        self._converting = None
-
-    def _outcomes(self, answers: Sequence[bytes]) -> Sequence[_Converted | Exception]:
-        return [self._outcome(answer) for answer in answers]
-
-    def _outcome(self, raw: bytes) -> _Converted | Exception:
-        """Return the edits, or why the claim fails. Blocks."""
-        try:
-            answer = allocate_answer(raw)
-            nodes = {path: self._devices.nodes(path) for path in host_paths(answer)}
-            edits = edits_of(answer, nodes, restricted=self._rights is not None)
-            problem = None if self._rights is None else self._rights.edits_problem(edits)
-        except (BadAnswerError, TooManyNodesError) as error:
-            problem = f"answered Allocate {error}; this is a fault of the device plugin"
-        except Exception as error:
-            return error
-        else:
-            if problem is None:
-                return edits, lost_annotations(answer)
-        return DeviceFailedError(f"{self._plugin} {problem}", index=0)
-
-
-# ------------------------------------------------------------ an answer
+def edits_in(
+    raw: bytes, *, plugin: str, devices: HostDevices, rights: Rights | None
+) -> tuple[Edits, bool]:
+    """Return the edits of an AllocateResponse for one container, and whether it has annotations
+    that a container cannot get. Raises :class:`DeviceFailedError`, which names the plugin."""
+    try:
+        answer = allocate_answer(raw)
+        nodes = {path: devices.nodes(path) for path in host_paths(answer)}
+        edits = edits_of(answer, nodes, restricted=rights is not None)
+    except (BadAnswerError, TooManyNodesError) as error:
+        problem = f"answered Allocate {error}; this is a fault of the device plugin"
+    else:
+        problem = None if rights is None else rights.edits_problem(edits)
+        if problem is None:
+            return edits, lost_annotations(answer)
+    raise DeviceFailedError(f"{plugin} {problem}", index=0)
 
 
 def allocate_answer(raw: bytes) -> pb.ContainerAllocateResponse:

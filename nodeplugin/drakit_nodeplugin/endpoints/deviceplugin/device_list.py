@@ -42,13 +42,11 @@ __all__ = (
     "DeviceRoom",
     "ListedDevices",
     "TooManyDevicesError",
-    "device_id",
     "device_name",
     "devices_in",
     "list_devices",
     "pool_of",
     "resource_name_problem",
-    "resource_of",
 )
 
 MAX_DEVICE_BYTES = 4 * 1024
@@ -70,14 +68,12 @@ MAX_POOL = 160
 """Characters of a pool's name: those of a node go before it, and 253 is the limit of both."""
 
 _LETTERS = {".": "p", ":": "k", "/": "s", "_": "u", " ": "w", "-": "h"}
-_TEXTS = {letter: text for text, letter in _LETTERS.items()}
 _UPPER, _LOWER, _HASH = "y", "n", "j"
 
 _HASH_CHARACTERS = 26
 """130 bits in base32."""
 
 _PLAIN = re.compile(r"[a-z0-9]")
-_ESCAPE = re.compile(r"--([g-z]|[0-9a-f]{2})")
 _NAME_PART = re.compile(r"[A-Za-z0-9](?:[-A-Za-z0-9_.]*[A-Za-z0-9])?")
 _QUOTA_PREFIX = "requests."
 """What Kubernetes puts before an extended resource's name in quotas; it is checked with it."""
@@ -232,22 +228,12 @@ def _shown(text: str) -> str:
 # ------------------------------------------------------------ names of devices
 
 
-def device_name(device_id: str) -> str:
+def device_name(identity: str) -> str:
     """Return the name of the device with this ID: a DNS label that never changes."""
-    if is_dns_label(device_id) and "--" not in device_id:
-        return device_id
-    escaped = _escaped(device_id)
-    return escaped if len(escaped) <= MAX_NAME else _hashed(device_id)
-
-
-def device_id(name: str) -> str | None:
-    """Return the ID with this name; None if the name holds its hash, or cannot be one."""
-    if not is_dns_label(name):
-        return None
-    if "--" not in name:
-        return name
-    text = _unescaped(name.removeprefix("x") if name.startswith("x--") else name)
-    return text if text is not None and device_name(text) == name else None
+    if is_dns_label(identity) and "--" not in identity:
+        return identity
+    escaped = _escaped(identity)
+    return escaped if len(escaped) <= MAX_NAME else _hashed(identity)
 
 
 def _escaped(text: str) -> str:
@@ -280,32 +266,6 @@ def _stays(rest: str, *, upper: bool) -> bool:
     if not following or not following.isascii() or not _PLAIN.fullmatch(following.lower()):
         return False
     return following.isdigit() or following.isupper() == upper
-
-
-def _unescaped(name: str) -> str | None:
-    content = bytearray()
-    upper, at = False, 0
-    while at < len(name):
-        escape = _ESCAPE.match(name, at)
-        if escape is None:
-            if name.startswith("--", at):
-                return None
-            content += (name[at].upper() if upper else name[at]).encode()
-            at += 1
-            continue
-        code, at = escape[1], escape.end()
-        if len(code) == 2:
-            content.append(int(code, 16))
-        elif code in (_UPPER, _LOWER):
-            upper = code == _UPPER
-        elif code in _TEXTS:
-            content += _TEXTS[code].encode()
-        else:
-            return None
-    try:
-        return content.decode("utf-8", "surrogatepass")
-    except UnicodeDecodeError:
-        return None
 
 
 def _hashed(text: str) -> str:
@@ -349,11 +309,3 @@ def pool_of(resource: str) -> str:
     domain, _, part = resource.partition("/")
     pool = f"{device_name(part)}.{domain}"
     return pool if len(pool) <= MAX_POOL else _hashed(resource)
-
-
-def resource_of(pool: str) -> str | None:
-    """Return the resource with this pool; None if its name holds a hash, or cannot be one."""
-    label, _, domain = pool.partition(".")
-    part = device_id(label)
-    resource = f"{domain}/{part}"
-    return resource if domain and part is not None and pool_of(resource) == pool else None

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 from drakit.backoff import Backoff
@@ -65,18 +65,6 @@ class Bar:
     """Whether the kubelet currently has the resource."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Run:
-    """A series of complete answers without a gap."""
-
-    since: float
-    until: float
-
-    @property
-    def seconds(self) -> float:
-        return self.until - self.since
-
-
 class KubeletResources:
     """Polls the kubelet, and remembers its resources."""
 
@@ -86,10 +74,13 @@ class KubeletResources:
         """The resources in the last answer."""
         self._unknown: str | None = None
         """Why the last answer is missing or incomplete."""
-        self._run: _Run | None = None
-        self._had: dict[str, _Run | None] = {}
-        """Resources that a device plugin wanted while the kubelet had them, each with the later
-        answers in which it was missing."""
+        self._complete_since: float | None = None
+        """Loop time since when all answers are complete, without a gap."""
+        self._complete_at = 0.0
+        """Loop time of the last complete answer."""
+        self._had: dict[str, float | None] = {}
+        """Resources that a device plugin wanted while the kubelet had them, each with the loop time
+        since when it is missing; None while it is not."""
         self._retry = Backoff(first_seconds=SETTLE_SECONDS, limit_seconds=PERIOD_SECONDS, jitter=0)
 
     async def check(self, resource: str) -> Bar | None:
@@ -127,8 +118,8 @@ class KubeletResources:
     @property
     def settled(self) -> bool:
         """Whether the answers have been complete for long enough."""
-        run = self._run
-        return run is not None and run.seconds >= SETTLE_SECONDS
+        since = self._complete_since
+        return since is not None and self._complete_at - since >= SETTLE_SECONDS
 
     @property
     def idle(self) -> bool:
@@ -158,27 +149,21 @@ class KubeletResources:
     def _note(self, named: Mapping[str, bool], unknown: str | None) -> None:
         now = asyncio.get_running_loop().time()
         self._named, self._unknown = named, unknown
-        if unknown is not None:
-            self._run = None
+        if unknown is not None or now - self._complete_at > 2 * PERIOD_SECONDS:
+            self._complete_since = None
             self._had = dict.fromkeys(self._had)
+        if unknown is not None:
             return
-        self._run = _next(self._run, now)
-        runs = {
-            resource: None if resource in named else _next(run, now)
-            for resource, run in self._had.items()
-        }
-        self._had = {
-            resource: run
-            for resource, run in runs.items()
-            if run is None or run.seconds < CLEAR_SECONDS
-        }
-
-
-def _next(run: _Run | None, now: float) -> _Run:
-    """Record an answer."""
-    if run is None or now - run.until > 2 * PERIOD_SECONDS:
-        return _Run(since=now, until=now)
-    return replace(run, until=now)
+        self._complete_at = now
+        if self._complete_since is None:
+            self._complete_since = now
+        for resource, since in list(self._had.items()):
+            if resource in named:
+                self._had[resource] = None
+            elif since is None:
+                self._had[resource] = now
+            elif now - since >= CLEAR_SECONDS:
+                del self._had[resource]
 
 
 def _of_kubelet(resource: str, *, served: bool) -> str:

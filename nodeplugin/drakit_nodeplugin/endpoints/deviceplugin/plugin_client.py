@@ -1,9 +1,9 @@
 """
-The RPCs of one registered device plugin: a channel to its socket, its stream of lists, its calls.
+The RPCs of one registered device plugin: its options, its stream of lists, its calls.
 
-All messages are received as bytes and parsed here, so that a message outside the contract becomes a
-sentence, and a large list is parsed in a thread. What happens when the stream ends, or the plugin
-registers again, is :mod:`.plugin_connection`'s business.
+A message outside the contract becomes a sentence, and a large list is parsed in a thread. What
+happens when the stream ends, or the plugin registers again, is :mod:`.plugin_connection`'s
+business.
 
 It must not know claims, other resources, or the listener.
 """
@@ -12,18 +12,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import aclosing
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
+from typing import TYPE_CHECKING
 
 import grpc
-import grpc.aio
 from google.protobuf.message import Message
 
-from drakit.device import Inventory
-from drakit.rate_limiter import RateLimiter
+from drakit.device import AllocatedDevice, Edits, Inventory
 from drakit.tasks import cancelled_by_owner
 from drakit_nodeplugin.endpoints.contract import ConnectionEndedError
+from drakit_nodeplugin.endpoints.deviceplugin.allocate import edits_in
 from drakit_nodeplugin.endpoints.deviceplugin.device_list import (
     DeviceRoom,
     ListedDevices,
@@ -32,9 +32,10 @@ from drakit_nodeplugin.endpoints.deviceplugin.device_list import (
     list_devices,
 )
 from drakit_nodeplugin.endpoints.deviceplugin.plugin_registration import Registration
-from drakit_nodeplugin.endpoints.host_paths import SocketFile, socket_file
+from drakit_nodeplugin.endpoints.failures import DeviceFailedError
+from drakit_nodeplugin.endpoints.host_paths import HostDevices, SocketFile, socket_file
 from drakit_nodeplugin.endpoints.latest_value import LatestValue
-from drakit_nodeplugin.endpoints.wire import GarbageError, parse, printable
+from drakit_nodeplugin.endpoints.wire import CallFailedError, Client, GarbageError, parse
 from drakit_proto.kubelet.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
 
 if TYPE_CHECKING:
@@ -43,12 +44,14 @@ if TYPE_CHECKING:
     from drakit_nodeplugin.endpoints.allowlist import Rights
     from drakit_nodeplugin.endpoints.failures import Diagnostics
 
-__all__ = ("CONNECT_SECONDS", "PluginClient", "PluginFailedError")
+__all__ = ("CONNECT_SECONDS", "PluginClient")
 
 logger = logging.getLogger(__name__)
 
 CONNECT_SECONDS = 10.0
 """The kubelet's limit for a plugin that has registered to listen and to return its options."""
+
+CLOSED = "its connection was closed"
 
 POLL_SECONDS = 0.1
 """Pause between two checks for the socket of a plugin that has registered."""
@@ -59,36 +62,15 @@ ALLOCATE_SECONDS = 240.0
 PRE_START_SECONDS = 30.0
 """The kubelet's limit of PreStartContainer."""
 
-MAX_BYTES = 4 * 1024 * 1024
-"""Of a message: 256 for each device of the most that can be published. The kubelet accepts four
-times as much, but has more memory."""
-
 IN_LOOP_BYTES = 16 * 1024
 """Of a message that is parsed in the daemon's loop: some 250 devices, and some 2.5 ms. Larger ones
 are parsed in a thread."""
 
-MAX_PER_SECOND = 100.0
-"""Lists that may come all the time. A plugin that sends more is cut off, because receiving alone
-costs time of this loop."""
+ANSWER_IN_LOOP_BYTES = 2 * 1024
+"""The same for an answer of Allocate. To convert it takes less than a tenth of a millisecond, and
+a thread twice as long."""
 
-MAX_BURST = 200.0
-"""Lists that may come at once, as when a bus is plugged in."""
-
-_METHOD = "/v1beta1.DevicePlugin/"
-_OPTIONS = [
-    ("grpc.default_authority", "localhost"),
-    ("grpc.max_receive_message_length", MAX_BYTES),
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1000),
-    # Channels to one path would share their connection: a plugin's next process, which listens at
-    # the same path, would be confused with the one that ends.
-    ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.enable_retries", 0),
-]
-
-
-class PluginFailedError(Exception):
-    """A call of a device plugin failed. The text is a sentence that names the plugin."""
+_SERVICE = "v1beta1.DevicePlugin"
 
 
 class PluginClient:
@@ -100,25 +82,23 @@ class PluginClient:
         *,
         diagnostics: Diagnostics,
         room: DeviceRoom,
-        rights: Rights | None = None,
+        devices: HostDevices,
+        rights: Rights | None,
     ) -> None:
         self.registration = registration
-        self.pre_start_required = registration.pre_start_required
+        self._pre_start_required = registration.pre_start_required
         self._rights = rights
         self._plugin = f"the device plugin of {registration.resource}"
         self._diagnostics = diagnostics
         self._room = room
-        # Without serializers, it returns bytes.
-        self._channel: Any = grpc.aio.insecure_channel(
-            f"unix:{quote(str(registration.socket))}", options=_OPTIONS
-        )
-        self._options_call: Any = None
+        self._devices = devices
+        self._client = Client(registration.socket, _SERVICE)
+        self._options_call: asyncio.Task[bytes] | None = None
         self._latest = LatestValue[bytes]()
         """The last list that was received."""
         self._receiving: asyncio.Task[None] | None = None
         self._listed: ListedDevices | None = None
         self._first: Inventory | None = None
-        self._over: ConnectionEndedError | None = None
 
     # ------------------------------------------------------------ life cycle
 
@@ -132,8 +112,8 @@ class PluginClient:
             if await asyncio.to_thread(_file_at, self.registration.socket) != file:
                 text = "its socket was replaced while the node plugin connected to it"
                 raise ConnectionEndedError(text, disorderly=True)
-        if self._over is not None:
-            raise self._over
+        if self._latest.over is not None:
+            raise self._latest.over
         self._receiving = asyncio.create_task(self._receive())
 
     async def _owned_socket(self, rights: Rights) -> SocketFile:
@@ -142,8 +122,8 @@ class PluginClient:
             async with asyncio.timeout(CONNECT_SECONDS):
                 while True:
                     file = await asyncio.to_thread(_file_at, self.registration.socket)
-                    if self._over is not None:
-                        raise self._over
+                    if self._latest.over is not None:
+                        raise self._latest.over
                     if file is not None:
                         break
                     await asyncio.sleep(POLL_SECONDS)
@@ -162,18 +142,20 @@ class PluginClient:
         )
 
     async def _read_options(self) -> None:
-        call = self._channel.unary_unary(f"{_METHOD}GetDevicePluginOptions")
         # It may listen only after it has registered.
-        self._options_call = call(b"", timeout=CONNECT_SECONDS, wait_for_ready=True)
+        call = self._client.call(
+            "GetDevicePluginOptions", b"", timeout_seconds=CONNECT_SECONDS, wait_for_ready=True
+        )
+        self._options_call = asyncio.create_task(call)
         try:
             options = parse(pb.DevicePluginOptions, await self._options_call)
-            self.pre_start_required = options.pre_start_required
-        except grpc.aio.AioRpcError as error:
-            if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+            self._pre_start_required = options.pre_start_required
+        except CallFailedError as error:
+            if error.code is grpc.StatusCode.UNIMPLEMENTED:
                 return  # the options of the registration are valid
-            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+            if error.code is grpc.StatusCode.DEADLINE_EXCEEDED:
                 raise self._unanswered() from None
-            raise ConnectionEndedError(f"it does not return its options: {_text(error)}") from None
+            raise ConnectionEndedError(f"it {error}") from None
         except GarbageError:
             raise ConnectionEndedError(
                 "it answered GetDevicePluginOptions with something that is no message of v1beta1; "
@@ -183,7 +165,7 @@ class PluginClient:
         except asyncio.CancelledError:
             if cancelled_by_owner():
                 raise
-            raise self._over or ConnectionEndedError("its connection was closed") from None
+            raise self._latest.over or ConnectionEndedError(CLOSED) from None
 
     async def read_first(self, *, seconds: float) -> bool:
         """Read its first list, and keep it for `next`; return whether it came in time. Raises
@@ -201,19 +183,15 @@ class PluginClient:
         first, self._first = self._first, None
         if first is not None:
             return first
+        raw, _ = await self._latest.next()
         try:
-            raw, _ = await self._latest.next()
             listed = await self._parse(raw or b"")
-            if self._over is not None:
-                raise self._over
-            self._room.take(self.registration.resource, len(listed.listed))
+            if (over := self._latest.over) is None:
+                self._room.take(self.registration.resource, len(listed.listed))
         except Exception as error:
-            if self._over is None:
-                self._over = _ended(error)
-                if self._over.disorderly:
-                    text = f"{self._plugin} is stopped: {self._over.reason}"
-                    self._diagnostics.report("DevicePluginStopped", text)
-            raise self._over from None
+            raise self._fail(error) from None
+        if over is not None:
+            raise over
         self._listed = listed
         for sentence in listed.left_out:
             self._diagnostics.report("DeviceLeftOut", sentence, once=True)
@@ -225,24 +203,25 @@ class PluginClient:
 
     async def _receive(self) -> None:
         """Receive lists as they come; one that nobody takes is never parsed."""
-        limiter = RateLimiter(burst=MAX_BURST, per_second=MAX_PER_SECOND)
         try:
-            async for message in self._channel.unary_stream(f"{_METHOD}ListAndWatch")(b""):
-                if not limiter.take():
-                    raise ConnectionEndedError(
-                        f"it sent more than {MAX_PER_SECOND:.0f} messages a second; this is a "
-                        f"fault of the device plugin",
-                        disorderly=True,
-                    )
-                self._latest.replace(message)
-        except asyncio.CancelledError:
-            if cancelled_by_owner():
-                raise
-            self._latest.end(ConnectionEndedError("its connection was closed"))
+            async with aclosing(self._client.stream("ListAndWatch")) as messages:
+                async for message in messages:
+                    self._latest.replace(message)
         except Exception as error:
-            self._latest.end(error)
+            self._fail(error)
         else:
             self._latest.end(ConnectionEndedError("its stream ended"))
+
+    def _fail(self, error: Exception) -> ConnectionEndedError:
+        """End it with an error of its stream, and return how it ended first."""
+        if (over := self._latest.over) is not None:
+            return over
+        over = _ended(error)
+        self._latest.end(over)
+        if over.disorderly:
+            text = f"{self._plugin} is stopped: {over.reason}"
+            self._diagnostics.report("DevicePluginStopped", text)
+        return over
 
     async def _parse(self, raw: bytes) -> ListedDevices:
         resource, before = self.registration.resource, self._listed
@@ -257,69 +236,80 @@ class PluginClient:
 
     def end(self, error: ConnectionEndedError) -> None:
         """End it: `open` and `next` raise this error. Calls go on until `close`."""
-        self._over = self._over or error
+        self._latest.end(error)
         if self._options_call is not None:
             self._options_call.cancel()
-        self._latest.end(self._over)
         if self._receiving is not None:
             self._receiving.cancel()
 
     async def close(self, *, grace_seconds: float | None = None) -> None:
         """End it; calls in flight have the grace, and fail then."""
-        self.end(ConnectionEndedError("its connection was closed"))
-        await self._channel.close(grace_seconds)
+        self.end(ConnectionEndedError(CLOSED))
+        await self._client.close(grace_seconds=grace_seconds)
 
     @property
     def unavailable(self) -> str | None:
         """Why it cannot be called now; None while it can."""
-        if self._over is not None:
-            return self._over.reason
+        if (over := self._latest.over) is not None:
+            return over.reason
         return None if self._listed is not None else "it has not listed its devices yet"
 
     # ------------------------------------------------------------ calls
 
-    def identity_in_plugin(self, device: str) -> str | None:
-        """Return the plugin's ID of a device; None if the plugin does not list the device."""
-        listed = None if self._listed is None else self._listed.listed.get(device)
-        return None if listed is None else listed.identity
+    async def allocate(self, devices: Sequence[AllocatedDevice]) -> Edits:
+        """
+        Allocate the devices of one request, and return the edits of its containers.
 
-    async def allocate(self, ids: Sequence[str]) -> bytes:
-        """Allocate devices for a container, and return the AllocateResponse; raises
-        :class:`PluginFailedError`."""
+        A device plugin knows containers and no claims: a request is one call with all of its
+        devices, as a container is for the kubelet. Raises :class:`.DeviceFailedError`.
+        """
+        ids = [self._identity(device, index) for index, device in enumerate(devices)]
         request = pb.AllocateRequest(
             container_requests=[pb.ContainerAllocateRequest(devices_ids=ids)]
         )
-        return await self._call("Allocate", request, seconds=ALLOCATE_SECONDS)
+        answer = await self._call("Allocate", request, seconds=ALLOCATE_SECONDS)
+        if self._pre_start_required:
+            # The kubelet calls it before each start of a container. Nobody notifies us of one.
+            pre_start = pb.PreStartContainerRequest(devices_ids=ids)
+            await self._call("PreStartContainer", pre_start, seconds=PRE_START_SECONDS)
+        read = partial(
+            edits_in, answer, plugin=self._plugin, devices=self._devices, rights=self._rights
+        )
+        small = len(answer) <= ANSWER_IN_LOOP_BYTES
+        edits, annotations_lost = read() if small else await asyncio.to_thread(read)
+        if annotations_lost:
+            note = (
+                f"{self._plugin} answers Allocate with annotations that name no CDI devices; a "
+                f"container cannot get them by a claim; they are left out, and all else works"
+            )
+            self._diagnostics.report("AnnotationsUnsupported", note, once=True)
+        return edits
 
-    async def pre_start(self, ids: Sequence[str]) -> None:
-        """Initialize devices for a container; raises :class:`PluginFailedError`."""
-        request = pb.PreStartContainerRequest(devices_ids=ids)
-        await self._call("PreStartContainer", request, seconds=PRE_START_SECONDS)
+    def _identity(self, device: AllocatedDevice, index: int) -> str:
+        """Return the plugin's ID of a device."""
+        listed = None if self._listed is None else self._listed.listed.get(device.name)
+        if device.admin_access:
+            # The kubelet never allocates a device that is in use, and plugins may rely on it.
+            text = (
+                f"{self._plugin} can only allocate a device, which may be in use; a claim with "
+                f"adminAccess cannot have it"
+            )
+        elif listed is None:
+            text = (
+                f"{self._plugin} does not list it any more; delete the pod so that another device "
+                f"is found for it"
+            )
+        else:
+            return listed.identity
+        raise DeviceFailedError(text, index=index)
 
-    async def _call(self, what: str, request: Message, *, seconds: float) -> bytes:
+    async def _call(self, method: str, request: Message, *, seconds: float) -> bytes:
+        raw = request.SerializeToString()
         try:
-            call = self._channel.unary_unary(f"{_METHOD}{what}")
-            return await call(request.SerializeToString(), timeout=seconds)
-        except grpc.aio.AioRpcError as error:
-            raise self._failed(what, error, seconds=seconds) from None
-        except (asyncio.CancelledError, grpc.aio.UsageError):
-            if cancelled_by_owner():
-                raise
-            raise PluginFailedError(f"{self._plugin} ended during {what}") from None
-
-    def _failed(
-        self, what: str, error: grpc.aio.AioRpcError, *, seconds: float
-    ) -> PluginFailedError:
-        match error.code():
-            case grpc.StatusCode.DEADLINE_EXCEEDED:
-                text = f"{self._plugin} did not answer {what} within {seconds:.0f} s"
-            case grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.CANCELLED:
-                text = f"{self._plugin} ended during {what}"
-            case grpc.StatusCode.UNIMPLEMENTED:
-                text = f"{self._plugin} has no {what}; this is a fault of the device plugin"
-            case _:
-                text = f"{self._plugin} failed in {what}: {_text(error)}"
-        return PluginFailedError(text)
+            return await self._client.call(method, raw, timeout_seconds=seconds)
+        except CallFailedError as error:
+            text = f"ended during {method}" if error.may_be_lost else str(error)
+            raise DeviceFailedError(f"{self._plugin} {text}", index=0) from None
 
 
 def _file_at(socket: Path) -> SocketFile | None:
@@ -332,28 +322,15 @@ def _file_at(socket: Path) -> SocketFile | None:
 def _ended(error: Exception) -> ConnectionEndedError:
     """Return why a stream has ended."""
     match error:
-        case ConnectionEndedError():
-            return error
-        case grpc.aio.AioRpcError() if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
-            # gRPC's own words name the size.
-            text = f"its list is larger than {MAX_BYTES >> 20} MiB, or it has no resources left"
-            return ConnectionEndedError(text, disorderly=True)
-        case grpc.aio.AioRpcError():
-            return ConnectionEndedError(f"its stream failed: {_text(error)}")
-        case GarbageError():
-            return ConnectionEndedError(
-                f"it sent {error}; this is a fault of the device plugin", disorderly=True
-            )
-        case TooManyDevicesError():
-            text = f"{error}; this is a fault of the device plugin"
+        case CallFailedError() if error.code is grpc.StatusCode.CANCELLED:
+            return ConnectionEndedError(CLOSED)
+        case CallFailedError():
+            too_large = error.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+            return ConnectionEndedError(f"it {error}", disorderly=too_large)
+        case GarbageError() | TooManyDevicesError():
+            what = f"it sent {error}" if isinstance(error, GarbageError) else str(error)
+            text = f"{what}; this is a fault of the device plugin"
             return ConnectionEndedError(text, disorderly=True)
         case _:
             logger.error("device plugin's list cannot be parsed", exc_info=error)
             return ConnectionEndedError(f"its list cannot be parsed ({type(error).__name__})")
-
-
-def _text(error: grpc.aio.AioRpcError) -> str:
-    """Return the status of a failed call, and the plugin's own words."""
-    code = error.code().name.lower().replace("_", " ")
-    details = error.details()
-    return f"{code} ({printable(details)})" if details else code

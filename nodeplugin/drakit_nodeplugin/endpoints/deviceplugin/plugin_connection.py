@@ -18,20 +18,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 
 from drakit.device import AllocatedDevice, Edits
 from drakit_nodeplugin.endpoints import endpoint as lifecycle
-from drakit_nodeplugin.endpoints.allowlist import Rights
 from drakit_nodeplugin.endpoints.contract import ConnectionEndedError, EndpointListener, Update
-from drakit_nodeplugin.endpoints.deviceplugin.allocate import Allocator
 from drakit_nodeplugin.endpoints.deviceplugin.device_list import DeviceRoom
 from drakit_nodeplugin.endpoints.deviceplugin.plugin_client import CONNECT_SECONDS, PluginClient
 from drakit_nodeplugin.endpoints.deviceplugin.plugin_registration import Registration
 from drakit_nodeplugin.endpoints.endpoint import Lifecycle
-from drakit_nodeplugin.endpoints.failures import Diagnostics
-from drakit_nodeplugin.endpoints.host_paths import HostDevices
 from drakit_nodeplugin.endpoints.latest_value import pause_after
 
 __all__ = ("DevicePlugin", "PluginConnection")
@@ -111,18 +107,12 @@ class DevicePlugin:
         resource: str,
         *,
         listener: EndpointListener,
-        diagnostics: Diagnostics,
         room: DeviceRoom,
-        rights: Rights | None,
-        devices: HostDevices,
+        new_client: Callable[[Registration], PluginClient],
     ) -> None:
         self.resource = resource
-        self._diagnostics = diagnostics
         self._room = room
-        self._rights = rights
-        self._allocator = Allocator(
-            resource, rights=rights, devices=devices, diagnostics=diagnostics
-        )
+        self._new_client = new_client
         self._changed = asyncio.Event()
         """Whether there may be another registration to connect to."""
         self._registration: Registration | None = None
@@ -208,7 +198,7 @@ class DevicePlugin:
         """Allocate the devices of one request, unless it is unavailable. Raises
         :class:`.DeviceFailedError`."""
         assert self._connection is not None
-        return await self._allocator.allocate(self._connection.client, devices)
+        return await self._connection.client.allocate(devices)
 
     # ------------------------------------------------------------ life cycle
 
@@ -260,9 +250,7 @@ class DevicePlugin:
         """Connect, and wait this long for the list of devices. Raises
         :class:`ConnectionEndedError`, if `must_list` also without a list."""
         registration.tried = True
-        self._opening = client = PluginClient(
-            registration, diagnostics=self._diagnostics, room=self._room, rights=self._rights
-        )
+        self._opening = client = self._new_client(registration)
         is_open = False
         try:
             await client.open()

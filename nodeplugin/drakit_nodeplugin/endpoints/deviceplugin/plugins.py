@@ -15,6 +15,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,12 +28,13 @@ from drakit_nodeplugin.endpoints.allowlist import allow_list
 from drakit_nodeplugin.endpoints.batches import Batches
 from drakit_nodeplugin.endpoints.contract import DriverTraits, Surroundings
 from drakit_nodeplugin.endpoints.deviceplugin import kubelet_resources
-from drakit_nodeplugin.endpoints.deviceplugin.device_list import DeviceRoom, pool_of, resource_of
+from drakit_nodeplugin.endpoints.deviceplugin.device_list import DeviceRoom, pool_of
 from drakit_nodeplugin.endpoints.deviceplugin.kubelet_resources import (
     Bar,
     KubeletAnswer,
     KubeletResources,
 )
+from drakit_nodeplugin.endpoints.deviceplugin.plugin_client import PluginClient
 from drakit_nodeplugin.endpoints.deviceplugin.plugin_connection import DevicePlugin
 from drakit_nodeplugin.endpoints.deviceplugin.plugin_registration import (
     RefusedError,
@@ -237,10 +239,14 @@ class DevicePlugins:
         plugin = DevicePlugin(
             resource,
             listener=self._surroundings.listener,
-            diagnostics=self._diagnostics,
             room=self._room,
-            rights=None if self._allowed is None else self._allowed.entries[resource],
-            devices=self._devices,
+            new_client=partial(
+                PluginClient,
+                diagnostics=self._diagnostics,
+                room=self._room,
+                devices=self._devices,
+                rights=None if self._allowed is None else self._allowed.entries[resource],
+            ),
         )
         self._plugins[resource] = self._by_pool[pool_of(resource)] = plugin
         self._poll_kubelet.set()
@@ -320,7 +326,10 @@ class ClaimRouter:
             plugin.allocate([item.devices[index] for index in indexes])
             for plugin, indexes in zip(plugins, requests.values(), strict=True)
         ]
-        results = await asyncio.gather(*calls, return_exceptions=True)
+        if len(calls) == 1:  # as most claims: without a task of its own
+            results: Sequence[Edits | BaseException] = [await calls[0]]
+        else:
+            results = await asyncio.gather(*calls, return_exceptions=True)
         edits = [Edits()] * len(item.devices)
         for indexes, result in zip(requests.values(), results, strict=True):
             if isinstance(result, DeviceFailedError) and result.index is not None:
@@ -333,13 +342,15 @@ class ClaimRouter:
     def _available(self, pool: str) -> DevicePlugin:
         """Return the plugin of a pool; raises :class:`PluginUnavailableError`."""
         plugin = self.plugins.get(pool)
-        reason = "it has not registered yet" if plugin is None else plugin.unavailable
-        if plugin is not None and reason is None:
-            return plugin
-        resource = resource_of(pool) if plugin is None else plugin.resource
-        raise PluginUnavailableError(
-            driver=self._driver, resource=resource or f"pool {pool}", reason=reason or ""
-        )
+        if plugin is None:
+            raise PluginUnavailableError(
+                driver=self._driver, resource=f"pool {pool}", reason="it has not registered yet"
+            )
+        if (reason := plugin.unavailable) is not None:
+            raise PluginUnavailableError(
+                driver=self._driver, resource=plugin.resource, reason=reason
+            )
+        return plugin
 
     async def unprepare(
         self, batch: Sequence[AllocatedClaim]

@@ -7,17 +7,16 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
 
 from drakit_nodeplugin.endpoints.backend import directory as directory_module
-from drakit_nodeplugin.endpoints.backend.channel import unreachable
 from drakit_nodeplugin.endpoints.backend.directory import (
     BackendDirectory,
     BackendSocket,
     scan,
+    unreachable,
 )
 from drakit_proto.backend.v1 import backend_pb2 as pb
 from tests.fakes.backend import FakeBackend
@@ -110,7 +109,7 @@ def one_at_a_time(monkeypatch) -> None:
     """Named before the directory."""
     monkeypatch.setattr(directory_module, "CONCURRENCY", 1)
     monkeypatch.setattr(directory_module, "HANGING_CONCURRENCY", 1)
-    monkeypatch.setattr("drakit_nodeplugin.endpoints.backend.channel.INFO_SECONDS", 1.0)
+    monkeypatch.setattr("drakit_nodeplugin.endpoints.backend.directory.INFO_SECONDS", 1.0)
 
 
 async def test_one_that_hangs_again_and_again_does_not_keep_others_waiting(one_at_a_time, watched):
@@ -129,16 +128,6 @@ async def test_one_that_hangs_again_and_again_does_not_keep_others_waiting(one_a
         async with FakeBackend(watched.path / "gpu.sock"):
             await until(lambda: watched.appeared == [DRIVER])
             assert steps == ["asked", "gave no answer", "asked"]
-
-
-async def test_a_version_that_is_not_known_is_no_failure(watched, monkeypatch):
-    def version(name: str) -> str:
-        raise PackageNotFoundError(name)
-
-    monkeypatch.setattr(directory_module, "version", version)
-    async with FakeBackend(watched.path / "gpu.sock") as backend:
-        await until(lambda: watched.appeared == [DRIVER])
-        assert backend.called("GetInfo")[0].plugin_version == "unknown"
 
 
 @pytest.mark.parametrize("limit", ["MAX_SOCKETS", "MAX_ENTRIES"])
@@ -299,7 +288,7 @@ async def test_a_server_that_is_no_backend_is_reported(watched):
 
 
 async def test_a_backend_that_reports_no_name_is_reported(watched, monkeypatch):
-    monkeypatch.setattr("drakit_nodeplugin.endpoints.backend.channel.INFO_SECONDS", 0.05)
+    monkeypatch.setattr("drakit_nodeplugin.endpoints.backend.directory.INFO_SECONDS", 0.05)
 
     async def info(request):
         await asyncio.sleep(1)

@@ -239,6 +239,23 @@ def test_a_directory_without_end_is_refused(host):
         host.nodes("/dev/snd")
 
 
+def test_a_directory_of_ever_more_files_is_refused(host):
+    (host.root / "pages" / "deep").mkdir(parents=True)
+    for number in range(1100):
+        (host.root / "pages" / "deep" / str(number)).symlink_to("nowhere")
+    with pytest.raises(TooManyNodesError, match="/dev/pages has more than 256 device nodes"):
+        host.nodes("/dev/pages")
+
+
+def test_a_long_path_below_nothing_is_not_walked(host, monkeypatch):
+    links: list[object] = []
+    read = os.readlink
+    monkeypatch.setattr(os, "readlink", lambda path: (links.append(path), read(path))[1])
+    path = "/dev/" + "/".join("a" * 2000)
+    assert host.nodes(path) == [("", path)]
+    assert len(links) == 1
+
+
 def test_a_directory_that_goes_meanwhile_is_no_error(host):
     os.rename(host.root / "snd", host.root / "was")
     assert host.nodes("/dev/snd") == [("", "/dev/snd")]

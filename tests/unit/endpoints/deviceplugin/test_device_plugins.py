@@ -17,7 +17,6 @@ import pytest
 from drakit.device import Edits
 from drakit_nodeplugin.endpoints import endpoint as lifecycle
 from drakit_nodeplugin.endpoints.deviceplugin import (
-    allocate,
     plugin_client,
     plugin_connection,
     plugin_registration,
@@ -585,7 +584,7 @@ async def test_a_path_that_is_none_is_a_sentence(world, plugin):
     [
         pytest.param(
             {"failure": (grpc.StatusCode.INTERNAL, "no\npower")},
-            r"thing failed in Allocate: internal \(no power\)",
+            r"thing failed in Allocate: no power \(internal\)",
             id="failure",
         ),
         pytest.param({"raw_answer": b"\xff\xff"}, "no protobuf message", id="garbage"),
@@ -634,21 +633,23 @@ async def test_a_failing_pre_start_is_a_sentence(world, directory):
 async def test_a_call_that_is_not_answered_is_a_sentence(world, plugin, monkeypatch):
     monkeypatch.setattr(plugin_client, "ALLOCATE_SECONDS", 0.1)
     plugin.allow.clear()
-    with pytest.raises(DeviceFailedError, match="did not answer Allocate within 0 s"):
+    with pytest.raises(DeviceFailedError, match="gave no answer to Allocate in time"):
         await world.prepare("thing-0")
     plugin.allow.set()
     assert await world.prepare("thing-0")
 
 
-async def test_an_answer_that_finds_no_thread_fails_alone(world, plugin, monkeypatch):
+async def test_a_large_answer_that_finds_no_thread_fails_alone(world, plugin, monkeypatch):
     async def refuse(*_: object) -> None:
         raise RuntimeError("can't start new thread")
 
+    plugin.answer = lambda ids: pb.ContainerAllocateResponse(envs={"A": "b" * 10_000})
     with monkeypatch.context() as patched:
-        patched.setattr(allocate.asyncio, "to_thread", refuse)
+        patched.setattr(plugin_client.asyncio, "to_thread", refuse)
         with pytest.raises(DeviceFailedError, match="can't start new thread"):
             await world.prepare("thing-0")
-    assert await world.prepare("thing-0")
+    (edits,) = await world.prepare("thing-0")
+    assert edits.env == {"A": "b" * 10_000}
 
 
 async def test_one_request_of_two_that_fails_fails_the_claim(world, plugin):
@@ -673,9 +674,9 @@ async def test_a_device_that_is_not_listed_is_a_sentence(world, plugin):
 
 async def test_a_resource_that_never_registered_is_a_sentence(world, plugin):
     with pytest.raises(
-        EndpointStoppedError, match=r"of a\.b/C is unavailable: it has not registered"
+        EndpointStoppedError, match=r"of pool thing\.a\.b is unavailable: it has not registered"
     ):
-        await world.prepare_devices([device("c", pool="x--yc.a.b")])
+        await world.prepare_devices([device("c", pool="thing.a.b")])
 
 
 async def test_admin_access_is_refused(world, plugin):
@@ -752,7 +753,7 @@ async def test_calls_of_one_device_do_not_overlap(world, plugin):
         pytest.param(
             [b"\x0a\x00" * 1_000_000 + b"\xff"], "more than 16,384 devices", id="empty-devices"
         ),
-        pytest.param([b"\x0a" * (5 << 20)], "larger than 4 MiB", id="huge"),
+        pytest.param([b"\x0a" * (5 << 20)], "more than 4 MiB", id="huge"),
     ],
 )
 async def test_a_bad_plugin_is_stopped_and_others_are_not(world, plugin, directory, messages, text):
