@@ -1,6 +1,6 @@
-// The DNS server of a kind cluster: CoreDNS with the plugins that kubeadm's Corefile names, and no more.
+// The DNS server of a kind cluster: CoreDNS with the plugins in kubeadm's Corefile, and no others.
 //
-// The other plugins bring the clients of three clouds, which are most of CoreDNS' size and building time.
+// The others bring the client libraries of three clouds, most of CoreDNS's size and build time.
 package main
 
 import (

@@ -1,4 +1,4 @@
-// kind, and the program that kind and kubeadm ask containerd with. `go build -o DIR tool` builds both.
+// kind, and crictl, with which kind and kubeadm query containerd. `go build -o DIR tool` builds both.
 module drakit.dev/e2e/kind
 
 go 1.26.6

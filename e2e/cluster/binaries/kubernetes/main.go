@@ -36,7 +36,7 @@ var programs = map[string]func() *cobra.Command{
 func main() {
 	name := filepath.Base(os.Args[0])
 	if name == "kubeadm" {
-		// It offers no command of its own, and its errors have codes that its callers know.
+		// kubeadm exports no command, and its exit codes tell its callers what failed.
 		kubeadmerrors.HandleError(kubeadm.Run())
 		return
 	}
