@@ -107,24 +107,47 @@ def api_server_port(name: str) -> int:
     return FIRST_PORT + int(hashlib.sha256(name.encode()).hexdigest()[:8], 16) % PORTS
 
 
-def cut_rules(*, server: str, address: str | None, local: bool) -> list[list[str]]:
+def cut_rules(
+    *, servers: Sequence[str], own: Sequence[str], address: str | None
+) -> list[tuple[list[str], list[str]]]:
     """
-    Return the rules of the table `mangle` that drop packets between a node and the API server.
+    Return the rules that drop packets between a node and the API server, each with its program.
 
-    :param server: the address of the API server's node.
-    :param address: the node's own or a pod's; with none, the whole node is cut off.
-    :param local: whether the address is the node's own, which its processes use.
+    kind's network has IPv6 beside IPv4, and the kubelet uses either.
+
+    :param servers: the addresses of the API server's node.
+    :param own: those of the node.
+    :param address: one of the node's own, which its processes use, or a pod's; with none, the whole
+        node is cut off.
     """
-    if address is None:
-        ends = [["POSTROUTING", "-d", server], ["PREROUTING", "-s", server]]
-    elif local:
-        # Packets of pods leave with the node's address, but get it after this table; answers to
-        # them are forwarded, and so are not input.
-        ends = [["POSTROUTING", "-s", address, "-d", server], ["INPUT", "-s", server]]
-    else:
-        # Where both the service's address and the pod's translation are out of sight.
-        ends = [["FORWARD", "-s", address, "-d", server], ["FORWARD", "-s", server, "-d", address]]
-    return [[*end, "-m", "comment", "--comment", "drakit-cut", "-j", "DROP"] for end in ends]
+    found: list[tuple[list[str], list[str]]] = []
+    for server in servers:
+        program = iptables(ipv6=":" in server)
+        if address is None:
+            ends = [["POSTROUTING", "-d", server], ["PREROUTING", "-s", server]]
+        elif address in own:
+            # Packets of pods leave with the node's address, but get it after this table; answers
+            # to them are forwarded, and so are not input.
+            sources = [source for source in own if (":" in source) == (":" in server)]
+            ends = [["POSTROUTING", "-s", source, "-d", server] for source in sources]
+            ends.append(["INPUT", "-s", server])
+        elif (":" in address) == (":" in server):
+            # Where both the service's address and the pod's translation are out of sight.
+            ends = [["FORWARD", *pair] for pair in _both_ways(address, server)]
+        else:
+            continue
+        drop = ["-m", "comment", "--comment", "drakit-cut", "-j", "DROP"]
+        found += [(program, [*end, *drop]) for end in ends]
+    return found
+
+
+def iptables(*, ipv6: bool) -> list[str]:
+    """Return the beginning of a command line for the table of cuts; an action follows."""
+    return ["ip6tables" if ipv6 else "iptables", "-w", "5", "-t", "mangle"]
+
+
+def _both_ways(one: str, other: str) -> list[list[str]]:
+    return [["-s", one, "-d", other], ["-s", other, "-d", one]]
 
 
 CUT_CHAINS = ("PREROUTING", "INPUT", "FORWARD", "POSTROUTING")

@@ -43,6 +43,7 @@ from .config import (
     CUT_CHAINS,
     Facts,
     cut_rules,
+    iptables,
     kind_config,
     write_files,
 )
@@ -201,10 +202,10 @@ class KindProvider(Cluster):
         self._heal(node, pod_ip)
 
     def cut_kubelet(self, node: str) -> None:
-        self._cut(node, self._address(node))
+        self._cut(node, self._addresses(node)[0])
 
     def heal_kubelet(self, node: str) -> None:
-        self._heal(node, self._address(node))
+        self._heal(node, self._addresses(node)[0])
 
     def reboot_node(self, node: str) -> None:
         container = self._container(node)
@@ -257,30 +258,34 @@ class KindProvider(Cluster):
     def _inspect(self, node: str, template: str) -> str:
         return run([*DOCKER, "inspect", "--format", template, self._container(node)]).stdout.strip()
 
-    def _address(self, node: str) -> str:
-        return self._inspect(node, "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}")
+    def _addresses(self, node: str) -> list[str]:
+        """The node's addresses in kind's network: IPv4 and, where Docker gives one, IPv6."""
+        template = "{{range .NetworkSettings.Networks}}{{.IPAddress}} {{.GlobalIPv6Address}}{{end}}"
+        return self._inspect(node, template).split()
 
-    def _cut_rules(self, node: str, address: str | None) -> list[list[str]]:
+    def _cut_rules(self, node: str, address: str | None) -> list[tuple[list[str], list[str]]]:
         if _is_control_plane(self._container(node)):
             raise UnsupportedError(self.provider, "cut the API server's own node from it")
-        local = address is not None and address == self._address(node)
-        return cut_rules(server=self._address(CONTROL_PLANE), address=address, local=local)
+        servers = self._addresses(CONTROL_PLANE)
+        return cut_rules(servers=servers, own=self._addresses(node), address=address)
 
     def _cut(self, node: str, address: str | None) -> None:
-        for rule in self._cut_rules(node, address):
-            if self.exec_on_node(node, [*_IPTABLES, "-C", *rule], check=False).returncode != 0:
-                self.exec_on_node(node, [*_IPTABLES, "-I", *rule])
+        for program, rule in self._cut_rules(node, address):
+            if self.exec_on_node(node, [*program, "-C", *rule], check=False).returncode != 0:
+                self.exec_on_node(node, [*program, "-I", *rule])
 
     def _heal(self, node: str, address: str | None) -> None:
-        for rule in self._cut_rules(node, address):
-            self.exec_on_node(node, [*_IPTABLES, "-D", *rule], check=False)
+        for program, rule in self._cut_rules(node, address):
+            self.exec_on_node(node, [*program, "-D", *rule], check=False)
 
     def _revive(self) -> None:
         """Undo what a test that failed left killed, stopped, frozen or cut."""
         for node in self._all_nodes():
             run([*DOCKER, "start", node], timeout_seconds=120)
             for chain in CUT_CHAINS:
-                self.exec_on_node(node, [*_IPTABLES, "-F", chain], check=False)
+                for ipv6 in (False, True):
+                    argv = [*iptables(ipv6=ipv6), "-F", chain]
+                    self.exec_on_node(node, argv, check=False)
             for component in Component:
                 argv = ["pkill", "-CONT", "-x", component.value[:COMM_LENGTH]]
                 self.exec_on_node(node, argv, check=False)
@@ -358,8 +363,6 @@ for _ in 1 2 3 4 5 6; do pgrep -x kube-apiserver || exit 0; sleep 0.5; done
 pkill -KILL -x kube-apiserver
 while pgrep -x kube-apiserver; do sleep 0.5; done
 """
-
-_IPTABLES = ("iptables", "-w", "5", "-t", "mangle")
 
 
 def init_of(container: str, processes: Iterable[tuple[int, str, str]]) -> int | None:

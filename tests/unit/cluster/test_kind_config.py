@@ -130,35 +130,44 @@ def test_the_files_that_nodes_mount_are_written(tmp_path):
 # ------------------------------------------------------------ cuts
 
 
-def ends(**arguments) -> list[str]:
-    return [" ".join(rule).split(" -m ")[0] for rule in cut_rules(server="172.18.0.2", **arguments)]
+SERVERS = ("172.18.0.2", "fc00::2")
+OWN = ("172.18.0.3", "fc00::3")
 
 
-def test_a_node_is_cut_off_in_both_directions():
-    assert ends(address=None, local=False) == [
-        "POSTROUTING -d 172.18.0.2",
-        "PREROUTING -s 172.18.0.2",
+def ends(address: str | None) -> list[str]:
+    found = cut_rules(servers=SERVERS, own=OWN, address=address)
+    return [f"{program[0]} {' '.join(rule)}".split(" -m ")[0] for program, rule in found]
+
+
+def test_a_node_is_cut_off_in_both_directions_and_both_families():
+    assert ends(None) == [
+        "iptables POSTROUTING -d 172.18.0.2",
+        "iptables PREROUTING -s 172.18.0.2",
+        "ip6tables POSTROUTING -d fc00::2",
+        "ip6tables PREROUTING -s fc00::2",
     ]
 
 
 def test_a_pods_cut_leaves_the_nodes_own_processes_alone():
-    assert ends(address="10.244.1.2", local=False) == [
-        "FORWARD -s 10.244.1.2 -d 172.18.0.2",
-        "FORWARD -s 172.18.0.2 -d 10.244.1.2",
+    assert ends("10.244.1.2") == [
+        "iptables FORWARD -s 10.244.1.2 -d 172.18.0.2",
+        "iptables FORWARD -s 172.18.0.2 -d 10.244.1.2",
     ]
 
 
-def test_a_kubelets_cut_leaves_pods_alone():
-    assert ends(address="172.18.0.3", local=True) == [
-        "POSTROUTING -s 172.18.0.3 -d 172.18.0.2",
-        "INPUT -s 172.18.0.2",
+def test_a_kubelets_cut_leaves_pods_alone_and_covers_both_families():
+    assert ends(OWN[0]) == [
+        "iptables POSTROUTING -s 172.18.0.3 -d 172.18.0.2",
+        "iptables INPUT -s 172.18.0.2",
+        "ip6tables POSTROUTING -s fc00::3 -d fc00::2",
+        "ip6tables INPUT -s fc00::2",
     ]
 
 
 def test_every_chain_of_a_cut_is_one_that_is_flushed_to_heal():
     rules = [
-        *cut_rules(server="a", address=None, local=False),
-        *cut_rules(server="a", address="b", local=True),
-        *cut_rules(server="a", address="b", local=False),
+        rule
+        for address in (None, OWN[0], "10.244.1.2")
+        for _, rule in cut_rules(servers=SERVERS, own=OWN, address=address)
     ]
     assert {rule[0] for rule in rules} == set(CUT_CHAINS)
