@@ -91,15 +91,15 @@ class FakeBackend:
         if server is not None:
             await server.stop(None)
 
-    def say(self, answer: Answer) -> None:
+    def send(self, answer: Answer) -> None:
         """Send something on all streams of devices."""
         for stream in self.streams:
             stream.put_nowait(answer)
 
-    def say_devices(self, *devices: pb.Device) -> None:
-        self.say(pb.WatchDevicesResponse(devices=devices))
+    def send_devices(self, *devices: pb.Device) -> None:
+        self.send(pb.WatchDevicesResponse(devices=devices))
 
-    def say_health(self, answer: Answer) -> None:
+    def send_health(self, answer: Answer) -> None:
         for stream in self.healths:
             stream.put_nowait(answer)
 

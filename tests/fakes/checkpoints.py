@@ -100,7 +100,7 @@ async def delete(checkpoint: Checkpoint, claims: Collection[StoredClaim]) -> fro
 
 
 class Files:
-    """CDI files of claims, for a checkpoint that only looks for lost entries."""
+    """CDI files of claims, for a checkpoint that only searches for lost entries."""
 
     def __init__(self, *uids: str, error: OSError | None = None) -> None:
         self._uids = set(uids)
@@ -113,7 +113,7 @@ class Files:
 
 
 async def reopen(path: Path) -> tuple[dict[str, StoredClaim], str | None]:
-    """Open and close a checkpoint; give what it holds, and the damage that it tells."""
+    """Open and close a checkpoint; return what it contains, and the damage that it reports."""
     checkpoint = Checkpoint(path)
     await checkpoint.open()
     try:

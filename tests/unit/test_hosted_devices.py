@@ -39,7 +39,7 @@ class Rows:
         return FileWatch(Path("/nowhere/checkpoint.db"), settled_seconds=10)
 
     async def held_devices(self):
-        return {}
+        return {NODE: frozenset({"cam-0", "cam-1"}), "no-such-pool": frozenset({"x"})}
 
     async def endpoints(self):
         return list(self.endpoints_stored.values())
@@ -131,6 +131,21 @@ async def test_all_devices_that_are_left_out_are_counted_and_not_the_named_ones_
     devices.manager.replaced(DRIVER, Inventory(devices=bad))
     await devices.measure()
     assert gauge(metrics, "drakit_devices_left_out") == 150
+
+
+async def test_devices_are_counted_by_state():
+    metrics = Metrics()
+    devices = hosted(Rows(), metrics)
+    cameras = [Device(name=f"cam-{number}") for number in range(3)]
+    devices.manager.replaced(DRIVER, Inventory(devices=cameras))
+    await devices.measure()
+    counts = {
+        state: metrics.registry.get_sample_value(
+            "drakit_devices", {"driver": DRIVER, "state": state}
+        )
+        for state in ("healthy", "unhealthy", "allocated")
+    }
+    assert counts == {"healthy": 3, "unhealthy": 0, "allocated": 2}
 
 
 @pytest.mark.parametrize(

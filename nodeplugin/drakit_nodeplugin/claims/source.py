@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from drakit.device import ClaimReference
 from drakit.kube import (
@@ -32,19 +32,10 @@ from drakit_nodeplugin.claims.errors import (
     NoAnswerError,
 )
 
-__all__ = ("ApiClaims", "ClaimSource", "FetchResult")
+__all__ = ("ApiClaims", "FetchResult")
 
 FetchResult = Literal["success", "gone", "no_answer", "error"]
 """How a read ended, for metrics."""
-
-
-class ClaimSource(Protocol):
-    """Reads claims for the engine."""
-
-    async def fetch(self, reference: ClaimReference, *, timeout_seconds: float) -> Claim:
-        """Read a claim; raise :class:`NoAnswerError`, :class:`ClaimGoneError` or another
-        :class:`ClaimFetchError`."""
-        ...
 
 
 class ApiClaims:
@@ -70,7 +61,10 @@ class ApiClaims:
         """How often the API server was asked and has answered."""
 
     async def fetch(self, reference: ClaimReference, *, timeout_seconds: float) -> Claim:
-        """Read a claim; the fields that we read are the same in all versions of the API."""
+        """
+        Read a claim; raise :class:`NoAnswerError`, :class:`ClaimGoneError` or another
+        :class:`ClaimFetchError`. The fields that we read are the same in all versions of the API.
+        """
         clock = asyncio.get_running_loop().time
         began = clock()
         try:

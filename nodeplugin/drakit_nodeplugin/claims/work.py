@@ -41,7 +41,7 @@ from drakit_nodeplugin.claims.errors import (
     FaultError,
     OverAllocatedError,
 )
-from drakit_nodeplugin.claims.source import ClaimSource
+from drakit_nodeplugin.claims.source import ApiClaims
 from drakit_nodeplugin.devices.hardware import Hardware
 from drakit_nodeplugin.devices.model import Revision
 from drakit_nodeplugin.endpoints.contract import DriverTraits
@@ -295,7 +295,7 @@ class EngineParts:
     node: Node
     boot_id: str
     checkpoint: Checkpoint
-    source: ClaimSource
+    source: ApiClaims
     devices: Devices
     inventories: Inventories
     specs: ClaimSpecs

@@ -211,8 +211,8 @@ class EndpointState:
         Begin with its stored row: it is unavailable since before the plugin's start.
 
         Called again with the row that another instance of the driver has stored since, if this
-        instance becomes the primary one. The endpoint was available until now, unless the row says
-        otherwise.
+        instance becomes the primary one. The endpoint was available until now, unless the row has
+        another time.
         """
         wall = self._driver.wall()
         self.stopped_at = wall if row.stopped_at is None else min(row.stopped_at, wall)
@@ -263,11 +263,11 @@ class EndpointState:
         return self._apply(devices, adopt)
 
     def _apply(
-        self, news: Mapping[DeviceKey, _T], change: Callable[[PoolState, str, _T], bool]
+        self, reports: Mapping[DeviceKey, _T], change: Callable[[PoolState, str, _T], bool]
     ) -> list[DeviceKey]:
         """Change devices, and refresh those that have changed; returns these."""
         changed: dict[str, list[str]] = {}
-        for key, each in news.items():
+        for key, each in reports.items():
             pool = self.pools.get(key.pool)
             if pool is not None and change(pool, key.name, each):
                 changed.setdefault(key.pool, []).append(key.name)

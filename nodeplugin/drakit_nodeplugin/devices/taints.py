@@ -132,9 +132,7 @@ _UNSURE = replace(UNKNOWN, has_report=True)
 
 def validated(reported: object) -> Health:
     """Return a reported health, or unknown if it is malformed: drivers make these objects."""
-    if not isinstance(reported, Health):
-        return _INVALID
-    if type(reported.status) is not str or type(reported.message) is not str:
+    if not isinstance(reported, Health) or not isinstance(reported.message, str):  # pyright: ignore[reportUnnecessaryIsInstance] - vendors
         return _INVALID
     return reported if reported.status in _STATUSES else _INVALID
 

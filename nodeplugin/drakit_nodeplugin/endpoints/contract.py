@@ -250,7 +250,7 @@ class Surroundings:
     """Set while this process is the driver's primary one: while one instance of a driver replaces
     another, only that one has the sockets on which vendors' programs call us."""
 
-    remark: Callable[[Diagnostic], None]
+    report: Callable[[Diagnostic], None]
     """Reports a diagnostic; returns at once."""
 
 

@@ -40,6 +40,7 @@ __all__ = (
     "parse",
     "parts",
     "printable",
+    "quoted",
     "shown",
 )
 
@@ -65,6 +66,9 @@ MAX_PART_BYTES = 64 * 1024
 
 MAX_TEXT = 1000
 """Characters of a process's text in an error; an Event's message has 1,024."""
+
+MAX_QUOTED = 100
+"""Characters of a name in an error."""
 
 TURN_SECONDS = 0.001
 """How long one task works before it lets others run."""
@@ -290,6 +294,11 @@ def printable(text: str) -> str:
     if not words.isprintable():
         words = "".join(each if each.isprintable() else "?" for each in words)
     return words or "it gave no reason"
+
+
+def quoted(text: str) -> str:
+    """Return a name that a process chose, in quotes and not too long."""
+    return repr(text[:MAX_QUOTED]) + ("..." if len(text) > MAX_QUOTED else "")
 
 
 def shown(path: Path) -> str:

@@ -107,7 +107,7 @@ class HostedDriver:
                 listener=_ReportingStops(self._devices.manager, self._stopped),
                 node=environment.node.name,
                 primary=self._instances.primary,
-                remark=self._remark,
+                report=self._report_diagnostic,
             )
         )
         parts = EngineParts(
@@ -244,12 +244,12 @@ class HostedDriver:
         except CheckpointError:
             return  # another gauge shows it
 
-    def _remark(self, remark: Diagnostic) -> None:
+    def _report_diagnostic(self, diagnostic: Diagnostic) -> None:
         logger.warning(
             "endpoint needs attention",
-            extra={"driver": self.name, "reason": remark.reason, "note": remark.note},
+            extra={"driver": self.name, "reason": diagnostic.reason, "note": diagnostic.note},
         )
-        self._emit(remark)
+        self._emit(diagnostic)
 
     def _stopped(self, endpoint: str, reason: str) -> None:
         """An endpoint is unavailable; the log already has it."""

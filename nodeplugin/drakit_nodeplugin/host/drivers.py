@@ -89,7 +89,7 @@ class Hosting(Sequence[HostedDriver]):
                 config.backends_directory,
                 node=environment.node.name,
                 taken=self._taken,
-                remark=self._report,
+                report=self._report,
                 allowed=allow_list(
                     "backends.allowed", config.backends.allowed, devices=HostDevices.found()
                 ),

@@ -138,11 +138,6 @@ class HealthServicer:
         self._service = service
         self._messages = messages
         self._method = method
-        self._statuses = {
-            "healthy": messages.HEALTHY,
-            "unhealthy": messages.UNHEALTHY,
-            "unknown": messages.UNKNOWN,
-        }
 
     async def NodeWatchResources(
         self, request: object, context: grpc.aio.ServicerContext[Any, Any]
@@ -163,7 +158,7 @@ class HealthServicer:
             device=self._messages.DeviceIdentifier(
                 pool_name=health.pool, device_name=health.device
             ),
-            health=self._statuses[health.status],
+            health=getattr(self._messages, health.status.upper()),
             last_updated_time=health.changed_at,
             health_check_timeout_seconds=self._service.timeout_seconds,
             message=shown(health.message),
@@ -253,7 +248,7 @@ class Subscription:
         return self._ended.is_set()
 
     def _poll(self, source: HealthSource, *, resend: bool) -> None:
-        """Return the devices to send: all devices, or those that have changed."""
+        """Collect the devices to send: all devices, or those that have changed."""
         now = self._polled_at = asyncio.get_running_loop().time()
         self._seen = source.revision.number
         before, states = self._states, source.health_states()

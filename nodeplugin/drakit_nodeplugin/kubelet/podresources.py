@@ -38,6 +38,7 @@ from drakit_nodeplugin.claims.kubeletview import (
     PodView,
     kubelet_claims,
 )
+from drakit_nodeplugin.endpoints.deviceplugin.kubelet_resources import KubeletAnswer
 
 if TYPE_CHECKING:
     from drakit_proto.kubelet.podresources.v1.podresources_pb2 import ListPodResourcesResponse
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
     )
 
 __all__ = (
-    "DeviceManager",
     "KubeletClaimView",
     "PodList",
     "PodName",
@@ -120,18 +120,6 @@ class PodList:
     """Loop clock. Two checks that share an answer are one observation."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DeviceManager:
-    """The kubelet's device manager: its resources, and those that containers still have from it."""
-
-    resources: Mapping[str, bool]
-    """True for a resource that it serves, False for one whose devices containers only still
-    have."""
-
-    unknown: str | None
-    """Why a resource that is missing here may still be in use; None if it is not."""
-
-
 class PodResources:
     """
     The client of one kubelet, for one event loop.
@@ -189,11 +177,11 @@ class PodResources:
             raise PodResourcesError(problem)
         return listed
 
-    async def device_manager(self) -> DeviceManager:
+    async def device_manager(self) -> KubeletAnswer:
         """Return the resources of the kubelet's device manager. Raises PodResourcesError."""
         served = await self._served.get()
         listed = await self._pods.get()
-        return DeviceManager(
+        return KubeletAnswer(
             # These do not include devices from claims.
             resources=dict.fromkeys(listed.resources, False) | dict.fromkeys(served, True),
             unknown=self.incomplete(listed),

@@ -63,8 +63,6 @@ class Packing:
 
     devices: Mapping[str, int]
     counter_sets: Mapping[str, int]
-    moved: frozenset[str]
-    """Devices that had to leave their slices."""
 
     @property
     def count(self) -> int:
@@ -92,23 +90,16 @@ def pack(
     touched = {*standing.touched, *(standing.devices[name] for name in moved)}
     added = _added_in_place(new, new_sets, slices, standing, touched)
     if added is not None:
-        packing = _packing(kept, kept_sets, added, moved)
+        packing = Packing(devices=kept | added[0], counter_sets=kept_sets | added[1])
         if packing.count == standing.count:
             return packing
     # With another number of slices all of them are written anyway.
-    return _packing(kept, kept_sets, _spread_over_all(new, new_sets, slices), moved)
+    added = _spread_over_all(new, new_sets, slices)
+    return Packing(devices=kept | added[0], counter_sets=kept_sets | added[1])
 
 
 _Homes = tuple[dict[str, int], dict[str, int]]
 """The slices of new devices, and of new counter sets."""
-
-
-def _packing(
-    kept: dict[str, int], kept_sets: dict[str, int], added: _Homes, moved: Iterable[str]
-) -> Packing:
-    return Packing(
-        devices=kept | added[0], counter_sets=kept_sets | added[1], moved=frozenset(moved)
-    )
 
 
 class _Slices:

@@ -26,6 +26,7 @@ from typing import Any
 
 from drakit.device import CounterSet
 from drakit.resource.features import Feature
+from drakit.resource.raw import children, text
 from drakit_nodeplugin.devices.model import DesiredDevice, DesiredPool
 from drakit_nodeplugin.slices.contents import (
     Difference,
@@ -121,6 +122,30 @@ class SliceWrite:
         """Its name."""
         return slice_name(self.pool, self.index)
 
+    @property
+    def may_lose_taints(self) -> bool:
+        """Whether an API server without taints would publish a device that must have one."""
+        # If a published slice has taints, no API server drops those of its next version, so its
+        # answer proves nothing about the taints of other slices.
+        return self._repels_pods() and not (
+            self.stored is not None
+            and any(children(body, "taints") for body in self.stored.bodies()[0].values())
+        )
+
+    def _repels_pods(self) -> bool:
+        """Return whether a device has a taint that repels pods."""
+        devices = self.content.devices
+        if any(taint.effect != "None" for each in devices.values() for taint in each.taints):
+            return True
+        # A device that is only known by name keeps its driver's published taints.
+        return any(
+            text(taint, "effect") != "None"
+            for source in self.sources
+            for name, body in source.bodies()[0].items()
+            if name in devices and devices[name].device is None
+            for taint in children(body, "taints")
+        )
+
     def body(self) -> dict[str, Any]:
         """Return the whole object (v1), with the resourceVersion on which it builds."""
         pool = self.pool
@@ -188,15 +213,15 @@ def planning(
         dict.fromkeys(held.counter_sets) if chosen.counter_sets is None else chosen.counter_sets
     )
     yield
-    survey = _Survey(held, chosen.devices, sets)
+    planner = _Planner(held, chosen.devices, sets, known=known or {}, left=left)
     for index in held.slices:
-        survey.compare(index, known=known or {}, left=left)
+        planner.compare(index)
         yield
     packing = pack(
-        chosen.devices.keys(), counter_sets=tuple(sets), standing=survey.standing(), limits=limits
+        chosen.devices.keys(), counter_sets=tuple(sets), standing=planner.standing(), limits=limits
     )
     yield
-    return _writes(survey, packing, left=left, left_out=chosen.left_out)
+    return planner.plan(packing, left_out=chosen.left_out)
 
 
 class _HeldSlices:
@@ -246,24 +271,27 @@ class _HeldSlices:
         self.counter_sets = {name: i for i in self.slices for name in self.names[i][1]}
 
 
-class _Survey:
-    """How the held slices differ from what is desired, before anything new is placed."""
+class _Planner:
+    """Finds how the held slices differ from what is desired, and from that the writes."""
 
     def __init__(
         self,
         held: _HeldSlices,
         devices: Mapping[str, DesiredDevice],
         counter_sets: Mapping[str, CounterSet | None],
+        *,
+        known: Mapping[str, KnownSlice],
+        left: Mapping[str, SliceContent],
     ) -> None:
         self.held = held
         self.devices = devices
         self.counter_sets = counter_sets
+        self.left = left
         self.differences: dict[int, Difference] = {}
         self.known: dict[str, KnownSlice] = {}
+        self._before = known
 
-    def compare(
-        self, index: int, *, known: Mapping[str, KnownSlice], left: Mapping[str, SliceContent]
-    ) -> None:
+    def compare(self, index: int) -> None:
         """Compare one slice with the devices that stay in it."""
         stored = self.held.slices[index]
         devices, counter_sets = self.held.names[index]
@@ -279,7 +307,7 @@ class _Survey:
                 if name in self.counter_sets and self.held.counter_sets[name] == index
             },
         )
-        before = known.get(stored.name)
+        before = self._before.get(stored.name)
         if before is not None and before.version != stored.version:
             before = None
         difference = None if before is None else compare_contents(before.content, content)
@@ -290,7 +318,7 @@ class _Survey:
             difference = max(difference, Difference.TAINTS)
         if difference is Difference.NONE and index not in self.held.behind:
             self.known[stored.name] = KnownSlice(version=stored.version, content=content, owner=uid)
-        elif same_content(left.get(stored.name), content):
+        elif same_content(self.left.get(stored.name), content):
             difference = Difference.NONE
         self.differences[index] = difference
 
@@ -307,60 +335,55 @@ class _Survey:
             rewritten=[i for i, each in steady.items() if each is Difference.TAINTS],
         )
 
+    def plan(self, packing: Packing, *, left_out: Mapping[str, str]) -> Plan:
+        """Return the writes after which devices and counter sets stand where they are packed."""
+        held, count = self.held, packing.count
+        devices: list[dict[str, DesiredDevice]] = [{} for _ in range(count)]
+        counter_sets: list[dict[str, CounterSet | None]] = [{} for _ in range(count)]
+        changed = {i for i, each in self.differences.items() if each is Difference.CONTENT}
+        for name, index in packing.devices.items():
+            devices[index][name] = self.devices[name]
+            if (before := held.devices.get(name)) != index:
+                changed |= {index} if before is None else {index, before}
+        for name, index in packing.counter_sets.items():
+            counter_sets[index][name] = self.counter_sets[name]
+            if held.counter_sets.get(name) != index:
+                changed.add(index)
 
-def _writes(
-    survey: _Survey,
-    packing: Packing,
-    *,
-    left: Mapping[str, SliceContent],
-    left_out: Mapping[str, str],
-) -> Plan:
-    held, count = survey.held, packing.count
-    devices: list[dict[str, DesiredDevice]] = [{} for _ in range(count)]
-    counter_sets: list[dict[str, CounterSet | None]] = [{} for _ in range(count)]
-    changed = {i for i, each in survey.differences.items() if each is Difference.CONTENT}
-    changed |= {held.devices[name] for name in packing.moved}
-    for name, index in packing.devices.items():
-        devices[index][name] = survey.devices[name]
-        if held.devices.get(name) != index:
-            changed.add(index)
-    for name, index in packing.counter_sets.items():
-        counter_sets[index][name] = survey.counter_sets[name]
-        if held.counter_sets.get(name) != index:
-            changed.add(index)
+        kept = [index for index in sorted(held.slices) if index < count]
+        same_generation = count == held.count and len(changed & {*kept} - held.behind) <= 1
+        if same_generation:
+            tainted = {i for i, each in self.differences.items() if each is Difference.TAINTS}
+            # Those behind last: with them the pool is whole again.
+            kept = [i for i in kept if i in (changed | tainted) - held.behind] + [
+                i for i in kept if i in held.behind
+            ]
+        generation = held.generation if same_generation else held.next_generation
 
-    kept = [index for index in sorted(held.slices) if index < count]
-    same_generation = count == held.count and len(changed & {*kept} - held.behind) <= 1
-    if same_generation:
-        tainted = {i for i, each in survey.differences.items() if each is Difference.TAINTS}
-        # Those behind last: with them the pool is whole again.
-        kept = [i for i in kept if i in (changed | tainted) - held.behind] + [
-            i for i in kept if i in held.behind
-        ]
-    generation = held.generation if same_generation else held.next_generation
+        def write(index: int) -> SliceWrite:
+            content = SliceContent(devices=devices[index], counter_sets=counter_sets[index])
+            return SliceWrite(
+                pool=held.identity,
+                index=index,
+                count=count,
+                generation=generation,
+                content=content,
+                stored=held.slices.get(index),
+                sources=_sources(content, held),
+            )
 
-    def write(index: int) -> SliceWrite:
-        content = SliceContent(devices=devices[index], counter_sets=counter_sets[index])
-        return SliceWrite(
-            pool=held.identity,
-            index=index,
-            count=count,
-            generation=generation,
-            content=content,
-            stored=held.slices.get(index),
-            sources=_sources(content, held),
+        creates = [write(index) for index in range(count) if index not in held.slices]
+        if same_generation:
+            creates = [
+                each for each in creates if not same_content(self.left.get(each.name), each.content)
+            ]
+        return Plan(
+            delete=[*held.obsolete, *(each for i, each in held.slices.items() if i >= count)],
+            replace=[write(index) for index in kept],
+            create=creates,
+            known=self.known,
+            left_out=left_out,
         )
-
-    creates = [write(index) for index in range(count) if index not in held.slices]
-    if same_generation:
-        creates = [each for each in creates if not same_content(left.get(each.name), each.content)]
-    return Plan(
-        delete=[*held.obsolete, *(each for i, each in held.slices.items() if i >= count)],
-        replace=[write(index) for index in kept],
-        create=creates,
-        known=survey.known,
-        left_out=left_out,
-    )
 
 
 def _sources(content: SliceContent, held: _HeldSlices) -> list[StoredSlice]:

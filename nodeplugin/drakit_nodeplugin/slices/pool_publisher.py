@@ -3,7 +3,15 @@ Keeps the slices of one pool as its devices are: when it is time, one round of w
 
 A round begins 0.2 s after the first change, and at least 1 s after the last round. An error of one
 pool delays no other. Changes that somebody else makes to our slices are undone, with a backoff.
-Which slices are written is decided in :mod:`.plan`, the requests are :mod:`.pool_writer`'s.
+Which slices are written is decided in :mod:`.plan`.
+
+What the API server does not accept shows in its answers:
+
+* A slice that it refuses is tried again later, since a policy of the cluster may have refused it.
+  The other slices are written all the same.
+* A device that a refusal names is left out while it stays the same.
+* An API server that does not know taints drops them silently. So before a write that could publish
+  a device without a taint that repels pods, a dry run shows whether taints are kept.
 
 It must not know how slices are watched, or other pools.
 """
@@ -12,17 +20,35 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
 
 from drakit.backoff import Backoff
-from drakit.kube import ApiError, TooManyRequestsError, UnavailableError
+from drakit.kube import (
+    AlreadyExistsError,
+    ApiError,
+    ConflictError,
+    InvalidError,
+    NotFoundError,
+    TooManyRequestsError,
+    UnavailableError,
+)
+from drakit.resource.features import Feature, dropped_from_slice, refusal
 from drakit.resource.pools import short_pool
-from drakit_nodeplugin.devices.model import DesiredPool
-from drakit_nodeplugin.slices.contents import StoredSlice
-from drakit_nodeplugin.slices.plan import Plan, PoolIdentity, planning, slice_index
-from drakit_nodeplugin.slices.pool_writer import DroppedError, PoolContext, PoolWriter, StaleError
+from drakit_nodeplugin.devices.manager import DeviceManager
+from drakit_nodeplugin.devices.model import DesiredDevice, DesiredPool
+from drakit_nodeplugin.slices.api import NodeOwner, SliceApi, SliceStore
+from drakit_nodeplugin.slices.contents import SliceContent, StoredSlice, same_content
+from drakit_nodeplugin.slices.plan import (
+    KnownSlice,
+    Plan,
+    PoolIdentity,
+    SliceWrite,
+    planning,
+    slice_index,
+)
 
-__all__ = ("PoolPublisher", "qualified")
+__all__ = ("PoolContext", "PoolPublisher", "qualified")
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +69,29 @@ the driver, or an admin's tool, may undo in turn what we undo."""
 
 QUIET_SECONDS = 600.0
 """After so long without anything to undo, the next change is undone at once."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PoolContext:
+    """What the pools of a driver share."""
+
+    manager: DeviceManager
+    node: str
+    owner: NodeOwner
+    api: SliceApi
+    store: SliceStore
+    primary: asyncio.Event
+    dropped: Callable[[], Collection[Feature]]
+    """Returns the features that the API server is known to drop."""
+
+    on_dropped: Callable[[Collection[Feature]], bool]
+    """Receives the features that an answer lacks; returns whether plans are wrong by that."""
+
+    taints_kept: asyncio.Event
+    """Set once a dry run has shown that the API server keeps taints."""
+
+    on_left_out: Callable[[Mapping[str, str]], None]
+    """Receives why devices are not published, by ``pool/device`` with the driver's pool names."""
 
 
 class PoolPublisher:
@@ -69,7 +118,7 @@ class PoolPublisher:
         self._undone_at = float("-inf")
         self._undo_not_before = 0.0
         self._again_at: float | None = None
-        self._writer = PoolWriter(name, context, retry=_backoff(RETRY_SECONDS))
+        self._writer = _Writer(name, context)
 
     def wake(self) -> None:
         """Something has changed."""
@@ -102,38 +151,34 @@ class PoolPublisher:
             self._changed.clear()
             try:
                 gone = await self._round()
-            except StaleError:
+            except _StaleError:
                 self._not_before = loop.time() + PACE_SECONDS
                 self._changed.set()
-            except DroppedError:
+            except _DroppedError:
                 settle = 0.0
                 self._changed.set()
-            except ApiError as error:
-                seconds = self._failed(error)
-                logger.warning(
-                    "slices not published, trying again",
-                    extra=self._facts | {"error": str(error), "seconds": round(seconds, 1)},
-                )
-            except Exception as error:
-                # A fault of ours: the pools of other drivers go on.
-                seconds = self._failed(error)
-                logger.exception(
-                    "a fault in the node plugin: slices not published, trying again",
-                    extra=self._facts | {"seconds": round(seconds, 1)},
-                )
+            except Exception as error:  # also a fault of ours: the pools of other drivers go on
+                self._failed(error)
             else:
                 self._backoff.succeeded()
 
-    def _failed(self, error: Exception) -> float:
-        """Schedule the next attempt; return in how many seconds it is."""
+    def _failed(self, error: Exception) -> None:
+        """Log why a round failed, and schedule the next attempt."""
         seconds = max(self._backoff.next_seconds(), PACE_SECONDS)
         if isinstance(error, TooManyRequestsError | UnavailableError):
             seconds = max(seconds, min(error.retry_after_seconds or 0.0, MAX_RETRY_AFTER_SECONDS))
-        known = isinstance(error, ApiError)
-        self.last_error = str(error) if known else f"a fault in the node plugin: {error!r}"
+        facts = self._facts | {"seconds": round(seconds, 1)}
+        if isinstance(error, ApiError):
+            self.last_error = str(error)
+            facts |= {"error": self.last_error}
+            logger.warning("slices not published, trying again", extra=facts)
+        else:
+            self.last_error = f"a fault in the node plugin: {error!r}"
+            logger.exception(
+                "a fault in the node plugin: slices not published, trying again", extra=facts
+            )
         self._not_before = asyncio.get_running_loop().time() + seconds
         self._changed.set()
-        return seconds
 
     # ------------------------------------------------------------ one round
 
@@ -250,3 +295,172 @@ def qualified(pool: str, left_out: Mapping[str, str]) -> dict[str, str]:
     """Prefix devices with the driver's name of their pool; the pool with the node's name has
     none."""
     return {f"{pool}/{device}".lstrip("/"): why for device, why in left_out.items()}
+
+
+# ---------------------------------------------------------------- writes
+
+
+class _StaleError(Exception):
+    """The plan is outdated: plan again."""
+
+
+class _DroppedError(Exception):
+    """The API server drops fields, so the plan is wrong: plan again at once. Published devices may
+    lack these fields, or the pool may be incomplete. Raised once for each feature."""
+
+
+class _Writer:
+    """The writes of one pool. Times are the loop's."""
+
+    def __init__(self, pool: str, context: PoolContext) -> None:
+        self.known: dict[str, KnownSlice] = {}
+        """The slices that were correct after their last write or check, by name."""
+
+        self.error: str | None = None
+        """Why slices are refused; None if none is."""
+
+        self.refused: dict[str, SliceContent] = {}
+        """The refused contents, by the slice's name."""
+
+        self.retry_at = 0.0
+        """When refused slices are tried again."""
+
+        self._context = context
+        self._pool = pool
+        self._facts = {"driver": context.manager.driver, "pool": pool}
+        self._retry = _backoff(RETRY_SECONDS)
+        self._refused_devices: dict[str, tuple[DesiredDevice, str]] = {}
+
+    def forget(self) -> None:
+        """The API server may accept other slices than before."""
+        self.known.clear()
+        self.refused.clear()
+        self._refused_devices.clear()
+
+    # ------------------------------------------------------------ before a plan
+
+    def begin_round(self, pool: DesiredPool, now: float) -> tuple[DesiredPool, Mapping[str, str]]:
+        """Return the pool without refused devices, and why these are left out, by name."""
+        if now >= self.retry_at:
+            self.refused.clear()
+        if not self._refused_devices:
+            return pool, {}
+        wanted = {each.name: each for each in pool.devices}
+        self._refused_devices = {
+            name: (device, why)
+            for name, (device, why) in self._refused_devices.items()
+            if name in wanted and same_content(_alone(device), _alone(wanted[name]))
+        }
+        left_out = {name: why for name, (_, why) in self._refused_devices.items()}
+        kept = tuple(each for each in pool.devices if each.name not in left_out)
+        return replace(pool, devices=kept), left_out
+
+    # ------------------------------------------------------------ a plan
+
+    async def write(self, plan: Plan) -> bool:
+        """Make the writes of a plan; return whether the rest of the pool must be planned again,
+        without devices that the API server refuses."""
+        errors: dict[str, InvalidError] = {}
+        again = False
+        if not plan.empty:
+            again = await self._write_all(plan, errors)
+        if errors:
+            self.error = "; ".join(map(str, errors.values()))
+            self.retry_at = asyncio.get_running_loop().time() + self._retry.next_seconds()
+        if not self.refused:
+            self.error = None
+            self._retry.succeeded()
+        return again
+
+    async def _write_all(self, plan: Plan, errors: dict[str, InvalidError]) -> bool:
+        again = False
+        writes = (*plan.replace, *plan.create)
+        # Before anything is written: a broken device must not be offered to pods for a moment.
+        for write in writes:
+            if not self._context.taints_kept.is_set() and write.may_lose_taints:
+                again |= await self._try(write, errors, dry_run=True)
+        for each in plan.delete:
+            await self._delete(each)
+        for write in writes:
+            if write.name not in errors:
+                again |= await self._try(write, errors)
+        facts = {"creates": len(plan.create), "updates": len(plan.replace)}
+        logger.info("slices published", extra=self._facts | facts | {"deletes": len(plan.delete)})
+        return again
+
+    async def _delete(self, stored: StoredSlice) -> None:
+        self._check_primary()
+        try:
+            await self._context.api.delete(stored)
+        except ConflictError:
+            await self._read(stored.name)
+            raise
+        self._context.store.remove(stored.name, stored.uid)
+        self.known.pop(stored.name, None)
+
+    async def _try(
+        self, write: SliceWrite, errors: dict[str, InvalidError], *, dry_run: bool = False
+    ) -> bool:
+        """Write one slice. A refusal goes to `errors`; returns whether it names devices, without
+        which there is something to write."""
+        if not dry_run:
+            self._check_primary()
+        api, body = self._context.api, write.body()
+        try:
+            answer = await api.write(body, exists=write.stored is not None, dry_run=dry_run)
+        except InvalidError as error:
+            errors[write.name] = error
+            return self._refuse(write, body, error)
+        except (ConflictError, AlreadyExistsError, NotFoundError):
+            # The store is outdated.
+            await self._read(write.name)
+            raise
+        dropped = dropped_from_slice(body, answer)
+        if dry_run:
+            # Another pool may have reported it already.
+            if self._context.on_dropped(dropped) or Feature.TAINTS in dropped:
+                raise _DroppedError
+            self._context.taints_kept.set()
+            return False
+        stored = StoredSlice.of(answer)
+        self._context.store.apply(stored)
+        self.known[write.name] = KnownSlice(
+            version=stored.version, content=write.content, owner=write.pool.node_uid
+        )
+        self.refused.pop(write.name, None)
+        if self._context.on_dropped(dropped):
+            raise _DroppedError
+        return False
+
+    def _check_primary(self) -> None:
+        if not self._context.primary.is_set():
+            raise _StaleError
+
+    def _refuse(self, write: SliceWrite, body: Mapping[str, object], error: InvalidError) -> bool:
+        found = refusal(error.details, body)
+        if self._context.on_dropped(found.features):
+            raise _DroppedError from error
+        logger.error(
+            "slice is refused by the API server",
+            extra=self._facts | {"slice": write.name, "error": str(error)},
+        )
+        self.refused[write.name] = write.content
+        named = {name: why for name, why in found.devices.items() if name in write.content.devices}
+        for name, why in named.items():
+            device = write.content.devices[name]
+            self._refused_devices[name] = (device, f"the API server refuses it: {why}")
+        return bool(named)
+
+    async def _read(self, name: str) -> None:
+        """Read one slice: the stored one is outdated."""
+        store = self._context.store
+        held = store.find(name)
+        try:
+            store.correct(await self._context.api.get(name), held=held)
+        except NotFoundError:
+            if (gone := store.find(name)) is not None:
+                store.remove(name, gone.uid)
+
+
+def _alone(device: DesiredDevice) -> SliceContent:
+    return SliceContent(devices={device.name: device})

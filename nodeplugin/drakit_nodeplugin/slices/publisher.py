@@ -21,8 +21,12 @@ from drakit.resource.pools import short_pool
 from drakit_nodeplugin.devices.manager import DeviceManager
 from drakit_nodeplugin.slices.api import NodeOwner, OnWrite, SliceApi, SliceStore
 from drakit_nodeplugin.slices.contents import StoredSlice, describe
-from drakit_nodeplugin.slices.pool_publisher import SETTLE_SECONDS, PoolPublisher, qualified
-from drakit_nodeplugin.slices.pool_writer import PoolContext
+from drakit_nodeplugin.slices.pool_publisher import (
+    SETTLE_SECONDS,
+    PoolContext,
+    PoolPublisher,
+    qualified,
+)
 
 __all__ = ("SlicePublisher",)
 

@@ -374,7 +374,7 @@ async def test_more_claims_than_a_statement_takes_are_found_and_written(checkpoi
     assert await checkpoint.uids() == set()
 
 
-async def test_it_says_that_it_is_not_open_before_it_is_opened_and_after_it_is_closed(path):
+async def test_every_call_fails_before_it_is_opened_and_after_it_is_closed(path):
     checkpoint = Checkpoint(path)
     with pytest.raises(CheckpointError, match="is not open"):
         await checkpoint.uids()

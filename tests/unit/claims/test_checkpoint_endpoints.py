@@ -155,7 +155,7 @@ async def test_what_is_damaged_otherwise_is_not_written_to(path, checkpoint):
         await checkpoint.write_endpoints([USB])
 
 
-async def test_a_checkpoint_that_is_not_open_says_so(path):
+async def test_a_checkpoint_that_is_not_open_fails(path):
     for call in (
         Checkpoint(path).endpoints(),
         Checkpoint(path).write_endpoints([USB]),

@@ -22,7 +22,6 @@ from drakit_nodeplugin.claims.checkpoint.records import StoredDevice
 from drakit_nodeplugin.claims.checkpoint.store import (
     Checkpoint,
     CheckpointError,
-    CheckpointTooNewError,
 )
 from tests.fakes.checkpoints import PARTS, Files, copy, delete, fill, readable, reopen, stored_claim
 
@@ -59,7 +58,7 @@ def change(path, *statements):
 
 
 @pytest.mark.parametrize(
-    ("statement", "told"),
+    ("statement", "reason"),
     [
         pytest.param(
             "UPDATE bodies SET body = CAST(replace(body, 'cam-007', 'cam-x') AS BLOB) WHERE id = 8",
@@ -78,13 +77,13 @@ def change(path, *statements):
         ),
     ],
 )
-async def test_only_a_damaged_row_is_lost_and_it_is_named(path, statement, told, caplog):
+async def test_only_a_damaged_row_is_lost_and_it_is_named(path, statement, reason, caplog):
     stored = await fill(path, count=CLAIMS)
     change(path, statement)
     checkpoint = Checkpoint(path)
     await checkpoint.open()
 
-    assert checkpoint.damage.startswith(f"{told}; it was quarantined as checkpoint.db.damaged-")
+    assert checkpoint.damage.startswith(f"{reason}; it was quarantined as checkpoint.db.damaged-")
     (record,) = [r for r in caplog.records if "quarantined" in r.message]
     assert (record.kept, record.lost_claims) == (CLAIMS - 1, "uid-007")
     assert {c.uid: c for c in stored if c.uid != "uid-007"} == {
@@ -98,7 +97,7 @@ async def test_only_a_damaged_row_is_lost_and_it_is_named(path, statement, told,
 
 
 @pytest.mark.parametrize(
-    ("statement", "told"),
+    ("statement", "reason"),
     [
         pytest.param(
             "UPDATE claims SET state = 'unpreparing' WHERE id = 8",
@@ -180,11 +179,11 @@ async def test_only_a_damaged_row_is_lost_and_it_is_named(path, statement, told,
         ),
     ],
 )
-async def test_damage_beside_the_bodies_costs_no_row(path, statement, told):
+async def test_damage_beside_the_bodies_costs_no_row(path, statement, reason):
     stored = {claim.uid: claim for claim in await fill(path, count=CLAIMS)}
     change(path, statement)
     claims, damage = await reopen(path)
-    assert damage.startswith(told)
+    assert damage.startswith(reason)
     assert claims == stored
 
 
@@ -244,7 +243,7 @@ async def test_every_bit_flip_costs_at_most_what_cannot_be_read(path, tmp_path, 
     for offset in [*range(0, 100, 7), *range(100, PAGES * PAGE, 1997)]:
         try:
             await check(path, tmp_path, flip(offset, offset % 8))
-        except CheckpointTooNewError:
+        except CheckpointError:  # the version in the header is that of a later drakit
             assert offset in range(60, 64)
     assert (tmp_path / "sound" / "checkpoint.db").stat().st_size == PAGES * PAGE
 
@@ -292,17 +291,17 @@ async def test_a_database_that_is_gone_is_damage_if_there_are_cdi_files(path, re
     path.unlink()
     if remains is not None:
         path.write_bytes(remains)
-    await told_until_rebuilt(path, {"uid-000", "uid-001"})
+    await reported_until_rebuilt(path, {"uid-000", "uid-001"})
 
 
 async def test_rows_that_are_missing_are_damage_if_their_claims_have_cdi_files(path):
     """As a damaged log leaves it: SQLite reads it up to the damage, and reports nothing."""
     await fill(path, count=3)
-    await told_until_rebuilt(path, {"uid-000", "uid-002", "uid-003", "uid-004"})
+    await reported_until_rebuilt(path, {"uid-000", "uid-002", "uid-003", "uid-004"})
     assert set((await reopen(path))[0]) == {"uid-000", "uid-001", "uid-002"}
 
 
-async def told_until_rebuilt(path, files) -> None:
+async def reported_until_rebuilt(path, files) -> None:
     damage = "it has no entry for the CDI files of 2 claims"
     checkpoint = Checkpoint(path, files=Files(*files))
     await checkpoint.open()
@@ -385,10 +384,10 @@ async def test_a_transaction_that_a_crash_cut_is_no_damage(path, tmp_path):
     assert sorted({claim.state for claim in claims.values()}) == ["prepared", "preparing"]
 
 
-async def test_a_log_that_was_begun_anew_is_no_damage(path, tmp_path):
+async def test_a_log_that_was_begun_again_is_no_damage(path, tmp_path):
     checkpoint = Checkpoint(path)
     await checkpoint.open()
-    for number in range(300):  # more pages than the log takes before it begins anew
+    for number in range(300):  # more pages than the log takes before it begins again
         written = (await checkpoint.write([stored_claim("a")])).written
         await delete(checkpoint, list(written.values()))
         if number % 100 == 99:
@@ -447,7 +446,7 @@ async def test_a_later_version_that_cannot_be_used_is_refused_and_stays_as_it_is
     checkpoint = Checkpoint(path)
     for call in (checkpoint.open, checkpoint.uids):
         with pytest.raises(
-            CheckpointTooNewError if call == checkpoint.open else CheckpointError,
+            CheckpointError,
             match="needs schema version 99 or later, and this drakit has version 1",
         ):
             await call()
@@ -494,7 +493,7 @@ async def test_a_pipe_is_not_waited_for(path):
 # ---------------------------------------------------------------- what is quarantined
 
 
-async def test_damage_is_told_until_somebody_says_that_it_is_made_up_for(path):
+async def test_damage_is_reported_until_it_is_repaired(path):
     await fill(path, count=3)
     change(path, "UPDATE bodies SET checksum = 1 WHERE id = 2")
     _, damage = await reopen(path)
@@ -591,7 +590,7 @@ async def test_a_power_cut_at_any_step_of_a_quarantine_loses_nothing(path, tmp_p
 # ---------------------------------------------------------------- while it is open
 
 
-async def test_a_damaged_row_is_met_while_it_is_open_and_told_until_a_restart(path):
+async def test_a_damaged_row_is_met_while_it_is_open_and_reported_until_a_restart(path):
     await fill(path, count=3)
     checkpoint = Checkpoint(path)
     await checkpoint.open()

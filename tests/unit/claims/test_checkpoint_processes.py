@@ -50,10 +50,10 @@ class Process:
         self.process.stdin.flush()
 
     def end(self):
-        """Let it come to its end; give what it has said since."""
-        said = self.process.stdout.read()
+        """Let it come to its end; return what it has printed since."""
+        printed = self.process.stdout.read()
         assert self.process.wait(timeout=25) == 0
-        return said.split()
+        return printed.split()
 
 
 @pytest.fixture
@@ -214,20 +214,20 @@ async def test_nothing_that_was_answered_is_lost_when_another_process_sets_the_f
     processes = [start(name, WRITE) for name in ("one", "two")]
     for process in processes:
         assert process.hear() == "open"
-    said = {process.hear() for process in processes}
+    printed = {process.hear() for process in processes}
     for number in range(5):
         damage(start.path, f"uid-victim-{number}")
-        _, told = await reopen(start.path)
-        assert f"uid-victim-{number}" in told
-        said |= {process.hear() for process in processes}
+        _, found = await reopen(start.path)
+        assert f"uid-victim-{number}" in found
+        printed |= {process.hear() for process in processes}
     for process in processes:
         process.go_on()
-        said.update(process.end())
+        printed.update(process.end())
 
     claims, _ = await reopen(start.path)
 
-    assert said <= set(claims)
-    assert len(said) > 10
+    assert printed <= set(claims)
+    assert len(printed) > 10
     left = {file.name for file in start.path.parent.iterdir() if "damaged" not in file.name}
     assert left == {"checkpoint.db"}
 

@@ -59,7 +59,7 @@ async def test_a_full_disk_stores_nothing_of_a_batch_and_loses_nothing(checkpoin
 
 
 @pytest.mark.looptime
-async def test_that_there_is_space_again_is_noticed_by_the_next_look(checkpoint):
+async def test_that_there_is_space_again_is_noticed_by_the_next_call(checkpoint):
     before = limit(checkpoint, 1)
     with pytest.raises(CheckpointError):
         await checkpoint.write([LARGE])
@@ -249,10 +249,10 @@ async def test_a_folder_that_cannot_be_made_is_tried_again_once_a_second(tmp_pat
     first = checkpoint.unusable
     obstacle.unlink()
 
-    with pytest.raises(CheckpointError) as told:
+    with pytest.raises(CheckpointError) as raised:
         await checkpoint.uids()
 
-    assert str(told.value) == first
+    assert str(raised.value) == first
     await asyncio.sleep(1)
     assert await checkpoint.uids() == set()
     assert checkpoint.unusable is None
@@ -274,7 +274,7 @@ async def test_opening_it_again_by_hand_does_not_wait(tmp_path):
 # ---------------------------------------------------------------- other processes
 
 
-async def test_a_database_that_another_process_holds_is_said_to_be_so(path, monkeypatch):
+async def test_a_database_that_another_process_holds_is_reported_as_such(path, monkeypatch):
     monkeypatch.setattr(schema, "BUSY_SECONDS", 0.05)
     checkpoint = Checkpoint(path)
     await checkpoint.open()

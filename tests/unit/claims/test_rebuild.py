@@ -139,12 +139,12 @@ async def test_names_of_others_come_from_the_kubelets_list(start, lose, claims, 
     plugin = await start()
     body = claim_body("a", "cam-0", "cam-1", {"device": "cam-2", "request": "other/small"})
     claims.store(body)
-    said = await plugin.prepare(reference("a"))
+    answer = await plugin.prepare(reference("a"))
     plugin = await lose()
     kubelet.uses("a", "cam-0", "cam-1", "cam-2", others=devices.others)
     kubelet.uses("a", "cam-0", "cam-1", "cam-2", others=devices.others)
     await rebuilder(plugin, kubelet, claims).rebuild()
-    assert await plugin.prepare(reference("a")) == said
+    assert await plugin.prepare(reference("a")) == answer
     assert devices.prepares == 6
     assert [d.cdi_devices for d in (await entries(plugin))["a"].devices] == [
         ("v.com/lens=0", "v.com/tools=all"),
@@ -159,14 +159,14 @@ async def test_what_was_rebuilt_without_the_api_server_keeps_its_names_until_it_
     devices.others = {"cam-0": ("v.com/lens=0",)}
     plugin = await start()
     claims.store(claim_body("a", "cam-0"))
-    said = await plugin.prepare(reference("a"))
+    answer = await plugin.prepare(reference("a"))
     plugin = await lose()
     kubelet.uses("a", "cam-0", others={"cam-0": ("v.com/lens=9",)})
     claims.answers = False
     await rebuilder(plugin, kubelet, claims).rebuild()
     assert (await entries(plugin))["a"].devices[0].cdi_devices == ("v.com/lens=9",)
     claims.answers = True
-    assert await plugin.prepare(reference("a")) == said
+    assert await plugin.prepare(reference("a")) == answer
     assert devices.prepares == 2
 
 
@@ -176,14 +176,14 @@ async def test_a_rebuilt_claim_is_prepared_again_by_its_driver_once(
 ):
     plugin = await start()
     claims.store(claim_body("a", "cam-0"))
-    said = await plugin.prepare(reference("a"))
+    answer = await plugin.prepare(reference("a"))
     plugin = await lose()
     kubelet.uses("a", "cam-0")
     await rebuilder(plugin, kubelet, claims).rebuild()
     assert (await entries(plugin))["a"].rebuilt == "confirmed"
     claims.answers = answers
-    assert await plugin.prepare(reference("a")) == said
-    assert await plugin.prepare(reference("a")) == said
+    assert await plugin.prepare(reference("a")) == answer
+    assert await plugin.prepare(reference("a")) == answer
     assert devices.prepares == 2
     assert (await entries(plugin))["a"].rebuilt is None
 
@@ -220,7 +220,7 @@ def bodies() -> dict[str, dict | None]:
         pytest.param("replaced", id="another-claim-of-the-name"),
         pytest.param("deallocated", id="not-allocated-any-more"),
         pytest.param("elsewhere", id="allocated-for-another-node"),
-        pytest.param("reallocated", id="allocated-anew"),
+        pytest.param("reallocated", id="allocated-again"),
     ],
 )
 async def test_without_the_api_servers_word_devices_are_held_and_the_claim_can_be_unprepared(
@@ -311,7 +311,7 @@ async def test_a_rebuilt_claim_is_of_an_earlier_boot_after_the_next_reboot(
     assert devices.prepares == 1
 
 
-async def test_a_file_whose_claim_nobody_names_is_told_and_kept(start, lose, claims, kubelet):
+async def test_a_file_whose_claim_nobody_names_is_reported_and_kept(start, lose, claims, kubelet):
     plugin = await start()
     claims.store(claim_body("a", "cam-0"))
     await plugin.prepare(reference("a"))
@@ -353,7 +353,7 @@ async def test_a_foreign_file_is_not_a_lost_claim(lose, claims, kubelet):
     assert await rebuilder(plugin, kubelet, claims).rebuild() == Rebuilt(pods=PodView.COMPLETE)
 
 
-async def test_a_listed_claim_without_our_cdi_names_is_told(lose, claims, kubelet):
+async def test_a_listed_claim_without_our_cdi_names_is_reported(lose, claims, kubelet):
     plugin = await lose()
     kubelet.uses("a", "cam-0", cdi=False)
     rebuilt = await rebuilder(plugin, kubelet, claims).rebuild()
@@ -457,7 +457,7 @@ async def test_an_api_server_that_hangs_is_waited_for_only_so_long(looptime):
     assert looptime == rebuild.FETCH_SECONDS
 
 
-async def test_a_checkpoint_that_fails_is_told_and_not_raised(start, claims, kubelet):
+async def test_a_checkpoint_that_fails_is_reported_and_not_raised(start, claims, kubelet):
     plugin = await start()
     claims.store(claim_body("a", "cam-0"))
     kubelet.uses("a", "cam-0")

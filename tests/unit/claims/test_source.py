@@ -62,7 +62,7 @@ def not_found(*, reason: str = "NotFound", **details: str) -> NotFoundError:
     )
 
 
-async def test_a_claim_of_which_the_server_says_so_is_gone():
+async def test_a_claim_that_the_server_does_not_find_is_gone():
     with pytest.raises(ClaimGoneError):
         await source(not_found(name="claim-a")).fetch(reference("a"), timeout_seconds=1)
 
@@ -75,12 +75,12 @@ async def test_a_claim_of_which_the_server_says_so_is_gone():
         pytest.param(not_found(reason="Unknown", name="claim-a"), id="another-reason"),
     ],
 )
-async def test_any_other_404_says_nothing_about_the_claim(error):
+async def test_any_other_404_proves_nothing_about_the_claim(error):
     with pytest.raises(NoAnswerError):
         await source(error).fetch(reference("a"), timeout_seconds=1)
 
 
-async def test_an_api_server_that_is_overloaded_says_nothing_about_the_claim():
+async def test_an_api_server_that_is_overloaded_proves_nothing_about_the_claim():
     busy = TooManyRequestsError(
         status=429, reason="TooManyRequests", message="later", method="GET", path="/"
     )
@@ -151,13 +151,13 @@ async def test_a_claim_that_an_older_cluster_does_not_have_is_gone(session, api_
         await claims_of(session).fetch(reference("a"), timeout_seconds=1)
 
 
-async def test_a_cluster_without_the_api_says_nothing_about_claims(session, api_server):
+async def test_a_cluster_without_the_api_proves_nothing_about_claims(session, api_server):
     api_server.served = {"resource.k8s.io": []}
     with pytest.raises(NoAnswerError, match="does not serve it at all"):
         await claims_of(session).fetch(reference("a"), timeout_seconds=1)
 
 
-async def test_a_proxy_that_knows_no_path_says_nothing_about_claims(session, api_server):
+async def test_a_proxy_that_knows_no_path_proves_nothing_about_claims(session, api_server):
     api_server.store(claim_path("v1", "a"), claim_body("a", "cam-0"))
     api_server.fail("GET", claim_path("v1", "a"), status=404, reason="Unknown")
     source = claims_of(session)

@@ -112,7 +112,7 @@ def test_an_entry_with_less_than_its_claim_has_is_stale():
     assert judged is StaleReason.REALLOCATED
 
 
-def test_a_node_whose_labels_are_not_known_yet_says_nothing():
+def test_a_node_whose_labels_are_not_known_yet_proves_nothing():
     node, found = StaticNode(name=NODE, labels=None), parse_claim(on_label("b"))
     assert judge(entry("a", "cam-0"), found, driver=DRIVER, node=node) is None
 
@@ -270,7 +270,7 @@ async def test_two_checks_within_the_grace_are_not_enough(site):
 
 
 @pytest.mark.looptime
-async def test_a_claim_that_is_back_in_between_begins_anew(site):
+async def test_a_claim_that_is_back_in_between_begins_again(site):
     site.entries.store(entry("a", "cam-0"))
     await site.polls(2)
     site.claims.store(claim_body("a", "cam-0"))
@@ -283,7 +283,7 @@ async def test_a_claim_that_is_back_in_between_begins_anew(site):
 
 
 @pytest.mark.looptime
-async def test_an_entry_that_was_written_in_between_begins_anew(site):
+async def test_an_entry_that_was_written_in_between_begins_again(site):
     site.entries.store(entry("a", "cam-0"))
     await site.polls(2)
     site.entries.store(entry("a", "cam-0", generation=2))
@@ -294,7 +294,7 @@ async def test_an_entry_that_was_written_in_between_begins_anew(site):
 
 
 @pytest.mark.looptime
-async def test_another_reason_begins_anew(site):
+async def test_another_reason_begins_again(site):
     site.entries.store(entry("a", "cam-0"))
     await site.polls(2)
     site.claims.store(claim_body("a", allocated=False))
@@ -320,7 +320,7 @@ async def test_an_entry_that_changes_at_the_last_moment_is_left(site):
 
 
 @pytest.mark.looptime
-async def test_an_api_server_without_an_answer_says_nothing(site):
+async def test_an_api_server_without_an_answer_proves_nothing(site):
     site.entries.store(entry("a", "cam-0"))
     site.claims.answers = False
     await site.polls(100)
@@ -328,7 +328,7 @@ async def test_an_api_server_without_an_answer_says_nothing(site):
 
 
 @pytest.mark.looptime
-async def test_a_look_without_an_answer_does_not_undo_what_another_saw(site):
+async def test_a_check_without_an_answer_does_not_undo_another_one(site):
     site.entries.store(entry("a", "cam-0"))
     await site.polls(1)
     site.claims.answers = False
@@ -339,7 +339,7 @@ async def test_a_look_without_an_answer_does_not_undo_what_another_saw(site):
 
 
 @pytest.mark.looptime
-async def test_an_answer_that_says_nothing_of_the_claim_is_none(site):
+async def test_an_answer_that_proves_nothing_about_the_claim_is_none(site):
     async def refuse(reference, *, timeout_seconds):
         raise ClaimFetchError(claim=str(reference), cause="our role lacks a verb")
 
@@ -549,12 +549,12 @@ async def test_a_process_that_is_not_responsible_for_a_while_begins_again(site):
 
 
 @pytest.mark.looptime
-async def test_a_driver_that_is_away_is_asked_again_and_told_once(site, caplog):
+async def test_a_driver_that_is_unavailable_is_asked_again_and_logged_once(site, caplog):
     site.entries.store(entry("a", "cam-0"))
     site.away = True
     await site.polls(10)
-    told = [r for r in caplog.records if r.message == "stale claim is not unprepared yet"]
-    assert len(told) == 1
+    logged = [r for r in caplog.records if r.message == "stale claim is not unprepared yet"]
+    assert len(logged) == 1
     site.away = False
     await site.polls(1)
     assert site.reasons == [StaleReason.GONE]
@@ -572,7 +572,7 @@ async def test_a_driver_that_hangs_does_not_stop_the_checks(site, looptime):
 
 
 @pytest.mark.looptime
-async def test_a_checkpoint_that_fails_ends_a_look_and_not_the_collector(site, caplog):
+async def test_a_checkpoint_that_fails_ends_a_check_and_not_the_collector(site, caplog):
     site.entries.store(entry("a", "cam-0"))
     site.entries.broken = True
     running = asyncio.create_task(site.collector.run())

@@ -558,8 +558,6 @@ class Unequal:
     "device",
     [
         pytest.param(Device(name="x", attributes={"n": Unequal()}), id="attribute"),  # type: ignore[dict-item]
-        pytest.param(Device(name="x", health=Health("healthy", Unequal())), id="message"),  # type: ignore[arg-type]
-        pytest.param(Device(name="x", health=Health(Unequal())), id="status"),  # type: ignore[arg-type]
         pytest.param(Device(name="x", capacity=Unequal()), id="capacity"),  # type: ignore[arg-type]
         pytest.param(Unequal(), id="device"),
     ],

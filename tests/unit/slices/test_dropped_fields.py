@@ -13,7 +13,6 @@ from drakit.resource.features import Feature
 from drakit_nodeplugin.devices.model import DesiredDevice, DesiredPool
 from drakit_nodeplugin.slices.contents import SliceContent, choose
 from drakit_nodeplugin.slices.plan import SliceWrite
-from drakit_nodeplugin.slices.pool_writer import may_lose_taints
 from tests.fakes.kube import StatusError
 from tests.unit.slices.conftest import Published
 from tests.unit.slices.world import (
@@ -423,7 +422,7 @@ def test_a_device_that_moves_with_its_published_taints_is_asked_about(
         stored=None,
         sources=server.stored(),
     )
-    assert may_lose_taints(write) is asked
+    assert write.may_lose_taints is asked
 
 
 @pytest.mark.looptime

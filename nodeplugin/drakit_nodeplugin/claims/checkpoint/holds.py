@@ -152,7 +152,7 @@ def contested(connection: sqlite3.Connection, claims: Collection[StoredClaim]) -
 
 
 def devices_of(claim: StoredClaim) -> frozenset[HeldAs]:
-    """Give a claim's devices as they are indexed."""
+    """Return a claim's devices as they are indexed."""
     shares: dict[tuple[str, str], dict[str, int]] = defaultdict(dict)
     for device in claim.devices:
         if device.hold == "share":
@@ -191,7 +191,7 @@ def incomplete(connection: sqlite3.Connection, claims: Iterable[StoredClaim]) ->
 
 
 def held_devices(connection: sqlite3.Connection) -> Mapping[str, frozenset[str]]:
-    """Give the names of all devices that rows have, by pool: shares and admin access included."""
+    """Return the names of all devices that rows have, by pool: shares and admin access included."""
     found: dict[str, set[str]] = defaultdict(set)
     for pool, device in connection.execute("SELECT DISTINCT pool, device FROM devices"):
         found[pool].add(device)

@@ -25,7 +25,6 @@ from drakit_nodeplugin.devices.endpoint_store import StoredEndpoint
 
 __all__ = ("Inspection", "InspectionError", "forget", "inspect")
 
-_PAGE = 500
 _ATTEMPTS = 3
 """Reads of a database whose daemon starts at the same moment."""
 
@@ -137,7 +136,7 @@ def _read(path: Path, version: int) -> Inspection:
             return _of_damaged(path, version, *problems)
         return Inspection(
             version=version,
-            claims=_claims(connection),
+            claims=tuple(rows.page(connection)),
             damage=opening.remembered_damage(connection),
             endpoints=tuple(rows.endpoints(connection)),
             dropped=tuple(rows.damaged_endpoints(connection).values()),
@@ -151,14 +150,7 @@ def _of_damaged(path: Path, version: int | None, *problems: str) -> Inspection:
         opening.copy_rows(path, memory)
         return Inspection(
             version=version,
-            claims=_claims(memory),
+            claims=tuple(rows.page(memory)),
             endpoints=tuple(rows.endpoints(memory)),
             problems=problems,
         )
-
-
-def _claims(connection: sqlite3.Connection) -> tuple[StoredClaim, ...]:
-    found: list[StoredClaim] = []
-    while page := rows.page(connection, after=found[-1].uid if found else "", size=_PAGE):
-        found += page
-    return tuple(found)

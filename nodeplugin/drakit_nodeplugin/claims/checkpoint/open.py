@@ -47,7 +47,6 @@ __all__ = (
     "DATABASE_ERRORS",
     "KEPT",
     "CheckpointError",
-    "CheckpointTooNewError",
     "Opened",
     "copy_rows",
     "forget_damage",
@@ -78,10 +77,6 @@ FilesWithoutEntry = Callable[[Collection[str]], Collection[str]]
 
 class CheckpointError(Exception):
     """The checkpoint could not be read or written; nothing of the batch was stored."""
-
-
-class CheckpointTooNewError(CheckpointError):
-    """A later drakit wrote the database, and this one cannot use it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -137,7 +132,7 @@ def open_database(path: Path, *, without_entry: FilesWithoutEntry) -> Opened:
                 _replace(path, str(error), foreign=False)
             return _open(path, without_entry)
     except schema.NewerVersionError as error:
-        raise CheckpointTooNewError(f"the checkpoint {path} cannot be opened: {error}") from error
+        raise CheckpointError(f"the checkpoint {path} cannot be opened: {error}") from error
     except (OSError, schema.UnfitError, *DATABASE_ERRORS) as error:
         raise CheckpointError(
             f"the checkpoint {path} cannot be opened: {error}; check space and permissions of its "

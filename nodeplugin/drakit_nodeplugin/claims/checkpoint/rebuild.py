@@ -180,6 +180,7 @@ class Rebuilder:
     async def _rebuild(self) -> Rebuilt:
         claims = await self._kubelet.listed()
         known = await self._checkpoint.uids()
+        files = await self._checkpoint.orphans()
         read = self._parts.specs.read
         listed = {
             entry.uid: replace(entry, cdi_spec=await asyncio.to_thread(read, entry.uid) or None)
@@ -188,12 +189,11 @@ class Rebuilder:
         }
         confirmed = await self._confirm(listed.values())
         written = await self._write([*(listed | confirmed).values()])
-        unnamed = await self._checkpoint.orphans()
         return Rebuilt(
             complete=tuple(str(entry) for entry in written if entry.rebuilt != "listed"),
             incomplete=tuple(str(entry) for entry in written if entry.rebuilt == "listed"),
             lost=(
-                *sorted(unnamed | listed.keys() - {entry.uid for entry in written}),
+                *sorted((files | listed.keys()) - {entry.uid for entry in written}),
                 *(f"{namespace}/{name}" for namespace, name in sorted(claims.unnamed)),
             ),
             pods=claims.pods,

@@ -16,6 +16,7 @@ import sqlite3
 from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Literal, NamedTuple, TypeVar
 
 from drakit_nodeplugin.claims.checkpoint.holds import (
@@ -114,7 +115,7 @@ def transaction(connection: sqlite3.Connection) -> Generator[None]:
 
 
 def claims_of(connection: sqlite3.Connection, uids: Sequence[str]) -> list[StoredClaim]:
-    """Give the claims that are stored of these; raise DamagedRowError."""
+    """Return the claims that are stored of these; raise DamagedRowError."""
     return [row.claim for row in _rows(connection, "uid", uids)]
 
 
@@ -128,12 +129,12 @@ def generations(connection: sqlite3.Connection, uids: Sequence[str]) -> dict[str
 
 
 def claims_in_state(connection: sqlite3.Connection, state: State) -> list[StoredClaim]:
-    """Give the claims in one state; raise DamagedRowError."""
+    """Return the claims in one state; raise DamagedRowError."""
     return [row.claim for row in _load(connection.execute(f"{_SELECT} WHERE state = ?", (state,)))]
 
 
-def page(connection: sqlite3.Connection, *, after: str, size: int) -> list[StoredClaim]:
-    """Give the next claims by UID; raise DamagedRowError."""
+def page(connection: sqlite3.Connection, *, after: str = "", size: int = -1) -> list[StoredClaim]:
+    """Return the next claims by UID, or all; raise DamagedRowError."""
     query = f"{_SELECT} WHERE uid > ? ORDER BY uid LIMIT ?"
     return [row.claim for row in _load(connection.execute(query, (after, size)))]
 
@@ -141,7 +142,7 @@ def page(connection: sqlite3.Connection, *, after: str, size: int) -> list[Store
 def uids(
     connection: sqlite3.Connection, *, state: State | None = None, boot_id: str | None = None
 ) -> set[str]:
-    """Give UIDs, of one state and of one boot where they are given."""
+    """Return UIDs, of one state and of one boot where they are given."""
     given = {"state": state, "boot_id": boot_id}
     terms = " AND ".join(f"{name} = :{name}" for name, value in given.items() if value is not None)
     query = f"SELECT uid FROM claims WHERE {terms or 'TRUE'}"  # noqa: S608
@@ -178,16 +179,18 @@ def write(
     owner: str,
     alone: bool,
     hardware: Hardware | None = None,
+    recent: Mapping[str, StoredClaim] = MappingProxyType({}),
 ) -> Outcome:
     """
     Write claims whose generation is that of their row, within the transaction of the caller.
 
     Not `alone`: another process works on the database too; what is written without an intent of
     ours may then be the late end of something that it has undone. Without `hardware`, claims are
-    compared only by the names of devices. Raises ValueError for a claim that is given twice, or
-    that is not JSON.
+    compared only by the names of devices. `recent` are claims as they were stored a moment ago: one
+    whose generation is still that of its row is not read again. Raises ValueError for a claim that
+    is given twice, or that is not JSON.
     """
-    known = {row.claim.uid: row for row in _rows(connection, "uid", [c.uid for c in claims])}
+    known = _known(connection, [claim.uid for claim in claims], recent)
     fenced: set[str] = set()
     fresh: dict[str, StoredClaim] = {}
     for claim in claims:
@@ -228,7 +231,7 @@ def adopt(connection: sqlite3.Connection, claims: Collection[StoredClaim]) -> fr
 
 
 def delete(connection: sqlite3.Connection, claims: Collection[StoredClaim]) -> frozenset[str]:
-    """Delete rows of these generations, within the transaction of the caller; give the others."""
+    """Delete rows of these generations, within the transaction of the caller; return the others."""
     ids: list[tuple[int]] = []
     others: list[str] = []
     for claim in claims:
@@ -263,6 +266,22 @@ def forget_endpoints(connection: sqlite3.Connection, names: Iterable[object]) ->
     connection.executemany("DELETE FROM endpoints WHERE name = ?", [(name,) for name in names])
 
 
+def _known(
+    connection: sqlite3.Connection, uids: Sequence[str], recent: Mapping[str, StoredClaim]
+) -> dict[str, _Row]:
+    known: dict[str, _Row] = {}
+    unknown: list[str] = []
+    for chunk in _chunks(uids):
+        query = f"SELECT id, uid, generation FROM claims WHERE uid IN ({_marks(chunk)})"  # noqa: S608
+        for id_, uid, generation in connection.execute(query, chunk):
+            claim = recent.get(uid)
+            if claim is not None and claim.generation == generation:
+                known[uid] = _Row(id_, claim)
+            else:
+                unknown.append(uid)
+    return known | {row.claim.uid: row for row in _rows(connection, "uid", unknown)}
+
+
 def _put(
     connection: sqlite3.Connection,
     entries: Mapping[str, _Entry],
@@ -273,7 +292,9 @@ def _put(
     moved = {
         uid
         for uid, (claim, row) in entries.items()
-        if row is not None and _names(row.claim) != _names(claim)
+        if row is not None
+        and row.claim.devices is not claim.devices
+        and _names(row.claim) != _names(claim)
     }
     judged = [claim for uid, (claim, row) in entries.items() if row is None or uid in moved]
     # A row whose devices change gives up some: in its turn, and not before.
@@ -310,6 +331,10 @@ def _store(connection: sqlite3.Connection, entries: Collection[_Entry]) -> None:
     counters: list[tuple[object, ...]] = []
     for claim, row in entries:
         head = (claim.uid, claim.state, claim.boot_id, claim.generation)
+        if row is not None and row.claim.devices is claim.devices:
+            changed.append((*head, row.id))
+            bodies.append((row.id, claim))
+            continue
         held, taken = devices_of(claim), counters_of(claim)
         if row is None:
             id_ = connection.execute("INSERT INTO claims VALUES (NULL, ?, ?, ?, ?)", head).lastrowid
@@ -381,7 +406,7 @@ def _complete(
 
 
 def next_generations(connection: sqlite3.Connection, number: int) -> int:
-    """Take as many generations from the counter; give the first."""
+    """Take as many generations from the counter; return the first."""
     ((last,),) = connection.execute(
         "UPDATE meta SET value = value + ? WHERE name = 'generation' RETURNING value", (number,)
     ).fetchall()

@@ -37,7 +37,7 @@ from typing import TypeVar
 from drakit_nodeplugin.claims.cdi_files import ClaimSpecs
 from drakit_nodeplugin.claims.checkpoint import holds, rows, schema
 from drakit_nodeplugin.claims.checkpoint import open as opening
-from drakit_nodeplugin.claims.checkpoint.open import CheckpointError, CheckpointTooNewError
+from drakit_nodeplugin.claims.checkpoint.open import CheckpointError
 from drakit_nodeplugin.claims.checkpoint.records import State, StoredClaim
 from drakit_nodeplugin.claims.checkpoint.rows import Held, Outcome
 from drakit_nodeplugin.devices.endpoint_store import StoredEndpoint
@@ -47,7 +47,6 @@ from drakit_nodeplugin.file_poller import FileWatch
 __all__ = (
     "Checkpoint",
     "CheckpointError",
-    "CheckpointTooNewError",
     "Held",
     "Outcome",
 )
@@ -119,8 +118,8 @@ class Checkpoint:
         """
         Open the database; a damaged one is quarantined, and its sound rows are in a new one.
 
-        Raises :class:`CheckpointTooNewError`, and :class:`CheckpointError` if there is no space or
-        no permission: those are no damage, and a quarantine would lose the claims.
+        Raises :class:`CheckpointError` if a later version of drakit wrote it, or if there is no
+        space or no permission: those are no damage, and a quarantine would lose the claims.
         """
         self._wanted = True
         self._next_attempt = float("-inf")
@@ -166,15 +165,15 @@ class Checkpoint:
             after = page[-1].uid
 
     async def in_state(self, state: State) -> list[StoredClaim]:
-        """Give the claims in one state."""
+        """Return the claims in one state."""
         return await self._run(partial(rows.claims_in_state, state=state))
 
     async def uids(self, *, state: State | None = None, boot_id: str | None = None) -> set[str]:
-        """Give the UIDs of all claims, or of those in one state or of one boot."""
+        """Return the UIDs of all claims, or of those in one state or of one boot."""
         return await self._run(partial(rows.uids, state=state, boot_id=boot_id))
 
     async def orphans(self) -> set[str]:
-        """Give the UIDs of claims that have a CDI file and no row. Raises OSError as well."""
+        """Return the UIDs of claims that have a CDI file and no row. Raises OSError as well."""
         return await self._run(lambda database: self._without_entry(rows.uids(database)))
 
     async def states(self) -> Mapping[str, int]:
@@ -236,7 +235,7 @@ class Checkpoint:
         return await self._run(lambda database: self._clear(database, list(uids)), complete=True)
 
     async def held_devices(self) -> Mapping[str, frozenset[str]]:
-        """Give the names of all devices that claims have, by pool; admin access included."""
+        """Return the names of all devices that claims have, by pool; admin access included."""
         return await self._run(holds.held_devices)
 
     async def held_beside_unpreparing(self) -> list[HeldDevice]:
@@ -245,7 +244,7 @@ class Checkpoint:
         return await self._run(holds.held_beside_unpreparing)
 
     async def endpoints(self) -> list[StoredEndpoint]:
-        """Give the endpoints, by name; one whose row is damaged is not among them."""
+        """Return the endpoints, by name; one whose row is damaged is not among them."""
         return await self._run(rows.endpoints)
 
     async def write_endpoints(self, endpoints: Collection[StoredEndpoint]) -> None:
@@ -298,15 +297,16 @@ class Checkpoint:
             if complete and self.damage is not None:
                 raise CheckpointError(f"the checkpoint {self.path} is rebuilt first: {self.damage}")
             return work(database)
-        except CheckpointTooNewError as error:
-            self.unusable = str(error)
+        except schema.NewerVersionError as error:
+            text = f"the checkpoint {self.path} was taken over by a later version of drakit"
+            self.unusable = text
             self._disconnect()
-            raise
+            raise CheckpointError(text) from error
         except opening.DATABASE_ERRORS as error:
             raise self._failed(error, now) from error
 
     def _ready(self, now: float) -> sqlite3.Connection:
-        """Give a connection; one that could not be used is tried again, but not at every call."""
+        """Return a connection; one that could not be used is tried again, but not at every call."""
         if self._connection is not None and self._file != _identity(self.path):
             self._find_again(self._connection)
         due = now >= self._next_attempt
@@ -393,12 +393,19 @@ class Checkpoint:
         hardware: Hardware | None,
         files: bool,
     ) -> Outcome:
+        # A rebuilt row, whose devices can be completed, is never among these.
+        recent = {c.uid: self._recent[c.uid] for c in claims if c.uid in self._recent}
         self._doubt(claims)
         outcome = self._transaction(
             database,
             # Whether we are alone is seen within the transaction.
             lambda database: rows.write(
-                database, claims, owner=self.owner, alone=self.alone, hardware=hardware
+                database,
+                claims,
+                owner=self.owner,
+                alone=self.alone,
+                hardware=hardware,
+                recent=recent,
             ),
         )
         for claim in claims:
@@ -502,10 +509,8 @@ class Checkpoint:
 
     def _check_shared(self, database: sqlite3.Connection) -> None:
         """See, within a transaction, what other processes have done to the database."""
-        if schema.readable_from(database) > schema.VERSION:
-            raise CheckpointTooNewError(
-                f"the checkpoint {self.path} was taken over by a later version of drakit"
-            )
+        if (version := schema.readable_from(database)) > schema.VERSION:
+            raise schema.NewerVersionError(version)
         if schema.opens(database) != self._opens:
             self.alone = False
 

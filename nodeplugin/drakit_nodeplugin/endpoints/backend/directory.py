@@ -16,6 +16,7 @@ import logging
 import os
 import socket
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import islice
@@ -47,12 +48,9 @@ SCAN_SECONDS = 1.0
 AGAIN_SECONDS = (1.0, 60.0)
 """First and longest delay before a socket that failed, or was refused, is asked again."""
 
-CONCURRENCY = 16
-"""Sockets that are asked for their name at the same time."""
-
-HANGING_CONCURRENCY = 4
-"""The same for sockets whose last answer timed out: each occupies its slot for the whole timeout,
-and the others must not wait behind it."""
+CONCURRENCY = 64
+"""Sockets that are asked for their name at the same time. More than :data:`MAX_SOCKETS` need if
+each hangs for all of :data:`INFO_SECONDS`, once in the longest delay: others need not wait."""
 
 PATIENCE = 3
 """Failures in a row before they are reported: a socket exists before its backend listens on it, and
@@ -96,14 +94,11 @@ def scan(directory: Path, *, known: Collection[str] = ()) -> Mapping[str, Socket
     `known` names come first. If there are more than :data:`MAX_SOCKETS`, one more is returned.
     """
     try:
-        return _scan(directory, known)
+        entries = os.scandir(directory)
     except FileNotFoundError:
         directory.mkdir(mode=0o755, parents=True, exist_ok=True)
-        return _scan(directory, known)
-
-
-def _scan(directory: Path, known: Collection[str]) -> Mapping[str, SocketFile]:
-    with os.scandir(directory) as entries:
+        return {}
+    with entries:
         names = [
             entry.name
             for entry in islice(entries, MAX_ENTRIES)
@@ -141,8 +136,6 @@ class _Candidate:
         """The name that it reports, while another socket holds that name."""
         self.waits_since: float | None = None
         """When it was first found to want that name, by the loop's clock."""
-        self.hangs = False
-        """Whether its last answer timed out."""
         self.note: str | None = None
         """The last problem that was reported; None after success."""
         self.task: asyncio.Task[None] | None = None
@@ -153,7 +146,6 @@ class _Candidate:
 
     def ask_soon(self) -> None:
         self.due_at = 0.0
-        self.hangs = False
         self.backoff.succeeded()
 
 
@@ -166,12 +158,12 @@ class BackendDirectory:
         *,
         node: str,
         taken: Callable[[str], str | None],
-        remark: Callable[[Diagnostic], None],
+        report: Callable[[Diagnostic], None],
         allowed: AllowList | None = None,
     ) -> None:
         """
         The directory is not read yet. `node` is the node's name, for the backends. `taken` returns
-        the reason why a backend cannot have a name, or None. `remark` reports to users. Without
+        the reason why a backend cannot have a name, or None. `report` notifies users. Without
         `allowed`, any driver may register.
         """
         self.path = path
@@ -179,14 +171,13 @@ class BackendDirectory:
         self.version = ""
         """The version of drakit; set before the first socket is known."""
         self._taken = taken
-        self._remark = remark
+        self._report = report
         self._allowed = allowed
         self._candidates: dict[str, _Candidate] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._holders: dict[str, _Candidate] = {}
         self._appeared: set[str] = set()
         self._slots = asyncio.Semaphore(CONCURRENCY)
-        self._hanging_slots = asyncio.Semaphore(HANGING_CONCURRENCY)
         self._scanning = asyncio.Lock()
         self._problem: str | None = None
         """The last problem of the directory itself that was reported."""
@@ -246,11 +237,9 @@ class BackendDirectory:
                     if driver not in self._appeared:
                         self._appeared.add(driver)
                         appeared(driver)
-                try:
+                with suppress(TimeoutError):
                     async with asyncio.timeout(SCAN_SECONDS):
                         await self._hurry.wait()
-                except TimeoutError:
-                    pass
         finally:
             for task in self._tasks:
                 task.cancel()
@@ -264,12 +253,12 @@ class BackendDirectory:
                 found = await asyncio.to_thread(scan, self.path, known={*self._candidates})
                 self.version = self.version or await asyncio.to_thread(version, "drakit")
             except OSError as error:
-                self._report(
+                self._report_own(
                     f"cannot be read or made: {os.strerror(error.errno or 0)}; no new backend is "
                     f"found until it can"
                 )
                 return
-        self._report(
+        self._report_own(
             f"has more than {MAX_SOCKETS} sockets; the others are ignored"
             if len(found) > MAX_SOCKETS
             else None
@@ -283,13 +272,13 @@ class BackendDirectory:
                 self._tasks.add(candidate.task)
                 candidate.task.add_done_callback(self._tasks.discard)
 
-    def _report(self, problem: str | None) -> None:
+    def _report_own(self, problem: str | None) -> None:
         """Report a problem of the directory, if it is a new one."""
         if problem != self._problem:
             self._problem = problem
             if problem is not None:
                 note = f"the registration directory of backends, {shown(self.path)}, {problem}"
-                self._remark(Diagnostic(reason="BackendDirectory", note=note))
+                self._report(Diagnostic(reason="BackendDirectory", note=note))
 
     def _compare(self, found: Mapping[str, SocketFile]) -> None:
         for name in [name for name in self._candidates if name not in found]:
@@ -329,9 +318,8 @@ class BackendDirectory:
         reason, note = "BackendRefused", None
         candidate.wanted = None
         try:
-            async with self._hanging_slots if candidate.hangs else self._slots:
+            async with self._slots:
                 driver = await self._name_of(candidate.socket)
-            candidate.hangs = False
             if self._allowed is not None:
                 await self._check_rights(candidate.socket, driver, self._allowed)
             self._admit(candidate, driver)
@@ -340,7 +328,6 @@ class BackendDirectory:
                 note = f"the backend at {shown(path)} is refused: {error}"
         except CallFailedError as error:
             reason = "BackendUnreachable"
-            candidate.hangs = error.code is grpc.StatusCode.DEADLINE_EXCEEDED
             if candidate.backoff.failures >= PATIENCE:
                 note = f"the backend's socket {shown(path)} {error}"
         except Exception:
@@ -352,7 +339,7 @@ class BackendDirectory:
             candidate.task = None
         if note is not None and note != candidate.note:
             candidate.note = note
-            self._remark(Diagnostic(reason=reason, note=note))
+            self._report(Diagnostic(reason=reason, note=note))
 
     async def _name_of(self, socket: BackendSocket) -> str:
         path = socket.path

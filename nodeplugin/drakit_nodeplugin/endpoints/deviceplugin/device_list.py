@@ -34,7 +34,7 @@ from drakit.device import AttributeValue, Device, Health, Inventory, Topology
 from drakit.resource.limits import MAX_STRING_BYTES
 from drakit.resource.names import is_dns_label, is_dns_subdomain
 from drakit_nodeplugin.endpoints.contract import MAX_DEVICES
-from drakit_nodeplugin.endpoints.wire import parse, parts
+from drakit_nodeplugin.endpoints.wire import parse, parts, quoted
 from drakit_proto.kubelet.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
 
 __all__ = (
@@ -54,9 +54,6 @@ MAX_DEVICE_BYTES = 4 * 1024
 
 MAX_LEFT_OUT = 5
 """Sentences about a list: the first ones show the cause."""
-
-MAX_SHOWN = 64
-"""Characters of a plugin's text in a sentence."""
 
 HEALTHY = "Healthy"
 
@@ -167,7 +164,7 @@ def list_devices(
         if name in listed:
             # As in the kubelet, the last device with an ID counts.
             problems[
-                f"the device plugin of {resource} lists the device ID {_shown(identity)} more than "
+                f"the device plugin of {resource} lists the device ID {quoted(identity)} more than "
                 f"once; the last entry counts"
             ] = None
         nodes = tuple(sorted({node.ID for node in given.topology.nodes}))
@@ -188,7 +185,7 @@ def _problem(identity: str) -> str | None:
         return "without an ID; it is left out"
     if len(identity) > MAX_DEVICE_ID:
         return (
-            f"whose ID is longer than {MAX_DEVICE_ID} characters ({_shown(identity)}); it is left "
+            f"whose ID is longer than {MAX_DEVICE_ID} characters ({quoted(identity)}); it is left "
             f"out"
         )
     return None
@@ -217,12 +214,8 @@ def _device(name: str, listed: ListedDevice, *, pool: str, resource: str) -> Dev
 def _health(word: str, resource: str) -> Health:
     if word == HEALTHY:
         return Health.healthy()
-    shown = "Unhealthy" if word == "Unhealthy" else f"{_shown(word)}, which is not Healthy"
+    shown = "Unhealthy" if word == "Unhealthy" else f"{quoted(word)}, which is not Healthy"
     return Health.unhealthy(f"the device plugin of {resource} reports that it is {shown}")
-
-
-def _shown(text: str) -> str:
-    return repr(text[:MAX_SHOWN]) + ("..." if len(text) > MAX_SHOWN else "")
 
 
 # ------------------------------------------------------------ names of devices

@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 from drakit.backoff import Backoff
 
@@ -37,18 +36,15 @@ PERIOD_SECONDS = 30.0
 earlier answers no longer count, so there are several answers within the time above."""
 
 
-class KubeletAnswer(Protocol):
-    """An answer of the kubelet."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KubeletAnswer:
+    """The resources of the kubelet's device manager, as one of its answers has them."""
 
-    @property
-    def resources(self) -> Mapping[str, bool]:
-        """Resources that it serves (True), or whose devices containers only still hold (False)."""
-        ...
+    resources: Mapping[str, bool]
+    """Resources that it serves (True), or whose devices containers only still hold (False)."""
 
-    @property
-    def unknown(self) -> str | None:
-        """Why the answer is incomplete; None if it is complete."""
-        ...
+    unknown: str | None = None
+    """Why the answer is incomplete; None if it is complete."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -149,6 +149,8 @@ class DevicePlugin:
 
     def unbar(self) -> None:
         """It may be used again, by its last registration."""
+        if self._barred is None:
+            return
         self._barred = None
         if self._registration is not None:
             self._registration.tried = self._registration.used = False

@@ -35,6 +35,7 @@ from drakit.rate_limiter import RateLimiter
 from drakit_nodeplugin.endpoints.deviceplugin.device_list import resource_name_problem
 from drakit_nodeplugin.endpoints.failures import Diagnostics
 from drakit_nodeplugin.endpoints.host_paths import MAX_PATH_BYTES
+from drakit_nodeplugin.endpoints.wire import quoted
 from drakit_proto.kubelet.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
 from drakit_proto.kubelet.deviceplugin.v1beta1 import deviceplugin_pb2_grpc as pb_grpc
 
@@ -44,9 +45,6 @@ logger = logging.getLogger(__name__)
 
 REGISTRATION_SOCKET = "kubelet.sock"
 VERSION = "v1beta1"
-MAX_SHOWN = 100
-"""Characters of a plugin's text in a sentence."""
-
 MAX_PER_SECOND = 50.0
 MAX_BURST = 200.0
 """Registrations of all plugins: after a restart all of them come at once. Others wait a second for
@@ -129,16 +127,16 @@ class RegistrationService(pb_grpc.RegistrationServicer):
         resource, endpoint = request.resource_name, request.endpoint
         if problem := resource_name_problem(resource):
             raise RefusedError(
-                f"the ResourceName {_shown(resource)} of a device plugin is invalid: {problem}"
+                f"the ResourceName {quoted(resource)} of a device plugin is invalid: {problem}"
             )
         plugin = f"the device plugin of {resource}"
         if request.version != VERSION:
             raise RefusedError(
-                f"{plugin} is refused: requested API version {_shown(request.version)} is not "
+                f"{plugin} is refused: requested API version {quoted(request.version)} is not "
                 f"supported by the node plugin. Supported version is [{VERSION!r}]"
             )
         if problem := self._endpoint_problem(endpoint):
-            raise RefusedError(f"{plugin} is refused: its endpoint {_shown(endpoint)} {problem}")
+            raise RefusedError(f"{plugin} is refused: its endpoint {quoted(endpoint)} {problem}")
         return Registration(
             resource=resource,
             socket=self._directory / endpoint,
@@ -285,7 +283,3 @@ def _identity(path: Path) -> tuple[int, int] | None:
     except OSError:
         return None
     return found.st_ino, found.st_mtime_ns
-
-
-def _shown(text: str) -> str:
-    return repr(text[:MAX_SHOWN]) + ("..." if len(text) > MAX_SHOWN else "")

@@ -135,7 +135,7 @@ class DevicePlugins:
         """By resource."""
         self._tasks: asyncio.TaskGroup | None = None
         self._running: dict[str, asyncio.Task[None]] = {}
-        self._diagnostics = Diagnostics(surroundings.remark)
+        self._diagnostics = Diagnostics(surroundings.report)
         self._room = DeviceRoom()
         self._kubelet = KubeletResources(source.kubelet_resources)
         self._poll_kubelet = asyncio.Event()
@@ -223,7 +223,7 @@ class DevicePlugins:
             # It is accepted and need not register again, but is unused until it is cleared.
             self._bar(plugin, bar)
             self._poll_kubelet.set()
-        elif plugin.barred is not None:
+        else:
             plugin.unbar()
         plugin.register(registration)
 
@@ -283,8 +283,7 @@ class DevicePlugins:
             for plugin in list(self._plugins.values()):
                 bar = self._kubelet.bar(plugin.resource)
                 if bar is None:
-                    if plugin.barred is not None:
-                        plugin.unbar()
+                    plugin.unbar()
                 elif bar.of_kubelet or plugin.barred is not None:
                     self._bar(plugin, bar)
             self._poll_kubelet.clear()
@@ -319,7 +318,8 @@ class ClaimRouter:
         (item,) = batch
         requests: dict[tuple[str, str], list[int]] = {}
         for index, device in enumerate(item.devices):
-            with_parameters(device, NoParameters, driver=self._driver, index=index)
+            if device.configs:
+                with_parameters(device, NoParameters, driver=self._driver, index=index)
             requests.setdefault((device.pool, device.request), []).append(index)
         plugins = [self._available(pool) for pool, _ in requests]
         calls = [

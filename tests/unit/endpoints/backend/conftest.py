@@ -67,20 +67,20 @@ class Found:
 
     def __init__(self, path: Path, allowed: AllowList | None = None) -> None:
         self.path = path
-        self.remarks: list[Diagnostic] = []
+        self.diagnostics: list[Diagnostic] = []
         self.appeared: list[str] = []
         self.taken: dict[str, str] = {}
         self.directory = BackendDirectory(
             path,
             node=NODE,
             taken=self.taken.get,
-            remark=self.remarks.append,
+            report=self.diagnostics.append,
             allowed=allowed,
         )
 
     @property
     def notes(self) -> list[str]:
-        return [remark.note.replace(str(self.path), "DIR") for remark in self.remarks]
+        return [diagnostic.note.replace(str(self.path), "DIR") for diagnostic in self.diagnostics]
 
     @asynccontextmanager
     async def watched(self) -> AsyncIterator[None]:
@@ -143,7 +143,7 @@ async def call_both(work: Work, *items: tuple[Any, ...]) -> Sequence[Any | BaseE
 
 def new_endpoint(found: Found, listener: Listener) -> BackendEndpoint:
     surroundings = Surroundings(
-        listener=listener, node=NODE, primary=asyncio.Event(), remark=found.remarks.append
+        listener=listener, node=NODE, primary=asyncio.Event(), report=found.diagnostics.append
     )
     endpoint = BackendSource(DRIVER, found.directory).endpoint(surroundings)
     assert isinstance(endpoint, BackendEndpoint)

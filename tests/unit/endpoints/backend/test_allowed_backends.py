@@ -48,7 +48,7 @@ async def served(sockets, listener, **entry: Any) -> AsyncIterator[Any]:
         endpoint = await stack.enter_async_context(running(new_endpoint(found, listener)))
         await listener.names()
         yield backend, endpoint
-    assert found.remarks == []
+    assert found.diagnostics == []
 
 
 def gives(**edits: Any):
@@ -103,10 +103,10 @@ def gives(**edits: Any):
 async def test_a_backend_that_the_list_does_not_allow_is_refused(sockets, quick, entries, problem):
     found = Found(sockets, listed(**entries))
     async with FakeBackend(sockets / "gpu.sock") as backend, found.watched():
-        await until(lambda: found.remarks)
+        await until(lambda: found.diagnostics)
         await asyncio.sleep(0.1)
     assert found.notes == [f"the backend at DIR/gpu.sock is refused: {problem}"]
-    assert found.remarks[0].reason == "BackendRefused"
+    assert found.diagnostics[0].reason == "BackendRefused"
     assert found.appeared == []
     assert {name for name, _ in backend.calls} == {"GetInfo"}
 
@@ -128,7 +128,7 @@ async def test_a_socket_that_is_replaced_while_it_gives_its_name_is_not_admitted
 
         first.info = info
         async with found.watched():
-            await until(lambda: found.remarks)
+            await until(lambda: found.diagnostics)
     assert found.appeared == []
     assert "calls itself good.example.com" in found.notes[0]
 

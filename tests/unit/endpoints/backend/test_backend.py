@@ -40,18 +40,18 @@ async def test_a_backend_that_appears_is_reported_once_with_its_devices(
     backend, found, endpoint, listener
 ):
     assert await listener.next() == Inventory(devices=(Device(name="gpu-0"),))
-    backend.say_devices(device("gpu-0"), device("gpu-1", pool="gpus"))
+    backend.send_devices(device("gpu-0"), device("gpu-1", pool="gpus"))
     assert await listener.names() == ["gpu-0", "gpu-1"]
-    assert (found.appeared, found.remarks) == ([DRIVER], [])
+    assert (found.appeared, found.diagnostics) == ([DRIVER], [])
     assert endpoint.unavailable() is None
     info = backend.called("GetInfo")[0]
     assert (info.node_name, bool(info.plugin_version)) == (NODE, True)
 
 
 async def test_an_inventory_that_equals_the_one_before_is_not_reported(served, backend, listener):
-    backend.say_devices(device("gpu-0"))
+    backend.send_devices(device("gpu-0"))
     await asyncio.sleep(0.1)
-    backend.say_devices(device("gpu-1"))
+    backend.send_devices(device("gpu-1"))
     assert await listener.names() == ["gpu-1"]
 
 
@@ -137,7 +137,7 @@ async def test_health_is_reported_for_listed_devices_and_kept_for_later_ones(
         return pb.DeviceHealth(name=name, health=pb.Health(status=status, message="hot"))
 
     await until(lambda: backend.healths)
-    backend.say_health(
+    backend.send_health(
         pb.WatchHealthResponse(
             devices=[
                 health("gpu-0", pb.HEALTH_STATUS_UNHEALTHY),
@@ -148,7 +148,7 @@ async def test_health_is_reported_for_listed_devices_and_kept_for_later_ones(
     assert await listener.next() == HealthReport(
         devices={DeviceKey("", "gpu-0"): Health.unhealthy("hot")}
     )
-    backend.say_devices(device("gpu-0"), device("gpu-1"))
+    backend.send_devices(device("gpu-0"), device("gpu-1"))
     assert await listener.names() == ["gpu-0", "gpu-1"]
     assert await listener.next() == HealthReport(
         devices={DeviceKey("", "gpu-1"): Health("healthy", "hot")}
@@ -158,7 +158,7 @@ async def test_health_is_reported_for_listed_devices_and_kept_for_later_ones(
 async def test_a_backend_without_health_is_not_asked_for_it_again(backend, endpoint, listener):
     backend.tells_health = False
     await listener.names()
-    backend.say_devices(device("gpu-1"))
+    backend.send_devices(device("gpu-1"))
     await listener.names()
     assert len(backend.called("WatchHealth")) == 1
     assert endpoint.unavailable() is None
@@ -178,7 +178,7 @@ async def test_a_backend_that_died_is_connected_again_at_once_at_a_new_socket(
 
 
 async def test_a_stream_that_ends_is_called_again(served, backend, listener):
-    backend.say(None)
+    backend.send(None)
     assert await listener.reason() == "its backend ended its stream of devices"
     assert await listener.names() == ["gpu-0"]
 

@@ -110,7 +110,7 @@ def part(raw: bytes, number: int = 1) -> bytes:
 async def test_a_message_that_is_no_inventory_ends_the_connection(
     served, backend, listener, sent, reason
 ):
-    backend.say(sent)
+    backend.send(sent)
     assert await listener.reason() == f"{reason}; {FAULT}"
     assert await listener.names() == ["gpu-0"], "it is connected again"
 
@@ -119,16 +119,16 @@ async def test_random_bytes_never_become_more_than_a_reason(served, backend, lis
     chance = random.Random(6)
     for _ in range(20):
         await until(lambda: backend.streams and served.unavailable() is None)
-        backend.say(chance.randbytes(chance.randrange(1, 400)))
+        backend.send(chance.randbytes(chance.randrange(1, 400)))
         await asyncio.sleep(0.02)
     backend.listed = pb.WatchDevicesResponse(devices=[device("gpu-7")])
-    backend.say(None)
+    backend.send(None)
     while await listener.names() != ["gpu-7"]:
         pass
 
 
 async def test_a_message_that_is_too_large_ends_the_connection(served, backend, listener):
-    backend.say(b"\x0a" + bytes(5 * 1024 * 1024))
+    backend.send(b"\x0a" + bytes(5 * 1024 * 1024))
     assert await listener.reason() == (
         "its backend sent more than 4 MiB as an answer to WatchDevices, or takes less than it was "
         "sent"
@@ -137,7 +137,7 @@ async def test_a_message_that_is_too_large_ends_the_connection(served, backend, 
 
 async def test_a_flood_ends_the_connection(served, backend, listener):
     for count in range(1000):
-        backend.say_devices(device(f"gpu-{count % 2}"))
+        backend.send_devices(device(f"gpu-{count % 2}"))
     assert await listener.reason() == (
         f"its backend sent more than 100 messages a second; it must list its devices only after a "
         f"change; {FAULT}"
@@ -146,7 +146,7 @@ async def test_a_flood_ends_the_connection(served, backend, listener):
 
 async def test_a_short_burst_is_taken_and_its_last_message_counts(served, backend, listener):
     for count in range(150):
-        backend.say_devices(device(f"gpu-{count}"))
+        backend.send_devices(device(f"gpu-{count}"))
     names = await listener.names()
     while names != ["gpu-149"]:
         names = await listener.names()
@@ -155,7 +155,7 @@ async def test_a_short_burst_is_taken_and_its_last_message_counts(served, backen
 
 async def test_a_device_that_cannot_be_published_costs_itself_alone(served, backend, listener):
     crowd = {f"a{count}": pb.Attribute(int=count) for count in range(100)}
-    backend.say_devices(
+    backend.send_devices(
         device("good", attributes={"model": pb.Attribute(string="a")}),
         device("tainted", taints=[pb.Taint(key="gpu.example.com/lost")]),
         device("later", taints=[pb.Taint(key="gpu.example.com/lost", effect=77)]),
@@ -183,9 +183,9 @@ async def test_a_device_that_cannot_be_published_costs_itself_alone(served, back
 
 async def test_garbage_of_health_leaves_the_devices_alone(served, backend, listener, caplog):
     await until(lambda: backend.healths)
-    backend.say_health(b"\x0a\xff\xff")
+    backend.send_health(b"\x0a\xff\xff")
     await until(lambda: "backend's stream of health ended" in caplog.text)
-    backend.say_devices(device("gpu-1"))
+    backend.send_devices(device("gpu-1"))
     assert await listener.names() == ["gpu-1"]
     assert served.unavailable() is None
 
@@ -194,7 +194,7 @@ async def test_health_with_numbers_without_end_leaves_the_devices_alone(
     served, backend, listener, caplog
 ):
     await until(lambda: backend.healths)
-    backend.say_health(b"\x78\x01" * 2_000_000)
+    backend.send_health(b"\x78\x01" * 2_000_000)
     await until(lambda: "more than 40,000 fields as the health of" in problems(caplog))
     assert served.unavailable() is None
 
@@ -207,7 +207,7 @@ async def test_health_that_cannot_be_read_is_asked_for_again(
 
     monkeypatch.setattr(connection, "health_of", fail)
     await until(lambda: backend.healths)
-    backend.say_health(pb.WatchHealthResponse(devices=[pb.DeviceHealth(name="gpu-0")]))
+    backend.send_health(pb.WatchHealthResponse(devices=[pb.DeviceHealth(name="gpu-0")]))
     await until(lambda: "reading it failed (RuntimeError)" in problems(caplog))
     assert served.unavailable() is None
     await until(lambda: len(backend.called("WatchHealth")) > 1)
@@ -231,7 +231,7 @@ async def test_another_name_on_the_same_socket_is_another_driver(served, backend
         return pb.GetInfoResponse(driver_name="nic.example.com")
 
     backend.info = info
-    backend.say(None)
+    backend.send(None)
     await until(lambda: "nic.example.com" in found.appeared)
     assert served.unavailable() is not None
 
@@ -514,7 +514,7 @@ async def test_a_call_that_was_given_up_does_not_hold_the_end_of_its_connection(
 ):
     async with asyncio.timeout(5), given_up(served, backend) as (steps, _):
         unpreparing = asyncio.create_task(call(served.unprepare, CLAIM, [GPU]))
-        backend.say(None)
+        backend.send(None)
         await listener.reason()
         with pytest.raises(EndpointStoppedError):
             await unpreparing
@@ -571,10 +571,10 @@ async def test_twelve_thousand_devices_do_not_keep_the_loop(served, backend, lis
 
     first, second = listing(0), listing(1)
     watching = asyncio.create_task(watch())
-    backend.say(first)
+    backend.send(first)
     assert len(await listener.names()) == 12_000
     before = listener.reports[-1]
-    backend.say(second)
+    backend.send(second)
     assert len(await listener.names()) == 12_000
     watching.cancel()
     after = listener.reports[-1]

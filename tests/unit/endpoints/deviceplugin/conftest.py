@@ -7,7 +7,6 @@ import shutil
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -22,6 +21,7 @@ from drakit_nodeplugin.endpoints.deviceplugin import (
     plugin_connection,
     plugin_registration,
 )
+from drakit_nodeplugin.endpoints.deviceplugin.kubelet_resources import KubeletAnswer
 from drakit_nodeplugin.endpoints.deviceplugin.plugins import DevicePlugins, DevicePluginsSource
 from drakit_nodeplugin.endpoints.failures import Diagnostic
 from drakit_nodeplugin.endpoints.host_paths import HostDevices
@@ -29,14 +29,6 @@ from drakit_nodeplugin.endpoints.host_paths import HostDevices
 DRIVER = "deviceplugin.drakit.dev"
 NODE = "node-1"
 THING = "vendor.example/thing"
-
-
-@dataclass(frozen=True)
-class Answer:
-    """The kubelet's answer."""
-
-    resources: dict[str, bool]
-    unknown: str | None = None
 
 
 class World:
@@ -66,10 +58,10 @@ class World:
     def stopped(self, endpoint, reason) -> None:
         self.reports.setdefault(endpoint, []).append(reason)
 
-    async def resources(self) -> Answer:
+    async def resources(self) -> KubeletAnswer:
         if isinstance(self.kubelet, Exception):
             raise self.kubelet
-        return Answer(self.kubelet, unknown=self.unknown)
+        return KubeletAnswer(resources=self.kubelet, unknown=self.unknown)
 
     def health(self, resource: str = THING) -> dict[str, str]:
         """Devices as they were last reported; none while the endpoint is stopped."""
@@ -119,7 +111,7 @@ class World:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[World]:
         surroundings = Surroundings(
-            listener=self, node=NODE, primary=self.primary, remark=self.diagnostics.append
+            listener=self, node=NODE, primary=self.primary, report=self.diagnostics.append
         )
         self.plugins = self.source().endpoint(surroundings)
         await self.plugins.start()

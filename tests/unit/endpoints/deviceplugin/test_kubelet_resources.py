@@ -9,17 +9,20 @@ import grpc.aio
 import pytest
 
 from drakit_nodeplugin.endpoints.deviceplugin import kubelet_resources
-from drakit_nodeplugin.endpoints.deviceplugin.kubelet_resources import KubeletResources
+from drakit_nodeplugin.endpoints.deviceplugin.kubelet_resources import (
+    KubeletAnswer,
+    KubeletResources,
+)
 from drakit_nodeplugin.endpoints.failures import EndpointStoppedError
 from tests.fakes.deviceplugin import FakeDevicePlugin
-from tests.unit.endpoints.deviceplugin.conftest import THING, Answer, World, until
+from tests.unit.endpoints.deviceplugin.conftest import THING, World, until
 
 SILENT = OSError("the kubelet's podresources cannot be read")
-PARTIAL = Answer({}, unknown="the kubelet does not list our own pod")
-FREE = Answer({})
-SERVED = Answer({THING: True})
-HELD = Answer({THING: False})
-OTHER = Answer({"vendor.example/other": True})
+PARTIAL = KubeletAnswer(resources={}, unknown="the kubelet does not list our own pod")
+FREE = KubeletAnswer(resources={})
+SERVED = KubeletAnswer(resources={THING: True})
+HELD = KubeletAnswer(resources={THING: False})
+OTHER = KubeletAnswer(resources={"vendor.example/other": True})
 
 
 # ------------------------------------------------------------ conclusions from the answers
@@ -28,11 +31,11 @@ OTHER = Answer({"vendor.example/other": True})
 class Kubelet:
     """Answers, one after another; the last one stays."""
 
-    def __init__(self, *answers: Answer | Exception) -> None:
+    def __init__(self, *answers: KubeletAnswer | Exception) -> None:
         self.answers = list(answers)
         self.asked = 0
 
-    async def read(self) -> Answer:
+    async def read(self) -> KubeletAnswer:
         self.asked += 1
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         if isinstance(answer, Exception):
@@ -40,7 +43,9 @@ class Kubelet:
         return answer
 
 
-async def free_after(*answers: Answer | Exception, pause: float, limit: float = 600) -> float:
+async def free_after(
+    *answers: KubeletAnswer | Exception, pause: float, limit: float = 600
+) -> float:
     """Poll in this pace, and return the number of seconds until the resource is free."""
     resources, loop = KubeletResources(Kubelet(*answers).read), asyncio.get_running_loop()
     began = loop.time()
@@ -86,7 +91,7 @@ async def test_a_resource_that_nobody_wanted_while_the_kubelet_had_it_does_not_w
 
 @pytest.mark.looptime
 async def test_a_kubelet_that_hangs_is_not_waited_for(looptime):
-    async def hang() -> Answer:
+    async def hang() -> KubeletAnswer:
         await asyncio.sleep(3600)
         return FREE
 
@@ -98,7 +103,7 @@ async def test_a_kubelet_that_hangs_is_not_waited_for(looptime):
 
 @pytest.mark.looptime
 async def test_plugins_that_register_at_once_wait_for_a_kubelet_that_hangs_at_once(looptime):
-    async def hang() -> Answer:
+    async def hang() -> KubeletAnswer:
         await asyncio.sleep(3600)
         return FREE
 
@@ -254,7 +259,7 @@ async def test_without_plugins_the_kubelet_is_asked_no_more_once_its_answers_agr
     asked = 0
     resources = world.resources
 
-    async def count() -> Answer:
+    async def count() -> KubeletAnswer:
         nonlocal asked
         asked += 1
         return await resources()

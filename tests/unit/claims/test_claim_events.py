@@ -17,17 +17,17 @@ EVENTS = "/apis/events.k8s.io/v1/namespaces/lab/events"
 
 
 class Recorder:
-    """Remembers what it was told, as `type reason name: note`."""
+    """Remembers what it recorded, as `type reason name: note`."""
 
     def __init__(self) -> None:
-        self.told: list[str] = []
+        self.recorded: list[str] = []
         self.failure: Exception | None = None
 
     async def record(self, regarding, *, reason, action, note, type="Warning") -> None:
         await asyncio.sleep(0.01)
         if self.failure is not None:
             raise self.failure
-        self.told.append(f"{type} {reason} {regarding['name']}: {note}")
+        self.recorded.append(f"{type} {reason} {regarding['name']}: {note}")
 
 
 class Engine:
@@ -70,8 +70,8 @@ class Lab:
 
     async def news(self) -> list[str]:
         await asyncio.sleep(1)
-        told, self.recorder.told = self.recorder.told, []
-        return told
+        recorded, self.recorder.recorded = self.recorder.recorded, []
+        return recorded
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ async def test_a_claim_that_is_prepared_and_unprepared_is_not_spoken_of(lab):
 
 
 @pytest.mark.looptime
-async def test_a_failure_is_told_once_in_ten_minutes(lab):
+async def test_a_failure_is_reported_once_in_ten_minutes(lab):
     failed = {"error": "cam-0 is broken", "reason": "DriverFailed"}
     assert await lab.attempt(A, **failed) == ["Warning PrepareFailed claim-uid-a: cam-0 is broken"]
     for _ in range(6):
@@ -102,7 +102,7 @@ async def test_a_failure_is_told_once_in_ten_minutes(lab):
 
 
 @pytest.mark.looptime
-async def test_another_text_and_another_operation_are_told_at_once(lab):
+async def test_another_text_and_another_operation_are_reported_at_once(lab):
     assert len(await lab.attempt(A, error="cam-0 is broken")) == 1
     assert len(await lab.attempt(A, error="cam-0 is gone")) == 1
     assert await lab.attempt(A, operation="unprepare", error="cam-0 is gone") == [
@@ -111,13 +111,13 @@ async def test_another_text_and_another_operation_are_told_at_once(lab):
 
 
 @pytest.mark.looptime
-async def test_that_a_claim_is_prepared_is_told_after_its_failure_only(lab):
+async def test_that_a_claim_is_prepared_is_reported_after_its_failure_only(lab):
     await lab.attempt(A, error="cam-0 is broken")
     assert await lab.attempt(A, B) == [
         f"Normal Prepared claim-uid-a: claim {A}: driver {DRIVER} has prepared it now"
     ]
     assert await lab.attempt(A, B) == []
-    assert len(await lab.attempt(A, error="cam-0 is broken")) == 1, "it fails anew"
+    assert len(await lab.attempt(A, error="cam-0 is broken")) == 1, "it fails again"
 
 
 @pytest.mark.looptime
@@ -130,7 +130,7 @@ async def test_a_claim_that_is_unprepared_is_over(lab):
 
 @pytest.mark.looptime
 @pytest.mark.parametrize("reason", ["ClaimNotRead", "ClaimBusy"])
-async def test_what_passes_by_itself_is_told_only_if_it_lasts(lab, reason):
+async def test_what_passes_by_itself_is_reported_only_if_it_lasts(lab, reason):
     failed = {"error": "the API server gives no answer", "reason": reason}
     assert await lab.attempt(A, **failed) == []
     assert await lab.attempt(A) == []
@@ -141,29 +141,29 @@ async def test_what_passes_by_itself_is_told_only_if_it_lasts(lab, reason):
 
 @pytest.mark.looptime
 @pytest.mark.parametrize("reason", ["Abandoned", "ClaimGone", "ClaimReplaced"])
-async def test_what_is_no_matter_of_the_claim_is_not_told_at_it(lab, reason):
+async def test_what_does_not_concern_the_claim_is_not_reported_on_it(lab, reason):
     for _ in range(5):
         assert await lab.attempt(A, error="it is gone", reason=reason) == []
         await asyncio.sleep(90)
 
 
 @pytest.mark.looptime
-async def test_work_that_does_not_end_is_told_after_three_minutes(lab):
+async def test_work_that_does_not_end_is_reported_after_three_minutes(lab):
     lab.engine.seconds = 400
     work = asyncio.create_task(lab.queue.ask("prepare", [A], timeout_seconds=999))
     await asyncio.sleep(179)
-    assert lab.recorder.told == []
+    assert lab.recorder.recorded == []
     await asyncio.sleep(2)
     assert await lab.news() == [
         f"Warning PrepareFailed claim-uid-a: claim {A}: driver {DRIVER} has been preparing it for "
         f"more than 180 s; check the driver's log on this node"
     ]
     await work
-    assert [said.split(":")[0] for said in await lab.news()] == ["Normal Prepared claim-uid-a"]
+    assert [event.split(":")[0] for event in await lab.news()] == ["Normal Prepared claim-uid-a"]
 
 
 @pytest.mark.looptime
-async def test_a_failure_that_is_over_before_it_was_told_is_not_told():
+async def test_a_failure_that_is_over_before_it_was_reported_is_not_reported():
     lab = Lab()
     lab.failed(A, "cam-0 is broken")
     lab.failed(B, "cam-1 is broken")
@@ -192,8 +192,8 @@ async def test_more_than_can_wait_is_dropped_with_one_line(monkeypatch, caplog):
     for claim in claims:
         lab.failed(claim, "the bus is gone")
     writer = asyncio.create_task(lab.events.run(lab.recorder))
-    told = await lab.news()
-    assert [said.split(":")[0] for said in told] == [
+    recorded = await lab.news()
+    assert [event.split(":")[0] for event in recorded] == [
         f"Warning PrepareFailed {claim.name}" for claim in claims[:3]
     ]
     assert [record.msg for record in caplog.records] == ["too many claims to report on"]
