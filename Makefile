@@ -115,6 +115,18 @@ kubectl: venv ## make kubectl ARGS="get pods -A"
 images: deps venv ## build the images that the cluster runs
 	$(BIN)/python -m e2e.images
 
+.PHONY: kind-up
+kind-up: deps venv ## a private Docker engine for CLUSTER=kind, where none is installed (root)
+	$(BIN)/python -m e2e.cluster.kind up
+
+.PHONY: kind-down
+kind-down: venv ## end it, restore this machine and print what differs from before
+	$(BIN)/python -m e2e.cluster.kind down
+
+.PHONY: kind-image
+kind-image: deps venv ## build kind's node image from Debian's packages and Go's modules (root)
+	$(BIN)/python -m e2e.cluster.kind.image
+
 .PHONY: image-context
 image-context: venv ## what `docker build` needs, in build/image
 	$(BIN)/python -m e2e.images context build/image

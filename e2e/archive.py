@@ -1,5 +1,5 @@
 """
-Container images without a container engine: one layer of given files, as a docker-archive tar.
+Container images without a container engine: one layer, as a docker-archive tar.
 
 `ctr images import`, `docker load` and `kind load image-archive` all read this form. The bytes
 depend on the arguments alone (no time, no user name), so an archive's digest shows whether an
@@ -14,6 +14,7 @@ import platform
 import tarfile
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import IO
 
@@ -21,6 +22,18 @@ Content = bytes | Path
 """A file's content, or the file of this machine that has it."""
 
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Image:
+    """What an image has beside its layer."""
+
+    names: Sequence[str]
+    """Each is a repository:tag."""
+
+    entrypoint: Sequence[str] = ()
+    env: Mapping[str, str] = field(default_factory=dict[str, str])
+    user: str = ""
 
 
 def architecture() -> str:
@@ -51,20 +64,26 @@ def write_image(
             _write_layer(stream, files=files, links=links or {})
         with layer.open("rb") as stream:
             digest = hashlib.file_digest(stream, "sha256").hexdigest()
-        config = _config(digest, entrypoint=entrypoint, env=env or {}, user=user)
+        image = Image(names=[name], entrypoint=entrypoint, env=env or {}, user=user)
         whole = Path(folder, "image.tar")
-        _write_archive(whole, name=name, config=config, layer=layer, digest=digest)
+        _write_archive(whole, [image], layer=layer, digest=digest)
         whole.replace(path)
 
 
-def _config(
-    layer_digest: str, *, entrypoint: Sequence[str], env: Mapping[str, str], user: str
-) -> bytes:
-    process: dict[str, object] = {"Env": [f"{key}={value}" for key, value in sorted(env.items())]}
-    if entrypoint:
-        process["Entrypoint"] = list(entrypoint)
-    if user:
-        process["User"] = user
+def write_images(path: Path, images: Sequence[Image], *, layer: Path) -> None:
+    """Write images that all have the same one layer, a tar, to `path`."""
+    with layer.open("rb") as stream:
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    _write_archive(path, images, layer=layer, digest=digest)
+
+
+def _config(image: Image, layer_digest: str) -> bytes:
+    env = [f"{key}={value}" for key, value in sorted(image.env.items())]
+    process: dict[str, object] = {"Env": env}
+    if image.entrypoint:
+        process["Entrypoint"] = list(image.entrypoint)
+    if image.user:
+        process["User"] = image.user
     config = {
         "architecture": architecture(),
         "os": "linux",
@@ -74,14 +93,18 @@ def _config(
     return json.dumps(config, sort_keys=True).encode()
 
 
-def _write_archive(path: Path, *, name: str, config: bytes, layer: Path, digest: str) -> None:
-    config_name = f"{hashlib.sha256(config).hexdigest()}.json"
+def _write_archive(path: Path, images: Sequence[Image], *, layer: Path, digest: str) -> None:
     layer_name = f"{digest}.tar"
-    manifest = [{"Config": config_name, "RepoTags": [name], "Layers": [layer_name]}]
+    manifest: list[dict[str, object]] = []
     with tarfile.open(path, "w") as archive:
-        _add_file(archive, layer_name, layer, mode=0o644)
-        _add_file(archive, config_name, config, mode=0o644)
-        _add_file(archive, "manifest.json", json.dumps(manifest).encode(), mode=0o644)
+        add_file(archive, layer_name, layer, mode=0o644)
+        for image in images:
+            config = _config(image, digest)
+            config_name = f"{hashlib.sha256(config).hexdigest()}.json"
+            names = list(image.names)
+            manifest.append({"Config": config_name, "RepoTags": names, "Layers": [layer_name]})
+            add_file(archive, config_name, config, mode=0o644)
+        add_file(archive, "manifest.json", json.dumps(manifest).encode(), mode=0o644)
 
 
 def _write_layer(
@@ -97,7 +120,7 @@ def _write_layer(
             entry.mode = 0o1777 if folder == "tmp" else 0o755
             layer.addfile(entry)
         for path, (content, mode) in sorted(contents.items()):
-            _add_file(layer, path, content, mode=mode)
+            add_file(layer, path, content, mode=mode)
         for path, target in sorted(targets.items()):
             entry = tarfile.TarInfo(path)
             entry.type, entry.linkname, entry.mode = tarfile.SYMTYPE, target, 0o777
@@ -112,7 +135,8 @@ def _folders(paths: Sequence[str]) -> Iterator[str]:
     yield from sorted(parents - {"."})
 
 
-def _add_file(archive: tarfile.TarFile, name: str, content: Content, *, mode: int) -> None:
+def add_file(archive: tarfile.TarFile, name: str, content: Content, *, mode: int) -> None:
+    """Add a file of root's, of the year 1970, to a tar."""
     entry = tarfile.TarInfo(name)
     entry.mode = mode
     if isinstance(content, bytes):

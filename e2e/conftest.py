@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from e2e.cluster.api import DEFAULT_GATES, Cluster, Options
+from e2e.cluster.api import DEFAULT_GATES, Capability, Cluster, Options
 from e2e.cluster.choice import REPOSITORY
 from e2e.cluster.choice import cluster as choose_cluster
 from e2e.cluster.local.names import default_cluster
@@ -48,9 +48,32 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
+    skip_unsupported(items)
     for item in items:
         if item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(TIMEOUT_SECONDS))
+
+
+def skip_unsupported(items: list[pytest.Item]) -> None:
+    """Skip the tests whose marker `needs` names something that the provider cannot do."""
+    marked = [(item, set(needed)) for item in items if (needed := list(_needed(item)))]
+    if not marked:
+        return
+    chosen = choose_cluster(cluster_name())
+    for item, needed in marked:
+        if missing := sorted(needed - chosen.capabilities):
+            reason = f"the provider {chosen.provider} cannot do this: {', '.join(missing)}"
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def _needed(item: pytest.Item) -> Iterator[Capability]:
+    for marker in item.iter_markers("needs"):
+        yield from marker.args
+
+
+def cluster_name() -> str:
+    """The name of the session's cluster."""
+    return os.environ.get("CLUSTER_NAME") or f"{default_cluster(REPOSITORY)}-e2e"
 
 
 def cluster_gates(config: pytest.Config) -> dict[str, bool]:
@@ -71,8 +94,7 @@ def _wanted(item: pytest.Item, *, gates: dict[str, bool], excluded: set[str]) ->
 @pytest.fixture(scope="session")
 def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """The session's cluster, with its nodes ready."""
-    name = os.environ.get("CLUSTER_NAME") or f"{default_cluster(REPOSITORY)}-e2e"
-    chosen = choose_cluster(name)
+    chosen = choose_cluster(cluster_name())
     found_up = chosen.is_up()
     keep = os.environ.get("KEEP_CLUSTER") == "1"
     nodes: int = request.config.option.cluster_nodes

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -93,10 +93,22 @@ def _cluster_values(cluster: Cluster, build: str) -> dict[str, Any]:
     values: dict[str, dict[str, Any]] = {"nodeplugin": {}, "operator": {}}
     if cluster.boot_id_file() != KERNELS_BOOT_ID:
         values["nodeplugin"]["bootIDFile"] = cluster.boot_id_file()
+    nodes = cluster.nodes
+    if len(cluster.get("nodes")["items"]) > len(nodes):
+        # The control plane is a node of its own here: it has no images, and tests count slices.
+        values["nodeplugin"]["affinity"] = _only(nodes)
     if build:
         for component in values.values():
             component["podAnnotations"] = {"drakit.dev/build": build}
     return values
+
+
+def _only(nodes: Sequence[str]) -> dict[str, Any]:
+    """The affinity to some nodes, by name."""
+    name = {"key": "metadata.name", "operator": "In"}
+    terms = [{"matchFields": [{**name, "values": [node]}]} for node in nodes]
+    required = {"nodeSelectorTerms": terms}
+    return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
 
 
 def _why_not_ready(cluster: Cluster, release: Release) -> str:

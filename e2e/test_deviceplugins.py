@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from e2e.cluster.api import Capability
 from e2e.foreign import (
     BLINKERS_DIRECTORY,
     CLASH,
@@ -445,6 +446,7 @@ def test_a_plugin_is_moved_from_the_kubelet_to_the_node_plugin_and_back_and_its_
 @pytest.mark.disruptive
 @pytest.mark.serial
 @pytest.mark.timeout(400)
+@pytest.mark.needs(Capability.REBOOT)
 def test_after_a_reboot_the_devices_of_a_pod_are_allocated_again(yard):
     yard.apply(
         template("d", ("device", SAMPLE_CLASS, by_id("Dev-1"))),

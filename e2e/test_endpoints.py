@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from e2e.cluster.api import Capability
 from e2e.kit import (
     from_template,
     pod,
@@ -236,6 +237,7 @@ def cut(stage: Stage) -> Generator[None]:
 
 
 @pytest.mark.slow
+@pytest.mark.needs(Capability.CUT)
 def test_over_restarts_the_grace_goes_on_and_a_removal_that_had_begun_is_finished(stage):
     with written(stage.cluster, updates=2):
         stopped_at = stop(stage.lamps)

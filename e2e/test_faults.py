@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from e2e.cluster.api import Component
+from e2e.cluster.api import Capability, Component
 from e2e.kit import (
     DRIVER,
     cdi_files,
@@ -68,6 +68,7 @@ def kill_plugin(release, node):
     wait_for("the plugin to be ready", lambda: ready(plugin_pod(release, node)), seconds=90)
 
 
+@pytest.mark.needs(Capability.CUT)
 def test_a_force_deleted_pods_claim_is_unprepared_without_the_api_server(space, release, node):
     claim = run_pod(space)
     (device,) = devices_of(claim)
@@ -181,6 +182,7 @@ def test_cdi_files_deleted_under_a_stopped_plugin_are_back_at_its_start(
     wait_for("the pod to be ready", lambda: ready(space.get("pod", "holder")), seconds=90)
 
 
+@pytest.mark.needs(Capability.REBOOT)
 def test_after_a_reboot_the_pod_comes_up_with_its_device_again(space, release, node):
     claim = run_pod(
         space,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pytest
 
+from e2e.cluster.api import Capability
 from e2e.kit import claim, from_claim, from_template, holds_for, pod, template, wait_for
 from e2e.scripted.control import Rule
 from e2e.scripted.stage import LAMPS, number
@@ -136,6 +137,7 @@ def test_of_two_drivers_one_fails_to_unprepare_and_then_recovers(stage, request,
 
 
 @pytest.mark.disruptive
+@pytest.mark.needs(Capability.CUT)
 def test_a_claim_that_cannot_be_read_waits_for_the_api_server(stage):
     address = stage.plugin()["status"]["podIP"]
     stage.cluster.cut_pod(stage.node, address)

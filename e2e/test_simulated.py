@@ -383,11 +383,10 @@ def writes_of_slices(cluster: Cluster) -> list[dict[str, Any]]:
     ]
 
 
+@pytest.mark.needs(Capability.AUDIT)
 def test_list_attributes_that_the_api_server_does_not_know_are_told_and_left_out(lab):
     if lab.cluster.gates.get("DRAListTypeAttributes"):
         pytest.skip("the cluster knows list attributes")
-    if Capability.AUDIT not in lab.cluster.capabilities:
-        pytest.skip(f"the provider {lab.cluster.provider} shows no audit records")
 
     def reported() -> set[str]:
         events = lab.cluster.get(

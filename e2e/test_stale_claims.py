@@ -63,9 +63,8 @@ def test_a_claim_that_the_kubelet_forgot_is_collected(stage):
     stage.wait_phase("next", "Running")
 
 
+@pytest.mark.needs(Capability.CUT)
 def test_a_kubelet_that_has_not_synced_its_pods_frees_no_claim(stage):
-    if Capability.CUT not in stage.cluster.capabilities:
-        pytest.skip(f"the provider {stage.cluster.provider} cannot cut a kubelet off")
     command = ["sleep", "3611"]
     stage.apply(
         template("lamp", ("lamp", "lamp.test")),

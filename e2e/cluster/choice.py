@@ -5,6 +5,7 @@ import subprocess
 from pathlib import Path
 
 from .api import Cluster, ClusterError
+from .kind import engine
 from .local.names import default_cluster
 
 REPOSITORY = Path(__file__).parent.parent.parent
@@ -23,14 +24,15 @@ def cluster(name: str | None = None) -> Cluster:
 
         return LocalCluster(name)
     if provider == "kind":
-        from .kind import KindProvider
+        from .kind.provider import KindProvider
 
         return KindProvider(name)
     raise ClusterError(f"CLUSTER={provider} is none of auto, kind, local")
 
 
 def docker_answers() -> bool:
-    """Whether a Docker engine answers; one that hangs does not."""
+    """Whether a Docker engine answers, the one of `make kind-up` too; one that hangs does not."""
+    engine.use()
     try:
         done = subprocess.run(
             ["docker", "info"], capture_output=True, timeout=DOCKER_SECONDS, check=False

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 from e2e.images.cache import digest, kept, run
@@ -18,12 +19,17 @@ SUITE = "trixie"
 UNNEEDED = ("doc", "man", "locale", "info", "zoneinfo", "i18n", "lintian")
 """Folders of /usr/share that nothing in a container reads."""
 
+SMALL = (
+    *(f"--dpkgopt=path-exclude=/usr/share/{folder}/*" for folder in UNNEEDED),
+    "--dpkgopt=path-exclude=/usr/lib/*/gconv/*",
+)
+"""Options of mmdebstrap that leave all this out."""
+
 RECIPE = (
     "--variant=essential",
     # grpcio needs the C++ library; public Python images have it.
     "--include=python3,libstdc++6",
-    *(f"--dpkgopt=path-exclude=/usr/share/{folder}/*" for folder in UNNEEDED),
-    "--dpkgopt=path-exclude=/usr/lib/*/gconv/*",
+    *SMALL,
 )
 
 
@@ -39,17 +45,19 @@ def base_key() -> str:
 
 
 def _make(folder: Path) -> None:
+    write_root(folder / "base.tar", suite=SUITE, recipe=RECIPE, what="the base image")
+
+
+def write_root(path: Path, *, suite: str, recipe: Sequence[str], what: str) -> None:
+    """
+    Write the file system of a Debian release as a tar.
+
+    :param recipe: mmdebstrap's options: which packages, and what is left out of them.
+    """
     mirror = _mirror()
     run(
-        [
-            "mmdebstrap",
-            "--quiet",
-            *RECIPE,
-            SUITE,
-            folder / "base.tar",
-            *([mirror] if mirror else []),
-        ],
-        what="making the base image (mmdebstrap)",
+        ["mmdebstrap", "--quiet", *recipe, suite, path, *([mirror] if mirror else [])],
+        what=f"making {what} (mmdebstrap)",
         timeout_seconds=900,
     )
 

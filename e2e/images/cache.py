@@ -65,6 +65,9 @@ def kept(kind: str, key: str, make: Callable[[Path], None], *, keep: int = 3) ->
     with locked(kind) as folder:
         place = folder / key
         if not place.exists():
+            # We hold the lock, so no living process uses these: a killed one left them.
+            for remains in folder.glob(".new-*"):
+                shutil.rmtree(remains)
             with tempfile.TemporaryDirectory(dir=folder, prefix=".new-") as unfinished:
                 content = Path(unfinished, "content")
                 content.mkdir()

@@ -1,6 +1,7 @@
 """
-The programs of a local cluster, built from the Go modules in `binaries/` into a cache.
+The programs of a cluster, built from the Go modules in `binaries/` into a cache.
 
+A local cluster needs :data:`LOCAL`; a kind cluster's node image is made of those and :data:`KIND`.
 The cache's key is what the programs are made of: the modules' files, the Go version, and the way
 they are built. The first build takes about twelve minutes on two processors, so it always says how
 far it is; two clones that need the same programs build them once.
@@ -9,6 +10,7 @@ far it is; two clones that need the same programs build them once.
 import contextlib
 import fcntl
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -16,13 +18,19 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..api import ClusterError, run
 
 SOURCES = Path(__file__).parent.parent / "binaries"
+
+LOCAL = ("pause", "tools", "kubernetes")
+"""The modules whose programs every cluster runs."""
+
+KIND = ("kind", "coredns")
+"""The modules that only a kind cluster needs: a change of them builds nothing else again."""
 
 KUBERNETES_PROGRAMS = (
     "kube-apiserver",
@@ -31,7 +39,9 @@ KUBERNETES_PROGRAMS = (
     "kubelet",
     "kube-proxy",
     "kubectl",
+    "kubeadm",
 )
+"""The names under which the one program of the module `kubernetes` acts."""
 
 FORM = "1"
 """Changes with the way programs are built or laid out, so that caches do not."""
@@ -69,46 +79,56 @@ def kubernetes_version(sources: Path = SOURCES) -> str:
     return found[1]
 
 
-def cache_key(go_version: str, sources: Path = SOURCES) -> str:
+def module_folder(module: str, path: str) -> Path:
+    """Return the folder in Go's module cache of a module that one of ours requires."""
+    argv = ["go", "-C", str(SOURCES / module), "mod", "download", "-json", path]
+    return Path(json.loads(run(argv, timeout_seconds=600).stdout)["Dir"])
+
+
+def cache_key(go_version: str, sources: Path = SOURCES, *, modules: Sequence[str] = LOCAL) -> str:
     """The key of the programs: a digest of all that they are made of."""
     digest = hashlib.sha256(f"{FORM} {go_version} {sorted(ENVIRONMENT.items())}".encode())
-    for path in sorted(sources.glob("*/*")):
+    for path in sorted(path for module in modules for path in sources.glob(f"{module}/*")):
         content = path.read_bytes()
         digest.update(f"\n{path.relative_to(sources)} {len(content)}\n".encode() + content)
     return digest.hexdigest()[:16]
 
 
-def programs() -> Path:
-    """Return the folder of the programs; build them first where they are missing."""
+def programs(modules: Sequence[str] = LOCAL) -> Path:
+    """Return the folder of the modules' programs; build them first where they are missing."""
     go_version = _go_version()
-    folder = cache_folder() / "programs" / cache_key(go_version)
+    folder = cache_folder() / "programs" / cache_key(go_version, modules=modules)
     if folder.is_dir():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
     with _locked(folder.with_suffix(".lock")):
         if not folder.is_dir():
-            _build_all(folder)
+            _build_all(folder, modules)
     return folder
 
 
-def _build_all(folder: Path) -> None:
+def _build_all(folder: Path, modules: Sequence[str]) -> None:
     # The lock is ours, so what others left half done is nobody's.
     for remains in folder.parent.glob(f"{folder.name}.building.*"):
         shutil.rmtree(remains)
     partial = folder.with_suffix(f".building.{os.getpid()}")
     partial.mkdir()
     started = time.monotonic()
-    version = kubernetes_version()
+    chosen = [
+        module for module in _modules(kubernetes_version(), partial) if module.folder in modules
+    ]
     print(
-        f"building Kubernetes {version} and its tools into {folder}: about 12 minutes the first "
-        "time on a machine of two processors, seconds ever after",
+        f"building {', '.join(module.title for module in chosen)} into {folder}: minutes the first "
+        "time (Kubernetes takes about ten on two processors), seconds ever after",
         flush=True,
     )
-    for module in _modules(version, partial):
+    for module in chosen:
         _build(module)
-    for name in KUBERNETES_PROGRAMS:
-        (partial / name).symlink_to("kubernetes")
-    (partial / "server").rename(partial / "etcd")  # the last part of its package's path
+    if "kubernetes" in modules:
+        for name in KUBERNETES_PROGRAMS:
+            (partial / name).symlink_to("kubernetes")
+    if "tools" in modules:
+        (partial / "server").rename(partial / "etcd")  # the last part of its package's path
     partial.replace(folder)
     print(f"built all programs in {time.monotonic() - started:.0f} s", flush=True)
 
@@ -136,6 +156,18 @@ def _modules(version: str, into: Path) -> Iterator[Module]:
         folder="kubernetes",
         title=f"Kubernetes {version}",
         arguments=(*common, f"-s -w {stamp}", "-o", f"{into}/kubernetes", "."),
+        packages=".",
+    )
+    yield Module(
+        folder="kind",
+        title="kind and crictl",
+        arguments=(*common, "-s -w", "-o", f"{into}/", "tool"),
+        packages="tool",
+    )
+    yield Module(
+        folder="coredns",
+        title="CoreDNS",
+        arguments=(*common, "-s -w", "-o", f"{into}/coredns", "."),
         packages=".",
     )
 

@@ -131,7 +131,7 @@ class Node:
             raise ClusterError(f"{archive} could not be imported on {self.name}: {output}")
 
     def path(self, path: str) -> Path:
-        return _inside(Path(f"/proc/{self.box.pid}/root"), path)
+        return inside(Path(f"/proc/{self.box.pid}/root"), path)
 
     def _ctr(self, *args: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         return run([*self.box.enter(), "ctr", *args], check=check, env=self._env)
@@ -180,7 +180,7 @@ class Node:
             authority.kubeconfig(kubeconfig, server=self._server, file=file)
 
 
-def _inside(root: Path, path: str) -> Path:
+def inside(root: Path, path: str) -> Path:
     """Resolve a path below a root as if it was the root: its absolute links stay below, too."""
     found, left = root, [part for part in reversed(path.split("/")) if part]
     for _ in range(40):  # as many links as the kernel follows

@@ -30,6 +30,7 @@ from ..api import (
     run,
     wait_until,
 )
+from ..kind import engine
 from . import binaries, cgroups, network, pause, records, requirements
 from .boxes import Box, end_all
 from .control_plane import ControlPlane
@@ -55,6 +56,11 @@ class LocalCluster(Cluster):
 
     def start(self, options: Options) -> None:
         requirements.check()
+        if engine.find() is not None:
+            raise ClusterError(
+                "the Docker engine of `make kind-up` runs, and no local cluster runs beside it: "
+                "use CLUSTER=kind, or `make kind-down` first"
+            )
         if options.nodes > MAX_NODES:
             raise ClusterError(f"a local cluster has {MAX_NODES} nodes at most")
         _ = self._programs  # built before anybody waits for a lock

@@ -6,7 +6,7 @@ import tarfile
 
 import pytest
 
-from e2e.archive import image_names, write_image
+from e2e.archive import Image, image_names, write_image, write_images
 
 
 def digest(path):
@@ -77,3 +77,21 @@ def test_names_are_read_back_and_a_failure_leaves_no_file(tmp_path):
     with pytest.raises(FileNotFoundError):
         write(tmp_path / "b.tar", files={"/x": (tmp_path / "missing", 0o644)})
     assert [path.name for path in tmp_path.iterdir()] == ["a.tar"]
+
+
+def test_several_images_share_one_layer(tmp_path):
+    layer, path = tmp_path / "layer.tar", tmp_path / "images.tar"
+    layer.write_bytes(b"layer")
+    images = [
+        Image(names=["one:1", "one:2"], entrypoint=["/one"]),
+        Image(names=["two:1"], user="7:7"),
+    ]
+    write_images(path, images, layer=layer)
+    assert image_names(path) == ["one:1", "one:2", "two:1"]
+    with tarfile.open(path) as archive:
+        manifest = json.load(archive.extractfile("manifest.json"))
+        assert {tuple(image["Layers"]) for image in manifest} == {(f"{digest(layer)}.tar",)}
+        configs = [json.load(archive.extractfile(image["Config"])) for image in manifest]
+        assert configs[0]["config"]["Entrypoint"] == ["/one"]
+        assert configs[1]["config"]["User"] == "7:7"
+        assert len(archive.getnames()) == 4

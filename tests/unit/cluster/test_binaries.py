@@ -4,8 +4,6 @@ import json
 
 import pytest
 
-from e2e.cluster.api import Options
-from e2e.cluster.kind import kind_config
 from e2e.cluster.local import binaries, configs
 from e2e.cluster.local.names import Names
 
@@ -31,6 +29,20 @@ def test_the_key_hangs_on_files_and_go_version(sources):
     assert binaries.cache_key("go1.26.6", sources) != key
 
 
+def test_what_only_kind_needs_is_built_apart(sources):
+    local = binaries.cache_key("go1.26.6", sources)
+    kind = binaries.cache_key("go1.26.6", sources, modules=binaries.KIND)
+    (sources / "coredns").mkdir()
+    (sources / "coredns" / "main.go").write_text("package main\n")
+    assert binaries.cache_key("go1.26.6", sources) == local
+    assert binaries.cache_key("go1.26.6", sources, modules=binaries.KIND) != kind
+
+
+def test_every_module_of_go_is_built():
+    folders = {path.name for path in binaries.SOURCES.iterdir() if path.is_dir()}
+    assert {*binaries.LOCAL, *binaries.KIND} == folders
+
+
 def test_the_cache_is_where_the_environment_says(monkeypatch, tmp_path):
     monkeypatch.delenv("DRAKIT_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -54,10 +66,3 @@ def test_a_kubelet_has_its_own_cgroup_and_the_gates(tmp_path):
 
 def test_switches_are_a_flag():
     assert configs.switches_flag({"B": False, "A": True}) == "A=true,B=false"
-
-
-@pytest.mark.parametrize(("nodes", "roles"), [(0, 1), (1, 1), (2, 3)])
-def test_kind_gets_workers_where_several_nodes_are_asked_for(nodes, roles):
-    config = kind_config(Options(nodes=nodes))
-    assert len(config["nodes"]) == roles
-    assert config["featureGates"] == {"DRADeviceTaintRules": True}

@@ -5,7 +5,8 @@ import stat
 import pytest
 
 from e2e.cluster import choice
-from e2e.cluster.api import Capability, ClusterError, UnsupportedError, wait_until
+from e2e.cluster.api import Capability, ClusterError, Options, UnsupportedError, wait_until
+from e2e.cluster.kind import engine
 from e2e.cluster.local import requirements
 
 
@@ -13,6 +14,7 @@ from e2e.cluster.local import requirements
 def docker(tmp_path, monkeypatch):
     """Put a `docker` on the PATH that answers with the given code."""
     monkeypatch.setenv("CLUSTER", "auto")
+    monkeypatch.setattr(engine, "ROOT", tmp_path / "no-engine")
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
 
     def make(script: str) -> None:
@@ -51,9 +53,9 @@ def test_the_choice_by_hand_wins(docker, monkeypatch):
 def test_what_kind_cannot_do_names_the_provider_that_can(docker):
     docker("exit 0")
     kind = choice.cluster("a")
-    assert Capability.REBOOT not in kind.capabilities
+    assert Capability.CONTROL_PLANE_ALONE not in kind.capabilities
     with pytest.raises(UnsupportedError, match="CLUSTER=local can"):
-        kind.reboot_node("node-1")
+        kind.start(Options(nodes=0))
 
 
 def test_missing_root_is_one_sentence(monkeypatch):

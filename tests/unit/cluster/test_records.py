@@ -10,7 +10,7 @@ from e2e.cluster.api import ClusterError
 from e2e.cluster.local import records
 from e2e.cluster.local.leftovers import mounts_below
 from e2e.cluster.local.names import Names
-from e2e.cluster.local.node import _inside
+from e2e.cluster.local.node import inside
 from e2e.cluster.local.records import Process, Record
 
 
@@ -88,12 +88,12 @@ def test_absolute_links_of_a_node_stay_in_the_node(tmp_path):
     (tmp_path / "var").mkdir()
     (tmp_path / "var" / "run").symlink_to("/run")
     (tmp_path / "etc").symlink_to("../../../run")
-    assert _inside(tmp_path, "/var/run/cdi") == tmp_path / "run" / "cdi"
-    assert _inside(tmp_path, "/etc") == tmp_path / "run"
+    assert inside(tmp_path, "/var/run/cdi") == tmp_path / "run" / "cdi"
+    assert inside(tmp_path, "/etc") == tmp_path / "run"
 
 
 def test_links_in_a_circle_are_an_error(tmp_path):
     (tmp_path / "a").symlink_to("/b")
     (tmp_path / "b").symlink_to("a")
     with pytest.raises(ClusterError, match="too many links"):
-        _inside(tmp_path, "/a")
+        inside(tmp_path, "/a")

@@ -40,6 +40,12 @@ def test_what_fails_halfway_is_not_there(cache):
     assert [path.name for path in (cache / "things").iterdir()] == [".lock"]
 
 
+def test_what_a_killed_process_left_half_done_is_removed(cache):
+    (cache / "things" / ".new-1" / "content").mkdir(parents=True)
+    kept("things", "key", lambda folder: None)
+    assert sorted(path.name for path in (cache / "things").iterdir()) == [".lock", "key"]
+
+
 def test_the_oldest_go_first_but_not_those_of_the_last_hour(cache):
     for age_hours, key in ((4, "old"), (3, "older-than-an-hour"), (0, "new")):
         place = kept("things", key, lambda folder: None)

@@ -19,6 +19,8 @@ import (
 	controllermanager "k8s.io/kubernetes/cmd/kube-controller-manager/app"
 	proxy "k8s.io/kubernetes/cmd/kube-proxy/app"
 	scheduler "k8s.io/kubernetes/cmd/kube-scheduler/app"
+	kubeadm "k8s.io/kubernetes/cmd/kubeadm/app"
+	kubeadmerrors "k8s.io/kubernetes/cmd/kubeadm/app/util/errors"
 	kubelet "k8s.io/kubernetes/cmd/kubelet/app"
 )
 
@@ -33,6 +35,11 @@ var programs = map[string]func() *cobra.Command{
 
 func main() {
 	name := filepath.Base(os.Args[0])
+	if name == "kubeadm" {
+		// kubeadm exports no command, and its exit codes tell its callers what failed.
+		kubeadmerrors.HandleError(kubeadm.Run())
+		return
+	}
 	command, ok := programs[name]
 	if !ok {
 		fmt.Fprintf(os.Stderr, "%s is none of Kubernetes' programs\n", name)
