@@ -75,7 +75,7 @@ def test_a_backends_devices_are_prepared_with_parameters_and_unprepared(yard):
     assert cdi_files(yard.cluster, yard.node, driver=BLINKERS) == set()
 
 
-def test_a_broken_device_of_a_backend_is_tainted_and_the_pod_that_has_it_told(yard):
+def test_a_broken_device_of_a_backend_is_tainted_and_the_pod_that_has_it_is_notified(yard):
     with_blinker(yard, "user")
     yard.wait_phase("user", "Running")
     name = blinker_of(yard, "user")

@@ -136,7 +136,7 @@ def test_of_a_prioritized_list_the_chosen_alternative_is_prepared_with_its_param
     assert devices["configs"] == [{"of": "request"}, {"of": "lamp"}]
 
 
-def test_an_admin_looks_at_a_device_beside_its_user(stage):
+def test_an_admin_monitors_a_device_beside_its_user(stage):
     stage.cluster.kubectl(
         "label", "namespace", stage.name, "resource.kubernetes.io/admin-access=true"
     )

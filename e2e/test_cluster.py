@@ -123,7 +123,7 @@ def test_dra_is_served_with_its_taint_rules(cluster: Cluster):
     assert "devicetaintrules.resource.k8s.io" in kinds
 
 
-def test_an_error_of_kubectl_is_told_with_its_text(cluster: Cluster):
+def test_an_error_of_kubectl_is_reported_with_its_text(cluster: Cluster):
     with pytest.raises(CommandError, match='"no-such-pod" not found'):
         cluster.kubectl("get", "pod", "no-such-pod")
 

@@ -161,7 +161,7 @@ def test_a_pod_that_asks_for_an_extended_resource_alone_runs_unchanged(yard):
     wait_for("the claim to be gone", lambda: yard.get("resourceclaim", name) is None)
 
 
-def test_a_container_has_the_device_node_and_the_variables_that_a_plugin_says(yard):
+def test_a_container_has_the_device_node_and_the_variables_that_a_plugin_returns(yard):
     devices = yard.of(FUSE)
     assert set(devices) == set(FUSE_DEVICES)
     numa = {

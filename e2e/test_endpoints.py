@@ -363,7 +363,7 @@ MISBEHAVIOUR: dict[str, Callable[[Script], None]] = {
 
 
 @pytest.mark.slow
-def test_a_driver_that_ends_its_thread_floods_or_says_nonsense_is_stopped_alone(stage):
+def test_a_driver_that_ends_its_thread_floods_or_reports_nonsense_is_stopped_alone(stage):
     with_lamp(stage, "user", 0)
     stage.wait_phase("user", "Running")
     with neighbours_unharmed(stage):

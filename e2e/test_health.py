@@ -142,7 +142,9 @@ def moment(text: str) -> float:
 
 @pytest.mark.disruptive
 @pytest.mark.slow
-def test_over_a_restart_of_the_plugin_taints_stay_as_they_are_and_the_kubelet_is_told_again(stage):
+def test_over_a_restart_of_the_plugin_taints_stay_as_they_are_and_the_kubelet_is_notified_again(
+    stage,
+):
     with_lamp(stage, "user", 0)
     with_lamp(stage, "other", 1)
     stage.wait_phase("user", "Running")

@@ -41,7 +41,7 @@ def holder(release) -> str:
     ).stdout
 
 
-def test_a_pod_whose_class_is_missing_is_told_so(space, release):
+def test_a_pod_whose_class_is_missing_gets_an_event(space, release):
     wait_for("a leader", lambda: holder(release))
     space.apply(template("gone", ("gpu", "missing.test")))
     since = time.monotonic()
@@ -55,7 +55,7 @@ def test_a_pod_whose_class_is_missing_is_told_so(space, release):
     assert "missing.test" in events_about(space, "gone")[0]["message"]
 
 
-def test_a_pod_whose_devices_are_all_taken_is_told_who_has_them(space, release, zram):
+def test_a_pod_whose_devices_are_all_taken_gets_an_event_with_their_users(space, release, zram):
     space.apply(template("disk", ("disk", "zram-second.test")))
     for number in range(len(zram.second)):
         space.apply(pod(f"holder-{number}", ("disk", from_template("disk"))))

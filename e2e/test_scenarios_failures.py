@@ -41,7 +41,7 @@ def began(script, operation, count=1) -> None:
     )
 
 
-def test_a_prepare_that_fails_is_told_and_tried_again(stage):
+def test_a_prepare_that_fails_is_reported_and_tried_again(stage):
     stage.lamps.play(Rule(operation="prepare", fail=BROKEN, times=1))
     with_lamp(stage)
     text = stage.event("user", BROKEN)

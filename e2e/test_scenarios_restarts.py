@@ -215,7 +215,7 @@ def test_the_kubelet_counts_the_claims_in_use(stage):
 
 
 @pytest.mark.slow
-def test_a_plugin_that_hangs_is_started_anew_and_knows_what_it_had_prepared(stage):
+def test_a_plugin_that_hangs_is_restarted_and_knows_what_it_had_prepared(stage):
     with_claim(stage, "user", lamp(0))
     stage.wait_phase("user", "Running")
     uid = stage.uid("user", "claim")

@@ -257,7 +257,7 @@ def test_parameters_of_class_and_claim_arrive_in_the_containers(lab):
         pytest.param({"env": {"SIMULATED_X": "1"}}, ("env", "SIMULATED_X"), id="our-own-variable"),
     ],
 )
-def test_a_mistake_in_parameters_is_told_with_the_field(lab, parameters, words):
+def test_a_mistake_in_parameters_is_reported_with_the_field(lab, parameters, words):
     lab.apply(
         template("nic", ("nic", NIC), config=[opaque(DRIVER, parameters)]),
         user("nic", ("nic", from_template("nic"))),
@@ -303,7 +303,7 @@ def keys(device: dict[str, Any]) -> set[str]:
     return {f"{taint['key']}:{taint['effect']}" for taint in device.get("taints", ())}
 
 
-def test_taints_come_and_go_as_the_control_file_says(lab):
+def test_taints_come_and_go_as_in_the_control_file(lab):
     lab.command(
         taints={"nic-*": [{"key": "maintenance", "value": "today", "effect": "NoSchedule"}]}
     )
@@ -384,7 +384,7 @@ def writes_of_slices(cluster: Cluster) -> list[dict[str, Any]]:
 
 
 @pytest.mark.needs(Capability.AUDIT)
-def test_list_attributes_that_the_api_server_does_not_know_are_told_and_left_out(lab):
+def test_list_attributes_that_the_api_server_does_not_know_are_reported_and_left_out(lab):
     if lab.cluster.gates.get("DRAListTypeAttributes"):
         pytest.skip("the cluster knows list attributes")
 

@@ -183,7 +183,7 @@ def test_pods_share_a_rotor_of_the_example_and_each_undoes_its_own(room, rotors)
     assert not list(speed.parent.glob("speed.*"))
 
 
-def test_a_pod_that_wants_a_rotor_of_the_example_faster_than_it_claimed_is_told(room, rotors):
+def test_a_pod_that_wants_a_rotor_of_the_example_faster_than_it_claimed_is_reported(room, rotors):
     room.apply(*rotor_pod("greedy", rpm=1200, speed=1201))
     message = room.event("greedy", "speed 1201 is more than the claim's")
     assert "claim more" in message

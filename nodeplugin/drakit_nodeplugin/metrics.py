@@ -84,7 +84,7 @@ class Metrics:
             "drakit_slice_writes", "Writes of ResourceSlices to the API server", ("verb", "result")
         )
         self.diagnostics = self._counter(
-            "drakit_endpoint_remarks",
+            "drakit_endpoint_diagnostics",
             "Problems of drivers, backends and device plugins: Events of the Node have the details",
             ("reason",),
         )

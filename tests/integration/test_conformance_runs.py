@@ -134,7 +134,7 @@ def test_a_driver_that_does_not_start_is_tried_once(reference, told, capfd, few_
     assert f"{len(ALL)} broken" in lines
 
 
-def test_the_command_line_tells_what_is_not_kept_and_why(tmp_path, capfd, few_rules):
+def test_the_command_line_prints_what_is_not_kept_and_why(tmp_path, capfd, few_rules):
     config, junit = tmp_path / "config.yaml", tmp_path / "junit.xml"
     config.write_text('directory: "{root}/shelf"')
     arguments = ["--config", str(config), "--junit", str(junit), "--rule", "kept"]
@@ -160,7 +160,7 @@ def test_the_command_line_tells_what_is_not_kept_and_why(tmp_path, capfd, few_ru
         pytest.param([SHELF, "--config", "/no/file"], "/no/file cannot be read", id="no-file"),
     ],
 )
-def test_wrong_use_is_told(arguments, told, capfd):
+def test_wrong_use_is_reported(arguments, told, capfd):
     assert main(["conformance", *arguments]) == 2
     assert told in capfd.readouterr().err
 
@@ -232,7 +232,9 @@ def test_programs_of_the_target_find_the_modules_beside_them(tmp_path, monkeypat
         ),
     ],
 )
-def test_a_driver_that_cannot_be_used_is_told_with_the_reason_and_soon(target, told, monkeypatch):
+def test_a_driver_that_cannot_be_used_is_reported_with_the_reason_and_soon(
+    target, told, monkeypatch
+):
     monkeypatch.setattr(node, "HOPELESS_SECONDS", 0.5)
     (result,) = asyncio.run(run(target, only=[started])).results
     assert result.outcome == Outcome.BROKEN

@@ -255,7 +255,7 @@ async def test_a_mistake_in_the_configuration_is_refused_with_file_key_and_reaso
     assert rig.left() <= {"checkpoint.db"}
 
 
-async def test_a_claim_that_fails_is_told_as_an_event_of_its_own_and_that_it_is_over(rig):
+async def test_a_claim_that_fails_gets_an_event_and_another_one_when_it_recovers(rig):
     events = "/apis/events.k8s.io/v1/namespaces/lab/events"
     (rig.shelf / "atlas").touch()
     rig.allocate("uid-a", "atlas")

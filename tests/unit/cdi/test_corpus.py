@@ -41,7 +41,7 @@ def test_the_linter_finds_nothing_in_a_good_file(path, tmp_path):
 
 
 @pytest.mark.parametrize("path", files("warned", "strict", "bad"))
-def test_the_linter_says_what_is_wrong_and_nothing_else(path, tmp_path):
+def test_the_linter_reports_what_is_wrong_and_nothing_else(path, tmp_path):
     verdict = VERDICTS[path.parent.name][path.name]
     expected = verdict["problems"] if path.parent.name == "strict" else verdict
     found = said(lint(path, tmp_path))

@@ -25,7 +25,7 @@ def said(directory: Path, *subfolders: str) -> list[str]:
     return [f"{p.severity} {p}".replace(f"{directory}/", "") for p in problems]
 
 
-def test_all_problems_are_told_in_the_order_of_the_fields():
+def test_all_problems_are_reported_in_the_order_of_the_fields():
     problems = lint_spec({"cdiVersion": "0.3.0", "kind": "cam", "devices": [{}, {"name": "-"}]})
     assert [problem.path for problem in problems] == [
         "kind",

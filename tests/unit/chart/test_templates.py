@@ -173,7 +173,7 @@ def test_a_kubelet_without_podresources_does_not_keep_the_pod_from_starting(rend
     assert volume["hostPath"]["type"] == "DirectoryOrCreate"
 
 
-def test_the_kubelets_state_is_mounted_where_the_site_says_so_alone(render, tmp_path):
+def test_the_kubelets_state_is_mounted_only_where_the_values_set_it(render, tmp_path):
     values = {"nodeplugin": {"kubeletStateDirectory": "/data/kubelet"}}
     objects = render(values)
     spec = pod_spec(objects, "DaemonSet", "drakit-nodeplugin")
@@ -186,7 +186,7 @@ def test_the_kubelets_state_is_mounted_where_the_site_says_so_alone(render, tmp_
     assert str(config.kubelet_state_file) == f"{mount['mountPath']}/dra_manager_state"
 
 
-def test_stale_claims_are_collected_when_the_site_says(render, tmp_path):
+def test_stale_claims_are_collected_when_the_values_enable_it(render, tmp_path):
     stale = {"gracePeriod": "5s", "period": "1s"}
     objects = render({"nodeplugin": {"staleClaims": stale}})
     config = load_config(written(objects, tmp_path, "nodeplugin")).stale_claims
@@ -199,7 +199,7 @@ def test_the_values_limit_opaque_parameters(render, tmp_path):
     assert (config.max_bytes, config.max_nodes) == (131072, 9999999)
 
 
-def test_what_becomes_of_devices_is_what_the_site_says(render, tmp_path):
+def test_what_becomes_of_devices_follows_the_values(render, tmp_path):
     devices = {"endpointStopGracePeriod": "20s", "health": {"recoveryPeriod": "3s"}}
     objects = render({"nodeplugin": {"devices": devices}})
     config = load_config(written(objects, tmp_path, "nodeplugin")).devices

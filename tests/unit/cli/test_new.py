@@ -114,7 +114,7 @@ def test_an_image_is_refused(image, told, capsys, tmp_path, monkeypatch):
         pytest.param(["--driver", "lamps.my-example.com"], False, id="a-domain-that-ends-alike"),
     ],
 )
-def test_whoever_has_an_examples_domain_is_told(arguments, warned, tmp_path, capsys):
+def test_whoever_has_an_examples_domain_is_reported(arguments, warned, tmp_path, capsys):
     assert main(["new", "lamps", *arguments, "--directory", str(tmp_path / "lamps")]) == 0
     said = capsys.readouterr().out
     assert ("example.com is not yours" in said and "--driver" in said) == warned
@@ -179,7 +179,7 @@ def test_nothing_is_overwritten(there, named, tmp_path, capsys):
     assert not outside.exists() or not list(outside.iterdir())
 
 
-def test_a_file_instead_of_the_folder_is_told(tmp_path, capsys):
+def test_a_file_instead_of_the_folder_is_reported(tmp_path, capsys):
     (tmp_path / "lamps").write_text("mine")
     assert main(["new", "lamps", "--directory", str(tmp_path / "lamps")]) == 1
     assert "lamps is no folder" in capsys.readouterr().err

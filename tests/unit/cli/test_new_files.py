@@ -148,7 +148,7 @@ def test_what_it_asks_for_follows_from_the_version_that_wrote_it(drakit, require
     assert project.base == f"registry.example.com/drakit-nodeplugin:{tag}"
 
 
-def test_its_workflow_runs_what_its_readme_says_and_needs_no_secret(lamps):
+def test_its_workflow_runs_what_its_readme_describes_and_needs_no_secret(lamps):
     text = (lamps / ".github" / "workflows" / "ci.yaml").read_text()
     workflow = yaml.safe_load(text)
     steps = [step for job in workflow["jobs"].values() for step in job["steps"]]

@@ -114,7 +114,7 @@ def test_a_project_is_held_to_the_rules(lamps):
     assert len(re.findall(r"^tests/test_conformance\.py::test_conformance\[", rules, re.M)) > 20
 
 
-def test_a_project_that_breaks_a_rule_is_told_which(tmp_path):
+def test_a_project_that_breaks_a_rule_gets_an_error_that_names_it(tmp_path):
     project = write(tmp_path / "lamps")
     source = project / "src" / "lamps" / "driver.py"
     source.write_text(source.read_text().replace("device.parameters.level", "id(claim)"))

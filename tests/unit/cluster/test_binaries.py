@@ -43,7 +43,7 @@ def test_every_module_of_go_is_built():
     assert {*binaries.LOCAL, *binaries.KIND} == folders
 
 
-def test_the_cache_is_where_the_environment_says(monkeypatch, tmp_path):
+def test_the_cache_is_where_the_environment_points(monkeypatch, tmp_path):
     monkeypatch.delenv("DRAKIT_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert binaries.cache_folder() == tmp_path / "drakit"

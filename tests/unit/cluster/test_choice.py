@@ -71,6 +71,6 @@ def test_missing_packages_are_named_with_the_remedy(monkeypatch):
         requirements.check()
 
 
-def test_a_wait_that_is_over_says_for_what():
+def test_a_wait_that_is_over_names_its_condition():
     with pytest.raises(ClusterError, match="waited 0 s, but not: the moon is full"):
         wait_until("the moon is full", lambda: False, timeout_seconds=0)

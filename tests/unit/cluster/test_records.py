@@ -24,7 +24,7 @@ def test_a_process_is_alive_until_it_ends():
         assert not process.signal(9)
 
 
-def test_an_id_that_was_given_anew_is_another_process():
+def test_an_id_that_was_reused_is_another_process():
     me = Process.of(os.getpid())
     stranger = Process(pid=me.pid, started=me.started + 1)
     assert not stranger.alive

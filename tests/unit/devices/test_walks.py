@@ -282,7 +282,7 @@ async def walk(path: Sequence[tuple[str, Any]]) -> None:
 
 @settings(deadline=None, max_examples=300, derandomize=True)
 @given(path=st.one_of(lives, healths))
-def test_slices_are_what_the_drivers_life_says(path: list[tuple[str, Any]]):
+def test_slices_are_what_the_model_predicts(path: list[tuple[str, Any]]):
     loop = looptime.new_event_loop(start=0)
     try:
         loop.run_until_complete(walk(path))

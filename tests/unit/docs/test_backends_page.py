@@ -90,10 +90,10 @@ class TestPage:
         assert said == meant
         assert set(meant) == set(pb.DESCRIPTOR.services_by_name["Backend"].methods_by_name)
 
-    def test_says_where_the_node_plugin_looks(self):
+    def test_names_where_the_node_plugin_searches(self):
         assert f"`{_directory()}`" in _page()
 
-    def test_makes_the_stubs_for_python_that_it_says(self, folder):
+    def test_makes_the_stubs_for_python_that_it_lists(self, folder):
         (folder / "CHECKOUT").symlink_to(ROOT)
         (command,) = (
             command
@@ -134,7 +134,7 @@ class TestPage:
 
     @pytest.mark.skipif(shutil.which("go") is None, reason="the plugins are built with Go")
     @pytest.mark.timeout(900)
-    def test_makes_the_stubs_that_it_says(self, folder):
+    def test_makes_the_stubs_that_it_lists(self, folder):
         (folder / "CHECKOUT").symlink_to(ROOT)
         (command,) = (
             command
@@ -157,7 +157,7 @@ class TestPage:
 class TestExample:
     pytestmark = with_go
 
-    def test_is_built_and_started_as_the_page_says(self, backend):
+    def test_is_built_and_started_as_on_the_page(self, backend):
         assert (
             backend.GetInfo(pb.GetInfoRequest(), timeout=10).driver_name == "blinkers.example.com"
         )

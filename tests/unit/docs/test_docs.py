@@ -190,7 +190,7 @@ def test_what_is_applied_of_the_page_fits_the_driver(lamps):
 
 
 @pytest.mark.parametrize("key", ["apiVersion", "kind", "glow"])
-def test_parameters_that_are_no_fields_are_refused_as_the_page_says(lamps, key):
+def test_parameters_that_are_no_fields_are_refused_as_on_the_page(lamps, key):
     with pytest.raises(ValueError, match=key):
         lamps.parameters_type.model_validate({"brightness": 80, key: "x"})
 

@@ -32,7 +32,7 @@ def test_the_page_names_every_taint_and_no_other():
     assert named == {STOPPED, UNHEALTHY, UNPREPARING}
 
 
-async def test_the_driver_of_the_page_tells_how_its_device_is():
+async def test_the_driver_of_the_page_reports_how_its_device_is():
     (source,) = listings("python")
     names = {}
     exec(compile(source, "docs/health.md", "exec"), names)

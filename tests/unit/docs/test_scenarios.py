@@ -40,7 +40,7 @@ def is_slow(function: ast.AST, case: str | None) -> bool:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: re.sub(r"\W+", "-", row[0]).strip("-"))
-def test_a_scenario_is_shown_where_the_page_says(row):
+def test_a_scenario_is_shown_where_the_page_claims(row):
     _, shown, runs_in = row
     references = REFERENCE.findall(shown)
     assert len(references) == shown.count(".py"), "each file is written as a path in backquotes"

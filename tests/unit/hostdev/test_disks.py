@@ -172,7 +172,7 @@ def test_a_disk_in_use_is_never_published(disk, use):
     assert reason(disk, "vda") is not None
 
 
-def test_the_reason_says_who_uses_what(disk):
+def test_the_reason_names_who_uses_what(disk):
     mounted_dm_on_partition(disk)
     assert reason(disk, "vda") == "dm-0 is mounted at /"
     assert reason(disk, "dm-0") == "it is mounted at /"

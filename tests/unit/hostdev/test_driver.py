@@ -183,9 +183,7 @@ async def test_a_disk_that_was_mounted_since_is_not_prepared(host):
     assert "it is mounted at /mnt" in str(caught.value)
 
 
-async def test_without_mountinfo_no_block_device_is_published_and_the_log_says_so_once(
-    host, caplog
-):
+async def test_without_mountinfo_no_block_device_is_published_and_it_is_logged_once(host, caplog):
     host.block("virtual/block/zram0", "253:0", node=True)
     host.device("virtual/misc/kvm", "10:232", node=True)
     host.mountinfo.unlink()

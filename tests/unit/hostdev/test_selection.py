@@ -104,7 +104,7 @@ def test_nodes_of_one_interface_are_numbered_in_the_kernels_order():
     }
 
 
-def test_equal_serial_numbers_are_told_apart_by_port_and_stay_so():
+def test_equal_serial_numbers_are_distinguished_by_port_and_stay_so():
     one, two = usb("ttyUSB0", port="1-1"), usb("ttyUSB1", port="1-2")
     both = names(TTY, [one, two])
     assert len(both) == 2

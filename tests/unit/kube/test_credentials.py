@@ -117,7 +117,7 @@ async def test_a_watch_gets_the_new_token_too(in_pod, account, api_server):
     assert [e async for e in in_pod.watch(PATH, resource_version="1")] == []
 
 
-async def test_a_token_that_stays_wrong_is_told_after_one_look(in_pod, api_server):
+async def test_a_token_that_stays_wrong_is_reported_after_one_reading(in_pod, api_server):
     api_server.token = "another"
     with pytest.raises(UnauthorizedError, match="does not accept our credentials"):
         await in_pod.get(PATH)

@@ -34,7 +34,7 @@ async def test_the_first_version_that_we_know_is_taken(session, api_server, serv
         pytest.param(["v1alpha3", "v2"], "serves it in v1alpha3, v2", id="other-versions"),
     ],
 )
-async def test_a_group_that_is_not_served_is_an_error_that_says_what_is(
+async def test_a_group_that_is_not_served_is_an_error_that_lists_what_is(
     session, api_server, served, says
 ):
     api_server.served = {GROUP: served}

@@ -72,7 +72,7 @@ async def say(recorder, note="no such class", regarding=POD, **changed):
     await recorder.record(regarding, **said)
 
 
-async def test_an_event_says_what_about_what(objects):
+async def test_an_event_has_reason_and_object(objects):
     await say(recorder_on(objects))
     (event,) = objects.events()
     assert event["regarding"] == {
@@ -153,7 +153,7 @@ async def test_a_restarted_recorder_goes_on_counting(objects):
     assert event["series"]["count"] == 3
 
 
-async def test_an_event_that_the_server_forgot_is_said_anew(objects):
+async def test_an_event_that_the_server_forgot_is_created_again(objects):
     recorder = recorder_on(objects)
     await say(recorder)
     await asyncio.sleep(60)

@@ -269,7 +269,7 @@ async def test_work_that_fails_ends_the_election_and_frees_the_lease(cluster):
     assert spec(cluster)["holderIdentity"] == ""
 
 
-async def test_a_missing_permission_is_told_once(cluster, caplog):
+async def test_a_missing_permission_is_reported_once(cluster, caplog):
     candidate = Candidate(cluster, "first")
     candidate.link.error = ForbiddenError(
         status=403, reason="Forbidden", message="", method="GET", path=LEASE

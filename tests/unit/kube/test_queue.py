@@ -164,7 +164,7 @@ async def test_what_was_added_during_the_work_comes_again_however_full_it_is():
     queue.close()
 
 
-async def test_the_oldest_key_tells_its_age():
+async def test_the_oldest_key_has_its_age():
     queue = WorkQueue[str]()
     assert queue.oldest_seconds() == 0
     queue.add("a")

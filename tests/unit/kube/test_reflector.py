@@ -149,7 +149,7 @@ async def test_too_old_again_and_again_is_no_hot_loop():
     assert len(session.calls) < 80
 
 
-async def test_after_a_success_waiting_begins_anew():
+async def test_after_a_success_waiting_starts_again():
     fails = [lost() for _ in range(6)]
     session = Scripted(10, [fails[0]], [fails[1]], [fails[2]], [event("ADDED", "b", 11), lost()])
     await follow(session, 2)
@@ -185,7 +185,7 @@ class TestAgainstTheServer:
         assert (await anext(changes)).object["metadata"]["name"] == "c"
         assert api_server.requests.count(("GET", PATH)) == 1
 
-    async def test_an_expired_history_is_listed_anew(self, changes, api_server):
+    async def test_an_expired_history_is_listed_again(self, changes, api_server):
         api_server.store(f"{PATH}/b", {})
         assert isinstance(await anext(changes), Applied)
         api_server.remove(f"{PATH}/b")

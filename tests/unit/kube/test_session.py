@@ -198,7 +198,7 @@ async def test_a_server_that_is_away_is_no_answer(api_server, tmp_path):
             await session.get(CLAIM)
 
 
-async def test_a_refused_token_is_never_told(api_server, tmp_path, caplog):
+async def test_a_refused_token_is_never_logged(api_server, tmp_path, caplog):
     caplog.set_level(logging.DEBUG)
     api_server.token = "right"
     kubeconfig = api_server.write_kubeconfig(tmp_path, token="secret-but-wrong")
@@ -272,7 +272,7 @@ async def test_many_requests_share_a_few_connections(api_server, session):
     assert 1 < pooled <= MAX_REQUESTS
 
 
-async def test_a_request_that_finds_no_place_in_time_says_so(api_server, session):
+async def test_a_request_that_finds_no_place_in_time_reports_it(api_server, session):
     for _ in range(MAX_REQUESTS):
         await session._places.acquire()
     with pytest.raises(UnavailableError, match="16 other requests wait"):

@@ -93,7 +93,7 @@ def writes_elsewhere(cluster) -> list:
     return [write for write in cluster.writes() if not write[1].startswith(WRITTEN)]
 
 
-async def test_pods_and_templates_are_told_what_is_the_matter(cluster, tmp_path):
+async def test_pods_and_templates_get_an_event_with_the_reason(cluster, tmp_path):
     cluster.add_class("gpu.example", "d")
     cluster.add_slice("s1", "d", "g0")
     cluster.add_claim("taken", "gpu.example", allocated="g0", pod="first")
@@ -134,7 +134,7 @@ async def test_pods_and_templates_are_told_what_is_the_matter(cluster, tmp_path)
     assert holder(cluster) == "", "the Lease was not released"
 
 
-async def test_a_pod_that_is_scheduled_at_once_is_told_nothing(cluster, tmp_path):
+async def test_a_pod_that_is_scheduled_at_once_gets_no_event(cluster, tmp_path):
     async with replica(cluster, tmp_path, "one"):
         await until(watched(cluster))
         cluster.add_pod("quick", "late")
@@ -180,7 +180,7 @@ async def test_the_second_process_goes_on_when_the_first_is_killed(cluster, tmp_
     assert writes_elsewhere(cluster) == []
 
 
-async def test_an_error_that_ends_kopf_begins_it_anew(cluster, tmp_path):
+async def test_an_error_that_ends_kopf_restarts_it(cluster, tmp_path):
     async with replica(cluster, tmp_path, "one") as app:
         await until(watched(cluster))
         cluster.send_to_watches({"type": "ERROR", "object": {"code": 500, "message": "odd"}})

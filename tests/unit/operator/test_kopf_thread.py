@@ -21,7 +21,7 @@ def make_thread(connect, seen, *, since="1", skipped=None):
     )
 
 
-async def test_it_stops_when_told_to(cluster, tmp_path):
+async def test_it_stops_on_request(cluster, tmp_path):
     kubeconfig = cluster.write_kubeconfig(tmp_path)
     seen = []
     thread = make_thread(lambda: connect(kubeconfig, user_agent="test"), seen, since="1")

@@ -74,7 +74,7 @@ def template(device_class):
 GPU = {"metadata": {"name": "gpu.example", "uid": "k"}, "spec": {}}
 
 
-async def test_a_pod_is_told_after_a_second_however_often_it_is_seen():
+async def test_a_pod_is_reported_after_a_second_however_often_it_is_seen():
     async with Bench().running() as bench:
         for _ in range(5):
             bench.see(PODS, pod())
@@ -83,7 +83,7 @@ async def test_a_pod_is_told_after_a_second_however_often_it_is_seen():
     assert bench.told == [(1.0, "train", "ResourceClaimMissing")]
 
 
-async def test_a_pod_that_is_gone_within_a_second_is_told_nothing():
+async def test_a_pod_that_is_gone_within_a_second_gets_no_event():
     async with Bench().running() as bench:
         bench.see(PODS, pod())
         await asyncio.sleep(0.9)
@@ -92,7 +92,7 @@ async def test_a_pod_that_is_gone_within_a_second_is_told_nothing():
     assert bench.told == []
 
 
-async def test_a_template_that_comes_before_its_class_is_told_nothing():
+async def test_a_template_that_comes_before_its_class_gets_no_event():
     async with Bench().running() as bench:
         bench.see(TEMPLATES, template("gpu.example"))
         await asyncio.sleep(0.5)

@@ -102,7 +102,7 @@ def test_counter_sets_that_were_dropped():
     assert dropped_from_slice(sent, spec()) == {Feature.COUNTERS}
 
 
-def test_a_device_that_is_not_in_the_answer_tells_nothing():
+def test_a_device_that_is_not_in_the_answer_proves_nothing():
     assert dropped_from_slice(spec(devices=[BODY]), spec(devices=[])) == frozenset()
 
 
@@ -149,7 +149,7 @@ def cause(field: str, message: str = "no") -> dict:
         ),
     ],
 )
-def test_what_a_refusal_says(field, found):
+def test_the_content_of_a_refusal(field, found):
     sent = spec(devices=[{"name": "a"}, BODY])
     assert refusal({"causes": [cause(field)]}, sent) == found
 
@@ -160,7 +160,7 @@ def test_a_refusal_of_the_counters_of_one_of_two_consumers_is_about_that_one():
     assert found == Refusal(devices={"c": "no"})
 
 
-def test_a_refusal_without_causes_says_nothing():
+def test_a_refusal_without_causes_proves_nothing():
     assert refusal({}, spec(devices=[BODY])) == Refusal()
 
 

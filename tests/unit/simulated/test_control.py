@@ -35,7 +35,7 @@ def states(control: dict, **config) -> dict:
 
 
 @pytest.mark.looptime
-async def test_a_change_is_noticed_within_two_looks(file, looptime):
+async def test_a_change_is_noticed_within_two_polls(file, looptime):
     async with aclosing(ControlFile(file).follow()) as controls:
         assert await anext(controls) == Control()
         change = asyncio.create_task(anext(controls))
@@ -96,7 +96,7 @@ def test_an_empty_file_commands_nothing(file):
     assert control.poll() == Control()
 
 
-def test_a_file_that_says_the_same_again_is_no_change(file):
+def test_a_file_with_the_same_content_again_is_no_change(file):
     control = ControlFile(file)
     file.write_text(json.dumps(UNWELL))
     assert control.poll() is not None

@@ -67,7 +67,7 @@ def test_which_calls_it_needs():
 
 
 @pytest.mark.looptime
-async def test_devices_change_as_the_file_says(driver, file):
+async def test_devices_change_as_in_the_file(driver, file):
     async with aclosing(driver.devices()) as stream:
         first = await anext(stream)
         assert {device.health for device in first.devices} == {Health.healthy()}
@@ -92,7 +92,7 @@ async def test_a_stop_ends_the_stream_with_its_reason(driver, file):
 
 
 @pytest.mark.looptime
-async def test_after_a_stop_it_is_back_as_soon_as_the_file_says(driver, file, looptime):
+async def test_after_a_stop_it_is_back_as_soon_as_in_the_file(driver, file, looptime):
     file.write_text('{"stop": "maintenance of the lab"}')
     async with aclosing(driver.devices()) as stream:
         first = asyncio.create_task(anext(stream))
@@ -142,7 +142,7 @@ def test_a_container_sees_all_that_it_got_of_a_partition(driver):
     assert env == {"SIMULATED_GPU": "gpu-1-2g-0", "MODE": "fast"}
 
 
-def test_shares_of_a_device_are_told_apart_and_show_what_was_taken(driver):
+def test_shares_of_a_device_are_distinguished_and_show_what_was_taken(driver):
     shares = [SHARE, SHARE.replace("5", "6")]
     env: dict[str, str] = {}
     for share, bandwidth in zip(shares, ("10G", "2G"), strict=True):

@@ -142,7 +142,7 @@ def test_claims_share_an_interface_by_the_gigabit():
     ("switched", "vlans"),
     [pytest.param(False, None, id="off"), pytest.param(True, (5, 6), id="on")],
 )
-def test_lists_are_published_where_the_admin_says_so(switched, vlans):
+def test_lists_are_published_where_the_admin_allows_it(switched, vlans):
     nic = named(inventory(nic={"vlans": [5, 6], "listAttributes": switched}).devices)["nic-0"]
     assert nic.attributes.get("vlans") == vlans
 

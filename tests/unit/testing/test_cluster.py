@@ -60,7 +60,7 @@ def test_a_claim_is_allocated_to_the_node_with_the_parameters_in_its_config(clus
     assert term["matchFields"][0]["values"] == ["node-1"]
 
 
-def test_a_claim_that_is_allocated_anew_keeps_its_uid(cluster):
+def test_a_claim_that_is_allocated_again_keeps_its_uid(cluster):
     claim = cluster.store_claim(DRIVER, [result(LAMP)], devices=[LAMP], configs=[])
     again = cluster.store_claim(DRIVER, [], devices=[], configs=[], of=claim)
     assert again.uid == claim.uid == again.body["metadata"]["uid"]

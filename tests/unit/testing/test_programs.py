@@ -80,7 +80,7 @@ async def test_a_program_is_asked_to_end_and_killed_if_it_does_not(
     assert not it.running
 
 
-async def test_a_program_that_is_not_there_is_told(program):
+async def test_a_program_that_is_not_there_is_reported(program):
     with pytest.raises(ConformanceError, match=r"it cannot be started: .*No such file"):
         await program(["/no/such/program"]).start()
 
@@ -92,7 +92,7 @@ async def test_a_program_that_is_not_there_is_told(program):
         pytest.param("sleep 9", "did not end within 0.1 s", id="takes-too-long"),
     ],
 )
-async def test_a_set_up_that_fails_is_told_with_its_words(line, told):
+async def test_a_set_up_that_fails_is_reported_with_its_words(line, told):
     with pytest.raises(ConformanceError, match=told):
         await run_command(line, environment=dict(os.environ), timeout_seconds=0.1)
 

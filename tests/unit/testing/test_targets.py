@@ -31,7 +31,7 @@ def test_a_python_driver(text):
     assert target.command(ROOT) is None
 
 
-def test_a_backend_that_is_started_is_told_its_directory():
+def test_a_backend_that_is_started_gets_its_directory():
     target = parse_target("backend:serve --at {directory}/a.sock --state {root}/run", setup="true")
     assert isinstance(target, BackendTarget)
     command = target.command(ROOT)

@@ -54,7 +54,7 @@ def node(container, host="", permissions="rw"):
         ),
     ],
 )
-def test_a_device_node_is_as_the_plugin_says(given, made):
+def test_a_device_node_is_as_the_plugin_reports(given, made):
     assert edits_of(answer(devices=[given]), {}).device_nodes == (made,)
 
 

@@ -68,7 +68,7 @@ def test_numa_nodes_are_topology_or_an_attribute(nodes, topology, text):
         ),
     ],
 )
-def test_health_is_what_the_plugin_says(said, health):
+def test_health_is_what_the_plugin_reports(said, health):
     assert only(plugin_device(health=said)).health == health
 
 
