@@ -11,7 +11,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import time
 import warnings
@@ -57,7 +56,9 @@ COMM_LENGTH = 15
 """As much of a program's name as the kernel keeps."""
 
 CREATE_SECONDS = 180
-REGISTRY = ("registry-1.docker.io", 443)
+
+BUILD = "build"
+"""The value of KIND_NODE_IMAGE for an image that is built here."""
 
 
 class KindProvider(Cluster):
@@ -236,18 +237,19 @@ class KindProvider(Cluster):
         started = time.monotonic()
         try:
             self._cluster(chosen).create(config_file=config)
-        except BaseException:
+        except BaseException as error:
             self._kind("delete", "cluster", "--name", self.name)
+            if chosen is None and isinstance(error, subprocess.CalledProcessError):
+                raise ClusterError(
+                    f"{error}; KIND_NODE_IMAGE=build builds a node image that needs no registry"
+                ) from error
             raise
         print(f"kind created the cluster in {time.monotonic() - started:.1f} s", flush=True)
 
     def _image(self) -> str | None:
-        """The node image: by hand, ours where no registry is asked, or kind's public one."""
-        if by_hand := os.environ.get("KIND_NODE_IMAGE"):
-            return by_hand
-        if self._engine is None and _registry_answers():
-            return None
-        return image.ensure(DOCKER)
+        """Return the node image; None is kind's public one, which a private engine cannot pull."""
+        given = os.environ.get("KIND_NODE_IMAGE") or (BUILD if self._engine is not None else None)
+        return image.ensure(DOCKER) if given == BUILD else given
 
     def _all_nodes(self) -> list[str]:
         return sorted(self._kind("get", "nodes", "--name", self.name).split())
@@ -398,17 +400,6 @@ def _is_control_plane(node: str) -> bool:
 
 def _docker_info(template: str) -> str:
     return run([*DOCKER, "info", "--format", template]).stdout.strip()
-
-
-def _registry_answers() -> bool:
-    """Whether the engine can probably pull; a proxy decides for itself."""
-    if os.environ.get("HTTPS_PROXY") or os.environ.get("https_proxy"):
-        return True
-    try:
-        with socket.create_connection(REGISTRY, timeout=3):
-            return True
-    except OSError:
-        return False
 
 
 def _program(name: str, *, own: bool) -> str:

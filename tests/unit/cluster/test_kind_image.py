@@ -11,17 +11,17 @@ from e2e.cluster.kind import image, image_tree
 from e2e.cluster.kind.image_tree import Copy, File, Folder, Link, Programs
 
 REQUIRED = (
-    "registry.k8s.io/kube-apiserver:v1.36.3",
-    "registry.k8s.io/kube-proxy:v1.36.3",
-    "registry.k8s.io/coredns/coredns:v1.14.2",
-    "registry.k8s.io/pause:3.10.2",
-    "registry.k8s.io/etcd:3.6.8-0",
+    "images.test/kube-apiserver:v1.36.3",
+    "images.test/kube-proxy:v1.36.3",
+    "images.test/coredns/coredns:v1.14.2",
+    "images.test/pause:3.10.2",
+    "images.test/etcd:3.6.8-0",
 )
 """The output of `kubeadm config images list`, shortened."""
 
 CONFIG = """\
 [plugins."io.containerd.grpc.v1.cri"]
-  sandbox_image = "registry.k8s.io/pause:3.10"
+  sandbox_image = "images.test/pause:3.10"
   restrict_oom_score_adj = false
 """
 
@@ -85,18 +85,18 @@ def read(path):
 
 
 def test_a_node_has_every_image_that_kubeadm_and_kind_need():
-    images = image_tree.inner_images(REQUIRED, sandbox="registry.k8s.io/pause:3.10")
+    images = image_tree.inner_images(REQUIRED, sandbox="images.test/pause:3.10")
     names = [name for image in images for name in image.names]
-    assert sorted(names) == sorted({*REQUIRED, "registry.k8s.io/pause:3.10", image_tree.CNI_IMAGE})
+    assert sorted(names) == sorted({*REQUIRED, "images.test/pause:3.10", image_tree.CNI_IMAGE})
 
 
 def test_images_whose_pods_name_no_command_have_an_entry_point():
-    images = image_tree.inner_images(REQUIRED, sandbox="registry.k8s.io/pause:3.10")
+    images = image_tree.inner_images(REQUIRED, sandbox="images.test/pause:3.10")
     found = {name: image.entrypoint for image in images for name in image.names}
-    assert found["registry.k8s.io/pause:3.10"] == ["/usr/local/bin/pause"]
-    assert found["registry.k8s.io/pause:3.10.2"] == ["/usr/local/bin/pause"]
-    assert found["registry.k8s.io/coredns/coredns:v1.14.2"] == ["/usr/local/bin/coredns"]
-    assert not found["registry.k8s.io/kube-proxy:v1.36.3"]
+    assert found["images.test/pause:3.10"] == ["/usr/local/bin/pause"]
+    assert found["images.test/pause:3.10.2"] == ["/usr/local/bin/pause"]
+    assert found["images.test/coredns/coredns:v1.14.2"] == ["/usr/local/bin/coredns"]
+    assert not found["images.test/kube-proxy:v1.36.3"]
 
 
 def test_the_pod_network_runs_the_image_that_nodes_have():
