@@ -149,17 +149,23 @@ conformance: venv ## the conformance kit over every driver that ships (Go for th
 e2e: deps venv ## the tests on a real cluster
 	$(BIN)/pytest e2e -m "e2e and not slow"
 
+.PHONY: e2e-some
+e2e-some: demo ## demo, devices, claims and faults: what `CLUSTER=kind make test` runs
+	$(BIN)/python -m e2e.cluster down
+	$(BIN)/pytest e2e/test_devices.py e2e/test_claims.py e2e/test_faults.py -m "e2e and not slow"
+
 .PHONY: conformance-quick
 conformance-quick: venv ## the same over one driver of each kind
 	$(BIN)/python -W error -m tests.conformance --quick
 
 .PHONY: test
-test: deps check conformance-quick crash-matrix e2e ## all that CI runs
+test: deps check conformance-quick crash-matrix $(if $(filter kind,$(CLUSTER)),e2e-some,e2e) ## all that CI runs
 
 .PHONY: test-all
-test-all: deps check conformance crash-matrix ## also the tests that wait out kubelet periods
+test-all: deps check conformance crash-matrix ## also the tests that wait out kubelet periods, and all on kind
 	$(BIN)/pytest tests -m slow
 	$(BIN)/pytest e2e -m e2e
+	$(BIN)/python -m e2e.cluster.kind run -- $(BIN)/pytest e2e -m e2e
 
 .PHONY: bench
 bench: deps venv ## measure start-up, memory and the times of claims (ARGS=--quick for less)

@@ -22,13 +22,14 @@ TOOLS = ("kvm-version", "blockio")
 
 def test_image() -> Path:
     """Return the archive of the test image; built if it is not in the cache."""
-    busybox = _busybox()
+    busybox = static_busybox()
     sources = [*sorted(SOURCES.glob("*.go")), SOURCES / "go.mod"]
     key = digest(NAME, busybox, *sources, Path(__file__), REPOSITORY / "e2e" / "archive.py")
     return kept("images", f"test-{key}", lambda folder: _make(folder, busybox), keep=6) / "test.tar"
 
 
-def _busybox() -> Path:
+def static_busybox() -> Path:
+    """Return the machine's busybox, which needs no libraries; raise ImageError without one."""
     found = shutil.which("busybox")
     if found is None:
         raise ImageError("busybox is missing: run `make deps` as root, or install busybox-static")

@@ -84,6 +84,11 @@ def find() -> Engine | None:
     return engine if engine.alive else None
 
 
+def exists() -> bool:
+    """Return whether an engine was started here and not ended, even if it no longer runs."""
+    return (ROOT / "before.json").exists()
+
+
 def use() -> Engine | None:
     """Let `docker` and `kind` find the engine, unless DOCKER_HOST names another; return it."""
     engine = find()
@@ -100,7 +105,7 @@ def start() -> Engine:
         if (engine := find()) is not None:
             return engine
         refuse_local_clusters()
-        if (ROOT / "before.json").exists():
+        if exists():
             print("removing the remains of an engine", flush=True)
             _end()
         install()
@@ -124,7 +129,7 @@ def stop() -> list[str]:
     """
     _check()
     with records.lock("kind-engine", timeout_seconds=120):
-        if not (ROOT / "before.json").exists():
+        if not exists():
             return []
         return _end()
 
@@ -187,9 +192,18 @@ def dockerd(root: Path, *, capped: bool) -> list[str]:
     return argv
 
 
-def _check() -> None:
+def obstacle() -> str | None:
+    """Return why this machine can have no private engine; None if nothing is known."""
     if sys.platform != "linux" or os.geteuid() != 0:
-        raise ClusterError("a private Docker engine needs Linux and root: install Docker instead")
+        return "a private Docker engine needs Linux and root: install Docker instead"
+    if not any(shutil.which(name, path=system_path()) for name in ("dockerd", "apt-get")):
+        return f"dockerd is missing, and there is no apt-get to install {PACKAGE}"
+    return None
+
+
+def _check() -> None:
+    if (reason := obstacle()) is not None:
+        raise ClusterError(reason)
 
 
 def _start() -> Engine:

@@ -71,11 +71,20 @@ def cache_folder() -> Path:
 
 
 def kubernetes_version(sources: Path = SOURCES) -> str:
-    """The version that the module asks for, such as v1.36.3."""
-    text = (sources / "kubernetes" / "go.mod").read_text()
-    found = re.search(r"^\s*(?:require\s+)?k8s\.io/kubernetes (v\S+)", text, re.MULTILINE)
+    """Return the version that our module requires, such as v1.36.3."""
+    return _required("kubernetes", "k8s.io/kubernetes", sources)
+
+
+def containerd_version() -> str:
+    """Return the version that our module requires, such as v2.4.2."""
+    return _required("tools", "github.com/containerd/containerd/v2", SOURCES)
+
+
+def _required(module: str, path: str, sources: Path) -> str:
+    text = (sources / module / "go.mod").read_text()
+    found = re.search(rf"^\s*(?:require\s+)?{re.escape(path)} (v\S+)", text, re.MULTILINE)
     if found is None:
-        raise ClusterError(f"{sources}/kubernetes/go.mod does not require k8s.io/kubernetes")
+        raise ClusterError(f"{sources}/{module}/go.mod does not require {path}")
     return found[1]
 
 
