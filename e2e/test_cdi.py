@@ -27,7 +27,8 @@ from e2e.images.testimage import static_busybox
 pytestmark = [pytest.mark.e2e, pytest.mark.feature("core")]
 
 CORPUS = Path(__file__).parents[1] / "tests" / "data" / "cdi"
-FOLDER = "/run/drakit-cdi-corpus"
+FOLDER = "/var/lib/kubelet/drakit-cdi-corpus"
+"""On a node; programs cannot run from /run in a node of kind's."""
 NAMESPACE = "drakit-cdi-corpus"
 """Of containerd's objects: out of the kubelet's sight."""
 
@@ -146,7 +147,7 @@ def node(cluster: Cluster) -> Iterator[Path]:
     version = containerd_version().removeprefix("v")
     if version not in cluster.exec_on_node(cluster.nodes[0], ["containerd", "--version"]).stdout:
         pytest.skip(f"the corpus is for containerd {version}, and the nodes have another one")
-    folder = cluster.node_path(cluster.nodes[0], "/run") / Path(FOLDER).name
+    folder = cluster.node_path(cluster.nodes[0], FOLDER)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     yield folder
