@@ -21,9 +21,9 @@ import sys
 import threading
 import urllib.parse
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -258,11 +258,8 @@ def _import_lean() -> _Library:
         parent, _, child = name.rpartition(".")
         if parent:
             setattr(packages[parent], child, package)
-    sys.meta_path.insert(0, _OnFirstUse)
-    try:
+    with _urllib3_on_first_use():
         configuration: Any = importlib.import_module(f"{_ROOT}.client.configuration")
-    finally:
-        sys.meta_path.remove(_OnFirstUse)
     rest = importlib.import_module(f"{_ROOT}.client.rest")
     # The config modules import these two names of the package. ApiClient is only an annotation
     # there, and the real one would cost 2 MiB.
@@ -271,15 +268,34 @@ def _import_lean() -> _Library:
     return _Library(configuration=configuration, rest=rest)
 
 
-class _OnFirstUse:
-    """Finds urllib3 for the import system; it is loaded when its first attribute is read."""
+@contextmanager
+def _urllib3_on_first_use() -> Generator[None]:
+    """
+    Give importers a module that imports urllib3 when an attribute is read.
 
-    @staticmethod
-    def find_spec(name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        spec = PathFinder.find_spec(name, path, target) if name == "urllib3" else None
-        if spec is not None and spec.loader is not None:
-            spec.loader = importlib.util.LazyLoader(spec.loader)
-        return spec
+    Not by importlib's LazyLoader: before Python 3.12.3, threads that use a module first at the same
+    time break it. Nobody else gets the module.
+    """
+    module = "urllib3"
+    if module in sys.modules:
+        yield
+        return
+    stand_in = ModuleType(module, "Imports urllib3 on first use.")
+
+    def withdraw() -> None:
+        if sys.modules.get(module) is stand_in:
+            del sys.modules[module]
+
+    def attribute(name: str) -> Any:
+        withdraw()
+        return getattr(importlib.import_module(module), name)
+
+    stand_in.__getattr__ = attribute
+    sys.modules[module] = stand_in
+    try:
+        yield
+    finally:
+        withdraw()
 
 
 def _import_usual() -> _Library:

@@ -198,6 +198,7 @@ class OrphanRemover:
     ) -> None:
         self._driver = parts.driver
         self._checkpoint = parts.checkpoint
+        self._specs = parts.specs
         self._queue = queue
         self._kubelet = kubelet
         self._grace = grace
@@ -229,6 +230,9 @@ class OrphanRemover:
             return sum([await self._remove(uid) for uid in uids])
 
     async def _remove(self, uid: str) -> bool:
+        # A file that could not be read may be another program's.
+        if await asyncio.to_thread(self._specs.read, uid) is None:
+            return False
         found, unremoved = await self._checkpoint.clear([uid])
         if found:
             return False

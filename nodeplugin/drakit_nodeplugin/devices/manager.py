@@ -43,6 +43,7 @@ from drakit_nodeplugin.devices.model import (
 from drakit_nodeplugin.devices.pool_state import DriverState, PoolState
 from drakit_nodeplugin.devices.taints import HealthTiming
 from drakit_nodeplugin.endpoints.contract import DeviceKey, HealthReport
+from drakit_nodeplugin.endpoints.latest_value import pause_after
 
 __all__ = ("DeviceManager",)
 
@@ -337,12 +338,15 @@ class DeviceManager:
 
     async def _follow_time(self) -> None:
         while True:
+            loop = asyncio.get_running_loop()
+            began_at = loop.time()
+            now = self._now()
             poll_seconds = POLL_SECONDS if self._pass_time() else IDLE_SECONDS
             self._awake.clear()
-            now = self._now()
             until = min(
                 [*(when for when in self._next_changes() if when > now), now + poll_seconds]
             )
+            await asyncio.sleep(pause_after(loop.time() - began_at))
             try:
                 async with asyncio.timeout_at(until):
                     await self._awake.wait()

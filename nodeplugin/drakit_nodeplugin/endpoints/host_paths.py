@@ -5,7 +5,7 @@ For the kubelet, a runtime follows a symbolic link to a device node, and takes a
 directory. In a CDI spec neither is allowed. So both are looked up here, in the host's ``/dev`` as
 this process sees it. An invisible path stays unchanged, and the runtime reports its problem.
 
-The host's ``/dev`` is in memory, and a lookup is bounded: it may be done in the daemon's loop. All
+The host's ``/dev`` is in memory, so the daemon's loop may look up a path that is no directory. All
 other functions block. It must not know where a path comes from, or which program listens on a
 socket.
 """
@@ -16,14 +16,15 @@ import os
 import posixpath
 import stat
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 __all__ = (
     "MAX_NODES",
     "MAX_PATH_BYTES",
+    "DirectoryError",
     "HostDevices",
     "HostNode",
     "SocketFile",
@@ -52,6 +53,10 @@ MAX_PATH_BYTES = 107
 """Bytes, not characters, of a unix socket's path on Linux: 108 with the closing NUL."""
 
 
+class DirectoryError(Exception):
+    """A path is a directory, and directories are not read here."""
+
+
 class TooManyNodesError(Exception):
     """A directory has more device nodes than any container should get."""
 
@@ -76,6 +81,9 @@ class HostDevices:
 
     root: Path
 
+    walk: bool = True
+    """Whether to read directories, which takes long; otherwise they raise DirectoryError."""
+
     @classmethod
     def found(cls) -> HostDevices:
         """Return it: a pod has it mounted beside its own."""
@@ -86,7 +94,7 @@ class HostDevices:
         Return the device nodes of a path on the host: each with its place below the path, which is
         empty for the path itself, and with its own path without symbolic links.
 
-        Raises :class:`TooManyNodesError`.
+        Raises :class:`TooManyNodesError`, :class:`DirectoryError`.
         """
         try:
             real = self._real(path)
@@ -94,13 +102,15 @@ class HostDevices:
                 return [("", real)]
         except (OSError, ValueError):  # too long, or with a null byte: no path at all
             return [("", path)]
+        if not self.walk:
+            raise DirectoryError(path)
         found: list[tuple[str, str]] = []
-        for count, (node, is_device) in enumerate(self._within(real)):
+        for entries, (node, is_device) in enumerate(self._within(real), start=1):
             if is_device:
                 found.append((node.removeprefix(f"{real}/"), node))
-            if len(found) > MAX_NODES or count > MAX_ENTRIES:
+            if len(found) > MAX_NODES or entries > MAX_ENTRIES:
                 raise TooManyNodesError(path)
-        return found or [("", real)]
+        return sorted(found) or [("", real)]
 
     def node(self, path: str) -> HostNode:
         """Return the target of a path's symbolic links, and the device there."""
@@ -161,23 +171,20 @@ class HostDevices:
             return None
 
     def _within(self, path: str) -> Iterator[tuple[str, bool]]:
-        """Yield each file below a directory, and whether it is a device node."""
-        try:
-            with os.scandir(self._seen(path)) as scanned:
-                entries = sorted(islice(scanned, MAX_ENTRIES + 2), key=lambda entry: entry.name)
-        except OSError:
-            return
-        for entry in entries:
-            if entry.name in _LEFT_OUT:
-                continue
-            at = f"{path}/{entry.name}"
-            try:
-                mode = entry.stat(follow_symlinks=False).st_mode
-            except OSError:
-                continue
-            if stat.S_ISDIR(mode):
-                yield from self._within(at)
-            yield at, stat.S_ISCHR(mode) or stat.S_ISBLK(mode)
+        """Yield each entry below a directory as it is read, and whether it is a device node."""
+        directories = [path]
+        while directories:
+            directory = directories.pop()
+            with suppress(OSError), os.scandir(self._seen(directory)) as entries:
+                for entry in entries:
+                    at = f"{directory}/{entry.name}"
+                    mode = 0
+                    if entry.name not in _LEFT_OUT:
+                        with suppress(OSError):
+                            mode = entry.stat(follow_symlinks=False).st_mode
+                    if stat.S_ISDIR(mode):
+                        directories.append(at)
+                    yield at, stat.S_ISCHR(mode) or stat.S_ISBLK(mode)
 
 
 class SocketFile(NamedTuple):

@@ -304,7 +304,7 @@ def remember_driver(drivers: Path, name: str, registrations: Path) -> None:
     path = drivers / name / RECORD
     private_directory(path.parent)
     private_file(path)
-    if path.exists() and not _belongs_elsewhere(path, registrations):
+    if _directory_in(path, default=str(registrations)) == str(registrations):
         return
     # Two instances may do this at once, and in containers both have the same process ID.
     temporary = path.with_name(f".{RECORD}.{secrets.token_hex(4)}")
@@ -335,14 +335,19 @@ def forget_driver(drivers: Path, name: str, registrations: Path) -> None:
 def _belongs_elsewhere(path: Path, registrations: Path) -> bool:
     """A record that cannot be read, or that a later version wrote, belongs here: the driver's
     claims must be unprepared."""
+    here = str(registrations)
+    return _directory_in(path, default=here) not in (None, here)
+
+
+def _directory_in(path: Path, *, default: str) -> str | None:
+    """Return the registration directory of a record; None if there is none that can be read."""
     try:
-        directory = json.loads(path.read_bytes()).get("directory", str(registrations))
+        return json.loads(path.read_bytes()).get("directory", default)
     except FileNotFoundError:
-        return False
+        return None
     except (OSError, ValueError, AttributeError) as error:
         logger.error(
             "record of a backend cannot be read",
             extra={"file": str(path), "error": str(error)},
         )
-        return False
-    return directory != str(registrations)
+        return None

@@ -448,5 +448,5 @@ def _unlink_socket(path: Path) -> None:
 def _is_socket(path: Path) -> bool:
     try:
         return stat.S_ISSOCK(os.lstat(path).st_mode)
-    except FileNotFoundError:
+    except OSError:  # absent, or a name that no file can have
         return False

@@ -21,6 +21,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from drakit.backoff import Backoff
@@ -136,12 +137,14 @@ class PoolPublisher:
         loop = asyncio.get_running_loop()
         gone = False
         while True:
-            try:
-                async with asyncio.timeout_at(self._not_before if gone else self._again_at):
-                    await self._changed.wait()
-            except TimeoutError:
-                if gone:  # for as long as its pace: a pool that comes and goes has one as well
+            if gone:  # for as long as its pace: a pool that comes and goes has one as well
+                await asyncio.sleep(self._not_before - loop.time())
+                if not self._wanted():
                     return
+            else:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout_at(self._again_at):
+                        await self._changed.wait()
             gone = False
             await asyncio.sleep(max(settle, self._not_before - loop.time()))
             settle = SETTLE_SECONDS
@@ -161,6 +164,11 @@ class PoolPublisher:
                 self._failed(error)
             else:
                 self._backoff.succeeded()
+
+    def _wanted(self) -> bool:
+        publication = self._context.manager.publication()
+        names = publication.pools.keys() | publication.held | self._context.store.pools()
+        return self.name in names
 
     def _failed(self, error: Exception) -> None:
         """Log why a round failed, and schedule the next attempt."""

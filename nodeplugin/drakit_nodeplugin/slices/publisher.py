@@ -22,6 +22,7 @@ from drakit_nodeplugin.devices.manager import DeviceManager
 from drakit_nodeplugin.slices.api import NodeOwner, OnWrite, SliceApi, SliceStore
 from drakit_nodeplugin.slices.contents import StoredSlice, describe
 from drakit_nodeplugin.slices.pool_publisher import (
+    PACE_SECONDS,
     SETTLE_SECONDS,
     PoolContext,
     PoolPublisher,
@@ -139,21 +140,30 @@ class SlicePublisher:
                         group.create_task(self._publish(pool, settle_seconds))
 
             group.create_task(self._watch(api, owner, find))
-            group.create_task(self._wake(find))
+            group.create_task(self._wake())
+            group.create_task(self._find(find))
 
     async def _publish(self, pool: PoolPublisher, settle_seconds: float) -> None:
         await pool.run(settle_seconds)
         del self._pools[pool.name]
 
-    async def _wake(self, find: Callable[[Collection[str]], None]) -> None:
-        """Wake the pools at each change, also new ones; each has its own pace."""
+    async def _wake(self) -> None:
+        """Wake the pools at each change; each has its own pace."""
         seen = self._manager.revision.number
         while True:
             seen = await self._manager.revision.after(seen)
             self._wake_all()
             if self.listed:
-                find(self._manager.publication().pools)
                 self._on_pools(self._store.pools())
+
+    async def _find(self, find: Callable[[Collection[str]], None]) -> None:
+        """Publish new pools. Their pace is common: a backend may rename its pools all the time."""
+        seen = self._manager.revision.number
+        while True:
+            seen = await self._manager.revision.after(seen)
+            if self.listed:
+                find(self._manager.publication().pools)
+                await asyncio.sleep(PACE_SECONDS)
 
     def _wake_all(self) -> None:
         for pool in self._pools.values():

@@ -10,10 +10,10 @@ import pytest
 from drakit_nodeplugin.claims.cdi_files import ClaimSpecs
 from drakit_nodeplugin.claims.checkpoint.inspect import forget
 from drakit_nodeplugin.claims.checkpoint.store import Checkpoint
-from tests.fakes.checkpoints import delete, stored_claim
+from tests.fakes.checkpoints import delete, stored_claim, stored_device
 from tests.fakes.claims import DRIVER, claim_body, reference
 
-A = stored_claim("a", cdi_spec="{}")
+A = stored_claim("a", cdi_spec="{}", devices=(stored_device("cam-a", consumes={}),))
 
 
 @pytest.fixture

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 from dataclasses import replace
 
 import pytest
 
+from drakit.cdi import directory
 from drakit_nodeplugin.claims.kubeletview import Grace, KubeletClaims, PodView
 from drakit_nodeplugin.claims.recovery import OrphanRemover
 from tests.fakes.claims import DRIVER, claim_body, reference
@@ -219,3 +221,20 @@ async def test_a_file_of_our_name_that_we_did_not_write_is_never_touched(plugin,
 async def test_a_damaged_file_of_our_name_goes(plugin, orphans, text):
     (plugin.cdi / ORPHAN).write_text(text)
     assert await poll_for_a_grace(orphans) == 1
+
+
+@pytest.mark.looptime
+async def test_a_file_that_cannot_be_read_is_not_removed(plugin, orphans, monkeypatch):
+    """It may be another program's."""
+    write(plugin, "theirs", kind="other.example.com/claim")
+    real = directory._read
+
+    def read(path):
+        if "theirs" in path:
+            raise OSError(errno.EIO, "Input/output error", path)
+        return real(path)
+
+    monkeypatch.setattr(directory, "_read", read)
+    with pytest.raises(OSError, match="Input/output error"):
+        await poll_for_a_grace(orphans)
+    assert any("theirs" in name for name in plugin.files())

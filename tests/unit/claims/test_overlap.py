@@ -419,3 +419,32 @@ async def test_rows_of_one_batch_stay_sound_when_a_rebuilt_one_is_among_them(plu
     damage = again.damage
     await again.close()
     assert damage is None
+
+
+@pytest.mark.parametrize("end", ["unavailable", "prepared again"])
+async def test_an_entry_that_another_claim_completed_is_not_written_from_memory(
+    plugin, start, devices, end
+):
+    """The body of such an entry and its index would differ, and the next start would quarantine."""
+    await allocated(plugin, a="half-0", b="half-1")
+    assert await errors(plugin, A) == [None]
+    (row,) = (await plugin.checkpoint.find([A])).values()
+    unknown = tuple(replace(device, consumes=None) for device in row.devices)
+    await plugin.checkpoint.write([replace(row, rebuilt="confirmed", devices=unknown)])
+    without = [device for device in DEVICES if device.name != "half-0"]
+    plugin.inventories.list(*without, counter_sets=[CARD])
+    assert await errors(plugin, A) == [None]
+    plugin.inventories.list(*DEVICES, counter_sets=[CARD])
+    assert await errors(plugin, B) == [None]  # completes the row of A
+
+    if end == "unavailable":
+        devices.reason_away = lambda: STOPPED
+        await plugin.unprepare(reference(A))
+        devices.reason_away = None
+    else:
+        devices.traits = replace(devices.traits, checks=True)
+        devices.out_of_order.add("half-0")
+        plugin.inventories.list(*without, counter_sets=[CARD])
+        assert await errors(plugin, A) == [None]
+
+    assert (await start()).checkpoint.damage is None

@@ -12,6 +12,7 @@ import pytest
 
 from drakit import Device, Health
 from drakit.device import CounterSet, Inventory, Taint
+from drakit_nodeplugin.config import DeviceHealthSettings
 from drakit_nodeplugin.devices.endpoint_store import StoredEndpoint
 from drakit_nodeplugin.devices.hardware import HeldDevice
 from drakit_nodeplugin.devices.manager import DeviceManager
@@ -47,6 +48,22 @@ def health_of(manager: DeviceManager) -> Mapping[str, tuple[str, str]]:
 
 
 # ------------------------------------------------------------ health
+
+
+@pytest.mark.looptime(False)  # a loop's virtual time stands still within a turn
+async def test_devices_that_recover_one_shortly_after_the_other_are_all_untainted(node: Node):
+    names = [f"dev-{number}" for number in range(400)]
+    health = DeviceHealthSettings(recovery_period=0.3, eviction_delay=1.0, timeout=30.0)
+    settings = SETTINGS.model_copy(update={"health": health, "start_grace_period": 0.1})
+    async with node.plugin(settings=settings) as manager:
+        manager.replaced(DRIVER, inventory(*names))
+        manager.reported(DRIVER, report(**dict.fromkeys(names, BAD)))
+        await asyncio.sleep(0.4)
+        for name in names:
+            manager.reported(DRIVER, report(**{name: OK}))
+        async with asyncio.timeout(10):
+            while any(shown(manager.publication())[NODE].values()):
+                await asyncio.sleep(0.05)
 
 
 async def test_a_device_in_bad_health_is_tainted_and_untainted_after_its_recovery(node: Node):

@@ -122,3 +122,23 @@ def test_urllib3_is_loaded_when_it_is_used(kubeconfig):
         check=True,
     )
     assert json.loads(done.stdout) == [False, {}, {"authorization": "Basic YTpi"}]
+
+
+RACE = """
+import sys, threading
+import drakit.kube.lean as lean
+sys.setswitchinterval(1e-5)
+lean._import_lean()
+barrier = threading.Barrier(4)
+def use():
+    barrier.wait()
+    from urllib3 import PoolManager, Retry
+threads = [threading.Thread(target=use) for _ in range(4)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+"""
+
+
+def test_threads_that_use_urllib3_first_at_the_same_time_all_get_it():
+    done = subprocess.run([sys.executable, "-c", RACE], capture_output=True, text=True, check=True)
+    assert done.stderr == ""

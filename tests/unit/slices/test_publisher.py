@@ -116,6 +116,33 @@ async def test_a_pool_that_is_not_wanted_any_more_is_deleted(published: Publishe
     assert await published.settled() == ["POST"]
 
 
+async def test_a_pool_that_gets_new_names_all_the_time_has_few_publishers(published: Published):
+    published.source.publish({NODE: pool("a")})
+    await published.settled()
+    for number in range(120):
+        published.source.publish({NODE: pool("a"), f"{NODE}/{number}": pool("b")})
+        await asyncio.sleep(0.25)
+        assert len(published.publisher._pools) < 12
+    assert len(published.new_writes()) / 30 < 4, "writes a second"
+
+
+@pytest.mark.parametrize("late_seconds", [-1e-9, 0.0, 1e-9])
+async def test_a_pool_that_is_back_when_its_publisher_ends_is_published(
+    published: Published, late_seconds
+):
+    loop = asyncio.get_running_loop()
+    both = {NODE: pool("a"), GPUS: pool("b")}
+    published.source.publish(both)
+    await published.settled(10)
+    published.source.publish({NODE: pool("a")})
+    publisher = published.publisher._pools[GPUS]
+    while publisher._not_before <= loop.time() + 0.9:
+        await asyncio.sleep(0.001)
+    loop.call_at(publisher._not_before + late_seconds, published.source.publish, both)
+    await published.settled(10)
+    assert published.devices() == {"a", "b"}
+
+
 async def test_nothing_runs_on_for_pools_that_are_gone(published: Published):
     published.source.publish({NODE: pool("a")})
     await published.settled()

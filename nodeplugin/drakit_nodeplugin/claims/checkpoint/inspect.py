@@ -123,24 +123,33 @@ def _inspect(path: Path) -> Inspection:
             raise InspectionError(f"{path} is no checkpoint: {error}", foreign=True) from error
         return _of_damaged(path, version, str(error))
     except DATABASE_ERRORS as error:
-        if not opening.is_damage(error):
-            raise
-        return _of_damaged(path, version, str(error))
+        return _of_damage(path, version, error)
     raise InspectionError(f"the checkpoint {path} is being opened and closed again and again")
 
 
 def _read(path: Path, version: int) -> Inspection:
-    with closing(schema.connect_reading(path)) as connection:
-        connection.execute("BEGIN")
-        if problems := list(schema.problems(connection)):
-            return _of_damaged(path, version, *problems)
-        return Inspection(
-            version=version,
-            claims=tuple(rows.page(connection)),
-            damage=opening.remembered_damage(connection),
-            endpoints=tuple(rows.endpoints(connection)),
-            dropped=tuple(rows.damaged_endpoints(connection).values()),
-        )
+    """Errors are results too: a process that opens the database meanwhile can cause them."""
+    try:
+        with closing(schema.connect_reading(path)) as connection:
+            connection.execute("BEGIN")
+            if problems := list(schema.problems(connection)):
+                return _of_damaged(path, version, *problems)
+            return Inspection(
+                version=version,
+                claims=tuple(rows.page(connection)),
+                damage=opening.remembered_damage(connection),
+                endpoints=tuple(rows.endpoints(connection)),
+                dropped=tuple(rows.damaged_endpoints(connection).values()),
+            )
+    except DATABASE_ERRORS as error:
+        return _of_damage(path, version, error)
+
+
+def _of_damage(path: Path, version: int | None, error: Exception) -> Inspection:
+    """Raise an error that is no damage."""
+    if not opening.is_damage(error):
+        raise error
+    return _of_damaged(path, version, str(error))
 
 
 def _of_damaged(path: Path, version: int | None, *problems: str) -> Inspection:

@@ -468,8 +468,10 @@ class Checkpoint:
         self._recent.pop(claim.uid, None)
         # While another process works on a claim, its row changes.
         settled = claim.state == "prepared" or claim.owner == self.owner
-        # What a rebuilt row consumes is completed without a new generation.
-        if settled and claim.rebuilt is None and sum(map(len, claim.configs)) <= MAX_RECENT_BYTES:
+        # A row whose consumption is unknown is completed without a new generation.
+        complete = all(device.consumes is not None for device in claim.devices)
+        small = sum(map(len, claim.configs)) <= MAX_RECENT_BYTES
+        if settled and complete and small and claim.rebuilt is None:
             self._recent[claim.uid] = claim
             if len(self._recent) > MAX_RECENT:
                 self._recent.popitem(last=False)

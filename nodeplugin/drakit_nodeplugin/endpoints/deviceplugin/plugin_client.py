@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import aclosing
+from contextlib import aclosing, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,7 +34,12 @@ from drakit_nodeplugin.endpoints.deviceplugin.device_list import (
 )
 from drakit_nodeplugin.endpoints.deviceplugin.plugin_registration import Registration
 from drakit_nodeplugin.endpoints.failures import DeviceFailedError
-from drakit_nodeplugin.endpoints.host_paths import HostDevices, SocketFile, socket_file
+from drakit_nodeplugin.endpoints.host_paths import (
+    DirectoryError,
+    HostDevices,
+    SocketFile,
+    socket_file,
+)
 from drakit_nodeplugin.endpoints.latest_value import LatestValue
 from drakit_nodeplugin.endpoints.wire import CallFailedError, Client, GarbageError, parse
 from drakit_proto.kubelet.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
@@ -272,11 +278,7 @@ class PluginClient:
             # The kubelet calls it before each start of a container. Nobody notifies us of one.
             pre_start = pb.PreStartContainerRequest(devices_ids=ids)
             await self._call("PreStartContainer", pre_start, seconds=PRE_START_SECONDS)
-        read = partial(
-            edits_in, answer, plugin=self._plugin, devices=self._devices, rights=self._rights
-        )
-        small = len(answer) <= ANSWER_IN_LOOP_BYTES
-        edits, annotations_lost = read() if small else await asyncio.to_thread(read)
+        edits, annotations_lost = await self._edits_in(answer)
         if annotations_lost:
             note = (
                 f"{self._plugin} answers Allocate with annotations that name no CDI devices; a "
@@ -284,6 +286,14 @@ class PluginClient:
             )
             self._diagnostics.report("AnnotationsUnsupported", note, once=True)
         return edits
+
+    async def _edits_in(self, answer: bytes) -> tuple[Edits, bool]:
+        """Only large answers and directories take long enough for a thread."""
+        read = partial(edits_in, answer, plugin=self._plugin, rights=self._rights)
+        if len(answer) <= ANSWER_IN_LOOP_BYTES:
+            with suppress(DirectoryError):
+                return read(devices=replace(self._devices, walk=False))
+        return await asyncio.to_thread(read, devices=self._devices)
 
     def _identity(self, device: AllocatedDevice, index: int) -> str:
         """Return the plugin's ID of a device."""

@@ -312,8 +312,8 @@ class HealthPolling:
             return Health.unknown(f"the driver failed: {text}"[:MAX_MESSAGE])
         answer = task.result()
         with suppress(Exception):  # a class of the vendor's own may raise when it is read
-            if _is_health(answer):
-                return snapshot_of(answer)
+            if isinstance(answer, Health) and _is_health(health := snapshot_of(answer)):
+                return health
         text = f"the driver answered {kind_of(answer)}, which is no valid Health"
         self._log_once("answer", text, None)
         return Health.unknown(text)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import stat
+from dataclasses import replace
 
 import pytest
 
@@ -17,7 +18,7 @@ from drakit_nodeplugin.endpoints.deviceplugin.allocate import (
     host_paths,
     lost_annotations,
 )
-from drakit_nodeplugin.endpoints.host_paths import HostDevices, TooManyNodesError
+from drakit_nodeplugin.endpoints.host_paths import DirectoryError, HostDevices, TooManyNodesError
 from drakit_proto.kubelet.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
 
 
@@ -230,6 +231,25 @@ def test_a_directory_is_all_nodes_in_it(host):
         ("/dev/sound/pcm", "/dev/snd/pcm"),
         ("/dev/sound/timer", "/dev/snd/timer"),
     ]
+
+
+def test_nested_directories_count_as_they_are_read(host):
+    """No level may be read on its own: each could have a thousand other files."""
+    at = host.root / "snd"
+    for _ in range(8):
+        at /= "a"
+        at.mkdir()
+        for number in range(200):
+            (at / str(number)).symlink_to("nowhere")
+    with pytest.raises(TooManyNodesError, match="1,024 files"):
+        host.nodes("/dev/snd")
+
+
+def test_a_directory_is_not_read_where_that_takes_too_long(host):
+    in_loop = replace(host, walk=False)
+    assert in_loop.nodes("/dev/snd/pcm") == [("", "/dev/snd/pcm")]
+    with pytest.raises(DirectoryError):
+        in_loop.nodes("/dev/snd")
 
 
 def test_a_directory_without_end_is_refused(host):

@@ -640,7 +640,7 @@ async def test_a_call_that_is_not_answered_is_a_sentence(world, plugin, monkeypa
 
 
 async def test_a_large_answer_that_finds_no_thread_fails_alone(world, plugin, monkeypatch):
-    async def refuse(*_: object) -> None:
+    async def refuse(*_: object, **__: object) -> None:
         raise RuntimeError("can't start new thread")
 
     plugin.answer = lambda ids: pb.ContainerAllocateResponse(envs={"A": "b" * 10_000})
