@@ -296,8 +296,6 @@ def test_a_start_mends_what_a_failed_test_left_behind(cluster: Cluster):
 @pytest.fixture
 def other(cluster: Cluster) -> Iterator[Cluster]:
     """A second cluster, not started: beside the session's."""
-    if Capability.CONTROL_PLANE_ALONE not in cluster.capabilities:
-        pytest.skip(f"the provider {cluster.provider} runs no control plane alone")
     chosen = choose_cluster(f"{cluster.name}-beside")
     yield chosen
     chosen.stop()
@@ -309,6 +307,7 @@ def firewall() -> list[str]:
     return [line for line in rules.splitlines() if line.startswith("-A")]
 
 
+@pytest.mark.needs(Capability.CONTROL_PLANE_ALONE)
 @pytest.mark.slow
 def test_two_clusters_run_side_by_side_and_one_leaves_nothing(cluster: Cluster, other: Cluster):
     rules = firewall()
@@ -347,6 +346,7 @@ def kill(starter: subprocess.Popen[str]) -> None:
         os.kill(starter.pid, signal.SIGKILL)
 
 
+@pytest.mark.needs(Capability.CONTROL_PLANE_ALONE)
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", ["control-plane", "node-1"])
 def test_a_start_that_was_killed_in_the_middle_is_cleared_by_the_next(other: Cluster, moment: str):
@@ -366,6 +366,7 @@ def test_a_start_that_was_killed_in_the_middle_is_cleared_by_the_next(other: Clu
     assert other.is_up()
 
 
+@pytest.mark.needs(Capability.CONTROL_PLANE_ALONE)
 @pytest.mark.slow
 def test_a_cluster_whose_owner_died_is_a_remain_also_for_others(other: Cluster):
     starter = start_elsewhere(other.name, kept=False)
@@ -384,6 +385,7 @@ def test_a_cluster_whose_owner_died_is_a_remain_also_for_others(other: Cluster):
         third.stop()
 
 
+@pytest.mark.needs(Capability.CONTROL_PLANE_ALONE)
 @pytest.mark.slow
 def test_a_kept_cluster_outlives_its_starter(other: Cluster):
     starter = start_elsewhere(other.name, kept=True)

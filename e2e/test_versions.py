@@ -29,7 +29,11 @@ from e2e.kit import holds_for, wait_for
 from e2e.simulated import DRIVER
 from e2e.writes import SliceWrites, slice_writes, written
 
-pytestmark = [pytest.mark.e2e, pytest.mark.feature("core")]
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.feature("core"),
+    pytest.mark.needs(Capability.CONTROL_PLANE_ALONE),
+]
 
 GROUP = "resource.k8s.io"
 VERSIONS = ("v1", "v1beta2", "v1beta1")
@@ -96,8 +100,6 @@ class Server:
 def control_plane() -> Iterator[Server]:
     name = os.environ.get("CLUSTER_NAME") or default_cluster(REPOSITORY)
     chosen = choose_cluster(f"{name}-versions")
-    if Capability.CONTROL_PLANE_ALONE not in chosen.capabilities:
-        pytest.skip(f"the provider {chosen.provider} has no control plane alone")
     yield Server(chosen)
     chosen.stop()
     assert chosen.leftovers() == []

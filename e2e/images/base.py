@@ -39,11 +39,6 @@ def base_archive() -> Path:
     return kept("bases", key, _make) / "base.tar"
 
 
-def base_key() -> str:
-    """A name for the base's content."""
-    return base_archive().parent.name
-
-
 def _make(folder: Path) -> None:
     write_root(folder / "base.tar", suite=SUITE, recipe=RECIPE, what="the base image")
 

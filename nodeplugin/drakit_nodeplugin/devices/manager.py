@@ -341,7 +341,7 @@ class DeviceManager:
             loop = asyncio.get_running_loop()
             began_at = loop.time()
             now = self._now()
-            poll_seconds = POLL_SECONDS if self._pass_time() else IDLE_SECONDS
+            poll_seconds = POLL_SECONDS if self._pass_time(now) else IDLE_SECONDS
             self._awake.clear()
             until = min(
                 [*(when for when in self._next_changes() if when > now), now + poll_seconds]
@@ -360,12 +360,11 @@ class DeviceManager:
         for state in self._endpoints.values():
             yield from state.next_changes()
 
-    def _pass_time(self) -> bool:
+    def _pass_time(self, now: float) -> bool:
         """Do all that is due by now; return whether the manager waits for something that nobody
         reports."""
         waiting = False
         self._writer.check_primary()
-        now = self._now()
         if now >= self._graces.start_until:
             self._adopted = {}
         for state in [*self._endpoints.values()]:

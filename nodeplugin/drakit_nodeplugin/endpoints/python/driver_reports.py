@@ -19,7 +19,7 @@ import itertools
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
-from typing import Any, TypeGuard, cast
+from typing import Any, cast
 
 from drakit.device import Device, Health, Inventory
 from drakit.driver import Driver, DriverError
@@ -312,7 +312,7 @@ class HealthPolling:
             return Health.unknown(f"the driver failed: {text}"[:MAX_MESSAGE])
         answer = task.result()
         with suppress(Exception):  # a class of the vendor's own may raise when it is read
-            if isinstance(answer, Health) and _is_health(health := snapshot_of(answer)):
+            if isinstance(answer, Health) and _is_valid(health := snapshot_of(answer)):
                 return health
         text = f"the driver answered {kind_of(answer)}, which is no valid Health"
         self._log_once("answer", text, None)
@@ -328,9 +328,8 @@ class HealthPolling:
             logger.error("health is unknown", extra=facts)
 
 
-def _is_health(answer: object) -> TypeGuard[Health]:
-    return (
-        isinstance(answer, Health)
-        and answer.status in ("healthy", "unhealthy", "unknown")
-        and isinstance(answer.message, str)  # pyright: ignore[reportUnnecessaryIsInstance] - vendors
+def _is_valid(health: Health) -> bool:
+    return health.status in ("healthy", "unhealthy", "unknown") and isinstance(
+        health.message,
+        str,  # pyright: ignore[reportUnnecessaryIsInstance] - vendors
     )
