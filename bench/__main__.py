@@ -2,7 +2,7 @@
 All measurements, against a real API server (the control plane alone): `python -m bench`.
 
 Prints the machine and one line a row; exits with 1 when a budget is missed, and names it. What is
-measured and why is in docs/performance.md.
+measured and why is in docs/contributors/performance.md.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 What a measurement prints, and which budgets it must keep.
 
 Pure: how the numbers are taken is known in :mod:`.claims`, :mod:`.slices` and :mod:`.footprint`.
-The budgets, and what they mean, are in docs/performance.md.
+The budgets, and what they mean, are in docs/contributors/performance.md.
 """
 
 from __future__ import annotations

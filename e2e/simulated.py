@@ -149,7 +149,7 @@ class Lab(Space):
         return folder / "control.json"
 
     def command(self, driver: str = DRIVER, **command: Any) -> None:
-        """Write the control file of a driver, as docs/simulated.md describes it."""
+        """Write the control file of a driver, as docs/start/simulated-devices.md describes it."""
         path = self._control(driver)
         partial = path.with_name(".control.json.part")
         partial.write_text(json.dumps(command))

@@ -375,7 +375,7 @@ def test_a_resource_that_the_kubelets_own_device_manager_serves_is_refused(yard)
 
 
 def moved_set(directory: str) -> dict[str, Any]:
-    """A DaemonSet that moves as in docs/device-plugins.md: its pod is replaced when deleted."""
+    """Move a DaemonSet as docs/admin/device-plugins.md does: a deleted pod is replaced."""
     body = nodes_set("moved", directory=directory, plan="moved")
     body["spec"]["updateStrategy"] = {"type": "OnDelete"}
     return body

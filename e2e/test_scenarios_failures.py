@@ -1,7 +1,8 @@
 """
 Drivers that fail, hang or take too long, and what the pod sees of it.
 
-Upstream's list for the kubelet's node tests, as a plugin's share of it; see `docs/scenarios.md`.
+A plugin's share of upstream's list for the kubelet's node tests, as in
+`docs/contributors/scenarios.md`.
 """
 
 from __future__ import annotations

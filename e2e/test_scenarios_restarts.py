@@ -1,7 +1,8 @@
 """
 Kubelets and plugins that are down, killed or restarted in the middle of something.
 
-Upstream's list for the kubelet's node tests, as a plugin's share of it; see `docs/scenarios.md`.
+A plugin's share of upstream's list for the kubelet's node tests, as in
+`docs/contributors/scenarios.md`.
 What is shown with hostdev's devices (a reboot, slices that are wiped) is in `test_faults.py`.
 """
 

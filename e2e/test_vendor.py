@@ -1,5 +1,5 @@
 """
-Drivers as vendors write them from docs/drivers.md: the page's own text, and examples/driver.
+Drivers as vendors write them: the text of docs/vendors/python-driver.md, and examples/driver.
 
 The images, the values of the releases, the drivers and what is applied are what page and example
 show; other than there are only the names of images.
@@ -39,7 +39,7 @@ LAMPS = "lamps.example.com"
 ROTORS = "rotors.example.com"
 UNHEALTHY = "drakit.dev/unhealthy:NoSchedule"
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "drivers.md"
+PAGE = ROOT / "docs" / "vendors" / "python-driver.md"
 EXAMPLE = ROOT / "examples" / "driver"
 
 

@@ -1,5 +1,7 @@
 """
-Images of vendors: the node plugin's image and a driver's module on top, as in docs/drivers.md.
+Images of vendors: the node plugin's image and a driver's module on top.
+
+The Dockerfile is the one of docs/vendors/python-driver.md.
 
 It must not know what the drivers do.
 """

@@ -1,4 +1,4 @@
-"""What docs/cdi.md shows works as it is shown."""
+"""What docs/reference/cdi.md shows works as it is shown."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from drakit.cdi import build_spec, lint_spec
 
-PAGE = Path(__file__).parents[3] / "docs" / "cdi.md"
+PAGE = Path(__file__).parents[3] / "docs" / "reference" / "cdi.md"
 
 
 def test_the_examples_run(capsys):

@@ -141,12 +141,12 @@ def test_a_component_may_use_the_constraints_that_the_site_names(render, compone
 
 @pytest.mark.parametrize("name", ["digests.yaml", "networkpolicy.yaml"])
 def test_the_values_of_the_documentation_can_be_installed(render, name):
-    values = yaml.safe_load(listing("docs/install.md", name))
+    values = yaml.safe_load(listing("docs/admin/install.md", name))
     assert str(render(values)) != str(render())
 
 
 def test_the_constraints_of_the_documentation_fit_the_node_plugin(render):
-    scc = yaml.safe_load(listing("docs/install.md", "scc.yaml"))
+    scc = yaml.safe_load(listing("docs/admin/install.md", "scc.yaml"))
     assert scc["apiVersion"] == "security.openshift.io/v1"
     spec = pod_spec(render(), "DaemonSet", "drakit-nodeplugin")
     used = {kind for volume in spec["volumes"] for kind in volume if kind != "name"}

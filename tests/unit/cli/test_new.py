@@ -13,7 +13,7 @@ from drakit.cli.new import FILES
 from tests.unit.cli.projects import commands, files_of, readme
 from tests.unit.docs.listings import ROOT, listings
 
-PAGE = "docs/new-driver.md"
+PAGE = "docs/vendors/new-driver.md"
 
 # ------------------------------------------------------------ names
 

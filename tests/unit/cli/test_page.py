@@ -1,4 +1,4 @@
-"""What docs/checkpoint.md shows is what is printed."""
+"""What docs/admin/disaster-recovery.md shows is what is printed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from drakit_nodeplugin.devices.endpoint_store import StoredEndpoint
 from drakit_nodeplugin.kubelet.ownership import socket_paths
 from tests.fakes.checkpoints import DRIVER, prepared_claim, stored_claim, stored_device
 
-PAGE = (Path(__file__).parents[3] / "docs" / "checkpoint.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "admin" / "disaster-recovery.md").read_text()
 
 
 def entry(number, name, *, make=stored_claim, **fields):

@@ -1,11 +1,11 @@
-"""docs/architecture.md names modules that exist, and every package of the node plugin."""
+"""docs/contributors/architecture.md names existing modules, and all the plugin's packages."""
 
 import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
 PLUGIN = ROOT / "nodeplugin/drakit_nodeplugin"
-TEXT = (ROOT / "docs/architecture.md").read_text()
+TEXT = (ROOT / "docs/contributors/architecture.md").read_text()
 
 
 def test_each_module_that_the_page_names_exists():

@@ -1,4 +1,4 @@
-"""docs/backends.md and examples/backend: what they show is there, and works as it is shown."""
+"""docs/vendors/backend.md and examples/backend show what exists, and it works as shown."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from drakit_proto.backend.v1.backend_pb2_grpc import BackendStub
 from tests.unit.docs.listings import ROOT, listing, listings
 from tools.programs import go_programs, path_with
 
-PAGE = "docs/backends.md"
+PAGE = "docs/vendors/backend.md"
 FOLDER = ROOT / "examples" / "backend"
 CONTRACT = (ROOT / "proto/drakit_proto/backend/v1/backend.proto").read_text()
 

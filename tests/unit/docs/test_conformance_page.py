@@ -1,4 +1,4 @@
-"""docs/conformance.md: its listings run as they stand, and its rules are those that there are."""
+"""docs/vendors/conformance.md: its listings run, and its rules are the kit's rules."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import pytest
 from drakit.testing.conformance.rule import rules
 from tests.unit.docs.listings import ROOT, listing, listings
 
-PAGE = "docs/conformance.md"
+PAGE = "docs/vendors/conformance.md"
 
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     """A vendor's folder with the files of the page, and the driver that it speaks of."""
-    (tmp_path / "lamp.py").write_text(listing("docs/drivers.md", "lamp.py"))
+    (tmp_path / "lamp.py").write_text(listing("docs/vendors/python-driver.md", "lamp.py"))
     for name in ("lamps.yaml", "test_conformance.py", "test_two_claims.py"):
         (tmp_path / name).write_text(listing(PAGE, name))
     return tmp_path

@@ -1,4 +1,4 @@
-"""What docs/device-plugins.md shows is what stands in the example, and the chart has its keys."""
+"""docs/admin/device-plugins.md shows the example's files, and keys that the chart has."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import yaml
 from drakit_nodeplugin.config import DevicePlugins, Devices
 from tests.unit.docs.listings import ROOT, listing, listings
 
-PAGE = "docs/device-plugins.md"
+PAGE = "docs/admin/device-plugins.md"
 EXAMPLE = ROOT / "examples" / "device-plugin"
 
 
@@ -104,4 +104,4 @@ def test_the_keys_and_times_of_the_page_are_those_of_the_chart():
 
 def test_the_links_of_the_page_lead_somewhere():
     for target in re.findall(r"\]\(([^)#]+)", (ROOT / PAGE).read_text()):
-        assert (ROOT / "docs" / target).exists(), target
+        assert (ROOT / "docs" / "admin" / target).exists(), target

@@ -26,12 +26,12 @@ from drakit_nodeplugin.endpoints.python.loading import LoadedDriver, load_driver
 from tests.fakes.node import StaticNode
 from tests.unit.docs.listings import ROOT, code_lines, listing, listings, module
 
-PAGE = "docs/drivers.md"
+PAGE = "docs/vendors/python-driver.md"
 CHART = ROOT / "charts" / "drakit"
 
 
 def load(name: str, entry: dict, monkeypatch: pytest.MonkeyPatch) -> LoadedDriver:
-    """Load a driver of docs/drivers.md as the page says."""
+    """Load a driver of docs/vendors/python-driver.md as the page says."""
     module(name, listing(PAGE, f"{name}.py"), monkeypatch)
     entries = NodePluginConfig.model_validate({"drivers": [entry]}).drivers
     (driver,) = load_drivers(entries, file=Path("plugin.yaml"), node=StaticNode(name="node-1"))
@@ -302,7 +302,8 @@ def test_the_dockerfiles_of_page_and_example_are_the_same_but_for_the_driver():
 
 
 @pytest.mark.parametrize(
-    "page", ["README.md", *sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md"))]
+    "page",
+    ["README.md", *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").rglob("*.md"))],
 )
 def test_yaml_of_the_pages_is_yaml_and_their_links_lead_somewhere(page):
     for text in listings(page, "yaml"):
@@ -313,7 +314,7 @@ def test_yaml_of_the_pages_is_yaml_and_their_links_lead_somewhere(page):
 
 
 def test_the_example_configuration_is_what_the_plugin_reads():
-    listing = listings("docs/node-plugin.md", "yaml")[0]
+    listing = listings("docs/reference/node-plugin.md", "yaml")[0]
     config = NodePluginConfig.model_validate(yaml.safe_load(listing))
     node = StaticNode(name="node-1")
     (driver,) = load_drivers(config.drivers, file=Path("plugin.yaml"), node=node)

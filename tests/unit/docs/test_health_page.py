@@ -1,4 +1,4 @@
-"""What docs/health.md shows and names is what there is."""
+"""What docs/reference/device-health.md shows and names is what there is."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from drakit_nodeplugin.devices.taints import STOPPED, UNHEALTHY, UNPREPARING
 from drakit_nodeplugin.endpoints.contract import traits_of
 from tests.fakes.node import StaticNode
 
-PAGE = (Path(__file__).parents[3] / "docs/health.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs/reference/device-health.md").read_text()
 
 
 def listings(language: str) -> list[str]:
@@ -35,7 +35,7 @@ def test_the_page_names_every_taint_and_no_other():
 async def test_the_driver_of_the_page_reports_how_its_device_is():
     (source,) = listings("python")
     names = {}
-    exec(compile(source, "docs/health.md", "exec"), names)
+    exec(compile(source, "docs/reference/device-health.md", "exec"), names)
     kind = names["Pumps"]
     assert traits_of(kind).health
     stream = kind(kind.config_type(), StaticNode(name="node-1")).devices()

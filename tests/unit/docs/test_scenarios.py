@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[3]
 ROWS = [
     [cell.strip() for cell in line.strip("|\n").split("|")]
-    for line in (ROOT / "docs" / "scenarios.md").read_text().splitlines()
+    for line in (ROOT / "docs" / "contributors" / "scenarios.md").read_text().splitlines()
     if line.startswith("|") and not line.startswith(("| scenario", "|---"))
 ]
 REFERENCE = re.compile(r"`((?:e2e|tests)/[\w/]+\.py)(?:::(\w+)(?:\[([\w-]+)\])?)?`")

@@ -1,5 +1,5 @@
 """
-docs/vendors.md: its commands are run here where they need no cluster, and elsewhere where they do.
+docs/vendors/index.md: commands that need no cluster run here, and the others elsewhere.
 
 The commands that install and apply are shown to name values and files that there are, and that
 tests on a real cluster install and apply; what `drakit conformance` is told, `make conformance`
@@ -22,7 +22,7 @@ from drakit.cli.main import main
 from drakit.testing.conformance.targets import parse_target
 from tests.unit.docs.listings import ROOT, listing, listings
 
-PAGE = "docs/vendors.md"
+PAGE = "docs/vendors/index.md"
 CHART = ROOT / "charts" / "drakit"
 
 

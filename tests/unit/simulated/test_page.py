@@ -12,7 +12,7 @@ from drakit_drivers.simulated.control import Control
 from drakit_drivers.simulated.inventory import all_devices, without_device
 
 ROOT = Path(__file__).parents[3]
-PAGE = (ROOT / "docs" / "simulated.md").read_text()
+PAGE = (ROOT / "docs" / "start" / "simulated-devices.md").read_text()
 
 
 def listing(language: str) -> str:
@@ -43,5 +43,5 @@ def test_every_parameter_is_named():
 
 
 def test_every_example_is_named():
-    linked = set(re.findall(r"\(\.\./examples/simulated/([\w-]+\.yaml)\)", PAGE))
+    linked = set(re.findall(r"\((?:\.\./)+examples/simulated/([\w-]+\.yaml)\)", PAGE))
     assert linked == {file.name for file in (ROOT / "examples" / "simulated").glob("*.yaml")}
