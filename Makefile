@@ -96,6 +96,37 @@ requirements: venv ## pin the requirements anew
 	echo pip | $(UV_COMPILE) -o requirements/image.txt -
 	$(UV_COMPILE) --extra operator -o requirements/operator.txt pyproject.toml
 	$(UV_COMPILE) --extra nodeplugin --extra operator --group dev -o requirements/dev.txt pyproject.toml
+	$(UV_COMPILE) --group docs -o requirements/docs.txt
+
+# ---------------------------------------------------------------- documentation
+
+# The site has an environment of its own: it needs nothing of drakit, and its pins stay apart.
+DOCS := .venv-docs
+
+$(DOCS)/.done: requirements/docs.txt
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { echo "Python's venv module is missing: run 'make deps' as root, or install python3-venv" >&2; exit 1; }
+	$(PYTHON) -m venv $(DOCS)
+	$(DOCS)/bin/pip install --quiet --require-hashes --requirement requirements/docs.txt
+	touch $@
+
+.PHONY: docs
+docs: $(DOCS)/.done ## build the site in build/docs/site, and check its links
+	PYTHONPATH=$(CURDIR) $(DOCS)/bin/python -m tools.site build
+
+.PHONY: docs-serve
+docs-serve: $(DOCS)/.done ## serve the site on localhost:8000, rebuilt as you write
+	PYTHONPATH=$(CURDIR) $(DOCS)/bin/python -m tools.site serve $(ARGS)
+
+.PHONY: docs-publish
+docs-publish: $(DOCS)/.done ## add the built site to the branch gh-pages (TAG=vX.Y.Z of a release; PUSH=1)
+	@rm -rf build/gh-pages && git worktree prune
+	@git fetch -q origin gh-pages && git worktree add -q -B gh-pages build/gh-pages FETCH_HEAD \
+		|| { git worktree add -q --detach build/gh-pages && git -C build/gh-pages checkout -q --orphan gh-pages && git -C build/gh-pages rm -q -r -f .; }
+	PYTHONPATH=$(CURDIR) $(DOCS)/bin/python -m tools.site publish build/gh-pages --tag "$(TAG)"
+	@cd build/gh-pages && git add --all && { git diff --cached --quiet \
+		|| git -c user.name=drakit -c user.email=docs@drakit.invalid commit -q -m "docs of $$(git -C $(CURDIR) describe --always --tags)"; }
+	@if [ -n "$(PUSH)" ]; then git -C build/gh-pages push origin gh-pages; fi
+	@git worktree remove --force build/gh-pages
 
 # ---------------------------------------------------------------- clusters
 
@@ -177,4 +208,4 @@ bench: deps venv ## measure start-up, memory and the times of claims (ARGS=--qui
 
 .PHONY: clean
 clean: ## remove what the targets above made in this folder
-	rm -rf $(VENV) dist build .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(DOCS) dist build .pytest_cache .ruff_cache .import_linter_cache .hypothesis

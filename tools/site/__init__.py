@@ -1,0 +1,1 @@
+"""The documentation site: sources, build, checks, versions and browser check."""

@@ -1,0 +1,120 @@
+"""
+The commands of the site: `make docs`, `make docs-serve`, and what the workflow calls.
+
+    python -m tools.site build                      build and check it: build/docs/site
+    python -m tools.site serve [--address :8000]    for authors: rebuilt as you write
+    python -m tools.site publish FOLDER --tag v0.2.1    add a built site to the published ones
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from tools.site.html import check_site
+from tools.site.source import DOCS, ROOT, Source, check_links, check_nav, clean
+from tools.site.versions import newest, publish
+
+BUILD = ROOT / "build" / "docs"
+HTML = BUILD / "html"
+SITE = BUILD / "site"
+ZENSICAL = [str(Path(sys.executable).parent / "zensical")]
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_PLACE = re.compile(r"╭─\[ (?P<page>[^\]]+?):(?P<line>\d+):(?P<column>\d+) \]")
+
+
+def fail(faults: list[str]) -> None:
+    for fault in faults:
+        print(fault, file=sys.stderr)
+    if faults:
+        raise SystemExit(f"{len(faults)} faults in the documentation")
+
+
+def generate() -> None:
+    """Run Zensical; print its warnings as `file:line:column: message`."""
+    done = subprocess.run(
+        [*ZENSICAL, "build", "--strict", "--clean", "-f", str(BUILD / "mkdocs.yml")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    output = _COLOUR.sub("", done.stdout + done.stderr)
+    faults, message = [], ""
+    for line in output.splitlines():
+        if line.startswith(("Warning:", "Error:")):
+            message = line.partition(": ")[2]
+        elif (found := _PLACE.search(line)) is not None:
+            faults.append(f"{DOCS}/{found['page']}:{found['line']}:{found['column']}: {message}")
+    fail(faults)
+    if done.returncode:
+        fail([output])
+
+
+def build() -> None:
+    # The nav lists pages that are still being written; the build leaves them out.
+    for fault in check_nav():
+        print("note:", fault, file=sys.stderr)
+    fail(check_links())
+    clean(BUILD)
+    Source(BUILD).write()
+    generate()
+    fail(check_site(HTML))
+    publish(HTML, site=SITE, version="dev", aliases=[])
+    count = len(list(HTML.rglob("index.html")))
+    print(f"{SITE.relative_to(ROOT)}: {count} pages, no broken link, nothing from another host")
+
+
+def serve(address: str) -> None:
+    """Serve the site, and update the source, which Zensical watches, as the repository changes."""
+    source = Source(BUILD)
+    source.write()
+    server = subprocess.Popen([*ZENSICAL, "serve", "-a", address, "-f", str(BUILD / "mkdocs.yml")])
+    try:
+        while server.poll() is None:
+            time.sleep(0.5)
+            source.write()
+    except KeyboardInterrupt:
+        server.terminate()
+    raise SystemExit(server.wait())
+
+
+def publish_tag(site: Path, tag: str | None) -> None:
+    """Publish a release as X.Y, and as `latest` if no newer one is published; else as `dev`."""
+    version, aliases = "dev", []
+    if tag:
+        found = re.fullmatch(r"v(\d+\.\d+)\.\d+", tag)
+        if found is None:
+            raise SystemExit(f"{tag}: a tag that publishes the site is vX.Y.Z")
+        version = found[1]
+        file = site / "versions.json"
+        known = json.loads(file.read_text()) if file.exists() else []
+        aliases = ["latest"] if newest(known, version) else []
+    publish(HTML, site=site, version=version, aliases=aliases)
+    print("published", version, *aliases)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="tools.site", description="The documentation site.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("build", help="build and check the site")
+    serving = commands.add_parser("serve", help="serve the site and rebuild it on changes")
+    serving.add_argument("--address", default="localhost:8000")
+    publishing = commands.add_parser("publish", help="add the built site to the published versions")
+    publishing.add_argument("folder", type=Path)
+    publishing.add_argument("--tag", help="vX.Y.Z of a release; without it the version is dev")
+    given = parser.parse_args()
+    if given.command == "build":
+        build()
+    elif given.command == "serve":
+        serve(given.address)
+    else:
+        publish_tag(given.folder, given.tag)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+"""
+The versions of the published site: a folder for each, and the list that the version selector reads.
+
+    0.2/  latest/  dev/     one built site each; an alias is a copy, as not every host has symlinks
+    versions.json           what the selector offers
+    index.html              leads to `latest`, or to `dev` before the first release
+
+Zensical has no versions of its own yet, but its theme reads the list that mike writes. This module
+writes the same list, without mike, which exists for Zensical only as a Git branch.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+NAME = re.compile(r"[0-9]+\.[0-9]+|dev")
+REDIRECT = """<!doctype html>
+<html lang="en">
+  <head>
+    <meta charset="utf-8">
+    <title>drakit</title>
+    <meta http-equiv="refresh" content="0; url={target}/">
+    <link rel="canonical" href="{target}/">
+  </head>
+  <body><a href="{target}/">drakit's documentation</a></body>
+</html>
+"""
+
+
+def publish(html: Path, *, site: Path, version: str, aliases: list[str]) -> None:
+    """Put a built site into the published one, as a version and as its aliases."""
+    if not NAME.fullmatch(version):
+        raise SystemExit(f"{version}: a version of the site is X.Y or dev")
+    site.mkdir(parents=True, exist_ok=True)
+    for name in (version, *aliases):
+        shutil.rmtree(site / name, ignore_errors=True)
+        shutil.copytree(html, site / name)
+    file = site / "versions.json"
+    known = json.loads(file.read_text()) if file.exists() else []
+    listed = with_version(known, version, aliases)
+    file.write_text(json.dumps(listed, indent=2) + "\n")
+    targets = {name for entry in listed for name in entry["aliases"]}
+    (site / "index.html").write_text(
+        REDIRECT.format(target="latest" if "latest" in targets else listed[0]["version"])
+    )
+    (site / ".nojekyll").touch()  # GitHub Pages hides folders that start with an underscore
+
+
+def with_version(
+    known: list[dict[str, Any]], version: str, aliases: list[str]
+) -> list[dict[str, Any]]:
+    """Return the list with a version added or replaced: an alias belongs to one version only."""
+    others = [
+        {**entry, "aliases": [name for name in entry["aliases"] if name not in aliases]}
+        for entry in known
+        if entry["version"] != version
+    ]
+    own = {name for entry in known if entry["version"] == version for name in entry["aliases"]}
+    new = {"version": version, "title": version, "aliases": sorted(own | {*aliases})}
+    return sorted([*others, new], key=_rank, reverse=True)
+
+
+def _rank(entry: dict[str, Any]) -> tuple[float, float]:
+    if entry["version"] == "dev":
+        return (-1, 0)
+    major, minor = entry["version"].split(".")
+    return (int(major), int(minor))
+
+
+def newest(known: list[dict[str, Any]], version: str) -> bool:
+    """Report whether no published version is newer, so that `latest` moves to this one."""
+    rank = _rank({"version": version})
+    return all(_rank(entry) <= rank for entry in known)
