@@ -63,7 +63,7 @@ class DeviceParameters(Settings):
 
 class NoParameters(DeviceParameters):
     """
-    The parameters' type of a driver that takes no opaque parameters.
+    The parameters' type of a driver that accepts no opaque parameters.
 
     A claim with parameters fails, and its Event reports that the driver takes none. A driver
     without a type gets them raw; if it ignores them, its users cannot see that.
@@ -329,8 +329,8 @@ def _infer(kind: type[Driver[Any, Any]], name: str, argument: object) -> None:
     explicit = any(name in vars(base) for base in kind.__mro__ if base is not Driver)
     if isinstance(argument, ForwardRef) and not explicit:  # nobody could resolve it later
         raise TypeError(
-            f"{kind.__qualname__}: the type argument {argument.__forward_arg__!r} of Driver is "
-            f"text; give the class itself, or set {name}"
+            f"{kind.__qualname__}: the type argument {argument.__forward_arg__!r} of Driver is a "
+            f"string; give the class itself, or set {name}"
         )
     if (get_origin(argument) is not None or argument is NoneType) and not explicit:
         shown = "None" if argument is NoneType else str(argument)
@@ -360,8 +360,8 @@ def _infer(kind: type[Driver[Any, Any]], name: str, argument: object) -> None:
 async def _published_edits(device: AllocatedDevice[Any], *, node: str) -> Edits:
     if device.edits is None:
         raise DriverError(
-            f"device {device.name} is not on node {node} any more; delete the pod so that another "
-            f"device is found for it"
+            f"device {device.name} is not on node {node} any more; delete the pod to get another "
+            "device"
         )
     return device.edits
 

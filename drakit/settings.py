@@ -72,7 +72,7 @@ def _parse_duration(value: Any) -> Any:
         raise ValueError("must be a duration like 10s, 1m or 1m30s, with its unit")
     match = _DURATION.fullmatch(value)
     if not match:
-        raise ValueError(f"{value!r} is no duration like 10s, 1m or 1m30s")
+        raise ValueError(f"{value!r} is not a duration like 10s, 1m or 1m30s")
     hours, minutes, seconds, thousandths = (float(match[u] or 0) for u in ("h", "m", "s", "ms"))
     return timedelta(hours=hours, minutes=minutes, seconds=seconds, milliseconds=thousandths)
 
@@ -169,6 +169,6 @@ def describe(error: ValidationError, *, file: str, below: str = "") -> str:
             key += f"[{part}]" if isinstance(part, int) else f".{part}" if key else str(part)
         reason = problem["msg"].removeprefix("Value error, ")
         if problem["type"] == "extra_forbidden":
-            reason = "is no key that is known here"
+            reason = "is not a known key"
         lines.append(f"{file}: {key}: {reason}")
     return "\n".join(lines)

@@ -35,7 +35,7 @@ def test_the_checkpoints_are_shown_and_verified_while_the_plugin_runs(stage):
     assert states(stage, uid) == {LAMPS: "prepared", HORNS: "prepared"}
     text = stage.drakit("node", "checkpoint", "show", "--driver", LAMPS)
     assert f"{stage.name}/{stage.claim_of('user', 'both')['metadata']['name']}" in text
-    assert "nothing is wrong" in stage.drakit("node", "checkpoint", "verify")
+    assert "no problems found" in stage.drakit("node", "checkpoint", "verify")
 
     stage.delete("pod", "user")
     assert states(stage, uid) == {}

@@ -186,7 +186,7 @@ def test_a_class_that_comes_later_lets_the_pod_start(space, release):
 @pytest.mark.parametrize(
     ("configs", "words"),
     [
-        pytest.param([{"mode": "fast"}], ("takes no opaque parameters",), id="a-few"),
+        pytest.param([{"mode": "fast"}], ("accepts no opaque parameters",), id="a-few"),
         pytest.param(
             [{"a": [[]] * 3400}] * 20, ("8192 keys and values", "opaqueParameters"), id="very-many"
         ),

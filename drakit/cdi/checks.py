@@ -51,7 +51,7 @@ def _unreadable(value: str) -> str | None:
         try:
             value.encode()
         except UnicodeEncodeError:
-            return f"has half of a surrogate pair, which is no character: {shown(value)}"
+            return f"contains half of a surrogate pair, which is not a character: {shown(value)}"
     return None
 
 
@@ -76,7 +76,7 @@ def _out_of_range(value: int, least: int, most: int, *, octal: bool) -> str:
         return f"must be from {least} to {most}, not {shown(value)}"
     # JSON has no octal numbers, and to write 660 for them is a popular mistake.
     is_octal = value in range(778) and not {"8", "9"} & set(str(value))
-    meant = f"; if that was meant as octal, write {int(str(value), 8)}" if is_octal else ""
+    meant = f"; if you meant octal, write {int(str(value), 8)}" if is_octal else ""
     return f"must be from {least} to {most} (octal {most:o}), not {shown(value)}{meant}"
 
 
@@ -126,7 +126,7 @@ def record(
             if field is None:
                 hint = (gone or {}).get(name) or _meant(name, fields)
                 at = name if isinstance(name, str) and name.isidentifier() else shown(name)
-                add(found, prefix + at, "error", f"is no field that runtimes know{hint}")
+                add(found, prefix + at, "error", f"is not a field that runtimes know{hint}")
             elif entry is not None:
                 field(entry, prefix + name, found)
         for name in required:
@@ -143,4 +143,4 @@ def _meant(name: object, fields: Mapping[str, Check]) -> str:
 
     by_lower = {field.lower(): field for field in fields}
     close = get_close_matches(str(name)[:64].lower(), by_lower, n=1, cutoff=0.75)
-    return f"; {by_lower[close[0]]!r} may be meant" if close else ""
+    return f"; {by_lower[close[0]]!r} is probably meant" if close else ""

@@ -82,9 +82,9 @@ class SpecDirectory:
         except FileNotFoundError:
             return None
         except ValueError as error:
-            raise DamagedSpecError(f"CDI file {target} is no JSON: {error}") from error
+            raise DamagedSpecError(f"CDI file {target} is not JSON: {error}") from error
         if not isinstance(spec, dict):
-            raise DamagedSpecError(f"CDI file {target} is no JSON object")
+            raise DamagedSpecError(f"CDI file {target} is not a JSON object")
         return cast("dict[str, Any]", spec)
 
     def read_text(self, file_name: str) -> str | None:
@@ -122,7 +122,7 @@ class SpecDirectory:
     def _target(self, file_name: str) -> str:
         if not _FILE_NAME.fullmatch(file_name):
             raise ValueError(
-                f"{file_name!r} is no name for a CDI file (letters, digits, ._-, .json)"
+                f"{file_name!r} is not a valid name for a CDI file (letters, digits, ._-, .json)"
             )
         return f"{self._folder}/{file_name}"
 

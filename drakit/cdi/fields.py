@@ -63,7 +63,7 @@ def _env(elements: list[Any], path: str, found: Found) -> None:
 def _device_node(node: dict[str, Any], path: str, found: Found) -> None:
     if node.get("minor") and not node.get("major"):
         # The reference library fills in both of the host's device if there is no major.
-        wrong = "is left out by runtimes, because there is no major number beside it"
+        wrong = "is ignored by runtimes, because major is missing"
         add(found, f"{path}.minor", "warning", wrong)
 
 
@@ -75,7 +75,7 @@ def _mount(mount: dict[str, Any], path: str, found: Found) -> None:
             add(found, f"{path}.hostPath", "error", wrong)
     elif mount.get("type") in (None, "", "none", "bind"):
         # An OCI runtime goes by the options alone, and the kernel knows no file system so called.
-        wrong = "must have 'bind' or 'rbind' among them, unless there is a type of file system"
+        wrong = "must include 'bind' or 'rbind', unless a file system type is set"
         add(found, f"{path}.options", "error", wrong)
 
 
@@ -96,7 +96,7 @@ def _annotations(value: object, path: str, found: Found) -> None:
         _annotation_value(entry, at, found)
     texts = (text for pair in entries.items() for text in pair if isinstance(text, str))
     if sum(map(len, texts)) > _ANNOTATION_BYTES:
-        add(found, path, "error", f"must not have more than {_ANNOTATION_BYTES} bytes together")
+        add(found, path, "error", f"must not have more than {_ANNOTATION_BYTES} bytes in total")
 
 
 _annotation_key = text(rules.annotation_key)
@@ -105,7 +105,7 @@ _annotation_value = text()
 
 def _devices(elements: list[Any], path: str, found: Found) -> None:
     if not elements:
-        add(found, path, "error", "must hold at least one device")
+        add(found, path, "error", "must contain at least one device")
     for name in _twice(_values(elements, "name")):
         add(found, path, "error", f"has a device {shown(name)} twice")
 
@@ -113,7 +113,7 @@ def _devices(elements: list[Any], path: str, found: Found) -> None:
 def _device(device: dict[str, Any], path: str, found: Found) -> None:
     edits = device.get("containerEdits")
     if isinstance(edits, dict) and not _edits_anything(cast("dict[str, Any]", edits)):
-        add(found, f"{path}.containerEdits", "error", "must edit something")
+        add(found, f"{path}.containerEdits", "error", "must contain at least one edit")
 
 
 def _edits_anything(edits: dict[str, Any]) -> bool:
@@ -178,8 +178,8 @@ _INTEL_RDT = record(
         "enableMonitoring": flag,
     },
     gone={
-        "enableCMT": " any more since CDI 1.1; 'enableMonitoring' took its place",
-        "enableMBM": " any more since CDI 1.1; 'enableMonitoring' took its place",
+        "enableCMT": " any more since CDI 1.1; 'enableMonitoring' replaces it",
+        "enableMBM": " any more since CDI 1.1; 'enableMonitoring' replaces it",
     },
 )
 

@@ -90,12 +90,12 @@ def _listing(directory: Path, problems: list[Problem]) -> list[Path]:
     except FileNotFoundError:
         return []
     except OSError as error:
-        text = f"cannot be listed, and runtimes read no directory from there on: {error}"
+        text = f"cannot be listed, and runtimes do not read the directories after it: {error}"
         problems.append(_problem(directory, text))
         return []
     for name in names:
         if name.endswith(".yml"):
-            text = "is not read by runtimes; call it *.yaml"
+            text = "is not read by runtimes; rename it to *.yaml"
             problems.append(_problem(directory / name, text, severity="warning"))
     return [directory / name for name in names if name.endswith((".json", ".yaml"))]
 
@@ -115,7 +115,7 @@ def _read(path: Path, check: CheckSpec) -> dict[str, Any]:
 def _bytes(path: Path) -> bytes:
     # A pipe would be waited for without end.
     if not stat.S_ISREG(path.stat().st_mode):
-        raise UnreadableSpecError("is no regular file")
+        raise UnreadableSpecError("is not a regular file")
     return path.read_bytes()
 
 
@@ -130,20 +130,20 @@ def _resolve(
             holder = holders.get(name)
             if holder is None or holder.priority < file.priority:
                 if holder is not None:
-                    text = f"is hidden by {file.path}, which has {name} as well"
+                    text = f"is overridden by {file.path}, which also defines {name}"
                     problems.append(_problem_of(holder, name, text, severity="warning"))
                 holders[name] = file
             else:
                 lost[name] = file
                 for one, other in ((file, holder), (holder, file)):
-                    text = f"conflicts: {other.path} has {name} as well, so runtimes know neither"
+                    text = f"conflicts: {other.path} also defines {name}, so runtimes use neither"
                     problems.append(_problem_of(one, name, text))
     for name, loser in lost.items():
         holder = holders[name]
         if holder.priority != loser.priority:
             text = (
-                f"is lost: two files of {loser.path.parent} have {name} as well, and runtimes "
-                "strike it out everywhere then"
+                f"is ignored: two files of {loser.path.parent} also define {name}, and runtimes "
+                "then ignore all its definitions"
             )
             problems.append(_problem_of(holder, name, text))
     return holders, lost

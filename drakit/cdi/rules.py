@@ -44,14 +44,17 @@ def kind(value: str) -> str | None:
     try:
         split_kind(value)
     except InvalidNameError as error:
-        return f"is wrong: {error}"
+        return f"is invalid: {error}"
     return None
 
 
 def kind_advice(value: str) -> str | None:
     vendor, class_ = split_kind(value)
     if len(vendor) > _VENDOR_CHARACTERS or not _DNS_SUBDOMAIN.fullmatch(vendor):
-        return f"has a vendor that is no DNS subdomain, as the specification asks: {shown(vendor)}"
+        return (
+            "has a vendor that is not a DNS subdomain, as the specification requires: "
+            f"{shown(vendor)}"
+        )
     if len(class_) > _CLASS_CHARACTERS:
         return f"has a class of more than {_CLASS_CHARACTERS} characters: {shown(class_)}"
     return None
@@ -61,18 +64,18 @@ def device_name(value: str) -> str | None:
     try:
         check_device_name(value)
     except InvalidNameError as error:
-        return f"is wrong: {error}"
+        return f"is invalid: {error}"
     return None
 
 
 def annotation_key(value: str) -> str | None:
     prefix, slash, name = value.rpartition("/")
     if slash and (len(prefix) > _VENDOR_CHARACTERS or not _DNS_SUBDOMAIN.fullmatch(prefix.lower())):
-        return "has a prefix before its '/' that is no DNS subdomain"
+        return "has a prefix before its '/' that is not a DNS subdomain"
     if len(name) > _ANNOTATION_NAME_CHARACTERS or not _ANNOTATION_NAME.fullmatch(name):
         return (
             "must be a name of at most 63 letters, digits, '_', '-' and '.', that begins and ends "
-            "with a letter or digit, with a DNS subdomain and '/' before it or not"
+            "with a letter or digit, optionally after a DNS subdomain and '/'"
         )
     return None
 
@@ -95,7 +98,7 @@ def path(value: str) -> str | None:
 
 
 def path_advice(value: str) -> str | None:
-    return f"leads upwards with '..': {shown(value)}" if ".." in value.split("/") else None
+    return f"contains '..': {shown(value)}" if ".." in value.split("/") else None
 
 
 def optional_path(value: str) -> str | None:
@@ -154,4 +157,4 @@ def interface_name(value: str) -> str | None:
 
 
 def gid_advice(value: int) -> str | None:
-    return None if value else "is 0, which runtimes leave out"
+    return None if value else "is 0, which runtimes ignore"

@@ -62,7 +62,7 @@ def build_spec(kind: str, devices: Iterable[tuple[str, Edits]]) -> Spec:
         for name, edits in devices:
             check_device_name(name)
             if name in entries:
-                raise InvalidEditsError(f"CDI device {kind}={name} is given twice")
+                raise InvalidEditsError(f"CDI device {kind}={name} is defined twice")
             entries[name] = {"name": name, "containerEdits": _container_edits(kind, name, edits)}
     except InvalidNameError as error:
         raise InvalidEditsError(str(error)) from None
@@ -118,7 +118,9 @@ def _check_others(edits: Edits, kind: str) -> None:
             ) from None
         # A claim's UID is found by such a name: with another claim's, that one would be kept alive.
         if other == kind:
-            raise _WrongPartError(f"{path} must not be of the kind of our own, as {shown(name)} is")
+            raise _WrongPartError(
+                f"{path} must not use the CDI kind of drakit's own files, as {shown(name)} does"
+            )
 
 
 def _device_node(node: DeviceNode, path: str) -> Spec:

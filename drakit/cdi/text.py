@@ -51,20 +51,20 @@ def parse_json(data: bytes) -> object:
     if found := _REFUSED.search(text):
         escape = f"\\u{ord(found[0]):04x}"
         raise UnreadableSpecError(
-            f"has the character U+{ord(found[0]):04X} as it is, which runtimes refuse or lose; "
+            f"has the character U+{ord(found[0]):04X} unescaped, which runtimes reject or drop; "
             f"write {escape}"
         )
     if found := _FOREIGN_ESCAPE.search(text):
         raise UnreadableSpecError(
-            f"has the escape {found[1]}, which runtimes refuse, as they read JSON as YAML; write "
-            "the character itself"
+            f"has the escape {found[1]}, which runtimes reject, because they parse JSON as YAML; "
+            "write the character itself"
         )
     try:
         return json.loads(text, object_pairs_hook=_object, parse_constant=_constant)
     except UnreadableSpecError:
         raise
     except (ValueError, RecursionError) as error:
-        raise UnreadableSpecError(f"is no JSON: {error}") from error
+        raise UnreadableSpecError(f"is not JSON: {error}") from error
 
 
 def parse_yaml(data: bytes) -> object:
@@ -79,14 +79,14 @@ def parse_yaml(data: bytes) -> object:
     except Exception as error:
         # The parser lets out more than its own errors: a KeyError for `!!bool x`.
         reason = re.sub(r"\s+", " ", str(error))
-        raise UnreadableSpecError(f"is no YAML: {reason}") from error
+        raise UnreadableSpecError(f"is not YAML: {reason}") from error
 
 
 def _decode(data: bytes) -> str:
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise UnreadableSpecError(f"is no UTF-8 text: {error}") from error
+        raise UnreadableSpecError(f"is not UTF-8 text: {error}") from error
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -104,7 +104,7 @@ def _refuse_twice(names: Iterable[str]) -> None:
 
 
 def _constant(name: str) -> object:
-    raise UnreadableSpecError(f"is no JSON: {name} is no number there")
+    raise UnreadableSpecError(f"is not JSON: {name} is not a JSON number")
 
 
 @cache

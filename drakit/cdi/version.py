@@ -51,17 +51,22 @@ def check_version(spec: object, found: Found) -> None:
     version = given.removeprefix("v")
     if version not in _AGE:
         known = f"{_EARLIEST} to {_VERSIONS[-1]}"
-        add(found, "cdiVersion", "error", f"is no version of CDI ({known}): {shown(given)}")
+        add(found, "cdiVersion", "error", f"is not a CDI version ({known}): {shown(given)}")
         return
     if version != given:
-        add(found, "cdiVersion", "warning", f"is no semantic version with its 'v': {given!r}")
+        add(
+            found,
+            "cdiVersion",
+            "warning",
+            f"is not a semantic version with its 'v' prefix: {given!r}",
+        )
     for needed, field in _needs(spec):
         if _AGE[needed] > _AGE[version]:
-            text = f"is too low: {field} needs {needed}, and this is {version}"
+            text = f"is too low: {field} needs {needed}, but this is {version}"
             add(found, "cdiVersion", "error", text)
     needed = required_version(spec)
     if _AGE[version] < _AGE[_EARLIEST]:
-        text = f"is too low: runtimes read {_EARLIEST} and newer, and this is {version}"
+        text = f"is too low: runtimes read {_EARLIEST} and newer, but this is {version}"
         add(found, "cdiVersion", "error", text)
     elif _AGE[needed] < _AGE[version] and not has_errors(found):  # else nobody knows what it needs
         text = f"is higher than needed: with {needed} instead of {version}, older runtimes read it"

@@ -29,7 +29,7 @@ def lint(options: argparse.Namespace) -> int:
         for problem in problems:
             print(f"{problem.severity}: {problem}")
         if not problems:
-            print("nothing is wrong")
+            print("no problems found")
     return 1 if has_errors(problems) else 0
 
 
@@ -38,7 +38,7 @@ def _problems(paths: list[Path]) -> Iterable[Problem]:
         return lint_directories()
     for path in paths:
         if not path.exists():
-            raise UsageError(f"there is no {path}")
+            raise UsageError(f"{path} does not exist")
     files = [path for path in paths if not path.is_dir()]
     folders = [path for path in paths if path.is_dir()]
     found = [problem for path in files for problem in _of_file(path)]

@@ -72,7 +72,7 @@ def verify(options: argparse.Namespace) -> int:
     else:
         entries = sum(len(item.entries) for item in found)
         what = f"{_count(len(found), 'checkpoint')} with {_count(entries, 'claim')}"
-        print(f"{what}: nothing is wrong")
+        print(f"{what}: no problems found")
     return 1 if any(problems.values()) else 0
 
 
@@ -83,9 +83,7 @@ def _nothing(place: NodePluginConfig) -> str:
 def _database_problems(checkpoint: Checkpoint) -> list[str]:
     found = list(checkpoint.inspection.problems)
     if found:
-        found.append(
-            "the node plugin quarantines it at its next start, and keeps the rows that are sound"
-        )
+        found.append("the node plugin quarantines it at its next start, and keeps the intact rows")
     found += [
         f"{text}; the node plugin drops it at its next start: the driver reports its devices again"
         for text in checkpoint.inspection.dropped

@@ -62,8 +62,8 @@ def _forget(place: NodePluginConfig, checkpoint: Checkpoint, entry: Entry, *, fo
     if path is not None and _remove(path):
         print(f"removed: {path}")
     print(
-        f"not done: driver {driver} was not asked to unprepare {devices}; what it did for the "
-        f"claim stays until somebody undoes it, or the node restarts"
+        f"not done: driver {driver} was not called to unprepare {devices}; its effects remain "
+        "until you undo them or the node restarts"
     )
     return 0
 
@@ -84,8 +84,8 @@ def _refuse_used(place: NodePluginConfig, checkpoint: Checkpoint, entry: Entry) 
     if listed is not None and kubelet_claims(driver, listed.devices, pods=listed.pods).holds(claim):
         raise CommandError(
             f"claim {claim} ({claim.uid}) is prepared, and the kubelet lists a container that "
-            f"uses it; delete its pod, and it is unprepared; nothing was changed; --force forgets "
-            f"it anyway"
+            "uses it; delete its pod to unprepare it; nothing was changed; --force forgets it "
+            "anyway"
         )
     if unknown is not None:
         raise CommandError(

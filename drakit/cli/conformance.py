@@ -107,8 +107,8 @@ def print_result(result: RuleResult) -> None:
             print(_indented(result.text))
         case Outcome.FAILED:
             print(_indented(f"the rule: {result.rule.title}"))
-            print(_indented(f"was seen: {result.text}"))
-            print(_indented(f"needed because: {result.rule.why}"))
+            print(_indented(f"observed: {result.text}"))
+            print(_indented(f"reason: {result.rule.why}"))
             _print_log(result)
         case Outcome.BROKEN:
             # A driver that does not start is reported once: for the first rule.
@@ -127,7 +127,7 @@ def _print_log(result: RuleResult) -> None:
 def _print_summary(report: Report) -> None:
     counts = [f"{number} {outcome}" for outcome in Outcome if (number := report.count(outcome)) > 0]
     print()
-    print(", ".join(counts) or "there was no rule")
+    print(", ".join(counts) or "no rule ran")
     for words, outcome in (("not kept", Outcome.FAILED), ("not tested", Outcome.BROKEN)):
         if bad := [result.rule.id for result in report.results if result.outcome is outcome]:
             print(f"{words}: {', '.join(bad)}")

@@ -78,7 +78,7 @@ def read_checkpoint(place: NodePluginConfig, driver: str) -> Checkpoint:
 
     path = checkpoint_path(place, driver)
     if not path.exists():
-        raise InspectionError(f"driver {driver} has no checkpoint: there is no {path}")
+        raise InspectionError(f"driver {driver} has no checkpoint: {path} does not exist")
     directory = SpecDirectory(place.cdi_directory)
     # Files first: the row of each one was there when it was written.
     prefix = f"{driver}-claim_"

@@ -1,9 +1,8 @@
 """
-``drakit``: which commands there are, and what an exit code means.
+``drakit``: its commands and exit codes.
 
-0: done, nothing is wrong. 1: there are problems, or what was asked for could not be done. 2: wrong
-use, or wrong settings. Results go to standard output, sentences about what went wrong to standard
-error.
+0: done, no problems found. 1: problems were found, or the command failed. 2: wrong usage or invalid
+settings. Results go to standard output, error messages to standard error.
 
 It must not know what the commands do: each one is imported when it runs.
 """

@@ -189,7 +189,7 @@ def _name_problem(name: str) -> str | None:
         return f"has two dashes in a row; try {re.sub('-+', '-', name)}"
     package = name.replace("-", "_")
     if package in _TAKEN:
-        return "is drakit's own; choose another one"
+        return "is reserved for drakit; choose another one"
     if package in _NOT_TEXTS or keyword.iskeyword(package):
         return "has a meaning in YAML or Python; choose another one"
     if package in _NOT_PACKAGES or package in sys.stdlib_module_names:
@@ -201,13 +201,14 @@ def _driver_problem(driver: str) -> str | None:
     # It is the vendor in CDI names, too, and those begin with a letter.
     if not is_dns_subdomain(driver, max_length=MAX_DRIVER) or not driver[0].isalpha():
         return (
-            f"is no DNS name of at most {MAX_DRIVER} lower-case letters, digits, dashes and dots "
+            f"is not a DNS name of at most {MAX_DRIVER} lower-case letters, digits, dashes and "
+            "dots "
             f"that begins with a letter; name it as in lamps.example.com"
         )
     if "." not in driver:
-        return f"has no domain; put one of yours behind it, as in {driver}.example.com"
+        return f"has no domain; append a domain that you own, as in {driver}.example.com"
     if driver == "drakit.dev" or driver.endswith(".drakit.dev"):
-        return "is in drakit's own domain; take one of yours"
+        return "is in drakit's own domain; use a domain that you own"
     return None
 
 
@@ -220,8 +221,8 @@ def _image_problem(image: str) -> str | None:
         return None
     last = image.rpartition("/")[2]
     if ":" in last or "@" in last:
-        return "has a tag or a digest; leave it out, for values.yaml has the tag by itself"
-    return "is no repository of images; name it as in registry.example.com/lamps"
+        return "has a tag or a digest; omit it, because values.yaml sets the tag"
+    return "is not an image repository; use a name such as registry.example.com/lamps"
 
 
 def _release(drakit: str) -> tuple[int, ...]:
@@ -256,8 +257,8 @@ def _write(folder: Path, texts: Mapping[str, str]) -> None:
     """Create a folder and write files into it; all or none, and none over another file."""
     if in_the_way := _in_the_way(folder, list(texts)):
         raise CommandError(
-            f"{folder} has {', '.join(in_the_way)} already, and nothing is overwritten; name "
-            f"another folder with --directory"
+            f"{folder} has {', '.join(in_the_way)} already, and existing files are not "
+            "overwritten; name another directory with --directory"
         )
     undo: list[Callable[[], None]] = []
     try:
@@ -282,7 +283,7 @@ def _write(folder: Path, texts: Mapping[str, str]) -> None:
 def _in_the_way(folder: Path, names: list[str]) -> list[str]:
     """Return the existing files, and files in place of folders."""
     if os.path.lexists(folder) and not folder.is_dir():
-        raise CommandError(f"{folder} is no folder; name another one with --directory")
+        raise CommandError(f"{folder} is not a directory; name another one with --directory")
     found: set[str] = set()
     for name in names:
         if os.path.lexists(folder / name):

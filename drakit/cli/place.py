@@ -42,7 +42,7 @@ def drivers(place: NodePluginConfig, only: str | None) -> list[str]:
     """Name the drivers that have a checkpoint, or may have: the one that is asked for."""
     if only is not None:
         if "/" in only or only in ("", ".", ".."):
-            raise UsageError(f"{only!r} is no name of a driver")
+            raise UsageError(f"{only!r} is not a valid driver name")
         return [only]
     folders = place.drivers_directory.glob("*/checkpoint.db")
     return sorted(path.parent.name for path in folders)

@@ -54,7 +54,9 @@ def remedy(found: Availability, *, released: bool) -> str:
     remedies: list[str] = []
     if released:
         whole = not found.partitioned.devices and not found.used_up.devices
-        remedies.append(f"it goes on when enough {'of them are' if whole else 'is'} released")
+        remedies.append(
+            f"the claim can be allocated when enough {'of them are' if whole else 'is'} released"
+        )
     keys = found.tainted.words
     remedies += [_ADVICE[key] for key in sorted(keys & _ADVICE.keys())]
     if keys - _ADVICE.keys():

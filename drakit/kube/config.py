@@ -86,7 +86,7 @@ class Credentials:
         except Exception as error:
             # The old token is better than none; without one, the server answers 401.
             logger.warning(
-                "credentials cannot be read again, going on with the old ones",
+                "credentials cannot be reloaded, keeping the old ones",
                 extra={"error": type(error).__name__},
             )
         # Also after a failure: an unavailable source is not asked on each request.
@@ -131,7 +131,7 @@ def _locate(kubeconfig: Path | None, environ: Mapping[str, str]) -> str:
         paths = environ.get("KUBECONFIG") or str(default)
     if not any(Path(path).is_file() for path in paths.split(os.pathsep)):
         raise ConfigError(
-            f"no way to an API server: there is no kubeconfig {paths}, and this is no pod with a "
-            f"service account; give --kubeconfig, or set KUBECONFIG"
+            f"no API server is configured: kubeconfig {paths} does not exist, and this is not a "
+            "pod with a service account; set --kubeconfig or KUBECONFIG"
         )
     return paths

@@ -23,9 +23,10 @@ class VersionNotServedError(Exception):
         wanted = ", ".join(known)
         has = f"serves it in {', '.join(served)}" if served else "does not serve it at all"
         super().__init__(
-            f"the API group {group} is needed in one of the versions {wanted}, and the API server "
-            f"{has}; switch one of them on (--runtime-config={group}/{known[0]}=true) or update "
-            f"the cluster"
+            f"drakit needs the API group {group} in one of the versions {wanted}, and the API "
+            "server "
+            f"{has}; enable one of them (--runtime-config={group}/{known[0]}=true) or upgrade the "
+            "cluster"
         )
         self.group: str = group
         self.known: tuple[str, ...] = tuple(known)

@@ -140,7 +140,7 @@ class EventRecorder:
             await self.write(regarding, reason=reason, action=action, note=note, type=type)
         except ApiError as error:
             facts = _facts(_reference(regarding), reason) | {"error": str(error)}
-            logger.warning("an event could not be written", extra=facts)
+            logger.warning("Event could not be written", extra=facts)
 
     async def write(
         self,

@@ -236,7 +236,7 @@ def _library() -> _Library:
                 _loaded = _import_lean() if _ROOT not in sys.modules else _import_usual()
             except Exception as error:
                 logger.warning(
-                    "kubernetes-asyncio cannot be imported lean, memory will be higher",
+                    "the reduced import of kubernetes-asyncio failed, memory use is higher",
                     extra={"error": repr(error)},
                 )
                 for name in [name for name in sys.modules if name.partition(".")[0] == _ROOT]:
@@ -248,7 +248,7 @@ def _library() -> _Library:
 def _import_lean() -> _Library:
     spec = importlib.util.find_spec(_ROOT)
     if spec is None or not spec.submodule_search_locations:
-        raise ImportError(f"{_ROOT} is not installed, or is no package")
+        raise ImportError(f"{_ROOT} is not installed, or is not a package")
     folder = Path(spec.submodule_search_locations[0])
     packages: dict[str, Any] = {}
     for name in _EMPTY_PACKAGES:

@@ -134,7 +134,7 @@ class LeaseElection:
             finally:
                 if on_stopped is not None:
                     on_stopped()
-                logger.info("not leading any more", extra={"lease": self._path})
+                logger.info("no longer leading", extra={"lease": self._path})
                 await self._release()
             if ended:
                 return

@@ -165,7 +165,7 @@ class Reflector:
         level = logging.WARNING if self._backoff.failures == 2 else logging.DEBUG
         logger.log(
             level,
-            "cannot list or watch, trying again",
+            "cannot list or watch, retrying",
             extra={"path": self._path, "error": str(error), "seconds": round(seconds, 1)},
         )
         self.last_error = error

@@ -298,7 +298,7 @@ class Session:
             async with asyncio.timeout(seconds if self._places.locked() else None):
                 await self._places.acquire()
         except TimeoutError:
-            why = f"{MAX_REQUESTS} other requests wait for an answer, too"
+            why = f"{MAX_REQUESTS} other requests already wait for an answer"
             raise UnavailableError.no_answer(method, path, why=why) from None
         try:
             yield

@@ -77,20 +77,20 @@ def _policy_problems(capacity: Capacity) -> Iterator[str]:
         return
     if capacity.default is None:
         if capacity.valid_values or capacity.valid_range is not None:
-            yield "it has no default, which must be there with valid_values or a valid_range"
+            yield "it has no default, which valid_values and valid_range require"
         return
     default = parse_quantity(capacity.default)
     amounts = [default, *_chosen(capacity)]
     whole = all(_units(amount) % 10**9 == 0 for amount in amounts)
     most = MAX_INTEGER if whole else MAX_INTEGER // 1000
     if max(amounts) > most:
-        yield f"one of the amounts that claims can take is more than {most}"
+        yield f"one of the amounts that claims can consume is more than {most}"
         return
     if capacity.valid_range is not None and any(_units(amount) % 10**6 for amount in amounts):
         yield "an amount of its valid_range, or its default, has more than three decimal places"
         return
     if default > value:
-        yield f"its default {capacity.default} is more than there is ({capacity.value})"
+        yield f"its default {capacity.default} is more than the capacity ({capacity.value})"
     if capacity.valid_values:
         yield from _valid_values_problems(capacity.valid_values, default=default, value=value)
     if capacity.valid_range is not None:
@@ -112,7 +112,7 @@ def _valid_values_problems(
     if len({_whole(each) for each in values}) < len(values):
         yield "two of its valid_values are the same when they are rounded up to whole numbers"
     if any(each > value for each in values):
-        yield "one of its valid_values is more than there is"
+        yield "one of its valid_values is more than the capacity"
     if default not in values:
         yield "its default is none of its valid_values"
 
@@ -123,7 +123,7 @@ def _range_problems(span: CapacityRange, *, default: Decimal, value: Decimal) ->
     if least > most:
         yield "the min of its valid_range is more than the max"
     if most > value:
-        yield "the max of its valid_range is more than there is"
+        yield "the max of its valid_range is more than the capacity"
     if not least <= default <= most:
         yield "its default is not within its valid_range"
     if span.step is None:
@@ -133,13 +133,13 @@ def _range_problems(span: CapacityRange, *, default: Decimal, value: Decimal) ->
         yield "the step of its valid_range is zero"
         return
     if least + step > value:
-        yield "the min of its valid_range and one step are more than there is"
+        yield "the min of its valid_range and one step are more than the capacity"
     if not _steps_fit(default - least, step) or not _whole_steps_fit(default, least, step):
-        yield "its default is not the min of its valid_range and a number of steps"
+        yield "its default is not the min of its valid_range plus a whole number of steps"
     if span.max is not None and (
         not _steps_fit(most - least, step) or not _whole_steps_fit(most, least, step)
     ):
-        yield "the max of its valid_range is not the min and a number of steps"
+        yield "the max of its valid_range is not the min plus a whole number of steps"
 
 
 def _steps_fit(distance: Decimal, step: Decimal) -> bool:

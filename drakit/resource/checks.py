@@ -98,13 +98,13 @@ def _kind(value: object) -> str:
 def place_problems(name: object, pool: object, *, node: str = "") -> Iterator[str]:
     """Say what is wrong with the name and the pool of a device or a counter set."""
     if not isinstance(name, str):
-        yield f"its name is no text, but {_kind(name)}"
+        yield f"its name is not text, but {_kind(name)}"
     elif not is_dns_label(name):
         yield "its name is not a DNS label of at most 63 characters (a-z, 0-9 and -)"
     if pool == "":
         return
     if not isinstance(pool, str):
-        yield f"its pool is no text, but {_kind(pool)}"
+        yield f"its pool is not text, but {_kind(pool)}"
     elif not is_dns_subdomain(pool):
         yield "its pool is not a DNS label, or several joined by dots (a-z, 0-9, - and .)"
     elif len(node) + 1 + len(pool) > MAX_POOL_NAME_LENGTH:
@@ -116,7 +116,7 @@ def place_problems(name: object, pool: object, *, node: str = "") -> Iterator[st
 
 def _attributes_problems(attributes: object, capacity: object, topology: object) -> Iterator[str]:
     wrong = [
-        f"its {what} are no mapping, but {_kind(given)}"
+        f"its {what} field is not a mapping, but {_kind(given)}"
         for what, given in (("attributes", attributes), ("capacity", capacity))
         if not isinstance(given, Mapping)
     ]
@@ -150,7 +150,7 @@ def _attributes_problems(attributes: object, capacity: object, topology: object)
             yield f"attribute {shown(name)} {problem}"
     for name in places:
         if name in attributes:
-            yield f"attribute {name!r} is given, and so is its topology"
+            yield f"attribute {name!r} is set, although its topology sets it too"
     yield from _topology_problems(topology)
 
 
@@ -159,13 +159,13 @@ def _topology_problems(topology: Topology) -> Iterator[str]:
     if numa is not None and (
         isinstance(numa, bool) or not isinstance(numa, int) or not 0 <= numa < 2**31
     ):
-        yield f"its numa_node {shown(numa)} is not a number of a NUMA node (0, 1, ...)"
+        yield f"its numa_node {shown(numa)} is not the number of a NUMA node (0, 1, ...)"
     root = cast("object", topology.pcie_root)
     if root is not None and not (isinstance(root, str) and _PCIE_ROOT.fullmatch(root)):
-        yield f"its pcie_root {shown(root)} is not one such as 'pci0000:00'"
+        yield f"its pcie_root {shown(root)} does not have the form 'pci0000:00'"
     bus = cast("object", topology.pci_bus_id)
     if bus is not None and not (isinstance(bus, str) and _PCI_BUS_ID.fullmatch(bus)):
-        yield f"its pci_bus_id {shown(bus)} is not one such as '0000:01:00.0'"
+        yield f"its pci_bus_id {shown(bus)} does not have the form '0000:01:00.0'"
 
 
 def _size(value: object) -> int:
@@ -174,7 +174,7 @@ def _size(value: object) -> int:
 
 def _name_problem(name: object) -> str | None:
     if not isinstance(name, str):
-        return f"has a name that is no text, but {_kind(name)}"
+        return f"has a name that is not text, but {_kind(name)}"
     return qualified_name_problem(name)
 
 
@@ -246,7 +246,7 @@ def _capacities_problems(capacity: object, shared: object) -> Iterator[str]:
 
 def _consumes_problems(consumes: object) -> Iterator[str]:
     if not isinstance(consumes, Mapping):
-        yield f"what it consumes is no mapping, but {_kind(consumes)}"
+        yield f"what it consumes is not a mapping, but {_kind(consumes)}"
         return
     sets = cast("Mapping[object, object]", consumes)
     if len(sets) > MAX_CONSUMED_COUNTER_SETS:
@@ -256,7 +256,7 @@ def _consumes_problems(consumes: object) -> Iterator[str]:
         return
     for name, counters in sets.items():
         if not isinstance(name, str) or not is_dns_label(name):
-            yield f"it consumes from {shown(name)}, which is no name of a counter set"
+            yield f"it consumes from {shown(name)}, which is not a valid name of a counter set"
         for problem in counters_problems(counters):
             yield f"what it consumes from {shown(name)} {problem}"
 
@@ -264,7 +264,7 @@ def _consumes_problems(consumes: object) -> Iterator[str]:
 def counters_problems(counters: object) -> Iterator[str]:
     """Say what is wrong with the counters of a set, or of what a device takes of it."""
     if not isinstance(counters, Mapping):
-        yield f"is no mapping of counters, but {_kind(counters)}"
+        yield f"is not a mapping of counters, but {_kind(counters)}"
         return
     amounts = cast("Mapping[object, object]", counters)
     if not 1 <= len(amounts) <= MAX_COUNTERS:
@@ -283,7 +283,7 @@ def _taints_problems(taints: object) -> Iterator[str]:
         return
     given = cast("tuple[object, ...]", taints)
     if len(given) > MAX_DRIVER_TAINTS:
-        yield f"it has {len(given)} taints, {MAX_DRIVER_TAINTS} of the driver's own are allowed"
+        yield f"it has {len(given)} taints, {MAX_DRIVER_TAINTS} may be set by a driver"
         return
     seen: set[tuple[str, str]] = set()
     for taint in given:
@@ -294,14 +294,14 @@ def _taints_problems(taints: object) -> Iterator[str]:
         if problem:
             yield f"taint {shown(taint.key)} {problem}"
         elif (taint.key, taint.effect) in seen:
-            yield f"taint {shown(taint.key)} is there twice with the effect {taint.effect}"
+            yield f"taint {shown(taint.key)} appears twice with the effect {taint.effect}"
         else:
             seen.add((taint.key, taint.effect))
 
 
 def _taint_problem(key: object, value: object, effect: object) -> str | None:
     if not isinstance(key, str) or not isinstance(value, str):
-        return "has a key or a value that is no text"
+        return "has a key or a value that is not text"
     if problem := label_key_problem(key):
         return problem
     if problem := label_value_problem(value):

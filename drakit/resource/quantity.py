@@ -90,7 +90,7 @@ def quantity_problem(given: object) -> str | None:
     try:
         value = parse_quantity(given)
     except ValueError as error:
-        return f"is no amount: {error}"
+        return f"is not a quantity: {error}"
     return f"is negative ({given})" if value < 0 else None
 
 

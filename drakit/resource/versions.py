@@ -44,7 +44,7 @@ def from_version(body: Object, version: str = "") -> dict[str, Any]:
 
 def _known(version: str) -> str:
     if version not in VERSIONS:
-        raise ValueError(f"ResourceSlices of {GROUP}/{version} are not known")
+        raise ValueError(f"ResourceSlices of {GROUP}/{version} are unknown")
     return version
 
 

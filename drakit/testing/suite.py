@@ -53,7 +53,7 @@ def conformance_tests(
     elif config is None and parameters is None and setup is None:
         tested = target
     else:
-        raise ValueError("a target that is no text has its configuration already")
+        raise ValueError("a target that is not text already has its configuration")
 
     unusable: RuleResult | None = None
 

@@ -35,7 +35,7 @@ def main() -> None:
 
     node_name = arguments.node_name or os.environ.get("NODE_NAME")
     if not node_name:
-        sys.exit("the node's name is not known: set NODE_NAME, or give --node-name")
+        sys.exit("the node's name is unknown: set NODE_NAME or --node-name")
     try:
         config = load_config(
             arguments.config,

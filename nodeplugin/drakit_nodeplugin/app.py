@@ -85,19 +85,19 @@ async def serve(config: NodePluginConfig, launch: Launch) -> None:
         gc.collect()
         gc.freeze()
         logger.info(
-            "node plugin serves",
+            "node plugin is serving",
             extra={"node": node.name, "drivers": [driver.name for driver in drivers.served]},
         )
         parts: dict[str, Callable[[], Awaitable[None]]] = {
             "API session": lambda: _connect(session, launch.kubeconfig),
             "node labels": lambda: node.run(session),
             "file poller": environment.file_poller.run,
-            "poller of CDI files": environment.cdi_poller.run,
+            "CDI file poller": environment.cdi_poller.run,
             **drivers.parts(),
         }
         await _run_until(stopping, parts)
     finally:
-        logger.info("node plugin stops", extra={"node": node.name})
+        logger.info("node plugin is stopping", extra={"node": node.name})
         await drivers.stop()
         await servers.stop()
         if session.done() and not session.cancelled() and session.exception() is None:

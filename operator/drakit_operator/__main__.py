@@ -40,7 +40,7 @@ def main(arguments: list[str] | None = None) -> None:
     except ConnectionConfigError as error:
         sys.exit(_refuse(str(error)))
     except Exception:
-        logger.exception("a part failed, the operator ends")
+        logger.exception("a component failed, the operator exits")
         sys.exit(1)
 
 

@@ -82,7 +82,7 @@ def summarize(reasons: Sequence[Reason]) -> Announcement | None:
         return None
     note = reasons[0].sentence
     for index, reason in enumerate(reasons[1:], start=1):
-        longer = f"{note}; besides: {reason.sentence}"
+        longer = f"{note}; also: {reason.sentence}"
         if len(longer.encode()) > NOTE_BYTES - len("; and 999 more"):
             note = f"{note}; and {len(reasons) - index} more"
             break

@@ -104,7 +104,7 @@ class App:
             parts.cancel()
             await asyncio.wait({parts}, timeout=STOP_SECONDS)
         if not parts.done():
-            logger.error("parts did not stop in time and are left behind")
+            logger.error("components did not stop in time and are abandoned")
         elif not parts.cancelled():
             parts.result()
 
@@ -151,8 +151,8 @@ class App:
         )
         log = ProblemLog(
             logger,
-            "the API server does not answer us",
-            recovered="the API server answers us again",
+            "the API server does not answer",
+            recovered="the API server answers again",
         )
         while True:
             try:

@@ -39,7 +39,7 @@ class Election(Settings):
         if not self.retry_period < self.renew_deadline < self.lease_duration:
             raise ValueError(
                 "retryPeriod, renewDeadline and leaseDuration must each be longer than the one "
-                "before, else a leader goes on while another begins"
+                "before, otherwise two replicas could lead at the same time"
             )
         return self
 

@@ -33,7 +33,7 @@ class EventWriter:
     async def __call__(self, announcement: Announcement) -> None:
         """Write it, or increase the count of its Event. Raises NotWrittenError."""
         if not self._may_write():
-            raise NotWrittenError("this replica does not lead any more")
+            raise NotWrittenError("this replica no longer leads")
         try:
             await self._recorder.write(
                 announcement.regarding.body(),
@@ -43,6 +43,6 @@ class EventWriter:
             )
         except NotFoundError as error:
             # The namespace is gone: the object is deleted as well, and needs no Event.
-            logger.warning("an event could not be written", extra={"error": str(error)})
+            logger.warning("Event could not be written", extra={"error": str(error)})
         except ApiError as error:
             raise NotWrittenError(str(error)) from error

@@ -110,7 +110,7 @@ class Term:
         if self._watcher.silent_seconds > SILENT_LIMIT_SECONDS:
             return "kopf's event loop hangs"
         if self._queue.oldest_seconds() > OLDEST_LIMIT_SECONDS:
-            return "the work queue is not worked on"
+            return "the work queue makes no progress"
         return None
 
     def readiness_problem(self) -> str | None:

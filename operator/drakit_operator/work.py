@@ -154,7 +154,7 @@ class Work:
                     "event cannot be written", extra={**_facts(key), "error": str(error)}
                 )
             else:  # a defect of ours in one object must not stop the others
-                logger.exception("cannot judge", extra=_facts(key))
+                logger.exception("object cannot be evaluated", extra=_facts(key))
             self._queue.retry(key)
         else:
             self._queue.forget(key)

@@ -21,7 +21,7 @@ class Shelf(Driver[ShelfConfig]):
     def __init__(self, config, node) -> None:
         super().__init__(config, node)
         if not config.directory.is_dir():
-            raise DriverError(f"directory: {config.directory} is no directory")
+            raise DriverError(f"directory: {config.directory} is not a directory")
 
     async def devices(self):
         while True:

@@ -58,7 +58,7 @@ FAULTS = [
     ("preparing:DiesOfParameters", "hostile-parameters", "of the wrong types was not answered"),
     ("preparing:StopsOverParameters", "hostile-parameters", "of the wrong types has stopped"),
     ("preparing:CountsTries", "error-sentences", r"two texts: .*try 1.*try 2"),
-    ("preparing:RawErrors", "error-sentences", "an exception that is not meant for users"),
+    ("preparing:RawErrors", "error-sentences", "an internal exception"),
     ("unpreparing:NothingToUndo", "unprepare-again", "an unprepare must succeed"),
     ("unpreparing:NothingToUndo", "unprepare-after-failure", "an unprepare must succeed"),
     ("unpreparing:NothingAfterReboot", "unprepare-after-reboot", "an unprepare must succeed"),

@@ -103,7 +103,7 @@ def test_each_rule_ends_in_its_own_way():
         "not-kept": (Outcome.FAILED, ["the driver shelf.example.com does not keep it"]),
         "not-shown": (
             Outcome.SKIPPED,
-            ["the target has no process of its own that could be killed"],
+            ["the target has no process of its own to kill"],
         ),
         "with-a-fault": (Outcome.BROKEN, ["the rule itself failed:"]),
         "without-end": (Outcome.FAILED, ["it had not ended after 0.1 s"]),
@@ -111,7 +111,7 @@ def test_each_rule_ends_in_its_own_way():
     }
     assert [result.rule for result in report.results] == ALL
     assert not report.good
-    assert "node plugin serves" in report.results[1].log
+    assert "node plugin is serving" in report.results[1].log
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_each_rule_ends_in_its_own_way():
             "the node plugin ended with exit code 2: .*has no attribute 'Shelve'",
             id="no-such-class",
         ),
-        pytest.param("no-such-driver", "there is no driver 'no-such-driver'", id="no-entry-point"),
+        pytest.param("no-such-driver", "driver 'no-such-driver'", id="no-entry-point"),
     ],
 )
 def test_a_driver_that_does_not_start_is_tried_once(reference, told, capfd, few_rules):
@@ -143,8 +143,8 @@ def test_the_command_line_prints_what_is_not_kept_and_why(tmp_path, capfd, few_r
     assert main(["conformance", SHELF, *arguments]) == 1
     printed = capfd.readouterr().out
     assert "PASSED   kept" in printed
-    assert "was seen: the driver shelf.example.com does not keep it" in printed
-    assert "needed because: Something needs it." in printed
+    assert "observed: the driver shelf.example.com does not keep it" in printed
+    assert "reason: Something needs it." in printed
     assert printed.endswith("1 passed, 1 failed\nnot kept: not-kept\n")
     suite = ElementTree.parse(junit).getroot()
     assert (suite.get("tests"), suite.get("failures")) == ("2", "1")
@@ -155,7 +155,7 @@ def test_the_command_line_prints_what_is_not_kept_and_why(tmp_path, capfd, few_r
     ("arguments", "told"),
     [
         pytest.param([], "name the driver", id="no-target"),
-        pytest.param(["a b"], "a b is no target", id="no-form"),
+        pytest.param(["a b"], "a b is not a target", id="no-form"),
         pytest.param([SHELF, "--rule", "x"], "there is no rule x: drakit", id="no-rule"),
         pytest.param([SHELF, "--config", "/no/file"], "/no/file cannot be read", id="no-file"),
     ],
@@ -217,17 +217,18 @@ def test_programs_of_the_target_find_the_modules_beside_them(tmp_path, monkeypat
             PythonTarget(
                 reference="tests.fakes.broken.publishing:WrongCapacity", values={"root": "{root}"}
             ),
-            r"device lamp-0 is left out: .*'2 GB' is no amount.*; the kit waited in vain",
+            r"device lamp-0 is left out: .*'2 GB' is not a quantity.*; the kit did not observe",
             id="all-devices-left-out",
         ),
         pytest.param(
             BackendTarget(line="echo the lamp is dark >&2; exit 3"),
-            "the target's program ended with exit code 3: the lamp is dark; the kit waited",
+            "the target's program ended with exit code 3: the lamp is dark; the kit did not "
+            "observe",
             id="the-program-ends",
         ),
         pytest.param(
             BackendTarget(line="touch {directory}/lamp.sock; sleep 60"),
-            "the backend is refused: .*the file is no socket",
+            "the backend is refused: .*the file is not a socket",
             id="the-backend-is-refused",
         ),
     ],

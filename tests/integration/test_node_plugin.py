@@ -206,7 +206,7 @@ async def test_a_damaged_checkpoint_is_quarantined_and_reported(rig):
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        pytest.param({"kubletRoot": "/x"}, "kubletRoot: is no key", id="unknown-key"),
+        pytest.param({"kubletRoot": "/x"}, "kubletRoot: is not a known key", id="unknown-key"),
         pytest.param(
             {"bootIDFile": "/no/such/file"}, "bootIDFile: [Errno 2] No such file", id="no-boot-id"
         ),
@@ -216,7 +216,7 @@ async def test_a_damaged_checkpoint_is_quarantined_and_reported(rig):
                     {"driver": "tests.fakes.shelf:Shelf", "config": {"directory": "/no/such"}}
                 ]
             },
-            "drivers[0].config: directory: /no/such is no directory",
+            "drivers[0].config: directory: /no/such is not a directory",
             id="driver-refuses",
         ),
         pytest.param(

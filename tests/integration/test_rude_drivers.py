@@ -19,7 +19,7 @@ REASONS = {
     "end": "SystemExit",
     "raise": "ValueError: no manners",
     "flood": "within a second",
-    "nonsense": "no Device",
+    "nonsense": "not a Device",
     "leak": "its stream ended",
 }
 """What the tainted devices' driver is said to have done, by the word."""

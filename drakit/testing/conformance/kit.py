@@ -159,7 +159,7 @@ class Kit:
     async def kill_target(self) -> None:
         """Kill the target's own process. Skips the rule if the kit has not started one."""
         if self._node.program is None:
-            self.skip("the target has no process of its own that could be killed")
+            self.skip("the target has no process of its own to kill")
         if self.target.lives_on:
             self.skip(
                 "the target's process is not the kit's to kill; give the command that starts it, "
@@ -171,7 +171,7 @@ class Kit:
         """Start the target's own process again, and wait until its devices can be used. Skips the
         rule if it has none."""
         if self._node.program is None:
-            self.skip("the target has no process of its own that could be started")
+            self.skip("the target has no process of its own to start")
         await self._node.start_program()
         await self._until_published()
 

@@ -279,10 +279,10 @@ class FakeNode:
                     ended = self._ends() - ends >= HOPELESS_ENDS
                     if ended or loop.time() - hopeless_since > HOPELESS_SECONDS:
                         why = self._complaint() if ended else why
-                        raise ConformanceError(f"{why}; the kit waited in vain for this: {what}")
+                        raise ConformanceError(f"{why}; the kit did not observe this: {what}")
                     await asyncio.sleep(POLL_SECONDS)
                 return
-        sentence = f"{START_SECONDS:g} s after the start the kit still waits for this: {what}"
+        sentence = f"{START_SECONDS:g} s after the start the kit still waits for: {what}"
         if why := self._complaint():
             sentence += f"; {why}"
         else:
@@ -295,7 +295,7 @@ class FakeNode:
         return 0 if self.program is None else self.program.ends
 
     def _serves(self) -> bool:
-        return "node plugin serves" in self.plugin.text()[self._begun :]
+        return "node plugin is serving" in self.plugin.text()[self._begun :]
 
     async def _hopeless(self) -> str | None:
         """Return why the driver will not become usable, as far as is known now."""

@@ -59,7 +59,7 @@ class RuleResult:
 
     @property
     def good(self) -> bool:
-        """Whether nothing is wrong."""
+        """Whether no problems were found."""
         return self.outcome in (Outcome.PASSED, Outcome.SKIPPED)
 
 

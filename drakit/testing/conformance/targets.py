@@ -310,7 +310,7 @@ def parse_target(
                 return _socket_target(rest, parameters=parameters, setup=setup)
     if not re.fullmatch(r"[\w.-]+(:[\w.]+)?", text):
         raise TargetError(
-            f"{text} is no target; give module:Class, the name of an installed driver, "
+            f"{text} is not a target; give module:Class, the name of an installed driver, "
             f"unix:/path/to.sock, backend:COMMAND or device-plugin:COMMAND"
         )
     return PythonTarget(reference=text, values=config or {}, parameters=parameters, setup=setup)

@@ -115,7 +115,8 @@ class Policy(DriverConfig):
     def _not_past_the_disk_rules(cls, subsystem: str) -> str:
         if subsystem in _PAST_THE_DISK_RULES:
             raise ValueError(
-                f"devices of {subsystem} write to disks that are mounted; publish the block device"
+                f"devices of {subsystem} can write to mounted disks; publish the block device "
+                "instead"
             )
         return subsystem
 
@@ -134,7 +135,7 @@ class Policy(DriverConfig):
             if is_dangerous(path):
                 raise ValueError(
                     f"{path} gives a container control of the node; set allowDangerous: true only "
-                    "if every pod that may claim it is trusted with the node"
+                    "if you trust every pod that may claim it with the node"
                 )
             if matches_everything(path):
                 raise ValueError(
@@ -150,7 +151,9 @@ class Policy(DriverConfig):
         if len(self.paths) != 1 or has_wildcard(self.paths[0]):
             raise ValueError("with count, paths must be exactly one path without wildcards")
         if self.subsystem == "block":
-            raise ValueError("count is not for block devices: two pods would write to one disk")
+            raise ValueError(
+                "count is not supported for block devices: two pods could write to one disk"
+            )
         return self
 
 

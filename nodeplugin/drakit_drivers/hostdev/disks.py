@@ -257,7 +257,7 @@ class _Sources:
         """Find them; raise if that is impossible."""
         found = self.find(path)
         if found is None:
-            raise UsageUnknownError(f"{path} ({what}) is no device that can be found")
+            raise UsageUnknownError(f"{path} ({what}) cannot be resolved to a device")
         return found
 
     def find(self, path: str) -> tuple[str, ...] | None:

@@ -109,15 +109,15 @@ class HostDevices(Driver[HostDevicesConfig, NoParameters]):
         if name in selection.refused:
             refused = selection.refused[name]
             raise DriverError(
-                f"device {name} ({refused.published.host.path}) cannot be given to a pod: "
-                f"{refused.reason}; release it on node {self.node.name}, or delete the pod so "
-                "that another device is found for it"
+                f"device {name} ({refused.published.host.path}) cannot be allocated to a pod: "
+                f"{refused.reason}; free it on node {self.node.name}, or delete the pod to get "
+                "another device"
             )
         disks = _disks_beside(name, selection)
         instead = "".join(f"; {path} is {other}" for path, other in sorted(disks.items()))
         raise DriverError(
             f"device {name} is not on node {self.node.name} any more{instead}: plug it in again, "
-            "or delete the pod so that another device is found for it"
+            "or delete the pod to get another device"
         )
 
     async def _labels_known(self) -> None:
@@ -187,7 +187,7 @@ def _diagnostics(scan: Scan) -> Iterator[Diagnostic]:
     for place in scan.misplaced:
         yield _diagnostic(
             logging.WARNING,
-            "path is of another subsystem than its policy",
+            "path belongs to another subsystem than its policy",
             policy=place.policy,
             path=place.path,
             subsystem=place.subsystem,
@@ -195,7 +195,7 @@ def _diagnostics(scan: Scan) -> Iterator[Diagnostic]:
     for overlap in scan.selection.overlaps:
         yield _diagnostic(
             logging.WARNING,
-            "two policies match a device, the first has it",
+            "two policies match a device, the first one applies",
             path=overlap.path,
             first=overlap.first,
             second=overlap.second,
@@ -211,7 +211,7 @@ def _diagnostics(scan: Scan) -> Iterator[Diagnostic]:
             yield _diagnostic(
                 # A path that no selector can match is worth more than a long product name.
                 logging.WARNING if "path" in too_long else logging.DEBUG,
-                "attributes are too long to be published",
+                "attributes are too long to publish",
                 device=name,
                 attributes=", ".join(too_long),
             )

@@ -61,7 +61,9 @@ class Host:
         config = self._config
         for key, root in (("sysRoot", config.sys_root), ("devRoot", config.dev_root)):
             if not root.is_dir():
-                raise DriverError(f"{key}: {root} is no directory: mount the host's there")
+                raise DriverError(
+                    f"{key}: {root} is not a directory: mount the host's directory there"
+                )
         for name, policy in config.enabled_policies.items():
             for number, path in enumerate(policy.paths):
                 if has_wildcard(path):
@@ -91,7 +93,7 @@ class Host:
             if reason or not host.block:
                 return reason
             if not isinstance(usage, DiskUsage):
-                return f"it is not known which block devices are in use: {usage}"
+                return f"the driver cannot determine which block devices are in use: {usage}"
             return reason_not_to_publish(
                 host,
                 usage,
@@ -131,7 +133,7 @@ class Host:
             return f"cannot be read: {error.strerror}"
         if stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
             return None
-        return f"is no device node, but a {'directory' if stat.S_ISDIR(mode) else 'file'}"
+        return f"is not a device node, but a {'directory' if stat.S_ISDIR(mode) else 'file'}"
 
     def _reason_against_node(self, host: HostDevice) -> str | None:
         try:
@@ -141,7 +143,7 @@ class Host:
         is_type = stat.S_ISBLK if host.type == "b" else stat.S_ISCHR
         if is_type(node.st_mode) and node.st_rdev == os.makedev(host.major, host.minor):
             return None
-        return f"its device node does not have the number {host.number} that sysfs has"
+        return f"its device node does not have the number {host.number} that sysfs reports"
 
     def _misplaced(
         self, policies: Mapping[str, Policy], found: Collection[HostDevice]

@@ -110,7 +110,7 @@ def _overlap_with_disk(host: HostDevice, matched: Mapping[str, str]) -> str | No
     # Even if the disk is refused: the pod that uses it may have partitioned it.
     lower = host.block.lower if host.block else frozenset[str]()
     disk = min(lower & matched.keys(), default=None)
-    return f"it lies on {disk}, which policy {matched[disk]} matches as a whole" if disk else None
+    return f"it is on {disk}, which policy {matched[disk]} matches as a whole" if disk else None
 
 
 def _matching(policy: Policy, found: Collection[HostDevice]) -> list[HostDevice]:

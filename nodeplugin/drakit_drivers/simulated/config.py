@@ -62,10 +62,11 @@ class GpuProfile(DriverConfig):
     @model_validator(mode="after")
     def _partitions_fit(self) -> Self:
         if len(set(self.partitions)) != len(self.partitions):
-            raise ValueError("partitions has a size twice")
+            raise ValueError("partitions lists a size twice")
         if any(size > self.compute_slices for size in self.partitions):
             raise ValueError(
-                f"partitions has a size of more than the {self.compute_slices} computeSlices of a "
+                f"partitions lists a size of more than the {self.compute_slices} computeSlices of "
+                "a "
                 f"GPU"
             )
         return self
@@ -145,7 +146,7 @@ class SimulatedConfig(DriverConfig):
         for (one, first), (other, second) in permutations(prefixes.items(), 2):
             if f"{second}-".startswith(f"{first}-"):
                 raise ValueError(
-                    f"{other}.prefix {second!r} begins as {one}.prefix does: two devices could "
-                    f"have one name"
+                    f"{other}.prefix {second!r} starts with {one}.prefix: two devices could have "
+                    "the same name"
                 )
         return self

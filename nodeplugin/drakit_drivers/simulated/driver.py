@@ -82,7 +82,7 @@ class Simulated(Driver[SimulatedConfig, SimulatedParameters]):
         if control.stop:
             raise DriverError(f"{where} cannot be prepared, its driver is stopped: {control.stop}")
         if found is None or _any(control.missing, found):
-            raise DriverError(f"{where} is gone; delete the pod so that another is found for it")
+            raise DriverError(f"{where} is gone; delete the pod to get another device")
         for pattern, text in control.fail_prepare.items():
             if matches(pattern, names_of(found)):
                 raise DriverError(f"{where} cannot be prepared: {text}")

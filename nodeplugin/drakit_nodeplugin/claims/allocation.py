@@ -148,7 +148,7 @@ def allocated_results(
         here = selects_node(claim.allocation.node_selector, name=node, labels=labels)
     except NodeLabelsUnknownError:
         # They come from the API server: until it has answered, the checkpoint may decide.
-        raise NoAnswerError(claim=name, cause=f"the labels of node {node} are not known") from None
+        raise NoAnswerError(claim=name, cause=f"the labels of node {node} are unknown") from None
     if not here:
         raise WrongNodeError(claim=name, node=node)
     results = [result for result in claim.allocation.results if result.driver == driver]

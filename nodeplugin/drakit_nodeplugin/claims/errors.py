@@ -64,7 +64,7 @@ class ClaimGoneError(ClaimFetchError):
     reason = "ClaimGone"
 
     def __init__(self, *, claim: str) -> None:
-        super().__init__(claim=claim, cause="it does not exist any more; delete the pod")
+        super().__init__(claim=claim, cause="it no longer exists; delete the pod")
 
 
 class ClaimBusyError(ClaimError):
@@ -73,7 +73,7 @@ class ClaimBusyError(ClaimError):
     reason = "ClaimBusy"
 
     def __init__(self, *, claim: str, cause: str) -> None:
-        super().__init__(f"claim {claim}: {cause}; the kubelet asks again")
+        super().__init__(f"claim {claim}: {cause}; the kubelet retries")
 
 
 class AbandonedError(ClaimError):
@@ -81,7 +81,7 @@ class AbandonedError(ClaimError):
 
     def __init__(self, *, claim: str) -> None:
         super().__init__(
-            f"claim {claim}: preparing it was abandoned, because its unprepare was requested"
+            f"claim {claim}: its prepare was abandoned because an unprepare was requested"
         )
 
 
@@ -91,7 +91,7 @@ class ClaimReplacedError(ClaimError):
     def __init__(self, *, claim: str, uid: str, found: str) -> None:
         super().__init__(
             f"claim {claim}: the pod wants UID {uid}, but the claim of this name now has UID "
-            f"{found}; delete the pod, and it is created again with the new claim"
+            f"{found}; recreate the pod to use the new claim"
         )
 
 
@@ -109,8 +109,8 @@ class WrongNodeError(ClaimError):
 
     def __init__(self, *, claim: str, node: str) -> None:
         super().__init__(
-            f"claim {claim}: its allocation is for another node, not for {node}; delete the pod, "
-            f"so that it is scheduled where its devices are"
+            f"claim {claim}: its allocation is for another node, not for {node}; delete the pod to "
+            "schedule it to the node of its devices"
         )
 
 
@@ -127,7 +127,7 @@ class BadConfigError(ClaimError):
     def __init__(self, *, claim: str, request: str, source: str, driver: str, wrong: str) -> None:
         super().__init__(
             f"claim {claim}, request {request}: the opaque parameters for driver {driver} in "
-            f"{source} {wrong}; correct them and create the claim again"
+            f"{source} {wrong}; correct them and recreate the claim"
         )
 
 
@@ -175,7 +175,7 @@ class OverAllocatedError(ClaimError):
     def __init__(self, *, claim: str, request: str, device: str, shortage: str) -> None:
         super().__init__(
             f"claim {claim}, request {request}: device {device} is smaller than when it was "
-            f"allocated: {shortage}; delete the pod, so that the scheduler allocates devices again"
+            f"allocated: {shortage}; delete the pod to get another allocation"
         )
 
 
@@ -187,9 +187,9 @@ class DeviceNotListedError(ClaimError):
     def __init__(self, *, claim: str, request: str, device: str, driver: str) -> None:
         super().__init__(
             f"claim {claim}, request {request}: driver {driver} does not list device {device} on "
-            f"this node; the kubelet tries again, and the pod starts once the driver lists it; if "
-            f"the device is gone, delete the pod; if the driver refuses it, the node plugin's log "
-            f"has the reason"
+            f"this node; the kubelet retries, and the pod starts once the driver lists it; if "
+            "the device is gone, delete the pod; if the driver refuses it, see the node plugin's "
+            "log for the reason"
         )
 
 
@@ -230,7 +230,7 @@ class CheckpointFailedError(ClaimError):
     reason = "CheckpointFailed"
 
     def __init__(self, *, claim: str, cause: str) -> None:
-        super().__init__(f"claim {claim}: {cause}; it is tried again")
+        super().__init__(f"claim {claim}: {cause}; the operation is retried")
 
 
 class FaultError(ClaimError):
@@ -240,6 +240,6 @@ class FaultError(ClaimError):
 
     def __init__(self, *, claim: str, cause: BaseException) -> None:
         super().__init__(
-            f"claim {claim}: a fault of the node plugin ({type(cause).__name__}); its log on this "
-            f"node has the details"
+            f"claim {claim}: an internal error of the node plugin ({type(cause).__name__}); see "
+            "its log on this node"
         )

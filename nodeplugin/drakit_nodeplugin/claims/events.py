@@ -117,7 +117,7 @@ class ClaimEvents:
         if operation == "unprepare":  # the claim has ended here: earlier failures do not matter
             self._forget((claim.uid, "unprepare"))
         elif failure is not None and failure.note is not None:
-            note = f"claim {claim}: driver {self._driver} has prepared it now"
+            note = f"claim {claim}: driver {self._driver} has now prepared it"
             self._add(_Pending(claim=claim, operation=operation, note=note, failed=False))
 
     def _failure(self, claim: ClaimReference, operation: Operation) -> _Failure:
@@ -184,7 +184,7 @@ class ClaimEvents:
             )
         except Exception:  # an Event that is lost must not end the daemon
             logger.exception(
-                "an event could not be written",
+                "Event could not be written",
                 extra={"driver": self._driver, "claim": str(claim), "claim_uid": claim.uid},
             )
 

@@ -75,7 +75,7 @@ NEW_CLAIM_FETCH_SECONDS = 15.0
 
 LISTED_SECONDS = 2.0
 """How long to wait for a device that the driver does not list: after a start, its inventory may be
-slow, and the kubelet asks again only after 90 s."""
+slow, and the kubelet retries only after 90 s."""
 
 
 @dataclass(eq=False, kw_only=True, slots=True)
@@ -194,7 +194,7 @@ class ClaimEngine:
             if usable is None:
                 return error
             logger.warning(
-                "claim cannot be read and is answered from the checkpoint",
+                "claim cannot be read, answered from the checkpoint",
                 extra={"claim": str(reference), "claim_uid": reference.uid, "error": str(error)},
             )
             return usable
@@ -268,7 +268,7 @@ class ClaimEngine:
         if undone.error is None:
             await self._work([_Due(work=wanted.work, claim=wanted.new)])
         elif undone.waiting:
-            cause = "its former devices are not released yet, because their driver is unavailable"
+            cause = "its previous devices are not released yet, because their driver is unavailable"
             self._refuse(wanted.work, DriverFailedError(claim=str(wanted.old), cause=cause))
         else:
             self._refuse(wanted.work, undone.error)

@@ -143,7 +143,7 @@ class ClaimQueue:
         if not (left := self._works()):
             return
         facts = {"driver": self._driver, "works": len(left)}
-        logger.warning("work in flight is cut by the stop", extra=facts)
+        logger.warning("the stop cancels work in flight", extra=facts)
         for line in self._lines.values():
             for turn in list(line)[1:]:  # these must not begin when the first of their line ends
                 if turn.work is not None:
@@ -322,14 +322,14 @@ class ClaimQueue:
                 self._interrupt(work)
                 continue
             facts = {"driver": self._driver, "claim": str(work.claim), "claim_uid": work.claim.uid}
-            logger.error("engine gave no answer for a claim", extra=facts)
-            text = "the node plugin has no answer for it; this is a fault of the plugin, and its"
+            logger.error("engine returned no answer for a claim", extra=facts)
+            text = "the node plugin has no answer for it; this is a bug in the node plugin; its"
             error = f"claim {work.claim}: {text} log on this node has the details"
             work.finish(ClaimAnswer(error=error, reason=FaultError.reason))
 
     def _interrupt(self, work: ClaimWork) -> None:
         doing = GERUND[work.operation]
-        text = f"{doing} it was interrupted by a stop of the node plugin; the kubelet asks again"
+        text = f"{doing} it was interrupted because the node plugin stopped; the kubelet retries"
         work.finish(_not_done(work.claim, text))
 
     def _report_slow(self, works: Sequence[ClaimWork]) -> None:
@@ -365,13 +365,15 @@ class ClaimQueue:
         found: tuple[_Turn, ClaimWork] | None,
     ) -> ClaimAnswer:
         if found is None:
-            text = "too many calls wait for work on it that does not end; check the driver "
+            text = "too many calls wait for unfinished work on it; check the driver "
             return _not_done(claim, text + self._driver)
         turn, work = found
         if work.answer is None:
             turn.late = True
-            text = f"driver {self._driver} is still {GERUND[operation]} it; the work goes on, and "
-            return _not_done(claim, text + "the kubelet asks again")
+            text = (
+                f"driver {self._driver} is still {GERUND[operation]} it; the work continues, and "
+            )
+            return _not_done(claim, text + "the kubelet retries")
         return work.answer
 
 

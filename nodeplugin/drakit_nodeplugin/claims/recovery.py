@@ -116,11 +116,11 @@ class Recovery:
     def _log(self, claim: StoredClaim, undone: Undone) -> None:
         facts = {"claim": str(claim), "claim_uid": claim.uid, "state": claim.state}
         if undone.error is None:
-            logger.warning("unfinished claim is undone", extra=facts)
+            logger.warning("unfinished claim undone", extra=facts)
         elif claim.uid not in self._logged:
             self._logged.add(claim.uid)
             logger.warning(
-                "unfinished claim is not undone yet", extra=facts | {"error": str(undone.error)}
+                "unfinished claim not undone yet", extra=facts | {"error": str(undone.error)}
             )
 
 

@@ -86,7 +86,7 @@ class ApiClaims:
             raise ClaimFetchError(claim=name, cause=str(error)) from None
         except (UnavailableError, TooManyRequestsError, TimeoutError):
             # An overloaded server proves nothing about the claim either.
-            raise NoAnswerError(claim=name, cause="it gives no answer") from None
+            raise NoAnswerError(claim=name, cause="it does not respond") from None
         except VersionNotServedError as error:
             raise NoAnswerError(claim=name, cause=str(error)) from None
         except NotFoundError as error:
@@ -102,7 +102,7 @@ class ApiClaims:
             # A proxy's response must not fail the pod's other claims.
             raise ClaimFetchError(
                 claim=name,
-                cause=f"the answer is no ResourceClaim ({type(error).__name__}: {error})",
+                cause=f"the response is not a ResourceClaim ({type(error).__name__}: {error})",
             ) from error
 
     async def _get(self, reference: ClaimReference, *, until: float) -> dict[str, Any]:

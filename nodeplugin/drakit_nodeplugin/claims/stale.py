@@ -83,7 +83,7 @@ def judge(
     Return why an entry in any state is stale; None if it is not, or if that is unknown.
 
     `found` is the claim of its name in the API server; None if the API server has none. Only
-    devices count: if configs change for the same devices, the kubelet asks again.
+    devices count: if configs change for the same devices, the kubelet retries.
     """
     if found is None:
         return StaleReason.GONE
@@ -320,12 +320,12 @@ class StaleCollector:
             async with asyncio.timeout(COLLECT_SECONDS):
                 gone = await self._unprepare(entry)
         except (TimeoutError, CheckpointError) as error:
-            gone, facts["error"] = False, str(error) or f"no end within {COLLECT_SECONDS:g} s"
+            gone, facts["error"] = False, str(error) or f"not finished within {COLLECT_SECONDS:g} s"
         if gone:
             del self._suspicions[entry.uid]
-            logger.warning("stale claim is unprepared", extra=facts)
+            logger.warning("stale claim unprepared", extra=facts)
             self._on_collected(suspicion.reason)
         elif not suspicion.logged:
             self._suspicions[entry.uid] = replace(suspicion, logged=True)
-            logger.warning("stale claim is not unprepared yet", extra=facts)
+            logger.warning("stale claim not unprepared yet", extra=facts)
         return gone

@@ -215,7 +215,7 @@ class Unpreparing:
         undone = await self.undo_one(replace(claim, generation=0))
         if undone.error is not None:
             logger.warning(
-                "late prepare is not taken back",
+                "late prepare not undone",
                 extra={"claim": str(claim), "claim_uid": claim.uid, "error": str(undone.error)},
             )
 
@@ -285,4 +285,4 @@ def _file_stays(claim: object, error: OSError | None) -> Undone:
 
 
 def _changed(claim: StoredClaim) -> ClaimError:
-    return ClaimBusyError(claim=str(claim), cause="its entry was changed while it was undone")
+    return ClaimBusyError(claim=str(claim), cause="its entry changed during the unprepare")

@@ -152,7 +152,7 @@ class ClaimWork:
     def finish(self, answer: ClaimAnswer) -> None:
         """Answer the claim."""
         if self.answer is not None:
-            raise asyncio.InvalidStateError("the claim was answered before")
+            raise asyncio.InvalidStateError("the claim was already answered")
         self.answer = answer
         for callback in self.callbacks.copy():
             callback(answer)
@@ -330,7 +330,7 @@ async def foreign_work(claim: StoredClaim, instances: Instances) -> ClaimBusyErr
     """Return an error if another process works on a claim, which must be left alone then."""
     if claim.state == "prepared" or not await instances.works(claim.owner):
         return None
-    cause = "another instance of the node plugin, which is being replaced, works on it"
+    cause = "another instance of the node plugin, which is being replaced, is working on it"
     return ClaimBusyError(claim=str(claim), cause=cause)
 
 

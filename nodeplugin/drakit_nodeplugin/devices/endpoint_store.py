@@ -93,11 +93,9 @@ class EndpointWriter:
         self._wanted = asyncio.Event()
         facts = {"driver": driver}
         self._unreadable = ProblemLog(
-            logger, "stored endpoints cannot be read, trying again", facts=facts
+            logger, "stored endpoints cannot be read, retrying", facts=facts
         )
-        self._unwritable = ProblemLog(
-            logger, "endpoints cannot be stored, trying again", facts=facts
-        )
+        self._unwritable = ProblemLog(logger, "endpoints cannot be stored, retrying", facts=facts)
         self.stored: dict[str, StoredEndpoint] = {}
         """The rows in the store, by the endpoint's name."""
 

@@ -63,7 +63,7 @@ whose health is polled has 30 s for its answer."""
 
 _ADOPTED_MESSAGE = "it was unhealthy when the node plugin was restarted"
 
-_INVALID = Health.unknown("its driver reports a malformed health")
+_INVALID = Health.unknown("its driver reports malformed health")
 
 _STATUSES = ("healthy", "unhealthy", "unknown")
 

@@ -134,7 +134,7 @@ class Rights:
             yield self._refused(what, "devices")
             return
         if node.type not in DEVICE_TYPES:
-            yield f"asks for {what} of type {_shown(node.type or '')}, which is no device type"
+            yield f"asks for {what} of type {_shown(node.type or '')}, which is not a device type"
             return
         if node.file_mode is not None and node.file_mode & ~PERMISSIONS:
             yield f"asks for {what} with mode bits beyond permissions (0777)"

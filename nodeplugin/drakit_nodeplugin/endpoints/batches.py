@@ -232,7 +232,8 @@ class Batches:
             if cancelled_by_owner() and isinstance(failure, DeviceFailedError):
                 facts = {"driver": self._driver, "call": self._what(work.operation)}
                 logger.error(
-                    "call failed after it was given up", extra=facts | {"error": str(failure)}
+                    "call failed after its timeout or cancellation",
+                    extra=facts | {"error": str(failure)},
                 )
             self._fail(work, failure)
         finally:
@@ -256,8 +257,11 @@ class Batches:
             else:
                 future.set_result(answer)
         if answers:
-            text = f"it answered {self._what(work.operation)} for claims that it was not asked for"
-            logger.error("driver answers too much", extra={"driver": self._driver, "error": text})
+            text = f"it answered {self._what(work.operation)} for claims that were not requested"
+            logger.error(
+                "driver answers for unrequested claims",
+                extra={"driver": self._driver, "error": text},
+            )
 
     def _read(self, operation: _Operation, item: AllocatedClaim, answers: dict[str, Any]) -> Any:
         """Return what was answered for a claim, or a DeviceFailedError."""
@@ -297,12 +301,12 @@ class Batches:
             return failure_of(error, driver=self._driver, what=what)
         if isinstance(error, CallNotBegunError):
             text = (
-                f"driver {self._driver}: an earlier call for the device does not end, and {what} "
-                f"waited {CALL_SECONDS:.0f} s for it; if it stays so, restart the node plugin on "
+                f"driver {self._driver}: an earlier call for the device has not ended, and {what} "
+                f"waited {CALL_SECONDS:.0f} s for it; if this persists, restart the node plugin on "
                 f"this node"
             )
         else:
-            text = f"driver {self._driver} gave no answer to {what} within {CALL_SECONDS:.0f} s"
+            text = f"driver {self._driver} did not answer {what} within {CALL_SECONDS:.0f} s"
         counts = [len(item.devices) for item in work.claims.values()]
         is_of_one_device = counts == [1] and not self._per_batch[work.operation]
         return DeviceFailedError(text, index=0 if is_of_one_device else None)

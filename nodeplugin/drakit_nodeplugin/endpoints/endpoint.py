@@ -72,7 +72,7 @@ class Lifecycle(Generic[ConnectionT]):
         self._backoff = Backoff(
             first_seconds=RECONNECT_SECONDS[0], limit_seconds=RECONNECT_SECONDS[1], jitter=0
         )
-        self._reason: str | None = "it is not started yet"
+        self._reason: str | None = "it has not started yet"
         self._previous: str | None = None
         """Why it stopped last; None after it has listed its devices again."""
         self._reported: str | None = None
@@ -122,7 +122,7 @@ class Lifecycle(Generic[ConnectionT]):
 
     async def close(self) -> None:
         """End the connection."""
-        self._reason = "the node plugin stops"
+        self._reason = "the node plugin is stopping"
         if self.connection is not None:
             await self.connection.close()
             self.connection = None
@@ -171,7 +171,7 @@ class Lifecycle(Generic[ConnectionT]):
         except Exception as error:
             logger.exception("endpoint's update failed", extra={"endpoint": self._endpoint})
             raise ConnectionEndedError(
-                f"the node plugin failed with what it reported ({type(error).__name__}); see the "
+                f"the node plugin failed to process its report ({type(error).__name__}); see the "
                 f"node plugin's log on this node"
             ) from error
 

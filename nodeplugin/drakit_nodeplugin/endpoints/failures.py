@@ -59,8 +59,8 @@ class EndpointStoppedError(Exception):
 
     def __init__(self, *, driver: str, reason: str) -> None:
         super().__init__(
-            f"driver {driver} is stopped: {reason}; it is started again by itself, and the pod "
-            f"is tried again"
+            f"driver {driver} is stopped: {reason}; the node plugin restarts it, and the kubelet "
+            "retries the pod"
         )
         self.driver, self.reason = driver, reason
 
@@ -123,7 +123,7 @@ def unusable_answer(
     answer: str, *, driver: str, what: str, index: int | None = None
 ) -> DeviceFailedError:
     """Return the error for an answer that cannot be used."""
-    text = f"driver {driver} answered {what} with {answer}; this is a fault of the driver"
+    text = f"driver {driver} answered {what} with {answer}; this is a bug in the driver"
     return DeviceFailedError(text, index=index)
 
 

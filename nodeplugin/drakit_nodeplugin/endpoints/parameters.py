@@ -75,13 +75,13 @@ def with_parameters(
 def _sentence(error: Exception, kind: type[DeviceParameters], *, driver: str) -> str:
     if kind is NoParameters:
         return (
-            f"driver {driver} takes no opaque parameters; remove them from the claim or from its "
-            f"DeviceClass, and create the claim again"
+            f"driver {driver} accepts no opaque parameters; remove them from the claim or from its "
+            f"DeviceClass, and recreate the claim"
         )
     if isinstance(error, ValidationError):
         return (
-            f"the opaque parameters for driver {driver} do not fit: {_problems(error)}; correct "
-            f"them in the claim or in its DeviceClass, and create the claim again"
+            f"the opaque parameters for driver {driver} are invalid: {_problems(error)}; correct "
+            f"them in the claim or in its DeviceClass, and recreate the claim"
         )
     # Its text may hold what the user wrote, and goes to the log alone.
     facts = {"driver": driver, "call": "parameters", "exception": traceback_of(error)}
@@ -99,7 +99,7 @@ def _problems(error: ValidationError) -> str:
     for problem in problems[:MAX_PROBLEMS]:
         reason = problem["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
         if problem["type"] == "extra_forbidden":
-            reason = f"is no key that is known here{_hint(problem['loc'])}"
+            reason = f"is not a known key{_hint(problem['loc'])}"
         path = _path(problem["loc"])
         named.append(f"{path}: {reason}" if path else reason)
     if len(problems) > MAX_PROBLEMS:

@@ -178,22 +178,22 @@ def inventory_of(listed: object) -> Inventory:
 def _all_of(listed: object, kind: type[ThingT], plural: str) -> tuple[ThingT, ...]:
     if not isinstance(listed, Iterable):
         raise DriverError(
-            f"it listed {kind_of(listed)}, which is no collection of {plural}; this is a "
-            f"fault of the driver"
+            f"it listed {kind_of(listed)}, which is not a collection of {plural}; this is a bug in "
+            "the driver"
         )
     # A generator may have no end.
     things = tuple(islice(cast("Iterable[Any]", listed), MAX_DEVICES + 1))
     if len(things) > MAX_DEVICES:
         raise DriverError(
             f"it listed more than {MAX_DEVICES:,} {plural}, which no node can publish; this is a "
-            f"fault of the driver"
+            "bug in the driver"
         )
     if set(map(type, things)) - {kind}:  # fast, as it is done at each yield
         for thing in things:
             if not isinstance(thing, kind):
                 raise DriverError(
-                    f"it listed {kind_of(thing)}, which is no {kind.__name__}; this is a "
-                    f"fault of the driver"
+                    f"it listed {kind_of(thing)}, which is not a {kind.__name__}; this is a bug in "
+                    "the driver"
                 )
     return things
 

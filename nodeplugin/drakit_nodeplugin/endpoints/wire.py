@@ -182,9 +182,12 @@ def _failed(error: BaseException, method: str) -> CallFailedError:
         case grpc.StatusCode.UNIMPLEMENTED:
             text = f"does not implement {method}"
         case grpc.StatusCode.DEADLINE_EXCEEDED:
-            text = f"gave no answer to {method} in time"
+            text = f"did not answer {method} in time"
         case grpc.StatusCode.RESOURCE_EXHAUSTED if "larger than max" in details:
-            text = f"sent more than 4 MiB as an answer to {method}, or takes less than it was sent"
+            text = (
+                f"sent more than 4 MiB in answer to {method}, or accepts less than the node plugin "
+                "sent"
+            )
         case _:
             word = code.name.lower().replace("_", " ")
             text = f"failed in {method}: {printable(details)} ({word})"
@@ -198,7 +201,7 @@ class GarbageError(Exception):
     """A message that cannot be parsed, or exceeds a limit. The text describes the message, and
     follows words for its sender."""
 
-    def __init__(self, text: str = "a message that is no protobuf message of its kind") -> None:
+    def __init__(self, text: str = "a malformed protobuf message") -> None:
         super().__init__(text)
 
 

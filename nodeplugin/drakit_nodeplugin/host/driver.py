@@ -196,7 +196,7 @@ class HostedDriver:
             try:
                 await step()
             except Exception:
-                logger.exception("a step of the stop failed", extra={"driver": self.name})
+                logger.exception("a shutdown step failed", extra={"driver": self.name})
 
     async def stop_serving(self) -> None:
         """Stop serving the kubelet; :meth:`stop` stops the rest."""
@@ -254,7 +254,7 @@ class HostedDriver:
     def _stopped(self, endpoint: str, reason: str) -> None:
         """An endpoint is unavailable; the log already has it."""
         which = "" if endpoint == self.name else f", {endpoint}"
-        note = f"driver {self.name}{which} is stopped: {reason}; its devices get no new pods"
+        note = f"driver {self.name}{which} is stopped: {reason}; new pods do not get its devices"
         self._emit(Diagnostic(reason="EndpointStopped", note=note))
 
     def _emit(self, diagnostic: Diagnostic) -> None:

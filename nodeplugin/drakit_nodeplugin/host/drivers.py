@@ -143,7 +143,7 @@ class Hosting:
         if name in self._names:
             return f"the node plugin hosts driver {name} itself"
         if name not in self._hosting and len(self._hosting) >= MAX_BACKENDS:
-            return f"the node plugin hosts {MAX_BACKENDS} backends already, and takes no more"
+            return f"the node plugin already hosts {MAX_BACKENDS} backends, the maximum"
         return None
 
     def _appeared(self, name: str) -> None:
@@ -238,8 +238,10 @@ class Hosting:
         try:
             await asyncio.to_thread(forget_driver, self._data, name, self._registrations)
         except OSError as error:
-            logger.error("backend's record stays", extra={"driver": name, "error": str(error)})
-        logger.info("backend's driver is not served any more", extra={"driver": name})
+            logger.error(
+                "backend's record cannot be removed", extra={"driver": name, "error": str(error)}
+            )
+        logger.info("backend's driver is no longer served", extra={"driver": name})
         directory.forget(name)
 
     def _report(self, diagnostic: Diagnostic) -> None:

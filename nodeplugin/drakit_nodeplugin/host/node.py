@@ -98,7 +98,7 @@ class NodeEvents:
         try:
             self._pending.put_nowait((reason, action, note))
         except asyncio.QueueFull:
-            logger.warning("Event is dropped", extra={"reason": reason, "note": note})
+            logger.warning("Event dropped", extra={"reason": reason, "note": note})
 
     async def recorder(self) -> EventRecorder:
         """Return a recorder of this plugin once the API server can be reached."""
@@ -123,7 +123,7 @@ class NodeEvents:
                     note=note,
                 )
             except Exception:  # an Event that is lost must not end the daemon
-                logger.exception("an event could not be written", extra={"reason": reason})
+                logger.exception("Event could not be written", extra={"reason": reason})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -73,12 +73,12 @@ def _wrong(claim: ClaimReference, *, times: int) -> str | None:
     if not claim.uid:
         return f"without a UID (name {_shown(claim.name)})"
     if not _UID.fullmatch(claim.uid):
-        return f"with an impossible UID: {_shown(claim.uid)}"
+        return f"with an invalid UID: {_shown(claim.uid)}"
     for word, text in (("namespace", claim.namespace), ("name", claim.name)):
         if not text:
             return f"without a {word} (UID {claim.uid})"
         if not _NAME.fullmatch(text):
-            return f"with an impossible {word}: {_shown(text)} (UID {claim.uid})"
+            return f"with an invalid {word}: {_shown(text)} (UID {claim.uid})"
     if times > 1:
         return f"{times} times in one call: {claim} (UID {claim.uid})"
     return None
@@ -144,7 +144,7 @@ class ClaimCalls:
         level = logging.INFO if claims else logging.DEBUG
         if not logger.isEnabledFor(level):
             return
-        message = "call answered" if answers is not None else "call was given up by the kubelet"
+        message = "call answered" if answers is not None else "the kubelet cancelled the call"
         errors = [answer for answer in (answers or {}).values() if answer.error is not None]
         facts = {
             "driver": self._driver,
@@ -225,7 +225,8 @@ class _Dra:
         if len(claims) > MAX_CLAIMS:
             await context.abort(
                 grpc.StatusCode.INVALID_ARGUMENT,
-                f"{len(claims)} claims in one call, at most {MAX_CLAIMS} are taken: a call has the "
+                f"{len(claims)} claims in one call, at most {MAX_CLAIMS} are accepted: a call has "
+                "the "
                 f"claims of one pod",
             )
         references = [

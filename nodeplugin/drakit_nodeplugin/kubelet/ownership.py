@@ -148,7 +148,7 @@ def _first_that_fits(candidates: Sequence[Path]) -> Path:
     shortest = candidates[-1]
     raise SocketError(
         f"the path of a socket is too long: {shortest} has {len(os.fsencode(shortest))} bytes, and "
-        f"Linux takes {MAX_PATH_BYTES}; use a kubelet root with a shorter path"
+        f"Linux allows {MAX_PATH_BYTES}; use a kubelet root with a shorter path"
     )
 
 

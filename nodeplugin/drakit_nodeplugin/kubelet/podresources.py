@@ -390,7 +390,7 @@ def read_claim_uids(path: Path) -> frozenset[str]:
             # one.
             if os.fstat(file.fileno()).st_nlink == 0:
                 raise StateFileError(
-                    f"{path} is a file that the kubelet has replaced meanwhile; mount its "
+                    f"{path} is a file that the kubelet has since replaced; mount its "
                     f"directory, not the file"
                 )
             data = file.read(_MAX_STATE_BYTES + 1)
@@ -402,7 +402,7 @@ def read_claim_uids(path: Path) -> frozenset[str]:
         return _claim_uids(data)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise StateFileError(
-            f"{path} is no checkpoint of a known kubelet: {type(error).__name__}: {error}"
+            f"{path} is not a checkpoint of a known kubelet: {type(error).__name__}: {error}"
         ) from error
 
 
@@ -419,5 +419,5 @@ def _claim_uids(data: bytes) -> frozenset[str]:
     uids = [claim["ClaimUID"] for claim in claims]
     for uid in uids:
         if not isinstance(uid, str) or not uid:
-            raise ValueError(f"{uid!r} is no UID")
+            raise ValueError(f"{uid!r} is not a UID")
     return frozenset(uids)

@@ -323,7 +323,7 @@ class DriverServer:
         try:
             await step
         except Exception:
-            logger.exception("a step of the stop failed", extra={"driver": self.name})
+            logger.exception("a shutdown step failed", extra={"driver": self.name})
 
     async def probe(self) -> str | None:
         """
@@ -339,7 +339,7 @@ class DriverServer:
                     registration_pb2.InfoRequest(), timeout=PROBE_SECONDS
                 )
         except grpc.aio.AioRpcError as error:
-            return f"the registration socket {registration} gives no answer: {_in_words(error)}"
+            return f"the registration socket {registration} does not answer: {_in_words(error)}"
         if info.name != self.name:
             return f"the registration socket {registration} answers for driver {info.name!r}"
         try:
@@ -348,7 +348,7 @@ class DriverServer:
                     dra_pb2.NodePrepareResourcesRequest(), timeout=PROBE_SECONDS
                 )
         except grpc.aio.AioRpcError as error:
-            return f"the DRA socket {dra} gives no answer: {_in_words(error)}"
+            return f"the DRA socket {dra} does not answer: {_in_words(error)}"
         if answer.claims:
             return f"the DRA socket {dra} answers with claims that the probe did not ask for"
         return None
@@ -377,7 +377,7 @@ class DriverServer:
         how = await asyncio.to_thread(server.guard.lost)
         if how is not None:
             logger.warning(
-                "socket is lost and is recreated",
+                "socket is lost, recreating it",
                 extra={"driver": self.name, "path": str(server.guard.path), "error": how},
             )
         return how is not None

@@ -201,7 +201,7 @@ def choose(pool: DesiredPool, dropped: Collection[Feature]) -> Chosen:
 def describe(dropped: Collection[Feature]) -> str:
     """Name features for people, with the feature gates that are likely off."""
     names = sorted(
-        f"{feature.value} (feature gate {feature.gate})" if feature.gate else "fields unknown to us"
+        f"{feature.value} (feature gate {feature.gate})" if feature.gate else "unknown fields"
         for feature in dropped
     )
     return " and ".join(names)

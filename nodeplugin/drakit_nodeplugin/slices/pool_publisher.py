@@ -179,11 +179,11 @@ class PoolPublisher:
         if isinstance(error, ApiError):
             self.last_error = str(error)
             facts |= {"error": self.last_error}
-            logger.warning("slices not published, trying again", extra=facts)
+            logger.warning("slices not published, retrying", extra=facts)
         else:
-            self.last_error = f"a fault in the node plugin: {error!r}"
+            self.last_error = f"an internal error of the node plugin: {error!r}"
             logger.exception(
-                "a fault in the node plugin: slices not published, trying again", extra=facts
+                "an internal error of the node plugin: slices not published, retrying", extra=facts
             )
         self._not_before = asyncio.get_running_loop().time() + seconds
         self._changed.set()
@@ -261,7 +261,8 @@ class PoolPublisher:
         self._undone_at = now
         self._undo_not_before = now + self._undo_backoff.next_seconds()
         logger.warning(
-            "somebody else writes our slices, undoing it", extra=self._facts | {"slices": slices}
+            "another client changed our slices, restoring them",
+            extra=self._facts | {"slices": slices},
         )
 
     async def _identity(self, stored: Collection[StoredSlice]) -> PoolIdentity:
@@ -449,14 +450,14 @@ class _Writer:
         if self._context.on_dropped(found.features):
             raise _DroppedError from error
         logger.error(
-            "slice is refused by the API server",
+            "the API server rejects a slice",
             extra=self._facts | {"slice": write.name, "error": str(error)},
         )
         self.refused[write.name] = write.content
         named = {name: why for name, why in found.devices.items() if name in write.content.devices}
         for name, why in named.items():
             device = write.content.devices[name]
-            self._refused_devices[name] = (device, f"the API server refuses it: {why}")
+            self._refused_devices[name] = (device, f"the API server rejects it: {why}")
         return bool(named)
 
     async def _read(self, name: str) -> None:

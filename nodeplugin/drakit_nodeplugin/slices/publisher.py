@@ -215,7 +215,7 @@ class SlicePublisher:
                 f"fallback, or leaves the devices out"
             )
             logger.warning(
-                "fields of slices are dropped",
+                "the API server drops fields of slices",
                 extra={"driver": self._manager.driver, "error": note},
             )
             self._on_dropped(note)

@@ -88,7 +88,7 @@ class GuardedClient:
             error = GoneError(
                 status=410,
                 reason="Expired",
-                message="its watch has to start again after a new list",
+                message="its watch must restart after a new list",
                 method="WATCH",
                 path=path,
             )

@@ -89,7 +89,7 @@ class Watcher:
             error = await asyncio.shield(thread.ended)
             expired = isinstance(error, GoneError)
             level = logging.INFO if expired else logging.WARNING
-            logger.log(level, "kopf ended and restarts", extra={"error": repr(error)})
+            logger.log(level, "kopf ended, restarting it", extra={"error": repr(error)})
         finally:
             self._thread = None
             await thread.stop(timeout_seconds=self._pauses.stop_seconds)

@@ -80,7 +80,7 @@ class KopfThread:
             self._call(self._stop.set)
         done, _ = await asyncio.wait((self.ended,), timeout=timeout_seconds)
         if not done:
-            logger.warning("kopf did not stop in time and is left behind")
+            logger.warning("kopf did not stop in time and is abandoned")
         return bool(done)
 
     @property

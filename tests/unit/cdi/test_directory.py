@@ -158,5 +158,5 @@ def test_only_own_files_are_listed_cleaned_and_removed(directory):
 def test_a_name_that_could_leave_the_directory_is_refused(directory, name):
     calls = (directory.read, directory.read_text, directory.remove)
     for call in (*calls, lambda n: directory.write(n, SPEC)):
-        with pytest.raises(ValueError, match="no name for a CDI file"):
+        with pytest.raises(ValueError, match="not a valid name for a CDI file"):
             call(name)

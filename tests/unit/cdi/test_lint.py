@@ -44,7 +44,7 @@ def test_a_problem_reads_as_a_sentence():
 
 
 def test_a_field_of_an_odd_name_is_shown_as_text():
-    (problem,) = [p for p in lint_spec({"a\nb" * 100: 1}) if "no field" in p.text]
+    (problem,) = [p for p in lint_spec({"a\nb" * 100: 1}) if "not a field" in p.text]
     assert "\n" not in str(problem)
     assert len(str(problem)) < 200
 
@@ -52,7 +52,7 @@ def test_a_field_of_an_odd_name_is_shown_as_text():
 def test_annotations_that_are_too_large_together():
     device = {"name": "a", "containerEdits": {"env": ["A=b"]}, "annotations": {"a": "x" * 2**18}}
     (problem,) = lint_spec({"cdiVersion": "0.6.0", "kind": "a.test/b", "devices": [device]})
-    assert str(problem) == "devices[0].annotations must not have more than 262144 bytes together"
+    assert str(problem) == "devices[0].annotations must not have more than 262144 bytes in total"
 
 
 def test_a_version_is_too_low_for_each_field_that_needs_more():
@@ -60,9 +60,9 @@ def test_a_version_is_too_low_for_each_field_that_needs_more():
     device = {"name": "a", "containerEdits": edits}
     problems = lint_spec({"cdiVersion": "0.6.0", "kind": "a.test/b", "devices": [device]})
     assert [str(problem) for problem in problems] == [
-        "cdiVersion is too low: devices[0].containerEdits.additionalGids needs 0.7.0, and this is "
+        "cdiVersion is too low: devices[0].containerEdits.additionalGids needs 0.7.0, but this is "
         "0.6.0",
-        "cdiVersion is too low: devices[0].containerEdits.netDevices needs 1.1.0, and this is "
+        "cdiVersion is too low: devices[0].containerEdits.netDevices needs 1.1.0, but this is "
         "0.6.0",
     ]
 
@@ -90,7 +90,7 @@ def test_a_hidden_file_is_read_by_runtimes_too(tmp_path):
 
 def test_a_file_whose_suffix_runtimes_pass_over(tmp_path):
     (tmp_path / "a.yml").write_text("{}")
-    assert said(tmp_path, ".") == ["warning a.yml: is not read by runtimes; call it *.yaml"]
+    assert said(tmp_path, ".") == ["warning a.yml: is not read by runtimes; rename it to *.yaml"]
 
 
 def test_what_cannot_be_read_is_a_problem_and_the_rest_is_read(tmp_path):
@@ -110,7 +110,7 @@ def test_what_cannot_be_read_is_a_problem_and_the_rest_is_read(tmp_path):
 def test_a_directory_that_cannot_be_listed_is_a_problem(tmp_path):
     (tmp_path / "etc").write_text("a file")
     (sentence,) = said(tmp_path, "etc")
-    assert "etc: cannot be listed, and runtimes read no directory from there on" in sentence
+    assert "etc: cannot be listed, and runtimes do not read the directories after it" in sentence
 
 
 def test_links_are_followed_as_runtimes_do(tmp_path):
@@ -128,10 +128,10 @@ def test_links_are_followed_as_runtimes_do(tmp_path):
             "one-device-in-two-files",
             {"left": "run/a.json", "right": "run/b.json"},
             [
-                "error run/b.json: devices[0].name conflicts: run/a.json has "
-                "corpus.test/conflict=cam as well, so runtimes know neither",
-                "error run/a.json: devices[0].name conflicts: run/b.json has "
-                "corpus.test/conflict=cam as well, so runtimes know neither",
+                "error run/b.json: devices[0].name conflicts: run/a.json "
+                "also defines corpus.test/conflict=cam, so runtimes use neither",
+                "error run/a.json: devices[0].name conflicts: run/b.json "
+                "also defines corpus.test/conflict=cam, so runtimes use neither",
             ],
             id="of-one-directory-they-lose-it-both",
         ),
@@ -149,7 +149,7 @@ def test_links_are_followed_as_runtimes_do(tmp_path):
         pytest.param(
             "the-later-directory-wins",
             {"left": "etc/a.json", "cam": "run/a.json", "right": "run/a.json"},
-            ["warning etc/a.json: devices[0].name is hidden by run/a.json"],
+            ["warning etc/a.json: devices[0].name is overridden by run/a.json"],
             id="of-two-directories-the-later-wins",
         ),
         pytest.param(
@@ -158,8 +158,8 @@ def test_links_are_followed_as_runtimes_do(tmp_path):
             [
                 "error etc/b.json: devices[0].name conflicts",
                 "error etc/a.json: devices[0].name conflicts",
-                "warning etc/a.json: devices[0].name is hidden by run/c.json",
-                "error run/c.json: devices[0].name is lost: two files of etc have",
+                "warning etc/a.json: devices[0].name is overridden by run/c.json",
+                "error run/c.json: devices[0].name is ignored: two files of etc also define",
             ],
             id="a-conflict-is-not-healed-by-a-later-directory",
         ),
@@ -167,7 +167,7 @@ def test_links_are_followed_as_runtimes_do(tmp_path):
             "a-conflict-of-the-later-directory-takes-the-earlier-one-with-it",
             {"left": "etc/a.json"},
             [
-                "warning etc/a.json: devices[0].name is hidden by run/b.json",
+                "warning etc/a.json: devices[0].name is overridden by run/b.json",
                 "error run/c.json: devices[0].name conflicts",
                 "error run/b.json: devices[0].name conflicts",
             ],

@@ -193,12 +193,12 @@ def test_the_lowest_version_that_works(name, edits, version):
     [
         pytest.param(node(path="dev/a"), "deviceNodes[0].path must be an absolute path", id="path"),
         pytest.param(node(path=""), "deviceNodes[0].path must be an absolute path", id="no-path"),
-        pytest.param(node(path="/dev/../etc"), "leads upwards with '..'", id="path-upwards"),
+        pytest.param(node(path="/dev/../etc"), "contains '..'", id="path-upwards"),
         pytest.param(node(host_path="b"), "deviceNodes[0].hostPath must be", id="host-path"),
         pytest.param(node(type="d"), "must be one of b, c, u, p, not 'd'", id="node-type"),
         pytest.param(node(major=1), "both major and minor", id="major-alone"),
         pytest.param(node(minor=1), "both major and minor", id="minor-alone"),
-        pytest.param(node(major=0, minor=3), "minor is left out by runtimes", id="major-zero"),
+        pytest.param(node(major=0, minor=3), "minor is ignored by runtimes", id="major-zero"),
         pytest.param(node(major=-1, minor=1), "major must be from 0 to 4095", id="negative"),
         pytest.param(node(gid=2**32), "not 4294967296", id="too-large"),
         pytest.param(node(uid=10**5000), "a number of thousands of digits", id="far-too-large"),
@@ -232,7 +232,7 @@ def test_the_lowest_version_that_works(name, edits, version):
             "netDevices has the hostInterfaceName 'a' twice",
             id="interface-twice",
         ),
-        pytest.param(Edits(additional_gids=(0,)), "which runtimes leave out", id="gid-0"),
+        pytest.param(Edits(additional_gids=(0,)), "which runtimes ignore", id="gid-0"),
         pytest.param(Edits(additional_gids=(2**31,)), "to 2147483647", id="gid-too-large"),
         pytest.param(
             Edits(intel_rdt=IntelRdt(clos_id="a/b")), "intelRdt.closID must be", id="clos-id"
@@ -308,7 +308,7 @@ def test_what_is_refused_is_shown_in_short():
     ("kind", "devices", "reason"),
     [
         pytest.param(KIND, [], "at least one device", id="no-device"),
-        pytest.param(KIND, [("a", Edits()), ("a", Edits())], "is given twice", id="device-twice"),
+        pytest.param(KIND, [("a", Edits()), ("a", Edits())], "is defined twice", id="device-twice"),
         pytest.param(KIND, [("a b", Edits())], "device name 'a b'", id="device-name"),
         pytest.param("claim", [("a", Edits())], "form vendor/class", id="kind-without-vendor"),
         pytest.param("1a/claim", [("a", Edits())], "vendor '1a'", id="vendor-with-digit-first"),
@@ -356,7 +356,7 @@ QUALIFIED = "must be a qualified CDI name (vendor/class=name), not "
         pytest.param(("v.com/c=a=b",), f"cdi_devices[0] {QUALIFIED}'v.com/c=a=b'", id="two-names"),
         pytest.param(
             (f"{KIND}={UID}-0",),
-            "cdi_devices[0] must not be of the kind of our own",
+            "cdi_devices[0] must not use the CDI kind of drakit's own files",
             id="another-claim-of-ours",
         ),
         pytest.param((7,), "cdi_devices[0] must be of type str, not a number", id="no-text"),

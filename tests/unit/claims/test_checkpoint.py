@@ -1,4 +1,4 @@
-"""What the checkpoint promises its callers while nothing is wrong with its file."""
+"""What the checkpoint promises its callers while its file is intact."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ async def test_a_row_that_is_missing_is_deleted_already(checkpoint):
 
 
 async def test_a_claim_that_is_given_twice_is_an_error_and_nothing_is_written(checkpoint):
-    with pytest.raises(CheckpointError, match="claim lab/a is given twice"):
+    with pytest.raises(CheckpointError, match="claim lab/a appears twice"):
         await checkpoint.write([B, A, A])
     assert await checkpoint.uids() == set()
 

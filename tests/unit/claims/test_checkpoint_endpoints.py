@@ -122,7 +122,7 @@ async def test_another_process_that_writes_endpoints_is_another_process(path, ch
 async def test_a_name_that_is_no_text_is_refused_and_nothing_is_written(checkpoint):
     with pytest.raises(
         CheckpointError,
-        match="takes no such entry: endpoint 'a\\\\ud800' cannot be written as JSON",
+        match="rejects the entry: endpoint 'a\\\\ud800' cannot be written as JSON",
     ):
         await checkpoint.write_endpoints([StoredEndpoint(name="a\ud800", pools={})])
     await checkpoint.write_endpoints([USB])
@@ -197,7 +197,7 @@ async def test_a_damaged_row_is_passed_over_and_dropped_at_the_next_start(path, 
     uids = {"uid-000", "uid-001", "uid-002"}
     assert await reopened(path) == ([NET], uids, None)
     (record,) = caplog.records
-    assert record.getMessage() == "damaged row of an endpoint is dropped"
+    assert record.getMessage() == "damaged endpoint row dropped"
     assert record.reason.startswith(f"the row of endpoint {record.endpoint}: it")
     caplog.clear()
     assert await reopened(path) == ([NET], uids, None)

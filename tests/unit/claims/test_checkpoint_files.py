@@ -111,27 +111,27 @@ async def test_only_a_damaged_row_is_lost_and_it_is_named(path, statement, reaso
         ),
         pytest.param(
             "DELETE FROM devices WHERE claim = 8",
-            "the devices of its claims are not those of their bodies",
+            "its device rows do not match its claims",
             id="a-device-that-is-not-held",
         ),
         pytest.param(
             "INSERT INTO devices VALUES (999, 'node-1', 'cam-x', 'exclusive', '')",
-            "the devices of its claims are not those of their bodies",
+            "its device rows do not match its claims",
             id="a-device-that-nobody-holds",
         ),
         pytest.param(
             "DELETE FROM counters WHERE claim = 8",
-            "the counters of its claims are not those of their bodies",
+            "its counter rows do not match its claims",
             id="a-counter-that-is-not-taken",
         ),
         pytest.param(
             "INSERT INTO counters VALUES ('node-1', 'card', 'cam-x', 999, '[]')",
-            "the counters of its claims are not those of their bodies",
+            "its counter rows do not match its claims",
             id="a-counter-that-nobody-takes",
         ),
         pytest.param(
             "DELETE FROM claims WHERE id = 8",
-            "the devices of its claims are not those of their bodies",
+            "its device rows do not match its claims",
             id="a-claim-without-its-head",
         ),
         pytest.param(
@@ -479,7 +479,7 @@ async def test_something_else_than_a_file_is_quarantined_as_it_is(path):
     (path / "folder" / "file").write_text("kept")
     claims, damage = await reopen(path)
     assert claims == {}
-    assert damage.startswith("it is no file; it was quarantined as ")
+    assert damage.startswith("it is not a regular file; it was quarantined as ")
     (kept,) = path.parent.glob("checkpoint.db.foreign-*")
     assert (kept / "folder" / "file").read_text() == "kept"
 
@@ -487,7 +487,7 @@ async def test_something_else_than_a_file_is_quarantined_as_it_is(path):
 async def test_a_pipe_is_not_waited_for(path):
     path.parent.mkdir()
     os.mkfifo(path)
-    assert (await reopen(path))[1].startswith("it is no file")
+    assert (await reopen(path))[1].startswith("it is not a regular file")
 
 
 # ---------------------------------------------------------------- what is quarantined

@@ -114,7 +114,7 @@ async def test_another_text_and_another_operation_are_reported_at_once(lab):
 async def test_that_a_claim_is_prepared_is_reported_after_its_failure_only(lab):
     await lab.attempt(A, error="cam-0 is broken")
     assert await lab.attempt(A, B) == [
-        f"Normal Prepared claim-uid-a: claim {A}: driver {DRIVER} has prepared it now"
+        f"Normal Prepared claim-uid-a: claim {A}: driver {DRIVER} has now prepared it"
     ]
     assert await lab.attempt(A, B) == []
     assert len(await lab.attempt(A, error="cam-0 is broken")) == 1, "it fails again"
@@ -180,7 +180,7 @@ async def test_a_write_that_fails_loses_one_sentence_and_no_more(lab, caplog):
     assert await lab.attempt(A, error="cam-0 is broken") == []
     lab.recorder.failure = None
     assert len(await lab.attempt(B, error="cam-1 is broken")) == 1
-    assert [record.msg for record in caplog.records] == ["an event could not be written"]
+    assert [record.msg for record in caplog.records] == ["Event could not be written"]
 
 
 @pytest.mark.looptime

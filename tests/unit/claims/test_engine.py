@@ -75,7 +75,7 @@ async def test_a_known_claim_is_answered_from_the_checkpoint_while_the_api_serve
     claims.answers = False
 
     assert await plugin.prepare(reference(A)) == first
-    assert "gives no answer" in (await plugin.prepare(reference(B)))[B].error
+    assert "does not respond" in (await plugin.prepare(reference(B)))[B].error
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ async def test_a_known_claim_is_answered_from_the_checkpoint_while_the_api_serve
         pytest.param(401, "Unauthorized", "does not accept our credentials", id="401"),
         pytest.param(403, "Forbidden", 'our RBAC role lacks the verb "get"', id="403"),
         pytest.param(400, "BadRequest", "(400 BadRequest)", id="400"),
-        pytest.param(503, "ServiceUnavailable", "gives no answer", id="503"),
+        pytest.param(503, "ServiceUnavailable", "does not respond", id="503"),
     ],
 )
 async def test_a_known_claim_is_answered_from_the_checkpoint_while_the_api_server_refuses(
@@ -121,7 +121,7 @@ async def test_a_claim_that_was_allocated_again_gets_its_new_device_and_frees_th
 @pytest.mark.parametrize(
     ("body", "sentence"),
     [
-        pytest.param(None, "does not exist any more", id="gone"),
+        pytest.param(None, "no longer exists", id="gone"),
         pytest.param(
             claim_body("uid-other", "cam-9", name=f"claim-{B}"),
             "now has UID uid-other",
@@ -392,12 +392,12 @@ async def test_parameters_that_do_not_fit_are_an_error_of_the_claim_with_request
     claims.store(claim_body(A, "cam-0", "cam-1"))
 
     async def refuse(claim, allocated):
-        raise BadParametersError("the opaque parameters do not fit: mode: ...", index=1)
+        raise BadParametersError("the opaque parameters are invalid: mode: ...", index=1)
 
     devices.prepare_claim = refuse
     answer = (await plugin.prepare(reference(A)))[A]
     assert (answer.error, answer.reason) == (
-        "claim lab/claim-uid-a, request main, device cam-1: the opaque parameters do not fit: "
+        "claim lab/claim-uid-a, request main, device cam-1: the opaque parameters are invalid: "
         "mode: ...",
         "BadConfig",
     )

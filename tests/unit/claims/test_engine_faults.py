@@ -227,7 +227,7 @@ async def test_a_rollback_that_comes_late_takes_back_what_it_did(start, claims, 
 
 class Unspeakable(DriverError):
     def __str__(self) -> str:
-        raise RuntimeError("no text")
+        raise RuntimeError("not text")
 
 
 async def test_an_error_without_a_text_is_an_error_of_its_claim_alone(start, claims, devices):
@@ -266,7 +266,7 @@ async def test_a_fault_of_our_own_costs_one_claim_and_not_its_batch(
     error, fine = (
         (answers[A].error, answers[B].error) if call == "prepare" else (answers[A], answers[B])
     )
-    assert "a fault of the node plugin (KeyError)" in error
+    assert "an internal error of the node plugin (KeyError)" in error
     assert "secret" not in error
     assert fine is None
     setattr(devices, f"{call}_device", right)
@@ -389,7 +389,7 @@ async def test_claims_that_failed_together_are_undone_one_by_one(start, claims, 
         together |= under_way
         under_way.discard(device.name)
         if "cam-0" in together:
-            raise DriverError("the driver gave no answer to unprepare_claims within 300 s")
+            raise DriverError("the driver did not answer unprepare_claims within 300 s")
 
     devices.unprepare_device = lambda claim, device: unprepare(device)
     assert await plugin.recovery.recover() == 2
@@ -525,7 +525,7 @@ async def test_without_the_api_server_a_rebuilt_claim_is_not_answered(start, cla
     await plugin.checkpoint.write([replace(row, rebuilt="listed", devices=(unknown,))])
     claims.answers = False
 
-    assert "gives no answer" in (await plugin.prepare(reference(A)))[A].error
+    assert "does not respond" in (await plugin.prepare(reference(A)))[A].error
     claims.answers = True
     answer = (await plugin.prepare(reference(A)))[A]
     assert (answer.error, answer.devices[0].requests) == (None, ("main",))

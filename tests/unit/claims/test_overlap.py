@@ -216,9 +216,9 @@ async def test_a_device_that_is_not_listed_is_refused(plugin, devices, monkeypat
     error, *others = await errors(plugin, A, B, C)
     assert error == (
         f"claim lab/claim-{A}, request main: driver {DRIVER} does not list device gone on this "
-        f"node; the kubelet tries again, and the pod starts once the driver lists it; if the "
-        f"device is gone, delete the pod; if the driver refuses it, the node plugin's log has the "
-        f"reason"
+        f"node; the kubelet retries, and the pod starts once the driver lists it; if the "
+        "device is gone, delete the pod; if the driver refuses it, see the node plugin's log for "
+        "the reason"
     )
     assert others == [None, None]
     assert await plugin.states() == {B: "prepared", C: "prepared"}

@@ -78,7 +78,7 @@ async def test_after_40_seconds_the_answer_is_that_it_goes_on(looptime):
     calls = calls_of(claims)
     answers = await prepare(calls, A)
     assert looptime == 40
-    assert "still preparing it; the work goes on, and the kubelet asks again" in answers["a"].error
+    assert "still preparing it; the work continues, and the kubelet retries" in answers["a"].error
     assert answers["a"].devices == ()
     answers = await prepare(calls, A)
     assert looptime == 50
@@ -216,7 +216,7 @@ async def test_an_engine_that_raises_answers_every_claim_without_its_words(caplo
     answers = await prepare(calls_of(claims), A, B)
     assert answers.keys() == {"a", "b"}
     for answer in answers.values():
-        assert "a fault of the node plugin (ValueError)" in answer.error
+        assert "an internal error of the node plugin (ValueError)" in answer.error
         assert "hunter2" not in answer.error
     (record,) = [r for r in caplog.records if r.levelno == logging.ERROR]
     assert record.exc_info[1] is claims.failure
@@ -230,7 +230,7 @@ async def test_a_claim_that_the_engine_forgot_gets_an_error(caplog):
     assert "no answer" in answers["a"].error
     assert answers["b"].error is None
     assert [r.getMessage() for r in caplog.records if r.levelno == logging.ERROR] == [
-        "engine gave no answer for a claim"
+        "engine returned no answer for a claim"
     ]
 
 
@@ -252,7 +252,7 @@ async def test_a_drain_waits_for_work_and_then_cuts_it(looptime):
     assert looptime == 21
     assert claims.done == ["prepare a"]
     answers = await asyncio.gather(*works)
-    assert "interrupted by a stop" in answers[1]["b"].error
+    assert "interrupted because the node plugin stopped" in answers[1]["b"].error
 
 
 async def test_a_retry_logs_both_ids_once_and_work_keeps_the_first(caplog):
@@ -298,13 +298,13 @@ async def test_a_call_without_claims_is_answered_and_not_logged(caplog):
     ("bad", "words"),
     [
         pytest.param(reference("", name="n"), "without a UID", id="no-uid"),
-        pytest.param(reference("../x", name="n"), "impossible UID", id="slash-in-uid"),
-        pytest.param(reference("a\n", name="n"), "impossible UID", id="newline-in-uid"),
-        pytest.param(reference("ä", name="n"), "impossible UID", id="umlaut-in-uid"),
-        pytest.param(reference("u" * 129, name="n"), "impossible UID", id="long-uid"),
+        pytest.param(reference("../x", name="n"), "invalid UID", id="slash-in-uid"),
+        pytest.param(reference("a\n", name="n"), "invalid UID", id="newline-in-uid"),
+        pytest.param(reference("ä", name="n"), "invalid UID", id="umlaut-in-uid"),
+        pytest.param(reference("u" * 129, name="n"), "invalid UID", id="long-uid"),
         pytest.param(reference("u", namespace="", name="n"), "without a namespace", id="no-ns"),
-        pytest.param(reference("u", name="a/b"), "impossible name", id="slash-in-name"),
-        pytest.param(reference("u", name="a" * 254), "impossible name", id="long-name"),
+        pytest.param(reference("u", name="a/b"), "invalid name", id="slash-in-name"),
+        pytest.param(reference("u", name="a" * 254), "invalid name", id="long-name"),
     ],
 )
 @pytest.mark.parametrize("call", [prepare, unprepare])

@@ -45,7 +45,7 @@ async def test_a_claim_is_read():
     ],
 )
 async def test_an_answer_that_is_no_claim_is_an_error_of_this_claim(body):
-    with pytest.raises(ClaimFetchError, match=r"claim lab/claim-a: .* is no ResourceClaim"):
+    with pytest.raises(ClaimFetchError, match=r"claim lab/claim-a: .* is not a ResourceClaim"):
         await source(body).fetch(reference("a"), timeout_seconds=1)
 
 

@@ -354,7 +354,7 @@ async def test_an_api_server_that_is_away_is_not_asked_for_every_claim(site):
     async def none(reference, *, timeout_seconds):
         site.asked.append(reference.uid)
         await asyncio.sleep(timeout_seconds)
-        raise NoAnswerError(claim=str(reference), cause="it gives no answer")
+        raise NoAnswerError(claim=str(reference), cause="it does not respond")
 
     site.fetch = none
     site.entries.page_size = 500
@@ -553,7 +553,7 @@ async def test_a_driver_that_is_unavailable_is_asked_again_and_logged_once(site,
     site.entries.store(entry("a", "cam-0"))
     site.away = True
     await site.polls(10)
-    logged = [r for r in caplog.records if r.message == "stale claim is not unprepared yet"]
+    logged = [r for r in caplog.records if r.message == "stale claim not unprepared yet"]
     assert len(logged) == 1
     site.away = False
     await site.polls(1)

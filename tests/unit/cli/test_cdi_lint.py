@@ -31,7 +31,7 @@ def lint(tmp_path, capsys):
 
 
 def test_a_good_file_and_a_good_directory(lint):
-    done = (0, "nothing is wrong\n", "")
+    done = (0, "no problems found\n", "")
     assert lint("{}/a.json", a_json=GOOD) == done
     assert lint("{}") == done
 
@@ -66,7 +66,7 @@ def test_json_for_programs(lint, tmp_path):
 
 
 def test_a_path_that_is_not_there_is_wrong_use(lint, tmp_path):
-    assert lint("{}/none") == (2, "", f"there is no {tmp_path}/none\n")
+    assert lint("{}/none") == (2, "", f"{tmp_path}/none does not exist\n")
 
 
 def test_a_warning_is_no_failure(lint):

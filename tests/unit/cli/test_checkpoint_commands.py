@@ -222,8 +222,7 @@ async def test_of_a_damaged_database_the_readable_rows_are_shown_and_the_rest_is
     assert "uid-a" not in out
     assert error == (
         f"{DRIVER}: the row of claim uid-a: its checksum does not match\n"
-        f"{DRIVER}: the node plugin quarantines it at its next start, and keeps the rows that "
-        f"are sound\n"
+        f"{DRIVER}: the node plugin quarantines it at its next start, and keeps the intact rows\n"
     )
     assert digest(site) == before
 
@@ -259,14 +258,14 @@ async def test_files_of_other_programs_are_passed_over_unless_they_are_asked_for
     assert "other.example.com" not in out
     code, _, error = await site.run_beside(*SHOW, "--driver", "other.example.com")
     assert code == 1
-    assert "is no checkpoint: it is a database of another program" in error
+    assert "is not a checkpoint: it is a database of another program" in error
 
 
 @pytest.mark.parametrize(
     ("driver", "code", "told"),
     [
         pytest.param("none.example.com", 1, "driver none.example.com has no checkpoint", id="none"),
-        pytest.param("../x", 2, "'../x' is no name of a driver", id="a-path"),
+        pytest.param("../x", 2, "'../x' is not a valid driver name", id="a-path"),
     ],
 )
 def test_a_driver_that_is_not_there(site, driver, code, told):
@@ -301,7 +300,7 @@ async def test_nothing_is_wrong(site):
     await site.store(prepared("a"), prepared("b", boot_id="boot-0"), stored_claim("c"))
     assert await site.run_beside(*VERIFY) == (
         0,
-        "1 checkpoint with 3 claims: nothing is wrong\n",
+        "1 checkpoint with 3 claims: no problems found\n",
         "",
     )
 

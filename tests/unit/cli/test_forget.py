@@ -51,8 +51,8 @@ async def test_what_is_stuck_is_released_and_what_was_not_done_is_said(site, sta
         f"forgot claim lab/a (uid-a), which was {state}\n"
         f"released: node-1/cam-0, node-1/cam-1\n"
         f"removed: {site.spec('uid-a')}\n"
-        f"not done: driver {DRIVER} was not asked to unprepare node-1/cam-0, node-1/cam-1; what it "
-        f"did for the claim stays until somebody undoes it, or the node restarts\n"
+        f"not done: driver {DRIVER} was not called to unprepare node-1/cam-0, node-1/cam-1; its "
+        "effects remain until you undo them or the node restarts\n"
     )
     assert await uids(site) == {"uid-b"}
     assert not site.spec("uid-a").exists()
@@ -136,7 +136,7 @@ async def test_while_the_plugin_runs_its_late_work_is_fenced(site, kubelet):
 
 async def test_an_entry_that_changes_meanwhile_is_kept(site):
     await site.store(stored_claim("a"))
-    with pytest.raises(InspectionError, match=r"claim lab/a has changed .* meanwhile"):
+    with pytest.raises(InspectionError, match=r"claim lab/a has changed .* in the meantime"):
         await asyncio.to_thread(forget, site.path(), replace(stored_claim("a"), generation=1))
     assert await uids(site) == {"uid-a"}
 

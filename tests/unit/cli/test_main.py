@@ -74,7 +74,9 @@ def test_whoever_has_read_enough_is_no_error(site, tmp_path):
     ("config", "told"),
     [
         pytest.param(None, "cannot be read: No such file or directory", id="missing"),
-        pytest.param("kubeletRot: /x\ndrivers: []", "kubeletRot: is no key", id="a-wrong-key"),
+        pytest.param(
+            "kubeletRot: /x\ndrivers: []", "kubeletRot: is not a known key", id="a-wrong-key"
+        ),
         pytest.param("]", "is not YAML", id="no-yaml"),
     ],
 )

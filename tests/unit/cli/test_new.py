@@ -45,8 +45,8 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         pytest.param(
             "drakit-proto", "hide the Python package drakit_proto", id="a-package-of-ours"
         ),
-        pytest.param("hostdev", "is drakit's own", id="a-driver-of-ours"),
-        pytest.param("conformance", "is drakit's own", id="a-command-of-ours"),
+        pytest.param("hostdev", "is reserved for drakit", id="a-driver-of-ours"),
+        pytest.param("conformance", "is reserved for drakit", id="a-command-of-ours"),
     ],
 )
 def test_a_projects_name_is_refused(name, told, capsys, tmp_path, monkeypatch):
@@ -64,16 +64,16 @@ def test_no_project_is_named_as_a_command(capsys, tmp_path, monkeypatch):
     names = re.findall(r"^    ([a-z][-a-z]*)\b", capsys.readouterr().out, re.M)
     assert {"new", "conformance"} <= set(names)
     for name in names:
-        assert "is drakit's own" in refused(capsys, name)
+        assert "is reserved for drakit" in refused(capsys, name)
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
     ("driver", "told"),
     [
-        pytest.param("Lamps.example.com", "is no DNS name", id="capitals"),
+        pytest.param("Lamps.example.com", "is not a DNS name", id="capitals"),
         pytest.param("1lamp.example.com", "begins with a letter", id="a-digit-first"),
-        pytest.param("lamps..com", "is no DNS name", id="an-empty-part"),
+        pytest.param("lamps..com", "is not a DNS name", id="an-empty-part"),
         pytest.param("a" * 52 + ".example.com", "at most 63", id="too-long"),
         pytest.param("lamps", "as in lamps.example.com", id="without-a-domain"),
         pytest.param("lamps.drakit.dev", "in drakit's own domain", id="of-drakit"),
@@ -92,9 +92,11 @@ def test_a_drivers_name_is_refused(driver, told, capsys, tmp_path, monkeypatch):
     [
         pytest.param("registry.example.com/lamps:1.0", "has a tag", id="a-tag"),
         pytest.param("lamps@sha256:abc", "has a tag or a digest", id="a-digest"),
-        pytest.param("registry.example.com/Lamps", "is no repository", id="capitals"),
-        pytest.param("https://registry.example.com/lamps", "is no repository", id="an-address"),
-        pytest.param('a"b', "is no repository", id="a-quote"),
+        pytest.param("registry.example.com/Lamps", "is not an image repository", id="capitals"),
+        pytest.param(
+            "https://registry.example.com/lamps", "is not an image repository", id="an-address"
+        ),
+        pytest.param('a"b', "is not an image repository", id="a-quote"),
     ],
 )
 def test_an_image_is_refused(image, told, capsys, tmp_path, monkeypatch):
@@ -173,7 +175,10 @@ def test_nothing_is_overwritten(there, named, tmp_path, capsys):
 
     assert main(["new", "lamps", "--directory", str(folder)]) == 1
 
-    assert f"{folder} has {named} already, and nothing is overwritten" in capsys.readouterr().err
+    assert (
+        f"{folder} has {named} already, and existing files are not overwritten"
+        in capsys.readouterr().err
+    )
     assert sorted(folder.rglob("*")) == before
     assert all(path.read_text() == "mine" for path in before if path.is_file())
     assert not outside.exists() or not list(outside.iterdir())
@@ -182,7 +187,7 @@ def test_nothing_is_overwritten(there, named, tmp_path, capsys):
 def test_a_file_instead_of_the_folder_is_reported(tmp_path, capsys):
     (tmp_path / "lamps").write_text("mine")
     assert main(["new", "lamps", "--directory", str(tmp_path / "lamps")]) == 1
-    assert "lamps is no folder" in capsys.readouterr().err
+    assert "lamps is not a directory" in capsys.readouterr().err
     assert (tmp_path / "lamps").read_text() == "mine"
 
 

@@ -155,7 +155,9 @@ def test_an_argument_that_is_not_a_class_is_refused_and_not_ignored(given):
 
 
 def test_a_type_that_is_text_must_be_set():
-    with pytest.raises(TypeError, match=r"'LensConfig' of Driver is text; .* or set config_type"):
+    with pytest.raises(
+        TypeError, match=r"'LensConfig' of Driver is a string; .* or set config_type"
+    ):
 
         class Made(Driver["LensConfig"]):
             pass

@@ -231,7 +231,7 @@ async def test_a_pool_is_named_in_the_drivers_words():
 
 class Unspeakable(Exception):
     def __str__(self) -> str:
-        raise RuntimeError("no text")
+        raise RuntimeError("not text")
 
 
 @pytest.mark.parametrize(
@@ -282,8 +282,8 @@ async def test_only_what_a_driver_did_not_mean_to_raise_is_logged(caplog):
 @pytest.mark.parametrize("operation", ["prepare", "unprepare", "check"])
 async def test_a_driver_that_is_stopped_or_ends_meanwhile_is_reported_as_stopped(kind, operation):
     _, caller, calls = reach(kind)
-    caller.failure = ConnectionEndedError("it ended meanwhile")
-    with pytest.raises(EndpointStoppedError, match="is stopped: it ended meanwhile"):
+    caller.failure = ConnectionEndedError("it ended in the meantime")
+    with pytest.raises(EndpointStoppedError, match="is stopped: it ended in the meantime"):
         await getattr(calls, operation)(A, [device("cam-0")])
     caller.stopped = EndpointStoppedError(driver=Camera.name, reason="its stream ended")
     with pytest.raises(EndpointStoppedError, match="is stopped: its stream ended"):
@@ -295,8 +295,8 @@ async def test_an_answer_that_is_no_edits_is_a_fault_of_the_driver(monkeypatch):
     monkeypatch.setattr(PerDevice, "prepare", lambda *_: None)
     error = await failure(calls.prepare(A, [device("cam-0")]))
     assert str(error) == (
-        "driver camera.example.com answered prepare with NoneType, which is no Edits; this is a "
-        "fault of the driver"
+        "driver camera.example.com answered prepare with NoneType, which is not an Edits; this is "
+        "a bug in the driver"
     )
 
 
@@ -309,11 +309,13 @@ class Broken(Sequence):
 
 
 WRONG_EDITS = [
-    pytest.param(edits("cam-0"), "with Edits, which is no sequence of Edits", None, id="no-list"),
+    pytest.param(
+        edits("cam-0"), "with Edits, which is not a sequence of Edits", None, id="no-list"
+    ),
     pytest.param([edits("cam-0")], "with 1 Edits for 2 devices of a claim", None, id="too-few"),
     pytest.param([edits("cam-0")] * 3, "with 3 Edits for 2 devices", None, id="too-many"),
-    pytest.param([edits("cam-0"), None], "with NoneType, which is no Edits", 1, id="a-gap"),
-    pytest.param("ab", "with str, which is no Edits", 0, id="text"),
+    pytest.param([edits("cam-0"), None], "with NoneType, which is not an Edits", 1, id="a-gap"),
+    pytest.param("ab", "with str, which is not an Edits", 0, id="text"),
     pytest.param(Broken(), "RuntimeError: a bug", None, id="a-sequence-that-fails"),
 ]
 
@@ -367,11 +369,11 @@ async def test_claims_of_a_batch_end_at_different_times_if_the_driver_takes_devi
 @pytest.mark.parametrize(
     ("answer", "text"),
     [
-        pytest.param("nothing", "with nothing for this claim; this is a fault", id="left-out"),
+        pytest.param("nothing", "with nothing for this claim; this is a bug", id="left-out"),
         pytest.param(DriverError("b is dirty"), f"driver {Camera.name}: b is dirty", id="refused"),
         pytest.param(ValueError("a bug"), "failed in prepare_claims: ValueError: a bug", id="bug"),
         pytest.param(asyncio.CancelledError(), "CancelledError, which is no", id="cancelled"),
-        pytest.param(None, "with NoneType, which is no sequence of Edits", id="none"),
+        pytest.param(None, "with NoneType, which is not a sequence of Edits", id="none"),
         pytest.param(Broken(), "failed in prepare_claims: RuntimeError", id="fails-when-read"),
         pytest.param([], "with 0 Edits for 1 devices of a claim", id="too-few"),
     ],
@@ -391,7 +393,7 @@ async def test_a_claim_of_a_batch_fails_alone(answer, text):
 @pytest.mark.parametrize(
     ("answer", "text"),
     [
-        pytest.param("nothing", "with nothing for this claim; this is a fault", id="left-out"),
+        pytest.param("nothing", "with nothing for this claim; this is a bug", id="left-out"),
         pytest.param(DriverError("b is dirty"), f"driver {Camera.name}: b is dirty", id="refused"),
         pytest.param(True, "with bool for a claim, which is neither None nor", id="not-none"),
     ],
@@ -413,7 +415,7 @@ async def test_a_claim_of_a_batch_stays_to_be_undone_alone(answer, text):
     ("raised", "text"),
     [
         pytest.param(DriverError("the bus is gone"), "the bus is gone", id="raises"),
-        pytest.param(None, "with NoneType, which is no mapping of claims", id="no-mapping"),
+        pytest.param(None, "with NoneType, which is not a mapping of claims", id="no-mapping"),
     ],
 )
 async def test_what_is_about_the_batch_fails_all_of_its_claims(
@@ -435,7 +437,9 @@ async def test_an_answer_for_a_claim_that_was_not_asked_for_is_logged(caplog):
     driver, _, calls = reach(PerBatch)
     driver.changes = {"uid-other": [edits("cam-9")]}
     assert list(await calls.prepare(A, [device("cam-0")])) == [edits("cam-0")]
-    assert [record.message for record in caplog.records] == ["driver answers too much"]
+    assert [record.message for record in caplog.records] == [
+        "driver answers for unrequested claims"
+    ]
 
 
 async def test_a_claim_that_is_given_up_does_not_cancel_what_another_waits_for():
@@ -561,13 +565,13 @@ async def test_a_call_without_an_answer_is_given_up_and_the_next_waits_for_its_c
     error = await failure(hanging)
     assert looptime == 300
     assert (str(error), error.index) == (
-        "driver camera.example.com gave no answer to prepare within 300 s",
+        "driver camera.example.com did not answer prepare within 300 s",
         0,
     )
     error = await failure(behind)
     assert (str(error), error.index) == (
-        "driver camera.example.com: an earlier call for the device does not end, and unprepare "
-        "waited 300 s for it; if it stays so, restart the node plugin on this node",
+        "driver camera.example.com: an earlier call for the device has not ended, and unprepare "
+        "waited 300 s for it; if this persists, restart the node plugin on this node",
         0,
     )
     assert looptime == 300
@@ -658,7 +662,10 @@ async def test_what_a_call_raises_after_it_was_given_up_is_logged(caplog):
     await asyncio.sleep(1)
     bug, late = [record for record in caplog.records if record.name.startswith("drakit")]
     assert bug.exception.endswith("cannot undo it\n")
-    assert (late.levelno, late.msg) == (logging.ERROR, "call failed after it was given up")
+    assert (late.levelno, late.msg) == (
+        logging.ERROR,
+        "call failed after its timeout or cancellation",
+    )
     assert late.error.endswith("ValueError: cannot undo it")
 
 

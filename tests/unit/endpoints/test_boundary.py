@@ -141,7 +141,7 @@ async def test_the_reason_why_a_driver_ends_or_does_not_start_is_worded_in_its_t
 
 async def test_an_answer_of_a_wrong_type_is_named(endpoint, behaviour):
     behaviour.prepare = Answer
-    with pytest.raises(DeviceFailedError, match="with Answer, which is no Edits"):
+    with pytest.raises(DeviceFailedError, match="with Answer, which is not an Edits"):
         await endpoint.prepare(CLAIM, [DEVICE])
     behaviour.check = Answer
     assert await endpoint.check(CLAIM, [DEVICE]) is False
@@ -183,13 +183,13 @@ async def test_a_claim_whose_device_does_not_come_free_holds_up_no_other(listene
     behaviour = Behaviour()
     behaviour.answer = answer
     async with running(new_endpoint(lambda: PerBatch(behaviour), listener, PerBatch)) as endpoint:
-        with pytest.raises(DeviceFailedError, match="gave no answer to prepare_claims"):
+        with pytest.raises(DeviceFailedError, match="did not answer prepare_claims"):
             await endpoint.prepare(CLAIM, [DEVICE])
         stuck = asyncio.create_task(endpoint.prepare(CLAIM, [DEVICE]))
         other = asyncio.create_task(endpoint.prepare(SECOND, [OTHER]))
         assert list(await other) == [Edits()]
         assert not stuck.done()
-        with pytest.raises(DeviceFailedError, match="an earlier call for the device does not end"):
+        with pytest.raises(DeviceFailedError, match="an earlier call for the device has not ended"):
             await stuck
         go.set()
 

@@ -160,7 +160,7 @@ async def test_a_loop_that_ends_begins_nothing_and_its_callers_get_the_reason(la
     lab.bridge.end()
 
     assert await outcome(late) is ConnectionEndedError
-    assert lab.bridge.stop_reason == "it ended meanwhile"
+    assert lab.bridge.stop_reason == "it ended in the meantime"
     assert not running.done()
     lab.bridge.close("the bus is gone")
     with pytest.raises(ConnectionEndedError, match="the bus is gone"):

@@ -106,7 +106,7 @@ async def test_updates_of_a_connection_are_passed_on_and_its_end_as_well():
     assert lifecycle.unavailable is None, "our own stop is none of the endpoint"
     await lifecycle.close()
     assert source.made[1].closed == 1
-    assert lifecycle.unavailable == "the node plugin stops"
+    assert lifecycle.unavailable == "the node plugin is stopping"
 
 
 @pytest.mark.looptime
@@ -192,12 +192,12 @@ async def test_a_connection_that_cannot_be_made_is_a_stop_and_is_tried_again():
 @pytest.mark.looptime
 async def test_at_the_first_start_a_configuration_that_is_refused_is_raised():
     listener = Listener()
-    source = Source(DriverError("lens is no key"))
+    source = Source(DriverError("lens is not a known key"))
     lifecycle = Lifecycle("camera", source.connect, listener=listener)
-    assert lifecycle.unavailable == "it is not started yet"
-    with pytest.raises(DriverError, match="lens is no key"):
+    assert lifecycle.unavailable == "it has not started yet"
+    with pytest.raises(DriverError, match="lens is not a known key"):
         await lifecycle.start()
-    assert (lifecycle.unavailable, listener.told) == ("lens is no key", [])
+    assert (lifecycle.unavailable, listener.told) == ("lens is not a known key", [])
 
 
 @pytest.mark.looptime
@@ -245,7 +245,7 @@ class Failing(Listener):
 
     def _fail(self, endpoint: str, what: object) -> None:
         delattr(self, self.method)
-        raise TypeError("no text")
+        raise TypeError("not text")
 
 
 @pytest.mark.looptime
@@ -266,7 +266,7 @@ async def test_a_failure_of_the_listener_ends_the_connection_and_not_the_daemon(
     task = asyncio.create_task(lifecycle.run())
     await asyncio.wait({task}, timeout=100)
     reason = (
-        "the node plugin failed with what it reported (TypeError); see the node plugin's log on "
+        "the node plugin failed to process its report (TypeError); see the node plugin's log on "
         "this node"
     )
     assert listener.told[-2:] == [(0, reason), (1, CAM)]

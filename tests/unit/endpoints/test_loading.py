@@ -182,7 +182,7 @@ def test_which_calls_a_driver_needs_is_known_of_its_class(kind, traits):
     [
         pytest.param(
             [{"driver": "missing"}],
-            r"plugin.yaml: drivers\[0\].driver: there is no driver 'missing'; .*hostdev",
+            r"plugin.yaml: drivers\[0\].driver: driver 'missing' is not installed; .*hostdev",
             id="unknown",
         ),
         pytest.param(
@@ -200,9 +200,9 @@ def test_which_calls_a_driver_needs_is_known_of_its_class(kind, traits):
                 ("Untyped", "has a parameters_type that is not", "parameters-of-another-type"),
                 ("Undecided", "has side_effects set to None", "neither-true-nor-false"),
                 ("Restless", "has health_period_seconds set to 0", "no-period"),
-                ("NoDevices", "does not define devices; this is a fault", "no-devices"),
+                ("NoDevices", "does not define devices; this is a bug", "no-devices"),
                 ("UselessReset", "defines reset but has side_effects", "reset-without-effects"),
-                ("NameOfNothing", "calls itself None, which is not a DNS", "chooses-no-name"),
+                ("NameOfNothing", "has the name None, which is not a DNS", "chooses-no-name"),
             ]
         ),
         pytest.param(
@@ -211,7 +211,7 @@ def test_which_calls_a_driver_needs_is_known_of_its_class(kind, traits):
             id="fails-to-read-its-config",
         ),
         pytest.param(
-            [{"driver": f"{HERE}:LensConfig"}], "is no class derived from", id="no-driver"
+            [{"driver": f"{HERE}:LensConfig"}], "is not a class derived from", id="no-driver"
         ),
         pytest.param([{"driver": f"{HERE}:BadName"}], "is not a DNS subdomain", id="bad-name"),
         pytest.param(
@@ -229,7 +229,7 @@ def test_which_calls_a_driver_needs_is_known_of_its_class(kind, traits):
         ),
         pytest.param(
             [{"driver": f"{HERE}:Lens", "config": {"focalLenght": 3}}],
-            r"drivers\[0\].config.focalLenght: is no key that is known here",
+            r"drivers\[0\].config.focalLenght: is not a known key",
             id="unknown-key",
         ),
         pytest.param(
@@ -286,7 +286,7 @@ def test_a_module_that_fails_as_it_is_imported_is_named(tmp_path, monkeypatch, t
         pytest.param("drivers: []", "there is nothing to host", id="no-drivers"),
         pytest.param(
             "drivers: [{driver: hostdev}]\nkubeletRot: /x",
-            "kubeletRot: is no key that is known here",
+            "kubeletRot: is not a known key",
             id="unknown-key",
         ),
         pytest.param(
@@ -296,7 +296,7 @@ def test_a_module_that_fails_as_it_is_imported_is_named(tmp_path, monkeypatch, t
         ),
         pytest.param(
             "drivers: [{driver: hostdev, names: x}]",
-            r"drivers\[0\].names: is no key",
+            r"drivers\[0\].names: is not a known key",
             id="unknown-key-of-a-driver",
         ),
     ],

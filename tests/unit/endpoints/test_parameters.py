@@ -96,7 +96,7 @@ def test_the_claim_has_the_last_word_over_its_class():
 def test_a_field_has_one_name_in_class_and_claim_so_that_the_last_word_can_be_had():
     assert checked(Parameters, {"frameRate": 60}, {"frameRate": 90}).parameters.frame_rate == 90
     for configs in ([{"frame_rate": 60}], [{"frameRate": 60}, {"frame_rate": 90}]):
-        assert "frame_rate: is no key" in refusal(Parameters, *configs)
+        assert "frame_rate: is not a known key" in refusal(Parameters, *configs)
     assert Parameters(frame_rate=60).frame_rate == 60, "but not in Python"
 
 
@@ -113,21 +113,21 @@ def test_a_field_has_one_name_in_class_and_claim_so_that_the_last_word_can_be_ha
             "lenses[1].focalLength: Input should be greater than 0",
             id="a-field-in-a-list",
         ),
-        pytest.param({"colour": "red"}, "colour: is no key that is known here", id="unknown-key"),
+        pytest.param({"colour": "red"}, "colour: is not a known key", id="unknown-key"),
         pytest.param(
             {"frame_rate": 60},
-            "frame_rate: is no key that is known here (keys are written as in frameRate);",
+            "frame_rate: is not a known key (keys are written as in frameRate);",
             id="a-field-as-the-driver-has-it",
         ),
         pytest.param(
             {"lenses": [{"focal_length": 60}]},
-            "lenses[0].focal_length: is no key that is known here (keys are written as in focal",
+            "lenses[0].focal_length: is not a known key (keys are written as in focal",
             id="a-field-in-a-list-as-the-driver-has-it",
         ),
-        pytest.param({"": 1}, "'': is no key that is known here;", id="an-empty-key"),
+        pytest.param({"": 1}, "'': is not a known key;", id="an-empty-key"),
         pytest.param(
             {"a\nb" + "c" * 5000: 1},
-            f"'a\\nb{'c' * (64 - 5)}...: is no key that is known here",
+            f"'a\\nb{'c' * (64 - 5)}...: is not a known key",
             id="an-unknown-key-that-nobody-can-read",
         ),
         pytest.param(
@@ -137,14 +137,14 @@ def test_a_field_has_one_name_in_class_and_claim_so_that_the_last_word_can_be_ha
         ),
         pytest.param(
             {f"key{number}": 1 for number in range(9)},
-            "key4: is no key that is known here; and more;",
+            "key4: is not a known key; and more;",
             id="more-problems-than-fit",
         ),
     ],
 )
 def test_what_does_not_fit_is_named_with_its_field(config, problem):
     text = refusal(Parameters, config)
-    assert text.startswith(f"the opaque parameters for driver {DRIVER} do not fit: ")
+    assert text.startswith(f"the opaque parameters for driver {DRIVER} are invalid: ")
     assert problem in text
     assert text == refusal(Parameters, config)
 
@@ -190,8 +190,8 @@ def test_a_validator_that_changes_what_it_gets_leaves_the_configs_as_they_are():
 
 def test_a_driver_without_parameters_refuses_any_in_one_sentence():
     assert refusal(NoParameters, {"mode": "fast"}, {"colour": "red"}) == (
-        f"driver {DRIVER} takes no opaque parameters; remove them from the claim or from its "
-        f"DeviceClass, and create the claim again"
+        f"driver {DRIVER} accepts no opaque parameters; remove them from the claim or from its "
+        f"DeviceClass, and recreate the claim"
     )
 
 

@@ -267,16 +267,18 @@ class Silent(Exception):
             id="cancels",
         ),
         pytest.param(TimeoutError("bus"), "the driver failed: TimeoutError: bus", id="times-out"),
-        pytest.param(None, "the driver answered NoneType, which is no valid Health", id="forgets"),
-        pytest.param(True, "the driver answered bool, which is no valid Health", id="a-bool"),
+        pytest.param(
+            None, "the driver answered NoneType, which is not a valid Health", id="forgets"
+        ),
+        pytest.param(True, "the driver answered bool, which is not a valid Health", id="a-bool"),
         pytest.param(
             Health("sick"),
-            "the driver answered Health, which is no valid Health",
+            "the driver answered Health, which is not a valid Health",
             id="no-such-status",
         ),
         pytest.param(
             Health("healthy", 5),
-            "the driver answered Health, which is no valid Health",
+            "the driver answered Health, which is not a valid Health",
             id="no-text",
         ),
     ],
@@ -303,7 +305,7 @@ async def test_a_fault_is_logged_once_and_not_for_each_device_each_time(caplog):
     await asyncio.sleep(100)
     assert sorted(record.error for record in caplog.records) == [
         "driver fails to report health",
-        "the driver answered NoneType, which is no valid Health",
+        "the driver answered NoneType, which is not a valid Health",
     ]
     assert {record.levelno for record in caplog.records} == {logging.ERROR}
     await lab.close()

@@ -40,7 +40,7 @@ async def test_a_driver_that_hangs_is_cut_off(behaviour, listener, monkeypatch):
 
     behaviour.prepare = hang
     async with running(new_endpoint(lambda: Camera(behaviour), listener)) as endpoint:
-        with pytest.raises(DeviceFailedError, match="gave no answer to prepare"):
+        with pytest.raises(DeviceFailedError, match="did not answer prepare"):
             await endpoint.prepare(CLAIM, [DEVICE])
 
 
@@ -58,9 +58,9 @@ async def test_a_call_behind_one_that_does_not_end_fails_with_that_reason(
 
     behaviour.prepare = swallow
     async with running(new_endpoint(lambda: Camera(behaviour), listener)) as endpoint:
-        with pytest.raises(DeviceFailedError, match="gave no answer to prepare"):
+        with pytest.raises(DeviceFailedError, match="did not answer prepare"):
             await endpoint.prepare(CLAIM, [DEVICE])
-        with pytest.raises(DeviceFailedError, match="an earlier call for the device does not end"):
+        with pytest.raises(DeviceFailedError, match="an earlier call for the device has not ended"):
             await endpoint.unprepare(CLAIM, [DEVICE])
         await endpoint.unprepare(CLAIM, [OTHER])
         stubborn.set()
@@ -80,9 +80,9 @@ async def test_a_driver_that_blocks_hurts_only_its_own_calls(behaviour, listener
     async with running(new_endpoint(lambda: Camera(behaviour), listener)) as endpoint:
         first = asyncio.create_task(endpoint.prepare(CLAIM, [DEVICE]))
         await until(begun.is_set)
-        with pytest.raises(DeviceFailedError, match="gave no answer to unprepare"):
+        with pytest.raises(DeviceFailedError, match="did not answer unprepare"):
             await endpoint.unprepare(CLAIM, [OTHER])
-        with pytest.raises(DeviceFailedError, match="gave no answer to prepare"):
+        with pytest.raises(DeviceFailedError, match="did not answer prepare"):
             await first
         go.set()
 
@@ -124,7 +124,9 @@ async def test_a_call_that_ends_the_thread_stops_the_driver_and_not_the_daemon(
     waiting = asyncio.create_task(endpoint.prepare(CLAIM, [DEVICE]))
     behind = asyncio.create_task(endpoint.unprepare(CLAIM, [DEVICE]))
     for call in (waiting, behind):
-        with pytest.raises(EndpointStoppedError, match=f"stopped: (it ended meanwhile|{reason})"):
+        with pytest.raises(
+            EndpointStoppedError, match=f"stopped: (it ended in the meantime|{reason})"
+        ):
             await call
     assert await listener.hear() == reason
     assert listener.inventories == [["cam-0"]]
@@ -153,7 +155,7 @@ async def test_whether_the_driver_is_unavailable_has_the_reason_that_a_call_woul
 ):
     endpoint = new_endpoint(lambda: Camera(behaviour), listener)
     assert (endpoint.traits.side_effects, endpoint.traits.checks) == (True, True)
-    assert endpoint.unavailable().reason == "it is not started yet"
+    assert endpoint.unavailable().reason == "it has not started yet"
     await endpoint.start()
     assert endpoint.unavailable() is None
 
@@ -163,7 +165,7 @@ async def test_whether_the_driver_is_unavailable_has_the_reason_that_a_call_woul
         await endpoint.check(CLAIM, [DEVICE])
     assert str(raised.value) == str(endpoint.unavailable())
     await endpoint.close()
-    assert endpoint.unavailable().reason == "the node plugin stops"
+    assert endpoint.unavailable().reason == "the node plugin is stopping"
 
 
 @pytest.mark.parametrize(
@@ -260,7 +262,7 @@ async def test_closing_ends_the_thread_and_closes_the_driver(behaviour, listener
     await endpoint.start()
     await endpoint.close()
     assert behaviour.closed == 1
-    with pytest.raises(EndpointStoppedError, match="the node plugin stops"):
+    with pytest.raises(EndpointStoppedError, match="the node plugin is stopping"):
         await endpoint.prepare(CLAIM, [DEVICE])
 
 

@@ -157,15 +157,17 @@ async def test_a_dict_that_holds_itself_has_an_end():
         pytest.param(replace(FULL, attributes={"n": Odd()}), "'n' is of type Odd, which", id="odd"),
         pytest.param(replace(FULL, attributes={"n": 1.0}), "is of type float, which", id="float"),
         pytest.param(replace(FULL, attributes={"n": [1]}), "is given as a tuple", id="list"),
-        pytest.param(replace(FULL, attributes={1: 1}), "is no text, but of type int", id="key"),
+        pytest.param(replace(FULL, attributes={1: 1}), "is not text, but of type int", id="key"),
         pytest.param(replace(FULL, attributes={Odd(): 1}), "<Odd> has a name that", id="odd-key"),
-        pytest.param(replace(FULL, attributes=Odd()), "no mapping, but of type Odd", id="mapping"),
+        pytest.param(
+            replace(FULL, attributes=Odd()), "not a mapping, but of type Odd", id="mapping"
+        ),
         pytest.param(replace(FULL, capacity={"m": 2}), "is of type int, not a quan", id="amount"),
         pytest.param(replace(FULL, topology=Odd()), "its topology is of type Odd", id="topology"),
         pytest.param(replace(FULL, health=Odd()), "its health is of type Odd", id="health"),
         pytest.param(replace(FULL, taints=(Odd(),)), "taints is of type Odd", id="taint"),
         pytest.param(replace(FULL, edits="/dev/x"), "its edits are of type str", id="edits"),
-        pytest.param(replace(FULL, name=7), "its name is no text, but of type int", id="name"),
+        pytest.param(replace(FULL, name=7), "its name is not text, but of type int", id="name"),
         pytest.param(replace(FULL, consumes={"c": Odd()}), "but of type Odd", id="consumed"),
     ],
 )
@@ -301,8 +303,8 @@ async def test_what_raises_when_it_is_read_stops_its_driver_with_a_sentence(
     async with running(new_endpoint(lambda: Camera(behaviour), listener)):
         await until(lambda: listener.reasons)
         assert listener.reasons[-1] == (
-            "what it yielded cannot be read: ValueError: the bus is gone; this is a fault of the "
-            "driver"
+            "the value that it yielded cannot be read: ValueError: the bus is gone; this is a bug "
+            "in the driver"
         )
     (record, *_) = [record for record in caplog.records if record.msg == "driver ended"]
     assert "in __getitem__" in record.exception

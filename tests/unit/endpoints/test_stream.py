@@ -55,22 +55,26 @@ def test_a_list_that_its_driver_changes_later_is_not_changed():
 @pytest.mark.parametrize(
     ("listed", "sentence"),
     [
-        pytest.param(["cam-0"], "it listed str, which is no Device; this is a fault", id="names"),
-        pytest.param("cam-0", "it listed str, which is no Device", id="text"),
-        pytest.param({"cam-0": CAM}, "it listed str, which is no Device", id="mapping"),
-        pytest.param(CAM, "it listed Device, which is no collection of devices", id="one-device"),
-        pytest.param(None, "it listed NoneType, which is no collection", id="nothing-at-all"),
-        pytest.param(7, "it listed int, which is no collection", id="number"),
-        pytest.param([CAM, None], "it listed NoneType, which is no Device", id="a-hole"),
-        pytest.param(Inventory(devices=3), "it listed int, which is no coll", id="bad-inventory"),
+        pytest.param(["cam-0"], "it listed str, which is not a Device; this is a bug", id="names"),
+        pytest.param("cam-0", "it listed str, which is not a Device", id="text"),
+        pytest.param({"cam-0": CAM}, "it listed str, which is not a Device", id="mapping"),
+        pytest.param(
+            CAM, "it listed Device, which is not a collection of devices", id="one-device"
+        ),
+        pytest.param(None, "it listed NoneType, which is not a collection", id="nothing-at-all"),
+        pytest.param(7, "it listed int, which is not a collection", id="number"),
+        pytest.param([CAM, None], "it listed NoneType, which is not a Device", id="a-hole"),
+        pytest.param(
+            Inventory(devices=3), "it listed int, which is not a coll", id="bad-inventory"
+        ),
         pytest.param(
             Inventory(devices=[CAM], counter_sets=[CAM]),
-            "it listed Device, which is no CounterSet",
+            "it listed Device, which is not a CounterSet",
             id="devices-as-counter-sets",
         ),
         pytest.param(
             Inventory(devices=[CAM], fallback=["whole"]),
-            "it listed str, which is no Device",
+            "it listed str, which is not a Device",
             id="bad-fallback",
         ),
         pytest.param(
@@ -275,5 +279,7 @@ def test_a_driver_whose_devices_is_no_generator_is_refused_with_the_reason():
 
     with pytest.raises(DriverError, match=r"its devices\(\) never yields; it must be an async gen"):
         stream.open_stream(Odd(forgets_to_yield))
-    with pytest.raises(DriverError, match=r"its devices\(\) gave list; it must be an async gener"):
+    with pytest.raises(
+        DriverError, match=r"its devices\(\) returned list; it must be an async gener"
+    ):
         stream.open_stream(Odd(lambda: [CAM]))

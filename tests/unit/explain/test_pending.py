@@ -133,8 +133,8 @@ NONE = (
 def taken(amount, verb, holders):
     return (
         f'pod lab/train waits: {amount} of DeviceClass "gpu.example" that request "gpu" of claim '
-        f'template "tpl" could use {verb} allocated, to {holders}; it goes on when enough of them '
-        f"are released"
+        f'template "tpl" could use {verb} allocated, to {holders}; '
+        f"the claim can be allocated when enough of them are released"
     )
 
 

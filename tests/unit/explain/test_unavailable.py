@@ -126,7 +126,7 @@ BACK = "stopped is removed when the driver is available again on that node: chec
 UNDONE = "unpreparing is removed when an earlier claim is unprepared on that node"
 ASK = "ask the owner of the taint, or tolerate it in the request"
 NOT = "which the request does not tolerate"
-ON = "it goes on when enough is released"
+ON = "the claim can be allocated when enough is released"
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,8 @@ ON = "it goes on when enough is released"
             cluster(device("g0", UNHEALTHY), device("g1"), others=[holder("a", "g1")]),
             "DevicesAllocated",
             f"of the 2 devices {WHAT}, 1 is allocated, to claim lab/a (pod pod-a); 1 is tainted "
-            f"with drakit.dev/unhealthy, {NOT}; it goes on when enough of them are released; "
+            f"with drakit.dev/unhealthy, {NOT}; the claim can be allocated when enough of them are "
+            "released; "
             f"{LOOK}",
             id="one-allocated-one-tainted",
         ),
@@ -263,8 +264,8 @@ ON = "it goes on when enough is released"
         pytest.param(
             cluster(nic("n0"), others=[holder("a", "n0")]),
             "DevicesAllocated",
-            f"the only device {WHAT} is allocated, to claim lab/a (pod pod-a); it goes on when "
-            f"enough of them are released",
+            f"the only device {WHAT} is allocated, to claim lab/a (pod pod-a); the claim can be "
+            "allocated when enough of them are released",
             id="a-device-that-was-taken-whole-before-it-could-be-shared",
         ),
         pytest.param(

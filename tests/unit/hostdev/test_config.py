@@ -127,7 +127,7 @@ def test_a_bad_policy_is_refused_with_key_and_reason(bad, where, reason):
         pytest.param({"allowDisk": True}, "allowDisk", "Extra inputs", id="unknown-key"),
         pytest.param({"rescanInterval": "10"}, "rescanInterval", "10s", id="without-unit"),
         pytest.param({"rescanInterval": 10}, "rescanInterval", "with its unit", id="number"),
-        pytest.param({"rescanInterval": ""}, "rescanInterval", "no duration", id="empty"),
+        pytest.param({"rescanInterval": ""}, "rescanInterval", "not a duration", id="empty"),
         pytest.param({"rescanInterval": "0s"}, "rescanInterval", "greater", id="no-pause"),
         pytest.param({"rescanInterval": "2h"}, "rescanInterval", "less", id="too-seldom"),
         pytest.param({"sysRoot": "sys"}, "sysRoot", "absolute", id="relative-root"),

@@ -193,7 +193,7 @@ async def test_without_mountinfo_no_block_device_is_published_and_it_is_logged_o
         assert await published(made) == ["kvm-0", "kvm-1"]
     assert caplog.messages.count("no block device is published") == 1
     assert caplog.messages.count("device is not published") == 1
-    with pytest.raises(DriverError, match="not known which block devices are in use"):
+    with pytest.raises(DriverError, match="cannot determine which block devices are in use"):
         await made.prepare(CLAIM, allocated("zram-zram0"))
 
 
@@ -233,10 +233,10 @@ async def test_conflicts_and_mistakes_are_said_once_with_names(host, caplog):
         for r in said
     ]
     assert {"path": "/dev/kvm", "first": "kvm", "second": "more"}.items() <= facts[
-        [r.getMessage() for r in said].index("two policies match a device, the first has it")
+        [r.getMessage() for r in said].index("two policies match a device, the first one applies")
     ].items()
     assert {"path": "/dev/kvm", "policy": "wrong", "subsystem": "misc"}.items() <= facts[
-        [r.getMessage() for r in said].index("path is of another subsystem than its policy")
+        [r.getMessage() for r in said].index("path belongs to another subsystem than its policy")
     ].items()
     assert len(said) == 2
 
@@ -244,8 +244,8 @@ async def test_conflicts_and_mistakes_are_said_once_with_names(host, caplog):
 @pytest.mark.parametrize(
     ("path", "reason"),
     [
-        pytest.param("/dev/file", "is no device node, but a file", id="file"),
-        pytest.param("/dev/dir", "is no device node, but a directory", id="directory"),
+        pytest.param("/dev/file", "is not a device node, but a file", id="file"),
+        pytest.param("/dev/dir", "is not a device node, but a directory", id="directory"),
         pytest.param("/dev/ring", "cannot be read: Too many levels", id="unreadable"),
     ],
 )
@@ -260,7 +260,7 @@ def test_a_path_that_cannot_be_a_device_is_refused_at_start(host, path, reason):
 
 @pytest.mark.parametrize("key", ["sysRoot", "devRoot"])
 def test_a_root_that_is_not_there_is_refused_at_start(host, key):
-    with pytest.raises(DriverError, match=f"{key}: /nowhere is no directory"):
+    with pytest.raises(DriverError, match=f"{key}: /nowhere is not a directory"):
         driver(host, KVM, **{key: "/nowhere"})
 
 

@@ -178,9 +178,7 @@ def test_a_partition_is_not_published_beside_its_disk():
     found = [block("sda", disk="sda"), block("sda1", disk="sda"), block("sdb1", disk="sdb")]
     selection = select(policy("d", subsystem="block"), found, refuse=nothing)
     assert set(selection.devices) == {"d-sda", "d-sdb1"}
-    assert selection.refused["d-sda1"].reason == (
-        "it lies on sda, which policy d matches as a whole"
-    )
+    assert selection.refused["d-sda1"].reason == ("it is on sda, which policy d matches as a whole")
 
 
 def test_a_partition_of_a_refused_disk_is_not_published_in_its_place():

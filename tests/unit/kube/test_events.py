@@ -169,7 +169,7 @@ async def test_a_write_that_fails_is_not_the_callers_trouble(objects, caplog, st
     body = {"code": status, "reason": "No", "message": "not today"}
     objects.error = error_of_status(body, method="POST", path=EVENTS)
     await say(recorder)
-    assert "an event could not be written" in caplog.text
+    assert "Event could not be written" in caplog.text
     objects.error = None
     await say(recorder)
     assert len(objects.events()) == 1, "what was not said is said at the next occasion"

@@ -219,7 +219,7 @@ async def test_a_broken_kubeconfig_is_refused_without_its_content(tmp_path):
 
 
 async def test_a_missing_kubeconfig_is_named(tmp_path):
-    with pytest.raises(ConfigError, match=r"there is no kubeconfig .*/absent"):
+    with pytest.raises(ConfigError, match=r"kubeconfig .*/absent does not exist"):
         await connect(tmp_path / "absent", user_agent="t")
 
 
@@ -275,7 +275,7 @@ async def test_many_requests_share_a_few_connections(api_server, session):
 async def test_a_request_that_finds_no_place_in_time_reports_it(api_server, session):
     for _ in range(MAX_REQUESTS):
         await session._places.acquire()
-    with pytest.raises(UnavailableError, match="16 other requests wait"):
+    with pytest.raises(UnavailableError, match="16 other requests already wait"):
         await session.get("/api/v1/nodes/node-1", timeout_seconds=0.05)
     for _ in range(MAX_REQUESTS):
         session._places.release()

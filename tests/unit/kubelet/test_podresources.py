@@ -307,7 +307,7 @@ def test_the_state_file_names_claims(tmp_path, text, uids):
 def test_an_unknown_state_file_is_an_error(tmp_path, text):
     file = tmp_path / "dra_manager_state"
     file.write_text(text)
-    with pytest.raises(StateFileError, match="is no checkpoint of a known kubelet"):
+    with pytest.raises(StateFileError, match="is not a checkpoint of a known kubelet"):
         read_claim_uids(file)
 
 

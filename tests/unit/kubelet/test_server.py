@@ -178,7 +178,7 @@ async def test_the_answer_comes_before_the_kubelets_deadline(serve, kubelet, cla
     async with serve(answer_seconds=0.2):
         dra = await kubelet.register()
         answers = await kubelet.prepare(dra, A)
-        assert "the kubelet asks again" in answers["a"].error
+        assert "the kubelet retries" in answers["a"].error
         claims.let_go("a")
         await claims.until_done("prepare a")
 

@@ -46,7 +46,7 @@ def test_the_decision(before, age, now, announce, again):
 
 def test_all_reasons_stand_in_one_note_under_the_first_word():
     both = summarize([reason("a", Code.DEVICE_CLASS_MISSING), reason("b")])
-    assert (both.code, both.note) == (Code.DEVICE_CLASS_MISSING, "a; besides: b")
+    assert (both.code, both.note) == (Code.DEVICE_CLASS_MISSING, "a; also: b")
 
 
 @pytest.mark.parametrize("sentence", ["x" * 400, "ü" * 600], ids=["ascii", "two-bytes-each"])

@@ -90,11 +90,11 @@ def test_what_the_api_takes_is_no_problem(device):
         pytest.param(Device(name="Cam_0"), "not a DNS label", id="name"),
         pytest.param(Device(name="c" * 64), "not a DNS label", id="name-length"),
         pytest.param(Device(name="c\n"), "not a DNS label", id="name-with-a-line-end"),
-        pytest.param(Device(name=None), "name is no text", id="no-name"),
+        pytest.param(Device(name=None), "name is not text", id="no-name"),
         pytest.param(Device(name="c", pool="A"), "pool is not a DNS label", id="pool"),
         pytest.param(Device(name="c", pool="a/b"), "pool is not a DNS label", id="pool-slash"),
         pytest.param(Device(name="c", pool="p" * 247), "too long", id="pool-with-node"),
-        pytest.param(Device(name="c", pool=None), "pool is no text", id="no-pool"),
+        pytest.param(Device(name="c", pool=None), "pool is not text", id="no-pool"),
         pytest.param(Device(name="c", attributes=numbers(33)), "has 33", id="33-attributes"),
         pytest.param(
             Device(name="c", attributes=numbers(16), capacity=amounts(17)), "has 33", id="33-both"
@@ -122,7 +122,7 @@ def test_what_the_api_takes_is_no_problem(device):
         pytest.param(Device(name="c", attributes={"a": None}), "of type NoneType", id="none"),
         pytest.param(Device(name="c", attributes={"a": ["x"]}), "as a tuple", id="list"),
         pytest.param(Device(name="c", attributes={7: 1}), "of type int", id="attribute-number"),
-        pytest.param(Device(name="c", attributes=None), "no mapping", id="no-attributes"),
+        pytest.param(Device(name="c", attributes=None), "not a mapping", id="no-attributes"),
         pytest.param(Device(name="c", attributes={"a": ()}), "empty list", id="empty-list"),
         pytest.param(Device(name="c", attributes={"a": (1, True)}), "several types", id="mixed"),
         pytest.param(Device(name="c", attributes={"a": (1, "1")}), "several types", id="mixed-too"),
@@ -142,7 +142,7 @@ def test_what_the_api_takes_is_no_problem(device):
         pytest.param(Device(name="c", capacity={"size": "8 GB"}), "not a Kub", id="quantity"),
         pytest.param(Device(name="c", capacity={"size": "-8"}), "negative", id="negative"),
         pytest.param(Device(name="c", capacity={"m": "1e9999999"}), "not a Kub", id="amount-huge"),
-        pytest.param(Device(name="c", capacity=7), "no mapping", id="no-capacity"),
+        pytest.param(Device(name="c", capacity=7), "not a mapping", id="no-capacity"),
         pytest.param(
             Device(name="c", capacity={"m": Capacity(value="8", default="1")}),
             "is not shared",
@@ -172,7 +172,7 @@ def test_what_the_api_takes_is_no_problem(device):
         ),
         pytest.param(
             Device(name="c", attributes={"resource.kubernetes.io/numaNode": 1}, topology=PLACE),
-            "so is its topology",
+            "its topology sets it",
             id="topology-twice",
         ),
         pytest.param(Device(name="c", taints=taints(13)), "has 13 taints", id="13-taints"),
@@ -198,13 +198,13 @@ def test_what_the_api_takes_is_no_problem(device):
                     ("x.y/lens", None, "", "has the effect"),
                     ("x.y/lens", "None", "a b", "has a value"),
                     ("x.y/lens", "None", "v" * 64, "has a value"),
-                    ("x.y/lens", "None", 7, "no text"),
-                    (7, "None", "", "no text"),
+                    ("x.y/lens", "None", 7, "not text"),
+                    (7, "None", "", "not text"),
                 ]
             )
         ),
-        pytest.param(Device(name="c", consumes=[]), "no mapping", id="consumes-list"),
-        pytest.param(Device(name="c", consumes={"s": ["m"]}), "no mapping", id="counters-list"),
+        pytest.param(Device(name="c", consumes=[]), "not a mapping", id="consumes-list"),
+        pytest.param(Device(name="c", consumes={"s": ["m"]}), "not a mapping", id="counters-list"),
         pytest.param(Device(name="c", consumes={"s": {}}), "has 0 counters", id="no-counters"),
         pytest.param(
             Device(name="c", consumes={"s": amounts(33)}), "has 33 counters", id="33-counters"
@@ -214,8 +214,12 @@ def test_what_the_api_takes_is_no_problem(device):
             "from 3 counter sets",
             id="3-counter-sets",
         ),
-        pytest.param(Device(name="c", consumes={"S": amounts(1)}), "no name of a", id="set-name"),
-        pytest.param(Device(name="c", consumes={7: amounts(1)}), "no name of a", id="set-number"),
+        pytest.param(
+            Device(name="c", consumes={"S": amounts(1)}), "not a valid name of a", id="set-name"
+        ),
+        pytest.param(
+            Device(name="c", consumes={7: amounts(1)}), "not a valid name of a", id="set-number"
+        ),
         pytest.param(
             Device(name="c", consumes={"s": {"m_1": "1"}}), "not a DNS label", id="counter-name"
         ),
@@ -266,7 +270,9 @@ def test_many_problems_are_few_sentences():
 POLICIES = [
     pytest.param(Capacity(value="8"), None, id="none"),
     pytest.param(Capacity(value="8", default="1"), None, id="default-alone"),
-    pytest.param(Capacity(value="8", default="9"), "more than there is", id="default-above-all"),
+    pytest.param(
+        Capacity(value="8", default="9"), "more than the capacity", id="default-above-all"
+    ),
     pytest.param(Capacity(value="x"), "not a Kubernetes quantity", id="value"),
     pytest.param(Capacity(value=8), "of type int", id="value-type"),
     pytest.param(Capacity(value="8", default=1), "of type int", id="default-type"),
@@ -328,7 +334,7 @@ RANGES = [
     pytest.param(ranged("1", "2"), "not within", id="default-below"),
     pytest.param(ranged("5", "1", "4"), "not within", id="default-above"),
     pytest.param(ranged("4", "5", "4"), "more than the max", id="min-above-max"),
-    pytest.param(ranged("4", "1", "9"), "more than there is", id="max-above-all"),
+    pytest.param(ranged("4", "1", "9"), "more than the capacity", id="max-above-all"),
     pytest.param(ranged("2", "1", "5", "2"), "default is not the min", id="default-between-steps"),
     pytest.param(ranged("1", "1", "4", "2"), "the max of its", id="max-between-steps"),
     pytest.param(ranged("1", "1", None, "8"), "and one step", id="step-above-all"),

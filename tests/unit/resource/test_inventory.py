@@ -110,8 +110,8 @@ def test_what_a_device_consumes_must_be_there(device, problem):
         ),
         pytest.param(CounterSet(name="card", counters={"m": "x"}), "not a Kub", id="quantity"),
         pytest.param(CounterSet(name="card", counters={"m": "-1"}), "negative", id="negative"),
-        pytest.param(CounterSet(name="card", counters=None), "no mapping", id="no-mapping"),
-        pytest.param(CounterSet(name="card", counters={"m": "1"}, pool=7), "no text", id="pool"),
+        pytest.param(CounterSet(name="card", counters=None), "not a mapping", id="no-mapping"),
+        pytest.param(CounterSet(name="card", counters={"m": "1"}, pool=7), "not text", id="pool"),
         pytest.param({"name": "card"}, "not a CounterSet", id="no-counter-set"),
     ],
 )

@@ -75,7 +75,7 @@ def test_a_slice_without_devices_stays_as_it_is(spec):
 
 @pytest.mark.parametrize("version", ["v1alpha3", "v2", ""])
 def test_another_version_is_an_error(version):
-    with pytest.raises(ValueError, match="are not known"):
+    with pytest.raises(ValueError, match="are unknown"):
         to_version(SLICE, version)
 
 

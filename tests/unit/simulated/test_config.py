@@ -26,7 +26,9 @@ from drakit_drivers.simulated import SimulatedConfig, SimulatedParameters
         pytest.param({"nic": {"vlans": [4095]}}, "nic.vlans.0", id="no-such-vlan"),
         pytest.param({"cpu": {"grouping": "socket"}}, "cpu.grouping", id="unknown-grouping"),
         pytest.param({"nic": {"prefix": "gpu"}}, "gpu.prefix", id="one-prefix-twice"),
-        pytest.param({"cpu": {"prefix": "nic-0"}}, "begins as nic.prefix", id="prefix-of-another"),
+        pytest.param(
+            {"cpu": {"prefix": "nic-0"}}, "starts with nic.prefix", id="prefix-of-another"
+        ),
     ],
 )
 def test_a_config_that_cannot_be_is_refused_by_name(config, text):

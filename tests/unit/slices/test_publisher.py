@@ -512,8 +512,8 @@ async def test_a_fault_in_one_pool_is_tried_again_and_ends_nothing_else(
     published.source.publish({NODE: pool("a"), GPUS: pool(device("b", faulty))})
     await published.settled(600)
     assert published.devices() == {"a"}
-    assert (published.publisher.last_error or "").startswith(f"pool {GPUS}: a fault in")
-    faults = [each for each in caplog.records if "a fault" in each.message]
+    assert (published.publisher.last_error or "").startswith(f"pool {GPUS}: an internal error of")
+    faults = [each for each in caplog.records if "an internal error" in each.message]
     assert 10 <= len(faults) <= 30
     assert all(each.exc_info and each.pool == GPUS for each in faults)
     published.source.publish({NODE: pool("a", "c"), GPUS: pool("b")})

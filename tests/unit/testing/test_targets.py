@@ -59,8 +59,8 @@ def test_a_device_plugin_sees_the_directory_as_it_is_where_no_mounts_can_be_made
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        pytest.param("lamp Lamps", "lamp Lamps is no target; give module:Class", id="words"),
-        pytest.param("", "is no target", id="nothing"),
+        pytest.param("lamp Lamps", "lamp Lamps is not a target; give module:Class", id="words"),
+        pytest.param("", "is not a target", id="nothing"),
         pytest.param("backend:", "the colon must be followed by a command", id="no-command"),
         pytest.param("unix:/no/such.sock", "there is no socket; start the backend", id="no-socket"),
     ],

@@ -31,7 +31,7 @@ RECOVERY_SECONDS = 10.0
 @rule(
     "kubelet-hangs-up",
     "a prepare is answered again after its caller hung up",
-    why="The kubelet gives up a call after 45 s, or when it restarts, and calls again later. It "
+    why="The kubelet cancels a call after 45 s, or when it restarts, and calls again later. It "
     "must then find the work done or in flight; a second call must not disturb the first.",
 )
 async def kubelet_hangs_up(kit: Kit) -> None:

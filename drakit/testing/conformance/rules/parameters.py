@@ -52,7 +52,7 @@ _NO_SENTENCE = (
     (re.compile(r"Traceback \(most recent call"), "a traceback"),
     (re.compile(r"\bat 0x[0-9a-f]+"), "the address of an object"),
     (re.compile(r"<[\w.]+ object"), "an object's representation"),
-    (re.compile(r"failed in \w+: \w+"), "an exception that is not meant for users"),
+    (re.compile(r"failed in \w+: \w+"), "an internal exception"),
     (re.compile(r"goroutine \d+ \["), "a traceback"),
     (re.compile(r"[\x00-\x08\x0e-\x1f]"), "control characters"),
 )
@@ -72,7 +72,7 @@ def hostile(own: Mapping[str, Any] | None) -> Iterator[tuple[str, Mapping[str, A
 
 @rule(
     "hostile-parameters",
-    "opaque parameters of any kind are accepted or refused, and harm nobody else",
+    "any opaque parameters are accepted or rejected, and other claims are not affected",
     why="Anyone who may create a claim writes its opaque parameters, and neither the API server "
     "nor the scheduler checks them. If they stop the driver, all users lose its devices.",
     seconds=120,

@@ -243,8 +243,10 @@ def _remove(path: Path) -> None:
 @rule(
     "partial-success",
     "a claim that cannot be prepared fails alone",
-    why="One call has all claims of a pod, and each claim has its own answer: the kubelet relies "
-    "on it that successful claims stay prepared, and calls again for the rest.",
+    why=(
+        "One call has all claims of a pod, and each claim has its own answer: the kubelet relies "
+        "on successful claims to stay prepared, and calls again for the rest."
+    ),
 )
 async def partial_success(kit: Kit) -> None:
     devices = await steps.usable(kit)
@@ -272,8 +274,10 @@ async def _beside(kit: Kit, good: ClaimUnderTest, bad: ClaimUnderTest, what: str
 @rule(
     "together",
     "claims of different devices are prepared in one call",
-    why="The kubelet prepares all claims of a pod in one call, and takes a claim that is not in "
-    "the answer as failed.",
+    why=(
+        "The kubelet prepares all claims of a pod in one call, and treats a claim that is missing "
+        "in the answer as failed."
+    ),
 )
 async def together(kit: Kit) -> None:
     devices = (await steps.usable(kit, at_least=2))[:4]
@@ -326,8 +330,8 @@ async def device_again(kit: Kit) -> None:
     "allocated-anew",
     "a claim that is allocated again gets its new device, and frees the old one",
     why="A claim whose pod has ended is deallocated, and allocated again for the next pod, "
-    "perhaps with another device: its UID stays the same. A driver that remembers claims by UID "
-    "alone is wrong then.",
+    "perhaps with another device: its UID stays the same. A driver that identifies claims by UID "
+    "alone then fails.",
 )
 async def allocated_anew(kit: Kit) -> None:
     old, new, *_ = await steps.usable(kit, at_least=2)

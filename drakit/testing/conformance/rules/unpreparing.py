@@ -117,7 +117,7 @@ async def unprepare_after_restart(kit: Kit) -> None:
     "force-delete",
     "a claim whose object no longer exists is unprepared",
     why="`kubectl delete --force` removes pod and claim from the API server at once. The kubelet "
-    "unprepares later, from its own checkpoint: nobody can read the claim's object any more.",
+    "unprepares later, from its own checkpoint: the claim's object can no longer be read.",
 )
 async def force_delete(kit: Kit) -> None:
     device, *_ = await steps.usable(kit)

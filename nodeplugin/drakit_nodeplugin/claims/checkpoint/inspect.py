@@ -101,8 +101,8 @@ def forget(path: Path, claim: StoredClaim) -> None:
         raise InspectionError(f"the checkpoint {path} cannot be changed: {error}") from error
     if kept or moved:
         raise InspectionError(
-            f"claim {claim} has changed in the checkpoint {path} meanwhile: the node plugin works "
-            f"on it; inspect it again, and try again"
+            f"claim {claim} has changed in the checkpoint {path} in the meantime: the node plugin "
+            "is working on it; inspect it again, and retry"
         )
 
 
@@ -120,11 +120,11 @@ def _inspect(path: Path) -> Inspection:
                 return found
     except schema.UnfitError as error:
         if error.foreign:
-            raise InspectionError(f"{path} is no checkpoint: {error}", foreign=True) from error
+            raise InspectionError(f"{path} is not a checkpoint: {error}", foreign=True) from error
         return _of_damaged(path, version, str(error))
     except DATABASE_ERRORS as error:
         return _of_damage(path, version, error)
-    raise InspectionError(f"the checkpoint {path} is being opened and closed again and again")
+    raise InspectionError(f"the checkpoint {path} is opened and closed repeatedly")
 
 
 def _read(path: Path, version: int) -> Inspection:

@@ -166,7 +166,7 @@ def rewrite(connection: sqlite3.Connection, path: Path) -> None:
             path.with_name(path.name + suffix).unlink(missing_ok=True)
         connection.execute("VACUUM INTO ?", (str(path),))
         private_file(path)
-    logger.error("checkpoint file was removed and is restored", extra={"path": str(path)})
+    logger.error("checkpoint file was removed, restored it", extra={"path": str(path)})
 
 
 def _open(path: Path, without_entry: FilesWithoutEntry) -> Opened:
@@ -202,7 +202,7 @@ def _bring_up(connection: sqlite3.Connection, version: int) -> None:
     damaged = rows.damaged_endpoints(connection)
     for name, reason in damaged.items():
         logger.warning(
-            "damaged row of an endpoint is dropped",
+            "damaged endpoint row dropped",
             extra={"endpoint": str(name), "reason": reason},
         )
     rows.forget_endpoints(connection, damaged)

@@ -166,7 +166,7 @@ class Rebuilder:
         except (CheckpointError, OSError) as error:
             rebuilt = Rebuilt(error=str(error))
         logger.warning(
-            "checkpoint is rebuilt",
+            "checkpoint rebuilt",
             extra={
                 "driver": self._driver,
                 "complete": len(rebuilt.complete),

@@ -195,7 +195,7 @@ def write(
     fresh: dict[str, StoredClaim] = {}
     for claim in claims:
         if claim.uid in fresh:
-            raise ValueError(f"claim {claim} is given twice in one batch")
+            raise ValueError(f"claim {claim} appears twice in one batch")
         row = known.get(claim.uid)
         straight = claim.generation == 0 and claim.state == "prepared"
         if claim.generation != (row.claim.generation if row else 0) or (straight and not alone):

@@ -155,7 +155,7 @@ def recognize(path: Path) -> int:
     """
     try:
         if not stat.S_ISREG(path.stat().st_mode):
-            raise UnfitError("it is no file", foreign=True)
+            raise UnfitError("it is not a regular file", foreign=True)
     except FileNotFoundError:
         pass
     if is_empty(path):
@@ -236,9 +236,9 @@ def problems(connection: sqlite3.Connection) -> Iterator[str]:
         devices ^= {(id_, *held) for held in devices_of(claim)}
         counters ^= {(id_, *taken) for taken in counters_of(claim)}
     if sound and devices:
-        yield "the devices of its claims are not those of their bodies"
+        yield "its device rows do not match its claims"
     if sound and counters:
-        yield "the counters of its claims are not those of their bodies"
+        yield "its counter rows do not match its claims"
     if connection.execute(
         "SELECT 1 FROM bodies WHERE id NOT IN (SELECT id FROM claims)"
     ).fetchone():

@@ -295,7 +295,7 @@ class Checkpoint:
         try:
             database = self._ready(now)
             if complete and self.damage is not None:
-                raise CheckpointError(f"the checkpoint {self.path} is rebuilt first: {self.damage}")
+                raise CheckpointError(f"the checkpoint {self.path} is being rebuilt: {self.damage}")
             return work(database)
         except schema.NewerVersionError as error:
             text = f"the checkpoint {self.path} was taken over by a later version of drakit"
@@ -500,7 +500,7 @@ class Checkpoint:
             raise
         except ValueError as error:
             raise CheckpointError(
-                f"the checkpoint {self.path} takes no such entry: {error}"
+                f"the checkpoint {self.path} rejects the entry: {error}"
             ) from error
         if self._file != _identity(self.path):
             raise CheckpointError(f"the checkpoint {self.path} was quarantined by another process")

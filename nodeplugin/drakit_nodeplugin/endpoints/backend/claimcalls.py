@@ -158,7 +158,7 @@ class BackendClaims:
         unknown = 0
         for number, (_, part) in enumerate(parts(raw, _CLAIMS, limit=len(raw))):
             if number > 2 * len(counts):
-                raise GarbageError("more claims than it was asked about")
+                raise GarbageError("more claims than were requested")
             await turns.give_way()
             uid = _uid_of(part)
             if uid is None or uid not in counts:
@@ -177,8 +177,11 @@ class BackendClaims:
             except DriverError as error:
                 answers[uid] = self._failed(str(error))
         if unknown:
-            text = f"it answered {method} for claims that it was not asked about"
-            logger.error("backend answers too much", extra={"driver": self._driver, "error": text})
+            text = f"it answered {method} for claims that were not requested"
+            logger.error(
+                "backend answers for unrequested claims",
+                extra={"driver": self._driver, "error": text},
+            )
         return answers
 
     def _failed(self, text: str) -> DeviceFailedError:
@@ -237,11 +240,11 @@ async def _prepared(part: bytes, count: int, turns: Turns) -> Sequence[Edits]:
     if answer.error:
         raise DriverError(printable(answer.error))
     if len(answer.edits) > count:
-        raise DriverError(_fault("gave edits for more devices than a claim has"))
+        raise DriverError(_fault("returned edits for more devices than a claim has"))
     converted: list[Edits] = []
     for edits in answer.edits:
         if entries_of(edits) > MAX_EDITS:
-            raise DriverError(_fault(f"gave more than {MAX_EDITS:,} edits for a device"))
+            raise DriverError(_fault(f"returned more than {MAX_EDITS:,} edits for a device"))
         converted.append(edits_of(edits))
         await turns.give_way()
     return converted
@@ -274,7 +277,7 @@ def _permitted(
 
 
 def _fault(text: str) -> str:
-    return f"its backend {text}; this is a fault of the backend"
+    return f"its backend {text}; this is a bug in the backend"
 
 
 # ---------------------------------------------------------------- requests

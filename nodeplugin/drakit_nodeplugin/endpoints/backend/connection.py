@@ -107,7 +107,7 @@ class BackendConnection:
         except CallFailedError as error:
             raise ConnectionEndedError(f"its backend {error}") from None
         if name != self._driver:
-            raise ConnectionEndedError("the backend at its socket has another name now")
+            raise ConnectionEndedError("the backend at its socket now has another name")
         self._begin(self._watch_devices(), "devices")
         self._begin(self._watch_health(), "health")
 
@@ -241,7 +241,7 @@ class BackendConnection:
 
 
 def _disorder(text: str) -> ConnectionEndedError:
-    text = f"its backend {text}; this is a fault of the backend"
+    text = f"its backend {text}; this is a bug in the backend"
     return ConnectionEndedError(text, disorderly=True)
 
 
@@ -325,7 +325,7 @@ class BackendEndpoint(Endpoint):
         socket = self._directory.socket(self.name)
         if socket is None and not self._is_running:
             raise DriverError(
-                f"there is no backend of this name at {shown(self._directory.path)} yet"
+                f"no backend of this name has registered at {shown(self._directory.path)} yet"
             )
         socket = self._socket = await self._directory.wait(self.name)
         connection = BackendConnection(self.name, Client(socket.path, SERVICE), rights=self._rights)

@@ -67,8 +67,8 @@ MAX_INFO_BYTES = 64 * 1024
 PROBE_SECONDS = 1.0
 
 _PERMISSIONS = (
-    "make root its owner, or let others write to it (mode 0666), and let others pass through its "
-    "directories: the node plugin has no right to pass over permissions"
+    "make root its owner, or allow others to write to it (mode 0666) and to traverse its "
+    "directories: the node plugin cannot override file permissions"
 )
 
 
@@ -254,8 +254,8 @@ class BackendDirectory:
                 self.version = self.version or await asyncio.to_thread(version, "drakit")
             except OSError as error:
                 self._report_own(
-                    f"cannot be read or made: {os.strerror(error.errno or 0)}; no new backend is "
-                    f"found until it can"
+                    f"cannot be read or created: {os.strerror(error.errno or 0)}; the node plugin "
+                    "finds no new backends until it can"
                 )
                 return
         self._report_own(
@@ -344,11 +344,11 @@ class BackendDirectory:
     async def _name_of(self, socket: BackendSocket) -> str:
         path = socket.path
         if not socket.file.is_socket:
-            raise _RefusedError("the file is no socket; remove it, or name it otherwise")
+            raise _RefusedError("the file is not a socket; remove or rename it")
         if len(os.fsencode(path)) > MAX_PATH_BYTES:
             raise _RefusedError(
-                f"the path has more than {MAX_PATH_BYTES} bytes, which no socket can have; give it "
-                f"a shorter name"
+                f"the path has more than {MAX_PATH_BYTES} bytes, the limit for sockets; use a "
+                "shorter name"
             )
         try:
             name = await self._identify(path)
@@ -358,9 +358,9 @@ class BackendDirectory:
             raise
         if not is_driver_name(name):
             raise _RefusedError(
-                f"it calls itself {name[:80]!r:.80}, which is not a DNS subdomain of at most "
-                f"{MAX_DRIVER_NAME} characters that begins with a letter; this is a fault of the "
-                f"backend"
+                f"it reports the name {name[:80]!r:.80}, which is not a DNS subdomain of at most "
+                f"{MAX_DRIVER_NAME} characters that begins with a letter; this is a bug in the "
+                "backend"
             )
         return name
 
@@ -374,7 +374,7 @@ class BackendDirectory:
     async def _check_rights(self, socket: BackendSocket, driver: str, allowed: AllowList) -> None:
         rights = allowed.entries.get(driver)
         if rights is None:
-            raise _RefusedError(f"it calls itself {driver}, and {allowed.missing(driver)}")
+            raise _RefusedError(f"it reports the name {driver}, and {allowed.missing(driver)}")
         if problem := rights.owner_problem(socket.file):
             raise _RefusedError(f"it {problem}")
         # The name may come from another socket that existed here briefly.
@@ -383,7 +383,7 @@ class BackendDirectory:
 
     def _admit(self, candidate: _Candidate, driver: str) -> None:
         if (why := self._taken(driver)) is not None:
-            raise _RefusedError(f"it calls itself {driver}, and {why}; one of the two must go")
+            raise _RefusedError(f"it reports the name {driver}, and {why}; remove one of the two")
         holder = self._holders.get(driver)
         if holder is not None:
             candidate.wanted = driver
@@ -391,7 +391,7 @@ class BackendDirectory:
             if candidate.waits_since is None:
                 candidate.waits_since = now
             raise _RefusedError(
-                f"it calls itself {driver}, which is the driver of the backend at "
+                f"it reports the name {driver}, which is the driver of the backend at "
                 f"{shown(holder.socket.path)}; stop one of the two",
                 is_reported=now - candidate.waits_since >= HANDOVER_SECONDS,
             )
@@ -425,14 +425,14 @@ async def unreachable(path: Path) -> str | None:
         async with asyncio.timeout(PROBE_SECONDS):
             await asyncio.get_running_loop().sock_connect(probe, str(path))
     except TimeoutError:
-        return "takes no connections"
+        return "accepts no connections"
     except PermissionError:
-        return f"may not be connected to (permission denied); {_PERMISSIONS}"
+        return f"cannot be connected to (permission denied); {_PERMISSIONS}"
     except ConnectionRefusedError:
-        return "has nobody listening on it; start its backend, or remove the file"
+        return "has no listener; start its backend or remove the file"
     except OSError as error:
         if error.errno == errno.EPROTOTYPE:
-            return "is no stream socket"
+            return "is not a stream socket"
         return f"cannot be connected to: {os.strerror(error.errno or 0)}"
     finally:
         probe.close()

@@ -61,7 +61,7 @@ def edits_in(
         nodes = {path: devices.nodes(path) for path in host_paths(answer)}
         edits = edits_of(answer, nodes, restricted=rights is not None)
     except (BadAnswerError, TooManyNodesError) as error:
-        problem = f"answered Allocate {error}; this is a fault of the device plugin"
+        problem = f"answered Allocate {error}; this is a bug in the device plugin"
     else:
         problem = None if rights is None else rights.edits_problem(edits)
         if problem is None:

@@ -279,20 +279,20 @@ def resource_name_problem(name: str) -> str | None:
     if not slash:
         return "it must have a domain and '/' before it, as in vendor.example/thing"
     if domain.endswith("kubernetes.io"):
-        return "domains that end in kubernetes.io are Kubernetes' own"
+        return "domains that end in kubernetes.io are reserved for Kubernetes"
     if domain.startswith(_QUOTA_PREFIX):
         return f"a domain that begins with '{_QUOTA_PREFIX}' is for quotas"
     if not is_dns_subdomain(_QUOTA_PREFIX + domain):
-        return "what stands before '/' must be a DNS subdomain of at most 244 characters"
+        return "the part before '/' must be a DNS subdomain of at most 244 characters"
     if len(part) > MAX_NAME or not _NAME_PART.fullmatch(part):
         return (
-            "what stands behind '/' must be of at most 63 letters, digits, '-', '_' and '.', and "
+            "the part after '/' must have at most 63 letters, digits, '-', '_' and '.', and "
             "begin and end with a letter or digit"
         )
     if len(name) > MAX_STRING_BYTES:
         return (
-            f"it must have at most {MAX_STRING_BYTES} characters with its domain: it is an "
-            f"attribute of its devices, by which classes choose them"
+            f"it must have at most {MAX_STRING_BYTES} characters, its domain included: it is an "
+            "attribute of its devices, and DeviceClasses select by it"
         )
     return None
 

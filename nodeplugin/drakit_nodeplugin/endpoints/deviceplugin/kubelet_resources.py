@@ -136,7 +136,7 @@ class KubeletResources:
             async with asyncio.timeout(ANSWER_SECONDS):
                 answer = await self._read()
         except TimeoutError:
-            self._note({}, f"the kubelet does not answer within {ANSWER_SECONDS:g} s")
+            self._note({}, f"the kubelet did not answer within {ANSWER_SECONDS:g} s")
         except Exception as error:  # of a client that is handed in
             self._note({}, str(error) or type(error).__name__)
         else:

@@ -164,8 +164,8 @@ class PluginClient:
             raise ConnectionEndedError(f"it {error}") from None
         except GarbageError:
             raise ConnectionEndedError(
-                "it answered GetDevicePluginOptions with something that is no message of v1beta1; "
-                "this is a fault of the device plugin",
+                "it answered GetDevicePluginOptions with something that is not a v1beta1 message; "
+                "this is a bug in the device plugin",
                 disorderly=True,
             ) from None
         except asyncio.CancelledError:
@@ -282,7 +282,8 @@ class PluginClient:
         if annotations_lost:
             note = (
                 f"{self._plugin} answers Allocate with annotations that name no CDI devices; a "
-                f"container cannot get them by a claim; they are left out, and all else works"
+                "claim cannot pass them to a container, so they are ignored, and the devices still "
+                "work"
             )
             self._diagnostics.report("AnnotationsUnsupported", note, once=True)
         return edits
@@ -301,14 +302,11 @@ class PluginClient:
         if device.admin_access:
             # The kubelet never allocates a device that is in use, and plugins may rely on it.
             text = (
-                f"{self._plugin} can only allocate a device, which may be in use; a claim with "
-                f"adminAccess cannot have it"
+                f"{self._plugin} can only allocate a device, but this one may be in use; claims "
+                "with adminAccess are not supported"
             )
         elif listed is None:
-            text = (
-                f"{self._plugin} does not list it any more; delete the pod so that another device "
-                f"is found for it"
-            )
+            text = f"{self._plugin} does not list it any more; delete the pod to get another device"
         else:
             return listed.identity
         raise DeviceFailedError(text, index=index)
@@ -339,7 +337,7 @@ def _ended(error: Exception) -> ConnectionEndedError:
             return ConnectionEndedError(f"it {error}", disorderly=too_large)
         case GarbageError() | TooManyDevicesError():
             what = f"it sent {error}" if isinstance(error, GarbageError) else str(error)
-            text = f"{what}; this is a fault of the device plugin"
+            text = f"{what}; this is a bug in the device plugin"
             return ConnectionEndedError(text, disorderly=True)
         case _:
             logger.error("device plugin's list cannot be parsed", exc_info=error)

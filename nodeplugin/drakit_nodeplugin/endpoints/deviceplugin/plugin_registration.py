@@ -148,10 +148,10 @@ class RegistrationService(pb_grpc.RegistrationServicer):
         if endpoint in ("", ".", "..") or "/" in endpoint or not endpoint.isprintable():
             return "must be the name of a socket in the directory of kubelet.sock, without '/'"
         if endpoint == REGISTRATION_SOCKET:
-            return "is the socket at which plugins register, and not its own"
+            return "is the registration socket, not the plugin's own"
         if len(os.fsencode(self._directory / endpoint)) > MAX_PATH_BYTES:
             return (
-                f"is too long: with the path of the directory, a socket's name has at most "
+                f"is too long: with its directory, the path of a socket has at most "
                 f"{MAX_PATH_BYTES} bytes"
             )
         return None
@@ -218,7 +218,7 @@ class RegistrationSocket:
                 return
             how = "it was removed" if found is None else "another socket has replaced it"
             logger.warning(
-                "socket is lost and is created again", extra={"path": str(self.path), "error": how}
+                "socket is lost, recreating it", extra={"path": str(self.path), "error": how}
             )
             await self._stop_server()
         await self._start_server()

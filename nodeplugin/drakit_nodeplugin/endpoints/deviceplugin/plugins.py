@@ -201,7 +201,7 @@ class DevicePlugins:
         if not self._surroundings.primary.is_set():
             raise RefusedError(
                 f"the device plugin of {resource} is refused: another instance of the node plugin "
-                f"is in charge now; register again at its kubelet.sock",
+                "is primary now; register again at its kubelet.sock",
                 code=grpc.StatusCode.UNAVAILABLE,
             )
         plugin = self._plugins.get(resource)
@@ -230,9 +230,8 @@ class DevicePlugins:
     def _add(self, resource: str) -> DevicePlugin:
         if len(self._plugins) >= MAX_RESOURCES and not self._forget_one():
             raise RefusedError(
-                f"a further device plugin is refused: {MAX_RESOURCES} resources have been "
-                f"registered on this node, and no more are accepted before one has been gone for "
-                f"an hour",
+                f"another device plugin is refused: {MAX_RESOURCES} resources are registered on "
+                "this node, the maximum; one must be gone for an hour first",
                 code=grpc.StatusCode.RESOURCE_EXHAUSTED,
                 reason="TooManyResources",
             )
@@ -270,7 +269,7 @@ class DevicePlugins:
         del self._plugins[gone.resource], self._by_pool[pool_of(gone.resource)]
         if (task := self._running.pop(gone.resource, None)) is not None:
             task.cancel()
-        logger.info("device plugin is forgotten", extra={"endpoint": gone.resource})
+        logger.info("device plugin forgotten", extra={"endpoint": gone.resource})
         return True
 
     def _lost(self) -> None:

@@ -92,7 +92,7 @@ class DriverCalls:
         if isinstance(answer, Exception):
             return self._failure(answer, what=what)
         if not isinstance(answer, Sequence):
-            return self._unusable(f"{kind_of(answer)}, which is no sequence of Edits", what=what)
+            return self._unusable(f"{kind_of(answer)}, which is not a sequence of Edits", what=what)
         try:
             edits = tuple(cast("Sequence[object]", answer))
             return tuple([self._edits(each, what=what, index=i) for i, each in enumerate(edits)])
@@ -101,7 +101,9 @@ class DriverCalls:
 
     def _edits(self, answer: object, *, what: str, index: int) -> Edits:
         if not isinstance(answer, Edits):
-            raise self._unusable(f"{kind_of(answer)}, which is no Edits", what=what, index=index)
+            raise self._unusable(
+                f"{kind_of(answer)}, which is not an Edits", what=what, index=index
+            )
         try:
             return snapshot_of(answer)
         except Exception as error:
@@ -148,7 +150,7 @@ class DriverCalls:
             elif isinstance(each, Exception):
                 results[uid] = self._failure(each, what=what)
             elif each is not None:
-                text = f"{kind_of(each)} for a claim, which is neither None nor why"
+                text = f"{kind_of(each)} for a claim, which is neither None nor an exception"
                 results[uid] = self._unusable(text, what=what)
             else:
                 results[uid] = None
@@ -183,7 +185,7 @@ class DriverCalls:
         answer = await self._answer(check, what="check", index=index)
         if isinstance(answer, bool):
             return answer
-        raise self._unusable(f"{kind_of(answer)}, which is no bool", what="check")
+        raise self._unusable(f"{kind_of(answer)}, which is not a bool", what="check")
 
     # ------------------------------------------------------------ what a driver gets
 
@@ -231,7 +233,7 @@ class DriverCalls:
 
     def _claims(self, answer: object, *, what: str) -> Mapping[str, object]:
         if not isinstance(answer, Mapping):
-            raise self._unusable(f"{kind_of(answer)}, which is no mapping of claims", what=what)
+            raise self._unusable(f"{kind_of(answer)}, which is not a mapping of claims", what=what)
         return dict(cast("Mapping[str, object]", answer))
 
     def _failure(

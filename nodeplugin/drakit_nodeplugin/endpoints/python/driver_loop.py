@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 # ---------------------------------------------------------------- calls
 
-ENDING = "it ended meanwhile"
+ENDING = "it ended in the meantime"
 """Why calls fail while the driver's loop ends, before its thread can report more."""
 
 ResultT = TypeVar("ResultT")
@@ -352,7 +352,7 @@ def end_loop(
         return
     ending.join(TASKS_SECONDS)
     if ending.is_alive():
-        logger.error("driver's threads do not end and are left", extra={"driver": driver})
+        logger.error("driver's threads do not end and are abandoned", extra={"driver": driver})
 
 
 def _run(loop: asyncio.AbstractEventLoop, step: Coroutine[Any, Any, None], driver: str) -> None:
@@ -363,7 +363,7 @@ def _run(loop: asyncio.AbstractEventLoop, step: Coroutine[Any, Any, None], drive
             return loop.run_until_complete(task)
         except BaseException as error:
             facts = {"driver": driver, "exception": traceback_of(error)}
-            logger.error("driver fails as its loop ends", extra=facts)
+            logger.error("driver failed while its event loop ended", extra=facts)
             if task.done():
                 return None
     return None
@@ -390,7 +390,7 @@ async def _end_leaked_tasks(driver: str) -> None:
     if left := _other_tasks():
         _left.update(left)
         facts = {"driver": driver, **_facts_of(left)}
-        logger.error("driver's tasks do not end and are left", extra=facts)
+        logger.error("driver's tasks do not end and are abandoned", extra=facts)
 
 
 async def _close(close: Callable[[], Awaitable[object]] | None, driver: str) -> None:

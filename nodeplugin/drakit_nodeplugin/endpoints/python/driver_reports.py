@@ -61,8 +61,8 @@ class FloodError(DriverError):
 
     def __init__(self) -> None:
         super().__init__(
-            f"it yielded more than {MAX_YIELDS:,} inventories within a second; this is a fault of "
-            f"the driver, which must wait for a change before it yields again"
+            f"it yielded more than {MAX_YIELDS:,} inventories within a second; this is a bug in "
+            "the driver, which must wait for a change before it yields again"
         )
 
 
@@ -71,8 +71,8 @@ class UnreadableError(DriverError):
 
     def __init__(self, error: Exception) -> None:
         super().__init__(
-            f"what it yielded cannot be read: {kind_of(error)}: {text_of(error)}; this is a fault "
-            f"of the driver"
+            f"the value that it yielded cannot be read: {kind_of(error)}: {text_of(error)}; this "
+            "is a bug in the driver"
         )
 
 
@@ -85,7 +85,7 @@ def open_stream(driver: Driver[Any, Any]) -> AsyncIterator[object]:
         stream.close()
         raise DriverError("its devices() never yields; it must be an async generator")
     raise DriverError(
-        f"its devices() gave {kind_of(stream)}; it must be an async generator, defined with "
+        f"its devices() returned {kind_of(stream)}; it must be an async generator, defined with "
         f"'async def' and yield"
     )
 
@@ -314,7 +314,7 @@ class HealthPolling:
         with suppress(Exception):  # a class of the vendor's own may raise when it is read
             if isinstance(answer, Health) and _is_valid(health := snapshot_of(answer)):
                 return health
-        text = f"the driver answered {kind_of(answer)}, which is no valid Health"
+        text = f"the driver answered {kind_of(answer)}, which is not a valid Health"
         self._log_once("answer", text, None)
         return Health.unknown(text)
 

@@ -171,7 +171,7 @@ class PythonConnection:
                 await self.gone()
         except TimeoutError:
             facts = {"driver": self._name, "where": self.where()}
-            logger.warning("driver does not end and is left", extra=facts)
+            logger.warning("driver does not end and is abandoned", extra=facts)
 
     def _cancel(self) -> None:
         if self._main is not None:
@@ -301,7 +301,9 @@ class PythonConnection:
         if error is None:
             ended = ConnectionEndedError("its stream ended")
         elif isinstance(error, asyncio.CancelledError):
-            reason = "the node plugin stops" if self._is_closing else "it cancelled its own stream"
+            reason = (
+                "the node plugin is stopping" if self._is_closing else "it cancelled its own stream"
+            )
             ended = ConnectionEndedError(reason)
         elif isinstance(error, DriverError):
             ended = ConnectionEndedError(text_of(error), disorderly=isinstance(error, FloodError))

@@ -88,7 +88,7 @@ def load_drivers(entries: Sequence[DriverEntry], *, file: Path, node: Node) -> l
         where = f"{file}: {key}.driver"
         kind = _find(entry.driver, where=where)
         if (fault := _fault_of(kind)) is not None:
-            raise ConfigError(f"{where}: {entry.driver} {fault}; this is a fault of the driver")
+            raise ConfigError(f"{where}: {entry.driver} {fault}; this is a bug in the driver")
         try:
             config = kind.config_type.model_validate(entry.config)
             name = cast("object", kind.name_of(config))
@@ -100,7 +100,7 @@ def load_drivers(entries: Sequence[DriverEntry], *, file: Path, node: Node) -> l
             ) from error
         if not is_driver_name(name):
             raise ConfigError(
-                f"{where}: {entry.driver} calls itself {name!r}, which is not a DNS "
+                f"{where}: {entry.driver} has the name {name!r}, which is not a DNS "
                 f"subdomain of at most {MAX_DRIVER_NAME} characters that begins with a letter"
             )
         if entry.name not in (None, name):
@@ -139,7 +139,7 @@ def _fault_of(kind: type[AnyDriver]) -> str | None:
     if abstract := sorted(kind.__abstractmethods__):
         return f"does not define {' and '.join(abstract)}"
     if not isinstance(values["name"], str):
-        return "has no name: set the class variable 'name' to a text"
+        return "has no name: set the class variable 'name' to a string"
     if not _derives(values["config_type"], DriverConfig):
         return "has a config_type that is not derived from drakit.DriverConfig"
     if not (parameters is None or _derives(parameters, DeviceParameters)):
@@ -149,7 +149,7 @@ def _fault_of(kind: type[AnyDriver]) -> str | None:
         if not isinstance(value, bool):
             return f"has {name} set to {value!r}, which is neither True nor False"
     if isinstance(period, bool) or not isinstance(period, int | float) or not 0 < period < inf:
-        return f"has health_period_seconds set to {period!r}, which is no number above 0"
+        return f"has health_period_seconds set to {period!r}, which is not a number above 0"
     traits = traits_of(kind)
     if traits.resets and not traits.side_effects:
         return (
@@ -191,7 +191,7 @@ def _find(reference: str, *, where: str) -> type[AnyDriver]:
         text = text_of(error) if plain else _kind_and_text(error)
         raise ConfigError(f"{where}: {reference} cannot be loaded: {text}") from error
     if not (isinstance(found, type) and issubclass(found, Driver)):
-        raise ConfigError(f"{where}: {reference} is no class derived from drakit.Driver")
+        raise ConfigError(f"{where}: {reference} is not a class derived from drakit.Driver")
     return cast("type[AnyDriver]", found)
 
 
@@ -201,4 +201,5 @@ def _entry_point(name: str, *, where: str) -> object:
         if point.name == name:
             return point.load()
     names = ", ".join(sorted(point.name for point in known)) or "none"
-    raise ConfigError(f"{where}: there is no driver {name!r}; installed are: {names}")
+    names = ", ".join(sorted(point.name for point in known)) or "none"
+    raise ConfigError(f"{where}: driver {name!r} is not installed; installed drivers: {names}")

@@ -75,13 +75,13 @@ def gives(**edits: Any):
     [
         pytest.param(
             {},
-            "it calls itself gpu.example.com, and backends.allowed has no entry for "
+            "it reports the name gpu.example.com, and backends.allowed has no entry for "
             "gpu.example.com; add one, or remove the program",
             id="an-empty-list-allows-nothing",
         ),
         pytest.param(
             {"tpu_example_com": OWN},
-            "it calls itself gpu.example.com, and backends.allowed has no entry for "
+            "it reports the name gpu.example.com, and backends.allowed has no entry for "
             "gpu.example.com; add one, or remove the program",
             id="another-driver",
         ),
@@ -130,7 +130,7 @@ async def test_a_socket_that_is_replaced_while_it_gives_its_name_is_not_admitted
         async with found.watched():
             await until(lambda: found.diagnostics)
     assert found.appeared == []
-    assert "calls itself good.example.com" in found.notes[0]
+    assert "reports the name good.example.com" in found.notes[0]
 
 
 async def test_a_socket_that_is_replaced_while_it_is_connected_to_is_not_used(

@@ -55,8 +55,8 @@ async def test_a_directory_that_cannot_be_made_is_reported_once_and_retried(sock
     assert [(each.reason, each.note.replace(str(sockets), "")) for each in found.diagnostics] == [
         (
             "BackendDirectory",
-            "the registration directory of backends, /file, cannot be read or made: Not a "
-            "directory; no new backend is found until it can",
+            "the registration directory of backends, /file, cannot be read or created: Not a "
+            "directory; the node plugin finds no new backends until it can",
         )
     ]
 
@@ -80,7 +80,8 @@ async def test_a_second_backend_of_a_name_is_refused_until_the_first_is_gone(wat
         async with second:
             await until(lambda: watched.diagnostics)
             assert watched.notes == [
-                "the backend at DIR/b.sock is refused: it calls itself gpu.example.com, which is "
+                "the backend at DIR/b.sock is refused: it reports the name gpu.example.com, which "
+                "is "
                 "the driver of the backend at DIR/a.sock; stop one of the two"
             ]
             assert watched.diagnostics[0].reason == "BackendRefused"
@@ -161,8 +162,9 @@ async def test_a_name_of_the_plugins_own_is_refused(watched):
     async with FakeBackend(watched.path / "gpu.sock"):
         await until(lambda: watched.diagnostics)
         assert watched.notes == [
-            "the backend at DIR/gpu.sock is refused: it calls itself gpu.example.com, and the node "
-            "plugin hosts driver gpu.example.com itself; one of the two must go"
+            "the backend at DIR/gpu.sock is refused: it reports the name gpu.example.com, and the "
+            "node "
+            "plugin hosts driver gpu.example.com itself; remove one of the two"
         ]
         watched.taken.clear()
         await until(lambda: watched.appeared == [DRIVER])
@@ -189,8 +191,7 @@ async def test_a_file_that_is_no_socket_is_reported_and_other_files_are_ignored(
     (watched.path / "link.sock").symlink_to("/dev/null")
     await until(lambda: len(watched.diagnostics) == 2)
     assert sorted(watched.notes) == [
-        f"the backend at DIR/{name} is refused: the file is no socket; remove it, or name it "
-        f"otherwise"
+        f"the backend at DIR/{name} is refused: the file is not a socket; remove or rename it"
         for name in ("file.sock", "link.sock")
     ]
 
@@ -219,8 +220,8 @@ async def test_a_socket_without_a_listener_is_reported_when_it_stays_so(watched)
         listener.bind(str(path))
         await until(lambda: watched.diagnostics)
         assert watched.notes == [
-            "the backend's socket DIR/gpu.sock has nobody listening on it; start its backend, or "
-            "remove the file"
+            "the backend's socket DIR/gpu.sock has no listener; start its backend or remove the "
+            "file"
         ]
         assert watched.diagnostics[0].reason == "BackendUnreachable"
         await asyncio.sleep(0.2)
@@ -233,7 +234,7 @@ async def test_a_socket_of_another_kind_is_reported(watched):
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as other:
         other.bind(str(watched.path / "gpu.sock"))
         await until(lambda: watched.diagnostics)
-    assert watched.notes == ["the backend's socket DIR/gpu.sock is no stream socket"]
+    assert watched.notes == ["the backend's socket DIR/gpu.sock is not a stream socket"]
 
 
 async def test_a_socket_that_may_not_be_written_is_reported_with_the_remedy(sockets):
@@ -243,9 +244,9 @@ async def test_a_socket_that_may_not_be_written_is_reported_with_the_remedy(sock
         with unprivileged(backend.path):
             problem = await unreachable(backend.path)
     assert problem == (
-        "may not be connected to (permission denied); make root its owner, or let others write to "
-        "it (mode 0666), and let others pass through its directories: the node plugin has no right "
-        "to pass over permissions"
+        "cannot be connected to (permission denied); make root its owner, or allow others to write "
+        "to it (mode 0666) and to traverse its directories: the node plugin cannot override file "
+        "permissions"
     )
 
 
@@ -292,9 +293,7 @@ async def test_a_backend_that_reports_no_name_is_reported(watched, monkeypatch):
     async with FakeBackend(watched.path / "gpu.sock") as backend:
         backend.info = info
         await until(lambda: watched.diagnostics)
-        assert watched.notes == [
-            "the backend's socket DIR/gpu.sock gave no answer to GetInfo in time"
-        ]
+        assert watched.notes == ["the backend's socket DIR/gpu.sock did not answer GetInfo in time"]
 
 
 async def test_a_driver_that_was_forgotten_appears_again(watched):

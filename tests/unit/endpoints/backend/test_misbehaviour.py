@@ -26,7 +26,7 @@ OTHER = ClaimReference(namespace="lab", name="infer", uid="uid-b")
 GPU = AllocatedDevice(name="gpu-0", pool=NODE, request="main")
 SECOND = AllocatedDevice(name="gpu-1", pool=NODE, request="main")
 DRIVER = "driver gpu.example.com"
-FAULT = "this is a fault of the backend"
+FAULT = "this is a bug in the backend"
 
 
 @pytest.fixture
@@ -72,17 +72,17 @@ def part(raw: bytes, number: int = 1) -> bytes:
     [
         pytest.param(
             b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff",
-            "its backend sent a message that is no protobuf message of its kind as its devices",
+            "its backend sent a malformed protobuf message as its devices",
             id="a-length-without-end",
         ),
         pytest.param(
             b"\x0a\x02\x0a\x05",
-            "its backend sent a message that is no protobuf message of its kind as its devices",
+            "its backend sent a malformed protobuf message as its devices",
             id="a-device-that-is-cut-off",
         ),
         pytest.param(
             b"\x08\x01",
-            "its backend sent a message that is no protobuf message of its kind as its devices",
+            "its backend sent a malformed protobuf message as its devices",
             id="a-number-where-devices-belong",
         ),
         pytest.param(
@@ -130,8 +130,8 @@ async def test_random_bytes_never_become_more_than_a_reason(served, backend, lis
 async def test_a_message_that_is_too_large_ends_the_connection(served, backend, listener):
     backend.send(b"\x0a" + bytes(5 * 1024 * 1024))
     assert await listener.reason() == (
-        "its backend sent more than 4 MiB as an answer to WatchDevices, or takes less than it was "
-        "sent"
+        "its backend sent more than 4 MiB in answer to WatchDevices, or accepts less than the node "
+        "plugin sent"
     )
 
 
@@ -244,7 +244,7 @@ async def test_another_name_on_the_same_socket_is_another_driver(served, backend
     [
         pytest.param(
             b"\xff\xff\xff",
-            ["answered PrepareClaims with a message that is no protobuf message of its kind"] * 2,
+            ["answered PrepareClaims with a malformed protobuf message"] * 2,
             id="garbage",
         ),
         pytest.param(
@@ -264,7 +264,7 @@ async def test_another_name_on_the_same_socket_is_another_driver(served, backend
         ),
         pytest.param(
             prepared(*[pb.PreparedClaim(uid="uid-z")] * 10),
-            ["more claims than it was asked about"] * 2,
+            ["more claims than were requested"] * 2,
             id="many-that-nobody-asked-about",
         ),
         pytest.param(
@@ -272,7 +272,7 @@ async def test_another_name_on_the_same_socket_is_another_driver(served, backend
                 pb.PreparedClaim(uid="uid-a", edits=[pb.Edits(), pb.Edits()]),
                 pb.PreparedClaim(uid="uid-b", edits=[pb.Edits()]),
             ),
-            [None, "gave edits for more devices than a claim has"],
+            [None, "returned edits for more devices than a claim has"],
             id="edits-of-too-many-devices",
         ),
         pytest.param(
@@ -318,7 +318,7 @@ async def test_another_name_on_the_same_socket_is_another_driver(served, backend
                 ),
                 pb.PreparedClaim(uid="uid-b", edits=[pb.Edits()]),
             ),
-            [None, "gave more than 1,000 edits for a device"],
+            [None, "returned more than 1,000 edits for a device"],
             id="options-without-end",
         ),
         pytest.param(
@@ -337,7 +337,7 @@ async def test_another_name_on_the_same_socket_is_another_driver(served, backend
                 pb.PreparedClaim(uid="uid-a", edits=[pb.Edits(additional_gids=range(2000))]),
                 pb.PreparedClaim(uid="uid-b", edits=[pb.Edits()]),
             ),
-            [None, "gave more than 1,000 edits for a device"],
+            [None, "returned more than 1,000 edits for a device"],
             id="edits-without-end",
         ),
         pytest.param(
@@ -351,12 +351,12 @@ async def test_another_name_on_the_same_socket_is_another_driver(served, backend
         pytest.param(
             b"\x0a\x0c\x0a\x05uid-a\x12\x03\x0a\xff\xff"
             + prepared(pb.PreparedClaim(uid="uid-b", edits=[pb.Edits()])).SerializeToString(),
-            [None, "no protobuf message of its kind for this claim"],
+            [None, "malformed protobuf message for this claim"],
             id="garbage-for-one",
         ),
         pytest.param(
             b"\x0a\x05" * 3 + bytes(4_500_000),
-            ["sent more than 4 MiB as an answer to PrepareClaims"] * 2,
+            ["sent more than 4 MiB in answer to PrepareClaims"] * 2,
             id="more-than-a-message-may-have",
         ),
     ],
@@ -395,8 +395,8 @@ async def test_a_backend_that_dies_in_a_call_fails_it_as_stopped_and_the_next_on
     with pytest.raises(EndpointStoppedError) as caught:
         await calling
     assert str(caught.value) == (
-        f"{DRIVER} is stopped: the connection to its backend was lost; it is started again by "
-        f"itself, and the pod is tried again"
+        f"{DRIVER} is stopped: the connection to its backend was lost; the node plugin restarts "
+        "it, and the kubelet retries the pod"
     )
     backend.prepare = usual
     await backend.start()
@@ -430,7 +430,7 @@ async def test_a_late_answer_is_ignored(served, backend, monkeypatch):
     usual, backend.prepare = backend.prepare, prepare
     with pytest.raises(DeviceFailedError) as caught:
         await call(served.prepare, CLAIM, [GPU])
-    assert str(caught.value) == f"{DRIVER} gave no answer to prepare_claims within 300 s"
+    assert str(caught.value) == f"{DRIVER} did not answer prepare_claims within 300 s"
     backend.prepare = usual
     (edits,) = await call(served.prepare, CLAIM, [GPU])
     assert edits.env == {"GPU": "gpu-0"}

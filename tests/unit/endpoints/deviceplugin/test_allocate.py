@@ -159,7 +159,7 @@ def test_an_answer_is_as_it_was_given():
             id="mounts",
         ),
         pytest.param(b"", "no container_response", id="nothing"),
-        pytest.param(b"\x0a\x02\x0a\x05", "no protobuf message", id="garbage"),
+        pytest.param(b"\x0a\x02\x0a\x05", "malformed protobuf message", id="garbage"),
     ],
 )
 def test_an_answer_without_end_is_not_read(raw, text):

@@ -433,9 +433,11 @@ async def test_a_registration_socket_that_was_removed_is_created_again(world, pl
     [
         pytest.param({"version": "v1"}, "Supported version is \\['v1beta1'\\]", id="version"),
         pytest.param({"resource_name": "thing"}, "must have a domain", id="no-domain"),
-        pytest.param({"resource_name": "kubernetes.io/cpu"}, "Kubernetes' own", id="native"),
+        pytest.param(
+            {"resource_name": "kubernetes.io/cpu"}, "reserved for Kubernetes", id="native"
+        ),
         pytest.param({"endpoint": "../x.sock"}, "without '/'", id="other-directory"),
-        pytest.param({"endpoint": "kubelet.sock"}, "at which plugins register", id="our-own"),
+        pytest.param({"endpoint": "kubelet.sock"}, "is the registration socket", id="our-own"),
         pytest.param({"endpoint": "x" * 100}, "at most 107 bytes", id="long"),
     ],
 )
@@ -453,7 +455,7 @@ async def test_resources_are_bounded(world, directory, monkeypatch):
         FakeDevicePlugin(directory, resource="a.example/a", endpoint="a.sock"),
         FakeDevicePlugin(directory, resource="a.example/b", endpoint="b.sock"),
     ):
-        with pytest.raises(grpc.aio.AioRpcError, match="no more are accepted"):
+        with pytest.raises(grpc.aio.AioRpcError, match="the maximum"):
             await FakeDevicePlugin(directory, resource="a.example/c").register()
 
 
@@ -471,7 +473,7 @@ async def test_a_plugin_that_has_been_unavailable_for_long_makes_room(
             await world.until_listed("thing-0", "thing-1", resource="a.example/c")
             with pytest.raises(EndpointStoppedError, match="it has not registered yet"):
                 await world.prepare("thing-0")
-            with pytest.raises(grpc.aio.AioRpcError, match="no more are accepted"):
+            with pytest.raises(grpc.aio.AioRpcError, match="the maximum"):
                 await plugin.register()
             await other.stop()
             await world.until_stopped("a.example/a")
@@ -587,7 +589,7 @@ async def test_a_path_that_is_none_is_a_sentence(world, plugin):
             r"thing failed in Allocate: no power \(internal\)",
             id="failure",
         ),
-        pytest.param({"raw_answer": b"\xff\xff"}, "no protobuf message", id="garbage"),
+        pytest.param({"raw_answer": b"\xff\xff"}, "malformed protobuf message", id="garbage"),
         pytest.param({"raw_answer": b""}, "with no container_response for 1", id="no-answer"),
         pytest.param(
             {"raw_answer": pb.AllocateResponse(container_responses=[{}, {}]).SerializeToString()},
@@ -633,7 +635,7 @@ async def test_a_failing_pre_start_is_a_sentence(world, directory):
 async def test_a_call_that_is_not_answered_is_a_sentence(world, plugin, monkeypatch):
     monkeypatch.setattr(plugin_client, "ALLOCATE_SECONDS", 0.1)
     plugin.allow.clear()
-    with pytest.raises(DeviceFailedError, match="gave no answer to Allocate in time"):
+    with pytest.raises(DeviceFailedError, match="did not answer Allocate in time"):
         await world.prepare("thing-0")
     plugin.allow.set()
     assert await world.prepare("thing-0")
@@ -686,7 +688,7 @@ async def test_admin_access_is_refused(world, plugin):
 
 
 async def test_parameters_are_refused(world, plugin):
-    with pytest.raises(DeviceFailedError, match="takes no opaque parameters"):
+    with pytest.raises(DeviceFailedError, match="accepts no opaque parameters"):
         await world.prepare_devices([device("thing-0", configs=({"speed": 3},))])
     assert plugin.allocated == []
 
@@ -743,7 +745,7 @@ async def test_calls_of_one_device_do_not_overlap(world, plugin):
 @pytest.mark.parametrize(
     ("messages", "text"),
     [
-        pytest.param([b"\xff\xff\xff"], "no protobuf message", id="garbage"),
+        pytest.param([b"\xff\xff\xff"], "malformed protobuf message", id="garbage"),
         pytest.param(
             [listed(*(str(n) for n in range(20_000))).SerializeToString()],
             "more than 16,384 devices",

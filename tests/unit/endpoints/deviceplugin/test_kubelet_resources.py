@@ -98,7 +98,7 @@ async def test_a_kubelet_that_hangs_is_not_waited_for(looptime):
     bar = await KubeletResources(hang).check(THING)
     assert looptime == 2
     assert bar is not None
-    assert "does not answer within 2 s" in bar.text
+    assert "did not answer within 2 s" in bar.text
 
 
 @pytest.mark.looptime
