@@ -142,6 +142,14 @@ cluster-down: venv ## stop it and leave nothing behind
 kubectl: venv ## make kubectl ARGS="get pods -A"
 	@$(BIN)/python -m e2e.cluster kubectl -- $(ARGS)
 
+.PHONY: cluster-env
+cluster-env: venv ## eval "$(make -s cluster-env)": kubectl and helm of this shell use the cluster
+	@$(BIN)/python -m e2e.cluster env
+
+.PHONY: cluster-images
+cluster-images: deps venv ## build the images, and load them into the cluster
+	$(BIN)/python -m e2e.images | grep '\.tar$$' | xargs $(BIN)/python -m e2e.cluster load-image
+
 .PHONY: images
 images: deps venv ## build the images that the cluster runs
 	$(BIN)/python -m e2e.images

@@ -61,6 +61,15 @@ def kubeconfig(chosen: Cluster, arguments: argparse.Namespace) -> int:
     return 0
 
 
+def environment(chosen: Cluster, arguments: argparse.Namespace) -> int:
+    """The shell's lines for kubectl and helm: eval "$(make -s cluster-env)"."""
+    folder = Path(chosen.program("kubectl")).parent
+    print(f"export KUBECONFIG={chosen.kubeconfig}")
+    if folder.is_absolute():
+        print(f'export PATH="{folder}:$PATH"')
+    return 0
+
+
 def program(chosen: Cluster, arguments: argparse.Namespace) -> int:
     """kubectl and helm: with our own input and output, as if they were called directly."""
     words = arguments.words[1:] if arguments.words[:1] == ["--"] else arguments.words
@@ -104,6 +113,7 @@ def _parser() -> argparse.ArgumentParser:
     command("down", down, "stop it and leave nothing behind")
     command("status", status, "print whether it is up")
     command("kubeconfig", kubeconfig, "print the path of the administrator's kubeconfig")
+    command("env", environment, "print the shell's lines for kubectl and helm")
     for name in ("kubectl", "helm"):
         command(name, program, f"run {name}: ... {name} -- ARGS").add_argument("words", nargs="*")
     loader = command("load-image", load_image, "give its nodes the images of docker-archive tars")

@@ -9,13 +9,20 @@ pages.
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import yaml
+
 CHANGES = {"install", "upgrade", "uninstall", "delete", "rollback"}
 TAKES_VALUES = {"install", "upgrade", "template"}
 CHART = "charts/drakit"
+
+
+LOCAL = "localhost/"
+"""The registry of images that are loaded into the cluster and not pulled."""
 
 
 def arguments_of(argv: Sequence[str], *, values: Sequence[str], images: Sequence[str]) -> list[str]:
@@ -23,7 +30,8 @@ def arguments_of(argv: Sequence[str], *, values: Sequence[str], images: Sequence
     Return helm's arguments with those that the cluster needs.
 
     :param values: files that come before the page's own, which win.
-    :param images: settings that come last: the page's images are in no registry.
+    :param images: settings that come last: the images of the page are in no registry. They are
+        left out where the page itself names an image that it has loaded.
     """
     subcommand = next((word for word in argv if not word.startswith("-")), "")
     charts = [word for word in argv if word.rstrip("/").endswith(CHART)]
@@ -31,8 +39,21 @@ def arguments_of(argv: Sequence[str], *, values: Sequence[str], images: Sequence
         return list(argv)
     place = argv.index(subcommand) + 1
     files = [f"--values={path}" for path in values]
-    settings = [word for image in images for word in ("--set-string", image)]
+    loaded = [] if _names_loaded_image(argv) else images
+    settings = [word for image in loaded for word in ("--set-string", image)]
     return [*argv[:place], *files, *argv[place:], *settings]
+
+
+def _names_loaded_image(argv: Sequence[str]) -> bool:
+    joined = " ".join(argv)
+    if re.search(rf"image\.repository={LOCAL}", joined):
+        return True
+    for path in re.findall(r"(?:-f|--values)[= ](\S+)", joined):
+        values = yaml.safe_load(Path(path).read_text()) if Path(path).exists() else None
+        image = values.get("image") if isinstance(values, dict) else None
+        if isinstance(image, dict) and str(image.get("repository", "")).startswith(LOCAL):
+            return True
+    return False
 
 
 def main() -> None:

@@ -19,6 +19,8 @@ SHAPES = (
         r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}",
     ),
     (r"sha256:[0-9a-f]{6,64}", r"sha256:[0-9a-f]{6,64}"),
+    # A ResourceSlice of drakit.
+    (r"-[0-9a-f]{8}(?![\w-])", r"-[0-9a-f]{8}(?![\w-])"),
     # The pod of a Deployment, then any other generated name.
     (rf"-{SUFFIX}{{8,10}}-{SUFFIX}{{5}}(?![\w-])", rf"-{SUFFIX}{{8,10}}-{SUFFIX}{{5}}(?![\w-])"),
     (rf"-{SUFFIX}{{5}}(?![\w-])", rf"-{SUFFIX}{{5}}(?![\w-])"),

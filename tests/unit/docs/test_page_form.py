@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -173,6 +174,7 @@ def test_a_page_without_its_needs_is_refused(parsed, matter):
         pytest.param(
             "web-7d4b9c6f5-x2x9z 1/1", "web-54bcfd9756-qqqqq 1/1", id="pod-of-a-deployment"
         ),
+        pytest.param("00000-a-node-1-938291eb", "00000-a-node-1-0a0b0c0d", id="slice"),
         pytest.param("x 3m12s", "x 5s", id="age"),
         pytest.param(
             "uid: 0a1b2c3d-0000-4000-8000-0123456789ab",
@@ -256,13 +258,16 @@ def test_commands_that_only_read_can_be_repeated(commands, reads):
 # ------------------------------------------------------------ helm
 
 
-def test_an_install_of_the_chart_gets_the_values_of_the_cluster():
+def test_an_install_of_the_chart_gets_the_values_of_the_cluster(tmp_path):
     def added(command: str) -> str:
         return " ".join(arguments_of(command.split(), values=["/v/1.yaml"], images=["image.tag=x"]))
 
     assert added("install drakit charts/drakit -n a -f b.yaml") == (
         "install --values=/v/1.yaml drakit charts/drakit -n a -f b.yaml --set-string image.tag=x"
     )
+    (tmp_path / "own.yaml").write_text("image: {repository: localhost/lamps}")
+    for own in (f"-f {tmp_path}/own.yaml", "--set image.repository=localhost/lamps"):
+        assert "image.tag=x" not in added(f"upgrade lamps charts/drakit {own}")
     for other in ("uninstall drakit -n a", "list -A", "install x charts/other"):
         assert added(other) == other
 
@@ -272,7 +277,7 @@ def test_the_program_that_stands_for_helm_runs_without_the_repository_in_its_pat
     (tmp_path / "images").write_text("image.tag=x")
     program = ROOT / "e2e" / "pages" / "helm.py"
     done = subprocess.run(
-        ["python3", "-P", program, "uninstall", "drakit"],
+        [sys.executable, "-P", program, "uninstall", "drakit"],
         env={
             "PATH": "/usr/bin:/bin",
             "DRAKIT_PAGE": str(tmp_path),
