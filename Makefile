@@ -184,6 +184,10 @@ conformance: venv ## the conformance kit over every driver that ships (Go for th
 e2e: deps venv ## the tests on a real cluster
 	$(BIN)/pytest e2e -m "e2e and not slow"
 
+.PHONY: e2e-docs
+e2e-docs: deps venv ## every command of the documentation, on a real cluster
+	$(BIN)/pytest e2e/pages -m "e2e and not slow"
+
 .PHONY: e2e-some
 e2e-some: demo ## demo, devices, claims and faults: what `CLUSTER=kind make test` runs
 	$(BIN)/python -m e2e.cluster down

@@ -47,6 +47,7 @@ def write_image(
     name: str,
     files: Mapping[str, tuple[Content, int]],
     links: Mapping[str, str] | None = None,
+    aliases: Sequence[str] = (),
     entrypoint: Sequence[str] = (),
     env: Mapping[str, str] | None = None,
     user: str = "",
@@ -56,6 +57,7 @@ def write_image(
 
     :param files: path in the container -> (content, permission bits); parents are made.
     :param links: path in the container -> target of a symbolic link.
+    :param aliases: further names of the image.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
@@ -64,7 +66,7 @@ def write_image(
             _write_layer(stream, files=files, links=links or {})
         with layer.open("rb") as stream:
             digest = hashlib.file_digest(stream, "sha256").hexdigest()
-        image = Image(names=[name], entrypoint=entrypoint, env=env or {}, user=user)
+        image = Image(names=[name, *aliases], entrypoint=entrypoint, env=env or {}, user=user)
         whole = Path(folder, "image.tar")
         _write_archive(whole, [image], layer=layer, digest=digest)
         whole.replace(path)

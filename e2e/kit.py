@@ -303,12 +303,18 @@ def cdi_files(cluster: Cluster, node: str, *, driver: str = DRIVER) -> set[str]:
 
 
 def plugin_pod(cluster: Cluster, node: str, *, release: Release = DRAKIT) -> dict[str, Any] | None:
-    """The pod of a release's node plugin on a node."""
-    selector = "app.kubernetes.io/component=nodeplugin"
-    for item in cluster.get("pods", "-n", release.namespace, "-l", selector)["items"]:
-        if item["spec"].get("nodeName") == node and "deletionTimestamp" not in item["metadata"]:
+    """The pod of a release's node plugin on a node; none that terminates."""
+    for item in plugin_pods(cluster, node, release=release):
+        if "deletionTimestamp" not in item["metadata"]:
             return item
     return None
+
+
+def plugin_pods(cluster: Cluster, node: str, *, release: Release = DRAKIT) -> list[dict[str, Any]]:
+    """All pods of a release's node plugin on a node: one that terminates still serves claims."""
+    selector = "app.kubernetes.io/component=nodeplugin"
+    items = cluster.get("pods", "-n", release.namespace, "-l", selector)["items"]
+    return [item for item in items if item["spec"].get("nodeName") == node]
 
 
 def plugin_log(

@@ -54,7 +54,7 @@ def install(
     waiting = ["--wait", f"--timeout={WAIT_SECONDS}s"] if wait else []
     with tempfile.TemporaryDirectory() as scratch:
         ours, theirs = Path(scratch, "cluster.yaml"), Path(scratch, "values.yaml")
-        ours.write_text(json.dumps(_cluster_values(cluster, build)))
+        ours.write_text(json.dumps(cluster_values(cluster, build)))
         theirs.write_text(json.dumps(values or {}))
         files = [f"--values={path}" for path in (VALUES, ours, theirs)]
         try:
@@ -89,21 +89,22 @@ def _selector(release: Release) -> str:
     return f"app.kubernetes.io/instance={release.name}"
 
 
-def _cluster_values(cluster: Cluster, build: str) -> dict[str, Any]:
+def cluster_values(cluster: Cluster, build: str) -> dict[str, Any]:
+    """The chart's values that this cluster needs, beside those of `values.yaml`."""
     values: dict[str, dict[str, Any]] = {"nodeplugin": {}, "operator": {}}
     if cluster.boot_id_file() != KERNELS_BOOT_ID:
         values["nodeplugin"]["bootIDFile"] = cluster.boot_id_file()
     nodes = cluster.nodes
     if len(cluster.get("nodes")["items"]) > len(nodes):
         # The control plane is a node of its own here: it has no images, and tests count slices.
-        values["nodeplugin"]["affinity"] = _only(nodes)
+        values["nodeplugin"]["affinity"] = only_on(nodes)
     if build:
         for component in values.values():
             component["podAnnotations"] = {"drakit.dev/build": build}
     return values
 
 
-def _only(nodes: Sequence[str]) -> dict[str, Any]:
+def only_on(nodes: Sequence[str]) -> dict[str, Any]:
     """The affinity to some nodes, by name."""
     name = {"key": "metadata.name", "operator": "In"}
     terms = [{"matchFields": [{**name, "values": [node]}]} for node in nodes]

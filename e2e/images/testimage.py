@@ -1,6 +1,7 @@
 """
 The image of the test pods: busybox, and small static programs that use a device.
 
+It has a second name, that of the public image in the documentation's pods, which no test can pull.
 It must not know the tests.
 """
 
@@ -15,6 +16,7 @@ from e2e.archive import write_image
 from e2e.images.cache import REPOSITORY, ImageError, digest, kept, run
 
 NAME = "localhost/drakit-test:dev"
+PUBLIC_NAME = "docker.io/library/busybox:1.37"
 SOURCES = REPOSITORY / "e2e" / "testimage"
 TOOLS = ("kvm-version", "blockio")
 """The names under which the helper program does something; see its `main.go`."""
@@ -24,7 +26,9 @@ def test_image() -> Path:
     """Return the archive of the test image; built if it is not in the cache."""
     busybox = static_busybox()
     sources = [*sorted(SOURCES.glob("*.go")), SOURCES / "go.mod"]
-    key = digest(NAME, busybox, *sources, Path(__file__), REPOSITORY / "e2e" / "archive.py")
+    key = digest(
+        NAME, PUBLIC_NAME, busybox, *sources, Path(__file__), REPOSITORY / "e2e" / "archive.py"
+    )
     return kept("images", f"test-{key}", lambda folder: _make(folder, busybox), keep=6) / "test.tar"
 
 
@@ -59,6 +63,7 @@ def _make(folder: Path, busybox: Path) -> None:
         write_image(
             folder / "test.tar",
             name=NAME,
+            aliases=[PUBLIC_NAME],
             files={"bin/busybox": (busybox, 0o755), "bin/device-tools": (helper, 0o755)},
             links=links,
             env={"PATH": "/bin"},

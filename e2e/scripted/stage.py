@@ -20,6 +20,7 @@ from e2e.kit import (
     Space,
     cdi_files,
     plugin_pod,
+    plugin_pods,
     ready,
     restarts,
     slices,
@@ -207,11 +208,14 @@ class Stage(Space):
         """There is no daemon on the node meanwhile."""
         self._place_plugin("nowhere")
         try:
-            wait_for("the daemon to be gone", lambda: self.plugin() is None)
+            wait_for("the daemon to be gone", self._has_no_plugin, seconds=90)
             yield
         finally:
             self._place_plugin(self.node)
             wait_for("the daemon", lambda: ready(self.plugin()), seconds=90)
+
+    def _has_no_plugin(self) -> bool:
+        return not plugin_pods(self.cluster, self.node, release=SCRIPTED)
 
     def _place_plugin(self, node: str) -> None:
         selector = {"kubernetes.io/hostname": node}

@@ -1,0 +1,185 @@
+"""
+The state of the cluster before and after a page: drakit as the page needs it, and nothing else.
+
+A page that finds the state that the page before it left waits for nothing. It must not know what a
+page does.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from e2e.cluster.api import Cluster, ClusterError, CommandError
+from e2e.kit import slices, wait_for
+from e2e.pages.page import Needs
+from e2e.release import DRAKIT, NAMESPACE, Release, install, only_on, uninstall
+from e2e.simulated import DRIVER as SIMULATED
+
+VALUES: dict[Needs, dict[str, Any]] = {
+    Needs.INSTALLED: {},
+    Needs.SIMULATED: {"simulated": {"enabled": True}},
+}
+
+KINDS = (
+    *("namespaces", "pods", "deployments", "daemonsets", "statefulsets", "jobs", "services"),
+    *("configmaps", "secrets", "serviceaccounts", "roles", "rolebindings", "clusterroles"),
+    *("clusterrolebindings", "resourcequotas", "networkpolicies", "persistentvolumeclaims"),
+    *("deviceclasses", "resourceclaims", "resourceclaimtemplates"),
+    *("validatingadmissionpolicies", "validatingadmissionpolicybindings"),
+)
+"""What a page may create, and has to remove."""
+
+NOT_HELMS = "app.kubernetes.io/managed-by!=Helm,owner!=helm"
+COLUMNS = (
+    "K:.kind,NS:.metadata.namespace,NAME:.metadata.name,OWNER:.metadata.ownerReferences[0].uid"
+)
+
+Object = tuple[str, str, str]
+"""Kind, namespace (or `<none>`) and name."""
+
+SHORT_GRACE: dict[str, Any] = {
+    "apiVersion": "v1",
+    "kind": "List",
+    "items": [
+        {
+            "apiVersion": "admissionregistration.k8s.io/v1",
+            "kind": "MutatingAdmissionPolicy",
+            "metadata": {"name": "pages.test.drakit.dev"},
+            "spec": {
+                "failurePolicy": "Ignore",
+                "reinvocationPolicy": "Never",
+                "matchConstraints": {
+                    "resourceRules": [
+                        {
+                            "apiGroups": [""],
+                            "apiVersions": ["v1"],
+                            "operations": ["CREATE"],
+                            "resources": ["pods"],
+                        }
+                    ]
+                },
+                "matchConditions": [
+                    {
+                        "name": "default",
+                        "expression": "object.spec.terminationGracePeriodSeconds == 30",
+                    }
+                ],
+                "mutations": [
+                    {
+                        "patchType": "ApplyConfiguration",
+                        "applyConfiguration": {
+                            "expression": "Object{spec: Object.spec{"
+                            "terminationGracePeriodSeconds: 1}}"
+                        },
+                    }
+                ],
+            },
+        },
+        {
+            "apiVersion": "admissionregistration.k8s.io/v1",
+            "kind": "MutatingAdmissionPolicyBinding",
+            "metadata": {"name": "pages.test.drakit.dev"},
+            "spec": {"policyName": "pages.test.drakit.dev"},
+        },
+    ],
+}
+"""A shell that sleeps as process 1 ignores SIGTERM: each deletion would take 30 s."""
+
+
+class State:
+    """What is installed now, as far as it is known."""
+
+    def __init__(self, cluster: Cluster, *, build: str) -> None:
+        self._cluster = cluster
+        self._build = build
+        self._known: tuple[Needs, int] | None = None
+
+    def shorten_grace(self) -> None:
+        """End pods fast, where the API server serves mutating policies."""
+        try:
+            self._cluster.apply(json.dumps(SHORT_GRACE))
+        except CommandError:
+            return
+
+    def restore_grace(self) -> None:
+        self._cluster.kubectl(
+            *("delete", "-f", "-", "--ignore-not-found"), input=json.dumps(SHORT_GRACE), check=False
+        )
+
+    def ensure(self, needs: Needs, *, nodes: int) -> None:
+        """Bring the cluster to what a page needs."""
+        if self._known == (needs, nodes):
+            return
+        self._known = None
+        if needs is Needs.NOTHING:
+            self.clear()
+        else:
+            self._install(needs, nodes=nodes)
+        self._known = (needs, nodes)
+
+    def forget(self) -> None:
+        """The release is not as it was installed here."""
+        self._known = None
+
+    def clear(self) -> None:
+        """Remove every release, and the namespace."""
+        for release in self.releases():
+            uninstall(self._cluster, release)
+        self._cluster.kubectl(
+            "delete", "namespace", NAMESPACE, "--ignore-not-found", "--timeout=60s", timeout=70
+        )
+
+    def releases(self) -> list[Release]:
+        listed = json.loads(self._cluster.helm("list", "--all-namespaces", "-o", "json").stdout)
+        return [Release(name=one["name"], namespace=one["namespace"]) for one in listed]
+
+    def objects(self) -> set[Object]:
+        """What lies in the cluster, but for what Helm manages and what other objects own."""
+        done = self._cluster.kubectl(
+            *("get", ",".join(KINDS), "--all-namespaces", "--no-headers", "--ignore-not-found"),
+            *("-l", NOT_HELMS, "-o", f"custom-columns={COLUMNS}"),
+        )
+        rows = (line.split() for line in done.stdout.splitlines())
+        return {(kind, space, name) for kind, space, name, owner in rows if owner == "<none>"}
+
+    def left_behind(self, before: set[Object], *, seconds: float) -> set[Object]:
+        """Return what was not there before the page, and does not go within some time."""
+
+        def left() -> set[Object]:
+            spaces = {name for kind, _, name in before if kind == "Namespace"}
+            # What is in a new namespace goes with it.
+            return {one for one in self.objects() - before if one[1] in spaces | {"<none>"}}
+
+        try:
+            wait_for("the page's objects to be gone", lambda: not left(), seconds=seconds)
+        except ClusterError:
+            return left()
+        return set()
+
+    def remove(self, objects: Iterable[Object]) -> None:
+        """Remove what a page left, so that the next one can run."""
+        for kind, space, name in sorted(objects):
+            place = [] if space == "<none>" else ["-n", space]
+            self._cluster.kubectl(
+                *("delete", kind, name, *place, "--ignore-not-found", "--wait=false"), check=False
+            )
+
+    def _install(self, needs: Needs, *, nodes: int) -> None:
+        cluster = self._cluster
+        for release in self.releases():
+            if release != DRAKIT:
+                uninstall(cluster, release)
+        install(cluster, values={**VALUES[needs], **placed(cluster, nodes)}, build=self._build)
+        if needs is Needs.SIMULATED:
+            for node in cluster.nodes[:nodes]:
+                wait_for(
+                    f"the devices of {node} to be published",
+                    lambda: slices(cluster, node, driver=SIMULATED),  # noqa: B023
+                )
+
+
+def placed(cluster: Cluster, nodes: int) -> dict[str, Any]:
+    """The chart's values that keep drakit on the first nodes."""
+    return {"nodeplugin": {"affinity": only_on(cluster.nodes[:nodes])}}
