@@ -240,10 +240,11 @@ def visit(browser: Browser, base: str, look: Visit, pictures: Path | None) -> li
     browser.call("Emulation.setEmulatedMedia", features=media)
     browser.events.clear()
     browser.call("Page.navigate", url=base + look.page)
-    browser.wait_for(f"location.href === {json.dumps(base + look.page)} && {SETTLED}")
-    found = browser.value(
-        INSPECT.replace("SCHEME", {"light": "default", "dark": "slate"}[look.scheme])
-    )
+    # The theme's script sets the colours a moment later.
+    scheme = {"light": "default", "dark": "slate"}[look.scheme]
+    coloured = f"document.body.dataset.mdColorScheme === '{scheme}'"
+    browser.wait_for(f"location.href === {json.dumps(base + look.page)} && {SETTLED} && {coloured}")
+    found = browser.value(INSPECT.replace("SCHEME", scheme))
     if pictures is not None:
         shot = browser.call("Page.captureScreenshot", captureBeyondViewport=True)
         (pictures / look.picture).write_bytes(base64.b64decode(shot["data"]))
