@@ -118,6 +118,7 @@ class Browser:
                 "--disable-gpu",
                 "--disable-dev-shm-usage",
                 "--hide-scrollbars",
+                "--disable-features=BackForwardCache",
                 "--remote-debugging-pipe",
                 f"--user-data-dir={profile}",
                 "about:blank",
@@ -229,6 +230,9 @@ class Visit:
 
 
 def visit(browser: Browser, base: str, look: Visit, pictures: Path | None) -> list[str]:
+    # The page before must be gone: it would notice the new colours, and store them.
+    browser.call("Page.navigate", url="about:blank")
+    browser.wait_for("location.href === 'about:blank'")
     browser.call(
         "Emulation.setDeviceMetricsOverride",
         width=WIDTHS[look.width],
