@@ -117,6 +117,10 @@ docs: $(DOCS)/.done ## build the site in build/docs/site, and check its links
 docs-serve: $(DOCS)/.done ## serve the site on localhost:8000, rebuilt as you write
 	PYTHONPATH=$(CURDIR) $(DOCS)/bin/python -m tools.site serve $(ARGS)
 
+.PHONY: docs-check-browser
+docs-check-browser: docs ## look at every page in Chromium, at two widths, in light and dark
+	PYTHONPATH=$(CURDIR) $(DOCS)/bin/python -m tools.site.browser $(ARGS)
+
 .PHONY: docs-publish
 docs-publish: $(DOCS)/.done ## add the built site to the branch gh-pages (TAG=vX.Y.Z of a release; PUSH=1)
 	@rm -rf build/gh-pages && git worktree prune
