@@ -67,6 +67,11 @@ proto: venv ## regenerate the stubs of proto/
 .PHONY: check-generated
 check-generated: venv ## generated files equal the committed ones
 	$(BIN)/python tools/generate_proto.py --check
+	$(BIN)/python -m tools.reference --check
+
+.PHONY: reference
+reference: venv ## write the generated pages of docs/reference
+	$(BIN)/python -m tools.reference
 
 .PHONY: check-proto
 check-proto: venv ## nothing of drakit.backend.v1 is changed or removed

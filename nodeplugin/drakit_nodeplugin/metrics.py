@@ -17,6 +17,7 @@ from drakit_nodeplugin.claims.checkpoint.records import STATES
 from drakit_nodeplugin.claims.errors import FaultError
 from drakit_nodeplugin.claims.source import FetchResult
 from drakit_nodeplugin.claims.work import ClaimAnswer, Operation
+from drakit_nodeplugin.reasons import NodeReason
 
 __all__ = ("DriverMetrics", "Metrics")
 
@@ -189,7 +190,7 @@ class DriverMetrics:
         """Count restored CDI files."""
         self._restored.inc(files)
 
-    def diagnosed(self, reason: str) -> None:
+    def diagnosed(self, reason: NodeReason) -> None:
         """Count a problem of an endpoint."""
         self._metrics.diagnostics.labels(self._driver, reason).inc()
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from drakit.device import ClaimReference
@@ -28,6 +29,7 @@ from drakit_nodeplugin.claims.errors import (
 )
 from drakit_nodeplugin.claims.queue import SLOW_SECONDS
 from drakit_nodeplugin.claims.work import GERUND, ClaimAnswer, Operation
+from drakit_nodeplugin.reasons import ClaimReason
 
 __all__ = ("ClaimEvents",)
 
@@ -50,6 +52,12 @@ _PASSING = frozenset({ClaimBusyError.reason, ClaimFetchError.reason})
 
 _SILENT = frozenset({AbandonedError.reason, ClaimGoneError.reason, ClaimReplacedError.reason})
 """Reasons that do not concern the claim: its pod is going, or it does not exist."""
+
+PREPARED: ClaimReason = "Prepared"
+_FAILED: Mapping[Operation, ClaimReason] = {
+    "prepare": "PrepareFailed",
+    "unprepare": "UnprepareFailed",
+}
 
 _Key = tuple[str, Operation]
 
@@ -167,7 +175,7 @@ class ClaimEvents:
             self._overflowing = False
 
     async def _write(self, recorder: EventRecorder, pending: _Pending) -> None:
-        claim, reason = pending.claim, f"{pending.operation.capitalize()}Failed"
+        claim = pending.claim
         try:
             await recorder.record(
                 {
@@ -178,7 +186,7 @@ class ClaimEvents:
                     "uid": claim.uid,
                 },
                 type="Warning" if pending.failed else "Normal",
-                reason=reason if pending.failed else "Prepared",
+                reason=_FAILED[pending.operation] if pending.failed else PREPARED,
                 action=GERUND[pending.operation].capitalize(),
                 note=pending.note,
             )

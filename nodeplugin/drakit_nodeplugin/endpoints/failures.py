@@ -22,6 +22,7 @@ from typing import Self
 
 from drakit.driver import DriverError
 from drakit.rate_limiter import RateLimiter
+from drakit_nodeplugin.reasons import NodeReason
 
 __all__ = (
     "BadParametersError",
@@ -171,8 +172,8 @@ class Diagnostic:
     """Something that people should know about an endpoint: becomes a log line and an Event of the
     Node, and is counted by its reason."""
 
-    reason: str
-    """One of a closed set of words (``ResourceRefused``), as the Event has it."""
+    reason: NodeReason
+    """The reason of the Event."""
 
     note: str
     """A sentence that names endpoint, cause and remedy; the same cause gives the same text."""
@@ -202,7 +203,7 @@ class Diagnostics:
         self._limiter = RateLimiter(burst=BURST, per_second=1 / SECONDS_EACH)
         self._dropping = False
 
-    def report(self, reason: str, note: str, *, once: bool = False) -> None:
+    def report(self, reason: NodeReason, note: str, *, once: bool = False) -> None:
         """Report a sentence, unless it was reported a moment ago."""
         now = asyncio.get_running_loop().time()
         diagnostic = Diagnostic(reason=reason, note=note)

@@ -25,6 +25,7 @@ from drakit_nodeplugin.config import NodePluginConfig
 from drakit_nodeplugin.file_poller import FilePoller
 from drakit_nodeplugin.kubelet.podresources import PodResources
 from drakit_nodeplugin.metrics import Metrics
+from drakit_nodeplugin.reasons import NodeReason
 
 __all__ = ("Environment", "NodeEvents", "PluginNode", "read_boot_id")
 
@@ -91,9 +92,11 @@ class NodeEvents:
     def __init__(self, node: str, session: asyncio.Future[Session]) -> None:
         self._node = node
         self._session = session
-        self._pending: asyncio.Queue[tuple[str, str, str]] = asyncio.Queue(MAX_PENDING_EVENTS)
+        self._pending: asyncio.Queue[tuple[NodeReason, str, str]] = asyncio.Queue(
+            MAX_PENDING_EVENTS
+        )
 
-    def emit(self, *, reason: str, action: str, note: str) -> None:
+    def emit(self, *, reason: NodeReason, action: str, note: str) -> None:
         """Emit a warning soon. Repeated notes are one Event with a count."""
         try:
             self._pending.put_nowait((reason, action, note))

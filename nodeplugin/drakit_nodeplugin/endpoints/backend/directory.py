@@ -30,6 +30,7 @@ from drakit_nodeplugin.endpoints.allowlist import AllowList, Rights
 from drakit_nodeplugin.endpoints.failures import Diagnostic
 from drakit_nodeplugin.endpoints.host_paths import MAX_PATH_BYTES, SocketFile, socket_file
 from drakit_nodeplugin.endpoints.wire import CallFailedError, Client, GarbageError, parse, shown
+from drakit_nodeplugin.reasons import NodeReason
 from drakit_proto.backend.v1 import backend_pb2 as pb
 
 __all__ = ("SERVICE", "BackendDirectory", "BackendSocket", "identify", "unreachable")
@@ -315,7 +316,8 @@ class BackendDirectory:
     async def _ask(self, candidate: _Candidate) -> None:
         """Ask a socket for its driver."""
         path = candidate.socket.path
-        reason, note = "BackendRefused", None
+        reason: NodeReason = "BackendRefused"
+        note: str | None = None
         candidate.wanted = None
         try:
             async with self._slots:

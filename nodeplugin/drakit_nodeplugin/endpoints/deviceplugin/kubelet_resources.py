@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from drakit.backoff import Backoff
+from drakit_nodeplugin.reasons import NodeReason
 
 __all__ = ("Bar", "KubeletAnswer", "KubeletResources")
 
@@ -54,7 +55,7 @@ class Bar:
     text: str
     """A sentence."""
 
-    reason: str | None
+    reason: NodeReason | None
     """Reason of the Event; None while the wait is short."""
 
     of_kubelet: bool = False

@@ -36,6 +36,7 @@ from drakit_nodeplugin.endpoints.deviceplugin.device_list import resource_name_p
 from drakit_nodeplugin.endpoints.failures import Diagnostics
 from drakit_nodeplugin.endpoints.host_paths import MAX_PATH_BYTES
 from drakit_nodeplugin.endpoints.wire import quoted
+from drakit_nodeplugin.reasons import NodeReason
 from drakit_proto.kubelet.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
 from drakit_proto.kubelet.deviceplugin.v1beta1 import deviceplugin_pb2_grpc as pb_grpc
 
@@ -84,11 +85,11 @@ class RefusedError(Exception):
         text: str,
         *,
         code: grpc.StatusCode = grpc.StatusCode.INVALID_ARGUMENT,
-        reason: str = "RegistrationRefused",
+        reason: NodeReason = "RegistrationRefused",
     ) -> None:
         super().__init__(text)
         self.code = code
-        self.reason = reason
+        self.reason: NodeReason = reason
 
 
 class RegistrationService(pb_grpc.RegistrationServicer):

@@ -1,0 +1,35 @@
+"""
+The reasons of the node plugin's Events: closed sets of words, without data.
+
+pyright checks each place that writes an Event, or counts a diagnostic, against them. The page
+docs/reference/events.md, which has a text for each, is generated.
+
+It must not know when an Event is written.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+__all__ = ("ClaimReason", "NodeReason")
+
+ClaimReason = Literal["Prepared", "PrepareFailed", "UnprepareFailed"]
+"""Reasons of Events about a ResourceClaim."""
+
+NodeReason = Literal[
+    "AnnotationsUnsupported",
+    "BackendDirectory",
+    "BackendRefused",
+    "BackendUnreachable",
+    "CheckpointDamaged",
+    "DeviceLeftOut",
+    "DevicePluginStopped",
+    "EndpointStopped",
+    "FieldsDropped",
+    "KubeletResourcesUnknown",
+    "RegistrationRefused",
+    "ResourceServedByKubelet",
+    "TooManyResources",
+]
+"""Reasons of Events about the Node. Those of drivers, backends and device plugins are also the
+label `reason` of the metric `drakit_endpoint_diagnostics_total`."""

@@ -1,0 +1,108 @@
+"""The generated pages have what the code declares, and all of it."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from drakit_nodeplugin.reasons import ClaimReason, NodeReason
+from tests.unit.docs.listings import ROOT
+from tools.reference import __main__ as reference
+from tools.reference import attributes, events, markdown, metrics, values
+
+NODE_PLUGIN = ROOT / "nodeplugin" / "drakit_nodeplugin"
+WRITERS = {"Bar", "Diagnostic", "RefusedError", "emit", "record", "report"}
+"""Functions and classes whose `reason`, or first argument, is the reason of an Event."""
+
+
+def written() -> Iterator[tuple[Path, str]]:
+    """Find the reasons that the node plugin's code gives to a writer of Events."""
+    for path in sorted(NODE_PLUGIN.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Call):
+                continue
+            name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+            if name not in WRITERS:
+                continue
+            given = [each.value for each in node.keywords if each.arg == "reason"]
+            for value in given or node.args[:1]:
+                match value:
+                    case ast.Constant(value=str(text)) if re.fullmatch(r"([A-Z][a-z]+)+", text):
+                        yield path, text
+                    case _:
+                        pass
+
+
+def test_every_reason_that_is_written_is_in_the_closed_set():
+    found = {reason for _, reason in written()}
+    assert len(found) >= 10
+    assert found <= {*get_args(NodeReason), *get_args(ClaimReason)}
+
+
+def test_every_reason_of_the_closed_set_is_written():
+    source = "".join(path.read_text() for path in NODE_PLUGIN.rglob("*.py"))
+    for reason in (*get_args(NodeReason), *get_args(ClaimReason)):
+        # Once in the set itself.
+        assert source.count(f'"{reason}"') >= 2, reason
+
+
+@pytest.mark.parametrize(("where", "reasons", "texts"), events.SETS)
+def test_every_reason_has_a_text(where, reasons, texts):
+    assert set(reasons) == set(texts), where
+
+
+def test_every_label_of_a_metric_is_described():
+    page = metrics.page()
+    assert "`drakit_claim_errors_total` | counter" in page
+    assert "`operation`: `prepare`, `unprepare`" in page
+
+
+def test_an_attribute_without_a_text_is_an_error(monkeypatch):
+    monkeypatch.delitem(attributes.HOSTDEV, "serial")
+    with pytest.raises(SystemExit, match="serial"):
+        attributes.page()
+
+
+def test_a_text_of_no_attribute_is_an_error(monkeypatch):
+    monkeypatch.setitem(attributes.SIMULATED, "colour", "The colour.")
+    with pytest.raises(SystemExit, match="colour"):
+        attributes.page()
+
+
+def test_the_committed_pages_are_compared_with_the_generated_ones(tmp_path, monkeypatch):
+    monkeypatch.setattr(reference, "FOLDER", tmp_path)
+    (tmp_path / "cli.md").write_text("# Commands\n")
+    assert reference.differences("cli.md", "# Commands\n") == []
+    assert "+New.\n" in reference.differences("cli.md", "# Commands\nNew.\n")
+    assert reference.differences("gone.md", "# Page\n")
+
+
+def test_the_comment_above_a_value_is_its_meaning(tmp_path):
+    file = tmp_path / "values.yaml"
+    file.write_text(
+        "# Of another key.\n\nouter:\n  # How many.\n  # An example:\n  #   two: 2\n  inner: {}\n"
+    )
+    schema = {"properties": {"outer": {"properties": {"inner": {"type": "object"}}}}}
+    outer, inner = values.read(file, schema)
+    assert (outer.path, outer.comment, outer.is_group) == ("outer", "", True)
+    assert (inner.path, inner.comment) == ("outer.inner", "How many. An example:")
+    assert (inner.default, inner.example) == ({}, "two: 2")
+
+
+def test_a_docstring_becomes_markdown():
+    text = "Use :meth:`.Kit.start` or ``x``::\n\n    a = 1\n\n:raises ValueError: it is\n  not."
+    assert markdown.docstring(text) == (
+        "Use `Kit.start` or `x`:\n\n```python\na = 1\n```\n\n- Raises `ValueError`: it is not."
+    )
+
+
+def test_a_path_of_a_page_becomes_a_link():
+    assert markdown.links("see docs/admin/install.md") == (
+        "see [admin/install](../admin/install.md)"
+    )
+    assert markdown.links("(docs/reference/cdi.md#names)") == ("([reference/cdi](cdi.md#names))")

@@ -1,0 +1,255 @@
+"""
+The page of device attributes: of the drivers that drakit includes, and of adapted device plugins.
+
+Types and examples come from the drivers' code, which describes the sample devices below. An
+attribute without a text, and a text without an attribute, is an error.
+
+It must not know which devices a node has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+
+from drakit import AttributeValue, Device, Version
+from drakit.resource.topology import TOPOLOGY_FIELDS
+from drakit_drivers.hostdev.attributes import attributes, capacity
+from drakit_drivers.hostdev.sysfs import BlockFacts, HostDevice, PciParent, UsbParent
+from drakit_drivers.simulated.config import NicProfile, SimulatedConfig
+from drakit_drivers.simulated.inventory import all_devices
+from drakit_nodeplugin.endpoints.deviceplugin.device_list import list_devices
+from drakit_proto.kubelet.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
+from tools.reference import markdown
+
+USB_SERIAL = HostDevice(
+    subsystem="tty",
+    kernel_name="ttyUSB0",
+    path="/dev/ttyUSB0",
+    type="c",
+    major=188,
+    minor=0,
+    directory=Path("/sys/devices/pci0000:00/0000:00:14.0/usb1/1-2"),
+    driver="ftdi_sio",
+    links=(
+        "/dev/serial/by-id/usb-FTDI_FT232R_A50285BI-if00-port0",
+        "/dev/serial/by-path/pci-0000:00:14.0-usb-0:2:1.0-port0",
+    ),
+    usb=UsbParent(
+        vendor_id="0403",
+        product_id="6001",
+        port="1-2",
+        manufacturer="FTDI",
+        product="FT232R USB UART",
+        serial="A50285BI",
+        interface=0,
+    ),
+)
+
+DISK = HostDevice(
+    subsystem="block",
+    kernel_name="nvme0n1",
+    path="/dev/nvme0n1",
+    type="b",
+    major=259,
+    minor=0,
+    directory=Path("/sys/devices/pci0000:00/0000:01:00.0/nvme/nvme0/nvme0n1"),
+    devtype="disk",
+    driver="nvme",
+    serial="S4EVNX0R",
+    numa_node=0,
+    pci=PciParent(
+        bus_id="0000:01:00.0",
+        root="pci0000:00",
+        vendor_id="144d",
+        device_id="a808",
+        class_id="010802",
+    ),
+    block=BlockFacts(
+        size_bytes=500107862016,
+        read_only=False,
+        removable=False,
+        rotational=False,
+        model="Samsung SSD 970",
+        disk="nvme0n1",
+        identity="eui-0025385b01a1b2c3",
+        has_backing_file=False,
+    ),
+)
+
+STANDARD = {
+    "resource.kubernetes.io/numaNode": "Number of the NUMA node.",
+    "resource.kubernetes.io/pcieRoot": "PCIe root complex.",
+    "resource.kubernetes.io/pciBusID": "Address of the PCI function.",
+}
+
+HOSTDEV = {
+    "policy": "Name of the policy that publishes the device.",
+    "subsystem": "Subsystem of the kernel.",
+    "path": "Device node on the host.",
+    "devname": "The path without `/dev/`.",
+    "devtype": "Type of the device within its subsystem, if the kernel has one.",
+    "major": "Major number of the device node.",
+    "minor": "Minor number of the device node.",
+    "driver": "Driver of the kernel.",
+    "byIdLink": "Link of udev that names the device itself.",
+    "byPathLink": "Link of udev that names the device's place in the machine.",
+    "serial": "Serial number.",
+    "usbVendorID": "Vendor ID of the USB device.",
+    "usbProductID": "Product ID of the USB device.",
+    "usbManufacturer": "Manufacturer, as the USB device reports it.",
+    "usbProduct": "Product, as the USB device reports it.",
+    "usbInterface": "Number of the USB interface.",
+    "usbPort": "Bus and ports of the USB device.",
+    "pciVendorID": "Vendor ID of the PCI function.",
+    "pciDeviceID": "Device ID of the PCI function.",
+    "pciClass": "Class of the PCI function.",
+    "identity": "WWN, EUI or serial number of the whole disk. It does not depend on the kernel's numbering.",
+    "model": "Model of the disk.",
+    "readOnly": "Whether the disk is read-only.",
+    "removable": "Whether the medium is removable.",
+    "rotational": "Whether the disk rotates.",
+}
+
+SIMULATED = {
+    "type": "Kind of the device: `gpu`, `partition`, `nic` or `cpu`.",
+    "index": "Number of the GPU, interface or CPU. For CPUs by capacity, number of the NUMA node.",
+    "model": "The value `model` of the configuration.",
+    "architecture": "The value `architecture` of the configuration.",
+    "driverVersion": "The value `driverVersion` of the configuration.",
+    "computeSlices": "Compute slices of the GPU or of the partition.",
+    "parent": "Name of the GPU to which a partition belongs.",
+    "profile": "Size of a partition: its compute slices and `g`.",
+    "macAddress": "MAC address of the interface.",
+    "vlans": "VLANs of the interface, with `listAttributes` only.",
+}
+
+PLUGIN = {
+    "resource": "Name of the device plugin's resource.",
+    "id": "ID with which the device plugin lists the device.",
+    "numaNodes": "NUMA nodes of a device that has several, separated by commas.",
+}
+
+CAPACITIES = {
+    "size": "Size of the block device, in bytes.",
+    "memory": "Memory of the GPU or of the partition.",
+    "bandwidth": "Bandwidth of the interface in bits per second. Claims share it.",
+    "cpus": "CPUs of the NUMA node. Claims share them.",
+}
+
+
+def page() -> str:
+    """Return the page."""
+    return markdown.document(
+        "Device attributes",
+        description="The attributes and capacities of the devices that drakit's own drivers publish.",
+        source="the drivers",
+        body=[
+            "This page lists the attributes and capacities of the devices that drakit's own drivers publish. Use them in the\n"
+            "CEL selectors of claims and DeviceClasses: [Use devices](../use/devices.md) has recipes.",
+            "An attribute without a domain belongs to the domain of the driver:\n"
+            '`device.attributes["hostdev.drakit.dev"].subsystem`. A device has only the attributes that the node reports for\n'
+            "it. Check for the others first, because a selector that reads a missing attribute fails: write\n"
+            '`"serial" in device.attributes["hostdev.drakit.dev"]`.',
+            "## hostdev.drakit.dev",
+            "The driver `hostdev` publishes these attributes. It does not publish a string of more than 64 bytes, which is\n"
+            "the limit of the API. The examples are of a USB serial adapter and of an NVMe disk.",
+            *_tables(_hostdev(), HOSTDEV),
+            "## simulated.drakit.dev",
+            "The driver `simulated` publishes these attributes. The examples come from its default configuration.",
+            *_tables(_simulated(), SIMULATED),
+            "## deviceplugin.drakit.dev",
+            "The node plugin publishes these attributes for the devices of [device plugins](../admin/device-plugins.md).\n"
+            "Each resource has a pool of its own.",
+            *_tables(_plugin(), PLUGIN),
+        ],
+    )
+
+
+def _hostdev() -> list[Device]:
+    return [
+        Device(
+            name=each.kernel_name,
+            attributes=attributes(each, policy=policy),
+            capacity=capacity(each),
+        )
+        for each, policy in ((USB_SERIAL, "serial"), (DISK, "disks"))
+    ]
+
+
+def _simulated() -> list[Device]:
+    config = SimulatedConfig(nic=NicProfile(list_attributes=True))
+    inventory = all_devices(config)
+    return [*inventory.devices, *(inventory.fallback or ())]
+
+
+def _plugin() -> list[Device]:
+    def listed(identity: str, *nodes: int) -> pb.Device:
+        topology = pb.TopologyInfo(nodes=[pb.NUMANode(ID=node) for node in nodes])
+        return pb.Device(ID=identity, health="Healthy", topology=topology)
+
+    devices = (listed("card-0", 0), listed("card-1", 0, 1))
+    found = list_devices(devices, resource="vendor.example/card", before=None)
+    return list(found.inventory.devices)
+
+
+def _tables(devices: Collection[Device], texts: Mapping[str, str]) -> Iterator[str]:
+    examples: dict[str, AttributeValue] = {}
+    amounts: dict[str, str] = {}
+    for device in devices:
+        for name, value in (*device.attributes.items(), *_standard(device)):
+            examples.setdefault(name, value)
+        for name, amount in device.capacity.items():
+            amounts.setdefault(name, amount if isinstance(amount, str) else amount.value)
+    texts = {**texts, **STANDARD}
+    different = examples.keys() ^ texts.keys() - (STANDARD.keys() - examples.keys())
+    if different or amounts.keys() - CAPACITIES.keys():
+        raise SystemExit(f"attributes or capacities without text, or texts for none: {different}")
+    yield markdown.table(
+        ("Attribute", "Type", "Example", "Meaning"),
+        [
+            (markdown.code(name), _type(examples[name]), _example(examples[name]), text)
+            for name, text in texts.items()
+            if name in examples
+        ],
+    )
+    if amounts:
+        yield markdown.table(
+            ("Capacity", "Example", "Meaning"),
+            [
+                (markdown.code(name), markdown.code(amount), CAPACITIES[name])
+                for name, amount in amounts.items()
+            ],
+        )
+
+
+def _standard(device: Device) -> Iterator[tuple[str, AttributeValue]]:
+    for name, field in TOPOLOGY_FIELDS.items():
+        if (value := getattr(device.topology, field)) is not None:
+            yield name, value
+
+
+def _type(value: AttributeValue) -> str:
+    match value:
+        case bool():
+            return "bool"
+        case int():
+            return "int"
+        case str():
+            return "string"
+        case Version():
+            return "version"
+        case _:
+            return f"list of {_type(value[0])}"
+
+
+def _example(value: AttributeValue) -> str:
+    match value:
+        case bool():
+            return markdown.code(str(value).lower())
+        case Version(text=text):
+            return markdown.code(text)
+        case tuple():
+            return markdown.code(str(list(value)))
+        case _:
+            return markdown.code(str(value))

@@ -1,0 +1,142 @@
+"""
+The page of the backend contract: services, messages and enums with their comments.
+
+protoc compiles the contract; the comments come from the descriptor's source info.
+
+It must not know what the contract means.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
+
+from tools.contract import CONTRACT, described
+from tools.reference import markdown
+
+SOURCES = Path(__file__).resolve().parents[2] / "proto"
+
+MESSAGES, ENUMS, SERVICES, SYNTAX = 4, 5, 6, 12
+"""Field numbers of FileDescriptorProto, which begin the paths of source info."""
+
+FIELDS, METHODS, VALUES = 2, 2, 2
+
+_KINDS = {
+    value: name.removeprefix("TYPE_").lower() for name, value in FieldDescriptorProto.Type.items()
+}
+
+
+def page() -> str:
+    """Return the page."""
+    file = next(each for each in described(SOURCES, comments=True).file if each.name == CONTRACT)
+    contract = _Contract(file)
+    return markdown.document(
+        "Backend API",
+        description="The gRPC contract drakit.backend.v1: methods, messages, fields and enums.",
+        source=f"proto/{CONTRACT}",
+        body=contract.blocks(),
+    )
+
+
+class _Contract:
+    def __init__(self, file: FileDescriptorProto) -> None:
+        self._file = file
+        self._comments = {tuple(each.path): each for each in file.source_code_info.location}
+
+    def blocks(self) -> Iterator[str]:
+        yield (
+            "This page describes every method and message of the gRPC service that a backend implements.\n"
+            "[Write a backend](../vendors/backend.md) shows how to build one. The source of this page is\n"
+            f"[backend.proto](../../proto/{CONTRACT})."
+        )
+        # The comment of the file is detached from its first statement.
+        location = self._comments[SYNTAX,]
+        for comment in (*location.leading_detached_comments, location.leading_comments):
+            yield from _paragraphs(comment)
+        for index, service in enumerate(self._file.service):
+            yield f"## Service {service.name}"
+            yield from _paragraphs(self._comment(SERVICES, index))
+            for number, method in enumerate(service.method):
+                yield f"### {method.name}"
+                stream = "stream " if method.server_streaming else ""
+                yield (
+                    f"Takes {_link(method.input_type)}, and returns {stream and 'a stream of '}"
+                    f"{_link(method.output_type)}."
+                )
+                yield from _paragraphs(self._comment(SERVICES, index, METHODS, number))
+        yield "## Messages"
+        for index, message in enumerate(self._file.message_type):
+            yield f"### {message.name}"
+            yield from _paragraphs(self._comment(MESSAGES, index))
+            yield self._fields(message, (MESSAGES, index))
+        yield "## Enums"
+        for index, enum in enumerate(self._file.enum_type):
+            yield f"### {enum.name}"
+            yield from _paragraphs(self._comment(ENUMS, index))
+            yield markdown.table(
+                ("Value", "Number", "Meaning"),
+                [
+                    (
+                        markdown.code(value.name),
+                        str(value.number),
+                        _prose(self._comment(ENUMS, index, VALUES, number)),
+                    )
+                    for number, value in enumerate(enum.value)
+                ],
+            )
+
+    def _comment(self, *path: int) -> str:
+        location = self._comments.get(path)
+        return location.leading_comments if location else ""
+
+    def _fields(self, message: Any, path: Sequence[int]) -> str:
+        if not message.field:
+            return "This message has no fields."
+        return markdown.table(
+            ("Field", "Type", "Meaning"),
+            [
+                (
+                    markdown.code(field.name),
+                    _type(field, message),
+                    _prose(self._comment(*path, FIELDS, number)),
+                )
+                for number, field in enumerate(message.field)
+            ],
+        )
+
+
+def _type(field: Any, message: Any) -> str:
+    entry = next(
+        (each for each in message.nested_type if field.type_name.endswith(f".{each.name}")), None
+    )
+    if entry is not None:
+        return f"map of {_plain(entry.field[0])} to {_plain(entry.field[1])}"
+    text = _plain(field)
+    if field.label == FieldDescriptorProto.LABEL_REPEATED:
+        return f"repeated {text}"
+    if field.proto3_optional:
+        return f"optional {text}"
+    return text
+
+
+def _plain(field: Any) -> str:
+    return _link(field.type_name) if field.type_name else _KINDS[field.type]
+
+
+def _link(name: str) -> str:
+    own = name.rpartition(".")[2]
+    return f"[{own}](#{own.lower()})"
+
+
+def _paragraphs(comment: str) -> Iterator[str]:
+    for block in re.split(r"\n\s*\n", comment):
+        if block.strip():
+            yield markdown.paragraph(_prose(block))
+
+
+def _prose(comment: str) -> str:
+    return " ".join(comment.split()).replace("<", "&lt;")

@@ -1,0 +1,114 @@
+"""
+The page of commands, from the argument parsers of the programs.
+
+The usual help text of a parser differs between versions of Python, so this module writes its own.
+
+It must not know what a command does.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+
+from drakit.cli.main import _parser as drakit
+from drakit_nodeplugin.__main__ import _parser as nodeplugin
+from drakit_operator.__main__ import _parser as operator
+from tools.reference import markdown
+
+
+def page() -> str:
+    """Return the page."""
+    return markdown.document(
+        "Commands",
+        description="The commands and options of drakit, drakit-nodeplugin and drakit-operator.",
+        source="the argument parsers of the programs",
+        body=[
+            "This page lists the commands and options of the programs that drakit installs: the command `drakit`, and the two\n"
+            "daemons that the chart runs. Every command has the option `--help`.",
+            *(block for make in (drakit, nodeplugin, operator) for block in _program(make())),
+        ],
+    )
+
+
+def _program(parser: argparse.ArgumentParser) -> Iterator[str]:
+    yield f"## {parser.prog}"
+    yield from _text(parser)
+    commands = list(_commands(parser))
+    if not commands:
+        yield from _usage(parser)
+        return
+    yield markdown.table(
+        ("Command", "Purpose"),
+        [
+            (f"[`{command.prog}`](#{command.prog.replace(' ', '-')})", _sentence(purpose))
+            for command, purpose in commands
+        ],
+    )
+    for command, purpose in commands:
+        yield f"### {command.prog}"
+        yield from _text(command) if command.description else [_sentence(purpose)]
+        yield from _usage(command)
+
+
+def _commands(parser: argparse.ArgumentParser) -> Iterator[tuple[argparse.ArgumentParser, str]]:
+    """Find the commands below a parser that have no further ones, with their help."""
+    for group in parser._actions:
+        if isinstance(group, argparse._SubParsersAction):
+            texts = {each.dest: each.help or "" for each in group._choices_actions}
+            for name, command in group.choices.items():
+                below = list(_commands(command))
+                yield from below or [(command, texts.get(name, ""))]
+
+
+def _text(parser: argparse.ArgumentParser) -> Iterator[str]:
+    for text in (parser.description, parser.epilog):
+        if text:
+            yield markdown.paragraph(text)
+
+
+def _usage(parser: argparse.ArgumentParser) -> Iterator[str]:
+    actions = [each for each in parser._actions if not isinstance(each, argparse._HelpAction)]
+    operands = [each for each in actions if not each.option_strings]
+    options = [each for each in actions if each.option_strings]
+    words = [parser.prog, *(_form(each) for each in options if each.required)]
+    words += ["[OPTIONS]"] * any(not each.required for each in options)
+    words += [_operand(each) for each in operands]
+    yield f"```text\n{' '.join(words)}\n```"
+    if operands or options:
+        yield markdown.table(
+            ("Argument", "Meaning"),
+            [(markdown.code(_form(each)), _meaning(each)) for each in (*operands, *options)],
+        )
+
+
+def _form(action: argparse.Action) -> str:
+    if not action.option_strings:
+        return _name(action)
+    option = action.option_strings[-1]
+    return option if action.nargs == 0 else f"{option} {_name(action)}"
+
+
+def _operand(action: argparse.Action) -> str:
+    name = _name(action)
+    return {"*": f"[{name}...]", "?": f"[{name}]", "+": f"{name}..."}.get(str(action.nargs), name)
+
+
+def _name(action: argparse.Action) -> str:
+    if isinstance(action.metavar, str):
+        return action.metavar
+    if action.choices:
+        return "{" + ",".join(map(str, action.choices)) + "}"
+    return action.dest.upper()
+
+
+def _meaning(action: argparse.Action) -> str:
+    text = _sentence(action.help or "")
+    return f"{text} Required." if action.option_strings and action.required else text
+
+
+def _sentence(text: str) -> str:
+    """Begin a help text with a capital letter and end it with a full stop."""
+    if not text:
+        return ""
+    return f"{text[0].upper()}{text[1:]}".rstrip(".") + "."

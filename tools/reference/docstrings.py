@@ -1,0 +1,50 @@
+"""
+The docstrings of attributes: the string literal below an assignment, which Python does not keep.
+
+It must not know what is done with them.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import sys
+from functools import cache
+from itertools import pairwise
+from types import ModuleType
+
+
+@cache
+def of_module(module: ModuleType) -> dict[str, str]:
+    """Return the docstrings of a module's attributes, and of its classes' as ``Class.name``."""
+    tree = ast.parse(inspect.getsource(module))
+    found = _of_body(tree.body)
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef):
+            found |= {f"{node.name}.{name}": text for name, text in _of_body(node.body).items()}
+    return found
+
+
+def of_attribute(owner: type, name: str) -> str:
+    """Return the docstring of a class's attribute, which may be inherited; empty without one."""
+    for each in owner.__mro__:
+        module = sys.modules.get(each.__module__)
+        if module is None or not getattr(module, "__file__", None):
+            continue
+        if text := of_module(module).get(f"{each.__name__}.{name}"):
+            return text
+    return ""
+
+
+def _of_body(body: list[ast.stmt]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for node, following in pairwise(body):
+        match node, following:
+            case (
+                ast.AnnAssign(target=ast.Name(id=name)) | ast.Assign(targets=[ast.Name(id=name)]),
+                ast.Expr(value=ast.Constant(value=str(text))),
+            ):
+                found[name] = inspect.cleandoc(text)
+            case _:
+                pass
+    return found

@@ -1,0 +1,163 @@
+"""
+The page of metrics: names, types, labels and help texts of the objects that the daemons register.
+
+It must not know how they are measured.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, get_args
+
+from drakit.explain import Code
+from drakit.metrics import Counter, Gauge, Histogram
+from drakit_nodeplugin.claims import errors, queue
+from drakit_nodeplugin.claims.checkpoint.records import STATES
+from drakit_nodeplugin.claims.source import FetchResult
+from drakit_nodeplugin.claims.stale import StaleReason
+from drakit_nodeplugin.claims.work import Operation
+from drakit_nodeplugin.metrics import _DEVICE_STATES as DEVICE_STATES
+from drakit_nodeplugin.metrics import Metrics as NodePluginMetrics
+from drakit_nodeplugin.slices.api import Verb
+from drakit_operator import kinds
+from drakit_operator.metrics import Metrics as OperatorMetrics
+from drakit_operator.work import _concerns as operator_concerns
+from tools.reference import markdown
+
+RESULTS = ("success", "error")
+
+NODE_PLUGIN: Mapping[str, Collection[str]] = {
+    "Claims": (
+        "drakit_claims",
+        "drakit_claim_operation_duration_seconds",
+        "drakit_claim_errors_total",
+        "drakit_claim_fetch_duration_seconds",
+        "drakit_stale_claims_collected_total",
+    ),
+    "Checkpoint and CDI files": (
+        "drakit_checkpoint_damaged",
+        "drakit_checkpoint_unusable",
+        "drakit_checkpoint_transaction_duration_seconds",
+        "drakit_cdi_files_restored_total",
+    ),
+    "Devices and ResourceSlices": (
+        "drakit_devices",
+        "drakit_devices_left_out",
+        "drakit_pools_inactive",
+        "drakit_slice_writes_total",
+        "drakit_slices_failing",
+        "drakit_slice_fields_dropped",
+    ),
+    "Drivers": (
+        "drakit_driver_registered",
+        "drakit_driver_running",
+        "drakit_driver_blocked",
+        "drakit_endpoint_diagnostics_total",
+    ),
+}
+
+CLAIM_ERRORS = {
+    each.reason
+    for _, each in inspect.getmembers(errors, inspect.isclass)
+    if issubclass(each, errors.ClaimError) and each not in (errors.ClaimError,)
+} | {queue.NOT_DONE, "Malformed"}
+
+VALUES: Mapping[tuple[str, str], Collection[str]] = {
+    ("drakit_claims", "state"): STATES,
+    ("drakit_claim_operation_duration_seconds", "operation"): get_args(Operation),
+    ("drakit_claim_operation_duration_seconds", "result"): RESULTS,
+    ("drakit_claim_errors_total", "operation"): get_args(Operation),
+    ("drakit_claim_errors_total", "reason"): sorted(CLAIM_ERRORS),
+    ("drakit_claim_fetch_duration_seconds", "result"): get_args(FetchResult),
+    ("drakit_stale_claims_collected_total", "reason"): [str(each) for each in StaleReason],
+    ("drakit_devices", "state"): DEVICE_STATES,
+    ("drakit_slice_writes_total", "verb"): get_args(Verb),
+    ("drakit_slice_writes_total", "result"): RESULTS,
+    ("drakit_operator_reconcile_seconds", "concern"): tuple(
+        operator_concerns(name_all_holders=False)
+    ),
+    ("drakit_operator_reconcile_seconds", "outcome"): ("ok", "error"),
+    ("drakit_operator_events_total", "reason"): [str(each) for each in Code],
+    ("drakit_operator_kind_listed", "kind"): [],
+    ("drakit_operator_skipped_objects_total", "kind"): [],
+}
+"""The values of labels that are closed sets. An empty one is described by :data:`LABELS`."""
+
+LABELS: Mapping[tuple[str, str], str] = {
+    (
+        "drakit_endpoint_diagnostics_total",
+        "reason",
+    ): "a reason of [Events about the Node](events.md#events-about-the-node)",
+    ("drakit_operator_kind_listed", "kind"): f"resource and group, such as `{kinds.CLAIMS}`",
+    (
+        "drakit_operator_skipped_objects_total",
+        "kind",
+    ): f"resource and group, such as `{kinds.CLAIMS}`",
+}
+
+
+def page() -> str:
+    """Return the page."""
+    return markdown.document(
+        "Metrics",
+        description="The Prometheus metrics of the node plugin and the operator, with their types and labels.",
+        source="the metric objects of both daemons",
+        body=[
+            "This page lists the Prometheus metrics of both daemons. Each daemon serves them at `/metrics` on port 8080, and\n"
+            "its probes at `/healthz` and `/readyz` on port 8081. [Monitor drakit](../admin/monitor.md) has alerts and a\n"
+            "dashboard.",
+            "No claim, pod or device is a label, so the number of series does not grow with the load.",
+            *_node_plugin(),
+            *_operator(),
+        ],
+    )
+
+
+def _node_plugin() -> Iterator[str]:
+    metrics = NodePluginMetrics()
+    found = _by_name([*vars(metrics).values(), *metrics.gauges.values()])
+    grouped = [name for names in NODE_PLUGIN.values() for name in names]
+    if sorted(grouped) != sorted(found):
+        raise SystemExit(f"metrics without a group: {set(found) ^ set(grouped)}")
+    yield "## Node plugin"
+    yield "Every metric has the label `driver`: the name of the driver."
+    for title, names in NODE_PLUGIN.items():
+        yield f"### {title}"
+        yield _table(found[name] for name in names)
+
+
+def _operator() -> Iterator[str]:
+    yield "## Operator"
+    yield _table(_by_name(vars(OperatorMetrics()).values()).values())
+
+
+def _by_name(objects: Collection[Any]) -> dict[str, Any]:
+    return {_name(each): each for each in objects if isinstance(each, Counter | Gauge | Histogram)}
+
+
+def _name(metric: Any) -> str:
+    return f"{metric._name}_total" if metric._type == "counter" else metric._name
+
+
+def _table(metrics: Iterator[Any] | Collection[Any]) -> str:
+    return markdown.table(
+        ("Metric", "Type", "Labels", "Meaning"),
+        [
+            (
+                markdown.code(_name(metric)),
+                metric._type,
+                "<br>".join(
+                    _label(_name(metric), each) for each in metric._labelnames if each != "driver"
+                ),
+                f"{metric._documentation}.",
+            )
+            for metric in metrics
+        ],
+    )
+
+
+def _label(metric: str, label: str) -> str:
+    if (text := LABELS.get((metric, label))) is None:
+        text = ", ".join(map(markdown.code, VALUES[metric, label]))
+    return f"`{label}`: {text}"
