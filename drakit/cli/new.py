@@ -103,6 +103,9 @@ class Project:
     directory: str
     """The directory of the example's devices on a node."""
 
+    plugin: str
+    """The name of the node plugin's DaemonSet, as the chart derives it from the release's."""
+
     version: str
     base: str
     """The node plugin's image."""
@@ -122,20 +125,19 @@ def new(options: argparse.Namespace) -> int:
     there = "" if folder.resolve() == Path.cwd() else f"  cd {shlex.quote(str(folder))}\n"
     print(
         f"driver {project.driver}: {len(texts)} files in {folder}\n"
-        f"\nNext, with the path of drakit's repository for CHECKOUT (see README.md):\n\n"
+        f"\nNext, with the path of your clone of drakit in $DRAKIT (see README.md):\n\n"
         f"{there}"
         f"  python3 -m venv .venv\n"
-        f"  .venv/bin/pip install CHECKOUT --editable '.[dev]'\n"
+        f"  .venv/bin/pip install \"$DRAKIT\" --editable '.[dev]'\n"
         f"  .venv/bin/pytest\n"
-        f"\nThen replace the parts marked REPLACE: in src/{project.package}/driver.py first, then\n"
-        f"in values.yaml, deviceclass.yaml, pod.yaml and the tests, which follow it. README.md\n"
-        f"has the image, the installation and a pod with a device."
+        f"\nThen replace the code marked REPLACE, first in src/{project.package}/driver.py, then\n"
+        f"in values.yaml, deviceclass.yaml, pod.yaml and the tests. README.md describes how to\n"
+        f"build the image, install the driver and start a pod with a device."
     )
     if _is_example(project.driver):
         print(
-            "\nexample.com is not yours, and a driver's name is immutable once a cluster has it:\n"
-            "before you publish the driver, write the project again with --driver and a domain of\n"
-            "yours."
+            "\nexample.com is not yours, and a driver's name is immutable: before you publish the\n"
+            "driver, create the project again with --driver and a domain that you own."
         )
     return 0
 
@@ -169,6 +171,7 @@ def project_of(name: str, *, driver: str | None, image: str | None, drakit: str)
         prefix=name.replace("-", "_").upper(),
         # A driver's name contains a dot, so that it is no directory of the host's own.
         directory=f"/var/lib/{driver}",
+        plugin=f"{name if 'drakit' in name else f'{name}-drakit'}-nodeplugin",
         version=PROJECT_VERSION,
         base=f"{image[: image.rfind('/') + 1]}drakit-nodeplugin:{'.'.join(map(str, release))}",
         requirement=f"drakit>={drakit.partition('+')[0]},<{_next(release)}",
@@ -181,15 +184,15 @@ def _name_problem(name: str) -> str | None:
             re.sub(r"[^a-z0-9]+", "-", name.lower()).lstrip("-0123456789")[:MAX_NAME].strip("-")
         )
         return (
-            f"does not begin with a letter and go on with at most {MAX_NAME - 1} lower-case "
-            f"letters, digits and single dashes between them"
+            f"is not a letter followed by at most {MAX_NAME - 1} lower-case letters, digits and "
+            f"single dashes"
             + (f"; try {better}" if better and _name_problem(better) is None else "")
         )
     if "--" in name:
         return f"has two dashes in a row; try {re.sub('-+', '-', name)}"
     package = name.replace("-", "_")
     if package in _TAKEN:
-        return "is drakit's own; choose another one"
+        return "is a name of drakit; choose another one"
     if package in _NOT_TEXTS or keyword.iskeyword(package):
         return "has a meaning in YAML or Python; choose another one"
     if package in _NOT_PACKAGES or package in sys.stdlib_module_names:
@@ -201,13 +204,13 @@ def _driver_problem(driver: str) -> str | None:
     # It is the vendor in CDI names, too, and those begin with a letter.
     if not is_dns_subdomain(driver, max_length=MAX_DRIVER) or not driver[0].isalpha():
         return (
-            f"is no DNS name of at most {MAX_DRIVER} lower-case letters, digits, dashes and dots "
-            f"that begins with a letter; name it as in lamps.example.com"
+            f"is not a DNS name of at most {MAX_DRIVER} lower-case letters, digits, dashes and "
+            f"dots that begins with a letter; use a name such as lamps.example.com"
         )
     if "." not in driver:
-        return f"has no domain; put one of yours behind it, as in {driver}.example.com"
+        return f"has no domain; add one that you own, as in {driver}.example.com"
     if driver == "drakit.dev" or driver.endswith(".drakit.dev"):
-        return "is in drakit's own domain; take one of yours"
+        return "is in drakit's own domain; use one that you own"
     return None
 
 
@@ -220,8 +223,8 @@ def _image_problem(image: str) -> str | None:
         return None
     last = image.rpartition("/")[2]
     if ":" in last or "@" in last:
-        return "has a tag or a digest; leave it out, for values.yaml has the tag by itself"
-    return "is no repository of images; name it as in registry.example.com/lamps"
+        return "has a tag or a digest; leave it out, because values.yaml sets the tag"
+    return "is not a repository of images; use a name such as registry.example.com/lamps"
 
 
 def _release(drakit: str) -> tuple[int, ...]:
@@ -256,7 +259,7 @@ def _write(folder: Path, texts: Mapping[str, str]) -> None:
     """Create a folder and write files into it; all or none, and none over another file."""
     if in_the_way := _in_the_way(folder, list(texts)):
         raise CommandError(
-            f"{folder} has {', '.join(in_the_way)} already, and nothing is overwritten; name "
+            f"{folder} already has {', '.join(in_the_way)}, and no file is overwritten; choose "
             f"another folder with --directory"
         )
     undo: list[Callable[[], None]] = []
@@ -274,7 +277,7 @@ def _write(folder: Path, texts: Mapping[str, str]) -> None:
         if isinstance(error, OSError):
             raise CommandError(
                 f"{error.filename or folder} cannot be written: {os.strerror(error.errno or 0)}; "
-                f"what was written before was removed"
+                f"the files written so far were removed"
             ) from error
         raise
 
@@ -282,7 +285,7 @@ def _write(folder: Path, texts: Mapping[str, str]) -> None:
 def _in_the_way(folder: Path, names: list[str]) -> list[str]:
     """Return the existing files, and files in place of folders."""
     if os.path.lexists(folder) and not folder.is_dir():
-        raise CommandError(f"{folder} is no folder; name another one with --directory")
+        raise CommandError(f"{folder} is not a folder; choose another one with --directory")
     found: set[str] = set()
     for name in names:
         if os.path.lexists(folder / name):
