@@ -1,5 +1,6 @@
 """
-Drivers as vendors write them: the text of docs/vendors/python-driver.md, and examples/driver.
+Drivers as vendors write them: the lamps of docs/vendors/driver-contract.md and packaging.md, and
+examples/driver.
 
 The images, the values of the releases, the drivers and what is applied are what page and example
 show; other than there are only the names of images.
@@ -32,6 +33,7 @@ from e2e.kit import (
     wait_for,
 )
 from e2e.release import Release, install, uninstall
+from tests.unit.docs.listings import listing
 
 pytestmark = [pytest.mark.e2e, pytest.mark.feature("core")]
 
@@ -39,15 +41,8 @@ LAMPS = "lamps.example.com"
 ROTORS = "rotors.example.com"
 UNHEALTHY = "drakit.dev/unhealthy:NoSchedule"
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "vendors" / "python-driver.md"
+CONTRACT, PACKAGING = "docs/vendors/driver-contract.md", "docs/vendors/packaging.md"
 EXAMPLE = ROOT / "examples" / "driver"
-
-
-def listing(language: str, containing: str) -> str:
-    """A listing of the page."""
-    found = re.findall(rf"^```{language}\n(.*?)^```", PAGE.read_text(), re.M | re.S)
-    (text,) = [text for text in found if containing in text]
-    return text
 
 
 def objects_of(text: str) -> list[dict[str, Any]]:
@@ -88,9 +83,9 @@ def installed(
 def lamps(cluster: Cluster, images: list[Path], tmp_path_factory) -> Iterator[Path]:
     """The page's driver, installed; gives the directory of lamps on the first node."""
     folder = tmp_path_factory.mktemp("lamps")
-    (folder / "Dockerfile").write_text(listing("dockerfile", "lamp.py"))
-    (folder / "lamp.py").write_text(listing("python", "class Lamps"))
-    values = listing("yaml", "driver: lamp:Lamps")
+    (folder / "Dockerfile").write_text(listing(PACKAGING, "Dockerfile"))
+    (folder / "lamp.py").write_text(listing(CONTRACT, "lamp.py"))
+    values = listing(PACKAGING, "values.yaml")
     with installed(cluster, "lamps", folder, values=values, images=images) as directory:
         (directory / "desk").touch()
         yield directory
@@ -117,7 +112,7 @@ def end(room: Space, pod: str) -> None:
 
 
 def test_the_driver_of_the_page_gives_a_lamp_to_a_pod(room, lamps):
-    objects = objects_of(listing("yaml", "kind: DeviceClass"))
+    objects = objects_of(listing(CONTRACT, "lamp-pod.yaml"))
     room.apply(*objects)
     (pod,) = [body for body in objects if body["kind"] == "Pod"]
     name = pod["metadata"]["name"]

@@ -103,6 +103,9 @@ class Project:
     directory: str
     """The directory of the example's devices on a node."""
 
+    plugin: str
+    """The name of the node plugin's DaemonSet, as the chart derives it from the release's."""
+
     version: str
     base: str
     """The node plugin's image."""
@@ -122,20 +125,19 @@ def new(options: argparse.Namespace) -> int:
     there = "" if folder.resolve() == Path.cwd() else f"  cd {shlex.quote(str(folder))}\n"
     print(
         f"driver {project.driver}: {len(texts)} files in {folder}\n"
-        f"\nNext, with the path of drakit's repository for CHECKOUT (see README.md):\n\n"
+        f"\nNext, with the path of your clone of drakit in $DRAKIT (see README.md):\n\n"
         f"{there}"
         f"  python3 -m venv .venv\n"
-        f"  .venv/bin/pip install CHECKOUT --editable '.[dev]'\n"
+        f"  .venv/bin/pip install \"$DRAKIT\" --editable '.[dev]'\n"
         f"  .venv/bin/pytest\n"
-        f"\nThen replace the parts marked REPLACE: in src/{project.package}/driver.py first, then\n"
-        f"in values.yaml, deviceclass.yaml, pod.yaml and the tests, which follow it. README.md\n"
-        f"has the image, the installation and a pod with a device."
+        f"\nThen replace the code marked REPLACE, first in src/{project.package}/driver.py, then\n"
+        f"in values.yaml, deviceclass.yaml, pod.yaml and the tests. README.md describes how to\n"
+        f"build the image, install the driver and start a pod with a device."
     )
     if _is_example(project.driver):
         print(
-            "\nexample.com is not yours, and a driver's name is immutable once a cluster has it:\n"
-            "before you publish the driver, write the project again with --driver and a domain of\n"
-            "yours."
+            "\nexample.com is not yours, and a driver's name is immutable: before you publish the\n"
+            "driver, create the project again with --driver and a domain that you own."
         )
     return 0
 
@@ -169,6 +171,7 @@ def project_of(name: str, *, driver: str | None, image: str | None, drakit: str)
         prefix=name.replace("-", "_").upper(),
         # A driver's name contains a dot, so that it is no directory of the host's own.
         directory=f"/var/lib/{driver}",
+        plugin=f"{name if 'drakit' in name else f'{name}-drakit'}-nodeplugin",
         version=PROJECT_VERSION,
         base=f"{image[: image.rfind('/') + 1]}drakit-nodeplugin:{'.'.join(map(str, release))}",
         requirement=f"drakit>={drakit.partition('+')[0]},<{_next(release)}",
@@ -181,8 +184,8 @@ def _name_problem(name: str) -> str | None:
             re.sub(r"[^a-z0-9]+", "-", name.lower()).lstrip("-0123456789")[:MAX_NAME].strip("-")
         )
         return (
-            f"does not begin with a letter and go on with at most {MAX_NAME - 1} lower-case "
-            f"letters, digits and single dashes between them"
+            f"is not a letter followed by at most {MAX_NAME - 1} lower-case letters, digits and "
+            f"single dashes"
             + (f"; try {better}" if better and _name_problem(better) is None else "")
         )
     if "--" in name:
@@ -275,7 +278,7 @@ def _write(folder: Path, texts: Mapping[str, str]) -> None:
         if isinstance(error, OSError):
             raise CommandError(
                 f"{error.filename or folder} cannot be written: {os.strerror(error.errno or 0)}; "
-                f"what was written before was removed"
+                f"the files written so far were removed"
             ) from error
         raise
 

@@ -1,7 +1,8 @@
 """
 `python -m e2e.images`: builds what changed, and prints where it is.
 
-`python -m e2e.images context DIR` only writes the Dockerfile's build context, for an engine.
+`python -m e2e.images context DIR` only writes the Dockerfile's build context, for an engine;
+`python -m e2e.images driver NAME DIR` builds a driver's image, and prints only where it is.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pathlib import Path
 from e2e.images.build import build_images, cache_note
 from e2e.images.cache import ImageError
 from e2e.images.context import TARGETS, write_context
+from e2e.images.vendor import driver_image
 
 
 def main() -> None:
@@ -20,11 +22,18 @@ def main() -> None:
     commands = parser.add_subparsers(dest="command")
     context = commands.add_parser("context", help="write the build context of the Dockerfile")
     context.add_argument("folder", type=Path)
+    driver = commands.add_parser("driver", help="build a driver's image on the node plugin's")
+    driver.add_argument("name", help="the image's name: localhost/lamps-nodeplugin:0.1.0")
+    driver.add_argument("folder", type=Path, help="has the Dockerfile")
     arguments = parser.parse_args()
     try:
         if arguments.command == "context":
             write_context(arguments.folder)
             print(f"now: docker build --target {TARGETS[0]} {arguments.folder}")
+            return
+        if arguments.command == "driver":
+            nodeplugin, *_ = build_images(lambda text: print(text, file=sys.stderr))
+            print(driver_image(arguments.name, arguments.folder, nodeplugin=nodeplugin))
             return
         for archive in build_images():
             print(archive)

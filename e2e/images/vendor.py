@@ -1,19 +1,20 @@
 """
 Images of vendors: the node plugin's image and a driver's module on top.
 
-The Dockerfile is the one of docs/vendors/python-driver.md.
+The Dockerfile is the one of docs/vendors/packaging.md, or of a project that `drakit new` wrote.
 
 It must not know what the drivers do.
 """
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from e2e.images.build import TAG, Store
 from e2e.images.cache import digest, kept, locked
 
-__all__ = ("repository_name", "vendor_image")
+__all__ = ("driver_image", "repository_name", "vendor_image")
 
 
 def repository_name(vendor: str) -> str:
@@ -22,14 +23,29 @@ def repository_name(vendor: str) -> str:
 
 
 def vendor_image(vendor: str, folder: Path, *, nodeplugin: Path) -> Path:
+    """Return the archive of a vendor's image, with a name that tells vendors apart."""
+    return driver_image(
+        f"{repository_name(vendor)}-nodeplugin:{TAG}", folder, nodeplugin=nodeplugin
+    )
+
+
+def driver_image(name: str, folder: Path, *, nodeplugin: Path) -> Path:
     """
     Return the archive of an image; built if its folder or the node plugin's image changed.
 
+    :param name: the image's name, with its tag.
     :param folder: has a Dockerfile with a `BASE` argument, and what that copies.
     """
-    name = f"{repository_name(vendor)}-nodeplugin:{TAG}"
+    label = re.sub(r"[^a-z0-9.]+", "-", name)
     found = (path for path in folder.rglob("*") if path.is_file())
-    sources = sorted(path for path in found if path.parent.name != "__pycache__")
+    # Neither caches nor a virtual environment.
+    sources = sorted(
+        path
+        for path in found
+        if not any(
+            part[0] == "." or part == "__pycache__" for part in path.relative_to(folder).parts[:-1]
+        )
+    )
     parts = (part for path in sources for part in (str(path.relative_to(folder)), path))
     key = digest(name, nodeplugin.parent.name, *parts)
 
@@ -37,7 +53,7 @@ def vendor_image(vendor: str, folder: Path, *, nodeplugin: Path) -> Path:
         with locked("buildah") as storage:
             store = Store(storage)
             store.build_on(f"docker-archive:{nodeplugin}", folder, name=name)
-            store.save(name, made / f"{vendor}.tar")
+            store.save(name, made / f"{label}.tar")
             store.prune()
 
-    return kept("images", f"{vendor}-{key}", make, keep=6) / f"{vendor}.tar"
+    return kept("images", f"{label}-{key}", make, keep=6) / f"{label}.tar"

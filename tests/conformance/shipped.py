@@ -34,7 +34,7 @@ PLUGGED = {
 
 def modules(folder: Path) -> Iterator[Path]:
     """Give directories with the modules of examples and listings, which are not installed."""
-    (folder / "lamp.py").write_text(listing("docs/vendors/python-driver.md", "lamp.py"))
+    (folder / "lamp.py").write_text(listing("docs/vendors/driver-contract.md", "lamp.py"))
     yield folder
     yield ROOT / "examples" / "driver"
 
@@ -103,7 +103,7 @@ def targets() -> Iterator[Tested]:
         ),
     )
     yield Tested(
-        "the driver of docs/vendors/python-driver.md: lamps",
+        "the driver of docs/vendors/driver-contract.md: lamps",
         PythonTarget(
             reference="lamp:Lamps",
             values={"directory": "{root}/lamps"},

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from drakit.cli.new import project_of
 from tests.unit.chart.reading import pod_spec, the
 
 CLUSTER_WIDE = {
@@ -49,6 +50,12 @@ def test_names_begin_with_the_releases(render, release, name):
     for body in objects:
         labels = body["metadata"]["labels"]
         assert all(len(value) <= 63 for value in labels.values())
+
+
+@pytest.mark.parametrize("release", ["my-drakit", "cameras"])
+def test_a_project_of_a_driver_knows_the_name_of_its_daemonset(render, release):
+    project = project_of(release, driver=None, image=None, drakit="0.1.0")
+    the(render(VENDOR, release=release), "DaemonSet", project.plugin)
 
 
 def test_a_second_release_has_nothing_that_the_first_has(render):

@@ -70,7 +70,7 @@ def readme(project: Path) -> str:
 
 def commands(text: str) -> list[str]:
     """The commands of a README, those of several lines in one."""
-    lines = "\n".join(re.findall(r"^    (.*)", text, re.M))
+    lines = "".join(re.findall(r"^```bash\n(.*?)^```", text, re.M | re.S))
     return re.sub(r" *\\\n *", " ", lines).splitlines()
 
 

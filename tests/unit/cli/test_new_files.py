@@ -60,7 +60,7 @@ def test_the_directory_of_its_devices_is_mounted_where_the_host_has_it(lamps):
     )
     assert len(taken) > 5
     assert volume["name"] not in taken
-    assert f"touch {directory}/first" in commands(readme(lamps))
+    assert any(line.endswith(f"touch {directory}/first") for line in commands(readme(lamps)))
 
 
 @pytest.mark.parametrize("arguments", PROJECTS)
@@ -159,9 +159,7 @@ def test_its_workflow_runs_what_its_readme_describes_and_needs_no_secret(lamps):
         assert ("uses" in step) != ("run" in step)
         if "uses" in step:
             assert re.fullmatch(r"actions/[a-z-]+@v\d+", step["uses"])
-    said = (
-        readme(lamps).replace(".venv/bin/", "").replace("CHECKOUT", '"$DRAKIT"').replace("'", '"')
-    )
+    said = readme(lamps).replace(".venv/bin/", "").replace("'", '"')
     for step in steps:
         for line in step.get("run", "").splitlines():
             program = line.removeprefix("python -m ")

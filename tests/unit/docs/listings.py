@@ -5,7 +5,9 @@ from __future__ import annotations
 import ast
 import re
 import sys
+import textwrap
 import types
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,17 +15,38 @@ import pytest
 ROOT = Path(__file__).parents[3]
 
 
+_FENCE = re.compile(
+    r"^(?P<indent> *)```(?P<language>\w+)(?P<options>[^\n]*)\n(?P<text>.*?)^(?P=indent)```[ ]*$",
+    re.M | re.S,
+)
+"""A code block, also within a list or a tab."""
+
+
+def blocks(page: str) -> Iterator[tuple[str, str, str]]:
+    """Yield the language, the options and the text of each code block of a page."""
+    for block in _FENCE.finditer((ROOT / page).read_text()):
+        yield block["language"], block["options"], textwrap.dedent(block["text"])
+
+
 def listings(page: str, language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", (ROOT / page).read_text(), re.M | re.S)
+    """Return the code blocks of a page in a language."""
+    return [text for found, _, text in blocks(page) if found == language]
+
+
+def commands(page: str) -> list[str]:
+    """Return the commands of a page's bash blocks, those of several lines in one."""
+    texts = "".join(listings(page, "bash"))
+    lines = re.sub(r" *\\\n *", " ", texts).splitlines()
+    return [line for line in lines if line.strip() and not line.startswith("#")]
 
 
 def listing(page: str, name: str) -> str:
-    """The listing of a page whose first line names it, as in `# lamp.py`."""
+    """Return the code block with this title; on some pages the first line has it: `# lamp.py`."""
     (found,) = [
         text
-        for language in ("python", "yaml", "dockerfile", "console")
-        for text in listings(page, language)
-        if text.startswith((f"# {name}\n", f"# {name}:"))
+        for language, options, text in blocks(page)
+        if f'title="{name}"' in options
+        or (language != "bash" and text.startswith((f"# {name}\n", f"# {name}:")))
     ]
     return found
 
@@ -43,7 +66,7 @@ def code_lines(source: str) -> int:
 
 
 def module(name: str, source: str, monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
-    """Import a listing under the name that its first line has."""
+    """Import a listing as a module."""
     made = types.ModuleType(name)
     monkeypatch.setitem(sys.modules, name, made)
     exec(compile(source, f"{name}.py", "exec"), made.__dict__)

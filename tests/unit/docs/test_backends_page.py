@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import shutil
@@ -24,7 +25,7 @@ from drakit_nodeplugin.allowed import AllowedEndpoint
 from drakit_nodeplugin.config import NodePluginConfig
 from drakit_proto.backend.v1 import backend_pb2 as pb
 from drakit_proto.backend.v1.backend_pb2_grpc import BackendStub
-from tests.unit.docs.listings import ROOT, listing, listings
+from tests.unit.docs.listings import ROOT, commands, listing, listings
 from tools.programs import go_programs, path_with
 
 PAGE = "docs/vendors/backend.md"
@@ -38,9 +39,10 @@ with_go = [
 ]
 
 
-def commands(text: str) -> list[str]:
-    """The commands of a listing, each in one line."""
-    return re.findall(r"^\$ (.*)$", text.replace("\\\n", " "), re.M)
+def command_of(program: str) -> str:
+    """Return the page's command of a program, with the path of this repository."""
+    (found,) = [line for line in commands(PAGE) if line.startswith(program)]
+    return found.replace("$DRAKIT/", f"{ROOT}/")
 
 
 def manifests(name: str) -> dict[str, dict[str, Any]]:
@@ -58,14 +60,11 @@ def folder() -> Iterator[Path]:
 @pytest.fixture
 def backend(folder: Path) -> Iterator[BackendStub]:
     """The example, built and started by the commands of the page."""
-    *before, last = [
-        command.replace("/tmp/lab", str(folder)).replace("/tmp/blinkers", str(folder / "program"))
-        for listing in listings(PAGE, "console")
-        if "go build" in listing
-        for command in commands(listing)
-    ]
-    for command in before:
-        subprocess.run(["sh", "-ec", command], cwd=ROOT, check=True, timeout=600)
+    (text,) = [text for text in listings(PAGE, "bash") if "go build" in text]
+    text = text.replace("/tmp/lab", str(folder)).replace("/tmp/blinkers", str(folder / "program"))
+    before, last = text.rstrip().rsplit("\n", 1)
+    environment = {**os.environ, "DRAKIT": str(ROOT)}
+    subprocess.run(["bash", "-ec", before], env=environment, check=True, timeout=600)
     program = subprocess.Popen(shlex.split(last), cwd=FOLDER, stderr=subprocess.PIPE, text=True)
     try:
         assert program.stderr is not None
@@ -94,13 +93,7 @@ class TestPage:
         assert f"`{_directory()}`" in _page()
 
     def test_makes_the_stubs_for_python_that_it_lists(self, folder):
-        (folder / "CHECKOUT").symlink_to(ROOT)
-        (command,) = (
-            command
-            for listing in listings(PAGE, "console")
-            for command in commands(listing)
-            if command.startswith("python -m grpc_tools.protoc ")
-        )
+        command = command_of("python -m grpc_tools.protoc ")
         subprocess.run(
             [sys.executable, *shlex.split(command)[1:]], cwd=folder, check=True, timeout=60
         )
@@ -122,12 +115,7 @@ class TestPage:
         assert str(folder) in imported.stdout
 
     def test_holds_the_example_to_the_contract_with_flags_that_there_are(self):
-        (words,) = (
-            shlex.split(command)
-            for listing in listings(PAGE, "console")
-            for command in commands(listing)
-            if command.startswith("drakit conformance ")
-        )
+        words = shlex.split(command_of("drakit conformance "))
         assert parse_target(words[2], setup=words[words.index("--setup") + 1]).kind == "backend"
         known = re.findall(r'flags\.\w+Var\(&[\w.]+, "([a-z-]+)"', (FOLDER / "main.go").read_text())
         assert set(re.findall(r" -([a-z-]+)", words[2])) <= set(known)
@@ -135,13 +123,7 @@ class TestPage:
     @pytest.mark.skipif(shutil.which("go") is None, reason="the plugins are built with Go")
     @pytest.mark.timeout(900)
     def test_makes_the_stubs_that_it_lists(self, folder):
-        (folder / "CHECKOUT").symlink_to(ROOT)
-        (command,) = (
-            command
-            for listing in listings(PAGE, "console")
-            for command in commands(listing)
-            if command.startswith("protoc ")
-        )
+        command = command_of("protoc ")
         arguments = shlex.split(command)[1:]
         subprocess.run(
             [sys.executable, "-m", "grpc_tools.protoc", *arguments],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from drakit.testing.conformance.rule import rules
-from tests.unit.docs.listings import ROOT, listing, listings
+from drakit.testing.conformance.targets import parse_target
+from tests.unit.docs.listings import ROOT, commands, listing
 
 PAGE = "docs/vendors/conformance.md"
 
@@ -19,7 +21,7 @@ PAGE = "docs/vendors/conformance.md"
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     """A vendor's folder with the files of the page, and the driver that it speaks of."""
-    (tmp_path / "lamp.py").write_text(listing("docs/vendors/python-driver.md", "lamp.py"))
+    (tmp_path / "lamp.py").write_text(listing("docs/vendors/driver-contract.md", "lamp.py"))
     for name in ("lamps.yaml", "test_conformance.py", "test_two_claims.py"):
         (tmp_path / name).write_text(listing(PAGE, name))
     return tmp_path
@@ -41,8 +43,7 @@ def run(line: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_command_tests_the_driver(project):
-    (console,) = listings(PAGE, "console")
-    (command,) = re.findall(r"^\$ (drakit conformance .*)$", console, re.M)
+    (command,) = [line for line in commands(PAGE) if "lamp:Lamps" in line]
     done = run(f"{command} --rule prepare", project)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "1 passed" in done.stdout
@@ -56,6 +57,28 @@ def test_the_suites_pass(project):
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 passed" in done.stdout
+
+
+@pytest.mark.parametrize("kind", ["backend", "device-plugin"])
+def test_the_programs_of_the_page_are_targets_of_the_kit(kind):
+    (words,) = [
+        words
+        for line in commands(PAGE)
+        if (words := shlex.split(line))[:2] == ["drakit", "conformance"]
+        and words[2].startswith(f"{kind}:")
+    ]
+    setup = words[words.index("--setup") + 1] if "--setup" in words else None
+    assert parse_target(words[2], setup=setup).kind == kind
+    if kind == "backend":
+        flags = set(re.findall(r" -([a-z-]+)", words[2]))
+        assert all(f'"{flag}"' in (ROOT / "examples/backend/main.go").read_text() for flag in flags)
+
+
+def test_the_sample_device_plugin_that_is_built_is_a_tool_of_the_tests():
+    (words,) = [shlex.split(line) for line in commands(PAGE) if "sample-device-plugin" in line][:1]
+    assert words[:3] == ["go", "-C", "$DRAKIT/e2e/deviceplugins"]
+    assert f"tool {words[-1]}\n" in (ROOT / "e2e/deviceplugins/go.mod").read_text()
+    assert f"drakit conformance device-plugin:./{Path(words[-1]).name}" in commands(PAGE)
 
 
 def test_the_table_has_all_rules():

@@ -1,4 +1,4 @@
-"""What the documentation shows works as it is shown."""
+"""docs/vendors/driver-contract.md and packaging.md: their listings work, and name what exists."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from dataclasses import fields, is_dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -18,34 +20,36 @@ import yaml
 import drakit
 from drakit import AllocatedDevice, ClaimReference, Device, DriverError, Edits, Health, Inventory
 from drakit.cdi.spec import build_spec
+from drakit.cli.new import project_of, render
 from drakit.resource.features import Feature, without
 from drakit.resource.inventory import check_inventory
 from drakit_nodeplugin.config import NodePluginConfig
 from drakit_nodeplugin.endpoints.contract import DriverTraits
 from drakit_nodeplugin.endpoints.python.loading import LoadedDriver, load_drivers
 from tests.fakes.node import StaticNode
-from tests.unit.docs.listings import ROOT, code_lines, listing, listings, module
+from tests.unit.docs.listings import ROOT, code_lines, commands, listing, listings, module
 
-PAGE = "docs/vendors/python-driver.md"
+PAGE = "docs/vendors/driver-contract.md"
+PACKAGING = "docs/vendors/packaging.md"
 CHART = ROOT / "charts" / "drakit"
 
 
 def load(name: str, entry: dict, monkeypatch: pytest.MonkeyPatch) -> LoadedDriver:
-    """Load a driver of docs/vendors/python-driver.md as the page says."""
+    """Load a driver of docs/vendors/driver-contract.md as the page says."""
     module(name, listing(PAGE, f"{name}.py"), monkeypatch)
     entries = NodePluginConfig.model_validate({"drivers": [entry]}).drivers
     (driver,) = load_drivers(entries, file=Path("plugin.yaml"), node=StaticNode(name="node-1"))
     return driver
 
 
-def values_of(name: str) -> dict[str, Any]:
-    return yaml.safe_load(listing(PAGE, name))
+def values_of(name: str, page: str = PAGE) -> dict[str, Any]:
+    return yaml.safe_load(listing(page, name))
 
 
 @pytest.fixture
 def lamps(tmp_path, monkeypatch):
     """The first driver of the page, on a directory of lamps."""
-    (entry,) = copy.deepcopy(values_of("values.yaml")["nodeplugin"]["drivers"])
+    (entry,) = copy.deepcopy(values_of("values.yaml", PACKAGING)["nodeplugin"]["drivers"])
     entry["config"]["directory"] = str(tmp_path)
     (tmp_path / "desk").touch()
     return load("lamp", entry, monkeypatch).make()
@@ -230,7 +234,7 @@ def test_a_card_of_the_page_can_be_published_and_shared(monkeypatch):
     amounts = [drakit.parse_quantity(text) for text in (policy.min, amount, policy.max)]
     assert amounts == sorted(amounts)
     assert amounts[1] % drakit.parse_quantity(policy.step) == 0
-    texts = re.search(r"Amounts may come as (.*): calculate", (ROOT / PAGE).read_text())
+    texts = re.search(r"Amounts may come as (.*)\. Calculate", (ROOT / PAGE).read_text())
     assert texts is not None
     written = re.findall(r"`(\w+)`", texts[1])
     assert {drakit.parse_quantity(text) for text in written} == {amounts[1]}
@@ -260,7 +264,7 @@ def test_the_page_shows_how_every_value_is_made():
 @pytest.mark.parametrize(
     "values",
     [
-        pytest.param(lambda: values_of("values.yaml"), id="of-the-lamps"),
+        pytest.param(lambda: values_of("values.yaml", PACKAGING), id="of-the-lamps"),
         pytest.param(lambda: values_of("host-values.yaml"), id="of-folders-of-the-host"),
         pytest.param(
             lambda: yaml.safe_load((ROOT / "examples/driver/values.yaml").read_text()),
@@ -279,26 +283,43 @@ def test_values_are_those_of_the_chart(values, schema):
 
 
 def test_the_commands_of_the_page_make_and_install_what_the_values_name():
-    (commands,) = listings(PAGE, "console")
-    image = values_of("values.yaml")["image"]
+    given = "\n".join(commands(PACKAGING))
+    image = values_of("values.yaml", PACKAGING)["image"]
     name = f"{image['repository']}-nodeplugin:{image['tag']}"
-    (base,) = re.findall(r"^ARG BASE=(.*)", listing(PAGE, "Dockerfile"), re.M)
+    (base,) = re.findall(r"^ARG BASE=(.*)", listing(PACKAGING, "Dockerfile"), re.M)
     for words in (f"build -t {name} ", f"BASE={base} ", f"push {name}\n", "-f values.yaml"):
-        assert words in commands
-    # As the README says it, and named as it is installed.
-    (label,) = re.findall(r"pod-security\S+", commands)
-    assert label in (ROOT / "README.md").read_text()
-    assert {*re.findall(r" -n (\w+)", commands), *re.findall(r"namespace (\w+)", commands)} == {
-        "lamps"
-    }
+        assert words in given
+    assert {*re.findall(r" -n (\w+)", given), *re.findall(r"namespace (\w+)", given)} == {"lamps"}
 
 
 def test_the_dockerfiles_of_page_and_example_are_the_same_but_for_the_driver():
     example = (ROOT / "examples/driver/Dockerfile").read_text()
-    assert listing(PAGE, "Dockerfile") == "# Dockerfile\n" + example.replace("rotors.py", "lamp.py")
-    assert listing(PAGE, "Dockerfile.more").splitlines()[1:3] == example.splitlines()[:2]
+    assert listing(PACKAGING, "Dockerfile") == example.replace("rotors.py", "lamp.py")
+    assert listing(PACKAGING, "Dockerfile.more").splitlines()[:2] == example.splitlines()[:2]
     # Where the image has its Python.
     assert "python3 -m venv --without-pip /opt/drakit" in (ROOT / "Dockerfile").read_text()
+
+
+def test_the_package_of_the_page_is_the_one_of_a_new_project():
+    project = render(project_of("lamps", driver=None, image=None, drakit=version("drakit")))
+    shown = tomllib.loads(listing(PACKAGING, "pyproject.toml"))["project"]
+    written = tomllib.loads(project["pyproject.toml"])["project"]
+    assert shown.items() <= written.items()
+    dockerfile = [line for line in project["Dockerfile"].splitlines() if line[0] != "#"]
+    assert listing(PACKAGING, "Dockerfile.package").splitlines() == dockerfile
+    shown_class = yaml.safe_load(listing(PACKAGING, "lamps-chart/templates/deviceclass.yaml"))
+    assert shown_class == yaml.safe_load(project["deviceclass.yaml"])
+
+
+def test_the_chart_of_the_page_has_values_of_a_new_project_below_drakit():
+    project = render(project_of("lamps", driver=None, image=None, drakit=version("drakit")))
+    given = values_of("lamps-chart/values.yaml", PACKAGING)["drakit"]
+    written = yaml.safe_load(project["values.yaml"])
+    for key in ("volumes", "volumeMounts"):
+        del written["nodeplugin"][key]
+    assert given == written
+    (dependency,) = values_of("lamps-chart/Chart.yaml", PACKAGING)["dependencies"]
+    assert dependency["name"] == yaml.safe_load((CHART / "Chart.yaml").read_text())["name"]
 
 
 @pytest.mark.parametrize(
