@@ -1,4 +1,4 @@
-"""The dashboard and the alert rules of docs/dashboards query metrics, labels and values that exist."""
+"""The queries of docs/dashboards select metrics, labels and values that exist."""
 
 from __future__ import annotations
 
