@@ -1,4 +1,4 @@
-"""What docs/admin/disaster-recovery.md shows is what is printed."""
+"""What the pages show of `drakit node` is what it prints."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from drakit_nodeplugin.devices.endpoint_store import StoredEndpoint
 from drakit_nodeplugin.kubelet.ownership import socket_paths
 from tests.fakes.checkpoints import DRIVER, prepared_claim, stored_claim, stored_device
 
-PAGE = (Path(__file__).parents[3] / "docs" / "admin" / "disaster-recovery.md").read_text()
+DOCS = Path(__file__).parents[3] / "docs"
+REFERENCE = (DOCS / "reference" / "node-plugin.md").read_text()
+RECOVERY = (DOCS / "admin" / "disaster-recovery.md").read_text()
 
 
 def entry(number, name, *, make=stored_claim, **fields):
@@ -22,9 +24,14 @@ def entry(number, name, *, make=stored_claim, **fields):
     return replace(make(str(number), devices=(device,), **fields), name=name)
 
 
-async def test_the_commands_of_the_page_print_what_it_shows(site, monkeypatch):
+async def test_the_commands_of_the_pages_print_what_they_show(site, monkeypatch):
     monkeypatch.setattr(commands, "SETTLE_SECONDS", 0)
-    show, verify, forget = re.findall(r"^```console\n\$ (.*?)\n(.*?)^```", PAGE, re.M | re.S)
+    show, verify = re.findall(r"^```console\n\$ (.*?)\n(.*?)^```", REFERENCE, re.M | re.S)
+    (forget,) = re.findall(
+        r"^```bash\n(plugin drakit node claim .*?)\n```\n\n```text[^\n]*\n(.*?)^```",
+        RECOVERY,
+        re.M | re.S,
+    )
     site.path().parent.mkdir(parents=True)
     pools = {"node-1": ("cam-0", "cam-1", "cam-2")}
     endpoint = StoredEndpoint(name=DRIVER, pools=pools, stopped_at=1772357400)
@@ -53,7 +60,8 @@ async def printed(site, command):
     return text.replace(str(site.cdi), "/var/run/cdi")
 
 
-def test_the_numbers_of_the_page_are_those_of_the_code():
+def test_the_numbers_of_the_pages_are_those_of_the_code():
     assert opening.KEPT == 5
-    assert "newest five damaged files" in PAGE
-    assert f"has schema version {schema.VERSION}" in PAGE
+    for page in (REFERENCE, RECOVERY):
+        assert "newest five damaged files" in page
+    assert f"has schema version {schema.VERSION}" in REFERENCE

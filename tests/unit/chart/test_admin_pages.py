@@ -1,0 +1,126 @@
+"""What the pages for admins say of the chart: scraped pods, host paths, rights of the tokens."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import textwrap
+
+import pytest
+import yaml
+
+from tests.unit.chart.reading import pod_spec, the
+from tests.unit.docs.listings import ROOT
+
+MONITOR = (ROOT / "docs/admin/monitor.md").read_text()
+SECURITY = (ROOT / "docs/admin/security.md").read_text()
+
+ALL = {
+    "backends": {"enabled": True, "directory": "/srv/backends"},
+    "devicePlugins": {"enabled": True, "directory": "/srv/device-plugins"},
+    "nodeplugin": {"kubeletStateDirectory": "/var/lib/kubelet", "bootIDFile": "/etc/boot"},
+}
+"""Values with which the chart mounts every host path that it can."""
+
+
+def listing(title: str) -> dict:
+    (text,) = re.findall(rf'^ *```yaml title="{title}"\n(.*?)^ *```', MONITOR, re.M | re.S)
+    return yaml.safe_load(textwrap.dedent(text))
+
+
+def bash(words: str) -> str:
+    (text,) = [t for t in re.findall(r"^```bash\n(.*?)^```", MONITOR, re.M | re.S) if words in t]
+    return text
+
+
+WORKLOADS = [
+    pytest.param("DaemonSet", "drakit-nodeplugin", id="node-plugin"),
+    pytest.param("Deployment", "drakit-operator", id="operator"),
+]
+
+
+@pytest.mark.parametrize(("kind", "name"), WORKLOADS)
+def test_the_pod_monitor_of_the_page_selects_each_component(render, kind, name):
+    monitor = listing("podmonitor.yaml")["spec"]
+    template = the(render(), kind, name)["spec"]["template"]
+    labels = template["metadata"]["labels"]
+    assert monitor["selector"]["matchLabels"].items() <= labels.items()
+    assert labels[monitor["jobLabel"]] == "drakit"
+    (endpoint,) = monitor["podMetricsEndpoints"]
+    (container,) = template["spec"]["containers"]
+    assert endpoint["port"] in [port["name"] for port in container["ports"]]
+
+
+@pytest.mark.parametrize(("kind", "name"), WORKLOADS)
+def test_the_scrape_configuration_of_the_page_keeps_one_port_of_each_component(render, kind, name):
+    (job,) = listing("scrape.yaml")["scrape_configs"]
+    assert job["job_name"] == "drakit"
+    keep, *added = job["relabel_configs"]
+    template = the(render(), kind, name)["spec"]["template"]
+    sources = {
+        "__meta_kubernetes_pod_label_app_kubernetes_io_part_of": template["metadata"]["labels"][
+            "app.kubernetes.io/part-of"
+        ]
+    }
+    kept = []
+    for port in template["spec"]["containers"][0]["ports"]:
+        sources["__meta_kubernetes_pod_container_port_name"] = port["name"]
+        joined = ";".join(sources[name] for name in keep["source_labels"])
+        kept += [port["name"]] if re.fullmatch(keep["regex"], joined) else []
+    assert kept == ["metrics"]
+    assert {rule["target_label"] for rule in added} == {"node", "namespace", "pod"}
+
+
+def test_the_command_of_the_page_makes_a_rule_object_of_the_alerts(tmp_path):
+    command = bash("prometheusrule.yaml").replace("kubectl apply", "true")
+    (tmp_path / "docs").symlink_to(ROOT / "docs")
+    subprocess.run(["bash", "-euc", command], cwd=tmp_path, check=True, timeout=20)
+    rule = yaml.safe_load((tmp_path / "prometheusrule.yaml").read_text())
+    assert rule["spec"] == yaml.safe_load((ROOT / "docs/dashboards/drakit-alerts.yaml").read_text())
+
+
+def test_the_table_of_host_paths_is_what_the_chart_mounts(render):
+    spec = pod_spec(render(ALL), "DaemonSet", "drakit-nodeplugin")
+    (container,) = spec["containers"]
+    writable = {m["name"]: not m.get("readOnly", False) for m in container["volumeMounts"]}
+    mounted = {
+        (volume["hostPath"]["path"], "write" if writable[volume["name"]] else "read")
+        for volume in spec["volumes"]
+        if "hostPath" in volume
+    }
+    paths = {
+        "<kubeletRoot>": "/var/lib/kubelet",
+        "nodeplugin.cdiDirectory": "/var/run/cdi",
+        "nodeplugin.kubeletStateDirectory": "/var/lib/kubelet",
+        "nodeplugin.bootIDFile": "/etc/boot",
+        "backends.directory": "/srv/backends",
+        "devicePlugins.directory": "/srv/device-plugins",
+    }
+    table = SECURITY.partition("| Path | Access | Purpose |\n")[2].partition("\n\n")[0]
+    rows = re.findall(r"^\| (.*?) \| (read|write) \|", table, re.M)
+    shown = set()
+    for cell, access in rows:
+        for name in re.findall(r"`([^`]+)`", re.sub(r"\(.*?\)|, at .*", "", cell)):
+            for word, path in paths.items():
+                name = name.replace(word, path)
+            shown.add((name, access))
+    assert shown == mounted
+
+
+@pytest.mark.parametrize(
+    ("component", "first"),
+    [
+        pytest.param("nodeplugin", "node plugin", id="node-plugin"),
+        pytest.param("operator", "operator", id="operator"),
+    ],
+)
+def test_the_table_of_tokens_names_all_rights(render, component, first):
+    rules = the(render(), "ClusterRole", f"drakit-{component}")["rules"]
+    table = SECURITY.partition("| Token | API objects | Verbs |\n")[2].partition("\n\n")[0]
+    shown, token = set(), ""
+    for cells in (line.split("|")[1:4] for line in table.splitlines()[1:]):
+        token = cells[0].strip() or token
+        resources = re.findall(r"`(\w+)`", cells[1])
+        if token == first and resources != ["leases"]:
+            shown |= {(one, cells[2].strip()) for one in resources}
+    assert shown == {(one, ", ".join(rule["verbs"])) for rule in rules for one in rule["resources"]}
