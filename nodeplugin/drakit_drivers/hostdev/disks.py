@@ -261,7 +261,7 @@ class _Sources:
         return found
 
     def find(self, path: str) -> tuple[str, ...] | None:
-        """Return their numbers: empty if the path is not a block device, None if that is unknown."""
+        """Return their numbers: empty if it is not a block device, None if that is unknown."""
         whole = self._find_one(path)
         if whole is not None or ":" not in path:
             return whole
