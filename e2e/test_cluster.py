@@ -275,7 +275,7 @@ def test_a_node_is_rebooted(cluster: Cluster, pod: str):
 @pytest.mark.needs(Capability.CONTROL_PLANE_ALONE)
 @pytest.mark.slow
 @pytest.mark.disruptive
-def test_a_start_mends_what_a_failed_test_left_behind(cluster: Cluster):
+def test_a_start_repairs_what_a_failed_test_left_behind(cluster: Cluster):
     node = cluster.nodes[0]
     cluster.stop_api_server()
     cluster.freeze(CONTROL_PLANE, Component.SCHEDULER)
