@@ -1,1 +1,1 @@
-"""Measurements: `python -m bench` prints one line a row, and fails when a budget is missed."""
+"""Measurements: `python -m bench` prints one line per row, and fails if a budget is exceeded."""

@@ -1,8 +1,8 @@
 """
 All measurements, against a real API server (the control plane alone): `python -m bench`.
 
-Prints the machine and one line a row; exits with 1 when a budget is missed, and names it. What is
-measured and why is in docs/contributors/performance.md.
+Prints the machine and one line per row. Exits with 1 if a budget is exceeded, and names it.
+docs/contributors/performance.md explains what is measured and why.
 """
 
 from __future__ import annotations

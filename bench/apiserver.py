@@ -1,8 +1,8 @@
 """
-The API server's part: claims that are allocated as the scheduler would, slices, and the floor.
+The API server's part: allocated claims, slices, and the floor.
 
-The floor is the time of as many concurrent GETs as a batch has claims, by the client that the
-plugin uses. No prepare that asks the API server can be faster.
+The floor is the time of one concurrent GET per claim of a batch, with the plugin's client. No
+prepare that reads from the API server can be faster.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ class ApiServer:
         devices: Sequence[tuple[str, str]] | None = None,
         shared: bool = False,
     ) -> list[ClaimReference]:
-        """Create claims with a device of their own each, allocated on the node; the devices by pool
-        and name, where it matters which they are."""
+        """Create claims, each with its own device, allocated on the node; `devices` names pool and
+        device of each, if that matters."""
         if devices is None:
             devices = [(NODE, f"device-{number}") for number in range(count)]
         bodies = [
@@ -96,7 +96,7 @@ class ApiServer:
         return self._runner.run(self._create_claims(bodies))
 
     def floor(self, claims: Sequence[ClaimReference]) -> float:
-        """Get the claims, all at once; give the seconds that it took."""
+        """Get all claims concurrently; return the seconds that it took."""
         return self._runner.run(self._floor([_path(claim.name) for claim in claims]))
 
     def slices(self, driver: str) -> list[dict[str, Any]]:
@@ -105,7 +105,7 @@ class ApiServer:
         return self._runner.run(self._session.list(_SLICES, params=selector)).items
 
     def slice_writes(self) -> int:
-        """Return how many writes of ResourceSlices have succeeded, whoever made them."""
+        """Return how many writes of ResourceSlices have succeeded, from any client."""
         return self._runner.run(self._slice_writes())
 
     def delete_slices(self, driver: str) -> None:

@@ -1,10 +1,10 @@
 """
-How long claims take, and what memory they need.
+The time and memory that claims need.
 
-The order of all that is measured, and nothing else: the calls are :mod:`.kubelet`'s, the claims and
-the floor :mod:`.apiserver`'s, rows and budgets :mod:`.rows`'. States that are compared (none, many
-and very many claims prepared) come in turns, so that a machine that gets slower or faster meanwhile
-does the same to all of them; the floor is taken just before each batch.
+This module only orders the measurements. :mod:`.kubelet` makes the calls, :mod:`.apiserver` has the
+claims and the floor, :mod:`.rows` the rows and budgets. States that are compared (none, many and
+very many claims prepared) alternate, so that a machine that becomes slower or faster affects all of
+them equally. The floor is measured just before each batch.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ PODS = 8
 CLAIMS_OF_PODS = (1, 4)
 DEVICE_TIME = "20ms"
 WARM_UP = 3
-"""Repetitions that are not counted: connections are made, code is loaded."""
+"""Warm-up repetitions, not counted: connections are opened, code is loaded."""
 
 SAMPLES_OF_ENDURANCE = 100
 
@@ -87,7 +87,7 @@ QUICK = Plan(
     endpoints_idle_seconds=30,
     changes=3_000,
 )
-"""Says within two minutes whether something is badly wrong, and decides nothing."""
+"""Shows gross regressions within two minutes; decides nothing."""
 
 
 class Bench:
@@ -146,7 +146,7 @@ class Bench:
             yield plugin, kubelet
 
     def _turns(self, kubelet: Kubelet) -> Iterator[int]:
-        """Return the numbers of resident claims in turns, each when they are prepared. The last
+        """Yield the numbers of resident claims in turns, each after they are prepared. The last
         ones stay."""
         prepared = 0
         for _ in range(self._plan.cycles):
@@ -213,7 +213,7 @@ class Bench:
     # ------------------------------------------------------------ pods at once
 
     def pods(self) -> Iterator[Pods]:
-        """Measure pods that start at once, with a driver that takes its time."""
+        """Measure pods that start at once, with a slow driver."""
         entry = {"driver": "bench.drivers:Effects", "config": {"deviceTime": DEVICE_TIME}}
         sequential: dict[tuple[int, int], list[float]] = defaultdict(list)
         parallel: dict[tuple[int, int], list[float]] = defaultdict(list)
@@ -254,7 +254,7 @@ def _compared(
     driver: str,
 ) -> Iterator[Times]:
     """
-    Make rows of samples; those with none resident come first.
+    Build rows from samples, those without resident claims first.
 
     Their VmRSS is that of the first turn: later on the heap has been larger.
     """
@@ -284,7 +284,7 @@ def fill(kubelet: Kubelet, claims: Sequence[ClaimReference], *, prepared: int, w
 
 @contextmanager
 def no_collection() -> Generator[None]:
-    """Keep our own garbage collector out of the times."""
+    """Exclude our own garbage collector from the times."""
     gc.collect()
     gc.freeze()
     gc.disable()

@@ -1,8 +1,8 @@
 """
-What claims cost in processor time, loop iterations and thread round trips, and how many pods with
-one claim each are prepared in a second.
+The cost of claims in processor time, loop iterations and thread round trips, and the number of pods
+with one claim each that are prepared per second.
 
-Unlike times, the first three hardly depend on the machine's disk or on what else it does. The
+Unlike times, the first three hardly depend on the machine's disk or other load. The
 driver of the measurement does nothing; the calls are :mod:`.kubelet`'s, the claims
 :mod:`.apiserver`'s, the counting :mod:`.counted`'s.
 """
@@ -29,7 +29,8 @@ __all__ = ("measure_cost",)
 
 RESIDENT = (0, 1_000)
 PAIRS = 200
-"""Of which iterations and round trips are counted: what happens once a second is a small share."""
+"""Calls whose iterations and round trips are counted: enough that work once a second is a small
+share."""
 
 
 def measure_cost(

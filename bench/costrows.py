@@ -1,8 +1,7 @@
 """
-Rows of what a claim costs, whatever the speed of the machine's disk, and how many pods a second are
-prepared.
+Rows of a claim's cost, independent of the disk's speed, and of pods prepared per second.
 
-Pure: how the numbers are taken is known in :mod:`.cost`.
+Pure: :mod:`.cost` measures the numbers.
 """
 
 from __future__ import annotations
@@ -36,7 +35,8 @@ class Cost:
     driver: str
     cpu_ms: float
     client_cpu_ms: float | None
-    """What as many GETs by the API client alone need; None where the API server is not asked."""
+    """Time of the same number of GETs by the API client alone; None without calls of the API
+    server."""
 
     def line(self) -> str:
         line = f"cost {self.operation} batch={self.batch} cpu_ms={self.cpu_ms:.2f} "
@@ -90,7 +90,7 @@ class Hops:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Throughput:
-    """A row of pods with one claim each that are prepared at once, again and again."""
+    """A row of pods with one claim each that are prepared at once, repeatedly."""
 
     pods: int
     resident: int
@@ -98,7 +98,7 @@ class Throughput:
     cores: int
     pods_per_second: float
     client_pods_per_second: float
-    """What the API client alone reaches, for as many GETs at once."""
+    """The rate of the API client alone, for the same number of concurrent GETs."""
 
     def line(self) -> str:
         return (

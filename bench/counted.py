@@ -29,7 +29,7 @@ _FORMAT = "=3Q"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Counts:
-    """What happened since the start of the plugin."""
+    """The counts since the start of the plugin."""
 
     main_iterations: int
     other_iterations: int
@@ -47,7 +47,7 @@ class Counts:
 
 
 def empty_file(path: Path) -> None:
-    """Make the file that a plugin counts in."""
+    """Create the file for a plugin's counts."""
     path.write_bytes(bytes(struct.calcsize(_FORMAT)))
 
 

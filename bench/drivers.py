@@ -1,5 +1,5 @@
 """
-Drivers whose own work costs nothing, or a known time: what is left is the plugin's.
+Drivers whose own work takes no time, or a known time: the rest is the plugin's.
 
 All have one name, so that the same claims of the API server serve for all of them; a plugin hosts
 one of them at a time. They publish the devices of the claims that are measured, and a few that all
@@ -33,7 +33,7 @@ class BenchConfig(DriverConfig):
 
 
 class Effects(Driver[BenchConfig]):
-    """A driver as most are: what it does for a device must be undone."""
+    """A typical driver: it has side effects to undo."""
 
     name = DRIVER
     config_type = BenchConfig

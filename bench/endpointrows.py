@@ -1,7 +1,7 @@
 """
 Rows of endpoints that are processes of vendors, and the budgets that they must keep.
 
-Pure: how the numbers are taken is known in :mod:`.endpoints`.
+Pure: :mod:`.endpoints` measures the numbers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ IDLE_SHARE = 0.01
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Overhead:
-    """A row of what it costs that an endpoint is another process."""
+    """A row of the cost of an endpoint in another process."""
 
     endpoint: str
     batch: int
@@ -68,7 +68,7 @@ class Overhead:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Endpoints:
-    """A row of what many endpoints at rest cost a node."""
+    """A row of the cost of many endpoints at rest."""
 
     device_plugins: int
     backends: int

@@ -1,5 +1,5 @@
 """
-What endpoints that are vendors' processes cost: on a prepare, and at rest where there are many.
+The cost of endpoints in vendors' processes: on a prepare, and of many at rest.
 
 The vendors are :mod:`.vendors`, in one process of their own. A backend, a device plugin behind the
 adapter and a driver in the plugin's process take turns call by call, in one plugin, so that
@@ -38,10 +38,10 @@ MANY = ((50, 0), (25, 25), (0, 50))
 """Device plugins and backends on one node."""
 
 PUBLISHED_SECONDS = 90.0
-"""How long is waited at most for the devices of all endpoints."""
+"""Timeout for the devices of all endpoints."""
 
 SETTLE_SECONDS = 45.0
-"""From then on until rest: the graces of a start end within it, and what is stored is written."""
+"""Time from then until rest: the grace periods of a start end in it, and pending writes finish."""
 
 POLL_SECONDS = 0.2
 
@@ -173,8 +173,8 @@ def _plugin(
     device_plugins: int,
     backends: int,
 ) -> Generator[tuple[Plugin, float]]:
-    """Run a plugin beside vendors; give it once the devices of all are published, and the seconds
-    which that took."""
+    """Run a plugin beside vendors; yield it when the devices of all are published, and the seconds
+    that it took."""
     names = [backend_name(number) for number in range(backends)]
     adapters = [ADAPTER] if device_plugins else []
     settings = {

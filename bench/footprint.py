@@ -1,8 +1,8 @@
 """
-What the node plugin costs a node at rest, and how soon it serves.
+The node plugin's cost at rest, and its start time.
 
-With hostdev, its predefined policies enabled, and no claims. What claims cost is measured
-in :mod:`.claims`.
+With hostdev, its predefined policies enabled, and no claims. :mod:`.claims` measures the cost of
+claims.
 """
 
 from __future__ import annotations

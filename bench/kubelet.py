@@ -1,8 +1,8 @@
 """
 The load generator: calls a plugin at its sockets as the kubelet does.
 
-One thread and a blocking client: it adds the least to the times that are taken. A claim that is
-answered with an error ends the measurement, for its time would mean nothing.
+One thread and a blocking client: that adds the least to the measured times. A claim with an error
+ends the measurement, because its time means nothing.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from drakit_proto.kubelet.pluginregistration.v1 import registration_pb2, registr
 __all__ = ("Kubelet", "get_info", "register")
 
 CALL_SECONDS = 45.0
-"""What the kubelet waits for the claims of a pod."""
+"""The kubelet's timeout for the claims of a pod."""
 
 REGISTRATION_SECONDS = 5.0
 
 
 def register(socket: Path) -> tuple[str, Path]:
-    """Register the driver at a registration socket; give its name, and the socket of its DRA."""
+    """Register the driver at a registration socket; return its name, and its DRA socket."""
     with _channel(socket) as channel:
         stub = registration_pb2_grpc.RegistrationStub(channel)
         limits: dict[str, Any] = {"timeout": REGISTRATION_SECONDS, "wait_for_ready": True}
@@ -38,8 +38,8 @@ def register(socket: Path) -> tuple[str, Path]:
 
 
 def get_info(socket: Path) -> float:
-    """Ask at a registration socket who is there, over a new connection as the kubelet does; give
-    the time that it took."""
+    """Call GetInfo at a registration socket, over a new connection as the kubelet does; return the
+    time that it took."""
     began = time.perf_counter()
     with _channel(socket) as channel:
         stub = registration_pb2_grpc.RegistrationStub(channel)
@@ -58,7 +58,7 @@ class Kubelet:
         self._channel.close()
 
     def prepare(self, claims: Sequence[ClaimReference]) -> float:
-        """Prepare the claims of one pod; give the time that the call took."""
+        """Prepare the claims of one pod; return the time that the call took."""
         request = _prepare_request(claims)
         began = time.perf_counter()
         response = self._stub.NodePrepareResources(request, timeout=CALL_SECONDS)
@@ -67,7 +67,7 @@ class Kubelet:
         return seconds
 
     def prepare_pods(self, pods: Sequence[Sequence[ClaimReference]]) -> float:
-        """Prepare several pods at once; give the time until the last call was answered."""
+        """Prepare several pods at once; return the time until the last call was answered."""
         requests = [_prepare_request(claims) for claims in pods]
         prepare = self._stub.NodePrepareResources
         began = time.perf_counter()
@@ -79,7 +79,7 @@ class Kubelet:
         return seconds
 
     def unprepare(self, claims: Sequence[ClaimReference]) -> float:
-        """Unprepare the claims of one pod; give the time that the call took."""
+        """Unprepare the claims of one pod; return the time that the call took."""
         request = dra_pb2.NodeUnprepareResourcesRequest(claims=_messages(claims))
         began = time.perf_counter()
         response = self._stub.NodeUnprepareResources(request, timeout=CALL_SECONDS)

@@ -1,5 +1,5 @@
 """
-The machine that is measured on: what it is, and where on it a node's files would lie.
+The machine of the measurement: its description, and its places for a node's files.
 
 On a node the checkpoint is on a disk and CDI specs are on a tmpfs; this module finds both and
 reports them, because they determine the time of a prepare. It must not know what runs there.

@@ -1,9 +1,8 @@
 """
-A driver with many devices, of which as many change as the measurement asks for.
+A driver with many devices; the measurement decides how many of them change.
 
-How many changes there are to be in all stands in a file: after a restart the devices are what they
-were before. The changes take turns, so that each of them is in another slice than the one before.
-When the last one was made is written to another file.
+A file contains the total number of changes, so that a restart restores the devices. Consecutive
+changes are in different slices. The time of the last change is written to another file.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ __all__ = (
 DRIVER = "many.drakit.dev"
 
 RATE = 1_000
-"""Changes a second; each is an inventory of its own."""
+"""Changes per second; each is a separate inventory."""
 
 LEVEL = "level"
 """The attribute that changes: how often the device has changed."""
@@ -46,7 +45,7 @@ def names(devices: int) -> list[str]:
 
 
 def levels(devices: int, *, changes: int) -> list[int]:
-    """Return the devices' levels after so many changes."""
+    """Return the devices' levels after this many changes."""
     turns, more = divmod(changes, devices)
     step = _step(devices)
     result = [turns] * devices
@@ -62,7 +61,7 @@ def _step(devices: int) -> int:
 
 
 def order(changes: Path, number: int) -> None:
-    """Say how many changes there are to be. The driver may be reading the file."""
+    """Write the total number of changes. The driver may be reading the file."""
     new = changes.with_suffix(".new")
     new.write_text(str(number))
     new.replace(changes)

@@ -1,8 +1,8 @@
 """
-Whether a driver that misbehaves is felt by another one of the same process.
+Whether a driver that misbehaves affects another one in the same process.
 
-The one that is measured prepares claims all the time; the other one is quiet, blocks its event
-loop, ends its thread, or floods, in turns. How long a call takes is :mod:`.kubelet`'s to know.
+The measured driver prepares claims all the time; the other one is quiet, blocks its event loop,
+ends its thread, or floods, in turns. :mod:`.kubelet` measures the calls.
 """
 
 from __future__ import annotations

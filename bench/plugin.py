@@ -1,7 +1,7 @@
 """
 The node plugin under measurement: a process of its own, set up as its container is.
 
-The measurements decide what to call, and what its figures mean.
+The measurements decide what to call and how to interpret the figures.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """
-Where the plugin spends its time for one operation: `python -m bench --profile prepare-64`.
+Profiles the plugin for one operation: `python -m bench --profile prepare-64`.
 
 First the processor's time of each thread, which other work on the machine hardly changes, beside
 that of the floor in our own process. Then, from another run, what cProfile saw of the main thread,
 its start and the calls between included.
-Nothing is judged here: budgets are in :mod:`.rows`.
+This module judges nothing: budgets are in :mod:`.rows`.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def profile(operation: str, batch: int, *, driver: str, api: ApiServer, kubeconf
 def _threads(
     plugin: Plugin, kubelet: Kubelet, operation: str, claims: Sequence[ClaimReference]
 ) -> list[float]:
-    """Do it again and again; give the time in ms that each thread needs for one call."""
+    """Repeat the operation; return the time in ms that each thread needs for one call."""
     used: Counter[int] = Counter()
     call = kubelet.unprepare if operation == "unprepare" else kubelet.prepare
     count = REPETITIONS[len(claims)]

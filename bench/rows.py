@@ -1,8 +1,8 @@
 """
-What a measurement prints, and which budgets it must keep.
+The rows that a measurement prints, and their budgets.
 
-Pure: how the numbers are taken is known in :mod:`.claims`, :mod:`.slices` and :mod:`.footprint`.
-The budgets, and what they mean, are in docs/contributors/performance.md.
+Pure: :mod:`.claims`, :mod:`.slices` and :mod:`.footprint` measure the numbers.
+docs/contributors/performance.md explains the budgets.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Row(Protocol):
         ...
 
     def missed(self) -> Iterator[str]:
-        """Say which budgets the row misses, a sentence each."""
+        """Return the budgets that the row exceeds, one sentence each."""
         ...
 
 
@@ -176,7 +176,7 @@ class Times:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pods:
-    """A row of pods that start at once, with a driver that takes its time."""
+    """A row of pods that start at once, with a slow driver."""
 
     pods: int
     claims: int
@@ -257,7 +257,7 @@ class Neighbour:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Memory:
-    """A row of what a state of the plugin needs, and how long a start into it takes."""
+    """A row of the memory in a state of the plugin, and the time of a start into it."""
 
     name: str
     rss_mib: float
@@ -281,7 +281,7 @@ class Memory:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Endurance:
-    """A row of what many pairs of prepare and unprepare leave in memory."""
+    """A row of the memory after many pairs of prepare and unprepare."""
 
     driver: str
     pairs: int
@@ -318,7 +318,7 @@ class Endurance:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Slices:
-    """A row of how many writes it takes until the API server holds what the driver reports."""
+    """A row of the number of writes until the API server has the driver's devices."""
 
     name: str
     devices: int

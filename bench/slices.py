@@ -1,9 +1,8 @@
 """
-How many writes slices cost, how soon they are there, and what memory many devices need.
+The writes that slices cost, the time until they are published, and the memory of many devices.
 
-A driver with many devices in the real plugin; its writes are counted by the API server. That the
-API server ends up with what the driver reports is waited for in each step, and a step after which
-it does not ends the measurement.
+A driver with many devices in the real plugin; its writes are counted by the API server. Each step
+waits until the API server has what the driver reports; if it does not, the measurement ends.
 """
 
 from __future__ import annotations
@@ -31,10 +30,10 @@ MANY_DEVICES = 12_800
 MANY_BUDGET_MIB = 160.0
 
 PUBLISHED_SECONDS = 120.0
-"""How long is waited at most until the API server holds everything."""
+"""Timeout until the API server has everything."""
 
 QUIET_SECONDS = 3.0
-"""How long is waited for a write that should not be."""
+"""How long to wait for a write that must not happen."""
 
 POLL_SECONDS = 0.1
 
@@ -103,7 +102,7 @@ class _Stage:
             )
 
     def restart(self) -> Slices:
-        """A plugin that finds what it would publish."""
+        """A plugin whose slices are already published."""
         before = self.api.slice_writes()
         with self._running() as plugin:
             time.sleep(2 * QUIET_SECONDS)
@@ -173,7 +172,7 @@ class _Stage:
 
     def _wait_published(self, *, changes: int) -> int:
         """Wait until the API server holds a complete pool with the devices after so many changes;
-        give the number of its slices."""
+        return the number of its slices."""
         wanted = dict(zip(names(self.devices), levels(self.devices, changes=changes), strict=True))
         until = time.monotonic() + PUBLISHED_SECONDS
         while time.monotonic() < until:

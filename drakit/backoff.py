@@ -1,7 +1,7 @@
 """
 Exponential backoff with jitter: each retry waits twice as long, up to a limit.
 
-Whoever retries sleeps, and decides whether to go on. It must not know what is retried.
+The caller sleeps, and decides whether to continue. It must not know what is retried.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ class Backoff:
     """The delays between the attempts of one operation."""
 
     def __init__(self, *, first_seconds: float, limit_seconds: float, jitter: float = 0.5) -> None:
-        """``jitter`` is the part of each delay that is random: the nodes of a cluster that lost
-        their API server at the same time must not all return at the same time."""
+        """``jitter`` is the part of each delay that is random: nodes that lost the API server at
+        the same time must not all reconnect at the same time."""
         self._first = first_seconds
         self._limit = limit_seconds
         self._jitter = jitter

@@ -327,7 +327,7 @@ def _infer(kind: type[Driver[Any, Any]], name: str, argument: object) -> None:
     """Set `config_type` or `parameters_type`, unless the class or one of its bases does; raise
     TypeError if the two contradict each other."""
     explicit = any(name in vars(base) for base in kind.__mro__ if base is not Driver)
-    if isinstance(argument, ForwardRef) and not explicit:  # nobody could resolve it later
+    if isinstance(argument, ForwardRef) and not explicit:  # it could not be resolved later
         raise TypeError(
             f"{kind.__qualname__}: the type argument {argument.__forward_arg__!r} of Driver is a "
             f"string; give the class itself, or set {name}"

@@ -1,10 +1,10 @@
 """
 Log lines of both daemons: a constant message, named facts, and the ID of the request behind it.
 
-The ID is a context variable that a filter adds to every record, so nobody passes it along. Tasks
+The ID is a context variable that a filter adds to every record, so no caller passes it along. Tasks
 and ``run_coroutine_threadsafe`` inherit it; ``run_in_executor`` does not (use
 ``contextvars.copy_context().run``). The caller decides which facts it logs. A condition that a loop
-finds again and again is logged when it changes, by :class:`ProblemLog`.
+checks repeatedly is logged only when it changes, by :class:`ProblemLog`.
 
 It must not know what a request is.
 """
@@ -55,8 +55,8 @@ class ProblemLog:
     """
     Logs a problem when it appears or changes, and once when it is gone.
 
-    For whatever is checked periodically: report the result of each check, and only changes are
-    logged. It is not thread-safe.
+    For periodic checks: report the result of each check, and only changes are logged. It is not
+    thread-safe.
     """
 
     def __init__(

@@ -30,7 +30,7 @@ _PACKAGE = "prometheus_client"
 
 
 def _import(*names: str) -> list[Any]:
-    """Import modules of the package without the package itself, if nobody has imported it."""
+    """Import modules of the package without the package itself, if it is not imported yet."""
     spec = None if _PACKAGE in sys.modules else find_spec(_PACKAGE)
     if spec is None or not spec.submodule_search_locations:
         return [import_module(f"{_PACKAGE}.{name}") for name in names]

@@ -1,8 +1,8 @@
 """
 What all configuration files of drakit have in common: strict keys, durations, errors for people.
 
-Each daemon, and each driver, declares a model of its own on :class:`Settings`; what stands in it is
-theirs.
+Each daemon, and each driver, declares a model of its own on :class:`Settings`; they own its
+content.
 
 It must not know any setting.
 """
@@ -46,7 +46,7 @@ _DURATION = re.compile(
 
 
 class SettingsError(Exception):
-    """Settings cannot be used; the text names file, key and reason, a line a problem."""
+    """Settings are invalid; the text names file, key and reason, one line per problem."""
 
 
 class Settings(BaseModel):
@@ -102,10 +102,10 @@ Seconds = Annotated[float, BeforeValidator(_parse_seconds), Field(gt=0)]
 
 def parse_address(text: str) -> tuple[str | None, int]:
     """
-    Split ``host:port`` for a server; IPv6 addresses stand in brackets.
+    Split ``host:port`` for a server; IPv6 addresses are in brackets.
 
-    No host, and ``[::]``, are every address of both families: None, for asyncio would serve ``::``
-    to IPv6 alone.
+    No host and ``[::]`` mean every address of both families: None, because asyncio serves ``::``
+    only for IPv6.
     """
     host, colon, port = text.rpartition(":")
     if not colon or not port.isdigit() or int(port) > 65535:
@@ -159,7 +159,7 @@ def read_file(path: Path) -> dict[str, Any]:
 
 
 def describe(error: ValidationError, *, file: str, below: str = "") -> str:
-    """Write a validation's problems for people: file, key, reason, a line each."""
+    """Format a validation's problems for people: file, key and reason, one line each."""
     lines: list[str] = []
     for problem in error.errors(include_url=False, include_input=False):
         key = below

@@ -1,9 +1,9 @@
 """
-Owners of background tasks: a part of a daemon that ends without being asked to ends the daemon.
+Owners of background tasks: a part of a daemon that ends without a stop request ends the daemon.
 
 ``asyncio.TaskGroup`` notices exceptions only. It does not notice a loop that returns, or a
-cancellation that a library raises of itself (closing a ``grpc.aio`` channel does that to its
-reader). What to do when a part has ended is the composition root's decision.
+cancellation that a library raises itself (closing a ``grpc.aio`` channel does that to its reader).
+The composition root decides what follows when a part has ended.
 
 It must not know what the parts do.
 """
@@ -25,13 +25,13 @@ class TaskEndedError(Exception):
 
 
 def cancelled_by_owner() -> bool:
-    """Tell our own stop from a cancellation that came out of a library."""
+    """Return whether our own stop caused a cancellation, rather than a library."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
 
 async def until_stopped(name: str, part: Callable[[], Awaitable[None]]) -> None:
-    """Run one part of a daemon; any end but our stop is an error."""
+    """Run one part of a daemon; any end except our stop is an error."""
     try:
         await part()
     except asyncio.CancelledError:
@@ -42,7 +42,7 @@ async def until_stopped(name: str, part: Callable[[], Awaitable[None]]) -> None:
 
 
 async def run(parts: Mapping[str, Callable[[], Awaitable[None]]]) -> None:
-    """Run parts side by side; the first that ends stops the others and is raised."""
+    """Run parts concurrently; the first that ends stops the others and is raised."""
     async with asyncio.TaskGroup() as group:
         for name, part in parts.items():
             group.create_task(until_stopped(name, part), name=name)

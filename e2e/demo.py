@@ -1,8 +1,8 @@
 """
-`make demo`: everything once, from nothing to a pod that uses a device of its node.
+`make demo`: the whole path, from nothing to a pod that uses a device of its node.
 
-A cluster, the images, `helm install`, one of `examples/`; then it shows what was allocated and what
-the container did. The cluster stays, to look around.
+A cluster, the images, `helm install`, one of `examples/`; then it shows the allocation and the
+container's output. The cluster stays.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Example:
         return {"hostdev": {"policies": {self.name: {"enabled": True}}}}
 
     def objects(self) -> list[dict[str, Any]]:
-        """The example as it stands in its file, but with an image that needs no pull."""
+        """The example from its file, but with an image that needs no pull."""
         objects = list(yaml.safe_load_all(self.file.read_text()))
         for body in objects:
             for container in body["spec"].get("containers", []):
@@ -71,7 +71,7 @@ CHOICES = (
 
 
 class Steps:
-    """Numbered steps with their times, for somebody who waits."""
+    """Numbered steps with their times, as progress for the user."""
 
     def __init__(self, count: int) -> None:
         self._count = count

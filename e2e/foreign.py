@@ -1,9 +1,9 @@
 """
-The release `foreign`: devices of other people's programs, on the first node.
+The release `foreign`: devices of other vendors' programs, on the first node.
 
 Kubernetes' sample device plugin and NVIDIA's, as their manifests have them, a device plugin of ours
-that says what a file has, the example backend, and one simulated device of the daemon itself. It
-must not know what the tests show.
+that reports the content of a file, the example backend, and one simulated device of the daemon
+itself. It must not know what the tests show.
 """
 
 from __future__ import annotations
@@ -370,7 +370,7 @@ class Yard(Space):
     # ------------------------------------------------------------ what they have
 
     def plan(self, plan: dict[str, Any], name: str = "plan") -> None:
-        """Say what our device plugin has."""
+        """Set the devices of our device plugin."""
         write_plan(self.cluster, plan, name)
 
     def blinker(self, name: str, content: str = "") -> Path:
@@ -445,7 +445,7 @@ def install_foreign(cluster: Cluster, *, build: str, programs: str) -> None:
 
 
 def remove_foreign(cluster: Cluster) -> None:
-    """Remove what :func:`install_foreign` has made besides the release."""
+    """Remove all that :func:`install_foreign` has created besides the release."""
     cluster.kubectl("delete", "deviceclass", BLINKER_CLASS)
     names = {FOREIGN.namespace, *NAMESPACES.values()}
     cluster.kubectl("delete", "namespace", *sorted(names), timeout=120)

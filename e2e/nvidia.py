@@ -1,5 +1,6 @@
 """
-NVIDIA's device plugin in a cluster without NVIDIA's hardware: its own manifest, told of a Tegra.
+NVIDIA's device plugin in a cluster without NVIDIA's hardware: its own manifest, configured for a
+Tegra.
 
 On a Tegra the plugin asks no library for its one device, and a Tegra is a machine that has a
 certain file. Time slicing, which is the plugin's, makes several IDs of the device. It must not know
@@ -21,7 +22,7 @@ NVIDIA_SET = "nvidia-device-plugin-daemonset"
 """As the manifest calls it."""
 
 UUID = "tegra"
-"""What the plugin tells a container of the device, whichever of its IDs the container has."""
+"""The variables that the plugin gives a container, for any of the device's IDs."""
 
 GPU_IDS = frozenset(f"{UUID}::{replica}" for replica in range(4))
 """Of which no DNS label can be made by cutting."""

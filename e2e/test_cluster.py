@@ -93,7 +93,7 @@ def wait_said(cluster: Cluster, word: str, *, timeout_seconds: float = 30) -> No
     """Wait until the pod says a word, from now on."""
 
     def says() -> bool:
-        # While the API server is away, there are no logs to read.
+        # While the API server is unavailable, there are no logs to read.
         found = cluster.kubectl("logs", POD, "--since=2s", check=False)
         return found.returncode == 0 and found.stdout.split()[-1:] == [word]
 
@@ -180,7 +180,7 @@ def test_a_node_is_cut_from_the_api_server_and_healed(cluster: Cluster, pod: str
     node = cluster.nodes[-1]
     cluster.cut_node(node)
     try:
-        # Neither does the kubelet hear the API server any more.
+        # The kubelet does not reach the API server either.
         failed = cluster.kubectl("logs", pod, "--request-timeout=3s", check=False)
         assert failed.returncode != 0
     finally:
@@ -275,7 +275,7 @@ def test_a_node_is_rebooted(cluster: Cluster, pod: str):
 @pytest.mark.needs(Capability.CONTROL_PLANE_ALONE)
 @pytest.mark.slow
 @pytest.mark.disruptive
-def test_a_start_mends_what_a_failed_test_left_behind(cluster: Cluster):
+def test_a_start_repairs_what_a_failed_test_left_behind(cluster: Cluster):
     node = cluster.nodes[0]
     cluster.stop_api_server()
     cluster.freeze(CONTROL_PLANE, Component.SCHEDULER)

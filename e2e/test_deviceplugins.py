@@ -296,7 +296,7 @@ def test_the_devices_of_nvidias_unmodified_plugin_go_to_pods_with_and_without_cl
     assert GPU not in capacity, "the kubelet's own device manager has no part in it"
 
 
-def test_what_nvidias_plugin_refuses_is_said_in_its_own_words(yard):
+def test_a_refusal_of_nvidias_plugin_keeps_its_own_text(yard):
     both: dict[str, Any] = {"deviceClassName": GPU_CLASS, "count": 2}
     yard.apply(
         template("both", {"name": "both", "exactly": both}),

@@ -374,7 +374,7 @@ def test_a_driver_that_ends_its_thread_floods_or_reports_nonsense_is_stopped_alo
                 lambda: len(stage.lamps.commanded()) > count,  # noqa: B023
                 period=0.02,
             )
-            # Otherwise it is back within a second: with this, its next start reports nothing.
+            # Otherwise it returns within a second: with this, its next start reports nothing.
             stage.lamps.stock(Stock(stop="the test holds it back"))
             wait_stopped(stage, LAMPS)
             one_horn(stage, f"meanwhile-{count}")

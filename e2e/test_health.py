@@ -1,7 +1,7 @@
 """
 Unhealthy devices: which pods get them, what the pods' status reports, which pods are evicted.
 
-What becomes of devices whose driver is away is shown in `test_endpoints.py`.
+`test_endpoints.py` shows what happens to devices whose driver is unavailable.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ HEALTHY = [("Healthy", "")]
 
 
 TOLERATIONS = [
-    # With the effect: the controller that evicts does not look at a toleration without one.
+    # With the effect: the controller that evicts ignores a toleration without one.
     {"key": "drakit.dev/unhealthy", "operator": "Exists", "effect": effect}
     for effect in ("NoSchedule", "NoExecute")
 ]

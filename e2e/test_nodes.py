@@ -30,7 +30,7 @@ def test_each_plugin_publishes_the_slices_of_its_own_node(release, zram):
         assert body["spec"]["pool"]["name"] == node
 
 
-def test_a_slice_that_somebody_deletes_is_back_and_an_untouched_one_is_not_written(release):
+def test_a_deleted_slice_is_restored_and_an_untouched_one_is_not_written(release):
     first, second = release.nodes[:2]
     (gone,), (kept,) = slices(release, first), slices(release, second)
     release.kubectl("delete", "resourceslice", gone["metadata"]["name"])

@@ -174,7 +174,7 @@ def test_a_plugin_that_is_killed_while_it_unprepares(stage):
     "seconds",
     [
         pytest.param(5, id="5s"),
-        # The kubelet removes the slices of a driver that is away for 30 s.
+        # The kubelet removes the slices of a driver that is unavailable for 30 s.
         pytest.param(25, id="25s", marks=pytest.mark.slow),
     ],
 )
@@ -221,7 +221,7 @@ def test_a_plugin_that_hangs_is_restarted_and_knows_what_it_had_prepared(stage):
     stage.wait_phase("user", "Running")
     uid = stage.uid("user", "claim")
     before = restarts(stage.plugin())
-    # Its sockets stay open, and nobody answers: the liveness probe is what notices.
+    # Its sockets stay open, but nothing answers: only the liveness probe detects that.
     stage.cluster.exec_on_node(stage.node, ["pkill", "-STOP", "-f", "--", PROCESS])
     wait_for(
         "the kubelet to restart it",

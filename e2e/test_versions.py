@@ -116,7 +116,7 @@ def server(control_plane: Server) -> Iterator[Server]:
 def places() -> Iterator[Folders]:
     with folders() as chosen:
         yield chosen
-        # For somebody who reads why a test failed.
+        # To diagnose a failed test.
         print((chosen.root / "log").read_text()[-8000:])
 
 

@@ -1,11 +1,11 @@
 """
 CDI specs (Container Device Interface): they describe devices to container runtimes.
 
-Writing: :mod:`.spec` makes a spec of edits, :mod:`.version` finds the lowest version that it needs,
-:mod:`.text` has its form in a file, :mod:`.directory` keeps the files. Reading: :mod:`.lint` finds
-what is wrong with specs and directories, :mod:`.reading` what runtimes make of them. Both go by the
-rules of :mod:`.fields` and :mod:`.names`. Which claims get a file, and when it goes, is the node
-plugin's decision.
+Writing: :mod:`.spec` builds a spec from edits, :mod:`.version` finds the lowest version that it
+needs, :mod:`.text` serializes it, :mod:`.directory` keeps the files. Reading: :mod:`.lint` finds
+problems of specs and directories, :mod:`.reading` resolves directories as runtimes do. Both use the
+rules of :mod:`.fields` and :mod:`.names`. The node plugin decides which claims have a file, and
+when it is removed.
 
 It must not know claims, drivers, Kubernetes, or a container runtime's configuration.
 """

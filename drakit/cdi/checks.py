@@ -1,8 +1,7 @@
 """
-How a parsed spec is walked: checks for text, numbers, lists and objects, put together by
-:mod:`.fields`.
+Checks of a parsed spec: for text, numbers, lists and objects. :mod:`.fields` combines them.
 
-A check inspects one value and adds its problems to a list, so that one walk finds everything.
+A check inspects one value and adds its problems to a list, so one pass finds everything.
 Null is the same as an absent field, as it is for the runtimes' own reader; in a list it is not.
 
 It must not know which fields a spec has.
@@ -19,10 +18,10 @@ __all__ = ("Check", "Found", "Rule", "add", "flag", "listing", "number", "record
 
 Found: TypeAlias = list[Problem]
 Check: TypeAlias = Callable[[object, str, Found], None]
-"""Looks at a value, which stands at a path, and adds what is wrong with it."""
+"""Checks the value at a path, and adds its problems."""
 
 Rule: TypeAlias = Callable[[str], str | None]
-"""What is wrong with a text, as the end of a sentence; None if it is fine."""
+"""The problem of a text, as the end of a sentence; None if it is valid."""
 
 
 def add(found: Found, path: str, severity: Severity, text: str) -> None:
@@ -31,7 +30,7 @@ def add(found: Found, path: str, severity: Severity, text: str) -> None:
 
 
 def text(rule: Rule | None = None, *, advice: Rule | None = None) -> Check:
-    """Check a text: by one rule that is an error, and one that is a warning."""
+    """Check a text by two rules: one gives an error, the other a warning."""
 
     def check(value: object, path: str, found: Found) -> None:
         if not isinstance(value, str):
@@ -58,7 +57,7 @@ def _unreadable(value: str) -> str | None:
 def number(
     least: int, most: int, *, octal: bool = False, advice: Callable[[int], str | None] | None = None
 ) -> Check:
-    """Check a whole number and its range; `octal` is how people write it."""
+    """Check a whole number and its range; `octal` if users write it so."""
 
     def check(value: object, path: str, found: Found) -> None:
         if not isinstance(value, int) or isinstance(value, bool):
@@ -110,7 +109,7 @@ def record(
     gone: Mapping[str, str] | None = None,
 ) -> Check:
     """
-    Check an object: each field, those that must be there, and then all of them together.
+    Check an object: each field, the required fields, and then all of them together.
 
     `gone` explains fields that a version of CDI removed.
     """
@@ -139,7 +138,7 @@ def record(
 
 
 def _meant(name: object, fields: Mapping[str, Check]) -> str:
-    from difflib import get_close_matches  # only where something is wrong
+    from difflib import get_close_matches  # only needed if there is a problem
 
     by_lower = {field.lower(): field for field in fields}
     close = get_close_matches(str(name)[:64].lower(), by_lower, n=1, cutoff=0.75)

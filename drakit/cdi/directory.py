@@ -1,12 +1,12 @@
 """
-The directory of CDI files that we write: whole files or none, and nobody else's touched.
+The directory of generated CDI files: writes are atomic, and files of other programs stay unchanged.
 
 Runtimes watch the directory and read every ``*.json`` in it at any moment, so a file appears by
-rename, from a temporary file whose name they do not look at.
+rename, from a temporary file whose name they ignore.
 
-A node plugin makes sure of the files of a whole pod within milliseconds, so here are system calls
-and few objects. Functions block (a daemon calls them in a thread). It must not know claims, or
-what a spec means.
+A node plugin verifies the files of a whole pod within milliseconds, so this module uses system
+calls and few objects. Functions block (a daemon calls them in a thread). It must not know claims,
+or what a spec means.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ __all__ = ("DamagedSpecError", "SpecDirectory")
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*\.json")
 _TEMPORARY = re.compile(r"\.(?P<name>.+\.json)\.[0-9a-f]{8}\.drakit")
 _ATTEMPTS = 3
-"""Writes begun for one file: a starting plugin of the same driver may clean away the temporary
-file of one that is being replaced, and an admin the directory (/run is a tmpfs)."""
+"""Attempts to write one file: a starting plugin of the same driver may remove the temporary file of
+the one that it replaces, and an admin may remove the directory (/run is a tmpfs)."""
 
 
 class DamagedSpecError(ValueError):
-    """A file of ours that holds no CDI spec any more."""
+    """A file of ours that no longer contains a CDI spec."""
 
 
 class SpecDirectory:
@@ -40,15 +40,15 @@ class SpecDirectory:
     One directory of generated CDI files, usually ``/var/run/cdi``.
 
     Several processes may use it, for different drivers or the same one: each call is safe alone.
-    A name that is none for a file here raises ValueError.
+    An invalid file name raises ValueError.
     """
 
     def __init__(self, path: Path, *, durable: bool = True) -> None:
         """
         Use a directory, which need not exist yet.
 
-        `durable`: a file that was written is there after a power cut. Whoever compares all files
-        after a boot does without, and saves a flush for each.
+        `durable`: a written file survives a power cut. A caller that compares all files after a
+        boot does not need that, and saves a flush for each.
         """
         self.path = path
         self._folder = str(path)
@@ -75,7 +75,7 @@ class SpecDirectory:
         return True
 
     def read(self, file_name: str) -> dict[str, Any] | None:
-        """Give a file's spec; None if there is no such file."""
+        """Return a file's spec; None if there is no such file."""
         target = self._target(file_name)
         try:
             spec = json.loads(_read(target))
@@ -89,9 +89,9 @@ class SpecDirectory:
 
     def read_text(self, file_name: str) -> str | None:
         """
-        Give a file's text; None if there is no such file.
+        Return a file's text; None if there is no such file.
 
-        Bytes that are no UTF-8 are replaced: that the file is damaged is found by who parses it.
+        Bytes that are not UTF-8 are replaced; the parser then reports the damage.
         """
         try:
             return _read(self._target(file_name)).decode(errors="replace")
@@ -104,7 +104,7 @@ class SpecDirectory:
             os.unlink(self._target(file_name))
 
     def names(self, prefix: str) -> tuple[str, ...]:
-        """List the files whose names begin so, in order; none where there is no directory."""
+        """List the files with this prefix, in order; none if there is no directory."""
         found = [
             name
             for name in self._listing()
@@ -113,7 +113,7 @@ class SpecDirectory:
         return tuple(sorted(found))
 
     def clean_temporary(self, prefix: str) -> None:
-        """Remove what a crash in the middle of a write left of files whose names begin so."""
+        """Remove the temporary files with this prefix that a crash during a write has left."""
         for name in self._listing():
             match = _TEMPORARY.fullmatch(name)
             if match and match["name"].startswith(prefix):

@@ -1,10 +1,10 @@
 """
-The fields of a CDI spec, and what belongs together in them: version 1.1 of the specification.
+The fields of a CDI spec and their rules: version 1.1 of the specification.
 
-What we make of edits (:mod:`.spec`) and what others wrote (:mod:`.lint`) is held against the same
-tables. The rules are those of the reference library, tags.cncf.io/container-device-interface 1.1.1
-(``pkg/cdi``, ``pkg/parser``), of the specification's text, and of OCI runtimes, which are handed
-the edits; tests/data/cdi has a file for each, and notes where runtimes accept more.
+The same tables check specs built from edits (:mod:`.spec`) and files of others (:mod:`.lint`). The
+rules are those of the reference library, tags.cncf.io/container-device-interface 1.1.1
+(``pkg/cdi``, ``pkg/parser``), of the specification's text, and of OCI runtimes, which apply the
+edits; tests/data/cdi has a file for each, and notes where runtimes accept more.
 
 It must not know versions, files, or where a spec comes from.
 """
@@ -27,7 +27,7 @@ _GID = 2**31 - 1
 
 _INT32 = 2**31 - 1
 _MAJOR, _MINOR = 2**12 - 1, 2**20 - 1
-"""What Linux has bits for (``linux/kdev_t.h``)."""
+"""The limits of Linux (``linux/kdev_t.h``)."""
 
 _FILE_MODE = 0o777
 _ANNOTATION_BYTES = 256 * 1024
@@ -216,4 +216,4 @@ check_spec: Check = record(
     },
     required=("cdiVersion", "kind", "devices"),
 )
-"""Checks a whole spec, but for its version."""
+"""Checks a whole spec, except for its version."""

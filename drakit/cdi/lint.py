@@ -1,10 +1,10 @@
 """
-The linter: everything that is wrong with a spec, or with directories of them.
+The linter: finds all problems of a spec, or of directories of specs.
 
-:mod:`.fields` has the rules of fields, :mod:`.version` those of versions, :mod:`.reading` finds the
-files, and which of them take devices from each other. tests/data/cdi shows every problem in a file.
+:mod:`.fields` has the rules of fields, :mod:`.version` those of versions; :mod:`.reading` finds the
+files and their conflicts. tests/data/cdi shows every problem in a file.
 
-It must not know who asks, or how problems are shown.
+It must not know the caller, or how problems are shown.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ("lint_directories", "lint_spec")
 
 
 def lint_spec(spec: object) -> list[Problem]:
-    """Find everything that is wrong with a spec, as it was parsed from JSON or YAML."""
+    """Find all problems of a spec that was parsed from JSON or YAML."""
     found: Found = []
     check_spec(spec, "", found)
     check_version(spec, found)
@@ -31,8 +31,8 @@ def lint_spec(spec: object) -> list[Problem]:
 
 def lint_directories(paths: Iterable[Path | str] = DEFAULT_DIRECTORIES) -> list[Problem]:
     """
-    Find everything that is wrong with directories of CDI files, the weakest directory first.
+    Find all problems of directories of CDI files, the directory of lowest priority first.
 
-    It blocks. A directory that does not exist is fine; what cannot be read is a problem.
+    It blocks. A directory that does not exist is not a problem; an unreadable one is.
     """
     return list(read_directories(paths, check=lint_spec).problems)

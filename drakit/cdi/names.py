@@ -1,9 +1,9 @@
 """
 CDI's names: kinds (``vendor.example.com/class``), devices, and both together.
 
-A runtime refuses the whole file for one bad name, so they are checked before anything is written.
+A runtime rejects the whole file for one invalid name, so names are checked before a write.
 
-It must not know files, or what is behind a name.
+It must not know files, or what a name refers to.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class InvalidNameError(ValueError):
 
 
 def split_kind(kind: str) -> tuple[str, str]:
-    """Take a kind apart into vendor and class, both checked."""
+    """Split a kind into vendor and class, and check both."""
     vendor, slash, class_ = kind.partition("/")
     if not slash:
         raise InvalidNameError(f"CDI kind {kind!r} must have the form vendor/class")
@@ -43,7 +43,7 @@ def split_kind(kind: str) -> tuple[str, str]:
 
 
 def check_device_name(name: str) -> None:
-    """Refuse a name that no runtime would accept."""
+    """Raise for a name that runtimes reject."""
     if not _DEVICE_NAME.fullmatch(name):
         raise InvalidNameError(
             f"CDI device name {name!r} must begin and end with a letter or digit, and have only "
@@ -52,14 +52,14 @@ def check_device_name(name: str) -> None:
 
 
 def qualified_name(kind: str, name: str) -> str:
-    """Name a device as the kubelet passes it to the runtime: ``vendor/class=name``."""
+    """Return a device's name as the kubelet passes it to the runtime: ``vendor/class=name``."""
     split_kind(kind)
     check_device_name(name)
     return f"{kind}={name}"
 
 
 def split_qualified_name(name: str) -> tuple[str, str]:
-    """Take a qualified name apart into kind and device, both checked."""
+    """Split a qualified name into kind and device, and check both."""
     kind, equals, device = name.partition("=")
     if not equals:
         raise InvalidNameError(f"qualified CDI name {name!r} must have the form vendor/class=name")
@@ -69,7 +69,7 @@ def split_qualified_name(name: str) -> tuple[str, str]:
 
 
 def transient_file_name(kind: str, identifier: str) -> str:
-    """Name the file of a spec that is generated, and goes: ``vendor-class_identifier.json``."""
+    """Return the file name of a generated, transient spec: ``vendor-class_identifier.json``."""
     vendor, class_ = split_kind(kind)
     if not _FILE_ID.fullmatch(identifier):
         raise InvalidNameError(

@@ -1,8 +1,8 @@
 """
-What is wrong with a CDI spec, and where: the words of the linter.
+Problems of a CDI spec, and their places: the vocabulary of the linter.
 
-An *error* is what a runtime refuses, what keeps a container from starting, or what the text of the
-specification forbids. A *warning* works, but hardly as it was meant.
+An *error* is rejected by a runtime, prevents a container from starting, or is forbidden by the
+specification. A *warning* works, but probably not as intended.
 
 It must not know which problems there are.
 """
@@ -18,7 +18,7 @@ __all__ = ("Problem", "Severity", "has_errors", "kind_of", "shown")
 Severity = Literal["error", "warning"]
 
 _SHOWN_CHARACTERS = 80
-"""Of a value in a sentence: they end up in Events and terminals."""
+"""Characters of a value in a sentence: sentences appear in Events and terminals."""
 
 _KINDS: dict[type, str] = {
     bool: "true or false",
@@ -33,7 +33,7 @@ _KINDS: dict[type, str] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Problem:
-    """One thing that is wrong with a spec."""
+    """One problem of a spec."""
 
     file: str = ""
     """Path of the spec's file, or of a directory; empty if the spec came from none."""
@@ -43,7 +43,7 @@ class Problem:
 
     severity: Severity
     text: str
-    """What is wrong with the field, as the end of a sentence that begins with it."""
+    """The problem of the field, as the end of a sentence that begins with it."""
 
     def __str__(self) -> str:
         where = " ".join(part for part in (self.file and f"{self.file}:", self.path) if part)
@@ -51,17 +51,17 @@ class Problem:
 
 
 def has_errors(problems: Iterable[Problem]) -> bool:
-    """Tell whether there is more than warnings."""
+    """Return whether any problem is an error."""
     return any(problem.severity == "error" for problem in problems)
 
 
 def kind_of(value: object) -> str:
-    """Name the kind of a value for people who write JSON; a Python type by its own name."""
+    """Return the kind of a value in terms of JSON; other Python types by their names."""
     return _KINDS.get(type(value)) or type(value).__name__
 
 
 def shown(value: object) -> str:
-    """Write a value for a sentence: on one line, and not longer than helps."""
+    """Format a value for a sentence: on one line, and of limited length."""
     try:
         text = repr(value)
     except ValueError:  # Python refuses to write numbers of thousands of digits

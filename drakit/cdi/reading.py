@@ -1,12 +1,12 @@
 """
-The directories of CDI files as runtimes read them: which file has which device.
+The directories of CDI files as runtimes read them: which file defines which device.
 
 A directory later in the list has priority over the earlier ones. A device that two files of one
-directory have is in neither of them, and a file of a later directory does not bring it back:
-runtimes strike it out at the end (``pkg/cdi/cache.go`` of the reference library). A file with an
-error takes no part, as runtimes refuse it.
+directory define is ignored, and a file of a later directory does not restore it: runtimes remove it
+at the end (``pkg/cdi/cache.go`` of the reference library). A file with an error is skipped, because
+runtimes reject it.
 
-Functions block. It must not know the rules of specs, or who asks.
+Functions block. It must not know the rules of specs, or the caller.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ CheckSpec = Callable[[object], list[Problem]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SpecFile:
-    """One file, and what it brings."""
+    """One file, and the devices that it defines."""
 
     path: Path
     priority: int
-    """The place of its directory in the list; the highest one wins."""
+    """The place of its directory in the list; the highest priority wins."""
 
     spec: object = None
-    """What was read, whatever that is; None if nothing was."""
+    """The parsed content, of any type; None if nothing was read."""
 
     problems: tuple[Problem, ...]
     """Its own, without conflicts."""
@@ -57,13 +57,13 @@ class SpecFile:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Directories:
-    """All that lies in the directories."""
+    """The content of all directories."""
 
     files: tuple[SpecFile, ...]
     """In the order in which runtimes read them."""
 
     devices: Mapping[str, SpecFile]
-    """The devices that runtimes find, by qualified name, and the files that they are of."""
+    """The devices that runtimes find, by qualified name, and their files."""
 
     problems: tuple[Problem, ...]
     """Of all files and directories, conflicts included."""
@@ -122,7 +122,8 @@ def _bytes(path: Path) -> bytes:
 def _resolve(
     files: list[SpecFile], problems: list[Problem]
 ) -> tuple[dict[str, SpecFile], dict[str, SpecFile]]:
-    """Give who holds each device in the end, and those that are lost, with who lost them."""
+    """Return the file that defines each device in the end, and the ignored devices with their
+    files."""
     holders: dict[str, SpecFile] = {}
     lost: dict[str, SpecFile] = {}
     for file in files:

@@ -1,10 +1,10 @@
 """
 Rules for single texts and numbers of a CDI spec; :mod:`.fields` maps fields to rules.
 
-A rule gives None for what is fine, or the end of a sentence that begins with the field. Rules whose
-names end in `advice` report what works, but hardly as intended.
+A rule returns None for a valid value, or the end of a sentence that begins with the field. Rules
+whose names end in `advice` report values that work, but probably not as intended.
 
-It must not know fields, other than by what they hold.
+It must not know fields, only their values.
 """
 
 from __future__ import annotations

@@ -1,17 +1,17 @@
 """
 From a driver's edits to a CDI spec: checked, and of the lowest version that works.
 
-Edits are made by vendors, so anything may stand in them. They are written as they are, and what
-comes out is held against the rules of :mod:`.fields`, as if somebody else had written it: a spec
-that is built is one that the linter finds nothing in. Here, what it would only warn of is refused
-as well, for a driver's author is there to mend it.
+Edits come from vendors, so they can contain anything. They are serialized as they are, and the
+result is checked by the rules of :mod:`.fields` like the file of any other program: the linter
+finds no problems in a built spec. Warnings of the linter are errors here, because the driver's
+author can fix them.
 
-Names of devices that somebody else describes are checked as well, but are no part of the spec: they
-go to the runtime beside the names of ours.
+Names of devices that other CDI files define are checked as well, but are not part of the spec: the
+runtime gets them beside the names of ours.
 
-CDI demands that a device edits something. A device that has nothing to edit (a claim may just
-reserve it) gets one environment variable, ``DRAKIT_DEVICE_<NAME>`` with its qualified name: it is
-harmless, and shows in the container which device that was.
+CDI requires that a device has at least one edit. A device without edits (a claim may just reserve
+it) gets one environment variable, ``DRAKIT_DEVICE_<NAME>`` with its qualified name: it is harmless,
+and shows in the container which device that is.
 
 It must not know files, claims, or which driver made the edits.
 """
@@ -37,7 +37,7 @@ from drakit.device import DeviceNode, Edits, Hook, IntelRdt, Mount, NetDevice
 __all__ = ("InvalidEditsError", "Spec", "build_spec")
 
 Spec: TypeAlias = dict[str, Any]
-"""A CDI spec as it stands in its JSON file."""
+"""A CDI spec as in its JSON file."""
 
 PartT = TypeVar("PartT")
 
@@ -47,14 +47,14 @@ class InvalidEditsError(ValueError):
 
 
 class _WrongPartError(Exception):
-    """A part of the edits is not what it must be; the text is a sentence without the device."""
+    """A part of the edits is invalid; the text is a sentence without the device."""
 
 
 def build_spec(kind: str, devices: Iterable[tuple[str, Edits]]) -> Spec:
     """
-    Make the spec of one file: the devices of one kind, each with its edits.
+    Build the spec of one file: the devices of one kind, each with its edits.
 
-    Raises :class:`InvalidEditsError`, and nothing else, whatever stands in the edits.
+    Raises :class:`InvalidEditsError`, and nothing else, whatever the edits contain.
     """
     entries: dict[str, Spec] = {}
     try:
@@ -106,7 +106,7 @@ def _write(edits: Edits) -> Spec:
 
 
 def _check_others(edits: Edits, kind: str) -> None:
-    """Check the names of devices that somebody else describes."""
+    """Check the names of devices that other CDI files define."""
     for index, name in enumerate(_list(edits.cdi_devices, "cdi_devices")):
         path = f"cdi_devices[{index}]"
         _expect(name, str, path)

@@ -2,11 +2,12 @@
 A spec as the text of its file, and a file's bytes as a spec.
 
 Runtimes read every file as YAML (the reference library by go.yaml.in/yaml/v3), those named
-``*.json`` as well. YAML holds JSON but for a few characters, and those would cost the whole file:
-what is written here is both, and a file that is only one of them is reported. The module for YAML
-is imported when a YAML file is read, because the daemons that write specs do without it.
+``*.json`` as well. JSON is valid YAML except for a few characters, and each of them makes the file
+unusable. Files written here are valid as both; a file that is valid only as one of them is
+reported. The YAML module is imported only when a YAML file is read, because the daemons that write
+specs do not need it.
 
-It must not know what a spec means, or where files lie.
+It must not know what a spec means, or where files are.
 """
 
 from __future__ import annotations
@@ -22,23 +23,23 @@ from drakit.cdi.problems import shown
 __all__ = ("UnreadableSpecError", "dump_spec", "parse_json", "parse_yaml")
 
 _ESCAPED = re.compile(r"[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
-"""Characters that JSON allows in a text, and that parsers of YAML refuse, or fold as line ends."""
+"""Characters that JSON allows in a text, and that parsers of YAML reject, or fold as line ends."""
 
 _REFUSED = re.compile(r"[\x80-\x9f\u2028\u2029\ufffe\uffff]")
-"""Those of them that the runtimes' parser refuses or folds; the others it reads."""
+"""The subset that the runtimes' parser rejects or folds; it reads the others."""
 
 _FOREIGN_ESCAPE = re.compile(r"(?<!\\)(?:\\\\)*(\\/|\\u[dD][89a-fA-F][0-9a-fA-F]{2})")
-"""Escapes that JSON has and that parser does not know: of a slash, and of an emoji in two parts."""
+"""Escapes of JSON that this parser does not know: of a slash, and of an emoji in two parts."""
 
 _ENCODER = json.JSONEncoder(ensure_ascii=False)
 
 
 class UnreadableSpecError(ValueError):
-    """A file that holds no spec; the text is the end of a sentence that begins with the file."""
+    """A file that contains no spec; the text is the end of a sentence that begins with the file."""
 
 
 def dump_spec(spec: Mapping[str, Any]) -> str:
-    """Give the text of a spec's file: one line of JSON that is YAML as well."""
+    """Return the text of a spec's file: one line of JSON that is YAML as well."""
     text = _ENCODER.encode(spec)
     if not text.isascii() or "\x7f" in text:
         text = _ESCAPED.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
@@ -95,7 +96,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _refuse_twice(names: Iterable[str]) -> None:
-    """Refuse a name that is there twice: readers would see one of the values, but which?"""
+    """Raise for a duplicate name: readers see only one of its values."""
     seen: set[str] = set()
     for name in names:
         if name in seen:
@@ -112,7 +113,8 @@ def _loader() -> Any:
     import yaml
 
     class Loader(yaml.SafeLoader):
-        """SafeLoader reads YAML 1.1; the runtimes' parser knows fewer words that are no text."""
+        """SafeLoader reads YAML 1.1; the runtimes' parser treats fewer words as other types than
+        text."""
 
         yaml_implicit_resolvers: dict[Any, Any] = {}  # noqa: RUF012 - of the base class
 

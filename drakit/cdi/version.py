@@ -1,6 +1,6 @@
 """
-Which CDI version a spec needs: an older runtime refuses a file of a newer version, and every
-runtime one that uses what its version does not have.
+The CDI version that a spec needs: an older runtime rejects a file of a newer version, and every
+runtime rejects a file with fields that its version does not have.
 
 It must not know where a spec comes from, or whether it is otherwise valid: a field whose value is
 of a wrong type needs nothing.
@@ -68,14 +68,14 @@ def check_version(spec: object, found: Found) -> None:
     if _AGE[version] < _AGE[_EARLIEST]:
         text = f"is too low: runtimes read {_EARLIEST} and newer, but this is {version}"
         add(found, "cdiVersion", "error", text)
-    elif _AGE[needed] < _AGE[version] and not has_errors(found):  # else nobody knows what it needs
+    elif _AGE[needed] < _AGE[version] and not has_errors(found):  # otherwise its needs are unknown
         text = f"is higher than needed: with {needed} instead of {version}, older runtimes read it"
         add(found, "cdiVersion", "warning", text)
 
 
 def _needs(spec: object) -> list[tuple[str, str]]:
     """
-    Give what came after the earliest version: the version, and the field that needs it.
+    Return the fields that need more than the earliest version: the version, and the field.
 
     As the reference library finds it (``specs-go/version.go``).
     """

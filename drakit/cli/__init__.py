@@ -1,6 +1,6 @@
 """
 The command line of drakit: ``drakit``.
 
-:mod:`.main` has the words, each other module one command or what several share. It is the top
-layer: of the daemons it imports what it needs when a command needs it, and no daemon imports it.
+:mod:`.main` has the parsers, each other module one command or shared code. It is the top layer: a
+command imports parts of the daemons when it needs them, and no daemon imports it.
 """

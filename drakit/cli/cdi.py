@@ -1,5 +1,5 @@
 """
-``drakit cdi lint``: what is wrong with CDI files.
+``drakit cdi lint``: finds problems of CDI files.
 
 It must not know the rules: they are :mod:`drakit.cdi.lint`'s.
 """
@@ -21,7 +21,7 @@ __all__ = ("lint",)
 
 
 def lint(options: argparse.Namespace) -> int:
-    """Print the problems of files and directories; 1 if a runtime would refuse something."""
+    """Print the problems of files and directories; return 1 if there are errors."""
     problems = list(_problems(options.paths))
     if options.json:
         print(json.dumps({"problems": [asdict(problem) for problem in problems]}, indent=2))

@@ -176,7 +176,7 @@ def _junit_xml(report: Report, *, target: str) -> str:
 
 
 def _printable(text: str) -> str:
-    """What XML cannot hold, a log may well have."""
+    """Replace characters that XML cannot contain."""
     return "".join(
         c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text
     )

@@ -58,8 +58,8 @@ def read_checkpoints(place: NodePluginConfig, only: str | None) -> Iterator[Chec
     """
     Read the checkpoints of all drivers, or of one.
 
-    Raises :class:`.errors.CommandError` if one cannot be read. A file of another program is passed
-    over unless it is asked for.
+    Raises :class:`.errors.CommandError` if one cannot be read. A file of another program is skipped
+    unless its driver is requested.
     """
     from drakit_nodeplugin.claims.checkpoint.inspect import InspectionError
 
@@ -106,7 +106,7 @@ def read_checkpoint(place: NodePluginConfig, driver: str) -> Checkpoint:
 
 
 def spec_path(place: NodePluginConfig, driver: str, uid: str) -> Path | None:
-    """Give the path of a claim's CDI file; None for a UID that can have none."""
+    """Return the path of a claim's CDI file; None for a UID that cannot have one."""
     with suppress(InvalidNameError):
         return place.cdi_directory / transient_file_name(f"{driver}/claim", uid)
     return None

@@ -10,12 +10,12 @@ __all__ = ("CommandError", "UsageError")
 
 
 class CommandError(Exception):
-    """What was asked for could not be done."""
+    """The command failed."""
 
     exit_code = 1
 
 
 class UsageError(CommandError):
-    """It cannot be done like this: wrong arguments, or wrong settings."""
+    """Wrong usage: invalid arguments or settings."""
 
     exit_code = 2

@@ -31,7 +31,7 @@ _EXTRAS = {"conformance": "drakit[testing]"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; give the exit code."""
+    """Run a command; return the exit code."""
     options = _parser().parse_args(arguments)
     module, _, function = cast("str", options.command).rpartition(".")
     try:

@@ -1,8 +1,8 @@
 """
 ``drakit new``: the project of a driver, which works as it is written.
 
-``templates/`` has the content of the files. Here is which files there are, how the names in them
-follow from the project's name, and how they are written: all or none, and never over another file.
+``templates/`` has the content of the files. This module has the list of files, derives the names in
+them from the project's name, and writes them: all or none, and never over another file.
 
 It must not know the driver contract: the project's own tests check it.
 """

@@ -1,8 +1,8 @@
 """
-Where the node plugin keeps its files on this node, and of which drivers there are some.
+Where the node plugin keeps its files on this node, and the drivers that have files.
 
-Settings come from the plugin's own configuration file; what is given on the command line is
-before it. It must not know what is in the files.
+Settings come from the plugin's own configuration file; the command line takes precedence. It must
+not know what is in the files.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def find_place(options: argparse.Namespace) -> NodePluginConfig:
 
 
 def drivers(place: NodePluginConfig, only: str | None) -> list[str]:
-    """Name the drivers that have a checkpoint, or may have: the one that is asked for."""
+    """Return the drivers that have a checkpoint; only the requested one, if there is one."""
     if only is not None:
         if "/" in only or only in ("", ".", ".."):
             raise UsageError(f"{only!r} is not a valid driver name")
@@ -49,12 +49,12 @@ def drivers(place: NodePluginConfig, only: str | None) -> list[str]:
 
 
 def checkpoint_path(place: NodePluginConfig, driver: str) -> Path:
-    """Give the path of a driver's checkpoint."""
+    """Return the path of a driver's checkpoint."""
     return place.drivers_directory / driver / "checkpoint.db"
 
 
 def read_boot(place: NodePluginConfig) -> str | None:
-    """Tell this boot from others; None if that cannot be found out."""
+    """Return the ID of this boot; None if it cannot be read."""
     try:
         return place.boot_id_file.read_text().strip() or None
     except OSError:

@@ -1,5 +1,5 @@
 """
-Tables for people: columns that are as wide as they need to be.
+Tables for people: columns as wide as their content.
 
 It must not know what is shown.
 """
@@ -14,7 +14,7 @@ _GAP = "  "
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Write a table, a line a row."""
+    """Write a table, one line per row."""
     lines = [[visible(cell) or "-" for cell in row] for row in (head, *rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(
@@ -24,5 +24,5 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def visible(text: str) -> str:
-    """Write a text on one line, with control characters as what they are."""
+    """Write a text on one line, with control characters escaped."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in " ".join(text.split()))

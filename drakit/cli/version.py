@@ -1,5 +1,5 @@
 """
-``drakit version``: what a bug report starts with.
+``drakit version``: the versions for a bug report.
 
 It must not know the daemons.
 """

@@ -1,11 +1,11 @@
 """
 Which devices of a request are available, and why the others are not.
 
-Each device is counted once, under what keeps it longest: taints before holders, since a release
+Each device is counted once, under its longest obstacle: taints before holders, since a release
 does not help a tainted device. The needs of a device are never estimated higher than the scheduler
 does; if they cannot be estimated, the answer is unknown.
 
-It must not know clients, selectors, or how a sentence is made of the answer.
+It must not know clients, selectors, or how the answer is phrased.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Users(Protocol):
 
 @dataclass(slots=True)
 class Obstacle:
-    """Devices that cannot be had for one sort of reason."""
+    """Devices that are unavailable for one kind of reason."""
 
     devices: int = 0
     claims: dict[str, ClaimFacts] = field(default_factory=dict[str, ClaimFacts])
@@ -75,11 +75,11 @@ class Obstacle:
 
 @dataclass(slots=True)
 class Availability:
-    """How many devices there are for a request, and why they cannot be had."""
+    """How many devices match a request, and why they are unavailable."""
 
     free: int = 0
     small: int = 0
-    """Devices that would never have the capacity that is asked for; they are none of `total`."""
+    """Devices that can never have the requested capacity; `total` does not include them."""
 
     tainted: Obstacle = field(default_factory=Obstacle)
     allocated: Obstacle = field(default_factory=Obstacle)
@@ -105,12 +105,12 @@ class Availability:
 
     @property
     def releasable(self) -> int:
-        """Devices that can be had when others have released something."""
+        """Devices that become available when claims release devices."""
         return self.allocated.devices + self.partitioned.devices + self.used_up.devices
 
 
 def needed(request: Request) -> int:
-    """Give how many devices there must be at least; "all" means one, too."""
+    """Return how many devices must exist at least; "all" also means one."""
     return max(request.count, 1)
 
 

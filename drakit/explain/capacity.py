@@ -5,7 +5,7 @@ The scheduler rounds requests up to an amount that the device offers, and in odd
 fraction) does so differently from version to version. Here an amount is never more than any version
 takes: an amount that is reported as too little certainly is.
 
-It must not know clients, claims, or how a sentence is made of the answer.
+It must not know clients, claims, or how the answer is phrased.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _WHOLE = 10**9
 
 @lru_cache(maxsize=1024)
 def billionths(quantity: str) -> int:
-    """Give a quantity's value, exactly; raise ValueError if it is none."""
+    """Return a quantity's exact value; raise ValueError if it is invalid."""
     return int(parse_quantity(quantity).scaleb(9, context=EXACT))
 
 
 def summed(amounts: Iterable[Amount]) -> dict[str, int]:
-    """Add up amounts by name, in billionths; raise ValueError if one is no quantity."""
+    """Add up amounts by name, in billionths; raise ValueError if one is not a quantity."""
     sums: dict[str, int] = {}
     for amount in amounts:
         sums[amount.name] = sums.get(amount.name, 0) + billionths(amount.quantity)
@@ -40,10 +40,10 @@ def short_capacities(
     device: DeviceFacts, *, driver: str, asked: Sequence[Amount], consumed: Mapping[str, int]
 ) -> tuple[str, ...] | None:
     """
-    Name the capacities of which less is left than a claim takes; empty if there are none.
+    Return the capacities of which less is left than a claim takes; empty if there are none.
 
     None means that the device does not have that much even if nothing is consumed, or gives no such
-    amounts. Raises ValueError if something is no quantity.
+    amounts. Raises ValueError for an invalid quantity.
     """
     if not asked and not consumed:
         return ()  # all of it is left, and its policy's default is never more

@@ -2,7 +2,7 @@
 The facts of a cluster that explain a pending claim: small frozen types, no raw objects.
 
 They hold a fraction of an object, because the operator keeps one for every claim and device of the
-cluster. How they are read out of JSON is in :mod:`.projection`.
+cluster. :mod:`.projection` reads them from JSON.
 
 It must not know clients, JSON, or any decision that is taken over these facts.
 """
@@ -56,7 +56,7 @@ class DeviceID(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Amount:
-    """So much of something: a capacity or a counter, as a quantity."""
+    """An amount of a capacity or a counter, as a quantity."""
 
     name: str
     quantity: str
@@ -89,7 +89,7 @@ class PodClaim:
     """A claim of a pod: by name, or made for the pod from a template."""
 
     name: str
-    """The pod's own word for it (API: ``spec.resourceClaims[].name``)."""
+    """The pod's own name for it (API: ``spec.resourceClaims[].name``)."""
 
     claim: str | None = None
     template: str | None = None
@@ -97,7 +97,7 @@ class PodClaim:
     """The claim that was made from the template; None until it is made."""
 
     needless: bool = False
-    """The template's claim was found not to be needed (a status without a claim's name)."""
+    """The template's claim is not needed (a status without a claim's name)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

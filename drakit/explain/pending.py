@@ -49,10 +49,10 @@ class Code(StrEnum):
     RESOURCE_CLAIM_TEMPLATE_MISSING = "ResourceClaimTemplateMissing"
     NO_DEVICE_PUBLISHED = "NoDevicePublished"
     DEVICES_ALLOCATED = "DevicesAllocated"
-    """It goes on when claims release something."""
+    """The pod continues when claims release devices."""
 
     DEVICES_TAINTED = "DevicesTainted"
-    """It does not go on as long as devices are tainted, whatever is released."""
+    """The pod does not continue while devices are tainted, even if claims release devices."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

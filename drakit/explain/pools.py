@@ -24,7 +24,7 @@ class Published(NamedTuple):
     identity: DeviceID
     device: DeviceFacts
     complete: bool
-    """Whether all slices of its pool are there; the scheduler waits for the others."""
+    """Whether its pool is complete; the scheduler waits for missing slices."""
 
 
 class Counter(NamedTuple):
@@ -36,7 +36,7 @@ class Counter(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PoolCounters:
-    """What there is of a pool's counters, and which of its devices take of them."""
+    """The counters of a pool, and the devices that consume them."""
 
     totals: Mapping[Counter, str]
     """Quantities."""
@@ -86,7 +86,7 @@ def _pools(slices: Iterable[SliceFacts]) -> dict[PoolID, list[SliceFacts]]:
 
 
 def _newest(pool: Sequence[SliceFacts]) -> tuple[list[SliceFacts], bool]:
-    """Give the slices of the highest generation, and whether they are all there."""
+    """Return the slices of the highest generation, and whether all of them exist."""
     newest = max(each.generation for each in pool)
     current = [each for each in pool if each.generation == newest]
     return current, all(each.pool_slices == len(current) for each in current)

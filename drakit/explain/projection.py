@@ -1,9 +1,9 @@
 """
 From raw objects of ``resource.k8s.io/v1`` and ``v1`` to the facts of :mod:`.model`.
 
-Fields that the facts do not need are left; absent, null and empty are the same. Strings that repeat
-in thousands of objects (names of drivers, pools, classes, attributes) are kept once, and so is what
-devices that are alike have in common: capacities, counters, taints.
+Fields that the facts do not need are ignored; absent, null and empty are the same. Strings that
+repeat in thousands of objects (names of drivers, pools, classes, attributes) are kept once, and so
+is what devices that are alike have in common: capacities, counters, taints.
 
 It must not know clients, or what is done with the facts.
 """
@@ -42,7 +42,7 @@ MAX_EXPRESSION = 512
 """Characters of a selector; one that tests a handful of attributes has fewer."""
 
 PREVENTING = ("NoSchedule", "NoExecute")
-"""Effects of taints that the scheduler obeys; it takes no notice of any other."""
+"""Effects of taints that the scheduler obeys; it ignores all others."""
 
 
 def project_pod(body: Object) -> PodFacts:
@@ -248,7 +248,7 @@ def _full(name: str, driver: str) -> str:
 
 @lru_cache(maxsize=1024)
 def _once(facts: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Give the tuple that came first of those that are equal: devices of a kind share it."""
+    """Return the first of all equal tuples: devices of a kind share it."""
     return facts
 
 
@@ -281,7 +281,7 @@ def _counter_set(name: str, body: Object) -> CounterSetFacts:
 
 
 def _amounts(body: Object, driver: str | None = None) -> tuple[Amount, ...]:
-    """Read a map of quantities, with full names where a driver is given."""
+    """Read a map of quantities, with full names if a driver is given."""
     return tuple(
         Amount(intern(name) if driver is None else _full(name, driver), intern(str(quantity)))
         for name, quantity in body.items()

@@ -1,5 +1,5 @@
 """
-Which devices a class or request selects, if its CEL is simple; otherwise: unknown.
+Selects the devices of a class or request, if its CEL is simple; otherwise, the result is unknown.
 
 Supported are conjunctions of ``device.driver == "x"`` and ``device.attributes["d"].a == literal``
 with strings, integers and bools: the form of nearly every DeviceClass. Anything else makes the

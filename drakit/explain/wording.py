@@ -1,5 +1,5 @@
 """
-Phrases for why the devices of a request are unavailable: parts of one sentence.
+Phrases that explain why the devices of a request are unavailable: parts of one sentence.
 
 They are for readers of a pod's Events, and name what to check next. The same situation gives the
 same words, regardless of the order of its facts.
@@ -50,7 +50,7 @@ def state(found: Availability, *, of: str, reader: str | None) -> str:
 
 
 def remedy(found: Availability, *, released: bool) -> str:
-    """Return what must happen; `released` if a release of devices would be enough."""
+    """Return the remedy; `released` if a release of devices is enough."""
     remedies: list[str] = []
     if released:
         whole = not found.partitioned.devices and not found.used_up.devices

@@ -1,5 +1,5 @@
 """
-In which version an API group is served, asked once and without a list of all that a server has.
+Finds the served version of an API group with one request, without full discovery.
 
 The callers know what the versions mean.
 

@@ -47,7 +47,7 @@ _MAX_MESSAGE_CHARACTERS = 2000
 
 
 class ApiError(Exception):
-    """The API server did not do what was asked. The text is a sentence for logs and Events."""
+    """The API server did not fulfil a request. The text is a sentence for logs and Events."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class ApiError(Exception):
         self.status = status
         """The HTTP status; 0 if there was no answer."""
         self.reason = reason
-        """The server's word for it, such as ``NotFound``."""
+        """The server's reason, such as ``NotFound``."""
         self.message: str = message[:_MAX_MESSAGE_CHARACTERS]
         self.method = method
         self.path = path
@@ -177,7 +177,7 @@ def error_of_status(
     code: int | None = None,
     retry_after_seconds: float | None = None,
 ) -> ApiError:
-    """Make the error of a ``Status`` object, as in answers and in ERROR events of watches."""
+    """Build the error for a ``Status`` object, as in answers and in ERROR events of watches."""
     code = code or int(status.get("code") or 500)
     reason = str(status.get("reason") or "Unknown")
     details: Mapping[str, Any] = status.get("details") or {}
@@ -200,7 +200,7 @@ def error_of_status(
 def error_of_response(
     code: int, body: bytes, *, method: str, path: str, retry_after: str | None = None
 ) -> ApiError:
-    """Make the error of an answer, whatever its body is: proxies answer with text or nothing."""
+    """Build the error for an answer with any body: proxies answer with text or nothing."""
     status: dict[str, Any] = {"message": body.decode(errors="replace").strip()}
     try:
         answer: Any = orjson.loads(body)

@@ -274,7 +274,7 @@ def _urllib3_on_first_use() -> Generator[None]:
     Give importers a module that imports urllib3 when an attribute is read.
 
     Not by importlib's LazyLoader: before Python 3.12.3, threads that use a module first at the same
-    time break it. Nobody else gets the module.
+    time break it. No other importer gets the module.
     """
     module = "urllib3"
     if module in sys.modules:

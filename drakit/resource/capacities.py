@@ -1,5 +1,5 @@
 """
-Whether the API server would take a capacity, and how claims are to share it.
+Whether the API server accepts a capacity and its sharing rules.
 
 Amounts with a fraction are checked for two ways of the API server: exactly, as it does since
 Kubernetes 1.37, and rounded up to whole numbers where steps and equal amounts are concerned.
@@ -34,7 +34,7 @@ def has_policy(capacity: object) -> bool:
 
 
 def capacity_problems(capacity: object) -> list[str]:
-    """Say in sentences what is wrong with a capacity, whatever it is."""
+    """Return the problems of a capacity as sentences; it may be of any type."""
     if not isinstance(capacity, Capacity):
         problem = quantity_problem(capacity)
         return [f"{capacity!r:.80} {problem}"] if problem else []
@@ -43,7 +43,7 @@ def capacity_problems(capacity: object) -> list[str]:
 
 
 def _amount_problems(capacity: Capacity) -> Iterator[str]:
-    """Look at each amount alone; types first, since vendors make them."""
+    """Check each amount alone; types first, because the values come from vendors."""
     amounts: list[tuple[str, object]] = [("value", capacity.value)]
     if capacity.default is not None:
         amounts.append(("default", capacity.default))
@@ -70,7 +70,7 @@ def _amount_problems(capacity: Capacity) -> Iterator[str]:
 
 
 def _policy_problems(capacity: Capacity) -> Iterator[str]:
-    """Look at the amounts together; each alone is in order."""
+    """Check the amounts together; each alone is valid."""
     value = parse_quantity(capacity.value)
     if capacity.valid_values and capacity.valid_range is not None:
         yield "it has valid_values and a valid_range, only one of the two is allowed"
@@ -151,7 +151,7 @@ def _whole_steps_fit(amount: Decimal, least: Decimal, step: Decimal) -> bool:
 
 
 def _units(amount: Decimal) -> int:
-    """Give billionths, the finest that there is: integers divide exactly, however large."""
+    """Return billionths, the finest unit: integers of any size divide exactly."""
     return int(amount.scaleb(9, context=EXACT))
 
 

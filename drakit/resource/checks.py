@@ -1,9 +1,9 @@
 """
-Whether the API server would take a device: its limits, checked before anything is sent.
+Whether the API server accepts a device: its limits, checked before a request.
 
-So one bad device costs that device alone and the error names it; the API server would refuse the
-whole slice. Vendors make devices: a value of a wrong type is a sentence, too, never an exception.
-What concerns several devices is checked in :mod:`.inventory`.
+One invalid device is left out alone and the error names it; the API server would reject the whole
+slice. Devices come from vendors: a value of a wrong type also gives a sentence, never an exception.
+:mod:`.inventory` checks the rules for several devices.
 
 It must not know the API's JSON, clients, or where devices come from.
 """
@@ -38,7 +38,8 @@ from drakit.resource.topology import TOPOLOGY_FIELDS
 __all__ = ("counters_problems", "device_problems", "place_problems", "shown")
 
 MAX_PROBLEMS = 5
-"""Of one device: a vendor mends the first and sees the next; the text ends in an Event."""
+"""Problems of one device: a vendor fixes the first and then sees the next; the text ends in an
+Event."""
 
 _VERSION = re.compile(
     r"(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)"
@@ -53,11 +54,11 @@ _EFFECTS = ("None", "NoSchedule", "NoExecute")
 
 def device_problems(device: object, *, node: str = "") -> list[str]:
     """
-    Say in sentences why the API server would not take a device; empty if it would.
+    Return why the API server rejects a device, as sentences; empty if it accepts it.
 
-    Also of values that are not of the types that they should have, and of amounts that any version
-    of it may take but nobody can use (less than nothing, a default above all that there is). With
-    the node's name, the name of the pool is checked for its length as well.
+    Values of wrong types are problems too, and amounts that some API server accepts but no claim
+    can use (negative ones, a default above the capacity). With the node's name, the name of the
+    pool is checked for its length as well.
     """
     if not isinstance(device, Device):
         return [f"it is of type {type(device).__name__}, not a Device"]
@@ -84,7 +85,7 @@ def _problems(device: Device, node: str) -> Iterator[str]:
 
 
 def shown(value: object) -> str:
-    """Show a value that a vendor made in a sentence: short, and without control characters."""
+    """Format a vendor's value for a sentence: short, and without control characters."""
     try:
         return f"{value!r:.80}"
     except Exception:
@@ -96,7 +97,7 @@ def _kind(value: object) -> str:
 
 
 def place_problems(name: object, pool: object, *, node: str = "") -> Iterator[str]:
-    """Say what is wrong with the name and the pool of a device or a counter set."""
+    """Yield the problems of the name and the pool of a device or a counter set."""
     if not isinstance(name, str):
         yield f"its name is not text, but {_kind(name)}"
     elif not is_dns_label(name):
@@ -262,7 +263,7 @@ def _consumes_problems(consumes: object) -> Iterator[str]:
 
 
 def counters_problems(counters: object) -> Iterator[str]:
-    """Say what is wrong with the counters of a set, or of what a device takes of it."""
+    """Yield the problems of the counters of a set, or of what a device consumes of it."""
     if not isinstance(counters, Mapping):
         yield f"is not a mapping of counters, but {_kind(counters)}"
         return

@@ -1,8 +1,8 @@
 """
-A ResourceClaim, as far as a node needs it: identity, allocation, and for which node that is.
+A ResourceClaim, as far as a node needs it: identity, allocation, and the node of that allocation.
 
-Which of the results belong to a driver, and whether they may be prepared, is decided by the node
-plugin's claims engine.
+The node plugin's claims engine decides which results belong to a driver, and whether they may be
+prepared.
 
 It must not know clients, gRPC, or the checkpoint.
 """
@@ -48,7 +48,7 @@ class OpaqueConfig:
 
     driver: str
     parameters: Any
-    """Whatever stands there: the API server checks its size (10 KiB), and no more."""
+    """Any content: the API server checks only its size (10 KiB)."""
 
     requests: tuple[str, ...] = ()
     """For which requests, as ``main`` or ``main/small``; none means for all."""
@@ -83,7 +83,7 @@ class Claim:
 
 
 def base_request(request: str) -> str:
-    """Give the name by which pods refer to a request: ``main`` for ``main/small``."""
+    """Return the name by which pods refer to a request: ``main`` for ``main/small``."""
     return request.partition("/")[0]
 
 
@@ -97,7 +97,7 @@ def applies(config: OpaqueConfig, result: DeviceResult) -> bool:
 
 
 def parse_claim(body: Object) -> Claim:
-    """Project a ResourceClaim of ``resource.k8s.io/v1``; fields that it does not know are left."""
+    """Project a ResourceClaim of ``resource.k8s.io/v1``; unknown fields are ignored."""
     metadata = body["metadata"]
     allocation = child(body, "status").get("allocation")
     return Claim(

@@ -1,9 +1,9 @@
 """
 Devices and counter sets in the form of a ResourceSlice (``resource.k8s.io/v1``), and whether two of
-them mean the same.
+them are equivalent.
 
-Limits are checked before, in :mod:`.checks` and :mod:`.inventory`. How devices are spread over
-slices is the node plugin's business, other versions of the API are :mod:`.versions`'.
+:mod:`.checks` and :mod:`.inventory` check limits before. The node plugin distributes devices over
+slices; :mod:`.versions` converts to other versions of the API.
 
 It must not know clients, pools, or where devices come from.
 """
@@ -103,7 +103,7 @@ def _counters_body(counters: Mapping[str, str]) -> dict[str, Any]:
 
 def same_device(ours: Object, stored: Object) -> bool:
     """
-    Return whether two devices of slices mean the same: ours, and the one at the API server.
+    Return whether two devices of slices are equivalent: ours, and the one at the API server.
 
     Taints are not compared. Quantities are compared by value, absent and empty fields are the same,
     the order of counters means nothing.

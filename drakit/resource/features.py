@@ -1,5 +1,5 @@
 """
-Fields of devices that an API server may not know, and what is done without each of them.
+Fields of devices that an API server may not know, and the fallback for each of them.
 
 An API server whose feature gate is off, or that is older than the field, drops it silently. It
 rejects a slice in two cases. A dropped list attribute leaves an attribute without a value.
@@ -32,7 +32,7 @@ class Feature(Enum):
     LIST_ATTRIBUTES = "list attributes"
     MULTIPLE_ALLOCATIONS = "multiple allocations"
     OTHER = "other"
-    """A field that we know no gate of."""
+    """A field without a known feature gate."""
 
     @property
     def gate(self) -> str:
@@ -60,12 +60,14 @@ _REFUSED_COUNTER_SETS = re.compile(r"spec\.sharedCounters\b")
 
 
 def dropped_fields(sent: Object, stored: Object) -> frozenset[Feature]:
-    """Say what the API server has dropped of a device: what was sent and is not there at all."""
+    """Return the features that the API server has dropped from a device: sent, but missing in its
+    answer."""
     return frozenset(_dropped(sent, stored))
 
 
 def dropped_from_slice(sent: Object, stored: Object) -> frozenset[Feature]:
-    """Say what the API server has dropped of a whole ResourceSlice, as it answered the write."""
+    """Return the features that the API server has dropped from a ResourceSlice, as its answer
+    shows."""
     dropped: set[Feature] = set()
     theirs = {text(device, "name"): device for device in children(stored, "spec", "devices")}
     for device in children(sent, "spec", "devices"):
@@ -103,7 +105,7 @@ class Refusal:
     """Why the API server rejected a slice (422), as far as its answer shows."""
 
     features: frozenset[Feature] = frozenset()
-    """What it does not know: without it, it would take the devices."""
+    """The features that it does not know: without them, it accepts the devices."""
 
     devices: Mapping[str, str] = field(default_factory=dict[str, str])
     """Problems of single devices, by their names: those devices can be left out."""
@@ -144,11 +146,11 @@ def refusal(details: Object, sent: Object) -> Refusal:
 
 def without(device: Device, features: Collection[Feature]) -> Device | None:
     """
-    Give a device as it can be published where features are missing; None if that is not safe.
+    Return a device as it can be published without these features; None if that is not safe.
 
-    A device that consumes counters would be allocated beside those that need the same hardware, and
-    one with a taint would be given to pods that must not have it. One that cannot be shared is
-    given to one claim as a whole, and lists are no more than something to select by.
+    Without its counters, a device would be allocated beside others on the same hardware; without
+    its taint, it would be allocated to pods that must not have it. A device that cannot be shared
+    is allocated to one claim as a whole. List attributes only matter to selectors.
     """
     if Feature.COUNTERS in features and device.consumes:
         return None

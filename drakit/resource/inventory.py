@@ -1,9 +1,9 @@
 """
-What of an inventory can be published: each device on its own, and what concerns several of them.
+The publishable part of an inventory: checks each device, and the rules for several devices.
 
-A device that the API server would refuse, that has another's name, or that consumes missing
-counters is left out and named, and the rest is kept. A driver lists all of its devices at each
-change: a device that is the same object as before is not checked again.
+A device that the API server rejects, that has another's name, or that consumes missing counters is
+left out with a reason; the rest is published. A driver lists all of its devices at each change: a
+device that is the same object as before is not checked again.
 
 It must not know clients, clocks, or the callers.
 """
@@ -21,7 +21,7 @@ from drakit.resource.quantity import parse_quantity
 __all__ = ("CheckedInventory", "check_inventory")
 
 MAX_LEFT_OUT = 100
-"""Devices that are named with a reason: a driver with a bug in all of 10,000 is known by then."""
+"""Devices that are reported with a reason: this many suffice to find a driver's bug."""
 
 _Pools = dict[str, dict[str, Device]]
 """Devices by name, by pool."""
@@ -29,7 +29,7 @@ _Pools = dict[str, dict[str, Device]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckedInventory:
-    """What of an inventory the API server would take."""
+    """The part of an inventory that the API server accepts."""
 
     devices: tuple[Device, ...] = ()
     """In the endpoint's order."""
@@ -44,17 +44,17 @@ class CheckedInventory:
     """All that were left out, those without a reason included."""
 
     known: _Pools = field(default_factory=dict[str, dict[str, Device]], repr=False, compare=False)
-    """For the next check alone: the devices whose own values are in order."""
+    """Only for the next check: the devices whose own values are valid."""
 
 
 def check_inventory(
     inventory: Inventory, *, node: str = "", previous: CheckedInventory | None = None
 ) -> CheckedInventory:
     """
-    Say what of an inventory can be published, and why the rest cannot.
+    Return the publishable part of an inventory, and why the rest is not.
 
-    With the node's name, the names of pools are checked for their length. `previous` is what the
-    check before gave, and saves the time for devices that did not change.
+    With the node's name, the names of pools are checked for their length. `previous` is the result
+    of the previous check, which saves time for unchanged devices.
     """
     refusals = _Refusals()
     sets = _checked_sets(inventory.counter_sets, refusals, node=node)
@@ -76,7 +76,7 @@ def check_inventory(
 
 
 class _Refusals:
-    """Collects what is left out, and of the first ones why."""
+    """Collects the devices that are left out, and the reasons of the first ones."""
 
     def __init__(self) -> None:
         self.reasons: dict[str, str] = {}
@@ -95,14 +95,14 @@ def _place(pool: object, name: object) -> str:
 
 
 def _word(given: object) -> str:
-    """Show a name as it is; anything that is no decent text as it stands in Python."""
+    """Show a name as it is; anything that is not printable text as its Python representation."""
     plain = isinstance(given, str) and 0 < len(given) <= 80 and given.isprintable()
     return str(given) if plain else shown(given)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Check:
-    """What the devices of one inventory are checked against."""
+    """The data against which the devices of one inventory are checked."""
 
     sets: Mapping[str, Mapping[str, CounterSet]]
     before: _Pools
@@ -131,7 +131,7 @@ class _Check:
         return tuple(kept)
 
     def _sound(self, given: object) -> tuple[Device | None, list[str]]:
-        """Return the device if its own values are valid. One that was checked before still is."""
+        """Return the device if its own values are valid. One that was valid before still is."""
         if isinstance(given, Device) and self._known(given) is given:
             return given, []
         problems = device_problems(given, node=self.node)
@@ -175,7 +175,7 @@ def _set_problems(given: CounterSet, *, node: str) -> list[str]:
 def _consumption_problems(
     device: Device, sets: Mapping[str, Mapping[str, CounterSet]]
 ) -> list[str]:
-    """Compare what a sound device consumes with what there is."""
+    """Compare the consumption of a valid device with its counter sets."""
     pool = sets.get(device.pool, {})
     problems: list[str] = []
     for name, counters in device.consumes.items():

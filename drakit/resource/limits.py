@@ -1,8 +1,8 @@
 """
 The numbers of the API for slices and what is in them, in one place.
 
-They are those of ``resource.k8s.io/v1`` in Kubernetes 1.36 and 1.37; earlier versions have none
-that is lower for what we publish.
+They are those of ``resource.k8s.io/v1`` in Kubernetes 1.36 and 1.37; earlier versions have no lower
+limit for what drakit publishes.
 
 It must not know how any of them is checked.
 """
@@ -24,7 +24,7 @@ __all__ = (
 )
 
 MAX_TAINTED_DEVICES_PER_SLICE = 64
-"""Where any device of the slice has taints, consumes counters or has a list attribute; 128
+"""If any device of the slice has taints, consumes counters or has a list attribute; 128
 otherwise."""
 
 MAX_COUNTER_SETS_PER_SLICE = 8

@@ -37,12 +37,12 @@ _LABEL_VALUE = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?")
 
 
 def is_dns_label(text: str) -> bool:
-    """Tell whether a text is a DNS label of at most 63 characters (RFC 1123)."""
+    """Return whether a text is a DNS label of at most 63 characters (RFC 1123)."""
     return len(text) <= MAX_LABEL_LENGTH and _LABEL.fullmatch(text) is not None
 
 
 def is_dns_subdomain(text: str, *, max_length: int = MAX_SUBDOMAIN_LENGTH) -> bool:
-    """Tell whether a text is a DNS subdomain: labels joined by dots."""
+    """Return whether a text is a DNS subdomain: labels joined by dots."""
     return len(text) <= max_length and _SUBDOMAIN.fullmatch(text) is not None
 
 
@@ -59,7 +59,7 @@ def is_driver_name(name: object) -> TypeGuard[str]:
 # The same few names come with each of thousands of devices.
 @lru_cache(maxsize=1024)
 def qualified_name_problem(name: str) -> str | None:
-    """Say what is wrong with the name of an attribute or a capacity (API: ``QualifiedName``)."""
+    """Return the problem of the name of an attribute or a capacity (API: ``QualifiedName``)."""
     domain, slash, identifier = name.rpartition("/")
     if slash and not is_dns_subdomain(domain, max_length=MAX_DOMAIN_LENGTH):
         return "has a domain that is not a DNS subdomain of at most 63 characters"
@@ -70,7 +70,7 @@ def qualified_name_problem(name: str) -> str | None:
 
 @lru_cache(maxsize=1024)
 def label_key_problem(key: str) -> str | None:
-    """Say what is wrong with the key of a label that must have a prefix."""
+    """Return the problem of the key of a label that must have a prefix."""
     prefix, slash, name = key.partition("/")
     if not slash:
         return "has no domain before it (such as camera.example.com/lens)"
@@ -82,7 +82,7 @@ def label_key_problem(key: str) -> str | None:
 
 
 def label_value_problem(value: str) -> str | None:
-    """Say what is wrong with the value of a label; it may be empty."""
+    """Return the problem of the value of a label; it may be empty."""
     if not value or (len(value) <= MAX_LABEL_LENGTH and _LABEL_VALUE.fullmatch(value)):
         return None
     return (

@@ -1,5 +1,6 @@
 """
-Whether a NodeSelector means a node: terms are alternatives, what stands in a term must all hold.
+Whether a NodeSelector matches a node: terms are alternatives, all requirements of a term must
+match.
 
 It must not know where the selector or the labels come from.
 """
@@ -14,7 +15,7 @@ __all__ = ("NodeLabelsUnknownError", "selects_node")
 
 
 class NodeLabelsUnknownError(Exception):
-    """The selector asks for labels, and the node's labels are not known yet."""
+    """The selector needs labels, and the node's labels are not known yet."""
 
 
 def selects_node(selector: Object | None, *, name: str, labels: Mapping[str, str] | None) -> bool:

@@ -1,5 +1,5 @@
 """
-A pool's name, in the API and in a driver's own words.
+A pool's name, in the API and as its driver reports it.
 
 It must not know what is in a pool.
 """
@@ -10,12 +10,13 @@ __all__ = ("pool_name", "short_pool")
 
 
 def pool_name(node: str, pool: str) -> str:
-    """Give a pool's name in the API; a pool of a node is named after it, to be unique."""
+    """Return a pool's name in the API; a pool of a node is named after it, to be unique."""
     return f"{node}/{pool}" if pool else node
 
 
 def short_pool(node: str, name: str) -> str:
-    """Give a pool's name in the driver's words; a name that is not of this node stays as it is."""
+    """Return a pool's name as its driver reports it; a name that is not of this node stays as it
+    is."""
     if name == node:
         return ""
     return name.removeprefix(f"{node}/")

@@ -15,17 +15,17 @@ Object = Mapping[str, Any]
 
 
 def child(body: Object, *path: str) -> Object:
-    """Give the object at a path, empty if there is none."""
+    """Return the object at a path, empty if there is none."""
     for key in path:
         body = cast("Object", body.get(key) or {})
     return body
 
 
 def children(body: Object, *path: str) -> list[Object]:
-    """Give the list of objects at a path, empty if there is none."""
+    """Return the list of objects at a path, empty if there is none."""
     return cast("list[Object]", child(body, *path[:-1]).get(path[-1]) or [])
 
 
 def text(body: Object, *path: str) -> str:
-    """Give the string at a path, empty if there is none."""
+    """Return the string at a path, empty if there is none."""
     return str(child(body, *path[:-1]).get(path[-1]) or "")

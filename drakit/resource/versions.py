@@ -1,9 +1,9 @@
 """
 ResourceSlices in the versions of ``resource.k8s.io`` that clusters serve, to and from ``v1``.
 
-``v1`` and ``v1beta2`` have one shape; in ``v1beta1`` all of a device but its name is below
-``basic``. Fields that we do not know go along. Claims need no conversion: what we read of them
-(their identity and their allocation) has one shape in all three.
+``v1`` and ``v1beta2`` have one shape; in ``v1beta1`` all of a device except its name is below
+``basic``. Unknown fields are kept. Claims need no conversion: what we read of them (their identity
+and their allocation) has one shape in all three.
 
 It must not know which version a cluster serves, or how that is asked.
 """
@@ -19,7 +19,7 @@ __all__ = ("GROUP", "VERSIONS", "from_version", "to_version")
 
 GROUP = "resource.k8s.io"
 VERSIONS = ("v1", "v1beta2", "v1beta1")
-"""Those that we can read and write, the one that we want first."""
+"""Versions that drakit can read and write, the preferred one first."""
 
 _OF_DEVICE = ("name", "basic")
 

@@ -1,1 +1,1 @@
-"""A real cluster behind one small interface (:mod:`.api`), from one of two providers."""
+"""A real cluster behind one small interface (:mod:`.api`), with two providers."""

@@ -1,4 +1,5 @@
-"""`python -m e2e.cluster`: what make's cluster targets do. Errors are one sentence and code 1."""
+"""`python -m e2e.cluster`: the cluster targets of make. An error is one sentence and exit code
+1."""
 
 import argparse
 import os

@@ -1,5 +1,5 @@
 """
-The interface of clusters for tests, whichever provider has them.
+The interface of clusters for tests, the same for all providers.
 
 Tests use only :class:`Cluster`. `capabilities` lists what a provider can do; for anything else, it
 raises :class:`UnsupportedError`. This module must not know what is installed into a cluster, or
@@ -22,11 +22,11 @@ ResultT = TypeVar("ResultT")
 
 
 class ClusterError(Exception):
-    """Something of the cluster failed; the text is a sentence for whoever called make."""
+    """A part of the cluster failed; the text is a sentence for the caller of make."""
 
 
 class UnsupportedError(ClusterError):
-    """This provider cannot do that."""
+    """This provider does not support that."""
 
     def __init__(self, provider: str, action: str) -> None:
         super().__init__(f"the provider {provider} cannot {action}; CLUSTER=local can")
@@ -43,7 +43,7 @@ class CommandError(ClusterError):
 
 
 class Capability(StrEnum):
-    """What not every provider can do."""
+    """Capabilities that not every provider has."""
 
     CONTROL_PLANE_ALONE = "control-plane-alone"
     AUDIT = "audit"
@@ -93,8 +93,8 @@ class Options:
     ``resource.k8s.io/v1``: without it there is the control plane alone."""
 
     kept: bool = False
-    """Whether the cluster outlives the process that started it. If not, and that process died,
-    the cluster is a remain: the next start removes it."""
+    """Whether the cluster outlives the process that started it. If not, and that process died, the
+    next start removes the cluster."""
 
     images: Sequence[Path] = ()
     """docker-archive tars that every node gets before its kubelet starts."""
@@ -125,7 +125,7 @@ class Cluster(ABC):
 
     @abstractmethod
     def leftovers(self) -> list[str]:
-        """What is left of a stopped cluster on this machine, a sentence each."""
+        """The leftovers of a stopped cluster on this machine, one sentence each."""
 
     # -- use
 
@@ -225,16 +225,16 @@ class Cluster(ABC):
         """Start a component that was killed; where something restarts it by itself, do nothing."""
 
     def freeze(self, node: str, component: Component) -> None:
-        """Stop a component where it stands: its sockets stay open and nobody answers."""
+        """Freeze a component: its sockets stay open, but it does not answer."""
         self.kill(node, component, signal.SIGSTOP)
 
     def thaw(self, node: str, component: Component) -> None:
-        """Let a frozen component go on."""
+        """Continue a frozen component."""
         self.kill(node, component, signal.SIGCONT)
 
     @abstractmethod
     def stop_kubelet(self, node: str) -> None:
-        """End the kubelet of a node as its service manager would; containers go on."""
+        """Stop the kubelet of a node as its service manager does; containers continue."""
 
     @abstractmethod
     def start_kubelet(self, node: str) -> None:

@@ -1,4 +1,5 @@
-"""Which provider gives the cluster: kind where Docker answers, else this machine; or by hand."""
+"""Which provider gives the cluster: kind if Docker answers, otherwise this machine; or a manual
+choice."""
 
 import os
 import subprocess
@@ -27,7 +28,7 @@ def cluster(name: str | None = None) -> Cluster:
         from .kind.provider import KindProvider
 
         return KindProvider(name)
-    raise ClusterError(f"CLUSTER={provider} is none of auto, kind, local")
+    raise ClusterError(f"CLUSTER={provider} is not auto, kind or local")
 
 
 def docker_answers() -> bool:

@@ -65,7 +65,7 @@ def _built(target: str, context: Context, report: Callable[[str], None]) -> Path
 
 
 class Store:
-    """A storage of buildah in a folder of ours; nobody else's images are seen or touched."""
+    """A separate storage of buildah: images of other users stay invisible and unchanged."""
 
     def __init__(self, folder: Path) -> None:
         self._buildah = _buildah(folder, "overlay")
@@ -140,5 +140,5 @@ def _buildah(folder: Path, driver: str) -> list[str]:
 
 
 def cache_note() -> str:
-    """Where all this is kept, for people who want their disk back."""
+    """The folder of all this, for users who need the disk space."""
     return f"images, wheels and layers are kept in {cache_folder()}"

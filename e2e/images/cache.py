@@ -1,7 +1,7 @@
 """
-Where things are kept that take long to make: folders named after the content they were made from.
+The cache of artifacts that take long to build: folders named after their sources' digest.
 
-It must not know what is kept. A folder appears whole or not at all, under a lock, so that two
+It must not know the artifacts. A folder appears whole or not at all, under a lock, so that two
 clones may build at once.
 """
 
@@ -22,7 +22,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 class ImageError(Exception):
-    """An image cannot be built; the text is a sentence for whoever called make."""
+    """An image cannot be built; the text is a sentence for the caller of make."""
 
 
 def cache_folder() -> Path:
@@ -48,7 +48,7 @@ def digest(*parts: str | bytes | Path) -> str:
 
 @contextmanager
 def locked(kind: str) -> Generator[Path]:
-    """The folder of one kind of things, and nobody else changes it."""
+    """The folder of one kind of artifact, locked against other processes."""
     folder = cache_folder() / kind
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as lock:

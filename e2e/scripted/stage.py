@@ -247,7 +247,7 @@ class Stage(Space):
         )
 
     def show(self) -> None:
-        """Print what happened, for somebody who reads why a test failed."""
+        """Print what happened, to diagnose a failed test."""
         for script in self.scripts:
             print(script.folder.name, *script.story(), sep="\n  ")
             print("  held:", *script.held())

@@ -1,1 +1,1 @@
-"""The node plugin: one daemon a node that serves the kubelet for any number of DRA drivers."""
+"""The node plugin: one daemon per node that serves the kubelet for any number of DRA drivers."""

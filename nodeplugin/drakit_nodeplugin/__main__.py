@@ -19,7 +19,7 @@ from pathlib import Path
 __all__ = ("main",)
 
 LEFT_THREADS_SECONDS = 3.0
-"""The grace of threads that still run when everything else has ended."""
+"""The grace period of threads that still run when everything else has ended."""
 
 
 def main() -> None:

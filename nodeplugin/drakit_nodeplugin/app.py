@@ -1,5 +1,5 @@
 """
-The composition root of the node plugin: what starts and stops, and in which order.
+The composition root of the node plugin: starts and stops all parts, in order.
 
 1. Drivers are loaded and their configurations checked; a mistake ends the start here.
    :mod:`drakit_nodeplugin.host.drivers` hosts them, and backends that appear later.

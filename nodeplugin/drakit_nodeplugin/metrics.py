@@ -102,7 +102,7 @@ class Metrics:
         return DriverMetrics(self, name)
 
     def forget(self, driver: str) -> None:
-        """Remove the series of a driver that is not served any more: they would stay unchanged."""
+        """Remove the series of a driver that is no longer served: otherwise they stay unchanged."""
         for metric in (*vars(self).values(), *self.gauges.values()):
             if isinstance(metric, Counter | Gauge | Histogram):
                 metric.remove_by_labels({"driver": driver})

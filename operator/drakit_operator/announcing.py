@@ -40,7 +40,8 @@ class Timing:
     """When announcements are made; seconds on the loop's clock."""
 
     debounce_seconds: float = 1.0
-    """An object younger than this is left alone: a pod that is just being scheduled waits, too."""
+    """An object younger than this gets no Event: a pod that is just being scheduled is pending,
+    too."""
 
     change_seconds: float = 60.0
     """Pause before the same reason is announced with another sentence: one Event a minute and
@@ -129,7 +130,7 @@ class Announcer:
         self._announced: dict[str, Announced] = {}
 
     def known(self, uid: str) -> None:
-        """Begin an object's age, if it has none."""
+        """Record when an object was first seen."""
         self._since.setdefault(uid, asyncio.get_running_loop().time())
 
     def forget(self, uid: str) -> None:
@@ -138,7 +139,7 @@ class Announcer:
         self._announced.pop(uid, None)
 
     async def announce(self, uid: str, reasons: Sequence[Reason]) -> float | None:
-        """Announce the reasons if it is time; return in how many seconds to check again."""
+        """Announce the reasons if they are due; return in how many seconds to check again."""
         wanted = summarize(reasons)
         if wanted is None:
             return None  # the last Event is remembered: a reason that flaps is announced once

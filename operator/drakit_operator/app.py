@@ -5,7 +5,7 @@ Start: session, probes, election; while we lead, a :class:`~drakit_operator.term
 Stop (SIGTERM): 1. the term: workers at once, Kopf by its flag; 2. the Lease is released, so that
 the next replica need not wait for its end; 3. probes; 4. session.
 
-It must not know what is found about pods and claims.
+It must not know the findings about pods and claims.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ logger = logging.getLogger(__name__)
 USER_AGENT = "drakit-operator"
 
 CHECK_SECONDS = 10.0
-"""Pause between two checks whether the API server answers us, for readiness."""
+"""Pause between two checks whether the API server answers, for readiness."""
 
 CHECK_LIMIT_SECONDS = 35.0
-"""Without an answer for so long we are not ready: three checks failed."""
+"""Without an answer for this long the replica is not ready: three checks failed."""
 
 STOP_SECONDS = 5.0
-"""Longest stop: Kopf's end (2 s) and the release of the Lease (2 s), and some."""
+"""Longest stop: Kopf's end (2 s), the release of the Lease (2 s), and a margin."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

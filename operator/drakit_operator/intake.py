@@ -1,9 +1,10 @@
 """
-The way in: from Kopf's thread to the main loop, without a queue that could grow forever.
+The intake: from Kopf's thread to the main loop, without an unbounded queue.
 
-Kopf's thread puts what it saw; the main loop takes all of it at once. Only an object's last state
-is kept, so the size is bounded by the number of objects, however far the main loop lags. Each run
-of Kopf gets its own intake: once it is closed, a thread that lingers can add nothing any more.
+Kopf's thread adds the objects that it saw; the main loop takes all of them at once. Only an
+object's last state is kept, so the size is bounded by the number of objects, however far the main
+loop lags. Each run of Kopf gets its own intake: after it is closed, a lingering thread can no
+longer add to it.
 
 It must not know Kopf, the store, or what the facts mean.
 """
@@ -31,7 +32,7 @@ class Seen:
 
 
 class Intake:
-    """Hands over what was seen. ``put`` is for any thread; all else is the loop's own."""
+    """Hands objects over. Any thread may call ``put``; only the loop may call the other methods."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, take: Callable[[list[Seen]], None]) -> None:
         self._loop = loop
@@ -41,7 +42,7 @@ class Intake:
         self._open = True
 
     def close(self) -> None:
-        """Take no more, and drop all that waits."""
+        """Accept no more objects, and drop the waiting ones."""
         with self._lock:
             self._open = False
             self._waiting.clear()

@@ -1,7 +1,7 @@
 """
 The kinds that the operator watches: where they are served, and how they are read.
 
-One table for all lists and watches; other modules decide what the facts lead to.
+One table for all lists and watches; other modules decide what follows from the facts.
 
 It must not know Kopf, sessions, or the store.
 """
@@ -134,6 +134,6 @@ KINDS = (PODS, CLAIMS, TEMPLATES, CLASSES, SLICES)
 
 
 def name_of(body: Object) -> Name:
-    """Give an object's name within its kind."""
+    """Return an object's name within its kind."""
     metadata = body["metadata"]
     return Name(metadata.get("namespace") or "", metadata["name"])

@@ -1,8 +1,8 @@
 """
-Announcements become Events: only while we lead, and never silently lost.
+Writes announcements as Events: only while this replica leads, and never silently lost.
 
-The recorder deduplicates across replicas and restarts. A failure is an error here, so that the
-queue brings the object again.
+The recorder deduplicates across replicas and restarts. A failure raises an error, so that the queue
+retries the object.
 
 It must not know what is announced, or when.
 """

@@ -62,7 +62,7 @@ class Change:
 
 
 def classes_of(requests: Iterable[Request]) -> Iterator[str]:
-    """Name the classes that requests ask for, those of alternatives included."""
+    """Return the classes that requests name, including those of alternatives."""
     for request in requests:
         if request.alternatives:
             yield from classes_of(request.alternatives)
@@ -156,7 +156,7 @@ class Store:
     # ---- what goes in
 
     def apply(self, kind: Kind, fact: Fact) -> Change | None:
-        """Take an object as it is now; None if that is no news to us."""
+        """Store an object as it is now; None if nothing changed."""
         name = _fact_name(fact)
         if isinstance(fact, PodFacts) and not fact.claims:
             return self.remove(kind, name, uid=None)  # most pods: not worth their memory
@@ -167,7 +167,7 @@ class Store:
         return Change(kind=kind, name=name, old=old, new=fact)
 
     def remove(self, kind: Kind, name: Name, *, uid: str | None) -> Change | None:
-        """Take a deletion; of a UID that has been replaced by another it means nothing."""
+        """Store a deletion; one of a UID that was already replaced is ignored."""
         old = self._objects(kind).get(name)
         if old is None or (uid is not None and old.uid != uid):
             return None
@@ -175,7 +175,7 @@ class Store:
         return Change(kind=kind, name=name, old=old, new=None)
 
     def replace(self, kind: Kind, facts: Iterable[Fact]) -> list[Change]:
-        """Take a complete list: objects missing in it are gone."""
+        """Store a complete list: objects that are missing in it are gone."""
         listed = {_fact_name(fact): fact for fact in facts}
         gone = [name for name in self._objects(kind) if name not in listed]
         changes = [self.remove(kind, name, uid=None) for name in gone]
@@ -183,7 +183,7 @@ class Store:
         return [change for change in changes if change is not None]
 
     def clear(self) -> None:
-        """Forget everything: another replica leads, and what we know grows old."""
+        """Forget everything: another replica leads, and the facts become stale."""
         self.__init__()
 
     # ---- queries
@@ -215,7 +215,7 @@ class Store:
         return self._claims.get(name) if name is not None else None
 
     def sharers(self, device: DeviceID) -> list[ClaimFacts]:
-        """Give the claims that have shares of a device."""
+        """Return the claims that have shares of a device."""
         return [self._claims[name] for name in self._sharers.get(device, ())]
 
     def counters(self, pool: PoolID) -> PoolCounters | None:
@@ -248,7 +248,7 @@ class Store:
         return self._available.put(key, answer, expressions=expressions)
 
     def waiting_pods(self) -> Iterator[Name]:
-        """Name the pending pods that have claims and no node yet."""
+        """Return the pending pods that have claims and no node yet."""
         return (name for name, pod in self._pods.items() if pod.node is None)
 
     def pods_of_claim(self, name: Name) -> frozenset[Name]:

@@ -1,8 +1,8 @@
 """
 One term of leadership: the parts that run while this replica leads.
 
-Store, queue and the memory of Events begin empty with each term: the actions of other leaders are
-unknown, and the API server is asked again. Within a term they outlive all else.
+Store, queue and the record of Events begin empty with each term, because the actions of other
+leaders are unknown. Within a term they outlive all other parts.
 
 It must not know how leadership is won or lost, signals, or the probes' port.
 """
@@ -39,7 +39,7 @@ RETRY_LIMIT_SECONDS = 30.0
 """Longest pause between two attempts to write an Event."""
 
 SILENT_LIMIT_SECONDS = 30.0
-"""Kopf's loop gives a sign of life every second; after this it hangs."""
+"""Kopf's loop sends a heartbeat every second; without one for this long it hangs."""
 
 OLDEST_LIMIT_SECONDS = 300.0
 """Longest wait for a worker; a temporarily unavailable API server must not count as a hang."""
@@ -91,7 +91,7 @@ class Term:
         )
 
     async def run(self) -> None:
-        """Watch, judge and sweep until cancelled."""
+        """Watch, evaluate and sweep until cancelled."""
         self._metrics.leader.set(1)
         self._metrics.queue_depth.set_function(lambda: len(self._queue))
         parts: dict[str, Callable[[], Awaitable[None]]] = {

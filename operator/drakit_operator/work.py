@@ -1,8 +1,8 @@
 """
-The work: from changes to keys in the queue, from keys to judgements, from judgements to Events.
+The work: from changes to keys in the queue, from keys to findings, from findings to Events.
 
-The concerns decide what a change touches and what is wrong with an object; the announcer decides
-when that is announced. Everything here runs in the main loop.
+The concerns decide which objects a change affects, and find their problems; the announcer decides
+when to announce them. Everything here runs in the main loop.
 
 It must not know Kopf, leases, or sessions.
 """
@@ -43,7 +43,7 @@ class Key(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Concern:
-    """One sort of objects that we judge."""
+    """One kind of objects that the operator evaluates."""
 
     kind: Kind
     touched: Callable[[Sequence[Change], Store], Iterable[Name]]
@@ -94,7 +94,7 @@ class Work:
         self.changed(changes)
 
     def changed(self, changes: Sequence[Change]) -> None:
-        """Queue the objects that these changes touch; a batch costs one check per object."""
+        """Queue the objects that these changes affect; a batch costs one check per object."""
         for change in changes:
             self._follow_ages(change)
         for word, concern in self._concerns.items():
@@ -130,7 +130,7 @@ class Work:
             self._announcer.known(change.new.uid)
 
     async def work(self) -> None:
-        """Judge one object after the other, until cancelled."""
+        """Evaluate one object after the other, until cancelled."""
         while True:
             key = await self._queue.get()
             with request_scope(new_request_id()):

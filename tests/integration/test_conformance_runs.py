@@ -243,7 +243,7 @@ def test_a_driver_that_cannot_be_used_is_reported_with_the_reason_and_soon(
     assert result.seconds < node.START_SECONDS / 2
 
 
-def test_a_backend_that_runs_already_is_not_said_to_outlive_its_process(tmp_path):
+def test_a_backend_that_already_runs_is_not_reported_to_outlive_its_process(tmp_path):
     (process_killed,) = [each for each in rules() if each.id == "process-killed"]
     socket = tmp_path / "gpu.sock"
 

@@ -43,7 +43,7 @@ def reasons(rig) -> set[str]:  # noqa: F811
 
 
 @pytest.mark.parametrize("harm", [remove, empty, overwrite, cut, forget])
-async def test_what_a_lost_checkpoint_held_is_not_given_away(rig, harm):  # noqa: F811
+async def test_devices_of_a_lost_checkpoint_are_not_given_to_others(rig, harm):  # noqa: F811
     for book in ("atlas", "bible"):
         (rig.shelf / book).touch()
     rig.allocate("uid-a", "atlas")

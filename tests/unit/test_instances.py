@@ -63,7 +63,7 @@ async def test_of_two_the_first_stays_primary_until_it_leaves(instance):
     assert new.alone()
 
 
-async def test_work_of_a_living_process_is_its_own_and_that_of_a_dead_one_nobodys(instance):
+async def test_work_of_a_living_process_is_owned_and_that_of_a_dead_one_is_not(instance):
     _, ownership = await instance("pod-1")
     new, _ = await instance("pod-2")
     owner = new_owner("pod-1")
@@ -79,7 +79,7 @@ async def test_a_container_that_was_restarted_does_not_wait_for_its_former_self(
 
 
 @pytest.mark.parametrize("owner", ["", "pod-1"])
-async def test_an_entry_of_nobody_is_nobodys(instance, owner):
+async def test_an_entry_without_owner_is_not_owned(instance, owner):
     instances, _ = await instance("pod-2")
     assert not await instances.works(owner)
 

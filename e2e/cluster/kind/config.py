@@ -1,5 +1,5 @@
 """
-What kind creates a cluster from: its configuration, and the files that its nodes mount.
+The input of kind: a cluster's configuration, and the files that its nodes mount.
 
 Pure functions of the options and of the engine's facts; how kind is called is
 :mod:`.provider`'s.
@@ -151,7 +151,7 @@ def _both_ways(one: str, other: str) -> list[list[str]]:
 
 
 CUT_CHAINS = ("PREROUTING", "INPUT", "FORWARD", "POSTROUTING")
-"""The chains that :func:`cut_rules` writes to; nobody else has rules there."""
+"""The chains that :func:`cut_rules` writes to; no other program has rules there."""
 
 
 def _mounts(folder: Path, facts: Facts) -> list[dict[str, Any]]:

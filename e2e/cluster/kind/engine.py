@@ -2,11 +2,11 @@
 A private Docker engine for machines that have none: `make kind-up` and `make kind-down`.
 
 dockerd and all its containers run in namespaces of their own for processes, mounts and network, so
-one signal ends them, and bridges, firewall rules and forwarding never reach this machine. A veth
-pair is the way in: kind publishes API servers at :data:`ADDRESS`. What is shared in spite of it
-(sysctls, /dev, cgroups) is compared and restored by :mod:`.host`.
+one signal ends them, and bridges, firewall rules and forwarding never affect this machine. A veth
+pair connects it: kind publishes API servers at :data:`ADDRESS`. :mod:`.host` compares and restores
+the shared state (sysctls, /dev, cgroups).
 
-An engine and a local cluster never run side by side. Clusters, and kind itself, are not known here.
+An engine and a local cluster never run side by side. It must not know clusters, or kind itself.
 """
 
 import ipaddress

@@ -3,8 +3,8 @@ The programs of a cluster, built from the Go modules in `binaries/` into a cache
 
 A local cluster needs :data:`LOCAL`; a kind cluster's node image is made of those and :data:`KIND`.
 The cache's key is what the programs are made of: the modules' files, the Go version, and the way
-they are built. The first build takes about twelve minutes on two processors, so it always says how
-far it is; two clones that need the same programs build them once.
+they are built. The first build takes about twelve minutes on two processors, so it always reports
+its progress; two clones that need the same programs build them once.
 """
 
 import contextlib
@@ -64,7 +64,7 @@ class Module:
 
 
 def cache_folder() -> Path:
-    """Where drakit keeps what is dear to make and can be made again."""
+    """The cache of artifacts that are expensive to build."""
     if own := os.environ.get("DRAKIT_CACHE"):
         return Path(own)
     return Path(os.environ.get("XDG_CACHE_HOME") or DEFAULT_CACHE).expanduser() / "drakit"
@@ -222,7 +222,8 @@ def _compile(
 
 
 class Progress:
-    """Says what is being done and for how long: a line that changes, or on no terminal, lines."""
+    """Reports the current step and its time: one changing line on a terminal, otherwise separate
+    lines."""
 
     def __init__(self, title: str) -> None:
         self._title = title

@@ -2,8 +2,8 @@
 Boxes: a PID namespace each, with everything in it, that one signal to its init ends.
 
 A program in a box is started so that it has no parent outside of it, and is known by the process id
-that this machine sees. Which programs run, and what a node's file system holds, is decided
-elsewhere (:mod:`.control_plane`, :mod:`.node`, :mod:`.init`).
+that this machine sees. Other modules decide which programs run, and the content of a node's file
+system (:mod:`.control_plane`, :mod:`.node`, :mod:`.init`).
 """
 
 import json
@@ -75,7 +75,7 @@ class Box:
         """
         End the init, and with it everything in the box.
 
-        SIGKILL at once: what a cluster holds is thrown away, and the kernel waits for each process.
+        SIGKILL at once: a cluster's content is disposable, and the kernel waits for each process.
         """
         found = self.init
         if found is not None:
@@ -119,7 +119,7 @@ class Box:
         return _read(self._component(name))
 
     def wake(self, name: str) -> bool:
-        """Let a program go on if it was frozen; return whether it runs."""
+        """Continue a program if it was frozen; return whether it runs."""
         process = self.component(name)
         return process is not None and process.signal(signal.SIGCONT)
 

@@ -1,7 +1,8 @@
 """
 A node's cgroup: the root of its pods' groups, in each hierarchy of cgroup v1 or in that of v2.
 
-The kubelet makes the groups below it (`cgroupRoot`); here is only their root made and removed.
+The kubelet creates the groups below it (`cgroupRoot`); this module creates and removes only their
+root.
 """
 
 import os
@@ -31,7 +32,7 @@ def make(name: str) -> None:
 
 
 def found(prefix: str) -> list[Path]:
-    """The groups whose names begin so."""
+    """The groups with this prefix."""
     return [group for root in hierarchies() for group in root.glob(f"{prefix}*")]
 
 

@@ -1,7 +1,7 @@
 """
 The configuration files of a local cluster's programs, as text: pure functions of its names.
 
-What fails without a setting, and why the setting is as it is, stands beside it. Files in JSON are
+Each setting has a comment with its reason. Files in JSON are
 read as YAML by their programs.
 """
 
@@ -101,7 +101,8 @@ def kubelet(names: Names, node: int, *, folder: Path, gates: Mapping[str, bool])
             "imagefs.available": "1%",
         },
         "localStorageCapacityIsolation": False,
-        # What a test kills is back at once, however often others have killed it before.
+        # A program that a test kills is restarted at once, however often others have killed it
+        # before.
         "crashLoopBackOff": {"maxContainerRestartPeriod": "2s"},
         "nodeStatusUpdateFrequency": "5s",
         "syncFrequency": "10s",
@@ -125,7 +126,7 @@ def kube_proxy(names: Names, node: int, *, folder: Path) -> str:
 
 
 def audit_policy() -> str:
-    """Who wrote what, and every use of DRA's resources: tests count them."""
+    """All writes with their users, and every use of DRA's resources: tests count them."""
     writes = ["create", "update", "patch", "delete", "deletecollection"]
     policy: dict[str, Any] = {
         "apiVersion": "audit.k8s.io/v1",

@@ -102,7 +102,7 @@ class ControlPlane:
             Component.SCHEDULER: self._scheduler,
         }
         if component not in commands:
-            raise ClusterError(f"{component} is no component of the control plane")
+            raise ClusterError(f"{component} is not a component of the control plane")
         name, *flags = commands[component]()
         env = {"PATH": f"{self.programs}:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root"}
         self.box.spawn(component, [str(self.programs / name), *flags], env=env)

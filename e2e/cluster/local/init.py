@@ -1,9 +1,9 @@
 """
 The init of a box: process 1 of its PID namespace. Run as a program; imported for its path alone.
 
-It writes down who it is, makes a node's file system if it is a node's, prints `ready`, and stays.
+It records its process, sets up a node's file system if it is a node's, prints `ready`, and stays.
 When it ends, the kernel ends every process of the box, and with them go the box's mounts and links.
-It uses the standard library alone, and nothing of this project: it starts within milliseconds.
+It uses only the standard library, and nothing of this project, so it starts within milliseconds.
 """
 
 import json
@@ -45,7 +45,7 @@ def main() -> None:
 
 def make_node(state: Path, node: Path, name: str) -> None:
     """
-    Give the node what is its own, at the standard paths, over what it shares with this machine.
+    Mount the node's own files at the standard paths, over those that it shares with this machine.
 
     Nothing is created outside of the state folder: a mount point that is removed in one mount
     namespace vanishes, with the mount on it, in all others.

@@ -1,8 +1,8 @@
 """
-What a stopped cluster left on this machine: the proof that it left nothing.
+The leftovers of a stopped cluster on this machine: verifies that there are none.
 
-Everything of a cluster carries its id, in a path or in a name, so one look at each of the kernel's
-tables finds it. The looking is separate from the reading, which is pure.
+Everything of a cluster carries its id, in a path or in a name, so one read of each of the kernel's
+tables finds it. Reading is separate from parsing, which is pure.
 """
 
 import json
@@ -15,7 +15,7 @@ from .names import ROOT, cluster_id
 
 
 def leftovers(cluster: str) -> list[str]:
-    """Return what is left of a cluster, a sentence each."""
+    """Return the leftovers of a cluster, one sentence each."""
     cluster = cluster_id(cluster)
     folder = ROOT / cluster
     mounts = Path("/proc/self/mountinfo").read_text().splitlines()

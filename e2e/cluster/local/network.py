@@ -20,7 +20,7 @@ CUT = "drakit-cut"
 
 
 def ports_free(ports: range) -> bool:
-    """Whether nobody on this machine listens on any of the ports."""
+    """Whether no process on this machine listens on any of the ports."""
     for port in ports:
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
             # As servers do: connections that are still being closed do not count.
@@ -98,7 +98,7 @@ def heal(names: Names, box: Box, *, address: str | None = None) -> None:
 
 
 def heal_all(box: Box) -> None:
-    """Undo every cut of a node: nobody else has rules in these chains."""
+    """Undo every cut of a node: no other program has rules in these chains."""
     for chain in ("PREROUTING", "POSTROUTING"):
         run([*box.enter(), *_IPTABLES, "-F", chain])
 

@@ -90,7 +90,7 @@ class Node:
         if component is Component.KUBE_PROXY:
             return ["kube-proxy", f"--config={self.folder}/kube-proxy.json"]
         if component is not Component.KUBELET:
-            raise ClusterError(f"{component} is no component of a node")
+            raise ClusterError(f"{component} is not a component of a node")
         return [
             "kubelet",
             f"--config={self.folder}/kubelet.json",

@@ -169,7 +169,7 @@ class Scripted(Driver[ScriptedConfig]):
     # ------------------------------------------------------------ commands
 
     def _command(self) -> dict[str, Any] | None:
-        """What is to be done at once; nobody does it again, in whatever way it ends."""
+        """The tasks that are due now; none is repeated, however it ends."""
         command = self._json("command.json", None)
         if command is not None:
             (self.config.folder / "command.json").unlink()

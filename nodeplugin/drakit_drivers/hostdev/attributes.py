@@ -1,7 +1,7 @@
 """
 The attributes of a device that CEL selectors can match, and its size.
 
-A string that the API would refuse (over 64 bytes) is left out: half a serial number would match
+A string that the API rejects (over 64 bytes) is left out: half a serial number would match
 the wrong device. Names are C identifiers; the standard ones carry Kubernetes' domain, so that
 claims can request devices of several drivers that are close to each other.
 
@@ -31,7 +31,7 @@ def attributes(device: HostDevice, *, policy: str) -> dict[str, AttributeValue]:
 
 
 def left_out(device: HostDevice, *, policy: str) -> tuple[str, ...]:
-    """Return the names of attributes that are too long to be published."""
+    """Return the names of attributes that are too long to publish."""
     facts = _facts(device, policy)
     return tuple(name for name, value in facts if value is not None and not _fits(value))
 

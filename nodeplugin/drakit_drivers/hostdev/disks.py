@@ -139,7 +139,7 @@ def _use_in_tree(device: HostDevice, usage: DiskUsage) -> str | None:
         use = usage.used.get(_number(directory) or "") if directory else None
         if use:
             return f"{'it' if name == device.kernel_name else name} is {use}"
-    # A holder that nobody mounts (yet) holds its devices open all the same.
+    # A holder that is not mounted (yet) still holds its devices open.
     held = next((name for name in tree if _holders(usage.directories.get(name))), None)
     if held:
         holder = _holders(usage.directories.get(held))[0]
@@ -230,7 +230,7 @@ def _numbers_of_mount(mount: MountEntry, sources: _Sources) -> Iterator[str]:
     elif not mount.source.startswith("/dev/"):
         return
     elif anonymous and mount.fs_type not in _ANSWERED_OTHERWISE:
-        # Nothing but the source says which device this is, so it must be found.
+        # Only the source names the device, so it must be found.
         yield from sources.numbers(mount.source, what=f"mounted at {mount.mount_point}")
     else:
         yield from sources.find(mount.source) or ()
@@ -254,14 +254,14 @@ class _Sources:
         self._dev_root = dev_root
 
     def numbers(self, path: str, *, what: str) -> tuple[str, ...]:
-        """Find them; raise if that is impossible."""
+        """Return their numbers; raise if they cannot be determined."""
         found = self.find(path)
         if found is None:
             raise UsageUnknownError(f"{path} ({what}) cannot be resolved to a device")
         return found
 
     def find(self, path: str) -> tuple[str, ...] | None:
-        """Find them; none for a path that is no block device, None for one that is unknown."""
+        """Return their numbers: empty if it is not a block device, None if that is unknown."""
         whole = self._find_one(path)
         if whole is not None or ":" not in path:
             return whole

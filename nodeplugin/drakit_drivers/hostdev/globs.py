@@ -19,7 +19,7 @@ def has_wildcard(glob: str) -> bool:
 
 
 def check_glob(glob: str) -> str:
-    """Refuse globs that match no device, or others than intended."""
+    """Raise for globs that match no device, or other devices than intended."""
     if not glob.startswith("/dev/"):
         raise ValueError(f"{glob!r} must be an absolute path below /dev")
     if re.search(r"[\x00-\x1f\x7f]", glob):

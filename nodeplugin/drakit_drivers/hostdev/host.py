@@ -57,7 +57,7 @@ class Host:
         self._sysfs = Sysfs(config.sys_root, UdevDatabase(config.udev_root))
 
     def check(self) -> None:
-        """Refuse a config that is wrong on this host; missing devices are fine."""
+        """Raise for a config that is invalid on this host; missing devices are allowed."""
         config = self._config
         for key, root in (("sysRoot", config.sys_root), ("devRoot", config.dev_root)):
             if not root.is_dir():

@@ -38,7 +38,7 @@ def unescape(text: str) -> str:
 
 
 def parse_mountinfo(text: str) -> list[MountEntry]:
-    """Read a mountinfo file; ValueError for a line that is none."""
+    """Read a mountinfo file; raises ValueError for a malformed line."""
     return [_mount(line) for line in text.split("\n") if line]
 
 
@@ -62,7 +62,7 @@ def _mount(line: str) -> MountEntry:
 
 
 def parse_swaps(text: str) -> list[str]:
-    """Read the paths of swap areas; ValueError if this is no swaps file."""
+    """Read the paths of swap areas; raises ValueError for another file."""
     header, *lines = text.split("\n")
     if not header.startswith("Filename"):
         raise ValueError(f"the list of swap areas begins with {header!r}, not with its header")

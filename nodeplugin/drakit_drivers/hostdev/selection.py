@@ -167,7 +167,7 @@ def _identity(host: HostDevice) -> tuple[str, str]:
         return name, name
     who = usb.serial or f"port-{usb.port}"
     interface = "" if usb.interface is None else f"-i{usb.interface}"
-    # Serial numbers of cheap devices are all the same: then the port tells them apart.
+    # Cheap devices share one serial number: then the port distinguishes them.
     return f"{usb.vendor_id}-{usb.product_id}-{who}{interface}", f"{usb.port}{interface}"
 
 

@@ -261,7 +261,7 @@ def _uevent(directory: Path) -> dict[str, str]:
 
 def _numa_node(family: list[Path]) -> int | None:
     text = next(filter(None, (read_attribute(part, "numa_node") for part in family)), None)
-    # -1 stands for "the firmware does not say".
+    # -1 means that the firmware does not report it.
     return int(text) if text and text.isdigit() else None
 
 

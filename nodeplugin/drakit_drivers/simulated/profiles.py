@@ -5,7 +5,7 @@ A GPU has a set of counters, for its compute slices and its memory. The whole GP
 them, a partition some: so the scheduler allocates the GPU, or partitions that fit beside each
 other. Claims share a network interface by its bandwidth, and a NUMA node by its CPUs. Each kind has
 a plain form as well, for API servers that know neither counters nor shares: whole GPUs, whole
-interfaces, single CPUs. :mod:`.inventory` puts the profiles together.
+interfaces, single CPUs. :mod:`.inventory` combines the profiles.
 
 It must not know claims, health or taints.
 """
@@ -138,7 +138,7 @@ def _gpu_name(profile: GpuProfile, index: int) -> str:
 
 
 def _amounts(profile: GpuProfile, size: int) -> dict[str, str]:
-    """Return what so many compute slices of a GPU consume of its counters."""
+    """Return what this many compute slices of a GPU consume of its counters."""
     mebibytes = profile.memory_gi * 1024 * size // profile.compute_slices
     return {"compute": str(size), "memory": f"{mebibytes}Mi"}
 

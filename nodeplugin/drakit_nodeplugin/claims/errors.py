@@ -55,7 +55,7 @@ class ClaimFetchError(ClaimError):
 
 
 class NoAnswerError(ClaimFetchError):
-    """The API server gave no answer: asking it for more claims is useless now."""
+    """The API server did not answer: more requests now are useless."""
 
 
 class ClaimGoneError(ClaimFetchError):

@@ -3,9 +3,9 @@ Events on a claim: its failures on this node, for its owner.
 
 The kubelet reports on a pod that its claims cannot be prepared, but never that they cannot be
 unprepared. Here both are reported on the claim, where they remain visible when the pod is gone.
-Only problems that a person can act on are reported, and each once. A transient failure must have
-lasted for three minutes, and slow work as well. Success is reported only after a reported failure.
-No claim waits for an Event: Events are written from a bounded queue.
+Only problems that a user can act on are reported, each once. Transient failures and slow work are
+reported only after three minutes. Success is reported only after a reported failure. No claim waits
+for an Event: Events are written from a bounded queue.
 
 It must not know gRPC, or how a claim is prepared.
 """
@@ -51,7 +51,7 @@ _PASSING = frozenset({ClaimBusyError.reason, ClaimFetchError.reason})
 """Reasons that are mostly transient: an API server or another instance that is busy."""
 
 _SILENT = frozenset({AbandonedError.reason, ClaimGoneError.reason, ClaimReplacedError.reason})
-"""Reasons that do not concern the claim: its pod is going, or it does not exist."""
+"""Reasons that do not concern the claim: its pod is being deleted, or the claim does not exist."""
 
 PREPARED: ClaimReason = "Prepared"
 _FAILED: Mapping[Operation, ClaimReason] = {
@@ -111,7 +111,7 @@ class ClaimEvents:
             self._warn(claim, operation, failure, answer.error)
 
     def lasts(self, claim: ClaimReference, operation: Operation) -> None:
-        """Work on a claim has gone on for :data:`.SLOW_SECONDS`."""
+        """Work on a claim has lasted for :data:`.SLOW_SECONDS`."""
         text = (
             f"claim {claim}: driver {self._driver} has been {GERUND[operation]} it for more than "
             f"{SLOW_SECONDS:.0f} s; check the driver's log on this node"

@@ -1,16 +1,16 @@
 """
-Preparing: what leads from the claims of a pod to devices that its containers can use.
+Preparing: from the claims of a pod to devices that its containers can use.
 
 A batch costs the same few steps whatever its size:
 
     entries read -> claims fetched -> intent stored -> driver -> result stored, CDI files written
 
 The result is stored before the files are written, so that no file is ever without an entry; a
-crash in between leaves an entry whose file is restored. The intent, which shows after a crash what
-a driver may have begun, is left out where a driver has nothing to undo. A claim that fails gets an
-error of its own and is undone; the others go on.
+crash in between leaves an entry whose file is restored. The intent shows after a crash what a
+driver may have begun; drivers with nothing to undo need none. A claim that fails gets its own error
+and is undone; the others continue.
 
-When a claim is worked on is decided in :mod:`.queue`; undoing is :mod:`.unprepare`'s.
+:mod:`.queue` decides when to work on a claim; :mod:`.unprepare` undoes claims.
 
 It must not know gRPC, HTTP, SQLite, or the format of a CDI file.
 """
@@ -90,8 +90,8 @@ class _Due:
     """The entry that it already has."""
 
     in_use: bool = False
-    """It was prepared in this boot, and containers may use it: what fails now must not take it
-    from them."""
+    """It was prepared in this boot, and containers may use it: a failure must not take it from
+    them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -308,7 +308,7 @@ class ClaimEngine:
     def _still_wanted(
         self, claims: Mapping[str, tuple[ClaimWork, StoredClaim]]
     ) -> list[StoredClaim]:
-        """Return the claims that were not given up meanwhile; end the work on the others."""
+        """Return the claims that were not abandoned in the meantime; end the work on the others."""
         wanted: list[StoredClaim] = []
         for work, claim in claims.values():
             if work.abandoned:
@@ -397,7 +397,7 @@ class ClaimEngine:
         return replace(claim, state="prepared", cdi_spec=text, devices=devices, rebuilt=None)
 
     def _why(self, work: ClaimWork, claim: StoredClaim, raised: BaseException) -> ClaimError:
-        """Return why a call did not end well."""
+        """Return why a call failed."""
         if isinstance(raised, asyncio.CancelledError) and work.abandoned:
             return AbandonedError(claim=str(claim))
         return error_of(claim, raised)
@@ -435,10 +435,9 @@ class ClaimEngine:
 
     async def _roll_back(self, due: _Due, error: ClaimError) -> None:
         """
-        Undo a claim that failed halfway, then answer its error.
-
-        One that was given up is undone by the unprepare that waits for it. What cannot be undone
-        now keeps its entry, from which :mod:`.recovery` goes on.
+        Undo a claim that failed halfway, then answer its error. The unprepare that waits for an
+        abandoned claim undoes it. A claim that cannot be undone now keeps its entry, and
+        :mod:`.recovery` continues from it.
         """
         stored = due.claim.generation > 0 and not due.in_use
         if stored and not isinstance(error, AbandonedError):

@@ -1,15 +1,14 @@
 """
-One line for each claim: everything that works on a claim of one driver waits here for its turn.
+One queue per claim: all work on a claim of one driver waits here for its turn.
 
-The kubelet's deadline ends a call, and nothing more: the work belongs to the queue and goes on. A
-call for the operation that is last in the claim's line joins it; any other call waits for its turn,
-and an unprepare gives up the prepares before it. Recovery, the restorer of CDI files and the
-collector of stale claims take turns in the same lines. Claims of one call share a batch, but each
-has an answer of its own: one that takes long costs the others nothing but the wait for it, which
-ends with the call's time.
+The kubelet's deadline ends only the call: the work belongs to the queue and continues. A call joins
+the last operation in the claim's queue if both are the same. Any other call waits for its turn, and
+an unprepare abandons the prepares before it. Recovery, the restorer of CDI files and the collector
+of stale claims take turns in the same queues. Claims of one call share a batch, but each has its
+own answer: a slow claim delays the others only until the call's timeout.
 
-What is done for a claim is :mod:`.prepare`'s and :mod:`.unprepare`'s; malformed claims and the
-kubelet's messages are :mod:`drakit_nodeplugin.kubelet.dra`'s.
+:mod:`.prepare` and :mod:`.unprepare` do the work on a claim; :mod:`drakit_nodeplugin.kubelet.dra`
+handles malformed claims and the kubelet's messages.
 
 It must not know gRPC, sockets, or how a claim is prepared.
 """
@@ -43,14 +42,15 @@ __all__ = ("ClaimObserver", "ClaimQueue", "Engine")
 logger = logging.getLogger(__name__)
 
 MAX_WAITING = 4
-"""How many turns may wait in a claim's line before a call is refused. Prepare, unprepare and
-prepare again is what a pod's restart makes; a longer line only grows behind a driver that hangs."""
+"""How many turns may wait in a claim's queue before a call is refused. A pod's restart needs three:
+prepare, unprepare, prepare. A queue only grows longer if a driver hangs."""
 
 SLOW_SECONDS = 180.0
 """How long work must last to be reported as slow: two of the kubelet's attempts, 90 s apart."""
 
 NOT_DONE = "NotDone"
-"""The reason of an answer that proves nothing about the claim: its work goes on, or was cut."""
+"""The reason of an answer that proves nothing about the claim: its work continues, or was
+cancelled."""
 
 
 class Engine(Protocol):
@@ -81,17 +81,17 @@ class ClaimObserver(Protocol):
     def finished(
         self, claim: ClaimReference, operation: Operation, answer: ClaimAnswer, seconds: float
     ) -> None:
-        """An operation ended, so many seconds after the kubelet had asked for it."""
+        """An operation ended, `seconds` after the kubelet requested it."""
         ...
 
     def lasts(self, claim: ClaimReference, operation: Operation) -> None:
-        """An operation has gone on for :data:`SLOW_SECONDS`."""
+        """An operation has lasted for :data:`SLOW_SECONDS`."""
         ...
 
 
 @dataclass(eq=False, kw_only=True, slots=True)
 class _Turn:
-    """A place in a claim's line: a call's work, or another user that needs the claim alone."""
+    """A place in a claim's queue: a call's work, or another user that needs the claim alone."""
 
     uid: str
     work: ClaimWork | None = None
@@ -101,14 +101,14 @@ class _Turn:
     """A caller was asked to call again."""
 
     context: contextvars.Context | None = None
-    """In which work runs that had to wait: it keeps the id of the request that began it."""
+    """The context of work that had to wait: it keeps the id of the request that began it."""
 
     ready: asyncio.Future[None] | None = None
     """Resolved when the turn of another user has come."""
 
 
 class ClaimQueue:
-    """The lines of one driver's claims."""
+    """The queues of one driver's claims."""
 
     def __init__(
         self, driver: str, engine: Engine, *, observers: Sequence[ClaimObserver] = ()
@@ -117,7 +117,7 @@ class ClaimQueue:
         self._engine = engine
         self._observers = observers
         self._lines: dict[str, deque[_Turn]] = {}
-        """By claim UID; the first of a line has the claim for itself. A line is never empty."""
+        """By claim UID; the first turn of a queue owns the claim. A queue is never empty."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     # ------------------------------------------------------------ the kubelet's calls
@@ -126,9 +126,9 @@ class ClaimQueue:
         self, operation: Operation, claims: Sequence[ClaimReference], *, timeout_seconds: float
     ) -> Mapping[str, ClaimAnswer]:
         """
-        Return each claim's answer, or after the timeout that its work still goes on.
+        Return each claim's answer; after the timeout, report that its work is still in flight.
 
-        UIDs must be unique. If the caller is cancelled, the work goes on.
+        UIDs must be unique. If the caller is cancelled, the work continues.
         """
         turns = self._join_or_begin(operation, claims)
         if works := [work for _, work in turns.values() if work.answer is None]:
@@ -136,8 +136,8 @@ class ClaimQueue:
         return {claim.uid: self._answer(operation, claim, turns.get(claim.uid)) for claim in claims}
 
     async def drain(self, *, timeout_seconds: float) -> None:
-        """Let work end; stop what has not ended then. What it began is in the checkpoint, and is
-        finished or undone by the next instance."""
+        """Wait for work in flight, then cancel the rest. The checkpoint contains what it began, and
+        the next instance finishes or undoes it."""
         if works := self._works():
             await all_answered(works, timeout_seconds=max(0.0, timeout_seconds))
         if not (left := self._works()):
@@ -215,7 +215,7 @@ class ClaimQueue:
     # ------------------------------------------------------------ lines
 
     def _add(self, turn: _Turn) -> bool:
-        """Add a turn to its line; return whether it has come."""
+        """Add a turn to its queue; return whether it has come."""
         line = self._lines.get(turn.uid)
         if line is None:
             self._lines[turn.uid] = deque((turn,))
@@ -242,7 +242,7 @@ class ClaimQueue:
     def _join_or_begin(
         self, operation: Operation, claims: Sequence[ClaimReference]
     ) -> dict[str, tuple[_Turn, ClaimWork]]:
-        """Find or begin the work of each claim; one is missing if its line is too long."""
+        """Find or begin the work of each claim; one is missing if its queue is full."""
         turns: dict[str, tuple[_Turn, ClaimWork]] = {}
         free: list[_Turn] = []
         joined: set[str] = set()

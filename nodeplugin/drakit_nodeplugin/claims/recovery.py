@@ -62,8 +62,8 @@ class Recovery:
 
         self._failed: set[str] = set()
         """UIDs that failed although the driver was available: each is retried alone. A driver that
-        takes claims together gives one answer for all, and one that hangs would keep all others
-        from ever being undone."""
+        takes claims together returns one answer for all, so one claim that hangs would block all
+        others."""
 
         self._watch = checkpoint.watch()
         self._left = True

@@ -1,14 +1,14 @@
 """
-Unpreparing: what leads from an entry of the checkpoint, in whatever state, to a free device.
+Unpreparing: from an entry of the checkpoint, in any state, to a free device.
 
 The same path serves the kubelet's unprepare, the rollback of a claim that failed halfway, a claim
-that was allocated again, what a crash left, and stale claims. It needs the entry alone: no API
+that was allocated again, what a crash left, and stale claims. It needs only the entry: no API
 server, no claim object.
 
     entry `unpreparing` -> driver -> CDI file removed -> entry removed
 
-A crash anywhere between leaves an entry from which it goes on. What a driver has not confirmed
-keeps its entry, and so its device. When a claim is worked on is decided in :mod:`.queue`.
+After a crash at any step, the work continues from the entry. A claim that its driver has not
+confirmed keeps its entry, and therefore its device. :mod:`.queue` decides when to work on a claim.
 
 It must not know gRPC, HTTP, SQLite, or the format of a CDI file.
 """
@@ -68,7 +68,7 @@ class Unpreparing:
     def __init__(self, parts: EngineParts) -> None:
         self._parts = parts
         self.rebuilt = asyncio.Event()
-        """Set once a damaged checkpoint has been rebuilt."""
+        """Set after a damaged checkpoint was rebuilt."""
 
     async def unprepare(self, works: Sequence[ClaimWork]) -> None:
         """Unprepare for the kubelet, from the checkpoint alone; an unknown claim is success."""
@@ -99,7 +99,7 @@ class Unpreparing:
 
     async def _unprepare(self, works: Sequence[ClaimWork], *, from_memory: bool) -> list[ClaimWork]:
         """Answer the works; return those whose entries are no longer what the memory holds, because
-        another process or a person has changed them."""
+        another process or an admin has changed them."""
         parts = self._parts
         asked = {work.claim.uid: work for work in works}
         changed: list[ClaimWork] = []
@@ -204,11 +204,11 @@ class Unpreparing:
 
     async def undo_late(self, claim: StoredClaim) -> None:
         """
-        Take back what was done for a claim whose entry is not ours any more.
+        Undo a claim whose entry is no longer ours.
 
-        An unprepare came first, in another process or by hand. A new entry keeps the devices while
-        the driver is asked; it cannot be made if the claim was begun again, or another claim has
-        one of the devices now, and then they are not ours to touch.
+        An unprepare came first, in another process or by hand. A new entry holds the devices during
+        the driver's call. It cannot be created if the claim was begun again, or if another claim
+        now has one of the devices; then this process must not touch them.
         """
         if not self._parts.devices.traits.side_effects:
             return
@@ -243,8 +243,8 @@ class Unpreparing:
         }
 
     def _needs_driver(self, claim: StoredClaim) -> bool:
-        """Return whether there may be something to undo: then as now, because a driver can be
-        replaced by one that has no side effects any more, or by one that has."""
+        """Return whether there may be something to undo. Both its old and its new traits count,
+        because an update can add or remove a driver's side effects."""
         return claim.side_effects or self._parts.devices.traits.side_effects
 
     def _allocated(self, claim: StoredClaim) -> AllocatedClaim:

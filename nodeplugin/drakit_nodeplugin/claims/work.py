@@ -129,13 +129,13 @@ class ClaimWork:
     operation: Operation
     claim: ClaimReference
     answer: ClaimAnswer | None = None
-    """Set once, as soon as this claim is done, whatever its batch still does."""
+    """Set once, as soon as this claim is done, even if its batch is not."""
 
     abandoned: bool = False
     """An unprepare waits for it: it must end soon, with an error."""
 
     call: asyncio.Future[Any] | None = None
-    """The driver's work, while it can be given up."""
+    """The driver's work, while it can be abandoned."""
 
     callbacks: list[Callable[[ClaimAnswer], None]] = field(
         default_factory=list[Callable[[ClaimAnswer], None]]
@@ -144,7 +144,7 @@ class ClaimWork:
     would call them one turn of the loop later."""
 
     def abandon(self) -> None:
-        """Give up the work, which has begun or is about to."""
+        """Abandon the work, whether it has begun or not."""
         self.abandoned = True
         if self.call is not None:
             self.call.cancel()
@@ -252,7 +252,7 @@ async def side_by_side(works: Sequence[Coroutine[Any, Any, ResultT]]) -> list[Re
 async def workers(
     work: Callable[[], Coroutine[Any, Any, None]], *, parallel: int, items: int
 ) -> None:
-    """Run a work that takes items off a line, as often at the same time as there is use for it."""
+    """Run a worker that takes items off a queue, in as many tasks as there are items for."""
     async with asyncio.TaskGroup() as group:
         for _ in range(min(parallel, items)):
             group.create_task(work())
@@ -368,7 +368,7 @@ def not_stored(claim: StoredClaim | ClaimReference, error: CheckpointError) -> C
 
 def refused(claim: StoredClaim, outcome: Outcome, *, name_all_holders: bool) -> ClaimError:
     """
-    Return why a claim was not written, or its CDI file was not put in place.
+    Return why a claim was not written, or why its CDI file was not written.
 
     Unless `name_all_holders`, a holder in another namespace is named only by its UID.
     """

@@ -1,1 +1,1 @@
-"""The device manager: which devices there are, and the way to the driver that has them."""
+"""The device manager: the devices of each driver, and access to that driver."""

@@ -100,8 +100,8 @@ class EndpointWriter:
         """The rows in the store, by the endpoint's name."""
 
         self.current = False
-        """Whether nobody else can have written since the store was read: this instance was the
-        primary one at the last check, and has read the store."""
+        """Whether no other instance can have written since the store was read: this instance was
+        primary at the last check, and has read the store."""
 
         self._loaded = False
 
@@ -115,7 +115,7 @@ class EndpointWriter:
         self._wanted.set()
 
     def check_primary(self) -> None:
-        """Check whether this instance is the primary one: nobody reports that it is no more."""
+        """Check whether this instance is primary: nothing notifies it when it no longer is."""
         if not self._primary.is_set():
             self.current = False
         elif not self.current:

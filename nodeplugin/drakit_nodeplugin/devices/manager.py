@@ -1,10 +1,10 @@
 """
-The device manager of one driver: it follows endpoints, and decides what is published and reported.
+The device manager of one driver: it follows endpoints, and decides what to publish and report.
 
 The endpoint is the source of truth; nothing between it and the manager caches devices. Some
-endpoints are expected, some were stored, others just appear. If two have a pool of one name, the
-available one has it. The manager has the clock, the store, and the list of those to notify. What a
-stop means is decided in :mod:`.endpoint_state`, which taints a device gets in :mod:`.taints`.
+endpoints are expected, some were stored, others just appear. If two report a pool of the same name,
+the available one keeps it. The manager owns the clock, the store, and the listeners.
+:mod:`.endpoint_state` decides what a stop means, :mod:`.taints` which taints a device gets.
 
 It must not know the API server, slices, claims beyond their devices, or gRPC.
 """
@@ -51,7 +51,7 @@ logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 1.0
 """Between two checks whether the sources are ready, or this instance is primary, while the manager
-waits for that: nobody reports either."""
+waits for that: neither is notified."""
 
 IDLE_SECONDS = 60.0
 """The same while the manager waits for nothing: a node may have fifty drivers."""
@@ -361,8 +361,8 @@ class DeviceManager:
             yield from state.next_changes()
 
     def _pass_time(self, now: float) -> bool:
-        """Do all that is due by now; return whether the manager waits for something that nobody
-        reports."""
+        """Do all that is due by now; return whether the manager waits for something that is not
+        notified."""
         waiting = False
         self._writer.check_primary()
         if now >= self._graces.start_until:

@@ -236,7 +236,7 @@ class PoolState:
         return self._know(name, new)
 
     def lose_sight(self) -> None:
-        """The endpoint is unavailable: nobody can report health any more."""
+        """The endpoint is unavailable: it no longer reports health."""
         for name, condition in list(self._conditions.items()):
             self._know(name, lost(condition, now=self._driver.now()))
 

@@ -169,7 +169,7 @@ def _untainted(health: Health) -> Condition:
 
 
 def lost(old: Condition, *, now: float) -> Condition:
-    """The endpoint is unavailable: nobody can report health any more."""
+    """The endpoint is unavailable: it no longer reports health."""
     if not old.tainted:
         return UNKNOWN
     return replace(observed(old, UNKNOWN.health, now=now), has_report=old.has_report)

@@ -1,1 +1,1 @@
-"""Live connections to sources of devices; today Python drivers, each in a thread of its own."""
+"""Endpoints: connections to Python drivers, backends and device plugins."""

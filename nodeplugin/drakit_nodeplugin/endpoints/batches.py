@@ -1,10 +1,10 @@
 """
 From a batch of claims to calls of a connection: one for each claim, or one for the batch.
 
-A call waits until no earlier call for one of its devices or counter sets runs, and has a time limit
-from its beginning on. A call that was given up holds its devices until it has really ended, because
-its clean-up may undo something, and the next call must find it undone. What a connection does wrong
-becomes a sentence here; what an error leads to is the engine's decision.
+A call waits until no earlier call for one of its devices or counter sets is in flight; its time
+limit starts when it begins. A cancelled call holds its devices until it has ended, because its
+clean-up may undo something that the next call must find undone. This module words the errors of a
+connection; the engine decides what follows from them.
 
 It must not know how a connection works, its life cycle, slices, gRPC or the kubelet.
 """
@@ -46,8 +46,8 @@ __all__ = ("CALL_SECONDS", "Batches")
 logger = logging.getLogger(__name__)
 
 CALL_SECONDS = 300.0
-"""After which a call is given up, from its beginning. It may wait as long for an earlier call for
-its devices. The kubelet gets its answer long before that, and asks again."""
+"""After which a call is cancelled, from its start. It may wait as long for an earlier call for its
+devices. The kubelet gets its answer long before that, and retries."""
 
 _Future = asyncio.Future[Any]
 
@@ -57,7 +57,7 @@ _Operation = Literal["prepare", "unprepare", "check"]
 
 
 class _Work:
-    """One call: waiting, running, or cleaning up after it was given up."""
+    """One call: waiting, running, or cleaning up after a cancellation."""
 
     __slots__ = ("ahead", "claims", "context", "is_begun", "keys", "operation", "task", "timer")
 
@@ -69,10 +69,10 @@ class _Work:
     ) -> None:
         self.operation: _Operation = operation
         self.claims = claims
-        """By the future of the caller; claims that were given up are not in it."""
+        """By the future of the caller, without abandoned claims."""
         self.keys = keys
         self.ahead = 0
-        """In how many lines it is not the first."""
+        """The number of queues in which it is not the first."""
         self.context: Context | None = None
         """Of the caller, if it could not begin at once."""
         self.timer: asyncio.TimerHandle | None = None
@@ -102,7 +102,7 @@ class Batches:
             "check": traits.prepare_granularity is Granularity.BATCH,
         }
         """Whether the claims of a batch are one call."""
-        # A call stands in the lines of its keys until it has ended, and begins when it is the first
+        # A call is in the queues of its keys until it has ended, and begins when it is the first
         # in all of them. It enters all of them at once: so the call that came first of all those
         # that have not ended is the first everywhere, and none waits forever.
         self._lines: dict[WorkKey, list[_Work]] = {}
@@ -182,7 +182,7 @@ class Batches:
         work.task = loop.create_task(self._run(work), context=work.context)
 
     def _leave(self, work: _Work) -> None:
-        """A call has ended, or does not want to begin: the next in its lines may begin."""
+        """A call has ended, or does not begin: the next one in its queues may begin."""
         if work.timer is not None:
             work.timer.cancel()
         keys, work.keys = work.keys, frozenset()  # it may be given up twice in one turn of the loop
@@ -206,12 +206,12 @@ class Batches:
             self._abandon(work)
 
     def _give_up(self, work: _Work, error: CallOverdueError) -> None:
-        """A call had its time."""
+        """A call has timed out."""
         self._fail(work, self._failure(error, work))
         self._abandon(work)
 
     def _abandon(self, work: _Work) -> None:
-        """Nobody waits for a call any more; it leaves its lines once it has ended."""
+        """No caller waits for a call any more; it leaves its queues once it has ended."""
         if work.task is None:
             self._leave(work)
         elif work.is_begun and not work.task.cancelling():  # a second time would cut its clean-up

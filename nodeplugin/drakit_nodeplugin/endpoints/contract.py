@@ -126,7 +126,7 @@ class Calls(Protocol):
     * :class:`.CallOverdueError`: the other side did not answer within its own deadline;
     * anything else: a bug, which is logged.
 
-    A call is cancelled when nobody waits for it any more, or after its time limit. It must then
+    A call is cancelled when its caller no longer waits, or after its time limit. It must then
     return or raise only after the work has really ended, because the next call for its devices
     begins at that moment.
     """
@@ -300,11 +300,11 @@ class CallableEndpoint(Protocol):
     * Claims end at different times, unless the driver takes a batch of claims as one call.
     * A future raises :class:`.DeviceFailedError` or :class:`.EndpointStoppedError`, and nothing
       else.
-    * Cancelling a future gives up that claim alone. The work for its devices ends in the
+    * Cancelling a future abandons only that claim. The work for its devices ends in the
       background, and the next call for these devices begins only after that. A batch that is one
-      call is cancelled when all of its claims are given up.
+      call is cancelled when all of its claims are abandoned.
     * Calls that have a device or a counter set in common never overlap, and run in the order in
-      which they were made. Other claims of a batch do not wait for one that has to wait.
+      which they were made. A claim that has to wait does not delay the rest of its batch.
     * A call runs in the context of its caller: its log lines have the request id.
     """
 

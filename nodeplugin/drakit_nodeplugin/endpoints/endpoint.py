@@ -1,11 +1,11 @@
 """
-One source of a driver's devices: connected again and again, and called for claims.
+One source of a driver's devices: connected repeatedly, and called for claims.
 
 :class:`Endpoint` owns what is the same for every kind: the life cycle (:class:`Lifecycle`), the
 order of calls, their time limits and error sentences (:mod:`.batches`). A kind supplies a
-:class:`.Connection`, and a function that makes the next one. What a connection reports is passed on
-as it comes, and nothing is passed on after it has ended. What devices become when their endpoint
-stops is the listener's decision.
+:class:`.Connection`, and a function that makes the next one. Reports of a connection are forwarded
+as they arrive, and none after it has ended. The listener decides what happens to the devices of a
+stopped endpoint.
 
 It must not know how any kind of endpoint works, or what devices mean.
 """
@@ -43,8 +43,8 @@ RECONNECT_SECONDS = (1.0, 60.0)
 """First and longest delay before an endpoint is connected again; it doubles in between."""
 
 STEADY_SECONDS = 60.0
-"""How long a connection must have lived for the delay to start at its minimum again. One that lists
-its devices and ends at once is no better than one that cannot be made."""
+"""How long a connection must have lived for the delay to start at its minimum again. A connection
+that lists its devices and ends at once counts as a failed one."""
 
 SILENT_SECONDS = 10.0
 """How long a new connection may take to list its devices before that is reported."""
@@ -64,7 +64,7 @@ class Lifecycle(Generic[ConnectionT]):
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         """`connect` makes the next connection; it raises if there is none now. `pause` is called
-        before each reconnect: it waits this many seconds, or less where waiting is of no use."""
+        before each reconnect: it waits this many seconds, or less if waiting is useless."""
         self._endpoint = endpoint
         self._connect = connect
         self._listener = listener
@@ -107,8 +107,8 @@ class Lifecycle(Generic[ConnectionT]):
             self._report_stop(reason)
 
     async def run(self) -> None:
-        """Keep it connected until cancelled. Our own stop is no stop of the endpoint: it is not
-        reported, so that its devices stay as they are."""
+        """Keep it connected until cancelled. Our own stop is not a stop of the endpoint: it is not
+        reported, so that its devices stay unchanged."""
         while True:
             if self.connection is None:
                 await self._pause(self._backoff.next_seconds())
@@ -162,7 +162,7 @@ class Lifecycle(Generic[ConnectionT]):
 
     def _pass_on(self, update: Update) -> None:
         """Pass an update to the listener. If that fails, the update is the cause: it ends this
-        connection, and not the daemon, which serves other endpoints as well."""
+        connection but not the daemon, which serves other endpoints as well."""
         try:
             if isinstance(update, Inventory):
                 self._listener.replaced(self._endpoint, update)
@@ -237,7 +237,7 @@ class Endpoint:
         """
         `connect` makes the next connection. It may wait for one to appear, and raises if there is
         none now. `node` is the node's name. `pause` is called before each reconnect: it waits this
-        many seconds, or less where waiting is of no use.
+        many seconds, or less if waiting is useless.
         """
         self.name = name
         self.traits = traits

@@ -1,6 +1,6 @@
 """
-What goes wrong at an endpoint: errors whose texts end in a pod's Event, and diagnostics, which
-become Events of the Node.
+Failures of endpoints: errors whose texts end in a pod's Event, and diagnostics, which become Events
+of the Node.
 
 A plugin or driver that fails all the time, or under many names, must flood neither the log nor the
 API server: :class:`Diagnostics` reports a sentence once a minute or once a day, and all sentences
@@ -43,7 +43,7 @@ __all__ = (
 logger = logging.getLogger(__name__)
 
 MAX_TEXT = 2000
-"""Characters of an exception's text that go on; of an Event's message there are 1,024."""
+"""Characters of an exception's text in an error; an Event's message has 1,024."""
 
 MAX_TRACEBACK = 20_000
 """Characters of a traceback in the log."""
@@ -81,19 +81,19 @@ class DeviceFailedError(Exception):
 
 
 class BadParametersError(DeviceFailedError):
-    """The opaque parameters for a device do not fit: a mistake in the claim or DeviceClass."""
+    """The opaque parameters for a device are invalid: a mistake in the claim or DeviceClass."""
 
 
 class CallOverdueError(Exception):
-    """A call gave no answer in its time."""
+    """A call timed out."""
 
 
 class CallNotBegunError(CallOverdueError):
-    """A call waited for all of its time, behind a call for one of its devices that does not end."""
+    """A call timed out while it waited for an earlier call for one of its devices."""
 
 
 class CallCancelledError(Exception):
-    """A call was cancelled on the other side, and neither by us nor by the connection's end."""
+    """A call was cancelled on the other side, neither by its caller nor by the connection's end."""
 
     def __init__(self) -> None:
         super().__init__("it was cancelled, but not by its caller")
@@ -136,10 +136,10 @@ def kind_of(value: object) -> str:
 
 def text_of(error: BaseException) -> str:
     """
-    Return an exception's text, fit for a message; vendors write exceptions whose text cannot be
-    made, is empty or very long, or holds what no UTF-8 can.
+    Return an exception's text, fit for a message; the text of a vendor's exception may raise, be
+    empty or very long, or not be valid UTF-8.
 
-    That calls the vendor's code: it is done in the driver's thread, and nowhere else.
+    It calls the vendor's code, so it must be called only in the driver's thread.
     """
     try:
         text = str.__str__(str(error))[:MAX_TEXT].encode("utf-8", "backslashreplace").decode()
@@ -152,8 +152,8 @@ def traceback_of(error: BaseException) -> str:
     """
     Return an exception's traceback, with those of its causes, as a text of bounded length.
 
-    The log would make it while it holds its lock; a vendor's `__str__` that blocks would then block
-    all logging. So it is made in the driver's thread.
+    Logging would format it while it holds its lock, so a vendor's `__str__` that blocks would block
+    all logging. So it is formatted in the driver's thread.
     """
     try:
         text = "".join(traceback.format_exception(error, limit=MAX_FRAMES))
@@ -169,7 +169,7 @@ def traceback_of(error: BaseException) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Diagnostic:
-    """Something that people should know about an endpoint: becomes a log line and an Event of the
+    """A problem of an endpoint that users must know: it becomes a log line and an Event of the
     Node, and is counted by its reason."""
 
     reason: NodeReason
@@ -183,14 +183,14 @@ REPEAT_SECONDS = 60.0
 """Minimum time between two reports of the same sentence."""
 
 ONCE_SECONDS = 86_400.0
-"""The same for a condition that lasts for as long as a plugin is as it is."""
+"""The same for a condition that lasts until the plugin changes."""
 
 MAX_REMEMBERED = 256
 """Different sentences that are remembered; the oldest is forgotten first."""
 
 BURST = 50.0
 SECONDS_EACH = 5.0
-"""So many diagnostics are reported at once, and then one in so many seconds; others are dropped."""
+"""The burst of diagnostics, and the seconds per diagnostic after it; others are dropped."""
 
 
 class Diagnostics:

@@ -1,5 +1,5 @@
 """
-Paths that vendors' processes give: device nodes of the host, and sockets.
+Paths from vendors' processes: device nodes of the host, and sockets.
 
 For the kubelet, a runtime follows a symbolic link to a device node, and takes all device nodes of a
 directory. In a CDI spec neither is allowed. So both are looked up here, in the host's ``/dev`` as
@@ -58,7 +58,7 @@ class DirectoryError(Exception):
 
 
 class TooManyNodesError(Exception):
-    """A directory has more device nodes than any container should get."""
+    """A directory has more device nodes than a container may get."""
 
     def __init__(self, path: str) -> None:
         super().__init__(f"{path} has more than {MAX_NODES} device nodes, or {MAX_ENTRIES:,} files")

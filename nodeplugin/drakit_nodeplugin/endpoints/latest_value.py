@@ -1,10 +1,11 @@
 """
-The newest value of a stream, and the health that was reported since: one cell, read with one pace.
+The newest value of a stream, and the health that was reported since: one cell, read at a limited
+rate.
 
-A source may write as often as it likes, from the loop in which the cell was made or from another
-thread: a value that was not taken yet is replaced, and the reader is woken once for each time that
-it takes. So a source that never rests costs the daemon no more than the reader's pace. This is the
-only pace between a source of devices and the device manager.
+A source may write at any rate, from the loop in which the cell was created or from another thread:
+a value that was not read yet is replaced, and the reader is woken once per read. So a source that
+never pauses costs the daemon no more than the reader's rate. This is the only rate limit between a
+source of devices and the device manager.
 
 It must not know what a value is, where it comes from, or what is done with it.
 """
@@ -29,15 +30,15 @@ from drakit_nodeplugin.endpoints.contract import (
 __all__ = ("LatestValue", "pace_of", "pause_after", "updates_of")
 
 PACE_SECONDS = 0.1
-"""From one taking to the next. The first value is taken at once."""
+"""Minimum seconds between two reads. The first value is read at once."""
 
 PACE_SECONDS_A_DEVICE = 20e-6
-"""And this for each device of an inventory: several times what the manager needs to compare it."""
+"""Added for each device of an inventory: several times what the manager needs to compare it."""
 
 SHARE = 9
 MAX_PAUSE_SECONDS = 2.0
 """After reading, the pause is this many times as long as the work, up to a limit: so a source that
-changes many devices again and again gets a tenth of the loop's time."""
+keeps changing many devices gets a tenth of the loop's time."""
 
 ValueT = TypeVar("ValueT")
 
@@ -48,7 +49,7 @@ def pace_of(inventory: Inventory) -> float:
 
 
 def pause_after(worked_seconds: float) -> float:
-    """Return for how long nothing more must be taken after so much work of the loop."""
+    """Return how long to pause after this much work of the loop."""
     return min(MAX_PAUSE_SECONDS, SHARE * worked_seconds)
 
 
@@ -61,7 +62,7 @@ class LatestValue(Generic[ValueT]):
     """
 
     def __init__(self, pace: Callable[[ValueT], float] = lambda _: PACE_SECONDS) -> None:
-        """`pace` returns the seconds from the taking of this value to the next taking."""
+        """`pace` returns the seconds from the read of this value to the next read."""
         self._home = asyncio.get_running_loop()
         self._pace = pace
         self._news = asyncio.Event()
@@ -93,8 +94,8 @@ class LatestValue(Generic[ValueT]):
     # ------------------------------------------------------------ for the reader's loop
 
     def end(self, error: ConnectionEndedError) -> None:
-        """The source has ended: the reader gets this error instead of what it has not taken. Only
-        the first end counts."""
+        """The source has ended: the reader gets this error instead of values that it has not read.
+        Only the first end counts."""
         if self._over is None:
             self._over = error
             self._ended.set()
@@ -113,17 +114,17 @@ class LatestValue(Generic[ValueT]):
         return self._over
 
     async def wait(self) -> None:
-        """Wait until there is something to take, or the source has ended."""
+        """Wait until there is something to read, or the source has ended."""
         await self._news.wait()
 
     def hold(self, seconds: float) -> None:
-        """Take nothing more for at least this long, because reading the last value was work."""
+        """Read nothing more for at least this long, because processing the last value took time."""
         self._next_at = max(self._next_at, self._home.time() + seconds)
 
     async def next(self) -> tuple[ValueT | None, dict[DeviceKey, Health]]:
         """
-        Wait for news and take all of it: the newest value, None if there is no new one, and the
-        health reported since.
+        Wait for changes and read all of them: the newest value, None if there is no new one, and
+        the health reported since.
 
         Raises the error with which the source has ended.
         """
@@ -148,7 +149,8 @@ class LatestValue(Generic[ValueT]):
 
 
 async def updates_of(latest: LatestValue[Inventory]) -> AsyncIterator[Update]:
-    """Give a cell's inventories and health as updates, until its source ends; raises how."""
+    """Yield a cell's inventories and health as updates; raises the error with which its source
+    ends."""
     loop = asyncio.get_running_loop()
     while True:
         inventory, health = await latest.next()

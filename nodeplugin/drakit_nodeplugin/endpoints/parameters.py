@@ -1,9 +1,9 @@
 """
 Opaque parameters: what users wrote in claims and DeviceClasses, as an object of the driver's type.
 
-The type of a Python driver's parameters is vendor code (validators, defaults), so it is used in the
-driver's thread alone. Which configs apply to a device was decided before; what an error leads to is
-the caller's decision.
+The type of a Python driver's parameters is vendor code (validators, defaults), so it is used only
+in the driver's thread. The caller decides which configs apply to a device, and what follows from an
+error.
 
 It must not know claims, event loops, or how a driver is run.
 """
@@ -31,11 +31,11 @@ MAX_PROBLEMS = 5
 """Problems that are named; a text with all of them would not fit an Event."""
 
 MAX_PART = 64
-"""Characters of a key in a text: users write any."""
+"""Characters of a key in a text: users write keys of any length."""
 
 
 def merged(configs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Put configs together, key by key at the top level; a later one has the last word."""
+    """Merge configs, key by key at the top level; a later one takes precedence."""
     together: dict[str, Any] = {}
     for config in configs:
         together.update(config)
@@ -53,8 +53,8 @@ def with_parameters(
     """
     Return a device with its checked parameters.
 
-    What does not fit raises :class:`BadParametersError` about the device `index`; if `lenient`, the
-    parameters are None then.
+    Invalid parameters raise :class:`BadParametersError` about the device `index`; if `lenient`,
+    they are None instead.
     """
     if kind is None:
         return device
@@ -93,7 +93,7 @@ def _sentence(error: Exception, kind: type[DeviceParameters], *, driver: str) ->
 
 
 def _problems(error: ValidationError) -> str:
-    """Name fields and reasons, but nothing of what was written there: it may be a secret."""
+    """Name fields and reasons, but no values: they may be secrets."""
     problems = error.errors(include_url=False, include_input=False, include_context=False)
     named: list[str] = []
     for problem in problems[:MAX_PROBLEMS]:

@@ -1,13 +1,14 @@
 """
-Snapshots of what a source hands over, and whether a device is unchanged in the next one.
+Snapshots of a source's inventories, and whether a device is unchanged in the next one.
 
-Devices and edits are frozen, but what they hold is the vendor's: mappings that change later, texts
-that are enums, mappings that read hardware. So a driver's objects are copied to Python's own types,
-in the driver's thread, before any other code reads them. A value of any other type becomes an
+Devices and edits are frozen, but their contents are the vendor's: mappings that change later,
+strings that are enums, mappings that read hardware. So a driver's objects are copied to Python's
+own types, in the driver's thread, before any other code reads them. A value of any other type
+becomes an
 :class:`UnsupportedValue`, so that the check which refuses the device can name the type.
 
 Sources list all of their devices at each change, and most are unchanged. Those keep their identity,
-so that nobody behind the endpoint compares them again.
+so that the layers behind the endpoint do not compare them again.
 
 It must not know threads, floods, sources, or which values are allowed where.
 """
@@ -64,7 +65,7 @@ STEP_SECONDS = 0.002
 interpreter meanwhile."""
 
 PAUSE_SECONDS = 0.001
-"""Long enough for another thread to be given the interpreter."""
+"""Long enough for another thread to get the interpreter."""
 
 ThingT = TypeVar("ThingT", Device, CounterSet)
 
@@ -79,7 +80,7 @@ _FIELDS: Mapping[type, tuple[str, ...]] = {
 }
 
 _NO_EDITS = Device(name="").edits
-"""The edits of most devices: one and the same object."""
+"""The edits of most devices: one shared object."""
 
 _EMPTY: dict[Any, Any] = {}
 """Most mappings of most devices are empty; one for all of them saves memory."""
@@ -264,7 +265,7 @@ def key_of(thing: Device | CounterSet) -> tuple[str, str] | None:
 
 
 class _Steps:
-    """Gives way to others from time to time."""
+    """Pauses from time to time, so that other threads run."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -286,7 +287,7 @@ def is_unchanged(new: ThingT, old: ThingT) -> bool:
     """
     Return whether a device or counter set equals the one before it, and can be replaced by it.
 
-    Fields are compared, not the objects: a class of a vendor's own may compare in its own way.
+    Fields are compared, not the objects: a vendor's class may define its own comparison.
     """
     if new is old:
         return True
@@ -296,7 +297,7 @@ def is_unchanged(new: ThingT, old: ThingT) -> bool:
 
 
 def _same_types(new: Device, old: Device) -> bool:
-    """Python takes 1, 1.0 and True for equal; the API does not."""
+    """Python treats 1, 1.0 and True as equal; the API does not."""
     if type(new.topology.numa_node) is not type(old.topology.numa_node):
         return False
     if type(new.allow_multiple_allocations) is not type(old.allow_multiple_allocations):

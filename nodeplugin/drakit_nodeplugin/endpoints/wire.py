@@ -3,12 +3,12 @@ The sockets of other processes, which may be hostile: calls whose failures are s
 messages that are bounded in bytes, rate, fields and loop time.
 
 A :class:`Client` leaves messages as bytes, because they are counted before they are parsed. Its
-sentences contain no numbers of the failure, so that the same cause gives the same text.
+sentences contain no numbers of the failure, so the same cause gives the same text.
 
 A message of 4 MiB can hold two million messages. Parsing it takes a hundred times its size in
-memory, and a tenth of a second of the daemon's loop. So one walk over the bytes counts the fields
-first, here and nowhere else; protobuf parses what is left. Long lists are split into their members
-(:func:`parts`), which the caller parses one by one and in turns (:class:`Turns`).
+memory, and a tenth of a second of the daemon's loop. So one pass over the bytes counts the fields
+first; protobuf then parses the message. Long lists are split into their members (:func:`parts`),
+which the caller parses one by one and in turns (:class:`Turns`).
 
 It must not know the purpose of a method, or the meaning of a message.
 """
@@ -99,7 +99,7 @@ _Stream: TypeAlias = "grpc.aio.UnaryStreamMultiCallable[bytes, bytes]"
 
 
 class CallFailedError(Exception):
-    """A call failed. The text is the end of a sentence, after words for the other process."""
+    """A call failed. The text ends a sentence whose subject is the other process."""
 
     def __init__(self, text: str, *, code: grpc.StatusCode | None = None) -> None:
         super().__init__(text)
@@ -165,7 +165,7 @@ class Client:
             stream.cancel()
 
     async def close(self, *, grace_seconds: float | None = None) -> None:
-        """End the channel, and after the grace all of its calls."""
+        """Close the channel; after the grace period, its calls are cancelled."""
         await self._channel.close(grace_seconds)
 
 
@@ -198,8 +198,8 @@ def _failed(error: BaseException, method: str) -> CallFailedError:
 
 
 class GarbageError(Exception):
-    """A message that cannot be parsed, or exceeds a limit. The text describes the message, and
-    follows words for its sender."""
+    """A message that cannot be parsed, or exceeds a limit. The text describes the message; its
+    sender precedes it in the sentence."""
 
     def __init__(self, text: str = "a malformed protobuf message") -> None:
         super().__init__(text)
@@ -292,7 +292,7 @@ def _too_many_fields() -> GarbageError:
 
 
 def printable(text: str) -> str:
-    """Make a process's text fit for an error: one line, not too long, and never empty."""
+    """Format a process's text for an error: one line, not too long, and never empty."""
     words = " ".join(text[:MAX_TEXT].split())
     if not words.isprintable():
         words = "".join(each if each.isprintable() else "?" for each in words)

@@ -3,9 +3,9 @@ One hosted driver: its checkpoint, endpoint, devices, slices, engine and front d
 
 Start order: checkpoint, CDI files, driver, sockets; nothing waits for the API server. Stop order is
 the reverse, and the sockets drain first. The endpoint reports to the device manager, which never
-calls it; the manager notifies the publisher. Notable facts become log lines, Events of the
-Node, and metrics. :mod:`.drivers` decides which drivers there are, :mod:`.maintenance` maintains
-claims between the kubelet's calls.
+calls it; the manager notifies the publisher. Problems become log lines, Events of the Node, and
+metrics. :mod:`.drivers` decides which drivers there are, :mod:`.maintenance` maintains claims
+between the kubelet's calls.
 
 It must not know how any of the parts works.
 """
@@ -57,7 +57,7 @@ logger = logging.getLogger(__name__)
 
 UNPREPARING_ROUNDS = 5
 """Seconds between two checks for devices that are still being unprepared; those that both find are
-tainted. A normal unprepare takes milliseconds, and is not worth a write."""
+tainted. A normal unprepare takes milliseconds and needs no taint."""
 
 
 class HostedDriver:
@@ -266,7 +266,7 @@ class HostedDriver:
 
 
 class _ReportingStops:
-    """An :class:`.EndpointListener` that reports stops to people, and forwards everything."""
+    """An :class:`.EndpointListener` that reports stops to users, and forwards everything."""
 
     def __init__(self, listener: EndpointListener, on_stopped: Callable[[str, str], None]) -> None:
         self._listener = listener

@@ -3,9 +3,9 @@ The drivers that a process hosts: those of its configuration, and those of backe
 
 A driver of the configuration starts before anything runs; if it cannot start, the process ends. A
 backend's driver starts when its backend appears. If it cannot start, it is reported and retried. It
-stays, with or without its backend, until none of its devices and claims is left. So after a restart
-it must be hosted at once: its claims are still to be unprepared, and its devices to be tainted. For
-that, a small record beside its checkpoint remembers it.
+stays, with or without its backend, until none of its devices and claims is left. After a restart it
+must be hosted at once, to unprepare its claims and to taint its devices. For that, a small record
+beside its checkpoint remembers it.
 
 :mod:`.driver` assembles one hosted driver; :mod:`drakit_nodeplugin.endpoints` finds backends. It
 must not know how any of the parts does its work.

@@ -32,7 +32,7 @@ __all__ = ("Environment", "NodeEvents", "PluginNode", "read_boot_id")
 logger = logging.getLogger(__name__)
 
 LABELS_SECONDS = 60.0
-"""Between two reads of the Node: people change labels rarely."""
+"""Between two reads of the Node: its labels rarely change."""
 
 RETRY_SECONDS = 5.0
 

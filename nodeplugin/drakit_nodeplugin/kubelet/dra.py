@@ -1,9 +1,9 @@
 """
 The DRA service, v1 and v1beta1: from the kubelet's messages to our words, and back.
 
-Each call is checked, answered for every claim, and logged in a line. Malformed claims get an error
-of their own and go no further; all others are the queue's (:mod:`drakit_nodeplugin.claims.queue`).
-Both versions are the same but for shares, which v1beta1 does not know.
+Each call is checked, answered for every claim, and logged in one line. Malformed claims get an
+error each; :mod:`drakit_nodeplugin.claims.queue` handles all others. Both versions are the same
+except for shares, which v1beta1 does not know.
 
 It must not know how claims are prepared.
 """
@@ -38,8 +38,8 @@ SUPPORTED_VERSIONS = ("v1.DRAPlugin", "v1beta1.DRAPlugin")
 """As reported to the kubelet, which takes the first that it knows."""
 
 MAX_CLAIMS = 1024
-"""Of one call: some ten times what the largest pods have. A message of 4 MiB, which gRPC would
-take, has room for several hundred thousand, and answering those would keep the loop for seconds."""
+"""Of one call: some ten times what the largest pods have. A message of 4 MiB, which gRPC accepts,
+has room for several hundred thousand, and answering those blocks the loop for seconds."""
 
 MAX_ERROR_CHARACTERS = 4096
 """More than an Event shows, and far less than a message may hold: vendors write these texts."""
@@ -89,7 +89,7 @@ def _shown(text: str) -> str:
 
 
 def _sendable(answer: ClaimAnswer) -> ClaimAnswer:
-    """Make the error's text valid: a text that gRPC rejects would fail the whole call."""
+    """Make the error's text valid: a text that gRPC rejects fails the whole call."""
     if answer.error is None:
         return answer
     text = answer.error.encode(errors="backslashreplace").decode()

@@ -5,7 +5,7 @@ their probe.
 Start: the DRA socket listens, then the registration socket appears, because the kubelet calls at
 once. Stop: the registration socket goes first (no new pods), calls and work in flight drain, then
 the DRA socket goes, then the lock. In between, a lost socket is recreated. A kubelet that restarts
-asks again by itself. One that rejects a driver asks again only after the registration socket was
+registers the driver again. One that rejected it retries only after the registration socket was
 recreated.
 
 :mod:`.ownership` handles the files; :mod:`.dra` and :mod:`.health` are the kubelet's other two
@@ -38,7 +38,7 @@ __all__ = ("DriverServer", "Registration", "RegistrationStatus", "SocketGuard", 
 logger = logging.getLogger(__name__)
 
 ANSWER_SECONDS = 40.0
-"""The time limit of a call's answer, whatever its work does: the kubelet hangs up at 45 s."""
+"""The time limit of a call's answer, independent of its work: the kubelet hangs up at 45 s."""
 
 DRAIN_SECONDS = 40.0
 """How long a stop waits for calls and work in flight."""
@@ -54,7 +54,7 @@ PROBE_SECONDS = 1.0
 """Per call of a probe: how long the kubelet waits for GetInfo."""
 
 _CUT_SECONDS = 1.0
-"""The grace of calls whose server is only replaced: their work continues in any case."""
+"""The grace period of calls whose server is only replaced: their work continues in any case."""
 
 _MAX_CALLS = 1024
 """Concurrent calls on one socket; the kubelet makes a few per pod that starts or stops."""
@@ -105,7 +105,7 @@ class Registration(registration_pb2_grpc.RegistrationServicer):
         registration_pb2_grpc.add_RegistrationServicer_to_server(self, server)
 
     def retry_due(self, now: float) -> bool:
-        """Return whether the socket must be recreated now, so that the kubelet asks again. In any
+        """Return whether the socket must be recreated now, so that the kubelet retries. In any
         thread; the time is the loop's."""
         retry_at = self._retry_at
         return retry_at is not None and now >= retry_at
@@ -156,7 +156,7 @@ class Registration(registration_pb2_grpc.RegistrationServicer):
 
 class SocketGuard:
     """
-    Notices that a socket's path does not lead to us any more.
+    Detects that a socket's path no longer leads to us.
 
     The server itself does not: it keeps listening on a socket that no client can reach.
     """
@@ -329,8 +329,8 @@ class DriverServer:
         """
         Call our own sockets as the kubelet does; return what fails, or None.
 
-        A prepare of no claims must return no claims: it passes all of the front door, and nothing
-        of the engine.
+        A prepare of no claims must return no claims: it tests the whole front door and no part of
+        the engine.
         """
         registration, dra = self.paths.sockets
         try:

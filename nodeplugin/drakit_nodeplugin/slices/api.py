@@ -122,7 +122,7 @@ class SliceApi:
 
     @asynccontextmanager
     async def _guarded(self) -> AsyncGenerator[None]:
-        """Distinguish an API version that is not served any more from a missing slice."""
+        """Distinguish an API version that is no longer served from a missing slice."""
         try:
             yield
         except NotFoundError as error:
@@ -166,7 +166,7 @@ class SliceStore:
         return self._slices.get(name)
 
     def replace_all(self, slices: Iterable[StoredSlice]) -> bool:
-        """Keep these slices alone; return whether any slice is gone."""
+        """Keep only these slices; return whether any slice is gone."""
         before, self._slices = self._slices, {each.name: each for each in slices}
         self.listed.set()
         return bool(before.keys() - self._slices.keys())
@@ -215,7 +215,7 @@ class NodeOwner:
         self._reads = 0
 
     def forget(self) -> None:
-        """Read it again next time: somebody may have replaced the Node, which deletes its
+        """Read it again next time: an admin may have replaced the Node, which deletes its
         slices."""
         self._uid = None
 

@@ -1,10 +1,9 @@
 """
-The content of one slice: as the API server holds it, and as it should be; its JSON, and how two
-contents differ. All pure.
+The content of one slice, stored and desired; its JSON, and how two contents differ. All pure.
 
 As parsed JSON, the devices of a full node would need more memory than the rest of the node plugin.
-So the parts of a stored slice that are seldom needed stay compressed text. Which slice a device
-stands in is decided in :mod:`.packing`, and when a difference is written in :mod:`.plan`.
+So the parts of a stored slice that are seldom needed stay compressed text. :mod:`.packing` decides
+which slice contains a device, :mod:`.plan` when a difference is written.
 
 It must not know pools, generations, or the API server.
 """
@@ -140,13 +139,14 @@ def _seconds(time: str) -> int | None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SliceContent:
-    """What a slice should hold. Only what was desired is compared, never what became of it."""
+    """The desired content of a slice. Comparisons use the desired content, never the stored
+    result."""
 
     devices: Mapping[str, DesiredDevice] = field(default_factory=dict[str, DesiredDevice])
     counter_sets: Mapping[str, CounterSet | None] = field(
         default_factory=dict[str, "CounterSet | None"]
     )
-    """None stands for what is published already."""
+    """None keeps the published content."""
 
 
 class Difference(IntEnum):
@@ -287,7 +287,7 @@ def compare_contents(before: SliceContent, wanted: SliceContent) -> Difference |
 
 
 def same_content(before: SliceContent | None, wanted: SliceContent) -> bool:
-    """Return whether two desired contents are written alike."""
+    """Return whether two desired contents have the same JSON."""
     return before is not None and compare_contents(before, wanted) is Difference.NONE
 
 
@@ -296,7 +296,7 @@ def same_content(before: SliceContent | None, wanted: SliceContent) -> bool:
 
 def slice_spec(content: SliceContent, *, stored: Sequence[StoredSlice]) -> dict[str, Any]:
     """
-    Return the part of ``ResourceSlice.spec`` that a content is.
+    Return the part of ``ResourceSlice.spec`` that a content describes.
 
     `stored` is what is published of it. Of a device that is only known by name, all but our taints
     stays; a taint that is already published keeps the time when it was added.

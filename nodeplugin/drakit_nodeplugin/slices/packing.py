@@ -1,5 +1,5 @@
 """
-Splits a pool into ResourceSlices: which device and which counter set stands in which slice. Pure.
+Splits a pool into ResourceSlices: which slice contains which device and counter set. Pure.
 
 A device keeps its slice while it exists and the API's limits allow it. A new device goes where it
 costs the fewest writes: into a slice that is written anyway, otherwise into a single other slice,
@@ -66,7 +66,7 @@ class Packing:
 
     @property
     def count(self) -> int:
-        """The number of slices: empty ones at the end are given up, except for the first."""
+        """The number of slices: empty ones at the end are deleted, except for the first."""
         return 1 + max(chain(self.devices.values(), self.counter_sets.values()), default=0)
 
 
@@ -137,7 +137,7 @@ class _Slices:
 
     @property
     def end(self) -> int:
-        """The index behind the last slice that holds anything."""
+        """The index after the last slice that contains anything."""
         used = [index for held in (self.load, self.sets) for index, n in held.items() if n]
         return max(used, default=-1) + 1
 
@@ -145,7 +145,7 @@ class _Slices:
 def _keep(
     devices: Collection[str], placed: Mapping[str, int], slices: _Slices
 ) -> tuple[dict[str, int], list[str]]:
-    """Leave devices where they stand, except for those beyond the limit: earlier releases placed
+    """Keep devices in their slices, except for those beyond the limit: earlier releases placed
     more devices in a slice."""
     kept: dict[str, int] = {}
     moved: list[str] = []

@@ -1,5 +1,5 @@
 """
-From a pool and the slices that the API server holds to the writes that are needed: all pure.
+Plans the writes for a pool, from its devices and the slices at the API server. All pure.
 
 The rules of a pool: the scheduler uses only slices of the highest generation, and while there are
 fewer of them than ``resourceSliceCount`` it allocates nothing from the pool. So every state
@@ -10,8 +10,8 @@ between two writes is either correct or not used:
   generation too: before the last of them exists, the pool is not used;
 * everything else writes all slices of the pool under the next generation.
 
-Semantics: ``resource.k8s.io/v1`` ResourceSlice, KEP-4381. Which slice a device stands in is decided
-in :mod:`.packing`, how two contents differ in :mod:`.contents`.
+Semantics: ``resource.k8s.io/v1`` ResourceSlice, KEP-4381. :mod:`.packing` decides which slice
+contains a device, :mod:`.contents` how two contents differ.
 
 It must not know the API server's client, clocks, or where devices come from.
 """
@@ -82,7 +82,7 @@ def slice_name(pool: PoolIdentity, index: int) -> str:
 
 
 def slice_index(pool: PoolIdentity, name: str) -> int | None:
-    """Return the index in the name of a pool's slice; None for a name that we did not make."""
+    """Return the index in the name of a pool's slice; None for a name that is not ours."""
     form = _INDEX.match(name)
     if form is None:
         return None
@@ -197,7 +197,7 @@ def planning(
     limits: PackingLimits | None = None,
 ) -> Generator[None, None, Plan]:
     """
-    Plan the writes after which the pool is as desired.
+    Plan the writes that bring the pool to the desired state.
 
     It yields every few milliseconds, so that the caller can let other work run.
 
@@ -237,13 +237,13 @@ class _HeldSlices:
         self.identity = identity
         named = {slice_index(identity, each.name): each for each in stored}
         ours = {index: each for index, each in named.items() if index is not None}
-        # A slice that somebody else has changed does not describe the pool.
+        # A slice that another client has changed does not describe the pool.
         reliable = [each for each in ours.values() if each.name not in left] or [*ours.values()]
         self.generation = max((each.generation for each in reliable), default=0)
         self.next_generation = 1 + max((each.generation for each in stored), default=0)
         counts = {each.count for each in reliable if each.generation == self.generation}
         self.count = counts.pop() if len(counts) == 1 else 0
-        """How many slices the pool should have; 0 if that is not clear."""
+        """How many slices the pool should have; 0 if unknown."""
 
         self.behind = {
             index
@@ -336,7 +336,7 @@ class _Planner:
         )
 
     def plan(self, packing: Packing, *, left_out: Mapping[str, str]) -> Plan:
-        """Return the writes after which devices and counter sets stand where they are packed."""
+        """Return the writes that put devices and counter sets into their slices."""
         held, count = self.held, packing.count
         devices: list[dict[str, DesiredDevice]] = [{} for _ in range(count)]
         counter_sets: list[dict[str, CounterSet | None]] = [{} for _ in range(count)]

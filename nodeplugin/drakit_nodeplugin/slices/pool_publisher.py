@@ -1,15 +1,15 @@
 """
-Keeps the slices of one pool as its devices are: when it is time, one round of writes.
+Keeps the slices of one pool up to date with its devices, in rounds of writes.
 
 A round begins 0.2 s after the first change, and at least 1 s after the last round. An error of one
-pool delays no other. Changes that somebody else makes to our slices are undone, with a backoff.
-Which slices are written is decided in :mod:`.plan`.
+pool delays no other. Changes that other clients make to our slices are undone, with a backoff.
+:mod:`.plan` decides which slices are written.
 
 What the API server does not accept shows in its answers:
 
-* A slice that it refuses is tried again later, since a policy of the cluster may have refused it.
-  The other slices are written all the same.
-* A device that a refusal names is left out while it stays the same.
+* A slice that it rejects is retried later, since a policy of the cluster may have rejected it. The
+  other slices are still written.
+* A device that a rejection names is left out until it changes.
 * An API server that does not know taints drops them silently. So before a write that could publish
   a device without a taint that repels pods, a dry run shows whether taints are kept.
 
@@ -65,11 +65,11 @@ RETRY_SECONDS = (2.0, 60.0)
 MAX_RETRY_AFTER_SECONDS = 60.0
 
 UNDO_SECONDS = (2.0, 60.0)
-"""First and longest delay before a repeated change by somebody else is undone. Another instance of
+"""First and longest delay before a repeated change by another client is undone. Another instance of
 the driver, or an admin's tool, may undo in turn what we undo."""
 
 QUIET_SECONDS = 600.0
-"""After so long without anything to undo, the next change is undone at once."""
+"""After this long without anything to undo, the next change is undone at once."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,7 +86,7 @@ class PoolContext:
     """Returns the features that the API server is known to drop."""
 
     on_dropped: Callable[[Collection[Feature]], bool]
-    """Receives the features that an answer lacks; returns whether plans are wrong by that."""
+    """Receives the features that an answer lacks; returns whether this invalidates plans."""
 
     taints_kept: asyncio.Event
     """Set once a dry run has shown that the API server keeps taints."""
@@ -276,7 +276,7 @@ class PoolPublisher:
         )
 
     def _foreign(self, stored: Collection[StoredSlice]) -> set[str]:
-        """Return the slices that somebody else has created or changed since our last round."""
+        """Return the slices that other clients have created or changed since our last round."""
         if not self._settled:
             return set()
         known = self._writer.known
@@ -326,13 +326,13 @@ class _Writer:
         """The slices that were correct after their last write or check, by name."""
 
         self.error: str | None = None
-        """Why slices are refused; None if none is."""
+        """Why slices are rejected; None if none is."""
 
         self.refused: dict[str, SliceContent] = {}
-        """The refused contents, by the slice's name."""
+        """The rejected contents, by the slice's name."""
 
         self.retry_at = 0.0
-        """When refused slices are tried again."""
+        """When rejected slices are retried."""
 
         self._context = context
         self._pool = pool

@@ -1,9 +1,9 @@
 """
 Publishes the devices of one driver on this node as ResourceSlices.
 
-It watches the slices at the API server, so that slices which somebody else deletes are back at once
-(the kubelet wipes its node's slices at its start), and runs one :mod:`.pool_publisher` for each
-pool. Publishing never calls a driver.
+It watches the slices at the API server, so that slices which another client deletes are restored at
+once (the kubelet wipes its node's slices at its start), and runs one :mod:`.pool_publisher` for
+each pool. Publishing never calls a driver.
 
 It must not know gRPC, endpoints, claims or the checkpoint.
 """
@@ -34,8 +34,8 @@ __all__ = ("SlicePublisher",)
 logger = logging.getLogger(__name__)
 
 FORGET_SECONDS = 600.0
-"""When the watch begins again, the API server may be a newer one: fields that it dropped are tried
-again. Not more often than this, since it costs writes."""
+"""When the watch begins again, the API server may be a newer one: fields that it dropped are
+retried, at most this often, since it costs writes."""
 
 
 class SlicePublisher:
@@ -103,7 +103,8 @@ class SlicePublisher:
 
     @property
     def last_error(self) -> str | None:
-        """Why slices are not as desired, as of the last attempts; None if nothing failed."""
+        """Why slices are not in the desired state, as of the last attempts; None if nothing
+        failed."""
         if not self.listed and self._reflector is not None:
             return None if (error := self._reflector.last_error) is None else str(error)
         errors = {name: each.last_error for name, each in sorted(self._pools.items())}
@@ -157,7 +158,7 @@ class SlicePublisher:
                 self._on_pools(self._store.pools())
 
     async def _find(self, find: Callable[[Collection[str]], None]) -> None:
-        """Publish new pools. Their pace is common: a backend may rename its pools all the time."""
+        """Publish new pools. They share one rate limit: a backend may keep renaming its pools."""
         seen = self._manager.revision.number
         while True:
             seen = await self._manager.revision.after(seen)
@@ -202,7 +203,7 @@ class SlicePublisher:
     # ------------------------------------------------------------ fields that are dropped
 
     def _drops(self, features: Collection[Feature]) -> bool:
-        """Note the features that an answer lacks; return whether plans are wrong by that."""
+        """Record the features that an answer lacks; return whether this invalidates plans."""
         new = frozenset(features) - self._dropped
         if not new:
             return False

@@ -1,5 +1,5 @@
 """
-Pods that wait for their claims, and claims that cannot be allocated.
+Pods that are pending because of their claims, and claims that cannot be allocated.
 
-:mod:`.handlers` selects those that a change touches; :mod:`.reconcile` finds the problems of one.
+:mod:`.handlers` selects those that a change affects; :mod:`.reconcile` finds the problems of one.
 """

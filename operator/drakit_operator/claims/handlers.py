@@ -1,7 +1,7 @@
 """
 Which pods and claims must be checked again after a change.
 
-Too many are harmless (they are queued once each, and nothing is announced twice), too few are not.
+Too many are harmless (each is queued once, and nothing is announced twice); too few are not.
 
 It must not know queues, Kopf, or what a check finds.
 """
@@ -18,7 +18,7 @@ __all__ = ("claims_touched", "pods_touched")
 
 
 def pods_touched(changes: Iterable[Change], store: Store) -> set[Name]:
-    """Name the pods whose reason to wait may have changed."""
+    """Return the pods whose reason to be pending may have changed."""
     found: set[Name] = set()
     all_that_wait = False
     for change in changes:
@@ -37,7 +37,7 @@ def pods_touched(changes: Iterable[Change], store: Store) -> set[Name]:
 
 
 def claims_touched(changes: Iterable[Change], store: Store) -> set[Name]:
-    """Name the claims that may have begun or ceased to ask for a missing class."""
+    """Return the claims whose request for a missing class may have appeared or ended."""
     found: set[Name] = set()
     for change in changes:
         if change.kind is CLAIMS:
@@ -54,7 +54,7 @@ def _touches_all_that_wait(change: Change) -> bool:
 
 
 def _held(claim: object) -> object:
-    """Return what a claim takes from others, and for which pods: the sentences name both."""
+    """Return the devices that a claim holds, and its pods: the sentences name both."""
     if not isinstance(claim, ClaimFacts) or not (claim.devices or claim.shares):
         return None
     return (claim.devices, claim.shares, claim.reserved_for)

@@ -18,7 +18,7 @@ __all__ = ("judge_claim", "judge_pod")
 def judge_pod(
     name: Name, store: Store, *, name_all_holders: bool = False
 ) -> tuple[str, list[Reason]] | None:
-    """Return a pod's UID and why it waits; None if there is no such pending pod."""
+    """Return a pod's UID and why it is pending; None if there is no such pending pod."""
     pod = store.pod(name.namespace, name.name)
     if pod is None:
         return None

@@ -1,5 +1,5 @@
 """
 Claim templates whose claims cannot be allocated.
 
-:mod:`.handlers` selects those that a change touches; :mod:`.reconcile` finds the problems of one.
+:mod:`.handlers` selects those that a change affects; :mod:`.reconcile` finds the problems of one.
 """

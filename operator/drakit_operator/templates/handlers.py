@@ -15,7 +15,7 @@ __all__ = ("templates_touched",)
 
 
 def templates_touched(changes: Iterable[Change], store: Store) -> set[Name]:
-    """Name the templates that may have begun or ceased to ask for a missing class."""
+    """Return the templates whose request for a missing class may have appeared or ended."""
     found: set[Name] = set()
     for change in changes:
         if change.kind is TEMPLATES:

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 Kept = TypeVar("Kept")
 
 LIST_SECONDS = 30.0
-"""Longest wait for a page; the API server gives up at 60 s."""
+"""Longest wait for a page; the API server's own timeout is 60 s."""
 
 
 class Reader(Protocol):

@@ -1,8 +1,8 @@
 """
-The one place where Kopf is imported, without the client libraries that it would drag in.
+The only module that imports Kopf, without the client libraries that Kopf would import.
 
 ``import kopf`` imports kubernetes-asyncio, kubernetes and pykube if they are merely installed, to
-offer their logins (Kopf 1.45): 40 MiB that we never use, as we hand it a session of our own.
+offer their logins (Kopf 1.45): 40 MiB that are never used, because Kopf gets our own session.
 
 It must not know what Kopf is used for.
 """

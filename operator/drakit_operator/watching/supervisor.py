@@ -2,7 +2,7 @@
 Keeps Kopf running while we lead: restarts it after an error, without losing its facts.
 
 One malformed event on a watch ends all of Kopf (any error but 410), so an end is expected, not
-exceptional. Before each run everything is listed; the store and the queue outlive the runs.
+exceptional. All kinds are listed before each run; the store and the queue outlive the runs.
 
 It must not know leases, or what is done with changes.
 """
@@ -35,7 +35,7 @@ class Pauses:
     """Longest wait for its end: less than what is left of a Lease that cannot be renewed (3 s)."""
 
     settled_seconds: float = 60.0
-    """After a run of that length, the pauses start with the first again."""
+    """After a run of that length, the pauses start at the first one again."""
 
 
 class Watcher:
@@ -57,11 +57,11 @@ class Watcher:
 
     @property
     def silent_seconds(self) -> float:
-        """For how long Kopf's loop has given no sign of life; 0 between two runs."""
+        """Seconds since the last heartbeat of Kopf's loop; 0 between two runs."""
         return self._thread.silent_seconds if self._thread is not None else 0.0
 
     async def run(self) -> None:
-        """Run Kopf, and again, until cancelled."""
+        """Run Kopf until cancelled, and restart it whenever it ends."""
         clock = asyncio.get_running_loop().time
         backoff = Backoff(
             first_seconds=self._pauses.first_seconds,

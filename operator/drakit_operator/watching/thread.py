@@ -2,8 +2,8 @@
 One run of Kopf: a thread with its own event loop, started once, stopped through its flag.
 
 Kopf cancels every task of its loop when it ends, and takes over the signals of a main thread;
-neither may happen to ours. Its handlers only hand over what they saw. When it has ended, for
-whatever reason, ``ended`` reports it to our loop, and the supervisor decides what follows.
+neither may happen to ours. Its handlers only hand over the objects that they saw. When it has
+ended, for any reason, ``ended`` notifies our loop, and the supervisor decides what follows.
 
 It must not know the store, queues, or leadership.
 """
@@ -32,7 +32,7 @@ __all__ = ("KopfThread",)
 logger = logging.getLogger(__name__)
 
 BEAT_SECONDS = 1.0
-"""Pause between two signs of life of Kopf's loop."""
+"""Pause between two heartbeats of Kopf's loop."""
 
 
 FLAG_SECONDS = 0.7
@@ -74,7 +74,7 @@ class KopfThread:
         self._thread.start()
 
     async def stop(self, *, timeout_seconds: float) -> bool:
-        """Stop it, and ignore what it sees from now on. Return whether it ended in time."""
+        """Stop it, and ignore all that it sees from now on. Return whether it ended in time."""
         self._intake.close()
         if not self.ended.done():
             self._call(self._stop.set)
@@ -85,7 +85,7 @@ class KopfThread:
 
     @property
     def silent_seconds(self) -> float:
-        """For how long its loop has given no sign of life."""
+        """Seconds since the last heartbeat of its loop."""
         return time.monotonic() - self._beat
 
     def _call(self, function: Callable[[], object]) -> None:
@@ -169,7 +169,7 @@ class KopfThread:
             await asyncio.sleep(BEAT_SECONDS)
 
     def _registry(self, session: Session, sessions: AsyncExitStack) -> kopf.OperatorRegistry:
-        """Register a handler a kind: only ``event``, the one sort that writes nothing."""
+        """Register one handler per kind: only ``event``, the one sort that writes nothing."""
         registry = kopf.OperatorRegistry()
         unused = [session]
 

@@ -79,7 +79,7 @@ def test_the_budget_of_a_time(row, keeps):
     assert (list(row.missed()) == []) is keeps
 
 
-def test_what_the_floor_does_by_itself_is_not_in_the_part_above_it():
+def test_variation_of_the_floor_is_not_in_the_part_above_it():
     row = times(32, floor_ms=24, resident=1_000, none_resident=times(16, floor_ms=8))
     assert "ratio=2.00 ratio_above_floor=1.00" in row.line()
 

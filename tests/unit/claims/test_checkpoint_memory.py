@@ -142,7 +142,7 @@ async def test_an_entry_that_a_person_removed_is_not_unprepared_again(start, cla
 
 
 @pytest.mark.parametrize("side_effects", [True, False])
-async def test_a_claim_that_somebody_has_removed_by_hand_is_unprepared(
+async def test_a_claim_that_was_removed_by_hand_is_unprepared(
     start, claims, devices, tmp_path, side_effects
 ):
     devices.traits = replace(devices.traits, side_effects=side_effects)

@@ -130,7 +130,7 @@ async def test_a_claim_that_is_unprepared_is_over(lab):
 
 @pytest.mark.looptime
 @pytest.mark.parametrize("reason", ["ClaimNotRead", "ClaimBusy"])
-async def test_what_passes_by_itself_is_reported_only_if_it_lasts(lab, reason):
+async def test_transient_failures_are_reported_only_if_they_last(lab, reason):
     failed = {"error": "the API server gives no answer", "reason": reason}
     assert await lab.attempt(A, **failed) == []
     assert await lab.attempt(A) == []

@@ -246,7 +246,7 @@ async def test_an_unprepare_that_the_driver_refuses_keeps_the_device_and_can_be_
     assert await plugin.states() == {}
 
 
-async def test_with_the_driver_away_the_pod_may_go_but_its_device_is_kept_until_confirmed(
+async def test_without_the_driver_the_pod_terminates_but_its_device_is_held_until_confirmed(
     start, claims, devices
 ):
     plugin = await start()

@@ -199,7 +199,7 @@ async def test_works_for_one_claim_never_overlap():
     assert claims.done == ["prepare a", "unprepare a", "prepare a", "unprepare a"]
 
 
-async def test_a_line_that_does_not_move_does_not_grow_for_ever():
+async def test_a_blocked_queue_is_bounded():
     claims = SlowClaims(a=10_000)
     calls = calls_of(claims)
     answers = []

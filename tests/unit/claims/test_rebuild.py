@@ -311,7 +311,7 @@ async def test_a_rebuilt_claim_is_of_an_earlier_boot_after_the_next_reboot(
     assert devices.prepares == 1
 
 
-async def test_a_file_whose_claim_nobody_names_is_reported_and_kept(start, lose, claims, kubelet):
+async def test_a_file_of_an_unknown_claim_is_reported_and_kept(start, lose, claims, kubelet):
     plugin = await start()
     claims.store(claim_body("a", "cam-0"))
     await plugin.prepare(reference("a"))

@@ -135,7 +135,7 @@ async def test_claims_of_one_pod_ask_together(session, api_server):
     assert api_server.requests.count(("GET", "/apis/resource.k8s.io")) == 1
 
 
-async def test_a_version_that_an_update_took_away_is_noticed(session, api_server):
+async def test_a_version_that_an_update_removed_is_detected(session, api_server):
     api_server.served = {"resource.k8s.io": ["v1beta1"]}
     api_server.store(claim_path("v1beta1", "a"), claim_body("a", "cam-0"))
     source = claims_of(session)

@@ -350,7 +350,7 @@ async def test_an_answer_that_proves_nothing_about_the_claim_is_none(site):
 
 
 @pytest.mark.looptime
-async def test_an_api_server_that_is_away_is_not_asked_for_every_claim(site):
+async def test_an_unavailable_api_server_is_not_asked_for_every_claim(site):
     async def none(reference, *, timeout_seconds):
         site.asked.append(reference.uid)
         await asyncio.sleep(timeout_seconds)
@@ -648,7 +648,7 @@ async def test_what_was_suspected_and_is_unprepared_by_the_kubelet_is_forgotten(
 
 
 @pytest.mark.looptime
-async def test_without_entries_nobody_is_asked(site):
+async def test_without_entries_neither_kubelet_nor_api_server_is_asked(site):
     await site.polls(3)
     assert site.kubelet.asked == 0
     assert site.orphan_polls == 3

@@ -39,7 +39,7 @@ def names(request):
 # ---------------------------------------------------------------- waves
 
 
-async def test_a_call_that_somebody_else_gives_up_has_ended_like_others(names):
+async def test_a_call_that_another_caller_cancels_ends_like_others(names):
     futures = futures_of(*names)
     waiting = asyncio.create_task(collect(futures))
     await asyncio.sleep(0)

@@ -43,7 +43,7 @@ def test_a_bad_file_is_named(lint, tmp_path, path):
     assert out.startswith(f"error: {tmp_path}/a.json: kind ")
 
 
-def test_what_is_no_spec_is_said_to_be_so(lint, tmp_path):
+def test_a_file_that_is_not_a_spec_is_reported(lint, tmp_path):
     code, out, _ = lint("{}/a.json", a_json="no JSON {")
     assert code == 1
     assert out.startswith(f"error: {tmp_path}/a.json: ")

@@ -141,7 +141,7 @@ async def test_of_a_damaged_database_the_readable_endpoints_are_shown(site):
     assert "\nusb       running" in out
 
 
-async def test_a_damaged_endpoint_is_said_and_nothing_else_is_wrong(site):
+async def test_only_a_damaged_endpoint_is_reported(site):
     await site.store(prepared("a"), endpoints=ENDPOINTS)
     change(site, "UPDATE endpoints SET checksum = 1 WHERE name = 'net'")
     told = (
@@ -210,7 +210,7 @@ async def test_a_look_at_what_a_crash_has_left(site, tmp_path):
     assert site.path().with_name("checkpoint.db-wal").read_bytes() == log
 
 
-async def test_of_a_damaged_database_the_readable_rows_are_shown_and_the_rest_is_said(site):
+async def test_a_damaged_database_shows_readable_rows_and_reports_the_rest(site):
     await site.store(prepared("a"), prepared("b"))
     change(site, "UPDATE bodies SET checksum = 1 WHERE id = 1")
     before = digest(site)
@@ -337,7 +337,7 @@ async def test_nothing_is_wrong(site):
         ),
     ],
 )
-async def test_what_is_wrong_is_said_and_exit_code_1(site, spoil, told):
+async def test_problems_are_printed_with_exit_code_1(site, spoil, told):
     await site.store(prepared("a"), prepared("b"))
     spoil(site)
     before = digest(site)
@@ -353,7 +353,7 @@ async def test_what_is_wrong_is_said_and_exit_code_1(site, spoil, told):
     assert digest(site) == before
 
 
-async def test_what_the_plugin_mends_meanwhile_is_not_wrong(site, monkeypatch):
+async def test_problems_that_the_plugin_repairs_in_the_meantime_are_not_reported(site, monkeypatch):
     await site.store(prepared("a"), prepared("b"))
     site.spec("uid-a").unlink()
     text = prepared("a").cdi_spec

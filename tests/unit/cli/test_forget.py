@@ -40,7 +40,7 @@ async def kubelet(site):
 
 
 @pytest.mark.parametrize("state", ["preparing", "unpreparing"])
-async def test_what_is_stuck_is_released_and_what_was_not_done_is_said(site, state):
+async def test_a_stuck_claim_is_released_and_skipped_work_is_reported(site, state):
     two = (stored_device("cam-0"), stored_device("cam-1"))
     await site.store(replace(prepared("a", devices=two), state=state), prepared("b"))
 
@@ -141,7 +141,7 @@ async def test_an_entry_that_changes_meanwhile_is_kept(site):
     assert await uids(site) == {"uid-a"}
 
 
-async def test_a_file_that_is_left_of_a_claim_that_nobody_knows_is_removed(site):
+async def test_the_file_of_an_unknown_claim_is_removed(site):
     await site.store(prepared("a"))
     site.spec("uid-z").write_text("{}")
     code, out, _ = await site.run_beside(*FORGET, "uid-z")
@@ -150,7 +150,7 @@ async def test_a_file_that_is_left_of_a_claim_that_nobody_knows_is_removed(site)
 
 
 @pytest.mark.parametrize("uid", ["uid-none", "", "../../etc/passwd"])
-async def test_a_claim_that_nobody_knows(site, uid):
+async def test_an_unknown_claim(site, uid):
     await site.store(prepared("a"))
     code, out, error = await site.run_beside(*FORGET, uid)
     assert (code, out) == (1, "")

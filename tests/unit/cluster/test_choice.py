@@ -46,7 +46,7 @@ def test_the_choice_by_hand_wins(docker, monkeypatch):
     monkeypatch.setenv("CLUSTER", "local")
     assert choice.cluster("a").provider == "local"
     monkeypatch.setenv("CLUSTER", "minikube")
-    with pytest.raises(ClusterError, match="none of auto, kind, local"):
+    with pytest.raises(ClusterError, match="not auto, kind or local"):
         choice.cluster("a")
 
 

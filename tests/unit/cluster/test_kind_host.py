@@ -95,7 +95,7 @@ def test_mount_points_of_other_clusters_are_left_out():
         ("fs/protected_hardlinks", False),
     ],
 )
-def test_only_what_changes_by_itself_is_left_out(name, volatile):
+def test_only_state_that_the_kernel_changes_is_left_out(name, volatile):
     assert bool(host.VOLATILE_SYSCTLS.fullmatch(name)) is volatile
 
 

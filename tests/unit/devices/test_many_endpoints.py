@@ -261,9 +261,7 @@ async def test_a_removal_that_was_begun_is_finished_after_a_restart(node: Node):
         pytest.param(False, 300, id="where-nothing-is-stored-all-have-the-grace-of-a-stop"),
     ],
 )
-async def test_pools_of_which_nobody_knows_are_not_deleted_at_once(
-    node: Node, stored: bool, seconds: int
-):
+async def test_unknown_pools_are_not_deleted_at_once(node: Node, stored: bool, seconds: int):
     if stored:
         node.store.rows[B] = StoredEndpoint(name=B, pools={pool(B): ("dev-0",)})
     async with plugin(node, alone=False) as manager:

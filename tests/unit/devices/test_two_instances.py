@@ -37,7 +37,7 @@ async def test_what_happens_to_the_other_instance_is_not_stored(node: Node, seco
         assert node.store.writes == 1
 
 
-async def test_whoever_becomes_the_primary_one_mends_what_the_other_has_left(
+async def test_the_new_primary_instance_repairs_the_rows_of_the_other(
     node: Node, second: asyncio.Event
 ):
     async with node.plugin(primary=second) as other:
@@ -87,7 +87,7 @@ async def test_a_missing_endpoint_has_its_grace_from_the_moment_at_which_the_oth
         assert other.publication().pools == {}
 
 
-async def test_an_endpoint_that_the_other_has_forgotten_does_not_return_by_itself(
+async def test_an_endpoint_that_the_other_instance_has_forgotten_does_not_return(
     node: Node, second: asyncio.Event
 ):
     async with node.plugin("old") as first:

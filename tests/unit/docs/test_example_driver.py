@@ -135,7 +135,7 @@ def test_a_claim_with_admin_access_turns_nothing(driver, share, folder):
     assert not list((folder / "west").iterdir())
 
 
-def test_a_rotor_that_was_taken_away_is_named_and_can_be_unprepared(driver, share, folder):
+def test_a_removed_rotor_is_named_and_can_be_unprepared(driver, share, folder):
     (folder / "west").rmdir()
     device = share(1, speed=0, rpm="100")
     with pytest.raises(DriverError, match="rotor west was taken away"):

@@ -246,7 +246,7 @@ async def test_a_task_that_exits_while_the_loop_ends_does_not_cut_the_rest_short
     assert "its stream ended" in listener.reasons
 
 
-async def test_a_driver_that_blocks_is_named_and_nobody_else_waits(
+async def test_a_driver_that_blocks_is_named_and_delays_no_other(
     endpoint, behaviour, monkeypatch, caplog
 ):
     caplog.set_level(logging.INFO)

@@ -228,7 +228,7 @@ async def test_a_new_connection_that_is_silent_does_not_hide_why_the_one_before_
 
 
 @pytest.mark.looptime
-async def test_while_an_endpoint_waits_to_be_connected_it_is_away_for_the_last_reason():
+async def test_an_endpoint_that_waits_for_a_connection_keeps_its_last_reason():
     source = Source(FakeConnection(CAM, end=ConnectionEndedError("the bus is gone")))
     _, lifecycle = await live(source, seconds=40)
     assert lifecycle.unavailable == "the bus is gone"

@@ -266,7 +266,7 @@ def test_a_pod_waits_for_one_reason(facts, code, sentence):
         ),
     ],
 )
-def test_nothing_is_said_unless_it_is_certain(facts):
+def test_only_certain_problems_are_reported(facts):
     assert explain(POD, facts) == []
 
 

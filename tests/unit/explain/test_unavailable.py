@@ -389,7 +389,7 @@ HALF_USED = [sharer("a", "n0", bandwidth("5G", "d/bandwidth"))]
         ),
     ],
 )
-def test_nothing_is_said_of_what_may_be_free(facts):
+def test_no_reason_is_given_while_a_device_may_be_free(facts):
     assert explain(POD, facts) == []
 
 

@@ -50,7 +50,7 @@ def test_defaults():
     }
 
 
-def test_all_that_can_be_said_in_camel_case():
+def test_all_fields_in_camel_case():
     made = config(
         policy(count=8, nodeSelector={"a.b/c": "d"}, permissions="rwm", uid=0, gid=44, mode="0660"),
         allowDisks=True,

@@ -231,13 +231,13 @@ def test_a_damaged_mountinfo_means_that_nothing_is_known(disk):
         usage(disk)
 
 
-def test_a_source_that_nobody_knows_means_that_nothing_is_known(disk):
+def test_an_unknown_mount_source_makes_usage_unknown(disk):
     disk.mount("0:40", "/data", fs_type="bcachefs", source="/dev/gone")
     with pytest.raises(UsageUnknownError, match=r"/dev/gone \(mounted at /data\)"):
         usage(disk)
 
 
-def test_a_swap_area_that_nobody_knows_means_that_nothing_is_known(disk):
+def test_an_unknown_swap_area_makes_usage_unknown(disk):
     disk.swap("/dev/gone")
     with pytest.raises(UsageUnknownError, match=r"/dev/gone \(a swap area\)"):
         usage(disk)

@@ -76,7 +76,7 @@ async def test_a_host_without_the_device_publishes_nothing(host):
 
 
 @pytest.mark.looptime
-async def test_only_changes_are_said(host):
+async def test_only_changes_are_logged(host):
     async with aclosing(driver(host, ZRAM).devices()) as stream:
         assert await anext(stream) == []
         change = asyncio.create_task(anext(stream))
@@ -215,7 +215,7 @@ async def test_a_node_that_is_not_the_device_is_not_published(host, kind, number
         await made.prepare(CLAIM, allocated("kvm-0"))
 
 
-async def test_conflicts_and_mistakes_are_said_once_with_names(host, caplog):
+async def test_conflicts_and_mistakes_are_logged_once_with_names(host, caplog):
     host.device("virtual/misc/kvm", "10:232", node=True)
     made = driver(
         host,

@@ -119,7 +119,7 @@ async def test_a_broken_connection_is_resumed_without_a_list():
     assert reflector.last_error is not None or reflector.synced
 
 
-async def test_an_api_server_that_is_away_is_asked_less_and_less(caplog):
+async def test_an_unavailable_api_server_is_asked_with_backoff(caplog):
     session = Scripted(*(lost() for _ in range(200)))
     reflector, _ = await follow(session, 0)
     times = [at for _, at in session.calls]

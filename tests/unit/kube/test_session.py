@@ -188,7 +188,7 @@ def test_no_wait_is_without_end():
     )
 
 
-async def test_a_server_that_is_away_is_no_answer(api_server, tmp_path):
+async def test_an_unavailable_server_raises_unavailable(api_server, tmp_path):
     kubeconfig = api_server.write_kubeconfig(tmp_path)
     api_server_url = api_server.url
     await api_server.__aexit__()

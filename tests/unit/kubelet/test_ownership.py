@@ -274,7 +274,7 @@ def test_an_instance_that_has_not_started_is_not_the_primary_one(instance):
     assert not instance(UIDS[0])[0].try_primary()
 
 
-def test_a_primary_lock_that_somebody_removed_does_not_make_two_primary_ones(instance):
+def test_a_removed_primary_lock_does_not_allow_two_primary_instances(instance):
     first, paths = instance(UIDS[0])
     second, _ = instance(UIDS[1])
     first.acquire()

@@ -141,7 +141,7 @@ async def test_work_that_the_kubelet_gave_up_is_drained_too(serve, kubelet, clai
     assert claims.done == ["prepare a"]
 
 
-async def test_a_stop_does_not_wait_for_ever(serve, kubelet, claims, root):
+async def test_a_stop_has_a_time_limit(serve, kubelet, claims, root):
     claims.hold("a")
     async with serve(drain_seconds=0.2) as server:
         dra = await kubelet.register()

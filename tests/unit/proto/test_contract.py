@@ -223,7 +223,7 @@ def test_what_breaks_a_backend_is_refused(changed, change, rule):
         ),
     ],
 )
-def test_what_breaks_nobody_passes(changed, changes):
+def test_compatible_changes_pass(changed, changes):
     assert changed(*changes) == []
 
 

@@ -243,7 +243,7 @@ def test_what_the_api_takes_is_no_problem(device):
         pytest.param({"name": "c"}, "of type dict, not a Device", id="no-device"),
     ],
 )
-def test_what_the_api_would_refuse_is_said_in_a_sentence(device, problem):
+def test_a_problem_that_the_api_rejects_is_reported_as_a_sentence(device, problem):
     assert problem in "; ".join(device_problems(device, node="node-1"))
 
 

@@ -107,14 +107,14 @@ def test_a_file_with_the_same_content_again_is_no_change(file):
 # ------------------------------------------------------------ what counts
 
 
-def test_what_is_said_of_a_gpu_holds_for_its_partitions():
+def test_entries_for_a_gpu_apply_to_its_partitions():
     found = states(UNWELL)
     unwell = {name for name, device in found.items() if device.health != Health.healthy()}
     assert unwell == {name for name in found if name == "gpu-0" or name.startswith("gpu-0-")}
     assert found["gpu-0"].health == Health.unhealthy("hot", evict_pods=True)
 
 
-def test_of_a_partition_alone_something_else_can_be_said():
+def test_a_partition_can_have_its_own_entry():
     more = {"gpu-0-1g-*": {"status": "healthy"}, "gpu-0-2g-1": {"status": "unknown"}}
     found = states({"health": UNWELL["health"] | more})
     assert found["gpu-0-1g-0"].health == Health.healthy()

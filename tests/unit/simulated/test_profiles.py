@@ -110,7 +110,7 @@ def test_without_partitions_a_gpu_counts_nothing():
     assert {"gpu-0", "gpu-1"} <= named(found.devices).keys()
 
 
-def test_what_is_said_of_a_gpu():
+def test_the_attributes_of_a_gpu():
     (gpu, *_) = inventory(gpu={"driverVersion": "3.1.0", "memoryGi": 16}).devices
     assert gpu.attributes["type"] == "gpu"
     assert gpu.attributes["driverVersion"] == Version("3.1.0")

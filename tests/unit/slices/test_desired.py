@@ -122,7 +122,7 @@ def test_devices_stand_in_the_order_of_their_numbers():
 # ------------------------------------------------------------ what others have done
 
 
-def test_a_slice_that_somebody_deleted_is_made_again_alone():
+def test_only_a_deleted_slice_is_created_again():
     made = server(*"abcdefghi")
     before = made.published()
     del made.slices[slice_name(POOL, 1)]
@@ -298,7 +298,7 @@ def test_a_drivers_own_taint_alone_is_no_difference_while_the_driver_is_missing(
     assert made.publish(pool(named("a"))) == (0, 0, 0)
 
 
-def test_counter_sets_that_nobody_speaks_of_stay():
+def test_unmentioned_counter_sets_stay():
     made = server("a", counter_sets=(counter_set("gpu-0"),))
     before = made.sets()
     assert made.publish(pool(named("a"), counter_sets=None)) == (0, 0, 0)

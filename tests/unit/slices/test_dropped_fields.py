@@ -451,7 +451,7 @@ async def test_taints_that_are_kept_beside_old_ones_prove_nothing_for_others(pub
 
 
 @pytest.mark.looptime
-async def test_what_is_dropped_is_mended_at_once(published: Published):
+async def test_dropped_fields_are_repaired_at_once(published: Published):
     published.link.change = drops("consumesCounters")
     published.source.publish(
         pool("a", partition("part"), counter_sets=(counter_set("gpu-0"),), fallback=(device("a"),))

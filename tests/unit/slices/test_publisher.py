@@ -228,7 +228,7 @@ async def test_an_error_of_one_pool_holds_no_other_up(published: Published):
 # ------------------------------------------------------------ what others do
 
 
-async def test_slices_that_somebody_deletes_are_back_within_two_seconds(published: Published):
+async def test_deleted_slices_are_restored_within_two_seconds(published: Published):
     published.source.publish(pool(*many(100)))
     await published.settled()
     for _ in range(10):
@@ -353,7 +353,7 @@ async def test_a_label_beside_a_change_of_ours_is_no_conflict(published: Publish
     assert "somebody else" not in caplog.text
 
 
-async def test_labels_by_somebody_else_are_no_reason_to_write(published: Published):
+async def test_labels_from_another_client_cause_no_write(published: Published):
     published.source.publish(pool("a"))
     await published.settled()
     (body,) = published.slices()

@@ -59,7 +59,8 @@ __all__ = (
 logger = logging.getLogger(__name__)
 
 DATABASE_ERRORS = (sqlite3.Error, DamagedRowError, UnicodeDecodeError)
-"""Exceptions of reading a database; the last one if SQLite's message contains damaged text."""
+"""Exceptions of reading a database; the last one occurs if SQLite's message contains damaged
+text."""
 
 KEPT = 5
 """Damaged databases that are kept, the newest ones. Files of other programs are never removed."""

@@ -1,5 +1,5 @@
 """
-Rebuilds the entries that a damaged checkpoint has lost from the sources that still know of them.
+Rebuilds the entries that a damaged checkpoint has lost from the sources that still have them.
 
     kubelet's podresources   which claims its containers use, with which devices, and with which
                              CDI devices of others

@@ -72,7 +72,7 @@ ValueT = TypeVar("ValueT")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """What became of the claims of one write; each is in exactly one of the three."""
+    """The outcome of one write; each claim is in exactly one of the three groups."""
 
     written: Mapping[str, StoredClaim]
     """As they are stored now, with their new generation and owner."""
@@ -188,7 +188,7 @@ def write(
     ours may then be the late end of something that it has undone. Without `hardware`, claims are
     compared only by the names of devices. `recent` are claims as they were stored a moment ago: one
     whose generation is still that of its row is not read again. Raises ValueError for a claim that
-    is given twice, or that is not JSON.
+    appears twice, or that is not JSON.
     """
     known = _known(connection, [claim.uid for claim in claims], recent)
     fenced: set[str] = set()

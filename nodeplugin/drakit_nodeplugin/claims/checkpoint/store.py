@@ -54,13 +54,13 @@ __all__ = (
 logger = logging.getLogger(__name__)
 
 REOPEN_SECONDS = 1.0
-"""Between two attempts to use a checkpoint that could not be used, loop clock."""
+"""Minimum seconds between two attempts to use an unusable checkpoint, loop clock."""
 
 MAX_RECENT = 512
-"""Claims that are remembered: a node has 110 pods by default, and most have a claim or two."""
+"""Claims in the cache: a node has 110 pods by default, and most have a claim or two."""
 
 MAX_RECENT_BYTES = 4096
-"""Opaque parameters of a claim that is remembered; a row can hold 128 KiB."""
+"""Bytes of opaque parameters of a claim in the cache; a row can hold 128 KiB."""
 
 WRITTEN_SECONDS = 10.0
 """A reader sees a write only once it is flushed, which takes a slow disk seconds."""
@@ -90,12 +90,12 @@ class Checkpoint:
         self._files = files
         self.path = path
         self.owner = owner
-        """Stands in every row that is written here."""
+        """Written into every row as its owner."""
         self.damage: str | None = None
         """Why entries were lost, until :meth:`rebuilt`; None if none were."""
         self.broken: str | None = None
-        """Damage that was met since it was opened: nothing is written any more. Only opening it
-        again, at a restart, can set it aside."""
+        """Damage that was found since it was opened: nothing is written any more. Only opening it
+        again, at a restart, can quarantine it."""
         self.unusable: str | None = None
         """Why it cannot be used at the moment (no space, no permission, a newer version)."""
         self.alone = True
@@ -139,10 +139,10 @@ class Checkpoint:
         """
         Return the claims that are known of these.
 
-        The memory does not know what another process has written meanwhile. A caller that acts on
-        it finds that out, because each method below compares generations with the rows. That holds
-        for claims that are prepared; an entry that is not may be retried without a write for as
-        long as a driver fails, and a person may remove it.
+        The cache does not know what another process has written in the meantime. A caller that acts
+        on it finds that out, because each method below compares generations with the rows. That
+        holds for claims that are prepared; an entry that is not may be retried without a write for
+        as long as a driver fails, and an admin may remove it.
         """
         if from_memory and self.alone and self._is_usable():
             known = [self._recent.get(uid) for uid in uids]
@@ -157,7 +157,7 @@ class Checkpoint:
         """
         Yield every claim, by UID, in chunks: a row can hold 128 KiB of opaque parameters.
 
-        Each page is what is stored at its moment; claims that come or go meanwhile may be missed.
+        Each page is a snapshot; claims that come or go in the meantime may be missed.
         """
         after = ""
         while page := await self._run(partial(rows.page, after=after, size=size)):
@@ -306,7 +306,7 @@ class Checkpoint:
             raise self._failed(error, now) from error
 
     def _ready(self, now: float) -> sqlite3.Connection:
-        """Return a connection; one that could not be used is tried again, but not at every call."""
+        """Return a connection; retry an unusable one, but not at every call."""
         if self._connection is not None and self._file != _identity(self.path):
             self._find_again(self._connection)
         due = now >= self._next_attempt

@@ -45,8 +45,8 @@ __all__ = ("BackendClaims", "claim_message")
 logger = logging.getLogger(__name__)
 
 DEADLINE_SECONDS = CALL_SECONDS - 1.0
-"""The deadline of a call, shorter than the time after which its caller gives it up: so the backend
-learns of its end first. It also limits how long the claim of a deleted pod waits for a prepare."""
+"""The deadline of a call, shorter than its caller's timeout, so that the backend notices the end
+first. It also limits how long the claim of a deleted pod waits for a prepare."""
 
 MAX_CLAIM_BYTES = 512 * 1024
 """The answer for one claim: several times what 32 devices with a hundred edits each need."""
@@ -190,7 +190,7 @@ class BackendClaims:
 
 async def _to_its_end(calling: Coroutine[Any, Any, bytes]) -> bytes:
     """
-    Wait for a call, even if nobody wants its answer any more.
+    Wait for a call, even if its caller no longer needs the answer.
 
     A cancelled call ends here at once, while its handler may go on, and would prepare what the next
     call has found unprepared. So the call is not cancelled; its deadline bounds it.

@@ -1,9 +1,9 @@
 """
-One life of a backend: connected, its streams read, called, and closed; and the endpoint of its
-driver, which is known by name whether its backend is there or not.
+One connection to a backend, with its streams and calls; and the endpoint of its driver, which
+exists even while its backend does not.
 
-A connection lives as long as its stream of devices. The stream of health beside it is optional, and
-is called again when it ends. Messages are received as they come, but only the latest is read after
+A connection lives as long as its stream of devices. The health stream beside it is optional, and is
+opened again when it ends. Messages are received as they arrive, but only the latest is parsed after
 each pause. A backend that floods the stream is disconnected, and large messages are received
 slowly. :mod:`.directory` knows the backend's socket, :mod:`.claimcalls` makes the calls for claims,
 and :mod:`drakit_nodeplugin.endpoints.endpoint` owns the rest.

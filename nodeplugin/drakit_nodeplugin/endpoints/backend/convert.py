@@ -7,7 +7,7 @@ that those checks name and refuse, so that it costs its own device alone. Only m
 be parsed, more devices than any node has, and too many edits are refused here.
 
 A backend lists all of its devices at each change, and most of them are unchanged: those keep their
-objects, so that nobody compares them again. Their bytes identify most of them; the others have the
+objects, so that they are not compared again. Their bytes identify most of them; the others have the
 same content in other bytes, because maps of messages have no order.
 
 It must not know gRPC, connections, or which values are allowed where.
@@ -285,7 +285,7 @@ MessageT = TypeVar("MessageT", bound=Message)
 
 
 class InventoryReader:
-    """Makes the inventories of one connection, a few devices in a turn."""
+    """Builds the inventories of one connection, a few devices per turn of the event loop."""
 
     def __init__(self) -> None:
         self._devices: dict[bytes, Device] = {}

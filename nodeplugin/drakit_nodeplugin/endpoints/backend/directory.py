@@ -212,8 +212,8 @@ class BackendDirectory:
         return socket
 
     def lost(self, socket: BackendSocket) -> None:
-        """A connection to a socket has ended: the socket is asked again. If nobody answers, another
-        one may get its name."""
+        """A connection to a socket has ended: the socket is asked again. If it does not answer,
+        another one may get its name."""
         candidate = self._candidates.get(socket.path.name)
         if candidate is not None and candidate.socket == socket:
             self._release(candidate)
@@ -221,7 +221,7 @@ class BackendDirectory:
             self._hurry.set()
 
     def forget(self, driver: str) -> None:
-        """A driver is no longer hosted: it appears again with its backend."""
+        """A driver is no longer hosted: it appears again when its backend does."""
         self._appeared.discard(driver)
         self._hurry.set()
 

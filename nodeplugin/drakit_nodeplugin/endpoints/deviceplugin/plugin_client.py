@@ -73,14 +73,14 @@ IN_LOOP_BYTES = 16 * 1024
 are parsed in a thread."""
 
 ANSWER_IN_LOOP_BYTES = 2 * 1024
-"""The same for an answer of Allocate. To convert it takes less than a tenth of a millisecond, and
-a thread twice as long."""
+"""The same for an answer of Allocate. Converting it takes less than a tenth of a millisecond, and a
+thread twice as long."""
 
 _SERVICE = "v1beta1.DevicePlugin"
 
 
 class PluginClient:
-    """A client of one device plugin: `open`, then `next` again and again, then `close`."""
+    """A client of one device plugin: `open`, then `next` repeatedly, then `close`."""
 
     def __init__(
         self,
@@ -208,7 +208,8 @@ class PluginClient:
         self._latest.hold(seconds)
 
     async def _receive(self) -> None:
-        """Receive lists as they come; one that nobody takes is never parsed."""
+        """Receive lists as they arrive; a list that is replaced before it is read is never
+        parsed."""
         try:
             async with aclosing(self._client.stream("ListAndWatch")) as messages:
                 async for message in messages:

@@ -4,12 +4,12 @@ again, stopped when it is gone.
 
 As with the kubelet, a plugin whose stream ends is unavailable until it registers, and its socket
 does not matter while the stream lives. But the kubelet connects within a registration, and refuses
-it if that fails. Here the registration is answered before, so a plugin that cannot be reached is
-tried again.
+it if that fails. The node plugin answers the registration before it connects, and retries a plugin
+that cannot be reached.
 
 A plugin that registers while it is connected gets a second client beside the first one. Once the
-second has listed its devices, it replaces the first: one :class:`PluginConnection` goes on, and no
-stop is reported.
+second has listed its devices, it replaces the first: the same :class:`PluginConnection` continues,
+and no stop is reported.
 
 It must not know claims that span resources, other resources, or which plugins may register.
 """
@@ -41,7 +41,7 @@ REPLACE_SECONDS = 1.0
 """Minimum time between two attempts to connect, however often a plugin registers."""
 
 REPLACED_SECONDS = 5.0
-"""Grace of calls to a client that is replaced."""
+"""Grace period of calls to a client that is replaced."""
 
 
 class PluginConnection:
@@ -137,8 +137,8 @@ class DevicePlugin:
         self._changed.set()
 
     def forget(self, reason: str) -> None:
-        """Its registration is not valid any more; it is unavailable for this reason until it
-        registers again."""
+        """Its registration is no longer valid; it is unavailable for this reason until it registers
+        again."""
         self._registration = None
         self._end(reason)
 
@@ -272,7 +272,7 @@ class DevicePlugin:
         return client
 
     def retire(self, client: PluginClient) -> None:
-        """Close a client that was replaced; its calls have a grace."""
+        """Close a client that was replaced; its calls have a grace period."""
         client.end(ConnectionEndedError("it registered again"))
         task = asyncio.create_task(client.close(grace_seconds=REPLACED_SECONDS))
         self._retiring.add(task)

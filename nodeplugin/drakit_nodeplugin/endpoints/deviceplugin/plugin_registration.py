@@ -8,7 +8,7 @@ first moment on, and gRPC, which removes the file that it has bound, never remov
 another instance has put in its place since. It is a link and no rename, because many plugins watch
 the directory for created files, and a rename creates none.
 
-Refusals have the kubelet's words where it has some. :mod:`.plugins` decides which resources are
+Refusals use the kubelet's texts where it has one. :mod:`.plugins` decides which resources are
 accepted, and the plugin of a resource decides when it connects.
 
 It must not know connections, devices, or the kubelet's own sockets.
@@ -48,8 +48,8 @@ REGISTRATION_SOCKET = "kubelet.sock"
 VERSION = "v1beta1"
 MAX_PER_SECOND = 50.0
 MAX_BURST = 200.0
-"""Registrations of all plugins: after a restart all of them come at once. Others wait a second for
-their refusal."""
+"""Registrations of all plugins: after a restart all of them come at once. Further ones wait a
+second before they are refused."""
 
 POLL_SECONDS = 1.0
 """Between two checks whether this process is still the primary one, and the socket in its place."""
@@ -58,7 +58,7 @@ MAX_RETRY_SECONDS = 60.0
 """The longest time between two attempts to serve the socket."""
 
 STOP_SECONDS = 1.0
-"""Grace of registrations in flight at the end."""
+"""Grace period of registrations in flight at the end."""
 
 MAX_CALLS = 64
 """Concurrent registrations."""

@@ -354,7 +354,7 @@ class ClaimRouter:
     async def unprepare(
         self, batch: Sequence[AllocatedClaim]
     ) -> Mapping[str, DeviceFailedError | None]:
-        """There is nothing to call: the protocol has no end of an allocation."""
+        """Nothing to call: the protocol has no call that ends an allocation."""
         return {item.claim.uid: None for item in batch}
 
     async def check(self, batch: Sequence[AllocatedClaim]) -> Mapping[str, bool]:

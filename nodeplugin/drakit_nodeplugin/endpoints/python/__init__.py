@@ -1,1 +1,1 @@
-"""The connection to a Python driver, which runs in a thread and an event loop of its own."""
+"""The connection to a Python driver, which runs in its own thread and event loop."""

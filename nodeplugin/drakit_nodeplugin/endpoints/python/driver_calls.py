@@ -1,9 +1,9 @@
 """
 From a batch of claims to the methods of a Python driver, in the driver's loop.
 
-Vendor code runs here and nowhere else, and that includes reading its answers and making the texts
-of what it raises. What comes back is a snapshot, or a sentence. Order and time limits are
-:mod:`drakit_nodeplugin.endpoints.batches`'s.
+Vendor code runs only here, including reading its answers and formatting its exceptions. The result
+is a snapshot, or a sentence. :mod:`drakit_nodeplugin.endpoints.batches` orders calls and limits
+their time.
 
 It must not know threads, slices, gRPC or the kubelet.
 """
@@ -88,7 +88,7 @@ class DriverCalls:
         return results
 
     def _all_edits(self, answer: object, *, what: str) -> Sequence[Edits] | DeviceFailedError:
-        """Return what was answered for a claim as edits, or why it is none."""
+        """Return the answer for a claim as edits, or an error."""
         if isinstance(answer, Exception):
             return self._failure(answer, what=what)
         if not isinstance(answer, Sequence):
@@ -274,7 +274,7 @@ def _errors(
 
 
 async def _side_by_side(works: Sequence[Coroutine[Any, Any, ValueT]]) -> Sequence[ValueT]:
-    """Run works side by side; what one raises is raised once all have ended."""
+    """Run works concurrently; an exception is raised after all have ended."""
     if len(works) == 1:
         return [await works[0]]
     results = await asyncio.gather(*works, return_exceptions=True)

@@ -3,15 +3,16 @@ The event loop of a driver, seen from outside: calls into it, its watchdog, and 
 
 * Waking the loop of another thread costs more than the call that it is woken for. So calls that
   begin in one turn of the daemon's loop wake the driver's once, and results that are ready together
-  wake the daemon's once. A call that is cancelled is cancelled there as well, and ends here only
-  after it has ended there.
-* The daemon's loop polls the driver's once a second. A driver that blocks harms its own calls
-  alone, so this ends in the log and a gauge, not in a restart: nothing can end its thread.
+  wake the daemon's once. A cancellation is passed on, and the call ends here only after it has
+  ended there.
+* The daemon's loop polls the driver's once a second. A driver that blocks affects only its own
+  calls, so this is logged and shown in a gauge. It does not restart the plugin: nothing can end
+  the driver's thread.
 * The loop ends as :func:`asyncio.run` ends one, but each step has its time, because a vendor's task
-  that swallows its cancellation must not keep the driver from being started again. Tasks that the
-  driver left behind are leaks, and their names are logged for its author.
+  that swallows its cancellation must not prevent the driver's restart. Tasks that the driver left
+  behind are leaks; the log names them for its author.
 
-The order of calls and their time limits are :mod:`drakit_nodeplugin.endpoints.batches`'s. It must
+:mod:`drakit_nodeplugin.endpoints.batches` orders calls and limits their time. It must
 not know drivers, devices or claims.
 """
 
@@ -63,9 +64,9 @@ class _Call:
         self.context: Context = copy_context()
         self.answered: asyncio.Future[None] = home.create_future()
         self.outcome: _Outcome | None = None
-        """Written there; at home only once the other loop is closed."""
+        """Written in the other loop; in the home loop only after the other is closed."""
         self.task: _Task | None = None
-        """Used there alone."""
+        """Used only in the other loop."""
 
 
 _Handler = Callable[[_Call], None]
@@ -81,7 +82,7 @@ class _Mailbox:
         self._is_due = False
 
     def put(self, handler: _Handler, call: _Call) -> None:
-        """Have the handler called with it in the receiver's loop; called in the sender's."""
+        """Call the handler with it in the receiver's loop; called in the sender's loop."""
         self._letters.append((handler, call))
         if not self._is_due:
             self._is_due = True
@@ -118,7 +119,7 @@ class Bridge:
 
     @property
     def stop_reason(self) -> str | None:
-        """Why nothing can be called any more; None while it can."""
+        """Why calls are no longer possible; None while they are."""
         return ENDING if self._closed is None and self._ending else self._closed
 
     async def call(self, function: Callable[[], Awaitable[ResultT]]) -> ResultT:
@@ -160,7 +161,7 @@ class Bridge:
         return call.outcome[1]
 
     def close(self, reason: str) -> None:
-        """The other loop is closed: what it did not answer fails with the reason."""
+        """The other loop is closed: unanswered calls fail with the reason."""
         self._closed = reason
         for call in self._open:
             call.outcome = call.outcome or (None, ConnectionEndedError(reason))
@@ -207,7 +208,7 @@ class Bridge:
         self._answers.put(self._settle, call)
 
     def _leave(self, call: _Call) -> None:
-        """The caller gives up."""
+        """The caller cancels the call."""
         if call.task is not None and not call.task.cancelling():
             call.task.cancel()
 
@@ -218,8 +219,8 @@ PERIOD_SECONDS = 1.0
 """Between two checks."""
 
 LOG_SECONDS = (2, 10, 60, 300)
-"""How long a loop must have been blocked to be logged; after the last, each time that it has lasted
-as long again."""
+"""How long a loop must have been blocked before it is logged; after that, it is logged every 300
+s."""
 
 INNERMOST = 3
 """Frames that are named besides the driver's own."""
@@ -323,8 +324,8 @@ MAX_EXITS = 10
 _OUR_CODE = str(Path(__file__).parent)
 
 _left: set[_Task] = set()
-"""Tasks that did not end. They are kept: as garbage they would run their clean-up in whichever
-thread collects it, which may be that of the daemon's loop."""
+"""Tasks that did not end. They are referenced here: otherwise the garbage collector could run their
+clean-up in the thread of the daemon's loop."""
 
 
 def end_loop(
@@ -356,7 +357,7 @@ def end_loop(
 
 
 def _run(loop: asyncio.AbstractEventLoop, step: Coroutine[Any, Any, None], driver: str) -> None:
-    """Run one step, whatever other tasks raise through the loop meanwhile."""
+    """Run one step, even if other tasks raise through the loop in the meantime."""
     task = loop.create_task(step)
     for _ in range(MAX_EXITS):
         try:

@@ -2,10 +2,10 @@
 What a driver reports, read in its own loop: the inventories that it yields, and the health of each
 device if it is polled.
 
-A driver that floods is stopped. Only what would harm the daemon itself is refused here: what is no
-inventory, and yields without end. Snapshots (:mod:`..snapshot`) are taken only of the newest
-inventory. Whether a device can be published is the device manager's question, and costs that device
-alone.
+A driver that floods is stopped. Only inventories of a wrong type and endless yields are refused
+here, because they would harm the daemon. Snapshots (:mod:`..snapshot`) are taken only of the newest
+inventory. The device manager checks each device, and leaves out only those that cannot be
+published.
 
 It must not know threads, what health leads to, or the receiver of inventories and reports.
 """
@@ -42,11 +42,11 @@ logger = logging.getLogger(__name__)
 # ---------------------------------------------------------------- inventories
 
 MAX_YIELDS = 2000
-"""Inventories a second, and as many at once. A bus that reports each of its events stays far below;
-a loop that forgets to wait is far above."""
+"""Inventories a second, and as many at once. A bus that reports each event stays far below; a loop
+that does not wait is far above."""
 
 COUNTED_DEVICES = 8_192
-"""As many devices count like one more inventory: going through them takes as long."""
+"""This many devices count as one more inventory: processing them takes as long."""
 
 SNAPSHOT_SECONDS = 0.05
 """Between two snapshots: 1,000 devices take 2 ms of this thread, and a driver may yield 2,000 times
@@ -57,7 +57,7 @@ TURN_SECONDS = 0.005
 
 
 class FloodError(DriverError):
-    """A driver yields so fast that nobody can follow."""
+    """A driver yields faster than the node plugin can process."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -67,7 +67,7 @@ class FloodError(DriverError):
 
 
 class UnreadableError(DriverError):
-    """What a driver yielded raises when it is read."""
+    """The value that a driver yielded raises when it is read."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(
@@ -94,8 +94,8 @@ async def read_inventories(stream: AsyncIterator[object], latest: LatestValue[In
     """
     Read a driver's stream until it ends, into a cell of the same loop.
 
-    Raises what the stream raises, and :class:`DriverError` for what is no inventory, cannot be
-    read, or is a flood. The stream is not closed.
+    Raises what the stream raises, and :class:`DriverError` for a value that is not an inventory or
+    cannot be read, and for a flood. The stream is not closed.
     """
     loop = asyncio.get_running_loop()
     allowed = float(MAX_YIELDS)
@@ -151,10 +151,10 @@ TIMEOUT_SECONDS = 30.0
 """After which a call is cancelled, and the health of its device is unknown."""
 
 SHORTEST_PERIOD_SECONDS = 0.1
-"""However short a period the driver sets."""
+"""The minimum, even if the driver sets a shorter period."""
 
 TOLERANCE_SECONDS = 0.001
-"""How much too early a device may be polled: timers are no more exact than that."""
+"""How much too early a device may be polled, because timers are not more precise."""
 
 MAX_MESSAGE = 1024
 """Characters that the kubelet accepts."""
@@ -173,8 +173,8 @@ class _Polled:
         self.reported: Health | None = None
         self.task: asyncio.Task[Any] | None = None
         self.overdue = False
-        """Whether the call had its time: it may go on as long as it likes, and its only effect is
-        that the next one for its device does not begin."""
+        """Whether the call timed out: it may continue, and only delays the next call for its
+        device."""
 
 
 class HealthPolling:

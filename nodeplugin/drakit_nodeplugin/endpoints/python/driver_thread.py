@@ -1,9 +1,10 @@
 """
-One life of a Python driver: made, served and closed in a thread and event loop of its own.
+One run of a Python driver: created, served and closed in its own thread and event loop.
 
 Vendor code never runs in the loop that answers the kubelet: a driver that blocks, raises, or ends
-its thread hurts only its own calls. What a thread cannot contain (crashes, code that holds the GIL)
-needs a backend. :mod:`drakit_nodeplugin.endpoints.endpoint` decides whether another life follows.
+its thread affects only its own calls. What a thread cannot contain (crashes, code that holds the
+GIL) needs a backend. :mod:`drakit_nodeplugin.endpoints.endpoint` decides whether another life
+follows.
 :mod:`.driver_loop` calls into the driver's loop, watches it and ends it, :mod:`.driver_calls` calls
 the driver's methods, and :mod:`.driver_reports` reads its inventories.
 
@@ -42,14 +43,14 @@ __all__ = ("PythonConnection", "PythonConnector")
 logger = logging.getLogger(__name__)
 
 START_SECONDS = 10.0
-"""How long making a driver may take before the daemon goes on without it."""
+"""How long a driver's constructor may take before the daemon continues without it."""
 
 LIST_SECONDS = 2.0
 """How long a driver that was made may take to list its devices, before the daemon starts to serve
-without it: the kubelet may be waiting for a claim, and would only have to ask again."""
+without it: the kubelet may be waiting for a claim, and would have to retry."""
 
 CLOSE_SECONDS = 5.0
-"""How long a driver may take to end; its thread does not hold the process up."""
+"""How long a driver may take to end; its thread does not delay the process."""
 
 
 class PythonConnector:
@@ -67,7 +68,7 @@ class PythonConnector:
         Start the driver.
 
         Raises :class:`DriverError` if it refuses its configuration, and anything else if it cannot
-        be started now. A driver that is only slow is returned as it is, and goes on.
+        be started now. A driver that is only slow is returned as it is, and continues to start.
         """
         if self._last is not None:
             # Two lives of a driver never overlap: it may still hold what the next one needs.
@@ -118,7 +119,7 @@ class PythonConnection:
         Make the driver.
 
         Raises :class:`DriverError` if it refuses, :class:`ConnectionEndedError` if it fails, and
-        TimeoutError if it takes longer; then it goes on.
+        TimeoutError if it takes longer; it then continues to start.
         """
         try:
             self._thread.start()
@@ -135,7 +136,7 @@ class PythonConnection:
                 await self._latest.wait()
 
     async def gone(self) -> None:
-        """Wait until nothing of it runs any more."""
+        """Wait until no part of it runs any more."""
         await asyncio.shield(self._gone)
 
     def where(self) -> str:
@@ -163,7 +164,7 @@ class PythonConnection:
         return updates_of(self._latest)
 
     async def close(self) -> None:
-        """As :meth:`.Connection.close`; a driver that does not end in time is left to itself."""
+        """As :meth:`.Connection.close`; a driver that does not end in time is abandoned."""
         self._is_closing = True  # one that is only just starting is ended once it has started
         self._cancel()
         try:
@@ -222,7 +223,7 @@ class PythonConnection:
             self._started.exception()  # retrieved, whether or not anybody awaits it
 
     def _is_silent(self) -> None:
-        """Its loop is closed: what has no answer by now never gets one."""
+        """Its loop is closed: calls without an answer never get one."""
         if self._started.exception() is None and self._over is not None:
             self._started.result()[1].close(self._over.reason)
 
@@ -297,7 +298,7 @@ class PythonConnection:
         await _until_one_ends(parts)
 
     def _end(self, error: BaseException | None, *, refuses: bool = False) -> None:
-        """Report why it is over: the exception's type and its text."""
+        """Report why it ended: the exception's type and its text."""
         if error is None:
             ended = ConnectionEndedError("its stream ended")
         elif isinstance(error, asyncio.CancelledError):

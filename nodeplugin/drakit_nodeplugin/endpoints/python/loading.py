@@ -51,13 +51,13 @@ class LoadedDriver:
 
     name: str
     make: Callable[[], AnyDriver]
-    """Makes it; called in the driver's own thread, each time that it is started."""
+    """Creates it; called in the driver's own thread at each start."""
 
     traits: DriverTraits
     """Which calls it needs; known of its class, also while it is stopped."""
 
     where: str
-    """File and key of its configuration, for errors that come up when it is made."""
+    """File and key of its configuration, for errors when it is created."""
 
     @property
     def foreign(self) -> bool:
@@ -130,7 +130,8 @@ def load_drivers(entries: Sequence[DriverEntry], *, file: Path, node: Node) -> l
 
 
 def _fault_of(kind: type[AnyDriver]) -> str | None:
-    """Return what is wrong with a driver's class; vendors write what no type allows."""
+    """Return the problem of a driver's class: vendors write classes that no type checker
+    accepts."""
     values: dict[str, Any] = {
         name: getattr(kind, name, None)
         for name in ("name", "config_type", "parameters_type", "health_period_seconds")

@@ -81,7 +81,7 @@ async def test_a_resource_is_free_after(answers, pause, seconds):
 
 
 @pytest.mark.looptime
-async def test_a_resource_that_nobody_wanted_while_the_kubelet_had_it_does_not_wait_for_it():
+async def test_a_resource_that_no_plugin_wanted_while_the_kubelet_had_it_does_not_wait():
     resources = KubeletResources(Kubelet(SERVED, FREE).read)
     for _ in range(3):
         await resources.ask()
