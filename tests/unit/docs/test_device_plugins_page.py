@@ -14,6 +14,7 @@ from drakit_nodeplugin.config import DevicePlugins, Devices
 from tests.unit.docs.listings import ROOT, commands, listing, listings
 
 PAGE = "docs/admin/device-plugins.md"
+COMPARISON = "docs/reference/device-plugins.md"
 EXAMPLE = ROOT / "examples" / "device-plugin"
 CHART = ROOT / "charts" / "drakit"
 
@@ -83,7 +84,7 @@ def test_the_device_plugin_moves_node_by_node_there_and_back():
 
 
 def test_the_keys_and_times_of_the_page_are_those_of_the_chart():
-    text = (ROOT / PAGE).read_text()
+    text = "".join((ROOT / page).read_text() for page in (PAGE, COMPARISON))
     schema = json.loads((CHART / "values.schema.json").read_text())
     named = set(re.findall(r"`(devicePlugins|nodeplugin)\.([\w.]+)", text))
     assert named
