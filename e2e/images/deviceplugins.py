@@ -17,6 +17,9 @@ __all__ = ("IMAGE", "NODES", "SAMPLE", "device_plugin", "device_plugins_image")
 IMAGE = "localhost/drakit-device-plugins:dev"
 """The name under which a cluster knows the image."""
 
+PUBLIC_NAME = "registry.example.com/sample-device-plugin:1.7"
+"""The name of the sample's image in `examples/device-plugin`."""
+
 SAMPLE = "sample-device-plugin"
 """The program of Kubernetes' sample: resource ``example.com/resource``, a mount a device."""
 
@@ -61,9 +64,10 @@ def device_plugins_image() -> Path:
         write_image(
             folder / "deviceplugins.tar",
             name=IMAGE,
+            aliases=[PUBLIC_NAME],
             files={name: (path, 0o755) for name, path in programs.items()},
         )
 
     built = programs[SAMPLE].parent.name
-    key = digest(IMAGE, built, Path(__file__), REPOSITORY / "e2e" / "archive.py")
+    key = digest(IMAGE, PUBLIC_NAME, built, Path(__file__), REPOSITORY / "e2e" / "archive.py")
     return kept("images", f"deviceplugins-{key}", make, keep=6) / "deviceplugins.tar"

@@ -5,7 +5,8 @@ The pages of the site for users, run as a reader would run them, on a real clust
 commands in one bash session, `test_pages` runs every page: `make e2e-docs`.
 
 The front matter of a page has `test: {needs: nothing | installed | simulated}`, and optionally
-`nodes: 2` (drakit runs on one node otherwise). Its blocks:
+`nodes: 2` (drakit runs on one node otherwise) and `programs: [sample-device-plugin]` (images of
+others that the nodes need). Its blocks:
 
 * ```bash``` runs; with the title "On the node" it runs on the first node, as root. A block whose
   commands only read (`kubectl get`, `describe`, `logs`, ...) is repeated until it fits the page.

@@ -37,6 +37,12 @@ class Needs(StrEnum):
     SIMULATED = "simulated"
 
 
+class Program(StrEnum):
+    """A program of others whose image a page needs on the nodes."""
+
+    SAMPLE_DEVICE_PLUGIN = "sample-device-plugin"
+
+
 class Action(StrEnum):
     RUN = "run"
     RUN_ON_NODE = "run on a node"
@@ -88,6 +94,7 @@ class Page:
 
     steps: Sequence[Step]
     not_run: Sequence[NotRun]
+    programs: Sequence[Program] = ()
 
 
 @dataclass
@@ -180,7 +187,9 @@ def parse(path: Path) -> Page:
     """Parse a page that has `test` in its front matter."""
     text = path.read_text()
     settings = front_matter(text).get("test")
-    if not isinstance(settings, dict) or (unknown := set(settings) - {"needs", "nodes"}):
+    if not isinstance(settings, dict) or (
+        unknown := set(settings) - {"needs", "nodes", "programs"}
+    ):
         problem = f"unknown keys {sorted(unknown)}" if isinstance(settings, dict) else "no `test`"
         raise PageError(path, 1, f"the front matter has {problem}")
     try:
@@ -188,6 +197,10 @@ def parse(path: Path) -> Page:
     except ValueError:
         problem = f"`test.needs` is none of {', '.join(Needs)}"
         raise PageError(path, 1, problem) from None
+    try:
+        programs = [Program(name) for name in settings.get("programs", [])]
+    except ValueError as error:
+        raise PageError(path, 1, f"`test.programs`: {error}") from None
     reader = _Reader(path)
     for part in _parts(path, text):
         if isinstance(part, _Block):
@@ -203,6 +216,7 @@ def parse(path: Path) -> Page:
         nodes=settings.get("nodes", 1),
         steps=reader.steps,
         not_run=reader.not_run,
+        programs=programs,
     )
 
 

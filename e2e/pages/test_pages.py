@@ -15,13 +15,17 @@ import pytest
 
 from e2e.cluster.api import Cluster
 from e2e.fixtures import build_of
-from e2e.pages.page import DOCS, PageError, is_tested, parse, user_pages
+from e2e.images.deviceplugins import device_plugins_image
+from e2e.pages.page import DOCS, PageError, Program, is_tested, parse, user_pages
 from e2e.pages.run import StepError, opened
 from e2e.pages.state import State
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 LEFT_BEHIND_SECONDS = 30
+
+PROGRAMS = {Program.SAMPLE_DEVICE_PLUGIN: device_plugins_image}
+"""The images of programs that a page may need."""
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +55,8 @@ def test_a_page_runs(
         pytest.fail(str(error), pytrace=False)
     if not page.steps:
         return
+    for program in page.programs:
+        cluster.load_image(PROGRAMS[program]())
     state.ensure(page.needs, nodes=page.nodes)
     before = state.objects()
     failure = ""

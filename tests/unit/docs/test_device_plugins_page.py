@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 from typing import Any
 
 import jsonschema
+import pytest
 import yaml
 
 from drakit_nodeplugin.config import DevicePlugins, Devices
-from tests.unit.docs.listings import ROOT, listing, listings
+from tests.unit.docs.listings import ROOT, commands, listing, listings
 
 PAGE = "docs/admin/device-plugins.md"
+COMPARISON = "docs/reference/device-plugins.md"
 EXAMPLE = ROOT / "examples" / "device-plugin"
+CHART = ROOT / "charts" / "drakit"
 
 
 def shown(name: str) -> Any:
@@ -28,68 +30,62 @@ def example(name: str) -> list[Any]:
 def test_the_listings_are_parts_of_the_example():
     assert [shown("values.yaml")] == example("values.yaml")
     (plugin,) = example("daemonset.yaml")
-    (volume,) = shown("daemonset.yaml")
+    (volume,) = shown("the volume in daemonset.yaml")
     assert volume in plugin["spec"]["template"]["spec"]["volumes"]
     template, _ = example("claim-pod.yaml")
-    assert [shown("claim-pod.yaml")] == template["spec"]["spec"]["devices"]["requests"]
+    assert template in [yaml.safe_load(text) for text in listings(PAGE, "yaml")]
 
 
-def test_the_commands_name_files_and_objects_that_there_are():
-    commands = "".join(listings(PAGE, "console"))
-    files = set(re.findall(r"-f (examples/\S+)", commands))
-    assert files == {f"examples/device-plugin/{path.name}" for path in EXAMPLE.iterdir()}
-    (unchanged,) = example("extended-resource-pod.yaml")
-    assert f"get pod {unchanged['metadata']['name']} " in commands
-    assert DevicePlugins().driver_name in commands
+def test_the_page_uses_every_file_of_the_example():
+    text = (ROOT / PAGE).read_text()
+    files = set(re.findall(r"examples/device-plugin/([\w.-]+\.yaml)", text)) | {"values.yaml"}
+    assert files == {path.name for path in EXAMPLE.iterdir()}
+    assert DevicePlugins().driver_name in text
 
 
-def test_the_allow_list_is_one_that_the_chart_and_the_node_plugin_take():
-    chart = ROOT / "charts" / "drakit"
-    schema = json.loads((chart / "values.schema.json").read_text())
-    values = yaml.safe_load((chart / "values.yaml").read_text())
-    allowed = shown("allowed.yaml")["devicePlugins"]
-    values["devicePlugins"] |= allowed
+@pytest.mark.parametrize("name", ["values.yaml", "other-name.yaml", "allowed.yaml"])
+def test_the_chart_and_the_node_plugin_accept_the_values(name):
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    values["devicePlugins"] |= shown(name)["devicePlugins"]
     jsonschema.validate(values, schema)
-    assert DevicePlugins.model_validate(allowed).allowed
+    keys = ("enabled", "allowed")
+    DevicePlugins.model_validate({key: values["devicePlugins"][key] for key in keys})
 
 
-def test_another_name_of_a_class_is_one_that_the_chart_takes():
-    chart = ROOT / "charts" / "drakit"
-    schema = json.loads((chart / "values.schema.json").read_text())
-    values = yaml.safe_load((chart / "values.yaml").read_text())
-    values["devicePlugins"] |= shown("other-name.yaml")["devicePlugins"]
-    jsonschema.validate(values, schema)
-    (resource,) = values["devicePlugins"]["resources"]
+def test_another_name_of_a_class_differs_from_nvidias():
+    (resource,) = shown("other-name.yaml")["devicePlugins"]["resources"]
     assert resource["deviceClass"] != "gpu.nvidia.com"
 
 
-def test_the_device_plugin_moves_node_by_node():
+def test_the_device_plugin_moves_node_by_node_there_and_back():
     (plugin,) = example("daemonset.yaml")
     meta, spec = plugin["metadata"], plugin["spec"]
-    texts = "".join(listings(PAGE, "console")).replace("\\\n", " ")
-    commands = re.findall(r"^\$ (.*)$", texts, re.M)
-    (patch,) = {words[-1] for words in map(shlex.split, commands) if words[1] == "patch"}
-    assert yaml.safe_load(patch)["spec"]["updateStrategy"]["type"] == "OnDelete"
     assert spec["updateStrategy"] == {"type": "OnDelete"}
     ((key, value),) = spec["selector"]["matchLabels"].items()
-    delete = f"delete pod -n {meta['namespace']} -l {key}={value} --field-selector spec.nodeName"
-    there = ["patch daemonset", "apply -f", "cordon", "delete pod PODS", delete, "allocatable"]
-    places = [
-        [place for place, each in enumerate(commands) if step in each]
-        for step in [*there, "uncordon"]
+    lines = commands(PAGE)
+    of_the_plugin = f"-n {meta['namespace']} -l {key}={value} --field-selector spec.nodeName"
+    steps = [
+        "kubectl patch daemonset",
+        "daemonset.yaml",
+        "kubectl cordon $NODE",
+        "kubectl delete pod (?!-n kube-system)",
+        f"kubectl delete pod {of_the_plugin}",
+        "kubectl wait node/.NODE .*allocatable",
+        "kubectl uncordon $NODE",
     ]
-    # Once there and once back; the wait for the node's numbers is before it takes pods again.
-    patched, _, cordoned, emptied, moved, waited, uncordoned = places
-    cordoned = [place for place in cordoned if place not in uncordoned]
-    order = [patched, cordoned, emptied, moved, waited, uncordoned]
-    assert [len(each) for each in order] == [2] * len(order)
+    places = [
+        [place for place, line in enumerate(lines) if re.search(step.replace("$", r"\$"), line)]
+        for step in steps
+    ]
+    assert [len(each) for each in places] == [2] * len(steps)
     for way in (0, 1):
-        assert [each[way] for each in order] == sorted(each[way] for each in order)
+        assert [each[way] for each in places] == sorted(each[way] for each in places)
 
 
 def test_the_keys_and_times_of_the_page_are_those_of_the_chart():
-    text = (ROOT / PAGE).read_text()
-    schema = json.loads((ROOT / "charts" / "drakit" / "values.schema.json").read_text())
+    text = "".join((ROOT / page).read_text() for page in (PAGE, COMPARISON))
+    schema = json.loads((CHART / "values.schema.json").read_text())
     named = set(re.findall(r"`(devicePlugins|nodeplugin)\.([\w.]+)", text))
     assert named
     for section, path in named:
@@ -98,10 +94,5 @@ def test_the_keys_and_times_of_the_page_are_those_of_the_chart():
             place = place["properties"][key]
     assert "`nodeplugin.devices.startGracePeriod` (30 s)" in text
     assert Devices().start_grace_period == 30
-    assert "gone after 5 minutes" in text
+    assert "removed after 5 minutes" in text
     assert Devices().endpoint_stop_grace_period == 300
-
-
-def test_the_links_of_the_page_lead_somewhere():
-    for target in re.findall(r"\]\(([^)#]+)", (ROOT / PAGE).read_text()):
-        assert (ROOT / "docs" / "admin" / target).exists(), target

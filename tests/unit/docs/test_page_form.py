@@ -155,6 +155,7 @@ def test_a_page_in_another_form_is_refused(parsed, text, problem):
         pytest.param("---\ndescription: x\n---\n", id="no-test"),
         pytest.param("---\ntest: {needs: much}\n---\n", id="unknown-need"),
         pytest.param("---\ntest: {needs: nothing, more: 1}\n---\n", id="unknown-key"),
+        pytest.param("---\ntest: {needs: nothing, programs: [x]}\n---\n", id="unknown-program"),
     ],
 )
 def test_a_page_without_its_needs_is_refused(parsed, matter):

@@ -1,0 +1,98 @@
+"""docs/admin/host-devices.md names attributes, keys and refused devices as the code has them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from drakit_drivers.hostdev import Policy
+from drakit_drivers.hostdev.dangerous import is_dangerous
+from drakit_drivers.hostdev.selection import select
+from drakit_drivers.hostdev.sysfs import HostDevice, UsbParent
+from tests.unit.docs.listings import ROOT
+
+TEXT = (ROOT / "docs/admin/host-devices.md").read_text()
+ADAPTER = HostDevice(
+    subsystem="tty",
+    kernel_name="ttyUSB0",
+    path="/dev/ttyUSB0",
+    type="c",
+    major=188,
+    minor=0,
+    directory=Path("/sys/devices/ttyUSB0"),
+    links=(
+        "/dev/serial/by-id/usb-Silicon_Labs_CP2102N_0001-if00-port0",
+        "/dev/serial/by-path/pci-0000:00:14.0-usb-0:2.3:1.0-port0",
+    ),
+    serial="0001",
+    driver="cp210x",
+    numa_node=0,
+    usb=UsbParent(
+        vendor_id="10c4",
+        product_id="ea60",
+        port="1-2.3",
+        manufacturer="Silicon Labs",
+        product="CP2102N",
+        serial="0001",
+        interface=0,
+    ),
+)
+
+
+def section(title: str) -> str:
+    return TEXT.partition(f"## {title}\n")[2].partition("\n## ")[0]
+
+
+def rows(text: str) -> list[list[str]]:
+    """The rows of a table without head, rule and sub-headings."""
+    cells = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| `")]
+    return [[cell.strip().strip("`") for cell in row] for row in cells]
+
+
+def test_the_attributes_of_the_page_exist():
+    reference = (ROOT / "docs/reference/attributes.md").read_text()
+    published = {row[0] for row in rows(reference.partition("## simulated")[0])}
+    table = section("Select devices by attributes")
+    named = {
+        name
+        for line in table.splitlines()
+        if line.startswith("| ")
+        for name in re.findall(r"`([^`]+)`", line)
+    }
+    assert named
+    assert named <= published
+
+
+def test_the_page_lists_all_keys_of_a_policy_and_their_defaults():
+    shown = {
+        key.strip("`"): default
+        for keys, default, _ in rows(section("Write a policy").partition("Common kinds")[0])
+        for key in keys.split(", ")
+    }
+    fields = {field.alias or name: field for name, field in Policy.model_fields.items()}
+    assert set(shown) == set(fields)
+    for name, field in fields.items():
+        if isinstance(field.default, bool):
+            assert shown[name] == str(field.default).lower()
+        assert (shown[name] == "required") == field.is_required()
+
+
+def test_the_name_of_the_adapter_is_that_of_the_page():
+    policy = Policy(subsystem="tty", paths=("/dev/ttyUSB*",))
+    (name,) = select({"serial": policy}, [ADAPTER], refuse=lambda _: None).devices
+    assert f"`{name}`" in TEXT
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name
+        for line in section("Dangerous devices").splitlines()
+        if line.startswith("- ")
+        for name in re.findall(r"`([^`]+)`", line)
+    ],
+)
+def test_a_device_that_the_page_calls_dangerous_is_refused(name):
+    assert is_dangerous(f"/dev/{name.replace('*', '0')}")
