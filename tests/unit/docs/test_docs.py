@@ -326,12 +326,9 @@ def test_the_chart_of_the_page_has_values_of_a_new_project_below_drakit():
     "page",
     ["README.md", *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").rglob("*.md"))],
 )
-def test_yaml_of_the_pages_is_yaml_and_their_links_lead_somewhere(page):
+def test_yaml_of_the_pages_is_yaml(page):
     for text in listings(page, "yaml"):
         assert list(yaml.safe_load_all(text))
-    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", (ROOT / page).read_text()):
-        if not target.startswith("https://"):
-            assert ((ROOT / page).parent / target).exists(), target
 
 
 def test_the_example_configuration_is_what_the_plugin_reads():
