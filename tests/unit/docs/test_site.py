@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.docs.listings import ROOT
+from tools.site.browser import faults_of
 from tools.site.html import check_site
 from tools.site.links import find_links, replace_links
 from tools.site.source import Source, changes, check_links
@@ -211,3 +212,43 @@ def test_no_page_of_the_theme_loads_fonts():
     assert "http" not in (ROOT / "requirements/docs.txt").read_text()
     for file in Path(ROOT / "docs/stylesheets").glob("*.css"):
         assert "http" not in file.read_text()
+
+
+@pytest.mark.parametrize(
+    ("method", "params", "fault"),
+    [
+        pytest.param(
+            "Network.requestWillBeSent",
+            {"request": {"url": "https://x.example/font"}},
+            "request to another host: https://x.example/font",
+            id="another-host",
+        ),
+        pytest.param(
+            "Network.requestWillBeSent",
+            {"request": {"url": "http://127.0.0.1:1/a.css"}},
+            None,
+            id="own-host",
+        ),
+        pytest.param(
+            "Network.requestWillBeSent", {"request": {"url": "data:,x"}}, None, id="no-request"
+        ),
+        pytest.param(
+            "Network.responseReceived",
+            {"response": {"status": 404, "url": "http://127.0.0.1:1/x"}},
+            "404 for http://127.0.0.1:1/x",
+            id="missing",
+        ),
+        pytest.param(
+            "Log.entryAdded",
+            {"entry": {"level": "error", "text": "refused"}},
+            "console: refused",
+            id="console",
+        ),
+        pytest.param(
+            "Runtime.consoleAPICalled", {"type": "log", "args": []}, None, id="console-log"
+        ),
+    ],
+)
+def test_what_a_browser_reports_is_a_fault_or_not(method, params, fault):
+    found = list(faults_of([{"method": method, "params": params}], "127.0.0.1:1"))
+    assert found == ([] if fault is None else [fault])
