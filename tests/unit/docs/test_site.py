@@ -12,7 +12,7 @@ from tests.unit.docs.listings import ROOT
 from tools.site.browser import faults_of
 from tools.site.html import check_site
 from tools.site.links import find_links, replace_links
-from tools.site.source import Source, changes, check_links
+from tools.site.source import Source, changes, check_links, check_nav
 from tools.site.versions import newest, publish
 
 NAV = """\
@@ -54,6 +54,22 @@ def repository(tmp_path):
 
 def test_pages_of_the_repository_link_to_files_that_exist():
     assert check_links() == []
+
+
+def test_every_page_of_the_repository_is_in_the_nav():
+    assert [fault for fault in check_nav() if "does not exist" not in fault] == []
+
+
+def test_each_page_has_one_entry_in_the_nav_and_each_entry_a_page(repository):
+    (repository / "docs/other.md").write_text("# Other\n")
+    nav = repository / "mkdocs.yml"
+    nav.write_text(nav.read_text() + "      - index.md\n")
+    assert check_nav(repository) == [
+        "mkdocs.yml: the nav has no entry for docs/other.md",
+        "mkdocs.yml: docs/start/later.md does not exist",
+        "mkdocs.yml: docs/use/later.md does not exist",
+        "mkdocs.yml: index.md is listed twice",
+    ]
 
 
 def test_links_in_code_are_no_links():
