@@ -115,8 +115,8 @@ $(DOCS)/.done: requirements/docs.txt
 	touch $@
 
 .PHONY: docs
-docs: $(DOCS)/.done ## build the site in build/docs/site, and check its links
-	PYTHONPATH=$(CURDIR) $(DOCS)/bin/python -m tools.site build
+docs: $(DOCS)/.done ## build the site in build/docs/site, and check it (DRAFT=--draft: some pages are not written yet)
+	PYTHONPATH=$(CURDIR) $(DOCS)/bin/python -m tools.site build $(DRAFT)
 
 .PHONY: docs-serve
 docs-serve: $(DOCS)/.done ## serve the site on localhost:8000, rebuilt as you write

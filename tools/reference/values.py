@@ -105,7 +105,12 @@ def _meaning(value: Value) -> str:
 
 
 def _text(comment: str) -> str:
-    return markdown.links(re.sub(r"<(.+?)>", r"&lt;\1&gt;", comment))
+    # A placeholder such as <release> in prose is no HTML; code needs no escape.
+    return markdown.links(re.sub(r"(`[^`]*`)|<(.+?)>", _escape, comment))
+
+
+def _escape(found: re.Match[str]) -> str:
+    return found[1] or f"&lt;{found[2]}&gt;"
 
 
 def _default(value: Value) -> str:

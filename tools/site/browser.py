@@ -173,9 +173,9 @@ class Browser:
             raise BrowserError(str(answer["exceptionDetails"]))
         return answer["result"].get("value")
 
-    def wait_for(self, expression: str) -> Any:
+    def wait_for(self, expression: str, seconds: float = SETTLED_SECONDS) -> Any:
         """Return the expression's value as soon as it is true, or its last one."""
-        end = time.monotonic() + SETTLED_SECONDS
+        end = time.monotonic() + seconds
         while True:
             value = self.value(expression)
             if value or time.monotonic() > end:
@@ -259,8 +259,11 @@ def search(browser: Browser, base: str, word: str) -> list[str]:
     """Type a word into the search of the start page, and return the pages that it finds."""
     browser.call("Page.navigate", url=base)
     browser.wait_for(f"location.href === {json.dumps(base)} && {SETTLED}")
-    browser.wait_for(f"{SEARCH}({json.dumps(word)})")
-    return browser.wait_for(FOUND) or []
+    for _ in range(SETTLED_SECONDS):  # the page may not listen to its search field at once
+        browser.wait_for(f"{SEARCH}({json.dumps(word)})")
+        if found := browser.wait_for(FOUND, seconds=1):
+            return found
+    return []
 
 
 class _Quiet(http.server.SimpleHTTPRequestHandler):

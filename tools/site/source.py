@@ -30,7 +30,8 @@ DOCS = "docs"
 SHOWN = "repository"
 """The folder of the site with the pages that show files of the repository."""
 
-KINDS = {"feature": "Features", "fix": "Fixes", "security": "Security", "removal": "Removals"}
+KINDS = {"removal": "Removals", "security": "Security", "feature": "Features", "fix": "Fixes"}
+"""In the order of the page: what needs a step of the reader comes first."""
 LANGUAGES = {
     ".go": "go",
     ".json": "json",
@@ -79,33 +80,39 @@ def check_nav(root: Path = ROOT) -> list[str]:
         for page in written
         if page not in listed
     ]
-    faults += [f"mkdocs.yml: docs/{page} does not exist" for page in listed if page not in written]
+    faults += [f"mkdocs.yml: docs/{page} does not exist" for page in not_written(root)]
     faults += [
         f"mkdocs.yml: {page} is listed twice" for page in {*listed} if listed.count(page) > 1
     ]
     return faults
 
 
+def not_written(root: Path = ROOT) -> list[str]:
+    """Return the pages of the nav that do not exist."""
+    written = pages(root)
+    return [page for page in nav_pages(config(root)["nav"]) if page not in written]
+
+
 def check_links(root: Path = ROOT) -> list[str]:
     """Return the links that lead nowhere; Zensical checks only those between pages."""
+    coming = {root / DOCS / page for page in not_written(root)}  # one fault each: of the nav
     faults = []
-    for page in pages(root):
-        file = root / DOCS / page
+    for file in [*sorted(root.glob("*.md")), *sorted((root / DOCS).rglob("*.md"))]:
         for line, target in find_links(file.read_text()):
-            fault = _link_fault(file, target, root)
+            fault = _link_fault(file, target, root, coming)
             if fault:
-                faults.append(f"docs/{page}:{line}: {fault}")
+                faults.append(f"{file.relative_to(root)}:{line}: {fault}")
     return faults
 
 
-def _link_fault(file: Path, target: str, root: Path) -> str | None:
+def _link_fault(file: Path, target: str, root: Path, coming: set[Path]) -> str | None:
     path = target.partition("#")[0]
     if is_external(target) or not path:
         return None
     found = (file.parent / path).resolve()
     if path.startswith("/") or not found.is_relative_to(root):
         return f"{target} is outside the repository: write a relative path"
-    if not found.exists():
+    if not found.exists() and found not in coming:
         return f"{target} does not exist"
     if found.is_dir() and found.is_relative_to(root / DOCS):
         return f"{target} is a folder: link to a page of it"
@@ -157,13 +164,6 @@ class Source:
         self._written.clear()
         self._shown.clear()
         text = (self.root / "mkdocs.yml").read_text()
-        present, listed = pages(self.root), nav_pages(config(self.root)["nav"])
-        for page in listed:
-            if page not in present:
-                text = re.sub(
-                    rf"^ *- (?:[^:\n]*: )?{re.escape(page)}\n", "", text, flags=re.MULTILINE
-                )
-        text = re.sub(r"^  - [^:\n]*:\n(?!    )", "", text, flags=re.MULTILINE)  # an empty section
         text = re.sub(r"^docs_dir:.*$", "docs_dir: source", text, flags=re.MULTILINE)
         text = re.sub(r"^site_dir:.*$", "site_dir: html", text, flags=re.MULTILINE)
         self._put(self.target / "mkdocs.yml", text.encode())
@@ -172,6 +172,8 @@ class Source:
                 self._put(self._place(file), self._page(file).encode())
             elif file.is_file():
                 self._put(self._place(file), file.read_bytes())
+        for page in not_written(self.root):
+            self._put(self.target / "source" / page, f"# {page}\n\nNot written yet.\n".encode())
         # A page that shows a file can itself link to files.
         for file in self._shown:
             self._put(self._place(file), self._view(file).encode())
@@ -191,9 +193,10 @@ class Source:
         def for_the_site(target: str) -> str:
             path, mark, anchor = target.partition("#")
             found = (file.parent / path).resolve()
-            if is_external(target) or not path or not found.exists():
+            page = found.is_relative_to(self.root / DOCS)
+            if is_external(target) or not path or not (page or found.exists()):
                 return target
-            if not found.is_relative_to(self.root / DOCS) and found not in self._shown:
+            if not page and found not in self._shown:
                 self._shown.append(found)
             place = os.path.relpath(self._place(found), here)
             return place + mark + anchor

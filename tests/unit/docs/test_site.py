@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from tests.unit.docs.listings import ROOT
+from tools.site.browser import faults_of
 from tools.site.html import check_site
 from tools.site.links import find_links, replace_links
-from tools.site.source import Source, changes, check_links
+from tools.site.source import Source, changes, check_links, check_nav
 from tools.site.versions import newest, publish
 
 NAV = """\
@@ -53,6 +54,22 @@ def repository(tmp_path):
 
 def test_pages_of_the_repository_link_to_files_that_exist():
     assert check_links() == []
+
+
+def test_every_page_of_the_repository_is_in_the_nav():
+    assert [fault for fault in check_nav() if "does not exist" not in fault] == []
+
+
+def test_each_page_has_one_entry_in_the_nav_and_each_entry_a_page(repository):
+    (repository / "docs/other.md").write_text("# Other\n")
+    nav = repository / "mkdocs.yml"
+    nav.write_text(nav.read_text() + "      - index.md\n")
+    assert check_nav(repository) == [
+        "mkdocs.yml: the nav has no entry for docs/other.md",
+        "mkdocs.yml: docs/start/later.md does not exist",
+        "mkdocs.yml: docs/use/later.md does not exist",
+        "mkdocs.yml: index.md is listed twice",
+    ]
 
 
 def test_links_in_code_are_no_links():
@@ -118,8 +135,6 @@ def test_a_second_write_follows_the_repository(repository):
     assert page.stat().st_mtime_ns == before
     assert not (repository / "build/source/repository").exists()
     nav = (repository / "build/mkdocs.yml").read_text()
-    assert "later.md" not in nav
-    assert "Use:" not in nav
     assert "docs_dir: source\nsite_dir: html\n" in nav
 
 
@@ -213,3 +228,43 @@ def test_no_page_of_the_theme_loads_fonts():
     assert "http" not in (ROOT / "requirements/docs.txt").read_text()
     for file in Path(ROOT / "docs/stylesheets").glob("*.css"):
         assert "http" not in file.read_text()
+
+
+@pytest.mark.parametrize(
+    ("method", "params", "fault"),
+    [
+        pytest.param(
+            "Network.requestWillBeSent",
+            {"request": {"url": "https://x.example/font"}},
+            "request to another host: https://x.example/font",
+            id="another-host",
+        ),
+        pytest.param(
+            "Network.requestWillBeSent",
+            {"request": {"url": "http://127.0.0.1:1/a.css"}},
+            None,
+            id="own-host",
+        ),
+        pytest.param(
+            "Network.requestWillBeSent", {"request": {"url": "data:,x"}}, None, id="no-request"
+        ),
+        pytest.param(
+            "Network.responseReceived",
+            {"response": {"status": 404, "url": "http://127.0.0.1:1/x"}},
+            "404 for http://127.0.0.1:1/x",
+            id="missing",
+        ),
+        pytest.param(
+            "Log.entryAdded",
+            {"entry": {"level": "error", "text": "refused"}},
+            "console: refused",
+            id="console",
+        ),
+        pytest.param(
+            "Runtime.consoleAPICalled", {"type": "log", "args": []}, None, id="console-log"
+        ),
+    ],
+)
+def test_what_a_browser_reports_is_a_fault_or_not(method, params, fault):
+    found = list(faults_of([{"method": method, "params": params}], "127.0.0.1:1"))
+    assert found == ([] if fault is None else [fault])
