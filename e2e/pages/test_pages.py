@@ -59,10 +59,11 @@ def test_a_page_runs(
             runner.run()
         except StepError as error:
             failure = str(error)
-        if failure or runner.changed_release:
+        if runner.changed_release:
             state.forget()
     left = state.left_behind(before, seconds=0 if failure else LEFT_BEHIND_SECONDS)
-    state.remove(left)
+    if failure or left:
+        state.recover(left)
     if failure:
         pytest.fail(failure, pytrace=False)
     names = ", ".join(f"{kind} {name}" for kind, _, name in sorted(left))
