@@ -15,7 +15,7 @@ import pytest
 
 from e2e.cluster.api import Cluster
 from e2e.fixtures import build_of
-from e2e.pages.page import DOCS, PageError, is_tested, parse, user_pages
+from e2e.pages.page import DOCS, is_tested, parse, user_pages
 from e2e.pages.run import StepError, opened
 from e2e.pages.state import State
 
@@ -45,10 +45,7 @@ def state(cluster: Cluster, images: list[Path]) -> Iterator[State]:
 def test_a_page_runs(
     path: Path, cluster: Cluster, state: State, images: list[Path], tmp_path: Path
 ) -> None:
-    try:
-        page = parse(path)
-    except PageError as error:
-        pytest.fail(str(error), pytrace=False)
+    page = parse(path)
     if not page.steps:
         return
     state.ensure(page.needs, nodes=page.nodes)
