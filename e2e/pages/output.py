@@ -13,6 +13,8 @@ from collections.abc import Sequence
 SUFFIX = "[bcdfghjklmnpqrstvwxz2456789]"
 """A character of a generated name (k8s.io/apimachinery/pkg/util/rand)."""
 
+AGE = r"(?:\d+[smhdy])+"
+
 SHAPES = (
     r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}",
     r"sha256:[0-9a-f]{6,64}",
@@ -21,8 +23,8 @@ SHAPES = (
     # The pod of a Deployment, then any other generated name.
     rf"-{SUFFIX}{{8,10}}-{SUFFIX}{{5}}(?!\w)",
     rf"-{SUFFIX}{{5}}(?!\w)",
-    # An age.
-    r"(?<![\w.-])(?:\d+[smhdy])+(?![\w-])",
+    # The age of an object, or of an Event that may have come more than once.
+    rf"(?<![\w.-]){AGE}(?![\w-])(?: \(x\d+ over {AGE}\))?",
     r"\d+",
     r"\s+",
     r"\.\.\.",
