@@ -13,37 +13,36 @@ from collections.abc import Sequence
 SUFFIX = "[bcdfghjklmnpqrstvwxz2456789]"
 """A character of a generated name (k8s.io/apimachinery/pkg/util/rand)."""
 
-SHAPES = (
-    (
-        r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}",
-        r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}",
-    ),
-    (r"sha256:[0-9a-f]{6,64}", r"sha256:[0-9a-f]{6,64}"),
-    # A ResourceSlice of drakit.
-    (r"-[0-9a-f]{8}(?![\w-])", r"-[0-9a-f]{8}(?![\w-])"),
-    # The pod of a Deployment, then any other generated name.
-    (rf"-{SUFFIX}{{8,10}}-{SUFFIX}{{5}}(?![\w-])", rf"-{SUFFIX}{{8,10}}-{SUFFIX}{{5}}(?![\w-])"),
-    (rf"-{SUFFIX}{{5}}(?![\w-])", rf"-{SUFFIX}{{5}}(?![\w-])"),
-    (r"(?<![\w.-])(?:\d+[smhdy])+(?![\w-])", r"(?:\d+[smhdy])+"),
-    (r"\d+", r"\d+"),
-    (r"\.\.\.", r".*"),
-    (r"\s+", r"\s+"),
-)
-"""What a piece of the page looks like, and what it stands for; the first that fits is taken."""
+AGE = r"(?:\d+[smhdy])+"
 
-PIECES = re.compile("|".join(f"({shown})" for shown, _ in SHAPES))
+SHAPES = (
+    r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}",
+    r"sha256:[0-9a-f]{6,64}",
+    # A ResourceSlice of drakit.
+    r"-[0-9a-f]{8}(?![\w-])",
+    # The pod of a Deployment, then any other generated name.
+    rf"-{SUFFIX}{{8,10}}-{SUFFIX}{{5}}(?!\w)",
+    rf"-{SUFFIX}{{5}}(?!\w)",
+    # The age of an object, or of an Event that may have come more than once.
+    rf"(?<![\w.-]){AGE}(?![\w-])(?: \(x\d+ over {AGE}\))?",
+    r"\d+",
+    r"\s+",
+    r"\.\.\.",
+)
+"""A piece of the page that fits one of these stands for any text that fits it; the first counts."""
+
+PIECES = re.compile("|".join(f"({shape})" for shape in SHAPES))
 
 
 def line_pattern(line: str) -> re.Pattern[str]:
     """The pattern of a line of the page."""
     parts: list[str] = []
     place = 0
-    for piece in PIECES.finditer(line.strip()):
-        parts.append(re.escape(line.strip()[place : piece.start()]))
-        parts.append(SHAPES[(piece.lastindex or 1) - 1][1])
+    for piece in PIECES.finditer(line):
+        shape = SHAPES[(piece.lastindex or 1) - 1]
+        parts += [re.escape(line[place : piece.start()]), ".*" if piece[0] == "..." else shape]
         place = piece.end()
-    parts.append(re.escape(line.strip()[place:]))
-    return re.compile("".join(parts))
+    return re.compile("".join([*parts, re.escape(line[place:])]))
 
 
 def difference(shown: str, printed: str) -> str | None:

@@ -344,6 +344,6 @@ def _check_files_are_used(reader: _Reader) -> None:
             continue
         later = reader.steps[place + 1 :]
         name = PurePosixPath(step.file)
-        words = (step.file, f"{name.parent}/") if len(name.parts) > 1 else (step.file,)
+        words = (step.file, name.parts[0])
         if not any(word in one.text for one in later for word in words):
             raise PageError(reader.path, step.line, f"no later command uses {step.file}")

@@ -23,7 +23,7 @@ from e2e.pages.state import placed
 from e2e.release import VALUES, cluster_values
 
 STEP_SECONDS = 180
-SETTLE_SECONDS = 30
+SETTLE_SECONDS = 60
 """How long a block that only reads is repeated until it shows what the page shows."""
 
 FOLDERS = ("charts", "examples")

@@ -158,13 +158,19 @@ class State:
             return left()
         return set()
 
-    def remove(self, objects: Iterable[Object]) -> None:
-        """Remove what a page left, so that the next one can run."""
-        for kind, space, name in sorted(objects):
+    def recover(self, left: Iterable[Object]) -> None:
+        """After a page that failed: remove what it left, and every release."""
+        ours = ("Namespace", "<none>", NAMESPACE)
+        # Pods first: only a node plugin that runs can unprepare their claims.
+        for kind, space, name in sorted(set(left) - {ours}, key=lambda one: one[0] != "Pod"):
             place = [] if space == "<none>" else ["-n", space]
             self._cluster.kubectl(
-                *("delete", kind, name, *place, "--ignore-not-found", "--wait=false"), check=False
+                *("delete", kind, name, *place, "--ignore-not-found", "--timeout=60s"),
+                timeout=70,
+                check=False,
             )
+        self.clear()
+        self._known = None
 
     def _install(self, needs: Needs, *, nodes: int) -> None:
         cluster = self._cluster

@@ -16,7 +16,7 @@ import pytest
 from e2e.cluster.api import Cluster
 from e2e.fixtures import build_of
 from e2e.images.deviceplugins import device_plugins_image
-from e2e.pages.page import DOCS, PageError, Program, is_tested, parse, user_pages
+from e2e.pages.page import DOCS, Program, is_tested, parse, user_pages
 from e2e.pages.run import StepError, opened
 from e2e.pages.state import State
 
@@ -49,10 +49,7 @@ def state(cluster: Cluster, images: list[Path]) -> Iterator[State]:
 def test_a_page_runs(
     path: Path, cluster: Cluster, state: State, images: list[Path], tmp_path: Path
 ) -> None:
-    try:
-        page = parse(path)
-    except PageError as error:
-        pytest.fail(str(error), pytrace=False)
+    page = parse(path)
     if not page.steps:
         return
     for program in page.programs:
@@ -65,10 +62,11 @@ def test_a_page_runs(
             runner.run()
         except StepError as error:
             failure = str(error)
-        if failure or runner.changed_release:
+        if runner.changed_release:
             state.forget()
     left = state.left_behind(before, seconds=0 if failure else LEFT_BEHIND_SECONDS)
-    state.remove(left)
+    if failure or left:
+        state.recover(left)
     if failure:
         pytest.fail(failure, pytrace=False)
     names = ", ".join(f"{kind} {name}" for kind, _, name in sorted(left))

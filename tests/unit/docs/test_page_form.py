@@ -175,8 +175,12 @@ def test_a_page_without_its_needs_is_refused(parsed, matter):
         pytest.param(
             "web-7d4b9c6f5-x2x9z 1/1", "web-54bcfd9756-qqqqq 1/1", id="pod-of-a-deployment"
         ),
+        pytest.param(
+            "w-586899d98-n52lx-dev-h7sm2", "w-586899d98-qqqqq-dev-zzzzz", id="claim-of-it"
+        ),
         pytest.param("00000-a-node-1-938291eb", "00000-a-node-1-0a0b0c0d", id="slice"),
         pytest.param("x 3m12s", "x 5s", id="age"),
+        pytest.param("5s (x2 over 9s) Warning", "1m3s Warning", id="event-that-came-once"),
         pytest.param(
             "uid: 0a1b2c3d-0000-4000-8000-0123456789ab",
             "uid: ffffffff-ffff-ffff-ffff-ffffffffffff",
