@@ -105,7 +105,7 @@ def _meaning(value: Value) -> str:
 
 
 def _text(comment: str) -> str:
-    return markdown.links(re.sub(r"<(.+?)>", r"&lt;\1&gt;", comment))
+    return markdown.links(markdown.escaped(comment))
 
 
 def _default(value: Value) -> str:
