@@ -79,25 +79,24 @@ type BackendClient interface {
 	//
 	// A gRPC error fails all claims of the call. Users see its status message.
 	PrepareClaims(ctx context.Context, in *PrepareClaimsRequest, opts ...grpc.CallOption) (*PrepareClaimsResponse, error)
-	// Undoes PrepareClaims. Optional for a backend whose PrepareClaims has no side effects.
+	// Optional: not needed if PrepareClaims has no side effects.
 	//
-	// The claim object and the devices may no longer exist. The node plugin calls the method when all
-	// containers have ended, also for a claim whose preparation failed or never ran. It can repeat
-	// the call: nothing to undo counts as success. A claim with an error stays reserved, and the node
-	// plugin retries it.
+	// Undoes PrepareClaims. The claim object and the devices may no longer exist. The node plugin
+	// calls the method when all containers have ended, also for a claim whose preparation failed or
+	// never ran. It can repeat the call: nothing to undo counts as success. A claim with an error
+	// stays reserved, and the node plugin retries it.
 	UnprepareClaims(ctx context.Context, in *UnprepareClaimsRequest, opts ...grpc.CallOption) (*UnprepareClaimsResponse, error)
-	// Returns whether prepared claims are still in order. Optional: without it, a claim that was
-	// prepared in this boot counts as in order.
+	// Optional: without it, a claim that was prepared in this boot counts as in order.
 	//
-	// The node plugin calls it when the kubelet asks again for a prepared claim. It prepares a claim
-	// that is not in order again, without unpreparing it first, because containers may be using it.
+	// Returns whether prepared claims are still in order. The node plugin calls it when the kubelet
+	// asks again for a prepared claim. It prepares a claim that is not in order again, without
+	// unpreparing it first, because containers may be using it.
 	CheckClaims(ctx context.Context, in *CheckClaimsRequest, opts ...grpc.CallOption) (*CheckClaimsResponse, error)
-	// Reports changes of device health. Optional: a backend can also set Device.health, or report no
-	// health.
+	// Optional: a backend can also set Device.health, or report no health.
 	//
-	// A message has only the devices that changed. The health of the others stays as it was. The
-	// stream stays open; if it ends, the node plugin calls the method again. A device without any
-	// report has no health in the status of pods.
+	// Reports changes of device health. A message has only the devices that changed. The health of
+	// the others stays as it was. The stream stays open; if it ends, the node plugin calls the method
+	// again. A device without any report has no health in the status of pods.
 	WatchHealth(ctx context.Context, in *WatchHealthRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchHealthResponse], error)
 }
 
@@ -218,25 +217,24 @@ type BackendServer interface {
 	//
 	// A gRPC error fails all claims of the call. Users see its status message.
 	PrepareClaims(context.Context, *PrepareClaimsRequest) (*PrepareClaimsResponse, error)
-	// Undoes PrepareClaims. Optional for a backend whose PrepareClaims has no side effects.
+	// Optional: not needed if PrepareClaims has no side effects.
 	//
-	// The claim object and the devices may no longer exist. The node plugin calls the method when all
-	// containers have ended, also for a claim whose preparation failed or never ran. It can repeat
-	// the call: nothing to undo counts as success. A claim with an error stays reserved, and the node
-	// plugin retries it.
+	// Undoes PrepareClaims. The claim object and the devices may no longer exist. The node plugin
+	// calls the method when all containers have ended, also for a claim whose preparation failed or
+	// never ran. It can repeat the call: nothing to undo counts as success. A claim with an error
+	// stays reserved, and the node plugin retries it.
 	UnprepareClaims(context.Context, *UnprepareClaimsRequest) (*UnprepareClaimsResponse, error)
-	// Returns whether prepared claims are still in order. Optional: without it, a claim that was
-	// prepared in this boot counts as in order.
+	// Optional: without it, a claim that was prepared in this boot counts as in order.
 	//
-	// The node plugin calls it when the kubelet asks again for a prepared claim. It prepares a claim
-	// that is not in order again, without unpreparing it first, because containers may be using it.
+	// Returns whether prepared claims are still in order. The node plugin calls it when the kubelet
+	// asks again for a prepared claim. It prepares a claim that is not in order again, without
+	// unpreparing it first, because containers may be using it.
 	CheckClaims(context.Context, *CheckClaimsRequest) (*CheckClaimsResponse, error)
-	// Reports changes of device health. Optional: a backend can also set Device.health, or report no
-	// health.
+	// Optional: a backend can also set Device.health, or report no health.
 	//
-	// A message has only the devices that changed. The health of the others stays as it was. The
-	// stream stays open; if it ends, the node plugin calls the method again. A device without any
-	// report has no health in the status of pods.
+	// Reports changes of device health. A message has only the devices that changed. The health of
+	// the others stays as it was. The stream stays open; if it ends, the node plugin calls the method
+	// again. A device without any report has no health in the status of pods.
 	WatchHealth(*WatchHealthRequest, grpc.ServerStreamingServer[WatchHealthResponse]) error
 	mustEmbedUnimplementedBackendServer()
 }

@@ -112,35 +112,34 @@ class BackendServicer:
         raise NotImplementedError('Method not implemented!')
 
     def UnprepareClaims(self, request, context):
-        """Undoes PrepareClaims. Optional for a backend whose PrepareClaims has no side effects.
+        """Optional: not needed if PrepareClaims has no side effects.
 
-        The claim object and the devices may no longer exist. The node plugin calls the method when all
-        containers have ended, also for a claim whose preparation failed or never ran. It can repeat
-        the call: nothing to undo counts as success. A claim with an error stays reserved, and the node
-        plugin retries it.
+        Undoes PrepareClaims. The claim object and the devices may no longer exist. The node plugin
+        calls the method when all containers have ended, also for a claim whose preparation failed or
+        never ran. It can repeat the call: nothing to undo counts as success. A claim with an error
+        stays reserved, and the node plugin retries it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CheckClaims(self, request, context):
-        """Returns whether prepared claims are still in order. Optional: without it, a claim that was
-        prepared in this boot counts as in order.
+        """Optional: without it, a claim that was prepared in this boot counts as in order.
 
-        The node plugin calls it when the kubelet asks again for a prepared claim. It prepares a claim
-        that is not in order again, without unpreparing it first, because containers may be using it.
+        Returns whether prepared claims are still in order. The node plugin calls it when the kubelet
+        asks again for a prepared claim. It prepares a claim that is not in order again, without
+        unpreparing it first, because containers may be using it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WatchHealth(self, request, context):
-        """Reports changes of device health. Optional: a backend can also set Device.health, or report no
-        health.
+        """Optional: a backend can also set Device.health, or report no health.
 
-        A message has only the devices that changed. The health of the others stays as it was. The
-        stream stays open; if it ends, the node plugin calls the method again. A device without any
-        report has no health in the status of pods.
+        Reports changes of device health. A message has only the devices that changed. The health of
+        the others stays as it was. The stream stays open; if it ends, the node plugin calls the method
+        again. A device without any report has no health in the status of pods.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

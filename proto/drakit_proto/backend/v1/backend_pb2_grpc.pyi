@@ -82,27 +82,26 @@ class BackendStub:
     A gRPC error fails all claims of the call. Users see its status message.
     """
     UnprepareClaims: _grpc.UnaryUnaryMultiCallable[_backend_pb2.UnprepareClaimsRequest, _backend_pb2.UnprepareClaimsResponse]
-    """Undoes PrepareClaims. Optional for a backend whose PrepareClaims has no side effects.
+    """Optional: not needed if PrepareClaims has no side effects.
 
-    The claim object and the devices may no longer exist. The node plugin calls the method when all
-    containers have ended, also for a claim whose preparation failed or never ran. It can repeat
-    the call: nothing to undo counts as success. A claim with an error stays reserved, and the node
-    plugin retries it.
+    Undoes PrepareClaims. The claim object and the devices may no longer exist. The node plugin
+    calls the method when all containers have ended, also for a claim whose preparation failed or
+    never ran. It can repeat the call: nothing to undo counts as success. A claim with an error
+    stays reserved, and the node plugin retries it.
     """
     CheckClaims: _grpc.UnaryUnaryMultiCallable[_backend_pb2.CheckClaimsRequest, _backend_pb2.CheckClaimsResponse]
-    """Returns whether prepared claims are still in order. Optional: without it, a claim that was
-    prepared in this boot counts as in order.
+    """Optional: without it, a claim that was prepared in this boot counts as in order.
 
-    The node plugin calls it when the kubelet asks again for a prepared claim. It prepares a claim
-    that is not in order again, without unpreparing it first, because containers may be using it.
+    Returns whether prepared claims are still in order. The node plugin calls it when the kubelet
+    asks again for a prepared claim. It prepares a claim that is not in order again, without
+    unpreparing it first, because containers may be using it.
     """
     WatchHealth: _grpc.UnaryStreamMultiCallable[_backend_pb2.WatchHealthRequest, _backend_pb2.WatchHealthResponse]
-    """Reports changes of device health. Optional: a backend can also set Device.health, or report no
-    health.
+    """Optional: a backend can also set Device.health, or report no health.
 
-    A message has only the devices that changed. The health of the others stays as it was. The
-    stream stays open; if it ends, the node plugin calls the method again. A device without any
-    report has no health in the status of pods.
+    Reports changes of device health. A message has only the devices that changed. The health of
+    the others stays as it was. The stream stays open; if it ends, the node plugin calls the method
+    again. A device without any report has no health in the status of pods.
     """
 
 @_typing.type_check_only
@@ -139,27 +138,26 @@ class BackendAsyncStub(BackendStub):
     A gRPC error fails all claims of the call. Users see its status message.
     """
     UnprepareClaims: _aio.UnaryUnaryMultiCallable[_backend_pb2.UnprepareClaimsRequest, _backend_pb2.UnprepareClaimsResponse]  # type: ignore[assignment]
-    """Undoes PrepareClaims. Optional for a backend whose PrepareClaims has no side effects.
+    """Optional: not needed if PrepareClaims has no side effects.
 
-    The claim object and the devices may no longer exist. The node plugin calls the method when all
-    containers have ended, also for a claim whose preparation failed or never ran. It can repeat
-    the call: nothing to undo counts as success. A claim with an error stays reserved, and the node
-    plugin retries it.
+    Undoes PrepareClaims. The claim object and the devices may no longer exist. The node plugin
+    calls the method when all containers have ended, also for a claim whose preparation failed or
+    never ran. It can repeat the call: nothing to undo counts as success. A claim with an error
+    stays reserved, and the node plugin retries it.
     """
     CheckClaims: _aio.UnaryUnaryMultiCallable[_backend_pb2.CheckClaimsRequest, _backend_pb2.CheckClaimsResponse]  # type: ignore[assignment]
-    """Returns whether prepared claims are still in order. Optional: without it, a claim that was
-    prepared in this boot counts as in order.
+    """Optional: without it, a claim that was prepared in this boot counts as in order.
 
-    The node plugin calls it when the kubelet asks again for a prepared claim. It prepares a claim
-    that is not in order again, without unpreparing it first, because containers may be using it.
+    Returns whether prepared claims are still in order. The node plugin calls it when the kubelet
+    asks again for a prepared claim. It prepares a claim that is not in order again, without
+    unpreparing it first, because containers may be using it.
     """
     WatchHealth: _aio.UnaryStreamMultiCallable[_backend_pb2.WatchHealthRequest, _backend_pb2.WatchHealthResponse]  # type: ignore[assignment]
-    """Reports changes of device health. Optional: a backend can also set Device.health, or report no
-    health.
+    """Optional: a backend can also set Device.health, or report no health.
 
-    A message has only the devices that changed. The health of the others stays as it was. The
-    stream stays open; if it ends, the node plugin calls the method again. A device without any
-    report has no health in the status of pods.
+    Reports changes of device health. A message has only the devices that changed. The health of
+    the others stays as it was. The stream stays open; if it ends, the node plugin calls the method
+    again. A device without any report has no health in the status of pods.
     """
 
 class BackendServicer(metaclass=_abc_1.ABCMeta):
@@ -217,12 +215,12 @@ class BackendServicer(metaclass=_abc_1.ABCMeta):
         request: _backend_pb2.UnprepareClaimsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_backend_pb2.UnprepareClaimsResponse, _abc.Awaitable[_backend_pb2.UnprepareClaimsResponse]]:
-        """Undoes PrepareClaims. Optional for a backend whose PrepareClaims has no side effects.
+        """Optional: not needed if PrepareClaims has no side effects.
 
-        The claim object and the devices may no longer exist. The node plugin calls the method when all
-        containers have ended, also for a claim whose preparation failed or never ran. It can repeat
-        the call: nothing to undo counts as success. A claim with an error stays reserved, and the node
-        plugin retries it.
+        Undoes PrepareClaims. The claim object and the devices may no longer exist. The node plugin
+        calls the method when all containers have ended, also for a claim whose preparation failed or
+        never ran. It can repeat the call: nothing to undo counts as success. A claim with an error
+        stays reserved, and the node plugin retries it.
         """
 
     @_abc_1.abstractmethod
@@ -231,11 +229,11 @@ class BackendServicer(metaclass=_abc_1.ABCMeta):
         request: _backend_pb2.CheckClaimsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_backend_pb2.CheckClaimsResponse, _abc.Awaitable[_backend_pb2.CheckClaimsResponse]]:
-        """Returns whether prepared claims are still in order. Optional: without it, a claim that was
-        prepared in this boot counts as in order.
+        """Optional: without it, a claim that was prepared in this boot counts as in order.
 
-        The node plugin calls it when the kubelet asks again for a prepared claim. It prepares a claim
-        that is not in order again, without unpreparing it first, because containers may be using it.
+        Returns whether prepared claims are still in order. The node plugin calls it when the kubelet
+        asks again for a prepared claim. It prepares a claim that is not in order again, without
+        unpreparing it first, because containers may be using it.
         """
 
     @_abc_1.abstractmethod
@@ -244,12 +242,11 @@ class BackendServicer(metaclass=_abc_1.ABCMeta):
         request: _backend_pb2.WatchHealthRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_backend_pb2.WatchHealthResponse], _abc.AsyncIterator[_backend_pb2.WatchHealthResponse]]:
-        """Reports changes of device health. Optional: a backend can also set Device.health, or report no
-        health.
+        """Optional: a backend can also set Device.health, or report no health.
 
-        A message has only the devices that changed. The health of the others stays as it was. The
-        stream stays open; if it ends, the node plugin calls the method again. A device without any
-        report has no health in the status of pods.
+        Reports changes of device health. A message has only the devices that changed. The health of
+        the others stays as it was. The stream stays open; if it ends, the node plugin calls the method
+        again. A device without any report has no health in the status of pods.
         """
 
 def add_BackendServicer_to_server(servicer: BackendServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
