@@ -51,11 +51,12 @@ EXACT = Context(prec=2 * MAX_LENGTH)
 @lru_cache(maxsize=1024)
 def parse_quantity(text: str) -> Decimal:
     """
-    Give the value of a Kubernetes quantity: ``1500m`` is 1.5, ``2k`` is 2000, ``1Ki`` is 1024.
+    Return the value of a Kubernetes quantity: ``1500m`` is 1.5, ``2k`` is 2000, ``1Ki`` is 1024.
 
-    One value can be written in many ways, and the scheduler rewrites amounts (40G becomes
-    ``39062500Ki``): so calculate with this, never with the text. Raises ValueError with a sentence
-    for what is no quantity.
+    A value has several notations, and the scheduler rewrites amounts: 40G becomes ``39062500Ki``.
+    So calculate with the value, never with the text.
+
+    :raises ValueError: the text is not a quantity.
     """
     form = _FORM.fullmatch(text) if len(text) <= MAX_LENGTH else None
     if form is None:
