@@ -46,9 +46,10 @@ ParametersT_co = TypeVar("ParametersT_co", covariant=True, default=Any)
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """A semantic version (2.0.0) as an attribute: CEL compares it as one, not as text."""
+    """A semantic version (2.0.0) as an attribute. CEL compares it as a version."""
 
     text: str
+    """The version."""
 
 
 AttributeScalar = str | int | bool | Version
@@ -56,20 +57,23 @@ AttributeScalar = str | int | bool | Version
 AttributeValue = (
     AttributeScalar | tuple[str, ...] | tuple[int, ...] | tuple[bool, ...] | tuple[Version, ...]
 )
-"""The types of an attribute (API: ``DeviceAttribute``); strings up to 64 bytes. A tuple is a list
-attribute (DRAListTypeAttributes): its values are of one type, and there is at least one."""
+"""The types of an attribute (API: ``DeviceAttribute``). A string has at most 64 bytes. A tuple is a
+list attribute (DRAListTypeAttributes): it has at least one value, and all values have one type."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CapacityRange:
-    """The amounts that a claim may take of a capacity (API: ``requestPolicy.validRange``)."""
+    """The amounts that a claim may take of a capacity (API: ``requestPolicy.validRange``), as
+    quantities."""
 
     min: str
+    """The smallest amount."""
+
     max: str | None = None
-    """The whole capacity, if none is given."""
+    """The largest amount. If None, the whole capacity."""
 
     step: str | None = None
-    """Amounts are the minimum plus any number of steps; any amount, if none is given."""
+    """The difference between two amounts. If None, any amount is valid."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,25 +81,26 @@ class Capacity:
     """
     An amount that claims can share (API: ``DeviceCapacity``, DRAConsumableCapacity).
 
-    It matters only where the device has `allow_multiple_allocations`.
+    The policy has an effect only if the device has `allow_multiple_allocations`.
     """
 
     value: str
     """The whole capacity, as a quantity."""
 
     default: str | None = None
-    """The amount for a claim that requests none; all of it, if no default is given. Required with
-    `valid_values` or a `valid_range`, which must allow it."""
+    """The amount for a claim that requests none. If None, the whole capacity. Required with
+    `valid_values` and `valid_range`, which must allow it."""
 
     valid_values: tuple[str, ...] = ()
     """The amounts that a claim can take, ascending, at most 10. Requests are rounded up."""
 
     valid_range: CapacityRange | None = None
-    """The same as a range; give only one of the two."""
+    """The same as a range. Set only one of the two."""
 
 
 TaintEffect = Literal["None", "NoSchedule", "NoExecute"]
-"""``None`` has no effect, ``NoSchedule`` keeps new pods away, ``NoExecute`` evicts running ones."""
+"""``None`` has no effect. With ``NoSchedule``, new pods do not get the device. ``NoExecute`` also
+evicts running pods."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,53 +108,58 @@ class Taint:
     """
     A reason not to use a device (API: ``DeviceTaint``, DRADeviceTaints); claims can tolerate it.
 
-    The node plugin sets ``timeAdded``, which stays the same while the taint exists.
+    The node plugin sets ``timeAdded`` when the taint appears.
     """
 
     key: str
-    """A label's name, with the driver's domain before it (``camera.example.com/lens``)."""
+    """A label key with the driver's domain as prefix (``camera.example.com/lens``)."""
 
     effect: TaintEffect
+    """The effect on pods."""
+
     value: str = ""
-    """A label's value: at most 63 characters."""
+    """A label value of at most 63 characters."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Topology:
     """
-    Where a device sits in the machine. It becomes the standard attributes that all drivers use, so
-    that one claim can request devices of several drivers that are close to each other.
+    The location of a device in the machine. It becomes the standard attributes that all drivers
+    use, so that one claim can request devices of several drivers that are close to each other.
     """
 
     numa_node: int | None = None
-    """``resource.kubernetes.io/numaNode`` (KEP-6072)."""
+    """The attribute ``resource.kubernetes.io/numaNode`` (KEP-6072)."""
 
     pcie_root: str | None = None
-    """``resource.kubernetes.io/pcieRoot``, as ``pci0000:00``."""
+    """The attribute ``resource.kubernetes.io/pcieRoot``, such as ``pci0000:00``."""
 
     pci_bus_id: str | None = None
-    """``resource.kubernetes.io/pciBusID``, as ``0000:01:00.0``."""
+    """The attribute ``resource.kubernetes.io/pciBusID``, such as ``0000:01:00.0``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Health:
     """
-    The health of a device. Made by :meth:`healthy`, :meth:`unhealthy` and :meth:`unknown`.
+    The health of a device. Use :meth:`healthy`, :meth:`unhealthy` and :meth:`unknown` to create it.
 
-    The node plugin taints an unhealthy device at once, so that no new pod gets it, and shows its
-    health in the status of the pods that have it. It removes the taint once the device has been
-    healthy for a while. After a restart of the node plugin, report the health of every device, even
-    if it is :meth:`unknown`: without any report, the node plugin removes the taint of a device
+    The node plugin taints an unhealthy device at once, so that no new pod gets it. It reports the
+    health in the status of the pods that have the device. It removes the taint when the device has
+    been healthy for a while. After a restart of the node plugin, report the health of every device,
+    even if it is :meth:`unknown`: without a report, the node plugin removes the taint of a device
     after about a minute.
     """
 
     status: Literal["healthy", "unhealthy", "unknown"]
+    """The status of the device."""
+
     message: str = ""
-    """The reason, for people: a sentence without times and counters, at most 1,024 characters."""
+    """The reason, for people: a sentence without times and counters, of at most 1,024
+    characters."""
 
     evict_pods: bool = False
-    """Running work on the device is lost: if it stays unhealthy, the pods that use it are
-    evicted."""
+    """Whether running work on the device is lost. If the device stays unhealthy, the node plugin
+    evicts its pods."""
 
     @classmethod
     def healthy(cls) -> Health:
@@ -163,7 +173,7 @@ class Health:
 
     @classmethod
     def unknown(cls, message: str = "") -> Health:
-        """The health cannot be determined at the moment; changes no taint."""
+        """The health is unknown at the moment. It changes no taint."""
         return cls("unknown", message)
 
 
@@ -172,22 +182,31 @@ class DeviceNode:
     """A device node in the container (CDI: ``deviceNodes[]``)."""
 
     path: str
-    """Absolute path in the container."""
+    """The absolute path in the container."""
 
     host_path: str | None = None
-    """Path on the host, no symbolic link; the same as `path` if none is given."""
+    """The path on the host, not a symbolic link. If None, `path`."""
 
     type: str | None = None
-    """``b``, ``c``, ``u`` or ``p``; the runtime reads it from the host path if none is given."""
+    """``b``, ``c``, ``u`` or ``p``. If None, the runtime reads it from the host path."""
 
     major: int | None = None
+    """The major number. If None, the runtime reads it from the host path."""
+
     minor: int | None = None
+    """The minor number. If None, the runtime reads it from the host path."""
+
     permissions: str | None = None
-    """Letters of ``rwm``, or ``none``; all of them if none is given."""
+    """Letters of ``rwm``, or ``none``. If None, all of them."""
 
     file_mode: int | None = None
+    """The file mode in the container."""
+
     uid: int | None = None
+    """The owner in the container."""
+
     gid: int | None = None
+    """The group in the container."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -195,16 +214,22 @@ class Mount:
     """A bind mount into the container (CDI: ``mounts[]``)."""
 
     host_path: str
+    """The path on the host."""
+
     container_path: str
+    """The path in the container."""
+
     options: tuple[str, ...] = ("ro", "nosuid", "nodev", "bind")
+    """The mount options."""
+
     type: str | None = None
-    """A file system type (``tmpfs``); a bind mount needs none."""
+    """A file system type, such as ``tmpfs``. A bind mount needs none."""
 
 
 HookName = Literal[
     "prestart", "createRuntime", "createContainer", "startContainer", "poststart", "poststop"
 ]
-"""The moment at which an OCI hook runs."""
+"""The point of the container's life cycle at which an OCI hook runs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -212,15 +237,20 @@ class Hook:
     """A program that the runtime runs in the container's life cycle (CDI: ``hooks[]``)."""
 
     name: HookName
+    """``prestart``, ``createRuntime``, ``createContainer``, ``startContainer``, ``poststart`` or
+    ``poststop``."""
+
     path: str
-    """Absolute path on the host."""
+    """The absolute path on the host."""
 
     args: tuple[str, ...] = ()
-    """All arguments, including the program's own name."""
+    """All arguments, including the name of the program."""
 
     env: Mapping[str, str] = field(default_factory=dict[str, str])
+    """The environment variables of the hook."""
+
     timeout_seconds: int | None = None
-    """The runtime ends the hook after this time; None leaves that to the runtime."""
+    """The time after which the runtime ends the hook, in seconds. If None, the runtime decides."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -228,8 +258,10 @@ class NetDevice:
     """A network interface that is moved into the container (CDI: ``netDevices[]``)."""
 
     host_interface_name: str
+    """The name of the interface on the host."""
+
     name: str
-    """The interface's name in the container."""
+    """The name of the interface in the container."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -237,37 +269,58 @@ class IntelRdt:
     """Cache and memory bandwidth of the container (CDI: ``intelRdt``)."""
 
     clos_id: str | None = None
+    """The class of service."""
+
     l3_cache_schema: str | None = None
+    """The schema of the L3 cache."""
+
     mem_bw_schema: str | None = None
+    """The schema of the memory bandwidth."""
+
     schemata: tuple[str, ...] = ()
+    """Schemata as the kernel expects them."""
+
     enable_monitoring: bool = False
+    """Whether to create a monitoring group."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Edits:
     """
-    What a container gets for a device (CDI 1.1: ``containerEdits``). All of it is optional.
-
-    :meth:`of_device_nodes` makes the most common one.
+    The edits that a device makes to its containers (CDI 1.1: ``containerEdits``). All fields are
+    optional.
     """
 
     env: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Environment variables."""
+
     device_nodes: tuple[DeviceNode, ...] = ()
+    """Device nodes."""
+
     mounts: tuple[Mount, ...] = ()
+    """Bind mounts."""
+
     hooks: tuple[Hook, ...] = ()
+    """OCI hooks."""
+
     net_devices: tuple[NetDevice, ...] = ()
+    """Network interfaces."""
+
     additional_gids: tuple[int, ...] = ()
-    """Additional groups of the container's process."""
+    """Supplementary groups of the container's process."""
 
     intel_rdt: IntelRdt | None = None
+    """Intel RDT settings."""
+
     cdi_devices: tuple[str, ...] = ()
     """Qualified names (``vendor.example/class=name``) of CDI devices from other CDI files on the
     node, which the container gets as well. The runtime resolves them when it creates the container,
-    and fails if it does not find one."""
+    and fails if one is missing."""
 
     @classmethod
     def of_device_nodes(cls, *paths: str) -> Edits:
-        """The device nodes of the host at these paths, at the same paths in the container."""
+        """Return edits with the host's device nodes at these paths, at the same paths in the
+        container."""
         return cls(device_nodes=tuple([DeviceNode(path=path) for path in paths]))
 
 
@@ -276,43 +329,46 @@ class Device:
     """One device that can be allocated (API: ``ResourceSlice.spec.devices[]``)."""
 
     name: str
-    """A DNS label of at most 63 characters, unique in its pool. It must be the same after a
-    restart: it is what an allocation names."""
+    """A DNS label of at most 63 characters, unique in its pool. It must stay the same after a
+    restart, because allocations refer to it."""
 
     pool: str = ""
-    """The device's pool: a DNS label, or several joined by dots. Empty is the pool that has the
-    node's name; ``gpus`` is published as the pool ``<node>/gpus``. A driver with devices of one
-    kind needs one pool."""
+    """The pool of the device: a DNS label, or several joined by dots. An empty pool is the pool
+    with the node's name. ``gpus`` is published as the pool ``<node>/gpus``. A driver with devices
+    of one kind needs one pool."""
 
     attributes: Mapping[str, AttributeValue] = field(default_factory=dict[str, AttributeValue])
-    """What CEL selectors can match. A name is a C identifier of at most 32 characters, or one
-    with a domain before it (``resource.kubernetes.io/pciBusID``)."""
+    """Attributes that CEL selectors can match. A name is a C identifier of at most 32 characters,
+    optionally with a domain prefix (``resource.kubernetes.io/pciBusID``)."""
 
     capacity: Mapping[str, str | Capacity] = field(default_factory=dict[str, "str | Capacity"])
-    """Amounts as Kubernetes quantities (``"8Gi"``), or as :class:`Capacity` that claims share."""
+    """Capacities by name: Kubernetes quantities (``"8Gi"``), or :class:`Capacity` for amounts that
+    claims share."""
 
     topology: Topology = Topology()
+    """The location of the device."""
+
     edits: Edits = field(default=Edits(), compare=False)
-    """What a container gets for the device if the driver has no `prepare` of its own. It is not
-    published, and two devices that differ only in it are equal."""
+    """The edits of containers, for a driver that does not override `prepare`. The node plugin does
+    not publish them. Two devices that differ only in their edits are equal."""
 
     consumes: Mapping[str, Mapping[str, str]] = field(
         default_factory=dict[str, "Mapping[str, str]"]
     )
-    """What the device consumes while it is allocated: amounts by counter, by :class:`CounterSet` of
-    its pool (API: ``consumesCounters``, DRAPartitionableDevices). Devices that together exceed a
-    counter are never allocated at the same time."""
+    """The amounts that the device consumes while it is allocated, by :class:`CounterSet` of its
+    pool and counter (API: ``consumesCounters``, DRAPartitionableDevices). Devices that together
+    exceed a counter are never allocated at the same time."""
 
     allow_multiple_allocations: bool = False
-    """Whether claims can share its capacity (DRAConsumableCapacity); each gets a share."""
+    """Whether claims can share the capacity of the device (DRAConsumableCapacity)."""
 
     taints: tuple[Taint, ...] = ()
-    """The driver's own taints, besides those for its health; at most 12, as the node plugin needs
-    some of the API's 16."""
+    """The driver's own taints, besides those for health. At most 12, because the node plugin needs
+    some of the 16 that the API allows."""
 
     health: Health | None = None
-    """The device's health, for a driver that is notified of failures. A driver that must poll for
-    them defines `Driver.health` instead."""
+    """The health of the device, for a driver that is notified of failures. A driver that polls
+    defines `Driver.health` instead."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -323,7 +379,7 @@ class CounterSet:
     """A DNS label, unique in its pool."""
 
     counters: Mapping[str, str]
-    """Quantities by name, which is a DNS label; at most 32."""
+    """Quantities by counter. A name is a DNS label. At most 32 counters."""
 
     pool: str = ""
     """The pool whose devices consume them, as in :class:`Device`."""
@@ -334,11 +390,15 @@ class Inventory:
     """All devices of a driver with their counter sets, for a driver that has partitions."""
 
     devices: Collection[Device]
+    """The devices."""
+
     counter_sets: Collection[CounterSet] = ()
+    """The counters that the partitions consume."""
+
     fallback: Collection[Device] | None = None
-    """What to publish instead if the API server does not know a field that `devices` use (it drops
-    unknown fields): whole devices instead of partitions, for example. Without a fallback, devices
-    that would not be safe without the field are left out."""
+    """The devices to publish if the API server drops a field that `devices` use, such as whole
+    devices instead of partitions. Without a fallback, the node plugin omits the devices that are
+    unsafe without the field."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -346,8 +406,13 @@ class ClaimReference:
     """The identity of a ResourceClaim. At unprepare the object may no longer exist."""
 
     namespace: str
+    """The namespace of the claim."""
+
     name: str
+    """The name of the claim. A later claim can have the same name."""
+
     uid: str
+    """The UID, which no other claim has."""
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"
@@ -365,49 +430,52 @@ class AllocatedDevice(Generic[ParametersT_co]):
     """
 
     name: str
-    """The device's name, as its driver published it."""
+    """The name of the device, as its driver published it."""
 
     pool: str
-    """The pool's name as in :class:`Device`: empty for the pool that has the node's name."""
+    """The pool as in :class:`Device`: empty for the pool with the node's name."""
 
     request: str
-    """The request's name in full; ``main/small`` for a subrequest."""
+    """The full name of the request. ``main/small`` for a subrequest."""
 
     share_id: str | None = None
-    """Set where the device may be allocated several times (DRAConsumableCapacity)."""
+    """The ID of the share, if claims share the device (DRAConsumableCapacity)."""
 
     admin_access: bool = False
-    """The claim monitors a device that another claim may hold: do nothing exclusive, reset
-    nothing."""
+    """Whether the claim monitors a device that another claim may hold. If so, do nothing exclusive,
+    and reset nothing."""
 
     consumed_capacity: Mapping[str, str] = field(default_factory=dict[str, str])
-    """The claim's part of the device's capacity, as quantities (DRAConsumableCapacity). The
-    scheduler may write an amount differently from the request: 40G as ``39062500Ki``."""
+    """The claim's share of the device's capacity, as quantities (DRAConsumableCapacity). The
+    scheduler may use another notation than the request: ``39062500Ki`` for 40G."""
 
     consumes: Mapping[str, Mapping[str, str]] = field(
         default_factory=dict[str, "Mapping[str, str]"]
     )
-    """What the device consumes from the pool's counter sets, from the inventory at the time of
-    prepare; empty with admin access. Calls for devices that consume from one counter set never
-    overlap."""
+    """The amounts that the device consumes from the pool's counter sets, as in the inventory at the
+    time of prepare. Empty with admin access. Calls for devices that consume from one counter set
+    never overlap."""
 
     configs: tuple[Mapping[str, Any], ...] = ()
-    """The opaque parameters for this driver and request as users wrote them: those of the
-    DeviceClass before those of the claim, so that a later one takes precedence. They can hold
-    anything that JSON can."""
+    """The opaque parameters for this driver and request, in ascending order of precedence: those of
+    the DeviceClass before those of the claim. Users write them, so they can have any content."""
 
     parameters: ParametersT_co = _NONE
-    """The configs merged key by key and checked: an object of the driver's `parameters_type`, if it
-    has one. In `unprepare` and `reset` it is None if the parameters were lost, or do not fit a
-    newer version of the driver."""
+    """The configs, merged by key and validated: an object of the driver's `parameters_type`. None
+    without that type. In `unprepare` and `reset` also None if the parameters were lost, or if they
+    are invalid in a newer version of the driver."""
 
     edits: Edits | None = field(default=None, compare=False)
-    """The `Device.edits` of the device as the driver last yielded it; None if it no longer does."""
+    """The `Device.edits` of the device, as the driver last yielded them. None if the driver no
+    longer yields the device."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AllocatedClaim(Generic[ParametersT_co]):
-    """A claim and the driver's devices that it was allocated."""
+    """A claim and its devices of this driver."""
 
     claim: ClaimReference
+    """The claim."""
+
     devices: tuple[AllocatedDevice[ParametersT_co], ...]
+    """Its devices, in the order of the allocation's results."""

@@ -63,10 +63,10 @@ class DeviceParameters(Settings):
 
 class NoParameters(DeviceParameters):
     """
-    The parameters' type of a driver that accepts no opaque parameters.
+    The type of the parameters of a driver that accepts none.
 
-    A claim with parameters fails, and its Event reports that the driver takes none. A driver
-    without a type gets them raw; if it ignores them, its users cannot see that.
+    A claim with parameters fails, and its Event reports that the driver accepts none. Without a
+    type, a driver gets parameters unchecked. Users do not notice if it ignores them.
     """
 
 
@@ -104,11 +104,11 @@ class Driver(ABC, Generic[ConfigT, ParametersT]):
     Devices of one kind on one node.
 
     ``class Lamps(Driver[LampConfig, LampParameters])`` gives the driver both of its types. Without
-    parameters' type, opaque parameters come raw, as `AllocatedDevice.configs`; a driver that takes
-    none declares :class:`NoParameters`.
+    a type for parameters, the driver gets opaque parameters unchecked, as
+    `AllocatedDevice.configs`. A driver that takes none declares :class:`NoParameters`.
 
-    The node plugin creates one object and calls all of its methods in one thread that nothing else
-    uses, so state needs no lock. `__init__` and `close` run outside of the thread's event loop and
+    The node plugin creates one object, and calls all of its methods in a thread of its own, so
+    state needs no lock. `__init__` and `close` run outside of the thread's event loop and
     may block. The others run in it, and may block briefly: a method that blocks holds up this
     driver's other calls, and the log names it.
 
@@ -117,7 +117,7 @@ class Driver(ABC, Generic[ConfigT, ParametersT]):
     a pod, which calls `prepare` by default. The same holds for unpreparing; the two need not have
     the same granularity.
 
-    Calls for different devices run side by side. Calls that have a device in common (pool and
+    Calls for different devices run concurrently. Calls that have a device in common (pool and
     name), or devices that consume from the same counter set, never overlap. The next call begins
     only after the previous one has ended, including its cleanup after a cancellation.
     """
@@ -137,9 +137,10 @@ class Driver(ABC, Generic[ConfigT, ParametersT]):
     field's name."""
 
     side_effects: ClassVar[bool]
-    """Whether preparing does anything besides returning edits. Unless it is set, it does if the
-    driver defines `unprepare`, `unprepare_claims` or `reset`. Without side effects a crash leaves
-    nothing to undo, preparing costs one write to disk less, and these three are never called."""
+    """Whether preparing does anything besides returning edits. The default is true if the driver
+    defines `unprepare`, `unprepare_claims` or `reset`, and false otherwise. If false, a crash
+    leaves nothing to undo, preparing needs one write to disk less, and the node plugin never calls
+    these three."""
 
     reports_health: ClassVar[bool] = False
     """Whether devices are yielded with `Device.health`. A driver that defines `health` reports
@@ -161,23 +162,23 @@ class Driver(ABC, Generic[ConfigT, ParametersT]):
     @classmethod
     def name_of(cls, config: ConfigT) -> str:
         """
-        Return the driver's name, if its configuration chooses it: by default it is `name`.
+        Return the driver's name for a configuration. The default is `name`.
 
-        For a class that is several drivers, such as one for hardware that is sold under several
-        names. The name has the same limits as `name`.
+        Override it in a class for hardware that is sold under several names. The limits of `name`
+        apply.
         """
         return cls.name
 
     @abstractmethod
     def devices(self) -> AsyncIterator[Collection[Device] | Inventory]:
         """
-        List and watch the devices: yield all of them at once, and all again at every change.
+        List and watch the devices: yield all devices at once, and again at every change.
 
-        An async generator that runs until it is closed. Each collection replaces the one before; an
-        equal collection costs nothing. If the generator ends or raises, or yields more than 2,000
-        times a second, the driver counts as stopped: its devices get no new pods and are not
-        prepared any more, and after a grace period (5 min) they are unpublished. The driver is
-        started again, with a backoff from 1 s to 1 min.
+        Implement it as an async generator that runs until it is closed. Each collection replaces
+        the previous one. An equal collection has no effect. If the generator ends, raises, or
+        yields more than 2,000 times a second, the driver counts as stopped: the node plugin taints
+        its devices and prepares none of them. After a grace period (5 min by default), it removes
+        them from the slices. It restarts the driver with a backoff from 1 s to 1 min.
         """
 
     # ------------------------------------------------------------ preparing
@@ -186,15 +187,18 @@ class Driver(ABC, Generic[ConfigT, ParametersT]):
         self, claim: ClaimReference, device: AllocatedDevice[ParametersT]
     ) -> Awaitable[Edits] | Edits:
         """
-        Make a device ready for a claim, and return what its containers get.
+        Prepare a device for a claim, and return the edits of its containers.
 
-        Called once per allocated device, for those of a pod's claims concurrently. The pod waits. A
-        call that takes longer than 5 min, or whose pod is deleted meanwhile, is cancelled, and
-        `unprepare` is called once it has ended. `prepare` is called again for the same claim and
-        device after a failure, a crash or a reboot. It must be idempotent: return the same edits,
-        and make sure that all side effects are in place. If it raises, the claim is not prepared,
-        `unprepare` is called for all of its devices, and the user sees the text of a
-        :class:`DriverError`.
+        The node plugin calls it once for each allocated device, concurrently for the devices of a
+        pod's claims. The pod waits. The node plugin cancels a call that takes longer than 5 min, or
+        whose pod is deleted, and calls `unprepare` when it has ended.
+
+        `prepare` must be idempotent: the node plugin calls it again for the same claim and device
+        after a failure, a crash or a reboot. Return the same edits, and make sure that all side
+        effects are in place.
+
+        If it raises, the claim is not prepared. The node plugin calls `unprepare` for all devices
+        of the claim, and users see the text of a :class:`DriverError`.
 
         The default returns the edits that the published device carries (`Device.edits`).
         """
@@ -207,11 +211,11 @@ class Driver(ABC, Generic[ConfigT, ParametersT]):
         | Mapping[str, Sequence[Edits] | Exception]
     ):
         """
-        The same for a batch of claims, such as those of a pod.
+        Prepare a batch of claims, such as the claims of a pod.
 
-        Returns by claim UID the edits of the claim's devices, in their order, or why the claim
-        failed; an exception that is raised fails all of them. Abandoning one claim does not cancel
-        the call while another claim waits for it. The default calls `prepare` for each device.
+        Return by claim UID the edits of the claim's devices, in their order, or an exception if the
+        claim failed. If it raises, all claims fail. A call is not cancelled while one of its claims
+        is still needed. The default calls `prepare` for each device.
         """
         return _by_claim(claims, self._prepare_all)
 
@@ -221,28 +225,29 @@ class Driver(ABC, Generic[ConfigT, ParametersT]):
         self, claim: ClaimReference, device: AllocatedDevice[ParametersT | None]
     ) -> Awaitable[None] | None:
         """
-        Undo `prepare`. The claim object may no longer exist, nor may the device.
+        Undo `prepare`. The claim object and the device may no longer exist.
 
-        Called once all containers have ended, also for a device whose prepare failed halfway or
-        never ran. It may be called again: nothing to undo counts as success. If it raises, the
-        device stays reserved and the call is repeated. The default does nothing.
+        The node plugin calls it when all containers have ended, also for a device whose `prepare`
+        failed or never ran. It can repeat the call: nothing to undo counts as success. If it
+        raises, the device stays reserved, and the node plugin retries. The default does nothing.
         """
         return _nothing()
 
     def unprepare_claims(
         self, claims: Sequence[AllocatedClaim[ParametersT | None]]
     ) -> Awaitable[Mapping[str, Exception | None]] | Mapping[str, Exception | None]:
-        """The same for a batch of claims: returns by claim UID None, or why the claim failed. The
-        default calls `unprepare` for each device."""
+        """Unprepare a batch of claims. Return by claim UID None, or an exception if the claim
+        failed. The default calls `unprepare` for each device."""
         return _by_claim(claims, self._unprepare_all)
 
     def reset(self, device: AllocatedDevice[ParametersT | None]) -> Awaitable[None] | None:
         """
-        Return a device to the state in which the next claim must find it.
+        Reset a device to the state that the next claim expects.
 
-        Called after each successful `unprepare`, but not for a share of a device, nor for a claim
-        with admin access, as others may be using the device. If it raises, the device stays
-        reserved and both calls are repeated. The default does nothing.
+        The node plugin calls it after each successful `unprepare`. It does not call it for a share
+        of a device and for a claim with admin access, because others may be using the device. If it
+        raises, the device stays reserved, and the node plugin retries both calls. The default does
+        nothing.
         """
         return _nothing()
 
@@ -254,10 +259,10 @@ class Driver(ABC, Generic[ConfigT, ParametersT]):
         """
         Return whether a device that was prepared in this boot is still in order.
 
-        Called when the kubelet asks again for a claim that is prepared (it was restarted, or
-        another pod uses the claim). On False, or if it raises, `prepare` is called again, without
-        an `unprepare` before: containers may be using the device. Without it, the claim is
-        answered from the checkpoint.
+        The node plugin calls it when the kubelet asks again for a prepared claim, after a restart
+        or for another pod. If it returns False or raises, the node plugin calls `prepare` again. It
+        does not call `unprepare` first, because containers may be using the device. Without
+        `check`, the node plugin answers from the checkpoint.
         """
         return _in_order()
 
@@ -265,14 +270,15 @@ class Driver(ABC, Generic[ConfigT, ParametersT]):
         """
         Check the health of a device.
 
-        Called periodically for each device, concurrently with other calls for it. A call that
-        raises, or takes longer than 30 s, counts as unknown health. A driver that neither defines
-        it nor sets `reports_health` has no health: the status of pods shows none.
+        The node plugin calls it periodically for each device, concurrently with other calls. A call
+        that raises, or takes longer than 30 s, counts as unknown health. If a driver neither
+        defines it nor sets `reports_health`, the status of pods shows no health.
         """
         return _unknown()
 
     def close(self) -> None:
-        """Release what `__init__` acquired. Prepared devices stay: the plugin only restarts."""
+        """Release what `__init__` acquired. Leave prepared devices as they are, because containers
+        still use them."""
 
     # ------------------------------------------------------------ the defaults' own
 

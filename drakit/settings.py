@@ -89,7 +89,7 @@ Duration = Annotated[
         {"type": "string", "pattern": r"^([0-9]+h)?([0-9]+m)?([0-9]+(\.[0-9]+)?s)?([0-9]+ms)?$"}
     ),
 ]
-"""A duration as Kubernetes' own files have it: ``10s``, ``1m30s``, ``1h``, ``500ms``."""
+"""A duration as in the configuration files of Kubernetes: ``10s``, ``1m30s``, ``1h``, ``500ms``."""
 
 
 def _parse_seconds(value: Any) -> Any:
@@ -124,23 +124,23 @@ Address = Annotated[str, AfterValidator(_check_address)]
 
 
 class Listen(Settings):
-    """The addresses at which a daemon serves HTTP. Each address has its own limits."""
+    """The addresses on which a daemon serves HTTP. Each address has its own limits."""
 
     probes: Address = "[::]:8081"
-    """Address of ``/healthz`` and ``/readyz``."""
+    """The address of ``/healthz`` and ``/readyz``."""
 
     metrics: Address = "[::]:8080"
-    """Address of ``/metrics``."""
+    """The address of ``/metrics``."""
 
 
 class Logging(Settings):
-    """How a daemon logs."""
+    """The log of a daemon."""
 
     level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
-    """Least level of what is logged."""
+    """The lowest level that is logged."""
 
     format: Literal["json", "text"] = "json"
-    """One JSON object a line, or lines for people."""
+    """``json`` writes one JSON object a line, ``text`` writes lines for people."""
 
 
 def read_file(path: Path) -> dict[str, Any]:

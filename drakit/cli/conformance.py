@@ -128,7 +128,7 @@ def _print_summary(report: Report) -> None:
     counts = [f"{number} {outcome}" for outcome in Outcome if (number := report.count(outcome)) > 0]
     print()
     print(", ".join(counts) or "no rule ran")
-    for words, outcome in (("not kept", Outcome.FAILED), ("not tested", Outcome.BROKEN)):
+    for words, outcome in (("violated", Outcome.FAILED), ("not tested", Outcome.BROKEN)):
         if bad := [result.rule.id for result in report.results if result.outcome is outcome]:
             print(f"{words}: {', '.join(bad)}")
 

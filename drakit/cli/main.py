@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return error.exit_code
     except ImportError as error:
         print(
-            f"this command needs {_EXTRAS.get(module, 'drakit[nodeplugin]')}: {error}",
+            f"this command needs the extra {_EXTRAS.get(module, 'drakit[nodeplugin]')}: {error}",
             file=sys.stderr,
         )
         return 2
@@ -57,15 +57,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="drakit",
-        description="Looks after drakit on this node, and helps to write drivers.",
-        epilog="Exit codes: 0 fine, 1 problems were found, 2 wrong use.",
+        description="Inspects drakit on this node, and helps to write drivers.",
+        epilog="Exit codes: 0 success, 1 problems found, 2 invalid arguments or settings.",
     )
     commands = _group(parser)
-    _add_checkpoint(_group(commands.add_parser("node", help="what the node plugin keeps")))
-    _add_lint(_group(commands.add_parser("cdi", help="CDI files")))
+    _add_checkpoint(
+        _group(commands.add_parser("node", help="inspect the node plugin's data on this node"))
+    )
+    _add_lint(_group(commands.add_parser("cdi", help="check CDI files")))
     _add_new(commands)
     _add_conformance(commands)
-    version = commands.add_parser("version", help="versions of drakit, Python and SQLite")
+    version = commands.add_parser("version", help="print the versions of drakit, Python and SQLite")
     version.set_defaults(command="version.show")
     return parser
 
@@ -77,15 +79,17 @@ def _group(parser: argparse.ArgumentParser) -> _Group:
 def _add_lint(group: _Group) -> None:
     lint = group.add_parser(
         "lint",
-        help="find what runtimes refuse, or read in another way than it was meant",
-        description="Checks CDI files, and directories of them as a runtime reads them together.",
+        help="find problems in CDI files",
+        description="Finds parts of CDI files that runtimes reject or interpret differently. "
+        "Checks directories together, as a runtime does.",
     )
     lint.add_argument(
         "paths",
         nargs="*",
         type=Path,
         metavar="PATH",
-        help="files, or directories with the weakest first (/etc/cdi /var/run/cdi)",
+        help="a file or directory; directories in ascending order of precedence (default: /etc/cdi "
+        "/var/run/cdi)",
     )
     _add_json(lint)
     lint.set_defaults(command="cdi.lint")
@@ -94,19 +98,24 @@ def _add_lint(group: _Group) -> None:
 def _add_new(group: _Group) -> None:
     new = group.add_parser(
         "new",
-        help="write the project of a driver",
-        description="Writes the project of a driver: package, tests, image, values of the chart, "
-        "and a workflow that tests it. It works as it is; no file is overwritten.",
+        help="create the project of a driver",
+        description="Creates the project of a driver that works without changes: package, tests, "
+        "Dockerfile, chart values, and a workflow that tests it. Existing files are never "
+        "overwritten.",
     )
-    new.add_argument("name", metavar="NAME", help="the project's name: lamps, rack-lamps")
+    new.add_argument("name", metavar="NAME", help="name of the project, such as rack-lamps")
     new.add_argument(
-        "--driver", help="the driver's name, below a domain of yours (NAME.example.com)"
+        "--driver",
+        metavar="DRIVER",
+        help="name of the driver, in a domain of yours (default: NAME.example.com)",
     )
     new.add_argument(
-        "--directory", type=Path, metavar="DIR", help="where the project is written (NAME)"
+        "--directory", type=Path, metavar="DIR", help="directory of the project (default: NAME)"
     )
     new.add_argument(
-        "--image", help="the image's repository (registry.example.com/NAME), without -nodeplugin"
+        "--image",
+        help="repository of the image, without the suffix -nodeplugin (default: "
+        "registry.example.com/NAME)",
     )
     new.set_defaults(command="new.new")
 
@@ -114,75 +123,81 @@ def _add_new(group: _Group) -> None:
 def _add_conformance(group: _Group) -> None:
     conformance = group.add_parser(
         "conformance",
-        help="hold a driver to the rules of the contract",
-        description="Runs a driver on a node that is not there, and holds it to the rules of the "
-        "contract. What it does not keep is printed, with what the kubelet needs it for.",
+        help="test a driver against the driver contract",
+        description="Runs a driver on a simulated node, and tests it against each rule of the "
+        "driver contract. Prints the violated rules, and why the kubelet needs them.",
     )
     conformance.add_argument(
         "target",
         nargs="?",
         metavar="TARGET",
-        help="module:Class, or the name of an installed driver; unix:/path/to.sock, a backend that "
-        "runs; backend:COMMAND or device-plugin:COMMAND, a program to be started ({directory} in "
-        "it is the directory that it registers in)",
+        help="a Python driver (module:Class, or the name of an installed driver), a running "
+        "backend (unix:/path/to.sock), or a program that the kit starts (backend:COMMAND or "
+        "device-plugin:COMMAND; {directory} stands for its registration directory)",
     )
     conformance.add_argument(
         "--config",
         dest="driver_config",
         type=Path,
         metavar="FILE",
-        help="YAML: the configuration of a Python driver; {root} in it is the node's folder",
+        help="YAML file with the configuration of a Python driver; {root} stands for the node's "
+        "directory",
     )
     conformance.add_argument(
-        "--parameters", type=Path, metavar="FILE", help="YAML: opaque parameters for its claims"
+        "--parameters",
+        type=Path,
+        metavar="FILE",
+        help="YAML file with opaque parameters for the claims",
     )
     conformance.add_argument(
         "--setup",
         metavar="COMMAND",
-        help="is run before the first start and after each reboot, with the node's folder as "
-        "$DRAKIT_ROOT; what is below $DRAKIT_ROOT/run is lost at a reboot",
+        help="command to run before the first start and after each reboot; $DRAKIT_ROOT is the "
+        "node's directory, and a reboot empties $DRAKIT_ROOT/run",
     )
     conformance.add_argument(
-        "--rule", action="append", metavar="ID", help="only this one; may be repeated"
+        "--rule", action="append", metavar="ID", help="test only this rule; can be repeated"
     )
     conformance.add_argument("--list", action="store_true", help="print the rules")
     conformance.add_argument(
-        "--junit", type=Path, metavar="FILE", help="also write the results as JUnit XML"
+        "--junit", type=Path, metavar="FILE", help="also write the results to a file, as JUnit XML"
     )
     conformance.set_defaults(command="conformance.conformance")
 
 
 def _add_checkpoint(group: _Group) -> None:
-    checkpoint = _group(group.add_parser("checkpoint", help="which claims are prepared"))
+    checkpoint = _group(group.add_parser("checkpoint", help="inspect the prepared claims"))
     show = checkpoint.add_parser(
         "show",
-        help="print the entries",
-        description="Prints the entries of the checkpoints. Nothing is written, and the node "
-        "plugin may be running.",
+        help="print the entries of the checkpoints",
+        description="Prints the entries of the checkpoints. Writes nothing. The node plugin can be "
+        "running.",
     )
     show.set_defaults(command="checkpoint.show")
     verify = checkpoint.add_parser(
         "verify",
-        help="check the entries, and CDI files against them",
-        description="Checks the checkpoints, and CDI files against their entries. It "
-        "writes nothing. Exit code 1: a check failed.",
+        help="check the checkpoints and the CDI files",
+        description="Checks the checkpoints, and compares the CDI files with their entries. Writes "
+        "nothing. Exits with 1 if a check fails.",
     )
     verify.set_defaults(command="checkpoint.verify")
-    forget = _group(group.add_parser("claim", help="one claim")).add_parser(
+    forget = _group(group.add_parser("claim", help="release the devices of a claim")).add_parser(
         "forget",
-        help="release a claim's devices by hand, without its driver",
-        description="Removes the entry and the CDI file of a claim. Its driver is not asked: what "
-        "it did for the claim stays. The node plugin may be running.",
+        help="release the devices of a claim without its driver",
+        description="Removes the entry and the CDI file of a claim. Does not call the driver, so "
+        "the driver's side effects remain. The node plugin can be running.",
     )
-    forget.add_argument("uid", metavar="UID", help="metadata.uid of the ResourceClaim")
+    forget.add_argument("uid", metavar="UID", help="UID of the ResourceClaim")
     forget.add_argument(
-        "--force", action="store_true", help="also where a container uses the claim, or may do so"
+        "--force",
+        action="store_true",
+        help="also release devices that a container uses or might use",
     )
     forget.set_defaults(command="claim.forget")
     for command in (show, verify):
         _add_json(command)
     for command in (show, verify, forget):
-        command.add_argument("--driver", help="only this driver's")
+        command.add_argument("--driver", metavar="NAME", help="only this driver")
         _add_place(command)
 
 
@@ -191,12 +206,25 @@ def _add_json(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_place(parser: argparse.ArgumentParser) -> None:
-    place = parser.add_argument_group("where things are on the node")
+    place = parser.add_argument_group("paths on the node")
     place.add_argument(
-        "--config", type=Path, help=f"the node plugin's configuration file ({DEFAULT_CONFIG})"
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help=f"configuration file of the node plugin (default: {DEFAULT_CONFIG})",
     )
-    place.add_argument("--kubelet-root", type=Path, help="kubelet's root, before the file's")
-    place.add_argument("--cdi-dir", type=Path, help="directory of CDI specs, before the file's")
+    place.add_argument(
+        "--kubelet-root",
+        type=Path,
+        metavar="DIR",
+        help="root directory of the kubelet; overrides the configuration file",
+    )
+    place.add_argument(
+        "--cdi-dir",
+        type=Path,
+        metavar="DIR",
+        help="directory of CDI specs; overrides the configuration file",
+    )
     parser.set_defaults(default_config=DEFAULT_CONFIG)
 
 

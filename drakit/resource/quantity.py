@@ -1,8 +1,8 @@
 """
 Kubernetes quantities, compared by value: the API server answers ``1Gi`` where we sent ``1024Mi``.
 
-Their value is the one that the API server would store: it rounds up to a billionth, and limits
-values with a binary suffix to 2^63-1.
+Their value is the one that the API server would store: it rounds up what is finer than a
+billionth, and cuts off what is written with a binary suffix and larger than 2^63-1.
 
 It must not know what is measured.
 """
@@ -16,7 +16,7 @@ from functools import lru_cache
 __all__ = ("EXACT", "parse_quantity", "quantity_problem", "quantity_units", "same_quantity")
 
 MAX_LENGTH = 64
-"""Characters; no real quantity needs more, and longer ones cost time."""
+"""Characters; nothing that is measured needs them, and longer ones would cost time."""
 
 _FORM = re.compile(
     r"(?P<number>[+-]?(\d+(\.\d*)?|\.\d+))(?P<suffix>[KMGTPE]i|[numkMGTPE]?|[eE][+-]?\d{1,3})",
@@ -53,9 +53,10 @@ def parse_quantity(text: str) -> Decimal:
     """
     Return the value of a Kubernetes quantity: ``1500m`` is 1.5, ``2k`` is 2000, ``1Ki`` is 1024.
 
-    One value can be written in many ways, and the scheduler rewrites amounts (40G becomes
-    ``39062500Ki``): so calculate with this, never with the text. Raises ValueError with a sentence
-    for an invalid quantity.
+    A value has several notations, and the scheduler rewrites amounts: 40G becomes ``39062500Ki``.
+    So calculate with the value, never with the text.
+
+    :raises ValueError: the text is not a quantity.
     """
     form = _FORM.fullmatch(text) if len(text) <= MAX_LENGTH else None
     if form is None:
@@ -83,7 +84,7 @@ def quantity_units(text: str) -> int:
 
 
 def quantity_problem(given: object) -> str | None:
-    """Return the problem of an amount, which must be a quantity that is not negative."""
+    """Say what is wrong with an amount of something: a quantity that is not negative."""
     if not isinstance(given, str):
         kind = type(given).__name__
         return f'is of type {kind}, not a quantity as text (such as "8" or "16Gi")'
@@ -95,7 +96,7 @@ def quantity_problem(given: object) -> str | None:
 
 
 def same_quantity(one: object, other: object) -> bool:
-    """Compare two quantities of the API's JSON by value; an invalid one is only equal to itself."""
+    """Compare two quantities of the API's JSON by value; what is none is only equal to itself."""
     if one == other:
         return True
     try:

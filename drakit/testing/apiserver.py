@@ -1,5 +1,5 @@
 """
-An API server in memory, over real HTTP, for tests of all code that uses the Kubernetes API.
+A Kubernetes API server in memory, which tests reach over HTTP.
 
     async with FakeApiServer() as server:
         server.store("/apis/resource.k8s.io/v1/namespaces/lab/resourceclaims/cam", {"spec": {}})
@@ -7,14 +7,14 @@ An API server in memory, over real HTTP, for tests of all code that uses the Kub
         ...
         assert ("POST", "/api/v1/namespaces/lab/events") in server.requests
 
-Like the real one it has resource versions, ``AlreadyExists`` and ``Conflict``, delete
+Like the real server, it has resource versions, ``AlreadyExists`` and ``Conflict``, delete
 preconditions, finalizers, generations, no-op writes, a separate ``status``, dry runs, equality
 selectors, pages that expire, watches with history, bookmarks and 410, and lists of metadata.
-It has no schemas, defaults, admission and authorisation; server-side apply is a merge that replaces
+It has no schemas, defaults, admission and authorization. Server-side apply is a merge that replaces
 lists and has no field owners.
 
-Kinds are not registered: any path of the usual shape works; ``served`` restricts a group to the
-versions that a cluster serves. To let the server misbehave: ``fail``, ``delay``, ``token``,
+Kinds are not registered: any path of the usual shape works. ``served`` restricts a group to the
+versions that a cluster serves. To make the server fail: ``fail``, ``delay``, ``token``,
 ``expire_history``, ``expire_pages``, ``drop_watches``, ``end_watches_at_once``,
 ``send_to_watches`` and ``verbatim``.
 """
@@ -38,7 +38,7 @@ __all__ = ("FakeApiServer", "Fault")
 
 @dataclass
 class Fault:
-    """A fault of matching requests, instead of an answer or before it."""
+    """A fault of matching requests, which replaces or precedes the answer."""
 
     method: str
     path: str
@@ -57,24 +57,47 @@ class Fault:
 
 @dataclass
 class FakeApiServer:
-    """The API server; see the module's docstring."""
+    """
+    A Kubernetes API server in memory, which tests reach over HTTP::
 
-    token: str | None = None  # requests with another bearer token are answered 401
-    end_watches_at_once: bool = False  # watches are accepted, and end without an event
-    served: dict[str, list[str]] = field(
-        default_factory=dict[str, list[str]]
-    )  # versions by group; any version of other groups
-    requests: list[tuple[str, str]] = field(
-        default_factory=list[tuple[str, str]]
-    )  # (method or WATCH, path)
-    queries: list[dict[str, str]] = field(
-        default_factory=list[dict[str, str]]
-    )  # as long as requests
+        async with FakeApiServer() as server:
+            server.store("/apis/resource.k8s.io/v1/namespaces/lab/resourceclaims/cam", {"spec": {}})
+            server.write_kubeconfig(tmp_path)
+
+    It has resource versions, conflicts, delete preconditions, finalizers, generations, a separate
+    ``status``, dry runs, equality selectors, pages, watches with history and bookmarks, and lists
+    of metadata. It has no schemas, defaults, admission and authorization. Server-side apply is a
+    merge that replaces lists and has no field owners. Any path of the usual shape works.
+    """
+
+    token: str | None = None
+    """The bearer token that requests must have. Other requests get 401. None accepts any."""
+
+    end_watches_at_once: bool = False
+    """Whether watches end at once, without an event."""
+
+    served: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
+    """The served versions by group. A group that is missing serves any version."""
+
+    requests: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
+    """Method and path of each request. The method of a watch is ``WATCH``."""
+
+    queries: list[dict[str, str]] = field(default_factory=list[dict[str, str]])
+    """The query parameters of each request."""
+
     headers: list[dict[str, str]] = field(default_factory=list[dict[str, str]])
+    """The headers of each request."""
+
     cluster: FakeCluster = field(default_factory=FakeCluster)
+    """The stored objects."""
+
     verbatim: dict[str, str] = field(default_factory=dict[str, str])
-    """Strings that answers replace with JSON: values that are nested too deeply for Python."""
+    """Strings that the server replaces with JSON in answers, for values that are nested too deeply
+    for Python."""
+
     url: str = ""
+    """The address of the server, once it has started."""
+
     _faults: list[Fault] = field(default_factory=list[Fault])
     _runner: web.AppRunner | None = None
 
@@ -96,7 +119,8 @@ class FakeApiServer:
     # ------------------------------------------------------------ for tests
 
     def write_kubeconfig(self, folder: Path, *, token: str | None = None) -> Path:
-        """Write a kubeconfig of this server, with ``token`` or the required one."""
+        """Write a kubeconfig for this server to a folder, and return its path. The default token
+        is the required one."""
         token = token or self.token
         named = {
             "apiVersion": "v1",
@@ -111,7 +135,7 @@ class FakeApiServer:
         return path
 
     def store(self, path: str, obj: Object) -> Object:
-        """Put an object at its path, status included, as another client would."""
+        """Create or update the object at a path, including its status. Return the stored object."""
         target = ObjectPath.parse(path)
         if target.key not in self.cluster.objects:
             named = merge(obj, {"metadata": {"name": target.name}})
@@ -121,17 +145,20 @@ class FakeApiServer:
         return self.cluster.commit(target.key, old, new)
 
     def remove(self, path: str) -> None:
-        """Delete an object at once, whatever its finalizers."""
+        """Delete the object at a path at once, regardless of its finalizers."""
         key = ObjectPath.parse(path).key
         self.cluster.commit(key, self.cluster.objects[key], None)
 
     def object(self, path: str) -> Object | None:
+        """Return a copy of the object at a path; None if there is none."""
         return copy.deepcopy(self.cluster.objects.get(ObjectPath.parse(path).key))
 
     def objects(self, path: str) -> list[Object]:
+        """Return the objects of a collection."""
         return self.cluster.list_objects(ObjectPath.parse(path), {})["items"]
 
     def writes(self) -> list[tuple[str, str]]:
+        """Return method and path of all requests that are neither reads nor watches."""
         return [r for r in self.requests if r[0] not in ("GET", "WATCH")]
 
     def fail(
@@ -147,20 +174,25 @@ class FakeApiServer:
         disconnect: bool = False,
         times: int = 1,
     ) -> None:
-        """Refuse the next requests of this method ("WATCH" too) whose path begins so."""
+        """
+        Fail the next requests of a method whose path has this prefix.
+
+        ``method`` can be ``WATCH``, or ``*`` for any. ``times`` is the number of requests that
+        fail. They get the status, or lose their connection if ``disconnect`` is set.
+        """
         error = StatusError(status, reason, message, details=details, headers=headers)
         self._faults.append(Fault(method, path, times, error=error, disconnect=disconnect))
 
     def delay(self, seconds: float, method: str = "*", path: str = "/", *, times: int = 1) -> None:
-        """Answer the next such requests late."""
+        """Delay the answers to the next requests of a method whose path has this prefix."""
         self._faults.append(Fault(method, path, times, delay_seconds=seconds))
 
     def heal(self) -> None:
-        """Forget all faults that are still to come."""
+        """Remove all pending faults."""
         self._faults.clear()
 
     def expire_history(self) -> None:
-        """Compact: watches and pages from before now get 410."""
+        """Compact the history: earlier watches and pages get 410."""
         self.cluster.history.clear()
         self.cluster.oldest_version = self.cluster.version = self.cluster.version + 1
 
@@ -168,19 +200,21 @@ class FakeApiServer:
 
     @property
     def watch_count(self) -> int:
+        """The number of open watches."""
         return len(self.cluster.watchers)
 
     def drop_watches(self) -> None:
-        """End all watches as a server does whose timeout has passed."""
+        """End all watches, as the server does after their timeout."""
         for watcher in self.cluster.watchers:
             watcher.put_nowait(None)
 
     def send_to_watches(self, event: Object) -> None:
-        """Send any event as it is, as ``{"type": "ERROR", "object": {...}}``."""
+        """Send an event to all watches, such as ``{"type": "ERROR", "object": {...}}``."""
         for watcher in self.cluster.watchers:
             watcher.put_nowait(event)
 
     def send_bookmark(self) -> None:
+        """Send a bookmark with the current resource version to all watches."""
         version = {"resourceVersion": str(self.cluster.version)}
         self.send_to_watches({"type": "BOOKMARK", "object": {"metadata": version}})
 

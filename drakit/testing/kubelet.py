@@ -41,9 +41,14 @@ NOTIFY_SECONDS = 5.0
 
 class FakeKubelet:
     """
-    A kubelet with one root directory; drivers have their registration sockets below it.
+    The kubelet's side of the sockets of drivers, below one root directory::
 
-    `async with FakeKubelet(root) as kubelet` closes all connections at the end.
+        async with FakeKubelet(root) as kubelet:
+            dra = await kubelet.register()
+            answers = await kubelet.prepare(dra, claim)
+
+    Every call raises ``grpc.aio.AioRpcError`` if the driver returns an error, or does not answer
+    in time.
     """
 
     def __init__(self, root: Path) -> None:
@@ -57,13 +62,13 @@ class FakeKubelet:
         await self.close()
 
     async def close(self) -> None:
-        """Close all connections, as a kubelet that ends. It can be used again."""
+        """Close all connections, as a kubelet that stops. The object stays usable."""
         channels, self._channels = self._channels, {}
         for channel in channels.values():
             await channel.close()
 
     def sockets(self) -> list[Path]:
-        """Return the sockets that a kubelet finds: it ignores dot files and other files."""
+        """Return the registration sockets. A kubelet ignores names that begin with a dot."""
         if not self.registry.exists():
             return []
         found = self.registry.iterdir()
@@ -77,14 +82,14 @@ class FakeKubelet:
     # ------------------------------------------------------------ registration
 
     async def get_info(self, path: Path) -> registration_pb2.PluginInfo:
-        """Call GetInfo at a registration socket, over a connection of its own."""
+        """Call GetInfo at a registration socket, over a new connection."""
         async with _connect(path) as channel:
             return await registration_pb2_grpc.RegistrationStub(channel).GetInfo(
                 registration_pb2.InfoRequest(), timeout=GET_INFO_SECONDS
             )
 
     async def notify(self, path: Path, *, error: str | None = None) -> None:
-        """Notify a registration socket that the driver is registered, or why it is not."""
+        """Notify a driver that it is registered, or that its registration failed."""
         async with _connect(path) as channel:
             await registration_pb2_grpc.RegistrationStub(channel).NotifyRegistrationStatus(
                 registration_pb2.RegistrationStatus(
@@ -94,7 +99,8 @@ class FakeKubelet:
             )
 
     async def register(self) -> Path:
-        """Register the only driver there is; give its DRA socket."""
+        """Register the only driver below the root, and return the path of its DRA socket. Raises
+        ValueError if there are none or several."""
         (path,) = self.sockets()
         info = await self.get_info(path)
         await self.notify(path)
@@ -109,7 +115,7 @@ class FakeKubelet:
         version: str = "v1",
         timeout_seconds: float = 10,
     ) -> Mapping[str, Any]:
-        """Send NodePrepareResources; give the answers, protobuf messages, by claim UID."""
+        """Call NodePrepareResources. Return the answers by claim UID, as protobuf messages."""
         messages, stubs = _VERSIONS[version]
         answer = await stubs.DRAPluginStub(self._channel(dra)).NodePrepareResources(
             messages.NodePrepareResourcesRequest(claims=_claims(messages, claims)),
@@ -124,7 +130,7 @@ class FakeKubelet:
         version: str = "v1",
         timeout_seconds: float = 10,
     ) -> Mapping[str, str]:
-        """Send NodeUnprepareResources; give the errors by claim UID, empty where there is none."""
+        """Call NodeUnprepareResources. Return the errors by claim UID; empty without an error."""
         messages, stubs = _VERSIONS[version]
         answer = await stubs.DRAPluginStub(self._channel(dra)).NodeUnprepareResources(
             messages.NodeUnprepareResourcesRequest(claims=_claims(messages, claims)),
@@ -135,7 +141,7 @@ class FakeKubelet:
     # ------------------------------------------------------------ health
 
     def watch_health(self, dra: Path) -> Any:
-        """Open the v1alpha1 health stream; the call can be read, cancelled and awaited."""
+        """Open the health stream of version v1alpha1. Return the gRPC call."""
         return health_pb2_grpc.DRAResourceHealthStub(self._channel(dra)).NodeWatchResources(
             health_pb2.NodeWatchResourcesRequest()
         )
@@ -143,8 +149,8 @@ class FakeKubelet:
     async def follow_health(
         self, registration: Path, *, version: str | None = None
     ) -> HealthSubscriber:
-        """Follow the health of the driver that is registered there, as a kubelet of 1.37 does; or
-        in a given version, advertised or not, as one of 1.36 does."""
+        """Follow the health of a driver, given its registration socket. Without a version, use the
+        version that the driver advertises."""
         info = await self.get_info(registration)
         version = version or health_version(info.supported_versions)
         assert version is not None, "the driver advertises no health"

@@ -30,7 +30,7 @@ def conformance_tests(
     without: Collection[str] = (),
 ) -> Callable[[Rule], None]:
     """
-    Return a test function that checks a driver against the rules, one test a rule::
+    Return a pytest function that tests a driver against the driver contract, one test a rule::
 
         test_conformance = conformance_tests(
             "my_pkg:MyDriver",
@@ -38,12 +38,13 @@ def conformance_tests(
             setup=lambda root: (root / "cameras" / "front").mkdir(parents=True),
         )
 
-    `target` is what ``drakit conformance`` takes. `config` is the driver's configuration, with
-    ``{root}`` for the folder of the node; `parameters` are opaque parameters for its claims.
-    `setup` is called with that folder before the first start on each node and after each reboot; as
-    text it is a shell command. `without` names rules that are not tested: comment on the reason.
-
-    Raises ValueError if it names an unknown rule, or the target is malformed.
+    :param target: the driver, as the argument of ``drakit conformance``.
+    :param config: the configuration of a Python driver. ``{root}`` stands for the node's directory.
+    :param parameters: opaque parameters for the claims.
+    :param setup: a function that gets the node's directory, or a shell command that has it as
+        ``$DRAKIT_ROOT``. It runs before the first start on each node, and after each reboot.
+    :param without: the IDs of rules to omit. Give the reason in a comment.
+    :raises ValueError: a rule is unknown, or the target is malformed.
     """
     found = rules()
     if unknown := set(without) - {rule.id for rule in found}:

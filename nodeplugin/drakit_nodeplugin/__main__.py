@@ -81,12 +81,35 @@ def _refuse(errors: Sequence[Exception]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="drakit-nodeplugin", description=__doc__)
-    parser.add_argument("--config", type=Path, required=True, help="configuration file (YAML)")
-    parser.add_argument("--kubeconfig", type=Path, help="for running outside of a cluster")
-    parser.add_argument("--kubelet-root", type=Path, help="kubelet's root, before the file's")
-    parser.add_argument("--cdi-dir", type=Path, help="directory of CDI specs, before the file's")
-    parser.add_argument("--node-name", help="name of the Node, before $NODE_NAME")
+    parser = argparse.ArgumentParser(
+        prog="drakit-nodeplugin", description="Runs the drivers of this node for the kubelet."
+    )
+    parser.add_argument(
+        "--config", type=Path, required=True, metavar="FILE", help="configuration file (YAML)"
+    )
+    parser.add_argument(
+        "--kubeconfig",
+        type=Path,
+        metavar="FILE",
+        help="kubeconfig file (default: the service account of the pod)",
+    )
+    parser.add_argument(
+        "--kubelet-root",
+        type=Path,
+        metavar="DIR",
+        help="root directory of the kubelet; overrides the configuration file",
+    )
+    parser.add_argument(
+        "--cdi-dir",
+        type=Path,
+        metavar="DIR",
+        help="directory of CDI specs; overrides the configuration file",
+    )
+    parser.add_argument(
+        "--node-name",
+        metavar="NAME",
+        help="name of the Node (default: $NODE_NAME)",
+    )
     return parser
 
 

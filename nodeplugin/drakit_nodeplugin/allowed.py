@@ -58,20 +58,20 @@ Identifier = Annotated[int, Field(ge=0, le=2**32 - 2)]
 
 
 class OwnerSettings(Settings):
-    """The owner that a socket must have."""
+    """The owner that the socket must have."""
 
     uid: Identifier = 0
-    """The user's number on the node."""
+    """The user ID on the node."""
 
     gid: Identifier | None = None
-    """The group's number on the node; any group by default."""
+    """The group ID on the node. If null, any group."""
 
 
 class AllowedEndpoint(Settings):
-    """The edits that a backend or device plugin may make; none by default."""
+    """The edits that a backend or device plugin may make. The default is none."""
 
     owner: OwnerSettings = OwnerSettings()
-    """The owner of its socket: root by default."""
+    """The owner of its socket. The default is root."""
 
     devices: tuple[DevicePattern, ...] = ()
     """Device nodes of the host, as paths below ``/dev`` without symbolic links. A wildcard matches
@@ -80,7 +80,7 @@ class AllowedEndpoint(Settings):
     mounts: dict[HostPath, Literal["ro", "rw"]] = Field(
         default_factory=dict[HostPath, Literal["ro", "rw"]]
     )
-    """Prefixes of host paths, read-only or writable. The longest matching prefix decides."""
+    """Prefixes of host paths, read-only or writable. The longest matching prefix applies."""
 
     hooks: tuple[HostPath, ...] = ()
     """Programs of the host that may run as OCI hooks, with any arguments."""
@@ -89,7 +89,7 @@ class AllowedEndpoint(Settings):
     """Network interfaces of the host, with wildcards."""
 
     additional_gids: tuple[Identifier, ...] = ()
-    """Supplementary groups that a container may have."""
+    """Supplementary groups that a container may get."""
 
     intel_rdt: bool = False
     """Whether containers may get Intel RDT settings."""

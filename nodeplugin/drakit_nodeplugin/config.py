@@ -40,7 +40,7 @@ class DriverEntry(Settings):
     """A driver that the plugin hosts."""
 
     driver: str
-    """Name of an entry point of group ``drakit.drivers``, or ``module:Class``."""
+    """The name of an entry point of the group ``drakit.drivers``, or ``module:Class``."""
 
     name: str | None = None
     """The name that the driver must have. The chart's admission policy binds the plugin to it."""
@@ -50,17 +50,18 @@ class DriverEntry(Settings):
 
 
 class StaleClaims(Settings):
-    """When a prepared claim is unprepared although the kubelet has not asked for it."""
+    """When the plugin unprepares a claim that the kubelet no longer knows."""
 
     period: Seconds = 60.0
-    """Between two checks."""
+    """The time between two checks."""
 
     grace_period: Seconds = 120.0
-    """How long a claim must have been stale: gone, replaced, deallocated, or for other devices or
-    another node. A running kubelet unprepares the claims that it knows within a minute."""
+    """How long a claim must have been stale: deleted, replaced, deallocated, or allocated to other
+    devices or another node. A running kubelet unprepares the claims that it knows within a
+    minute."""
 
     unconfirmed_grace_period: Seconds = 3600.0
-    """The same, if the kubelet's podresources API does not answer, and the claim may be in use."""
+    """The same while the kubelet's podresources API does not answer. The claim may be in use."""
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
@@ -70,37 +71,40 @@ class StaleClaims(Settings):
 
 
 class OpaqueParameters(Settings):
-    """Limits of the opaque parameters of one claim for one driver. A config counts once for each
-    device that it applies to. A claim that exceeds them fails; its pod's Event names the limit."""
+    """Limits for the opaque parameters of one claim and driver. A config counts once for each
+    device that it applies to. A claim that exceeds a limit fails, and its pod's Event names the
+    limit."""
 
     max_bytes: Annotated[int, Field(ge=10 * 1024)] = 128 * 1024
     """Bytes of JSON. The API server accepts 10 KiB per config."""
 
     max_nodes: Annotated[int, Field(ge=1024)] = 8192
-    """Keys and values: each takes up to 100 bytes of the plugin's memory while a claim is prepared,
-    however short its text is."""
+    """Keys and values. Each takes up to 100 bytes of the plugin's memory while a claim is prepared,
+    even if its text is short."""
 
 
 class DeviceHealthSettings(Settings):
     """What happens to a device that its driver reports as unhealthy."""
 
     recovery_period: Seconds = 30.0
-    """How long it must have been healthy before its taint is removed: a device that flaps gets no
-    new pods."""
+    """How long the device must have been healthy before the plugin removes its taint. New pods do
+    not get a device that flaps."""
 
     eviction_delay: Seconds = 10.0
-    """How long the driver must have reported running work as broken before pods that use the device
-    are evicted (taint with effect NoExecute)."""
+    """How long the driver must have reported running work as broken before the plugin evicts the
+    pods that use the device, by a taint with the effect NoExecute."""
 
     timeout: Seconds = 30.0
-    """How long the kubelet trusts a device's health; it is sent again after a third of it."""
+    """How long the kubelet trusts a device's health. The plugin repeats it after a third of this
+    time."""
 
 
 class Devices(Settings):
-    """What happens to devices whose driver is unavailable."""
+    """What happens to devices whose driver is stopped, and to unhealthy devices."""
 
     endpoint_stop_grace_period: Seconds = 300.0
-    """How long the devices of a stopped driver stay published, tainted; then they are removed."""
+    """How long the devices of a stopped driver stay published, with a taint. Then the plugin
+    removes them."""
 
     start_grace_period: Seconds = 30.0
     """How long after a start of the plugin published devices stay unchanged while their driver has
@@ -144,55 +148,57 @@ else:
 
 
 class Backends(Settings):
-    """Drivers that are programs of their own, in any language."""
+    """Backends: drivers that run as programs of their own, in any language."""
 
     enabled: bool = False
     """Whether backends may register."""
 
     directory: AbsolutePath | None = None
-    """The registration directory, which contains their sockets;
-    ``<kubeletRoot>/plugins/drakit.dev/backends`` by default."""
+    """The registration directory, which contains the sockets of backends. The default is
+    ``<kubeletRoot>/plugins/drakit.dev/backends``."""
 
     allowed: Annotated[AllowList, _allowed("backends")] = None
-    """The drivers that backends may register, by name. Without it, any driver may make any edit; an
-    empty one allows none."""
+    """The drivers that backends may register, by name. If null, every backend may make any edit. An
+    empty map allows no backend."""
 
 
 class DevicePlugins(Settings):
-    """Kubelet device plugins, which register with this plugin instead of the kubelet."""
+    """Kubelet device plugins that register with the node plugin instead of the kubelet."""
 
     enabled: bool = False
-    """Whether they may register."""
+    """Whether device plugins may register."""
 
     directory: AbsolutePath | None = None
-    """The directory that device plugins see as ``/var/lib/kubelet/device-plugins``;
-    ``<kubeletRoot>/plugins/drakit.dev/device-plugins`` by default."""
+    """The directory that device plugins mount as ``/var/lib/kubelet/device-plugins``. The default
+    is ``<kubeletRoot>/plugins/drakit.dev/device-plugins``."""
 
     driver_name: str = "deviceplugin.drakit.dev"
-    """The name of the driver that publishes their devices. Of two releases with device plugins on
-    one node each needs a name and a directory of its own."""
+    """The name of the driver that publishes their devices. Two releases with device
+    plugins on one node need different names and directories."""
 
     allowed: Annotated[AllowList, _allowed("devicePlugins")] = None
-    """The resources that device plugins may register, by name. Without it, any device plugin may
-    make any edit; an empty one allows none."""
+    """The resources that device plugins may register, by name. If null, every device plugin may
+    make any edit. An empty map allows no device plugin."""
 
 
 class Events(Settings):
+    """The Events that the plugin and the kubelet write."""
+
     name_holders: Literal["namespace", "all"] = "namespace"
-    """The claims that an error names as holders of a device. The kubelet writes errors into the
-    pod's Events. So errors name only claims of the pod's own ``namespace`` by default, and others
-    by their UID; ``all`` names every claim."""
+    """The claims that an error may name as holders of a device. The kubelet writes errors into the
+    pod's Events. With ``namespace``, errors name claims of the pod's own namespace, and report the
+    UID of others. With ``all``, errors name every claim."""
 
 
 class NodePluginConfig(Settings):
     """The configuration file of ``drakit-nodeplugin``."""
 
     kubelet_root: AbsolutePath = Path("/var/lib/kubelet")
-    """The kubelet's root directory. The plugin must see it under the same path as the kubelet,
-    because it reports the path of its socket to the kubelet."""
+    """The kubelet's root directory. It must have the same path for the plugin as for the kubelet,
+    because the plugin reports the paths of its sockets."""
 
     cdi_directory: AbsolutePath = Path("/var/run/cdi")
-    """The directory of CDI specs: one of the runtime's directories for generated specs."""
+    """A directory from which the container runtime reads generated CDI specs."""
 
     boot_id_file: Annotated[AbsolutePath, Field(alias="bootIDFile")] = Path(
         "/proc/sys/kernel/random/boot_id"
@@ -203,7 +209,8 @@ class NodePluginConfig(Settings):
     drain_timeout: Annotated[Duration, Field(gt=timedelta(0), le=timedelta(seconds=44))] = (
         timedelta(seconds=40)
     )
-    """How long a stop waits for calls in flight; the kubelet itself waits 45 s."""
+    """How long the plugin waits for calls in flight when it stops. The kubelet itself waits
+    45 s."""
 
     events: Events = Events()
     stale_claims: StaleClaims = StaleClaims()
@@ -211,12 +218,12 @@ class NodePluginConfig(Settings):
     devices: Devices = Devices()
 
     pod_resources_socket: AbsolutePath | None = None
-    """The socket of the kubelet's podresources API;
-    ``<kubeletRoot>/pod-resources/kubelet.sock`` by default."""
+    """The socket of the kubelet's podresources API. The default is
+    ``<kubeletRoot>/pod-resources/kubelet.sock``."""
 
     kubelet_state_file: AbsolutePath | None = None
-    """The kubelet's ``dra_manager_state``, if it can be read: a claim that it names is not stale.
-    Mount its directory, because the kubelet replaces the file at each change."""
+    """The kubelet's file ``dra_manager_state``. A claim in this file is never stale. Mount its
+    directory, because the kubelet replaces the file at each change."""
 
     logging: Logging = Logging()
     drivers: tuple[DriverEntry, ...] = ()

@@ -31,13 +31,13 @@ _TRANSACTION_SECONDS = (0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1,
 """A flush takes a fraction of a millisecond on a good disk, and seconds on a failing one."""
 
 _GAUGES = {
-    "checkpoint_damaged": "1 if entries of the checkpoint were lost since this process started",
-    "checkpoint_unusable": "1 if the checkpoint cannot be used: no claim can be prepared",
-    "devices_left_out": "Devices that cannot be published; the Events of the Node have the reasons",
-    "pools_inactive": "Pools that are being removed: their driver was unavailable for too long",
+    "checkpoint_damaged": "1 if the checkpoint has lost entries since this process started",
+    "checkpoint_unusable": "1 if the checkpoint is unusable, so that no claim can be prepared",
+    "devices_left_out": "Devices that cannot be published; Events about the Node name them",
+    "pools_inactive": "Pools that are being removed, because their driver was stopped for too long",
     "driver_registered": "1 if the kubelet has accepted the driver's registration",
     "driver_running": "1 if the driver runs",
-    "driver_blocked": "1 if the driver's event loop does not answer",
+    "driver_blocked": "1 if the event loop of the driver is blocked",
     "slices_failing": "1 if the last attempt to publish ResourceSlices failed",
     "slice_fields_dropped": "1 if the API server drops fields that devices use",
 }
@@ -70,29 +70,29 @@ class Metrics:
         )
         self.errors = self._counter(
             "drakit_claim_errors",
-            "Claims that could not be prepared or unprepared, by the reason",
+            "Failed attempts to prepare or unprepare a claim",
             ("operation", "reason"),
         )
         self.collected = self._counter(
             "drakit_stale_claims_collected",
-            "Claims that nobody would have unprepared any more, and that were unprepared",
+            "Stale claims that the plugin has unprepared, because the kubelet no longer knew them",
             ("reason",),
         )
         self.restored = self._counter(
-            "drakit_cdi_files_restored", "CDI files of prepared claims that were lost, and restored"
+            "drakit_cdi_files_restored", "CDI files of prepared claims that the plugin has restored"
         )
         self.slice_writes = self._counter(
             "drakit_slice_writes", "Writes of ResourceSlices to the API server", ("verb", "result")
         )
         self.diagnostics = self._counter(
             "drakit_endpoint_diagnostics",
-            "Problems of drivers, backends and device plugins: Events of the Node have the details",
+            "Problems of drivers, backends and device plugins, as in Events about the Node",
             ("reason",),
         )
         self.claims = self._gauge("drakit_claims", "Claims in the checkpoint", ("state",))
         self.devices = self._gauge(
             "drakit_devices",
-            "Devices by state; an allocated one is also healthy or not",
+            "Devices by state; an allocated device is also counted as healthy or unhealthy",
             ("state",),
         )
         self.gauges = {name: self._gauge(f"drakit_{name}", text) for name, text in _GAUGES.items()}

@@ -55,16 +55,37 @@ async def _run(config: Config, kubeconfig: Path | None) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="drakit-operator",
-        description="Reports why a claim is pending, warns of templates that cannot be allocated.",
+        description="Reports why pods wait for devices, as Events.",
     )
-    parser.add_argument("--config", type=Path, help="settings (YAML); default: none needed")
     parser.add_argument(
-        "--kubeconfig", type=Path, help="default: the pod's service account, else the user's"
+        "--config", type=Path, metavar="FILE", help="configuration file (YAML; default: none)"
     )
-    parser.add_argument("--listen-probes", help="address of /healthz and /readyz")
-    parser.add_argument("--listen-metrics", help="address of /metrics")
-    parser.add_argument("--log-level", choices=("DEBUG", "INFO", "WARNING", "ERROR"))
-    parser.add_argument("--log-format", choices=("json", "text"))
+    parser.add_argument(
+        "--kubeconfig",
+        type=Path,
+        metavar="FILE",
+        help="kubeconfig file (default: the pod's service account, or the user's kubeconfig)",
+    )
+    parser.add_argument(
+        "--listen-probes",
+        metavar="ADDRESS",
+        help="address of /healthz and /readyz; overrides the configuration file",
+    )
+    parser.add_argument(
+        "--listen-metrics",
+        metavar="ADDRESS",
+        help="address of /metrics; overrides the configuration file",
+    )
+    parser.add_argument(
+        "--log-level",
+        choices=("DEBUG", "INFO", "WARNING", "ERROR"),
+        help="lowest level that is logged; overrides the configuration file",
+    )
+    parser.add_argument(
+        "--log-format",
+        choices=("json", "text"),
+        help="form of the log; overrides the configuration file",
+    )
     return parser
 
 

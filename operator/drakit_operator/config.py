@@ -22,17 +22,21 @@ __all__ = ("Config", "ConfigError", "read_config")
 
 
 class Election(Settings):
+    """The election of the replica that writes Events."""
+
     lease_name: str = "drakit-operator"
-    """Name of the Lease, in the operator's own namespace."""
+    """The name of the Lease in the operator's namespace."""
 
     lease_duration: Annotated[Seconds, Field(ge=1, multiple_of=1)] = 8.0
-    """How long a leader that gives no sign of life keeps the others waiting; whole seconds."""
+    """How long the other replicas wait for a leader that does not renew the Lease, in whole
+    seconds."""
 
     renew_deadline: Seconds = 5.0
-    """A leader that could not renew for so long stops; must be less than leaseDuration."""
+    """How long a leader retries to renew the Lease before it stops. Must be less than
+    ``leaseDuration``."""
 
     retry_period: Seconds = 1.0
-    """Pause between two attempts to renew or to acquire."""
+    """The pause between two attempts to renew or acquire the Lease."""
 
     @model_validator(mode="after")
     def _leaders_do_not_overlap(self) -> Self:
@@ -45,19 +49,24 @@ class Election(Settings):
 
 
 class Events(Settings):
+    """The Events that the operator writes."""
+
     debounce: Seconds = 1.0
-    """A pod or template younger than this gets no Event: it may just be about to be scheduled."""
+    """The age from which a pod or template gets Events. A younger pod may be about to be
+    scheduled."""
 
     change_pause: Seconds = 60.0
-    """Least pause between two Events of the same reason whose sentences differ, per object."""
+    """The shortest pause between two Events about one object that have the same reason and
+    different messages."""
 
     repeat_pause: Seconds = 1800.0
-    """Pause before an unchanged Event is counted up: the API server forgets Events after 1 h."""
+    """The pause before the operator repeats an unchanged Event. The API server deletes Events after
+    1 h by default."""
 
     name_holders: Literal["namespace", "all"] = "namespace"
-    """The claims that a pod's Event names as holders of devices: those of the pod's own
-    ``namespace`` (others are counted), or ``all``. With ``all``, anyone who can read Events can
-    read the names of claims and pods of other namespaces."""
+    """The claims that a pod's Event may name as holders of devices. With ``namespace``, Events name
+    claims of the pod's own namespace, and count the others. With ``all``, anyone who can read
+    Events can read the names of claims and pods of other namespaces."""
 
 
 class Config(Settings):
@@ -69,13 +78,13 @@ class Config(Settings):
     events: Events = Events()
 
     sweep_period: Seconds = 300.0
-    """Pause between two lists that find deletions which the watch did not report."""
+    """The pause between two lists, which find deletions that the watch did not report."""
 
     workers: Annotated[int, Field(ge=1, le=64)] = 4
-    """How many objects are judged, and Events written, at once."""
+    """How many objects the operator reconciles at once."""
 
     queue_size: Annotated[int, Field(ge=1000)] = 100_000
-    """Most objects that wait to be judged."""
+    """The largest number of objects that wait for reconciliation."""
 
 
 def read_config(path: Path | None, *, arguments: Mapping[str, Any] | None = None) -> Config:

@@ -20,18 +20,20 @@ class Metrics:
             "drakit_operator_leader", "1 if this replica leads", registry=self.registry
         )
         self.queue_depth = Gauge(
-            "drakit_operator_queue_depth", "Objects waiting for a reconcile", registry=self.registry
+            "drakit_operator_queue_depth",
+            "Objects that wait for reconciliation",
+            registry=self.registry,
         )
         self.reconcile_seconds = Histogram(
             "drakit_operator_reconcile_seconds",
-            "Time to judge one object, Event included",
+            "Time to reconcile one object, including its Event",
             ["concern", "outcome"],
             buckets=(0.001, 0.005, 0.02, 0.1, 0.5, 2, 10),
             registry=self.registry,
         )
         self.events = Counter(
             "drakit_operator_events",
-            "Events written, by reason",
+            "Events written",
             ["reason"],
             registry=self.registry,
         )
@@ -42,7 +44,7 @@ class Metrics:
         )
         self.missed_deletions = Counter(
             "drakit_operator_missed_deletions",
-            "Deletions found by listing, which no watch had reported",
+            "Deletions that a list found and no watch reported",
             registry=self.registry,
         )
 
@@ -54,7 +56,7 @@ class Metrics:
         )
         self.skipped_objects = Counter(
             "drakit_operator_skipped_objects",
-            "Objects in lists and watches that could not be read",
+            "Objects in lists and watches that are malformed or too large",
             ["kind"],
             registry=self.registry,
         )

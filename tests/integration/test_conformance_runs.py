@@ -145,7 +145,7 @@ def test_the_command_line_prints_what_is_not_kept_and_why(tmp_path, capfd, few_r
     assert "PASSED   kept" in printed
     assert "observed: the driver shelf.example.com does not keep it" in printed
     assert "reason: Something needs it." in printed
-    assert printed.endswith("1 passed, 1 failed\nnot kept: not-kept\n")
+    assert printed.endswith("1 passed, 1 failed\nviolated: not-kept\n")
     suite = ElementTree.parse(junit).getroot()
     assert (suite.get("tests"), suite.get("failures")) == ("2", "1")
     assert [case.find("failure") is not None for case in suite] == [False, True]

@@ -16,12 +16,20 @@ from types import ModuleType
 
 @cache
 def of_module(module: ModuleType) -> dict[str, str]:
-    """Return the docstrings of a module's attributes, and of its classes' as ``Class.name``."""
+    """
+    Return the docstrings of a module's attributes, and of its classes' as ``Class.name``.
+
+    The attributes of a class are those of its body and those that ``__init__`` assigns.
+    """
     tree = ast.parse(inspect.getsource(module))
     found = _of_body(tree.body)
     for node in tree.body:
         if isinstance(node, ast.ClassDef):
-            found |= {f"{node.name}.{name}": text for name, text in _of_body(node.body).items()}
+            texts = _of_body(node.body)
+            for method in node.body:
+                if isinstance(method, ast.FunctionDef) and method.name == "__init__":
+                    texts |= _of_body(method.body)
+            found |= {f"{node.name}.{name}": text for name, text in texts.items()}
     return found
 
 
@@ -36,12 +44,20 @@ def of_attribute(owner: type, name: str) -> str:
     return ""
 
 
+def own_names(owner: type) -> list[str]:
+    """Return the public attributes of a class that have docstrings, in their order."""
+    texts = of_module(sys.modules[owner.__module__])
+    names = (name.partition(".") for name in texts)
+    return [name for cls, _, name in names if cls == owner.__name__ and name[:1] not in ("_", "")]
+
+
 def _of_body(body: list[ast.stmt]) -> dict[str, str]:
     found: dict[str, str] = {}
     for node, following in pairwise(body):
         match node, following:
             case (
-                ast.AnnAssign(target=ast.Name(id=name)) | ast.Assign(targets=[ast.Name(id=name)]),
+                ast.AnnAssign(target=ast.Name(id=name) | ast.Attribute(attr=name))
+                | ast.Assign(targets=[ast.Name(id=name) | ast.Attribute(attr=name)]),
                 ast.Expr(value=ast.Constant(value=str(text))),
             ):
                 found[name] = inspect.cleandoc(text)

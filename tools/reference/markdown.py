@@ -56,6 +56,13 @@ def code(text: str) -> str:
     return f"`{text}`" if text else ""
 
 
+def escaped(text: str) -> str:
+    """Escape what Markdown takes for HTML, outside of code."""
+    parts = text.split("`")
+    parts[::2] = [part.replace("<", "&lt;") for part in parts[::2]]
+    return "`".join(parts)
+
+
 def prose(text: str) -> str:
     """Return text of a docstring as Markdown: code and references become code."""
     return _CODE.sub(r"`\1`", _ROLE.sub(_referenced, text))

@@ -142,19 +142,15 @@ def _name(metric: Any) -> str:
 
 def _table(metrics: Iterator[Any] | Collection[Any]) -> str:
     return markdown.table(
-        ("Metric", "Type", "Labels", "Meaning"),
-        [
-            (
-                markdown.code(_name(metric)),
-                metric._type,
-                "<br>".join(
-                    _label(_name(metric), each) for each in metric._labelnames if each != "driver"
-                ),
-                f"{metric._documentation}.",
-            )
-            for metric in metrics
-        ],
+        ("Metric", "Type", "Meaning and labels"),
+        [(markdown.code(_name(metric)), metric._type, _meaning(metric)) for metric in metrics],
     )
+
+
+def _meaning(metric: Any) -> str:
+    labels = [_label(_name(metric), each) for each in metric._labelnames if each != "driver"]
+    # A line for each: a column of their own leaves too little room for the names.
+    return "<br>".join([f"{metric._documentation}.", *labels])
 
 
 def _label(metric: str, label: str) -> str:

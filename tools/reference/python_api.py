@@ -114,7 +114,7 @@ def _shortened(text: str) -> str:
 
 def _class(found: type) -> Iterator[str]:
     yield _code(f"class {found.__name__}{_bases(found)}")
-    yield markdown.docstring(found.__dict__.get("__doc__"))
+    yield markdown.docstring(inspect.cleandoc(vars(found).get("__doc__") or ""))
     if dataclasses.is_dataclass(found):
         yield _fields(found)
     else:
@@ -161,22 +161,19 @@ def _default(field: dataclasses.Field[Any]) -> str:
 
 def _attributes(found: type) -> Iterator[str]:
     """Describe the documented attributes of a class that is no dataclass."""
-    annotations = {
-        name: text
-        for name, text in inspect.get_annotations(found).items()
-        if not name.startswith("_") and docstrings.of_attribute(found, name)
-    }
-    if annotations:
+    annotations = inspect.get_annotations(found)
+    names = docstrings.own_names(found)
+    if names:
         yield markdown.table(
             ("Attribute", "Type", "Default", "Meaning"),
             [
                 (
                     markdown.code(name),
-                    markdown.code(_annotation(text)),
+                    markdown.code(_annotation(annotations.get(name, ""))),
                     _value(found, name),
                     markdown.prose(docstrings.of_attribute(found, name)),
                 )
-                for name, text in annotations.items()
+                for name in names
             ],
         )
 

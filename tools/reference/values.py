@@ -105,12 +105,7 @@ def _meaning(value: Value) -> str:
 
 
 def _text(comment: str) -> str:
-    # A placeholder such as <release> in prose is no HTML; code needs no escape.
-    return markdown.links(re.sub(r"(`[^`]*`)|<(.+?)>", _escape, comment))
-
-
-def _escape(found: re.Match[str]) -> str:
-    return found[1] or f"&lt;{found[2]}&gt;"
+    return markdown.links(markdown.escaped(comment))
 
 
 def _default(value: Value) -> str:

@@ -47,7 +47,8 @@ ValueT = TypeVar("ValueT")
 
 @contextlib.asynccontextmanager
 async def open_kit(target: Target) -> AsyncGenerator[Kit]:
-    """Make a kit whose node is off; at the end nothing of it is left."""
+    """Create a kit whose node is powered off, as an async context manager. Its end removes all
+    processes and files."""
     # Unix socket paths have at most 107 bytes: the usual temporary directories are too deep.
     root = Path(tempfile.mkdtemp(prefix="dk-", dir="/tmp"))
     try:
@@ -68,7 +69,12 @@ async def open_kit(target: Target) -> AsyncGenerator[Kit]:
 
 
 class Kit:
-    """One node with one driver; each rule has a fresh one."""
+    """
+    A node with one driver, and a kubelet and an API server for it. Each rule gets a new kit.
+
+    Methods raise ``RuleFailedError`` if the driver violates a rule, and ``RuleSkippedError`` if the
+    rule does not apply to it: the runner reports both.
+    """
 
     def __init__(
         self,
@@ -80,19 +86,19 @@ class Kit:
         pods: PodList,
     ) -> None:
         self.target = target
-        """The driver under test, and how it is hosted."""
+        """The driver under test."""
 
         self.root = root
-        """The kubelet's root directory, a short path; ``{root}`` in configurations."""
+        """The kubelet's root directory, which is ``{root}`` in configurations."""
 
         self.node = NODE
         """The name of the Node."""
 
         self.api = api
-        """The API server, for faults and objects without a method here."""
+        """The API server, a :class:`FakeApiServer`."""
 
         self.kubelet = kubelet
-        """The kubelet, for calls without a method here."""
+        """The kubelet, a :class:`FakeKubelet`."""
 
         self.pods: PodList = pods
         """Pods that the kubelet lists. A rule must add the pods of the claims that it prepares."""
@@ -105,12 +111,12 @@ class Kit:
 
     @property
     def cdi(self) -> Path:
-        """The directory of CDI specs; empty after a reboot."""
+        """The directory of CDI specs. A reboot empties it."""
         return self._node.cdi
 
     @property
     def driver(self) -> str:
-        """The driver's name, as it registered; known from `start` on."""
+        """The name of the driver, once it has registered."""
         if self._node.driver is None:
             raise ConformanceError("no driver has registered yet")
         return self._node.driver
@@ -118,30 +124,30 @@ class Kit:
     # ------------------------------------------------------------ the node's life cycle
 
     async def start(self) -> None:
-        """Start the target's own process, if it has one, and the node plugin; return when the
-        driver is registered and has published a device. The runner does this before it checks a
-        rule. Raises ConformanceError."""
+        """Start the node plugin, and the target's own process if it has one. Return when the driver
+        is registered and has published a device. The runner does this before each rule. Raises
+        ConformanceError."""
         await self._node.start()
         await self._until_published()
 
     async def stop(self) -> None:
-        """Stop the node plugin as an update does (SIGTERM). The target's own process stays."""
+        """Stop the node plugin with SIGTERM, as an update does. The target's own process stays."""
         await self._node.stop_plugin()
         await self.kubelet.close()
 
     async def kill(self) -> None:
-        """Kill the node plugin (SIGKILL). The target's own process stays."""
+        """Kill the node plugin with SIGKILL. The target's own process stays."""
         await self._node.plugin.kill()
         await self.kubelet.close()
 
     async def restart(self) -> None:
-        """`kill`, then `start`."""
+        """Kill the node plugin and start it again."""
         await self.kill()
         await self.start()
 
     async def reboot(self) -> None:
-        """Kill all processes, change the boot id, remove CDI files and the content of
-        ``{root}/run``, run the target's set-up again, and `start`."""
+        """Reboot the node: kill all processes, change the boot ID, empty the CDI directory and
+        ``{root}/run``, run the target's setup, and start again."""
         await self._node.reboot()
         await self._until_published()
 
@@ -150,7 +156,7 @@ class Kit:
         await self._node.power_off()
 
     async def give_back(self) -> None:
-        """Unprepare all claims that a rule has tried to prepare, as far as possible."""
+        """Unprepare all claims that a rule has tried to prepare, if possible."""
         with contextlib.suppress(ConformanceError, RuleSkippedError):
             if self._asked:
                 await self.start()
@@ -197,7 +203,7 @@ class Kit:
         return self._cluster.slice_writes()
 
     def events(self) -> list[str]:
-        """Return the notes of all Events."""
+        """Return the messages of all Events."""
         return self._cluster.events()
 
     # ------------------------------------------------------------ claims
@@ -212,13 +218,12 @@ class Kit:
         consumed: Mapping[str, str] | None = None,
         results: Sequence[Mapping[str, Any]] | None = None,
     ) -> ClaimUnderTest:
-        """Store a new claim that is allocated these devices.
+        """Store a new claim to which these devices are allocated, and return it.
 
-        `configs` are opaque parameters, JSON objects; None stands for the target's parameters.
-        A device that several claims may have becomes a share, as the scheduler makes it: with an ID
-        of its own, and the default amounts, unless `share_id` and `consumed` are given. `results`
-        replaces the allocation's results, for invalid ones; driver, pool and request are added if
-        they are missing."""
+        `configs` are opaque parameters as JSON objects. The default is the target's parameters.
+        Of a device that claims share, the claim gets a share with a new ID and the default amounts,
+        unless `share_id` and `consumed` are set. `results` replaces the results of the allocation,
+        to test invalid ones. Driver, pool and request are added if they are missing."""
         made = [
             result_for(
                 device,
@@ -243,14 +248,14 @@ class Kit:
         *devices: PublishedDevice,
         configs: Sequence[Mapping[str, Any]] | None = None,
     ) -> ClaimUnderTest:
-        """Allocate other devices to a claim, as after a deallocation: its UID stays the same."""
+        """Allocate other devices to a claim, as after a deallocation. The UID does not change."""
         made = [result_for(device, driver=self.driver) for device in devices]
         return self._cluster.store_claim(
             self.driver, made, devices=devices, configs=self._configs(configs), of=claim
         )
 
     def delete_claim(self, claim: ClaimUnderTest) -> None:
-        """Delete the claim's object, as after a pod was force-deleted."""
+        """Delete the object of a claim, as after the forced deletion of a pod."""
         self._cluster.delete_claim(claim)
 
     def _configs(self, configs: Sequence[Mapping[str, Any]] | None) -> Sequence[Mapping[str, Any]]:
@@ -261,8 +266,8 @@ class Kit:
     async def prepare(
         self, *claims: ClaimUnderTest, timeout_seconds: float = 45
     ) -> dict[str, PrepareResult]:
-        """Prepare claims in one call; return the answers by claim UID. Fails the rule if there is
-        no answer in time."""
+        """Prepare claims in one call, and return the answers by claim UID. The rule fails without
+        an answer in time."""
         self._asked |= {claim.uid: claim for claim in claims}
         answers = await self._answered(
             "NodePrepareResources",
@@ -276,8 +281,8 @@ class Kit:
     async def unprepare(
         self, *claims: ClaimUnderTest, timeout_seconds: float = 45
     ) -> dict[str, str]:
-        """Unprepare claims in one call; return the errors by claim UID, empty where there is none.
-        Fails the rule if there is no answer in time."""
+        """Unprepare claims in one call. Return the errors by claim UID; empty without an error. The
+        rule fails without an answer in time."""
         answers = await self._answered(
             "NodeUnprepareResources",
             self.kubelet.unprepare(
@@ -288,7 +293,7 @@ class Kit:
         return dict(answers)
 
     async def cancel_prepare(self, *claims: ClaimUnderTest, after_seconds: float) -> None:
-        """Call prepare, and hang up after a time; return then, answered or not."""
+        """Call prepare, and cancel the call after a time."""
         self._asked |= {claim.uid: claim for claim in claims}
         # A cancelled call is a reset stream: what the server sees of a kubelet that gives up.
         call = asyncio.create_task(
@@ -329,10 +334,8 @@ class Kit:
         return None
 
     def edits(self, claim: ClaimUnderTest, device: PublishedDevice | None = None) -> dict[str, Any]:
-        """Return the merged CDI container edits of one device of a claim, including the spec's own;
-        without a device, those of all devices. Empty if there is no spec.
-
-        A device is found by the claim's results: the first of them is the first of the spec."""
+        """Return the merged CDI container edits of one device of a claim, or of all its devices.
+        They include the edits of the spec itself. Empty without a spec."""
         spec = self.spec(claim)
         if spec is None:
             return {}
@@ -345,14 +348,14 @@ class Kit:
     # ------------------------------------------------------------ observing
 
     async def get_info_seconds(self) -> float:
-        """Call GetInfo over a new connection, as at registration; return how long it took."""
+        """Call GetInfo over a new connection, as at registration. Return the seconds it took."""
         since = time.perf_counter()
         await self._answered("GetInfo", self.kubelet.get_info(self._registration()))
         return time.perf_counter() - since
 
     async def health(self, *, within_seconds: float = 5) -> dict[tuple[str, str], DeviceHealth]:
-        """Follow health as the kubelet does, until a message comes; return it by pool and device.
-        Empty if the driver has no health, or has sent nothing within the time."""
+        """Return the first health message of the driver, by pool and device. Empty if the driver
+        reports no health, or sends no message in time."""
         path = self._registration()
         info = await self._answered("GetInfo", self.kubelet.get_info(path))
         if not any("DRAResourceHealth" in version for version in info.supported_versions):
@@ -373,19 +376,19 @@ class Kit:
         return self._node.registration
 
     def log(self) -> str:
-        """Return the node plugin's log in this kit, over all its starts."""
+        """Return the log of the node plugin, including earlier starts in this kit."""
         return self._node.plugin.text()
 
     def target_log(self) -> str:
-        """Return the output of the target's own process; empty if it has none."""
+        """Return the output of the target's own process. Empty if it has none."""
         return "" if self._node.program is None else self._node.program.text()
 
     # ------------------------------------------------------------ the end of a rule
 
     def skip(self, reason: str) -> NoReturn:
-        """End the rule: it does not apply to this target."""
+        """Skip the rule, because it does not apply to this target."""
         raise RuleSkippedError(reason)
 
     def fail(self, sentence: str) -> NoReturn:
-        """End the rule: the driver violates it."""
+        """Fail the rule, because the driver violates it. The sentence is the report."""
         raise RuleFailedError(sentence)

@@ -53,7 +53,7 @@ class Rule:
     """Which behaviour of the kubelet, or of the cluster, needs it."""
 
     check: Check
-    """Raises if the rule is not kept: `Kit.fail`, or what the kit itself raises."""
+    """Raises if the driver violates the rule: `Kit.fail`, or what the kit itself raises."""
 
     kinds: frozenset[str] = frozenset({"python", "backend", "device-plugin"})
     """The kinds of targets that it is about (`Target.kind`); for others it is skipped."""

@@ -291,7 +291,17 @@ def parse_target(
     parameters: Mapping[str, Any] | None = None,
     setup: Setup | None = None,
 ) -> Target:
-    """Parse a target as users type it; raise :class:`TargetError` if it is malformed."""
+    """
+    Parse a target: the argument of ``drakit conformance``.
+
+    :param text: ``module:Class``, the name of an installed driver, ``unix:/path/to.sock``,
+        ``backend:COMMAND`` or ``device-plugin:COMMAND``.
+    :param config: the configuration of a Python driver. ``{root}`` stands for the node's directory.
+    :param parameters: opaque parameters for the claims.
+    :param setup: a function that gets the node's directory, or a shell command that has it as
+        ``$DRAKIT_ROOT``. It runs before the first start and after each reboot.
+    :raises TargetError: the text is malformed.
+    """
     form, colon, rest = text.partition(":")
     if form in ("backend", "unix", "device-plugin") and colon:
         if config:

@@ -67,48 +67,50 @@ of 40 characters leaves room for the device."""
 
 
 class Policy(DriverConfig):
-    """Devices that are published, and how a container gets them."""
+    """The devices that a policy publishes, and how containers get them."""
 
     enabled: bool = True
-    """Whether the policy publishes anything. The chart predefines policies that are disabled."""
+    """Whether the policy publishes devices. The policies that the chart predefines are disabled."""
 
     subsystem: str = Field(pattern=r"^[A-Za-z0-9_-]+$")
-    """The kernel's subsystem (``misc``, ``tty``, ``video4linux``, ``block``): a directory of
-    ``/sys/class`` or ``/sys/bus``."""
+    """The subsystem of the kernel, such as ``misc``, ``tty``, ``video4linux`` or ``block``: a
+    directory of ``/sys/class`` or ``/sys/bus``."""
 
     paths: tuple[Glob, ...] = Field(min_length=1, max_length=64)
-    """Paths below ``/dev`` of the device or of a link that udev made for it; ``*``, ``?``, ``[ab]``
-    and ``[!ab]`` match within one part of a path."""
+    """Paths below ``/dev`` of devices, or of links that udev created for them. The wildcards ``*``,
+    ``?``, ``[ab]`` and ``[!ab]`` match within one path component."""
 
     count: int | None = Field(default=None, ge=1, le=1024)
-    """Publish the one device this many times; for what the kernel shares by itself, like KVM."""
+    """How many times to publish the one device. For device nodes that the kernel shares, such as
+    ``/dev/kvm``."""
 
     permissions: str = Field(default="rw", pattern=r"^[rwm]{1,3}$")
-    """What the container may do: letters of ``rwm`` (read, write, make nodes)."""
+    """The access of the container: letters of ``rwm`` (read, write, mknod)."""
 
     node_selector: dict[str, str] = Field(default_factory=dict)
-    """Labels that the Node must have; none means every node."""
+    """Labels of the nodes on which the policy applies. If empty, all nodes."""
 
     uid: Id | None = None
-    """Owner of the node in the container; the runtime decides if none is given."""
+    """The owner of the device node in the container. If null, the runtime decides."""
 
     gid: Id | None = None
-    """Group of the node in the container; the runtime decides if none is given."""
+    """The group of the device node in the container. If null, the runtime decides."""
 
     mode: Mode | None = None
-    """Mode of the node in the container (``"0660"``); the runtime decides if none is given."""
+    """The mode of the device node in the container, such as ``"0660"``. If null, the runtime
+    decides."""
 
     allow_formatted: bool = False
-    """Also publish disks with a file system, another signature or a partition table, disks that
-    udev's database does not know, and partitions. The driver still refuses disks in use."""
+    """Whether to publish disks with a file system, another signature or a partition table, disks
+    that udev's database does not know, and partitions. The driver still refuses disks in use."""
 
     allow_unstable_names: bool = False
-    """Also publish disks without WWN, EUI and serial number, under the kernel's name. After a
+    """Whether to publish disks without WWN, EUI and serial number, under the kernel's name. After a
     reboot, a claim may get another disk."""
 
     allow_dangerous: bool = False
-    """Also publish devices that give a container control of the node (``/dev/mem``, consoles,
-    watchdogs), and accept paths that match everything, like ``/dev/*``."""
+    """Whether to publish devices that give a container control of the node (``/dev/mem``, consoles,
+    watchdogs), and to accept paths that match everything, such as ``/dev/*``."""
 
     @field_validator("subsystem")
     @classmethod
@@ -158,35 +160,37 @@ class Policy(DriverConfig):
 
 
 class HostDevicesConfig(DriverConfig):
-    """The config of the driver ``hostdev``."""
+    """The configuration of the driver ``hostdev``."""
 
     policies: dict[PolicyName, Policy] = Field(default_factory=dict, max_length=256)
-    """The policies by name. If two policies match a device, it belongs to the
-    one whose name sorts first."""
+    """The policies by name. If two policies match a device, the policy whose name sorts first
+    publishes it."""
 
     allow_disks: bool = False
-    """Also publish disks, volumes and loop devices with a backing file, if they are blank and not
-    in use. Without it the only block devices are zram and free loop devices."""
+    """Whether to publish disks, volumes and loop devices with a backing file, if they are blank and
+    not in use. If false, the driver publishes only zram and free loop devices of the subsystem
+    ``block``."""
 
     rescan_interval: Duration = Field(
         default=timedelta(seconds=10), ge=timedelta(seconds=1), le=timedelta(hours=1)
     )
-    """How long a device that is plugged in or out may go unnoticed."""
+    """The longest time until the driver notices a device that was plugged in or out."""
 
     sys_root: AbsolutePath = Path("/sys")
-    """Where sysfs is mounted."""
+    """The mount point of sysfs."""
 
     udev_root: AbsolutePath = Path("/run/udev")
-    """Where the host's udev database is mounted; it may be missing."""
+    """The mount point of the host's udev database. It may be missing."""
 
     dev_root: AbsolutePath = Path("/dev")
-    """Where the host's ``/dev`` is mounted. Containers get ``/dev`` paths in any case."""
+    """The mount point of the host's ``/dev``. Containers always get ``/dev`` paths."""
 
     mountinfo: AbsolutePath = Path("/proc/1/mountinfo")
-    """Mounts of the host. If it cannot be read, no block device is published at all."""
+    """The mounts of the host. If the file cannot be read, the driver publishes no block device."""
 
     swaps: AbsolutePath = Path("/proc/swaps")
-    """Swap areas of the host. If it cannot be read, no block device is published at all."""
+    """The swap areas of the host. If the file cannot be read, the driver publishes no block
+    device."""
 
     @property
     def enabled_policies(self) -> dict[str, Policy]:

@@ -35,29 +35,36 @@ def _check_absolute(path: Path) -> Path:
 
 
 class GpuProfile(DriverConfig):
-    """GPUs, whole or in partitions that share what the GPU has (DRAPartitionableDevices)."""
+    """GPUs and their partitions, which share the resources of the GPU (DRAPartitionableDevices)."""
 
     count: int = Field(default=2, ge=0, le=1024)
-    """How many a node has; 0: none."""
+    """GPUs of each node."""
 
     prefix: Prefix = "gpu"
-    """Begins their names: ``gpu-0``, and ``gpu-0-2g-1`` for a partition of two compute slices."""
+    """The prefix of the device names: ``gpu-0``, and ``gpu-0-2g-1`` for a partition of two compute
+    slices."""
 
     pool: Pool = ""
-    """Their pool; empty: the pool that has the node's name."""
+    """The pool of the devices. If empty, the pool with the node's name."""
 
     model: Text = "Simulated G1"
+    """The attribute ``model``."""
+
     architecture: Text = "simulated"
+    """The attribute ``architecture``."""
+
     driver_version: str = Field(default="1.2.0", pattern=_VERSION, max_length=64)
+    """The attribute ``driverVersion``."""
+
     memory_gi: int = Field(default=40, ge=1, le=4096)
-    """Memory of a GPU, in GiB."""
+    """Memory of a GPU in GiB."""
 
     compute_slices: int = Field(default=4, ge=1, le=8)
-    """Into how many parts a GPU can be cut."""
+    """Compute slices of a GPU."""
 
     partitions: tuple[Annotated[int, Field(ge=1, le=8)], ...] = (1, 2)
-    """Sizes of the partitions, in compute slices: of each as many as a GPU has room for. Without
-    any there are whole GPUs only."""
+    """Sizes of the partitions, in compute slices. A GPU has as many partitions of each size as fit.
+    If empty, there are only whole GPUs."""
 
     @model_validator(mode="after")
     def _partitions_fit(self) -> Self:
@@ -76,61 +83,63 @@ class NicProfile(DriverConfig):
     """Network interfaces whose bandwidth claims share (DRAConsumableCapacity)."""
 
     count: int = Field(default=1, ge=0, le=1024)
-    """How many a node has; 0: none."""
+    """Interfaces of each node."""
 
     prefix: Prefix = "nic"
-    """Begins their names: ``nic-0``."""
+    """The prefix of the device names: ``nic-0``."""
 
     pool: Pool = ""
-    """Their pool; empty: the pool that has the node's name."""
+    """The pool of the devices. If empty, the pool with the node's name."""
 
     model: Text = "Simulated N1"
+    """The attribute ``model``."""
+
     bandwidth_gbps: int = Field(default=100, ge=1, le=10_000)
-    """Bandwidth of an interface, in Gbit/s: 1 at least goes to each claim, in steps of 1."""
+    """Bandwidth of an interface in Gbit/s. A claim gets at least 1, in steps of 1."""
 
     vlans: tuple[Annotated[int, Field(ge=1, le=4094)], ...] = Field(
         default=(100, 200, 300), min_length=1, max_length=16
     )
-    """The VLANs that they can be in, published as a list attribute; see `list_attributes`."""
+    """The VLANs of an interface. ``listAttributes`` publishes them."""
 
     list_attributes: bool = False
-    """Publish attributes that are lists, where the cluster has DRAListTypeAttributes (alpha)."""
+    """Whether to publish list attributes, which need the feature gate DRAListTypeAttributes."""
 
 
 class CpuProfile(DriverConfig):
-    """CPUs by NUMA node, in a pool of their own."""
+    """CPUs, in a pool of their own."""
 
     count: int = Field(default=8, ge=0, le=16_384)
-    """How many a node has, spread over its NUMA nodes; 0: none."""
+    """CPUs of each node, distributed over its NUMA nodes."""
 
     prefix: Prefix = "cpu"
-    """Begins their names: ``cpu-0``, or ``cpu-numa-0`` where they are shared by capacity."""
+    """The prefix of the device names: ``cpu-0``, or ``cpu-numa-0`` with ``capacity``."""
 
     pool: Pool = "cpus"
-    """Their pool; empty: the pool that has the node's name."""
+    """The pool of the devices. If empty, the pool with the node's name."""
 
     grouping: Literal["capacity", "devices"] = "capacity"
-    """``capacity``: a device per NUMA node, of which claims take a number of CPUs
-    (DRAConsumableCapacity); ``devices``: a device per CPU."""
+    """``capacity`` publishes one device for each NUMA node, of which a claim takes a number of CPUs
+    (DRAConsumableCapacity). ``devices`` publishes each CPU as a device."""
 
 
 class SimulatedConfig(DriverConfig):
-    """The config of the driver ``simulated``."""
+    """The configuration of the driver ``simulated``."""
 
     driver_name: str = Field(
         default=DRIVER_NAME, pattern=rf"^[a-z]([-a-z0-9]*[a-z0-9])?(\.{_LABEL})*$", max_length=63
     )
-    """The driver's name; of several that simulate one node, each has its own."""
+    """The driver's name. Two drivers that simulate one node need different names."""
 
     numa_nodes: int = Field(default=2, ge=1, le=64)
-    """NUMA nodes of the machine, each with a PCIe root; devices are spread over them."""
+    """NUMA nodes of the machine, each with a PCIe root. Devices are distributed over them."""
 
     gpu: GpuProfile = GpuProfile()
     nic: NicProfile = NicProfile()
     cpu: CpuProfile = CpuProfile()
 
     control_file: Annotated[Path, AfterValidator(_check_absolute)] | None = None
-    """JSON that controls how devices fail; it may be missing. The driver polls it five times a
+    """A JSON file that makes devices fail. It may be missing. The driver polls it five times a
     second. The default is ``control.json`` in the driver's data directory below
     ``/var/lib/kubelet``."""
 

@@ -23,22 +23,22 @@ Variable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=
 
 
 class SimulatedParameters(DeviceParameters):
-    """Opaque parameters of simulated devices; all of them are optional."""
+    """Opaque parameters of simulated devices. All of them are optional."""
 
     sharing: Literal["exclusive", "timeSlicing"] = "exclusive"
     """How the containers of a claim share a device."""
 
     time_slice_milliseconds: int | None = Field(default=None, ge=1, le=1000)
-    """The length of a time slice, with ``timeSlicing``."""
+    """The length of a time slice. Only with ``timeSlicing``."""
 
     vlan: int | None = Field(default=None, ge=1, le=4094)
-    """The VLAN that an interface is in."""
+    """The VLAN of an interface."""
 
     env: dict[Variable, Annotated[str, Field(max_length=256, pattern=r"^[^\x00]*$")]] = Field(
         default_factory=dict, max_length=16
     )
-    """Environment variables of the containers. Of two devices that set one variable in one
-    container, either may win."""
+    """Environment variables of the containers. If two devices set the same variable in one
+    container, either value can apply."""
 
     @model_validator(mode="after")
     def _time_slices_are_for_time_slicing(self) -> Self:

@@ -74,6 +74,13 @@ def test_a_text_of_no_attribute_is_an_error(monkeypatch):
         attributes.page()
 
 
+@pytest.mark.parametrize("name", [name for name in reference.PAGES if name != "events.md"])
+def test_no_row_of_a_table_lacks_its_meaning(name):
+    page = reference.PAGES[name]()
+    assert "| Meaning" in page
+    assert not re.findall(r"^\|.*\|  \|$", page, re.MULTILINE)
+
+
 def test_the_committed_pages_are_compared_with_the_generated_ones(tmp_path, monkeypatch):
     monkeypatch.setattr(reference, "FOLDER", tmp_path)
     (tmp_path / "cli.md").write_text("# Commands\n")

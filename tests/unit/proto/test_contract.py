@@ -52,13 +52,16 @@ LAST_MESSAGE = "message CheckedClaim {"
     ("change", "rule"),
     [
         pytest.param(
-            ("message UnpreparedClaim {\n  string uid = 1;", "message UnpreparedClaim {"),
+            (
+                "message UnpreparedClaim {\n  // The UID of the claim.\n  string uid = 1;",
+                "message UnpreparedClaim {",
+            ),
             "FIELD_NO_DELETE",
             id="a-field-is-removed",
         ),
         pytest.param(
             (
-                "message UnpreparedClaim {\n  string uid = 1;",
+                "message UnpreparedClaim {\n  // The UID of the claim.\n  string uid = 1;",
                 'message UnpreparedClaim {\n  reserved 1; reserved "uid";',
             ),
             "FIELD_NO_DELETE",
@@ -190,7 +193,8 @@ def test_what_breaks_a_backend_is_refused(changed, change, rule):
     [
         pytest.param([], id="nothing-changes"),
         pytest.param(
-            [("// Says who the backend is.", "// Tells who the backend is.")], id="a-comment"
+            [("// Returns the identity of the backend.", "// Gives the identity of it.")],
+            id="a-comment",
         ),
         pytest.param(
             [("string version = 2;\n}", "string version = 2;\n  optional string vendor = 3;\n}")],

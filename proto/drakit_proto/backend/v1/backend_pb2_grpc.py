@@ -70,72 +70,76 @@ class BackendServicer:
     """Missing associated documentation comment in .proto file."""
 
     def GetInfo(self, request, context):
-        """Says who the backend is. Called first on every connection; it must answer within 5 seconds.
+        """Returns the identity of the backend. The node plugin calls it first on every connection. The
+        backend must answer within 5 seconds.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WatchDevices(self, request, context):
-        """Lists the devices, then says all of them again at every change: each message replaces the one
-        before; an equal one costs nothing. The stream stays open for as long as the backend lives.
+        """Lists and watches the devices. The backend sends all devices at once, and sends all of them
+        again at every change. Each message replaces the previous one. An equal message has no effect.
+        The stream stays open while the backend runs.
 
-        Once it ends, the backend counts as stopped: its devices get no new pods and are not prepared
-        any more, and after a grace period (5 minutes by default) they are not published any more. The
-        first message must come within 10 seconds. A backend that sends more than 100 messages a second
-        for longer than a moment is disconnected.
+        The backend must send the first message within 10 seconds. When the stream ends, the backend
+        counts as stopped: the node plugin taints its devices and prepares none of them. After a grace
+        period (5 minutes by default), it no longer publishes them. The node plugin disconnects a
+        backend that sends more than 100 messages a second for longer than a moment.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def PrepareClaims(self, request, context):
-        """Makes the devices of claims ready, and says what their containers get. The claims of a pod come
-        in one call; each has a result of its own, so that one that fails does not fail the others.
+        """Prepares the devices of claims, and returns the edits of their containers. A call has the
+        claims of one pod. Each claim has its own result, so a claim that fails does not affect the
+        others.
 
-        It is called again for the same claim and devices after a failure, a crash or a reboot, and must
-        then give the same result and make sure that all side effects are there.
+        The method must be idempotent. The node plugin calls it again for the same claim and devices
+        after a failure, a crash or a reboot. The backend must then return the same result and make
+        sure that all side effects are in place.
 
-        Calls that have a device in common do not overlap: if the pod is deleted meanwhile,
-        UnprepareClaims waits for the end of PrepareClaims. A call is not cancelled before its time is
-        over, which is 5 minutes, unless the connection is lost or the node plugin ends. It then counts as
-        ended, and the next one for its devices may come at once: a backend that goes on with the old one
-        lets the new one wait for its end.
+        Calls for the same device do not overlap. If the pod is deleted during PrepareClaims,
+        UnprepareClaims follows after its end. A call has 5 minutes. It ends early only if the
+        connection is lost or the node plugin stops. The next call for the same devices can follow at
+        once: a backend that still works on the old call must finish it before it begins the new one.
 
-        An error of the call itself fails all of its claims; its status message is shown to users.
+        A gRPC error fails all claims of the call. Users see its status message.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def UnprepareClaims(self, request, context):
-        """Optional: a backend whose PrepareClaims changes nothing does not need it.
+        """Optional: not needed if PrepareClaims has no side effects.
 
-        Undoes PrepareClaims. The claim object may be gone, and the devices as well. It is called once
-        all containers are gone, also for a claim whose preparing failed halfway or never ran, and may be
-        called again: nothing to do is success. A claim with an error stays reserved, and is tried again.
+        Undoes PrepareClaims. The claim object and the devices may no longer exist. The node plugin
+        calls the method when all containers have ended, also for a claim whose preparation failed or
+        never ran. It can repeat the call: nothing to undo counts as success. A claim with an error
+        stays reserved, and the node plugin retries it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CheckClaims(self, request, context):
-        """Optional: without it what was prepared in this boot counts as in order.
+        """Optional: without it, a claim that was prepared in this boot counts as in order.
 
-        Says whether claims that were prepared in this boot still are. Called when the kubelet asks again
-        for a prepared claim. One that is not in order is prepared again, without being unprepared
-        before, as containers may be using it.
+        Returns whether prepared claims are still in order. The node plugin calls it when the kubelet
+        asks again for a prepared claim. It prepares a claim that is not in order again, without
+        unpreparing it first, because containers may be using it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WatchHealth(self, request, context):
-        """Optional: a backend may also say how devices are in Device.health, or not at all.
+        """Optional: a backend can also set Device.health, or report no health.
 
-        Tells how devices are, as it learns it. What a message does not name stays as it was. The stream
-        stays open; if it ends, it is called again. Of a device of which nothing was said nothing is
-        shown.
+        Reports changes of device health. A message has only the devices that changed. The health of
+        the others stays as it was. The stream stays open; if it ends, the node plugin calls the method
+        again. A device without any report has no health in the status of pods.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
