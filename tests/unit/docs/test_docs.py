@@ -332,11 +332,3 @@ def test_yaml_of_the_pages_is_yaml_and_their_links_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#]+)[^)]*\)", (ROOT / page).read_text()):
         if not target.startswith("https://"):
             assert ((ROOT / page).parent / target).exists(), target
-
-
-def test_the_example_configuration_is_what_the_plugin_reads():
-    listing = listings("docs/reference/node-plugin.md", "yaml")[0]
-    config = NodePluginConfig.model_validate(yaml.safe_load(listing))
-    node = StaticNode(name="node-1")
-    (driver,) = load_drivers(config.drivers, file=Path("plugin.yaml"), node=node)
-    assert driver.name == "hostdev.drakit.dev"
