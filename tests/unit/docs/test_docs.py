@@ -329,11 +329,3 @@ def test_the_chart_of_the_page_has_values_of_a_new_project_below_drakit():
 def test_yaml_of_the_pages_is_yaml(page):
     for text in listings(page, "yaml"):
         assert list(yaml.safe_load_all(text))
-
-
-def test_the_example_configuration_is_what_the_plugin_reads():
-    listing = listings("docs/reference/node-plugin.md", "yaml")[0]
-    config = NodePluginConfig.model_validate(yaml.safe_load(listing))
-    node = StaticNode(name="node-1")
-    (driver,) = load_drivers(config.drivers, file=Path("plugin.yaml"), node=node)
-    assert driver.name == "hostdev.drakit.dev"

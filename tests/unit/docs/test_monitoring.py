@@ -5,17 +5,16 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import yaml
 
-from drakit_nodeplugin.claims import errors
-from drakit_nodeplugin.claims.checkpoint.records import STATES
-from drakit_nodeplugin.claims.errors import ClaimError
 from drakit_nodeplugin.metrics import Metrics as NodePluginMetrics
+from drakit_nodeplugin.reasons import NodeReason
 from drakit_operator.metrics import Metrics as OperatorMetrics
 from tests.unit.docs.listings import ROOT
+from tools.reference.metrics import VALUES as CLOSED
 
 DASHBOARD = json.loads((ROOT / "docs/dashboards/drakit.json").read_text())
 ALERTS = yaml.safe_load((ROOT / "docs/dashboards/drakit-alerts.yaml").read_text())
@@ -45,23 +44,9 @@ def metrics() -> dict[str, set[str]]:
     return found
 
 
-def reasons() -> set[str]:
-    """The reasons of claim errors, and of diagnostics, in the code."""
-    of_claims = {each.reason for each in vars(errors).values() if is_claim_error(each)}
-    code = "\n".join(p.read_text() for p in (ROOT / "nodeplugin").rglob("*.py"))
-    return of_claims | set(re.findall(r'reason(?:: str)? ?= ?"([A-Z]\w+)"', code))
-
-
-def is_claim_error(each: Any) -> bool:
-    return isinstance(each, type) and issubclass(each, ClaimError)
-
-
 METRICS = metrics()
-VALUES = {
-    "job": {"drakit"},
-    "state": {*STATES, "healthy", "unhealthy", "allocated"},
-    "reason": reasons(),
-}
+VALUES = {**CLOSED, ("drakit_endpoint_diagnostics_total", "reason"): get_args(NodeReason)}
+"""Values of labels by metric; a label without them has any."""
 
 
 def panels() -> Iterator[dict[str, Any]]:
@@ -96,8 +81,9 @@ def test_a_query_selects_series_that_exist(expression):
         assert ("job", "drakit") in given, "other programs may have metrics of this name"
         for label, value in given:
             assert label in METRICS[name], (name, label)
-            if not value.startswith("$") and label in VALUES:
-                assert set(value.split("|")) <= VALUES[label], (name, label)
+            values = VALUES.get((re.sub(r"_(bucket|count|sum)$", "", name), label))
+            if values:
+                assert set(value.split("|")) <= set(values), (name, label)
     for labels in re.findall(r"by \(([^)]*)\)", expression):
         assert set(labels.split(", ")) <= allowed
     # Nothing but functions is left, so no metric is without a selector.
@@ -153,3 +139,14 @@ def test_panels_have_ids_and_places_of_their_own():
 
 def test_the_page_lists_every_alert():
     assert re.findall(r"^\| `(Drakit\w+)` \|", PAGE, re.M) == [rule["alert"] for rule in rules()]
+
+
+def test_the_log_messages_to_search_for_exist():
+    texts = PAGE + json.dumps(ALERTS)
+    searched = [*re.findall(r"""[Ss]earch [^.]*?for ['"`\\]*([a-z ]+)""", texts), "probe fails"]
+    code = "\n".join(
+        p.read_text() for f in ("nodeplugin", "drakit") for p in (ROOT / f).rglob("*.py")
+    )
+    assert {"rejected", "slices not published"} <= set(searched)
+    for message in searched:
+        assert re.search(rf'"[^"\n]*{message}[^"\n]*"', code), message
