@@ -24,7 +24,11 @@ SHAPES = (
     # The pod of a Deployment, then any other generated name.
     (rf"-{SUFFIX}{{8,10}}-{SUFFIX}{{5}}(?![\w-])", rf"-{SUFFIX}{{8,10}}-{SUFFIX}{{5}}(?![\w-])"),
     (rf"-{SUFFIX}{{5}}(?![\w-])", rf"-{SUFFIX}{{5}}(?![\w-])"),
-    (r"(?<![\w.-])(?:\d+[smhdy])+(?![\w-])", r"(?:\d+[smhdy])+"),
+    # The age of an object, or of an Event that may have come more than once.
+    (
+        r"(?<![\w.-])(?:\d+[smhdy])+(?![\w-])(?: \(x\d+ over (?:\d+[smhdy])+\))?",
+        r"(?:\d+[smhdy])+(?: \(x\d+ over (?:\d+[smhdy])+\))?",
+    ),
     (r"\d+", r"\d+"),
     (r"\.\.\.", r".*"),
     (r"\s+", r"\s+"),
