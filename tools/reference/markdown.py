@@ -6,6 +6,7 @@ It must not know any page.
 
 from __future__ import annotations
 
+import html
 import json
 import re
 import textwrap
@@ -48,11 +49,14 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def cell(text: str) -> str:
     """Return a text as the cell of a table."""
-    return " ".join(text.split()).replace("|", "\\|")
+    return " ".join(text.split()).replace("|", "&#124;")
 
 
 def code(text: str) -> str:
-    """Return a text as code."""
+    """Return a text as code, which can be in a cell."""
+    if "|" in text:
+        # Renderers differ in what a backslash before it means within backticks.
+        return f"<code>{html.escape(text, quote=False).replace('|', '&#124;')}</code>"
     return f"`{text}`" if text else ""
 
 

@@ -88,8 +88,14 @@ def _name(package: Any, name: str) -> Iterator[str]:
         yield _signature(found)
         yield markdown.docstring(inspect.getdoc(found))
     else:
-        yield _code(f"{name} = {_alias(home, name)}")
+        yield _code(_assignment(name, _alias(home, name)))
         yield markdown.docstring(docstrings.of_module(home).get(name))
+
+
+def _assignment(name: str, value: str) -> str:
+    """Return an assignment as ruff formats it."""
+    line = f"{name} = {value}".replace("'", '"')
+    return line if len(line) <= 100 else f"{name} = (\n    {value}\n)"
 
 
 def _alias(home: Any, name: str) -> str:
