@@ -96,6 +96,13 @@ class State:
         self._build = build
         self._known: tuple[Needs, int] | None = None
 
+    def empty_default_namespace(self) -> None:
+        """Remove what an interrupted run left on a kept cluster."""
+        kinds = "deployments,daemonsets,jobs,pods,resourceclaims,resourceclaimtemplates"
+        self._cluster.kubectl(
+            *("-n", "default", "delete", kinds, "--all", "--timeout=60s"), timeout=70, check=False
+        )
+
     def shorten_grace(self) -> None:
         """End pods fast, where the API server serves mutating policies."""
         try:

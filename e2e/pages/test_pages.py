@@ -32,6 +32,7 @@ PROGRAMS = {Program.SAMPLE_DEVICE_PLUGIN: device_plugins_image}
 def state(cluster: Cluster, images: list[Path]) -> Iterator[State]:
     state = State(cluster, build=build_of(images))
     state.shorten_grace()
+    state.empty_default_namespace()
     yield state
     state.restore_grace()
     if os.environ.get("KEEP_CLUSTER") != "1":

@@ -43,6 +43,11 @@ def test_a_page_for_users_is_in_the_form_that_runs(path):
     assert parse(path).steps or parse(path).not_run or not COMMANDS.search(path.read_text())
 
 
+def test_a_page_for_users_with_commands_or_manifests_says_what_it_needs():
+    silent = {path for path in user_pages() if not is_tested(path)}
+    assert not [path for path in silent if COMMANDS.search(path.read_text())]
+
+
 def test_every_block_that_is_not_run_is_listed_with_its_reason():
     pages = [parse(path) for path in user_pages() if is_tested(path)]
     not_run = [
