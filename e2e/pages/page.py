@@ -95,6 +95,8 @@ class Page:
     steps: Sequence[Step]
     not_run: Sequence[NotRun]
     programs: Sequence[Program] = ()
+    clean: bool = False
+    """Whether the nodes must have no files of drakit's earlier drivers."""
 
 
 @dataclass
@@ -183,12 +185,17 @@ def is_tested(path: Path) -> bool:
     return "test" in front_matter(path.read_text())
 
 
+def is_slow(path: Path) -> bool:
+    """Whether a page takes so long that only `make test-all` runs it."""
+    return bool((front_matter(path.read_text()).get("test") or {}).get("slow"))
+
+
 def parse(path: Path) -> Page:
     """Parse a page that has `test` in its front matter."""
     text = path.read_text()
     settings = front_matter(text).get("test")
     if not isinstance(settings, dict) or (
-        unknown := set(settings) - {"needs", "nodes", "programs"}
+        unknown := set(settings) - {"needs", "nodes", "programs", "clean", "slow"}
     ):
         problem = f"unknown keys {sorted(unknown)}" if isinstance(settings, dict) else "no `test`"
         raise PageError(path, 1, f"the front matter has {problem}")
@@ -217,6 +224,7 @@ def parse(path: Path) -> Page:
         steps=reader.steps,
         not_run=reader.not_run,
         programs=programs,
+        clean=settings.get("clean", False),
     )
 
 

@@ -31,6 +31,8 @@ KINDS = (
 )
 """What a page may create, and has to remove."""
 
+DATA = "/var/lib/kubelet/plugins/drakit.dev"
+
 NOT_HELMS = "app.kubernetes.io/managed-by!=Helm,owner!=helm"
 COLUMNS = (
     "K:.kind,NS:.metadata.namespace,NAME:.metadata.name,OWNER:.metadata.ownerReferences[0].uid"
@@ -129,6 +131,13 @@ class State:
     def forget(self) -> None:
         """The release is not as it was installed here."""
         self._known = None
+
+    def clean(self) -> None:
+        """Remove every release, and what the drivers of earlier pages left on the nodes."""
+        self.clear()
+        self._known = (Needs.NOTHING, 0)
+        for node in self._cluster.nodes:
+            self._cluster.exec_on_node(node, ["rm", "-rf", DATA])
 
     def clear(self) -> None:
         """Remove every release, and the namespace."""

@@ -16,7 +16,7 @@ import pytest
 from e2e.cluster.api import Cluster
 from e2e.fixtures import build_of
 from e2e.images.deviceplugins import device_plugins_image
-from e2e.pages.page import DOCS, Program, is_tested, parse, user_pages
+from e2e.pages.page import DOCS, Program, is_slow, is_tested, parse, user_pages
 from e2e.pages.run import StepError, opened
 from e2e.pages.state import State
 
@@ -42,7 +42,11 @@ def state(cluster: Cluster, images: list[Path]) -> Iterator[State]:
 @pytest.mark.parametrize(
     "path",
     [
-        pytest.param(path, id=str(path.relative_to(DOCS)))
+        pytest.param(
+            path,
+            id=str(path.relative_to(DOCS)),
+            marks=[pytest.mark.slow] if is_slow(path) else [],
+        )
         for path in user_pages()
         if is_tested(path)
     ],
@@ -55,6 +59,8 @@ def test_a_page_runs(
         return
     for program in page.programs:
         cluster.load_image(PROGRAMS[program]())
+    if page.clean:
+        state.clean()
     state.ensure(page.needs, nodes=page.nodes)
     before = state.objects()
     failure = ""
