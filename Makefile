@@ -68,10 +68,20 @@ proto: venv ## regenerate the stubs of proto/
 check-generated: venv ## generated files equal the committed ones
 	$(BIN)/python tools/generate_proto.py --check
 	$(BIN)/python -m tools.reference --check
+	$(BIN)/python -m tools.pictures --check
 
 .PHONY: reference
 reference: venv ## write the generated pages of docs/reference
 	$(BIN)/python -m tools.reference
+
+.PHONY: pictures
+pictures: venv ## draw docs/pictures from the code, the benchmarks and the recordings
+	$(BIN)/python -m tools.pictures
+
+.PHONY: pictures-record
+pictures-record: venv ## record the terminal pictures (needs cluster-up and cluster-images), and draw them
+	$(BIN)/python -m tools.pictures.record
+	$(BIN)/python -m tools.pictures
 
 .PHONY: check-proto
 check-proto: venv ## nothing of drakit.backend.v1 is changed or removed

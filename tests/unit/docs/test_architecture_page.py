@@ -15,13 +15,15 @@ def test_each_module_that_the_page_names_exists():
 
 
 def test_each_module_in_a_picture_exists():
-    pictures = "".join(re.findall(r"```mermaid\n(.*?)```", TEXT, re.DOTALL))
+    paths = [ROOT / "docs/pictures" / name for name in ("prepare.svg", "device-change.svg")]
+    assert [path.name for path in paths if f"pictures/{path.name})" not in TEXT] == []
+    pictures = "".join(path.read_text() for path in paths)
     named = set(re.findall(r"\b((?:kubelet|claims|endpoints|devices|slices)/[a-z_]+)", pictures))
     assert len(named) > 10
-    paths = {name: PLUGIN / name for name in named}
+    modules = {name: PLUGIN / name for name in named}
     missing = [
         name
-        for name, path in paths.items()
+        for name, path in modules.items()
         if not (path.is_dir() or path.with_suffix(".py").is_file())
     ]
     assert missing == []

@@ -1,0 +1,51 @@
+"""The pictures of the documentation: as the scripts draw them, and on a page."""
+
+import re
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+
+from drakit_nodeplugin.config import DeviceHealthSettings, Devices
+from tools.pictures.__main__ import FOLDER, ROOT, pictures
+from tools.pictures.svg import DoesNotFitError, Picture
+
+FILES = sorted(FOLDER.glob("*.svg"))
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def test_the_committed_pictures_are_as_drawn():
+    drawn = dict(pictures())
+    assert {path.stem: path.read_text() for path in FILES} == drawn, "run `make pictures`"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_a_picture_has_a_title_and_loads_nothing(path):
+    text = path.read_text()
+    root = ElementTree.fromstring(text)
+    assert root.findtext(f"{SVG}title")
+    assert root.findtext(f"{SVG}desc")
+    assert "prefers-color-scheme: dark" in text
+    assert (
+        re.findall(r"https?://(?!www\.w3\.org/2000/svg)|@import|@font-face|url\((?!#)", text) == []
+    )
+
+
+def test_text_that_does_not_fit_is_an_error():
+    picture = Picture("a", "b", 100, 100)
+    with pytest.raises(DoesNotFitError):
+        picture.box(0, 0, 40, 40, "much too long")
+    with pytest.raises(DoesNotFitError):
+        picture.text(60, 20, "much too long")
+
+
+def test_the_life_of_a_device_shows_the_defaults():
+    text = (FOLDER / "life-of-a-device.svg").read_text()
+    health, devices = DeviceHealthSettings(), Devices()
+    assert f"recoveryPeriod ({health.recovery_period:g} s)" in text
+    assert f"evictionDelay ({health.eviction_delay:g} s)" in text
+    assert f"endpointStopGracePeriod ({devices.endpoint_stop_grace_period / 60:g} min)" in text
+
+
+def test_every_picture_is_on_a_page():
+    pages = "".join(path.read_text() for path in (ROOT / "docs").rglob("*.md"))
+    assert [path.name for path in FILES if f"pictures/{path.name})" not in pages] == []
