@@ -159,7 +159,7 @@ class DeviceTakenError(ClaimError):
         problem = f"is still prepared for claim {holder}"
         if beside is not None:
             held, shortage = beside
-            problem = f"does not fit beside device {held} of claim {holder}: {shortage}"
+            problem = f"cannot be used together with device {held} of claim {holder}: {shortage}"
         super().__init__(
             f"claim {claim}, request {request}: device {device} {problem}; this pod starts "
             f"automatically once the pod that uses {holder} is gone"
