@@ -39,7 +39,7 @@ __all__ = (
 
 
 class ClaimError(Exception):
-    """A claim cannot be prepared or unprepared; the rest of its batch goes on."""
+    """A claim cannot be prepared or unprepared; the rest of its batch continues."""
 
     reason: ClassVar[str] = "ClaimError"
     """For metrics: a closed set of words, without data."""
@@ -68,7 +68,7 @@ class ClaimGoneError(ClaimFetchError):
 
 
 class ClaimBusyError(ClaimError):
-    """Another process of the driver works on the claim, or has changed it meanwhile."""
+    """Another process of the driver works on the claim, or has changed it since."""
 
     reason = "ClaimBusy"
 
