@@ -1,9 +1,9 @@
 """
 The driver contract: a vendor's class lists its devices and prepares them for claims.
 
-The docstrings here are the manual. How a driver is run (in a thread and event loop of its own, so
-that a driver that blocks harms only itself), how claims are stored and slices written, is the node
-plugin's business; a driver need not know Kubernetes. The values are in :mod:`drakit.device`.
+The docstrings here are the manual. The node plugin decides how to run a driver (in its own thread
+and event loop, so that a driver that blocks affects only itself), how to store claims and how to
+write slices. A driver does not have to know Kubernetes. The values are in :mod:`drakit.device`.
 
 It must not know Kubernetes clients, gRPC, or either daemon.
 """
@@ -72,10 +72,10 @@ class NoParameters(DeviceParameters):
 
 class DriverError(Exception):
     """
-    A device cannot be prepared, unprepared or listed. The text ends in a pod's Event.
+    A device cannot be prepared, unprepared or listed. The text appears in a pod's Event.
 
-    Write a sentence that names the problem and the remedy. Text without times and counters lets
-    Events be deduplicated.
+    Write a sentence that names the problem and the remedy. Omit times and counters, so that
+    Kubernetes can deduplicate the Events.
     """
 
 
@@ -107,15 +107,15 @@ class Driver(ABC, Generic[ConfigT, ParametersT]):
     a type for parameters, the driver gets opaque parameters unchecked, as
     `AllocatedDevice.configs`. A driver that takes none declares :class:`NoParameters`.
 
-    The node plugin creates one object, and calls all of its methods in a thread of its own, so
-    state needs no lock. `__init__` and `close` run outside of the thread's event loop and
-    may block. The others run in it, and may block briefly: a method that blocks holds up this
+    The node plugin creates one object, and calls all of its methods in the driver's own thread, so
+    state needs no lock. `__init__` and `close` run outside of the thread's event loop and can
+    block. The other methods run in it, and can block briefly: a method that blocks delays this
     driver's other calls, and the log names it.
 
-    Methods may be plain functions or async ones, except for `devices`. Preparing has two
+    Methods can be plain functions or async ones, except for `devices`. Preparing has two
     granularities: a driver defines `prepare` for one device, or `prepare_claims` for the claims of
-    a pod, which calls `prepare` by default. The same holds for unpreparing; the two need not have
-    the same granularity.
+    a pod, which calls `prepare` by default. The same applies to unpreparing, which can have a
+    different granularity.
 
     Calls for different devices run concurrently. Calls that have a device in common (pool and
     name), or devices that consume from the same counter set, never overlap. The next call begins
@@ -175,10 +175,10 @@ class Driver(ABC, Generic[ConfigT, ParametersT]):
         List and watch the devices: yield all devices at once, and again at every change.
 
         Implement it as an async generator that runs until it is closed. Each collection replaces
-        the previous one. An equal collection has no effect. If the generator ends, raises, or
-        yields more than 2,000 times a second, the driver counts as stopped: the node plugin taints
-        its devices and prepares none of them. After a grace period (5 min by default), it removes
-        them from the slices. It restarts the driver with a backoff from 1 s to 1 min.
+        the previous one. A collection without changes has no effect. If the generator ends, raises,
+        or yields more than 2,000 times a second, the driver counts as stopped: the node plugin
+        taints its devices and prepares none of them. After a grace period (5 min by default), it
+        removes them from the slices. It restarts the driver with a backoff from 1 s to 1 min.
         """
 
     # ------------------------------------------------------------ preparing
@@ -225,7 +225,7 @@ class Driver(ABC, Generic[ConfigT, ParametersT]):
         self, claim: ClaimReference, device: AllocatedDevice[ParametersT | None]
     ) -> Awaitable[None] | None:
         """
-        Undo `prepare`. The claim object and the device may no longer exist.
+        Undo `prepare`. The claim object and the device might no longer exist.
 
         The node plugin calls it when all containers have ended, also for a device whose `prepare`
         failed or never ran. It can repeat the call: nothing to undo counts as success. If it

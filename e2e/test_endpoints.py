@@ -211,7 +211,7 @@ def test_a_partition_waits_for_its_whole_device_that_was_deleted_by_force(stage)
     # For a pod that tolerates the taint, the scheduler counts the half as free.
     with_lamp(stage, "other", 12, "drakit.dev/unpreparing")
     text = stage.event(
-        "other", f"device half-1 does not fit beside device card of claim {stage.name}"
+        "other", f"device half-1 cannot be used together with device card of claim {stage.name}"
     )
     assert f"{stage.name}/{holder}: both consume memory of counter set card" in text
     assert stage.phase("other") == "Pending"

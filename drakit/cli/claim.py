@@ -1,5 +1,5 @@
 """
-``drakit node claim forget``: release a claim's devices by hand.
+``drakit node claim forget``: release a claim's devices manually.
 
 For claims that nothing else releases: their driver never returns, or fails to unprepare them. The
 driver is not called, and the command reports what was not done. It must not know how a checkpoint
@@ -101,6 +101,6 @@ def _remove(path: Path) -> bool:
     except FileNotFoundError:
         return False
     except OSError as error:
-        print(f"{path} cannot be removed: {error}; remove it by hand", file=sys.stderr)
+        print(f"{path} cannot be removed: {error}; remove it manually", file=sys.stderr)
         return False
     return True

@@ -107,7 +107,7 @@ def _add_new(group: _Group) -> None:
     new.add_argument(
         "--driver",
         metavar="DRIVER",
-        help="name of the driver, in a domain of yours (default: NAME.example.com)",
+        help="name of the driver, in a domain that you own (default: NAME.example.com)",
     )
     new.add_argument(
         "--directory", type=Path, metavar="DIR", help="directory of the project (default: NAME)"

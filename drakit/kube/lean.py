@@ -131,7 +131,7 @@ async def load_kubeconfig(path: str) -> ClusterAccess:
     except TimeoutError:
         raise ConfigError(
             f"kubeconfig {path}: no credentials within {_LOAD_TIMEOUT_SECONDS:.0f} s; "
-            f"run its exec plugin by hand to see what it waits for"
+            f"run its exec plugin manually to see why it blocks"
         ) from None
     except Exception as error:  # the library raises anything from AssertionError to YAMLError
         raise ConfigError(f"kubeconfig {path}: {_reason(error)}") from None

@@ -96,7 +96,7 @@ def quantity_problem(given: object) -> str | None:
 
 
 def same_quantity(one: object, other: object) -> bool:
-    """Compare two quantities of the API's JSON by value; what is none is only equal to itself."""
+    """Compare two quantities of the API's JSON by value; an invalid one equals only itself."""
     if one == other:
         return True
     try:

@@ -68,7 +68,7 @@ class OwnerSettings(Settings):
 
 
 class AllowedEndpoint(Settings):
-    """The edits that a backend or device plugin may make. The default is none."""
+    """The edits that a backend or device plugin can make. The default is none."""
 
     owner: OwnerSettings = OwnerSettings()
     """The owner of its socket. The default is root."""
@@ -83,7 +83,7 @@ class AllowedEndpoint(Settings):
     """Prefixes of host paths, read-only or writable. The longest matching prefix applies."""
 
     hooks: tuple[HostPath, ...] = ()
-    """Programs of the host that may run as OCI hooks, with any arguments."""
+    """Programs of the host that can run as OCI hooks, with any arguments."""
 
     net_devices: tuple[str, ...] = ()
     """Network interfaces of the host, with wildcards."""

@@ -61,7 +61,8 @@ class StaleClaims(Settings):
     minute."""
 
     unconfirmed_grace_period: Seconds = 3600.0
-    """The same while the kubelet's podresources API does not answer. The claim may be in use."""
+    """The grace period while the kubelet's podresources API does not respond. The claim might be in
+    use."""
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
@@ -84,31 +85,31 @@ class OpaqueParameters(Settings):
 
 
 class DeviceHealthSettings(Settings):
-    """What happens to a device that its driver reports as unhealthy."""
+    """How the plugin handles a device that its driver reports as unhealthy."""
 
     recovery_period: Seconds = 30.0
     """How long the device must have been healthy before the plugin removes its taint. New pods do
     not get a device that flaps."""
 
     eviction_delay: Seconds = 10.0
-    """How long the driver must have reported running work as broken before the plugin evicts the
-    pods that use the device, by a taint with the effect NoExecute."""
+    """How long the driver must have reported that running work is lost before the plugin evicts the
+    pods that use the device, with a NoExecute taint."""
 
     timeout: Seconds = 30.0
-    """How long the kubelet trusts a device's health. The plugin repeats it after a third of this
-    time."""
+    """How long the kubelet considers a device's health valid. The plugin reports it again after a
+    third of this time."""
 
 
 class Devices(Settings):
-    """What happens to devices whose driver is stopped, and to unhealthy devices."""
+    """How the plugin handles devices whose driver is stopped, and unhealthy devices."""
 
     endpoint_stop_grace_period: Seconds = 300.0
     """How long the devices of a stopped driver stay published, with a taint. Then the plugin
     removes them."""
 
     start_grace_period: Seconds = 30.0
-    """How long after a start of the plugin published devices stay unchanged while their driver has
-    not reported yet."""
+    """How long published devices stay unchanged after the plugin starts, until their driver reports
+    them."""
 
     health: DeviceHealthSettings = DeviceHealthSettings()
 
@@ -151,14 +152,14 @@ class Backends(Settings):
     """Backends: drivers that run as programs of their own, in any language."""
 
     enabled: bool = False
-    """Whether backends may register."""
+    """Whether backends can register."""
 
     directory: AbsolutePath | None = None
     """The registration directory, which contains the sockets of backends. The default is
     ``<kubeletRoot>/plugins/drakit.dev/backends``."""
 
     allowed: Annotated[AllowList, _allowed("backends")] = None
-    """The drivers that backends may register, by name. If null, every backend may make any edit. An
+    """The drivers that backends can register, by name. If null, every backend can make any edit. An
     empty map allows no backend."""
 
 
@@ -166,7 +167,7 @@ class DevicePlugins(Settings):
     """Kubelet device plugins that register with the node plugin instead of the kubelet."""
 
     enabled: bool = False
-    """Whether device plugins may register."""
+    """Whether device plugins can register."""
 
     directory: AbsolutePath | None = None
     """The directory that device plugins mount as ``/var/lib/kubelet/device-plugins``. The default
@@ -177,7 +178,7 @@ class DevicePlugins(Settings):
     plugins on one node need different names and directories."""
 
     allowed: Annotated[AllowList, _allowed("devicePlugins")] = None
-    """The resources that device plugins may register, by name. If null, every device plugin may
+    """The resources that device plugins can register, by name. If null, every device plugin may
     make any edit. An empty map allows no device plugin."""
 
 

@@ -45,7 +45,7 @@ FAULTS = [
     ("preparing:OnlyOnce", "prepare-again", "after a reboot .* the claim has the lamp already"),
     ("preparing:OtherEdits", "prepare-again", "other env for the same claim: .*LAMP_TOKEN"),
     ("preparing:BelievesItsNotes", "reboot", "was not created again"),
-    ("preparing:AllOrNothing", "partial-success", "beside a claim with unknown parameters"),
+    ("preparing:AllOrNothing", "partial-success", "in a call with a claim with unknown parameters"),
     ("preparing:OneAnswer", "together", "of 4 claims in one call"),
     ("preparing:FormerClaim", "device-again", "name the first one: LAMP_OWNER="),
     ("preparing:FormerName", "device-again", "name the first one: LAMP_OF_"),
@@ -74,7 +74,11 @@ FAULTS = [
     ("sharing:AdminResets", "admin-access", "from the device's holder"),
     ("sharing:AllParts", "partitions", "unpreparing panel-left has taken"),
     ("sharing:NeverWhole", "partitions", "the panel is in halves"),
-    ("sharing:RefusesAdmin", "admin-access", "with admin access, beside the device's holder,"),
+    (
+        "sharing:RefusesAdmin",
+        "admin-access",
+        "with admin access, while another claim holds the device,",
+    ),
 ]
 """Driver, the rule that it must fail, and what is said."""
 

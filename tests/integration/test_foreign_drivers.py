@@ -123,7 +123,10 @@ async def test_a_partition_of_a_backends_device_that_is_held_is_refused(rig):
         first, second = reference("uid-a"), reference("uid-b")
         assert (await kubelet.prepare(dra, first))["uid-a"].error == ""
         error = (await kubelet.prepare(dra, second))["uid-b"].error
-        assert "device half-0 does not fit beside device gpu-0 of claim lab/claim-uid-a" in error
+        assert (
+            "device half-0 cannot be used together with device gpu-0 of claim lab/claim-uid-a"
+            in error
+        )
         assert len(backend.called("prepare")) == 1
         assert await kubelet.unprepare(dra, first) == {"uid-a": ""}
         assert (await kubelet.prepare(dra, second))["uid-b"].error == ""

@@ -65,7 +65,9 @@ async def test_hardware_that_is_held_is_refused_with_its_holder_named(gpus, firs
     async with kubelet_of(gpus) as (prepare, unprepare):
         assert await prepare("uid-a", "uid-c") == ["", ""]
         (error,) = await prepare("uid-b")
-        assert f"claim lab/claim-uid-b, request main: device {second} does not fit" in error
+        assert (
+            f"claim lab/claim-uid-b, request main: device {second} cannot be used together" in error
+        )
         assert f"device {first} of claim lab/claim-uid-a" in error
         assert "counter set gpu-0" in error
         assert await prepare("uid-b") == [error], "Events of one cause are counted"
@@ -82,7 +84,7 @@ async def test_partitions_that_fit_beside_each_other_are_prepared(gpus):
     async with kubelet_of(gpus) as (prepare, _):
         assert await prepare(*names) == ["", "", ""]
         (error,) = await prepare("uid-d")
-        assert "device gpu-0-1g-1 does not fit beside device gpu-0-2g-0" in error
+        assert "device gpu-0-1g-1 cannot be used together with device gpu-0-2g-0" in error
         assert await prepare("uid-e") == [""], "admin access consumes nothing"
 
 
@@ -101,7 +103,10 @@ async def test_shares_that_exceed_a_capacity_are_refused(gpus):
     async with kubelet_of(gpus) as (prepare, unprepare):
         assert await prepare("uid-0", "uid-1") == ["", ""]
         (error,) = await prepare("uid-2")
-        assert "device nic-0 does not fit beside device nic-0 of claim lab/claim-uid-0" in error
+        assert (
+            "device nic-0 cannot be used together with device nic-0 of claim lab/claim-uid-0"
+            in error
+        )
         assert "capacity bandwidth" in error
         assert await unprepare("uid-1") == [""]
         assert await prepare("uid-2") == [""]

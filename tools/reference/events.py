@@ -84,16 +84,15 @@ NODE: Mapping[str, Text] = {
     ),
     "BackendDirectory": Text(
         when="The registration directory of backends is missing, cannot be read, or has too many entries.",
-        action="Correct the directory as the message says. The value `backends.directory` names it.",
+        action="Correct the directory as the message describes. The value `backends.directory` names it.",
     ),
     "BackendRefused": Text(
-        when="A backend registers a name that it may not use, that another driver has, or that is malformed; or its socket has "
-        "the wrong owner.",
-        action="Correct the backend, or the value `backends.allowed`. The node plugin asks the backend again.",
+        when="A backend registers a name that is malformed, already in use or not allowed, or its socket has the wrong owner.",
+        action="Correct the backend, or the value `backends.allowed`. The node plugin retries.",
     ),
     "BackendUnreachable": Text(
-        when="The socket of a backend does not answer after several attempts.",
-        action="Read the log of the backend. If nothing listens on the socket any more, delete its file.",
+        when="The socket of a backend does not respond after several attempts.",
+        action="Read the log of the backend. If no process listens on the socket any longer, delete its file.",
     ),
     "CheckpointDamaged": Text(
         when="The checkpoint of a driver is damaged. The node plugin keeps the damaged file and rebuilds the checkpoint.",
@@ -101,35 +100,35 @@ NODE: Mapping[str, Text] = {
     ),
     "DeviceLeftOut": Text(
         when="The API would reject a device, or a device plugin lists a device without a valid ID. All other devices are published.",
-        action="Correct the driver as the message says.",
+        action="Correct the driver as the message describes.",
     ),
     "DevicePluginStopped": Text(
-        when="A device plugin sends something malformed, or more than the limits allow. The node plugin disconnects it.",
+        when="A device plugin sends malformed messages, or exceeds a limit. The node plugin disconnects it.",
         action="Read the log of the device plugin and report the message to its vendor.",
     ),
     "EndpointStopped": Text(
-        when="A driver, backend or device plugin stops: it fails, or its connection ends. Its devices are tainted at once.",
+        when="A driver, backend or device plugin stops: it fails, or its connection ends. The node plugin taints its devices immediately.",
         action="Read the log of the driver. The node plugin restarts a Python driver, and reconnects to any other.",
     ),
     "FieldsDropped": Text(
-        when="The API server drops fields of the published devices, because a feature gate is off.",
-        action="Enable the feature gate that the message names. Until then, the driver's fallback is published.",
+        when="The API server drops fields of the published devices, because a feature gate is disabled.",
+        action="Enable the feature gate that the message names. Until then, the node plugin publishes the driver's fallback.",
     ),
     "KubeletResourcesUnknown": Text(
         when="The node plugin cannot determine whether the kubelet itself allocates devices of a device plugin's resource.",
-        action="Check that the kubelet's podresources socket exists and answers.",
+        action="Check that the kubelet's podresources socket exists and responds.",
     ),
     "RegistrationRefused": Text(
-        when="A device plugin may not register: its resource name, version or socket is invalid, or not allowed.",
+        when="A device plugin cannot register, because its resource name, version or socket is invalid or not allowed.",
         action="Correct the device plugin, or the value `devicePlugins.allowed`.",
     ),
     "ResourceServedByKubelet": Text(
         when="The kubelet's own device manager serves the resource of a device plugin, so a device could be allocated twice.",
-        action="Finish the [migration](../admin/device-plugins.md): no plugin of this resource may register with the kubelet.",
+        action="Finish the [migration](../admin/device-plugins.md): no plugin for this resource can remain registered with the kubelet.",
     ),
     "TooManyResources": Text(
         when="More resources are registered on the node than the node plugin accepts.",
-        action="Remove device plugins from the node. A resource is forgotten an hour after its plugin has gone.",
+        action="Remove device plugins from the node. The node plugin removes a resource one hour after its device plugin has disconnected.",
     ),
 }
 

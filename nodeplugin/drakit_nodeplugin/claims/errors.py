@@ -39,7 +39,7 @@ __all__ = (
 
 
 class ClaimError(Exception):
-    """A claim cannot be prepared or unprepared; the rest of its batch goes on."""
+    """A claim cannot be prepared or unprepared; the rest of its batch continues."""
 
     reason: ClassVar[str] = "ClaimError"
     """For metrics: a closed set of words, without data."""
@@ -68,7 +68,7 @@ class ClaimGoneError(ClaimFetchError):
 
 
 class ClaimBusyError(ClaimError):
-    """Another process of the driver works on the claim, or has changed it meanwhile."""
+    """Another process of the driver works on the claim, or has changed it since."""
 
     reason = "ClaimBusy"
 
@@ -159,7 +159,7 @@ class DeviceTakenError(ClaimError):
         problem = f"is still prepared for claim {holder}"
         if beside is not None:
             held, shortage = beside
-            problem = f"does not fit beside device {held} of claim {holder}: {shortage}"
+            problem = f"cannot be used together with device {held} of claim {holder}: {shortage}"
         super().__init__(
             f"claim {claim}, request {request}: device {device} {problem}; this pod starts "
             f"automatically once the pod that uses {holder} is gone"

@@ -301,7 +301,7 @@ class EndpointState:
                 pool.refresh(changed, unavailable=self.unavailable)
 
     def next_changes(self) -> Iterator[float]:
-        """Yield when time alone may change something."""
+        """Yield the times at which the state can change without an event."""
         for when in (
             phase_ends(self.life, self._graces),
             *map(PoolState.next_change, self.pools.values()),

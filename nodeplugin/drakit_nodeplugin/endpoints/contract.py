@@ -348,7 +348,7 @@ class HostedEndpoint(CallableEndpoint, Protocol):
         ...
 
     async def run(self) -> None:
-        """Keep it connected until cancelled, and report to the listener what it has."""
+        """Keep the endpoint connected until cancelled; report its devices to the listener."""
         ...
 
     async def close(self) -> None:

@@ -102,7 +102,7 @@ class HealthService:
         )
 
     def end(self) -> None:
-        """End all streams, also future ones: they would delay the server's stop."""
+        """End all streams, including future ones: they would delay the server's stop."""
         self._ended.set()
 
     @contextmanager

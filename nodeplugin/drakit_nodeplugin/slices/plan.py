@@ -182,7 +182,7 @@ class Plan:
 
     @property
     def empty(self) -> bool:
-        """Whether the API server already holds all that is desired."""
+        """Whether the API server already has the desired state."""
         return not (self.delete or self.replace or self.create)
 
 

@@ -122,7 +122,7 @@ class PoolPublisher:
         self._writer = _Writer(name, context)
 
     def wake(self) -> None:
-        """Something has changed."""
+        """Notify the publisher of a change."""
         self._changed.set()
 
     def forget(self) -> None:

@@ -219,7 +219,7 @@ def test_classes_can_be_for_claims_alone(render):
                 "backends": {"enabled": True, "directory": "/srv/one"},
                 "devicePlugins": {"enabled": True, "directory": "/srv/one"},
             },
-            "give each a directory of its own",
+            "set them to different directories",
             id="one-directory-for-both",
         ),
         *(

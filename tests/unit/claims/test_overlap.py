@@ -73,8 +73,8 @@ async def test_a_partition_of_a_device_that_is_held_is_refused(plugin, devices, 
         devices.reason_away = None
     (error,) = await errors(plugin, B)
     assert error == (
-        f"claim lab/claim-{B}, request main: device half-0 does not fit beside device whole of "
-        f"claim lab/claim-{A}: both consume memory of counter set card; this pod starts "
+        f"claim lab/claim-{B}, request main: device half-0 cannot be used together with device "
+        f"whole of claim lab/claim-{A}: both consume memory of counter set card; this pod starts "
         f"automatically once the pod that uses lab/claim-{A} is gone"
     )
     assert devices.prepares == 1
@@ -103,7 +103,7 @@ async def test_partitions_that_fit_do_not_overlap_and_the_largest_holder_is_name
     await allocated(plugin, a="half-0", b="shared", c="half-1", d=["half-1"])
     assert await errors(plugin, A, B) == [None, None]
     (error,) = await errors(plugin, C)
-    assert f"beside device half-0 of claim lab/claim-{A}: both consume memory" in error
+    assert f"together with device half-0 of claim lab/claim-{A}: both consume memory" in error
     await plugin.unprepare(reference(B))
     assert await errors(plugin, D) == [None], "written as Ki, it is the other half"
 
@@ -181,7 +181,7 @@ async def test_shares_that_exceed_a_capacity_are_refused(plugin):
     )
     assert await errors(plugin, A, B) == [None, None]
     (error,) = await errors(plugin, C)
-    assert f"device nic does not fit beside device nic of claim lab/claim-{B}" in error
+    assert f"device nic cannot be used together with device nic of claim lab/claim-{B}" in error
     assert "both consume capacity bandwidth" in error
     assert await errors(plugin, D) == [None]
 
@@ -233,7 +233,7 @@ async def test_what_containers_use_is_prepared_again_though_it_is_not_listed(plu
     assert await errors(plugin, A) == [None]
     assert devices.prepares == 2
     (error,) = await errors(plugin, B)
-    assert "beside device whole" in error, "its consumption is still known"
+    assert "together with device whole" in error, "its consumption is still known"
 
 
 # ------------------------------------------------------------ rows that were rebuilt
@@ -249,7 +249,10 @@ async def test_a_rebuilt_row_blocks_what_consumes_until_the_inventory_completes_
     written = (await plugin.checkpoint.write(rows)).written
     await allocated(plugin, a="half-1", b="plain")
     error, other = await errors(plugin, A, B)
-    assert "does not fit beside device half-9 of claim lab/x: the consumption of that" in error
+    assert (
+        "cannot be used together with device half-9 of claim lab/x: the consumption of that"
+        in error
+    )
     assert other is None, "what consumes nothing is not blocked"
     nine = part("half-9", "1Gi", card="other")
     others = CounterSet(name="other", counters={"memory": "1Gi"})
@@ -267,7 +270,7 @@ async def test_a_share_of_a_rebuilt_row_may_take_all(plugin):
     await plugin.checkpoint.write([rebuilt("x", "nic", share_id="9")])
     await allocated(plugin, a=share("nic", 1, bandwidth="1G"), b=share("shared", 2))
     error, other = await errors(plugin, A, B)
-    assert "beside device nic of claim lab/x: both consume capacity bandwidth" in error
+    assert "together with device nic of claim lab/x: both consume capacity bandwidth" in error
     assert other is None
 
 

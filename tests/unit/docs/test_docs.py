@@ -234,7 +234,8 @@ def test_a_card_of_the_page_can_be_published_and_shared(monkeypatch):
     amounts = [drakit.parse_quantity(text) for text in (policy.min, amount, policy.max)]
     assert amounts == sorted(amounts)
     assert amounts[1] % drakit.parse_quantity(policy.step) == 0
-    texts = re.search(r"Amounts may come as (.*)\. Calculate", (ROOT / PAGE).read_text())
+    text = (ROOT / PAGE).read_text()
+    texts = re.search(r"The same amount can be written as (.*)\. Calculate", text)
     assert texts is not None
     written = re.findall(r"`(\w+)`", texts[1])
     assert {drakit.parse_quantity(text) for text in written} == {amounts[1]}

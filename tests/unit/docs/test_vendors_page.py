@@ -62,7 +62,7 @@ def test_the_times_are_measured(batch, beginning):
 def test_the_overhead_is_measured():
     for endpoint in ("backend", "device-plugin"):
         figure = measured(row="overhead", endpoint=endpoint, batch="1")["overhead_ms"]
-        assert f"| {figure} ms |" in row("Adds to the prepare")
+        assert f"| {figure} ms |" in row("Additional time to prepare")
 
 
 def test_the_memory_is_measured():

@@ -25,9 +25,9 @@ MESSAGE_BYTES = 1021
 
 @rule(
     "health",
-    "a driver that has health reports the health of each device",
-    why="Since Kubernetes 1.37 the kubelet follows the health of devices and shows it in the "
-    "status of pods. For a device without any report it shows Unknown, forever.",
+    "a driver that reports health reports it for every device",
+    why="Since Kubernetes 1.37, the kubelet follows the health of devices and shows it in the "
+    "status of pods. For a device without a report, the status stays Unknown.",
 )
 async def health(kit: Kit) -> None:
     devices = {(device.pool, device.name) for device in await kit.devices()}

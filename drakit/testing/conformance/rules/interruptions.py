@@ -30,9 +30,9 @@ RECOVERY_SECONDS = 10.0
 
 @rule(
     "kubelet-hangs-up",
-    "a prepare is answered again after its caller hung up",
-    why="The kubelet cancels a call after 45 s, or when it restarts, and calls again later. It "
-    "must then find the work done or in flight; a second call must not disturb the first.",
+    "a prepare can be repeated after its caller disconnected",
+    why="The kubelet cancels a call after 45 s, or when it restarts, and calls again later. The "
+    "work must then be done or in flight, and a second call must not disturb the first.",
 )
 async def kubelet_hangs_up(kit: Kit) -> None:
     device, *_ = await steps.usable(kit)
@@ -51,9 +51,9 @@ async def kubelet_hangs_up(kit: Kit) -> None:
 @rule(
     "pod-deleted-meanwhile",
     "an abandoned prepare leaves nothing behind",
-    why="A pod can be deleted while its claim is being prepared. The kubelet then calls "
-    "unprepare, and a Python driver's prepare is cancelled; a backend's prepare ends first, and "
-    "unprepare follows. What the call has begun must not keep the device from others.",
+    why="A pod can be deleted while its claim is being prepared. The kubelet then calls unprepare. "
+    "drakit cancels the prepare of a Python driver, and waits until the prepare of a backend has "
+    "finished. Effects of the abandoned call must not keep other claims from using the device.",
 )
 async def pod_deleted_meanwhile(kit: Kit) -> None:
     device, *_ = await steps.usable(kit)
@@ -77,9 +77,9 @@ async def pod_deleted_meanwhile(kit: Kit) -> None:
 
 @rule(
     "crash-in-prepare",
-    "a prepare that a crash interrupted is repeated",
-    why="A node plugin that is killed in the middle of a prepare starts again, and the kubelet "
-    "calls again. What the first attempt left behind must not make the second one fail.",
+    "a prepare that a crash interrupted can be repeated",
+    why="If the node plugin is killed during a prepare, it starts again, and the kubelet repeats "
+    "the call. Effects of the first attempt must not make the second one fail.",
 )
 async def crash_in_prepare(kit: Kit) -> None:
     device, *_ = await steps.usable(kit)
@@ -109,7 +109,7 @@ async def crash_in_prepare(kit: Kit) -> None:
     "stop",
     "a stop is quick, and keeps prepared claims",
     why="The node plugin stops and starts at each update, while pods keep running. Their "
-    "containers keep their devices, and may restart in the meantime.",
+    "containers keep their devices, and can restart in the meantime.",
 )
 async def stop(kit: Kit) -> None:
     device, *_ = await steps.usable(kit)
@@ -134,9 +134,10 @@ async def stop(kit: Kit) -> None:
 
 @rule(
     "process-killed",
-    "a driver whose process is killed recovers, and knows the prepared claims",
-    why="Programs crash and are updated while pods run. Prepared claims stay prepared; the "
-    "devices must be published again under the same names, and earlier claims must be unprepared.",
+    "a driver recovers after its process is killed, and can unprepare earlier claims",
+    why="Programs crash and are updated while pods run. Prepared claims stay prepared; the driver "
+    "must publish the devices again under the same names, and must be able to unprepare earlier "
+    "claims.",
     kinds=("backend", "device-plugin"),
 )
 async def process_killed(kit: Kit) -> None:

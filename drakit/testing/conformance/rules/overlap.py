@@ -69,8 +69,8 @@ async def side_by_side(kit: Kit) -> None:
 @rule(
     "no-queue",
     "prepares of different devices do not wait for each other",
-    why="The kubelet waits 45 s for a call. If prepares take long and wait for each other, the "
-    "pods of a starting node do not get their devices in time.",
+    why="The kubelet waits 45 s for a call. If prepares take long and wait for each other, pods on "
+    "a node that has just started do not get their devices in time.",
 )
 async def no_queue(kit: Kit) -> None:
     devices = (await steps.usable(kit, at_least=3))[: CLAIMS // 2]
@@ -118,24 +118,28 @@ async def get_info(kit: Kit) -> None:
 @rule(
     "partitions",
     "partitions of the same hardware are allocated separately, and unprepared one by one",
-    why="The scheduler counts hardware as free once the claim is deleted, although its device may "
-    "still be prepared on the node. Devices that do not fit beside it must wait, and unpreparing "
-    "one partition must not take another one from its pod.",
+    why="The scheduler considers hardware available when the claim is deleted, although its device "
+    "can still be prepared on the node. Devices that need the same hardware must wait, and "
+    "unpreparing one partition must not affect a pod that uses another.",
     kinds=("python", "backend"),  # a device plugin has no counters
 )
 async def partitions(kit: Kit) -> None:
     devices = [d for d in steps.untainted(await kit.devices()) if not d.allow_multiple]
     found = next(_partitioned(devices, _counters(kit)), None)
     if found is None:
-        kit.skip("no third device overlaps with two devices that fit beside each other")
+        kit.skip("no device overlaps with two devices that can be prepared together")
     one, other, whole = found
     first, second, third = kit.claim(one), kit.claim(other), kit.claim(whole)
     await steps.prepared(kit, first)
-    answer = await steps.must_prepare(kit, second, when=f"beside {one.name}, which leaves room,")
+    answer = await steps.must_prepare(
+        kit, second, when=f"while {one.name} is prepared, which leaves room,"
+    )
     edits = steps.edits_of(kit, second)
     if not (await steps.answer_of(kit, third)).error:
-        kit.fail(f"{whole.name} was prepared beside {one.name}, although both consume one counter")
-    await steps.must_unprepare(kit, first, when=f"beside {other.name}")
+        kit.fail(
+            f"{whole.name} was prepared together with {one.name}, although both consume one counter"
+        )
+    await steps.must_unprepare(kit, first, when=f"while {other.name} is prepared")
     if missing := steps.missing_paths(edits):
         kit.fail(
             f"unpreparing {one.name} has taken {missing[0]} from the claim that has {other.name}"
@@ -160,7 +164,7 @@ def _counters(kit: Kit) -> Mapping[tuple[str, str], Mapping[str, int]]:
 def _partitioned(
     devices: Sequence[PublishedDevice], totals: Mapping[tuple[str, str], Mapping[str, int]]
 ) -> Iterator[tuple[PublishedDevice, PublishedDevice, PublishedDevice]]:
-    """Return two devices that fit beside each other, and a third that fits beside neither."""
+    """Return two devices that can be prepared together, and a third that overlaps with both."""
     for (pool, name), total in totals.items():
         taken = {
             device.name: (device, _amounts(consumed))

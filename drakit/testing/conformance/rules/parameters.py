@@ -73,8 +73,8 @@ def hostile(own: Mapping[str, Any] | None) -> Iterator[tuple[str, Mapping[str, A
 @rule(
     "hostile-parameters",
     "any opaque parameters are accepted or rejected, and other claims are not affected",
-    why="Anyone who may create a claim writes its opaque parameters, and neither the API server "
-    "nor the scheduler checks them. If they stop the driver, all users lose its devices.",
+    why="Everyone who can create a claim can write its opaque parameters, and neither the API "
+    "server nor the scheduler checks them. If they stop the driver, all users lose its devices.",
     seconds=120,
 )
 async def hostile_parameters(kit: Kit) -> None:
@@ -110,10 +110,10 @@ async def _try(kit: Kit, claim: ClaimUnderTest, what: str) -> None:
 
 @rule(
     "error-sentences",
-    "an error is a sentence for the user, and the same at each attempt",
-    why="The text of an error ends in an Event of the pod, and the kubelet retries forever. "
-    "Events with the same text are counted; a text with a time or a counter makes a new Event at "
-    "each attempt. A traceback means nothing to a user.",
+    "an error is a sentence for the user, and is the same at each attempt",
+    why="The text of an error appears in an Event on the pod, and the kubelet retries "
+    "indefinitely. Kubernetes counts Events with the same text, but a text with a time or a "
+    "counter creates a new Event at each attempt. A traceback does not help a user.",
 )
 async def error_sentences(kit: Kit) -> None:
     device, *_ = await steps.usable(kit)

@@ -87,9 +87,8 @@ async def _prepare_and_check(kit: Kit, *devices: PublishedDevice) -> None:
 @rule(
     "cdi-valid",
     "container edits are a valid CDI specification",
-    why="The container runtime reads the CDI file when it creates a container. A file that it "
-    "refuses keeps the pod in CreateContainerError, where the kubelet never calls the driver "
-    "again.",
+    why="The container runtime reads the CDI file when it creates a container. If it rejects the "
+    "file, the pod stays in CreateContainerError, and the kubelet does not call the driver again.",
 )
 async def cdi_valid(kit: Kit) -> None:
     checked = 0
@@ -124,8 +123,8 @@ def _check_spec(kit: Kit, claim: ClaimUnderTest, device: PublishedDevice) -> Non
 @rule(
     "host-paths",
     "the host paths in container edits exist",
-    why="The runtime mounts what the CDI file names. A path that does not exist on the node keeps "
-    "the pod in CreateContainerError, where the kubelet never calls the driver again.",
+    why="The runtime mounts the paths in the CDI file. If a path does not exist on the node, the "
+    "pod stays in CreateContainerError, and the kubelet does not call the driver again.",
 )
 async def host_paths(kit: Kit) -> None:
     checked = 0
@@ -150,9 +149,9 @@ async def host_paths(kit: Kit) -> None:
 @rule(
     "prepare-again",
     "a claim that is prepared again gets the same result",
-    why="A kubelet that restarts forgets prepared claims, and so does a node that reboots: it "
-    "prepares the same claim again, and the containers must get the same. Effects that are in "
-    "place already are no error.",
+    why="A kubelet that restarts forgets prepared claims, and so does a node that reboots. The "
+    "kubelet then prepares the same claim again, and the containers must get the same result. "
+    "Effects that are already in place are not an error.",
 )
 async def prepare_again(kit: Kit) -> None:
     device, *_ = await steps.usable(kit)
@@ -192,7 +191,7 @@ def _same(
     "reboot",
     "a claim is prepared again after a reboot",
     why="A pod outlives the reboot of its node: the kubelet prepares the same claim again. State "
-    "in memory, in /run and in the hardware is lost then, whatever is stored on disk.",
+    "in memory, in /run and in the hardware is lost, regardless of what is stored on disk.",
 )
 async def reboot(kit: Kit) -> None:
     device, *_ = await steps.usable(kit)
@@ -242,11 +241,9 @@ def _remove(path: Path) -> None:
 
 @rule(
     "partial-success",
-    "a claim that cannot be prepared fails alone",
-    why=(
-        "One call has all claims of a pod, and each claim has its own answer: the kubelet relies "
-        "on successful claims to stay prepared, and calls again for the rest."
-    ),
+    "a claim that cannot be prepared does not affect other claims",
+    why="One call contains all claims of a pod, and each claim has its own result: the kubelet "
+    "expects successful claims to stay prepared, and calls again for the rest.",
 )
 async def partial_success(kit: Kit) -> None:
     devices = await steps.usable(kit)
@@ -264,10 +261,10 @@ async def partial_success(kit: Kit) -> None:
 async def _beside(kit: Kit, good: ClaimUnderTest, bad: ClaimUnderTest, what: str) -> None:
     answers = await kit.prepare(good, bad)
     if good.uid not in answers or bad.uid not in answers:
-        kit.fail(f"beside {what} not all claims of the call were answered")
+        kit.fail(f"in a call with {what}, not all claims were answered")
     if error := answers[good.uid].error:
-        kit.fail(f"beside {what} a valid claim was not prepared: {error}")
-    await steps.must_unprepare(kit, good, when=f"after it was prepared beside {what},")
+        kit.fail(f"in a call with {what}, a valid claim was not prepared: {error}")
+    await steps.must_unprepare(kit, good, when=f"after it was prepared in a call with {what},")
     await kit.unprepare(bad)
 
 
@@ -304,9 +301,9 @@ async def together(kit: Kit) -> None:
 
 @rule(
     "device-again",
-    "a device's next claim gets nothing of the previous one",
-    why="The scheduler gives a device to the next pod as soon as its claim is free. Anything left "
-    "of the previous claim would belong to another user.",
+    "the next claim for a device gets nothing from the previous one",
+    why="The scheduler allocates a device to the next pod as soon as its claim is deallocated. "
+    "Data and settings of the previous claim belong to another user.",
 )
 async def device_again(kit: Kit) -> None:
     device, *_ = await steps.usable(kit)
@@ -328,10 +325,10 @@ async def device_again(kit: Kit) -> None:
 
 @rule(
     "allocated-anew",
-    "a claim that is allocated again gets its new device, and frees the old one",
-    why="A claim whose pod has ended is deallocated, and allocated again for the next pod, "
-    "perhaps with another device: its UID stays the same. A driver that identifies claims by UID "
-    "alone then fails.",
+    "a claim that is allocated again gets its new device, and releases the old one",
+    why="When the pod of a claim has terminated, the claim is deallocated, and can be allocated "
+    "for another pod with another device, although its UID stays the same. A driver that "
+    "identifies claims only by UID then fails.",
 )
 async def allocated_anew(kit: Kit) -> None:
     old, new, *_ = await steps.usable(kit, at_least=2)

@@ -30,9 +30,9 @@ WATCHED_SECONDS = 3.0
 
 @rule(
     "devices-published",
-    "all devices are published, and none is left out",
-    why="The API server refuses a ResourceSlice with a device that exceeds a limit. The node "
-    "plugin leaves out such a device, and no pod ever gets it.",
+    "all devices are published",
+    why="The API server rejects a ResourceSlice with a device that exceeds a limit. The node "
+    "plugin does not publish such a device, so no pod can get it.",
 )
 async def devices_published(kit: Kit) -> None:
     devices = await kit.devices()
@@ -51,9 +51,8 @@ def _left_out(kit: Kit) -> list[str]:
 @rule(
     "names-stay",
     "devices have the same names and pools after a restart",
-    why="An allocation names its device by driver, pool and name while the claim exists. Under "
-    "another name a device is another device: pods that were scheduled to the old one do not "
-    "start.",
+    why="An allocation identifies its device by driver, pool and name while the claim exists. If a "
+    "device gets another name, pods that were scheduled to the old name do not start.",
 )
 async def names_stay(kit: Kit) -> None:
     before = await _settled(kit)
@@ -72,8 +71,8 @@ async def names_stay(kit: Kit) -> None:
 @rule(
     "quiet-restart",
     "a restart without a change writes no ResourceSlice",
-    why="All schedulers process a ResourceSlice that changes, and every node restarts its plugin "
-    "at an update. Times, process IDs and random values do not belong in attributes.",
+    why="All schedulers process every change of a ResourceSlice, and every node restarts its "
+    "plugin during an update. Do not put times, process IDs or random values into attributes.",
 )
 async def quiet_restart(kit: Kit) -> None:
     before = await _settled(kit)
@@ -115,8 +114,8 @@ def _changed(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
 @rule(
     "stream-stays-open",
     "the stream of devices stays open",
-    why="A stream that ends means that the driver is unavailable: its devices are tainted for new "
-    "pods and are not prepared any more, and after a grace period they are unpublished.",
+    why="If the stream ends, the driver counts as unavailable: the node plugin taints its devices, "
+    "does not prepare them, and unpublishes them after a grace period.",
 )
 async def stream_stays_open(kit: Kit) -> None:
     begun, end = len(kit.log()), time.monotonic() + WATCHED_SECONDS

@@ -18,9 +18,9 @@ __all__ = ()
 
 @rule(
     "admin-access",
-    "a claim with admin access does not disturb the device's holder",
+    "a claim with admin access does not affect the claim that holds the device",
     why="Monitoring gets a device with adminAccess while a pod uses it. Such a claim is prepared "
-    "and unprepared beside the holder's claim, which must not be affected.",
+    "and unprepared while another claim holds the device, and must not affect that claim.",
     kinds=("python", "backend"),  # a device plugin can only allocate: such claims are refused
 )
 async def admin_access(kit: Kit) -> None:
@@ -29,8 +29,12 @@ async def admin_access(kit: Kit) -> None:
     first = await steps.prepared(kit, holder)
     edits = steps.edits_of(kit, holder)
     claim = kit.claim(device, admin_access=True)
-    await steps.must_prepare(kit, claim, when="with admin access, beside the device's holder,")
-    await steps.must_unprepare(kit, claim, when="with admin access, beside the device's holder,")
+    await steps.must_prepare(
+        kit, claim, when="with admin access, while another claim holds the device,"
+    )
+    await steps.must_unprepare(
+        kit, claim, when="with admin access, while another claim holds the device,"
+    )
     if missing := steps.missing_paths(edits):
         kit.fail(
             f"unpreparing a claim with admin access has taken {missing[0]} from the device's holder"
@@ -45,7 +49,7 @@ async def admin_access(kit: Kit) -> None:
     "shares",
     "shares of a device are prepared and unprepared one by one",
     why="A device with allowMultipleAllocations is allocated to several claims at the same time, "
-    "each with its own share. When one pod ends, the others must keep the device.",
+    "each with its own share. When one pod terminates, the others must keep the device.",
 )
 async def shares(kit: Kit) -> None:
     devices = [

@@ -22,9 +22,9 @@ __all__ = ()
 
 @rule(
     "unprepare",
-    "a claim is unprepared, and its device is free",
-    why="The kubelet calls NodeUnprepareResources once all containers of a pod have ended. While "
-    "that fails, the pod hangs in Terminating, and no other pod gets its devices.",
+    "a claim is unprepared, and its device is available again",
+    why="The kubelet calls NodeUnprepareResources after all containers of a pod have terminated. "
+    "While the call fails, the pod stays in Terminating, and no other pod gets its devices.",
 )
 async def unprepare(kit: Kit) -> None:
     device, *_ = await steps.usable(kit)
@@ -39,9 +39,9 @@ async def unprepare(kit: Kit) -> None:
 
 @rule(
     "unprepare-again",
-    "unpreparing a claim again is no error",
-    why="The kubelet repeats an unprepare until it has the answer, and calls all drivers of a "
-    "claim again if one of them failed. Nothing to undo counts as success.",
+    "unpreparing a claim again is not an error",
+    why="The kubelet repeats an unprepare until it gets a response, and calls all drivers of a "
+    "claim again if one of them failed. If there is nothing to undo, unprepare must succeed.",
 )
 async def unprepare_again(kit: Kit) -> None:
     device, *_ = await steps.usable(kit)
@@ -73,9 +73,9 @@ def _obstruct(path: Path) -> Path:
 
 @rule(
     "unprepare-not-prepared",
-    "unpreparing a claim that was never prepared is no error",
-    why="A pod can be deleted before or while its claim is prepared: the kubelet unprepares "
-    "whatever it may have prepared, and the pod terminates only after that.",
+    "unpreparing a claim that was never prepared is not an error",
+    why="A pod can be deleted before or while its claim is prepared. The kubelet unprepares every "
+    "claim that might be prepared, and the pod terminates only after that.",
 )
 async def unprepare_not_prepared(kit: Kit) -> None:
     device, *_ = await steps.usable(kit)
@@ -94,9 +94,9 @@ async def unprepare_not_prepared(kit: Kit) -> None:
 
 @rule(
     "unprepare-after-restart",
-    "a claim is unprepared by another process than the one that prepared it",
-    why="Node plugins are updated and crash while pods run. A driver must find all that it needs "
-    "to undo its work on disk, or in the names of the claim and its devices.",
+    "a claim can be unprepared by a different process than the one that prepared it",
+    why="Node plugins are updated and crash while pods run. The driver must store all that it "
+    "needs to undo its work on disk, or derive it from the names of the claim and its devices.",
 )
 async def unprepare_after_restart(kit: Kit) -> None:
     device, *_ = await steps.usable(kit)
@@ -115,9 +115,10 @@ async def unprepare_after_restart(kit: Kit) -> None:
 
 @rule(
     "force-delete",
-    "a claim whose object no longer exists is unprepared",
-    why="`kubectl delete --force` removes pod and claim from the API server at once. The kubelet "
-    "unprepares later, from its own checkpoint: the claim's object can no longer be read.",
+    "a claim whose object no longer exists can be unprepared",
+    why="`kubectl delete --force` removes the pod and the claim from the API server immediately. "
+    "The kubelet unprepares the claim later, from its own checkpoint, when the claim's object can "
+    "no longer be read.",
 )
 async def force_delete(kit: Kit) -> None:
     device, *_ = await steps.usable(kit)
@@ -135,9 +136,9 @@ async def force_delete(kit: Kit) -> None:
 
 @rule(
     "unprepare-after-failure",
-    "a claim whose prepare failed is unprepared, and leaves nothing behind",
-    why="The kubelet unprepares whatever it has tried to prepare, also if the prepare failed "
-    "halfway. What the prepare left behind must not keep the device from the next pod.",
+    "a claim whose prepare failed can be unprepared, and leaves nothing behind",
+    why="The kubelet unprepares every claim that it has tried to prepare, even if the prepare "
+    "failed halfway. Effects of the prepare must not keep the next pod from using the device.",
 )
 async def unprepare_after_failure(kit: Kit) -> None:
     device, *_ = await steps.usable(kit)
@@ -160,9 +161,9 @@ async def unprepare_after_failure(kit: Kit) -> None:
 
 @rule(
     "unprepare-after-reboot",
-    "a claim that was prepared before a reboot is unprepared after it",
-    why="A pod that is deleted while its node is down is unprepared after the reboot, without a "
-    "prepare in between: the effects of the prepare no longer exist.",
+    "a claim that was prepared before a reboot can be unprepared after it",
+    why="If a pod is deleted while its node is down, the kubelet unprepares its claim after the "
+    "reboot, without a prepare in between. The effects of the prepare no longer exist.",
 )
 async def unprepare_after_reboot(kit: Kit) -> None:
     device, *_ = await steps.usable(kit)
@@ -175,9 +176,10 @@ async def unprepare_after_reboot(kit: Kit) -> None:
 
 @rule(
     "unprepare-without-parameters",
-    "a claim is unprepared without its opaque parameters",
-    why="At unprepare the kubelet knows a claim's name and UID. If the claim's object no longer "
-    "exists, and the node plugin's checkpoint was lost as well, its parameters are unknown.",
+    "a claim can be unprepared without its opaque parameters",
+    why="For an unprepare, the kubelet knows only a claim's name and UID. If the claim's object no "
+    "longer exists, and the node plugin's checkpoint was lost as well, the claim's parameters are "
+    "unknown.",
 )
 async def unprepare_without_parameters(kit: Kit) -> None:
     device, *_ = await steps.usable(kit)
@@ -205,9 +207,10 @@ async def _with_parameters(kit: Kit) -> ClaimUnderTest:
 
 @rule(
     "unprepare-defined",
-    "a driver that prepares defines how it is undone, or that there is nothing to undo",
-    why="The method that undoes a prepare is found by its name. A driver without such a method, or "
-    "with one whose name is misspelt, unprepares every claim with success, and its effects stay.",
+    "a driver that prepares defines how to undo it, or that there is nothing to undo",
+    why="drakit finds the method that undoes a prepare by its name. A driver without such a "
+    "method, or with a misspelled name, reports success for every unprepare, but its side effects "
+    "remain.",
     kinds=("python",),
 )
 async def unprepare_defined(kit: Kit) -> None:

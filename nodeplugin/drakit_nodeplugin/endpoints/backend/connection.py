@@ -101,7 +101,7 @@ class BackendConnection:
     # ------------------------------------------------------------ its life
 
     async def start(self, *, node: str, version: str) -> None:
-        """Ask for its name, and call its streams; raises :class:`ConnectionEndedError`."""
+        """Request its name, and start its streams; raises :class:`ConnectionEndedError`."""
         try:
             name = await identify(self._client, node=node, version=version)
         except CallFailedError as error:
