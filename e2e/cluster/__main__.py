@@ -30,7 +30,8 @@ def up(chosen: Cluster, arguments: argparse.Namespace) -> int:
     chosen.start(Options(nodes=arguments.nodes, kept=True))
     seconds = time.monotonic() - started
     print(f"cluster {chosen.name} ({chosen.provider}) is up after {seconds:.1f} s")
-    print(f"export KUBECONFIG={chosen.kubeconfig}")
+    print("to use it with kubectl and helm, run this in each terminal:")
+    print('eval "$(make -s cluster-env)"')
     return 0
 
 

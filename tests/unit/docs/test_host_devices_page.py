@@ -96,3 +96,33 @@ def test_the_name_of_the_adapter_is_that_of_the_page():
 )
 def test_a_device_that_the_page_calls_dangerous_is_refused(name):
     assert is_dangerous(f"/dev/{name.replace('*', '0')}")
+
+
+def code(*modules: str) -> str:
+    """The text of modules of the driver, with the parts of a string put together."""
+    folder = ROOT / "nodeplugin/drakit_drivers/hostdev"
+    text = " ".join((folder / f"{module}.py").read_text() for module in modules)
+    return re.sub(r'"\s+f?"', "", text)
+
+
+def quoted(table: str, pattern: str) -> list[str]:
+    found = [name for line in table.splitlines() for name in re.findall(pattern, line)]
+    assert found
+    return found
+
+
+def test_the_node_plugin_logs_the_messages_of_the_page():
+    for message in quoted(section("Verify and troubleshoot"), r"\| log: `([^`]+)`"):
+        assert f'"{message}"' in code("driver")
+
+
+def test_the_driver_gives_the_reasons_of_the_page_on_disks():
+    page = (ROOT / "docs/admin/disks.md").read_text()
+    table = page.partition("## Find out why a disk is missing")[2].partition("\n## ")[0]
+    firsts = "\n".join(
+        line.split(" | ")[0] for line in table.splitlines() if line.startswith("| `")
+    )
+    reasons = quoted(firsts, r"`([^`]+)`")
+    for fragment in (part.strip() for reason in reasons for part in reason.split("...")):
+        # The verb is put before a variable: "it has {what}", "{name} is {use}".
+        assert re.sub(r"^(it has|is) ", "", fragment) in code("disks", "selection")

@@ -1,0 +1,57 @@
+"""What `helm install` and `helm upgrade` print at their end."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.unit.chart.conftest import CHART
+
+Notes = Callable[..., str]
+
+
+@pytest.fixture
+def notes(helm: str, tmp_path: Path) -> Notes:
+    """Render the notes: `helm template` leaves them out, so a copy has them as an object."""
+    chart = tmp_path / "drakit"
+    shutil.copytree(CHART, chart)
+    templates = chart / "templates"
+    text = (templates / "NOTES.txt").read_text()
+    (templates / "NOTES.txt").unlink()
+    (templates / "_notes.tpl").write_text(f'{{{{- define "notes" -}}}}{text}{{{{- end -}}}}')
+    (templates / "notes.yaml").write_text('notes: {{ include "notes" . | toJson }}\n')
+
+    def rendered(*arguments: str) -> str:
+        values = tmp_path / "values.json"
+        values.write_text(json.dumps({"hostdev": {"policies": {"fuse": {"enabled": True}}}}))
+        shown = ("--values", str(values), "--show-only", "templates/notes.yaml")
+        done = subprocess.run(
+            [helm, "template", "drakit", str(chart), *shown, *arguments],
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return yaml.safe_load(done.stdout)["notes"]
+
+    return rendered
+
+
+def test_an_install_shows_a_pod_with_the_image_of_the_pages(notes):
+    text = notes()
+    assert text.startswith("drakit ")
+    assert "image: busybox:1.37\n" in text
+    assert "Kubernetes 1.34 or newer" in text
+
+
+def test_an_upgrade_shows_only_how_to_verify_it(notes):
+    text = notes("--is-upgrade")
+    assert "rollout status daemonset/drakit-nodeplugin" in text
+    assert len(text.strip().splitlines()) <= 5
