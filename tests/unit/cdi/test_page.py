@@ -26,7 +26,7 @@ def test_the_fields_of_the_table_are_those_of_edits():
 
     rows = re.findall(r"^\| `(\w+)` \| `(\w+)` \|", PAGE.read_text(), re.M)
     assert {ours for ours, _ in rows} == set(Edits.__dataclass_fields__) - {"cdi_devices"}
-    assert "`cdi_devices` is the one field that is not in the file" in PAGE.read_text()
+    assert "`cdi_devices` is the only field that is not written to the file" in PAGE.read_text()
     found: list = []
     check_edits({theirs: None for _, theirs in rows}, "", found)
     assert found == []
